@@ -1,0 +1,171 @@
+"""One frozen, typed tree of options; an unknown key is an error. What is "auto" is resolved once, by `resolve`.
+
+`Runtime(...)`, `banyan serve` and the processes all read this tree: a flag of the command line is a field here
+(`--kv-memory` is `Config.kv_memory`), with its help text, and there is no other list of options.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from banyan.runtime.errors import ConfigError, OutOfMemory
+
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+def _doc(text: str) -> msgspec.Meta:
+    return msgspec.Meta(description=text)
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Every option of a runtime. Sizes are in tokens unless the name says otherwise."""
+
+    model: Annotated[
+        str, _doc("a local directory or hub id in Hugging Face format; 'pocket' is the one that ships")
+    ] = "pocket"
+    device: Annotated[Device, _doc("where the model runs; auto takes a GPU if there is one")] = "auto"
+    dtype: Annotated[Dtype, _doc("of weights and KV; auto: float32 on a CPU, the checkpoint's on a GPU")] = "auto"
+    context: Annotated[int | None, _doc("longest prompt + output in tokens; default: the model's own")] = None
+    kv_memory: Annotated[str, _doc("memory for KV pages: '2GiB', '500MB', or auto: from what is free")] = "auto"
+    page: Annotated[int, _doc("KV slots in a page, a power of two")] = 16
+    cache: Annotated[bool, _doc("keep and share KV in the radix tree")] = True
+    max_running: Annotated[int, _doc("most requests in one step")] = 64
+    step_tokens: Annotated[int, _doc("token budget of a step; long prompts are computed in chunks that fit")] = 512
+    threads: Annotated[int | None, _doc("CPU threads of the engine; default: one per physical core")] = None
+    socket: Annotated[str, _doc("path of the IPC socket; default: a private directory of this process")] = ""
+    max_message: Annotated[int, _doc("largest message accepted from a client, in bytes")] = 64 << 20
+    log: Annotated[Literal["quiet", "info", "debug"], _doc("how much the server tells on stderr")] = "quiet"
+
+
+class Hardware(msgspec.Struct, frozen=True):
+    """What `resolve` has to know about the machine. Memory in bytes, free at this moment."""
+
+    n_cores: int
+    free_memory: int
+    gpu: str | None = None
+    free_gpu_memory: int = 0
+
+
+class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+    """A Config with nothing left open, and the decisions that made it so, one line each, for the log."""
+
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["float32", "bfloat16", "float16"]
+    context: int
+    n_pages: int
+    threads: int
+    decisions: tuple[str, ...]
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What `resolve` has to know about the model. kv_elements: numbers stored per token over all layers (K and V)."""
+
+    name: str
+    max_context: int
+    checkpoint_dtype: str
+    n_parameters: int
+    kv_elements: int
+
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def make(**options: Any) -> Config:
+    """A Config from keyword options; ConfigError names an unknown option and the one that was probably meant."""
+    fields = {f.name: f for f in msgspec.structs.fields(Config)}
+    for name in options:
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(fields)}"
+            raise ConfigError(f"there is no option {name!r}{hint}")
+    try:
+        config = msgspec.convert(options, Config)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"bad option: {e}") from e
+    _check(config)
+    return config
+
+
+def _check(c: Config) -> None:
+    def need(ok: bool, message: str) -> None:
+        if not ok:
+            raise ConfigError(message)
+
+    need(c.page > 0 and c.page & (c.page - 1) == 0, f"page is {c.page}; it must be a power of two, such as 16")
+    need(c.max_running >= 1, f"max_running is {c.max_running}; it must be at least 1")
+    need(c.step_tokens >= 1, f"step_tokens is {c.step_tokens}; it must be at least 1")
+    need(c.context is None or c.context >= 2, f"context is {c.context}; it must be at least 2")
+    need(c.threads is None or c.threads >= 1, f"threads is {c.threads}; it must be at least 1")
+    need(c.max_message >= 1 << 16, f"max_message is {c.max_message}; it must be at least 65536 bytes")
+    if c.kv_memory != "auto":
+        parse_bytes(c.kv_memory)
+    # A Unix socket's address holds 108 bytes, its end included.
+    need(len(os.fsencode(c.socket)) < 108, f"the socket's path is too long for Linux (107 bytes): {c.socket}")
+
+
+def parse_bytes(text: str) -> int:
+    """'2GiB' -> 2147483648. Units are B, kB, MB, GB (decimal) and KiB, MiB, GiB."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    if not match or match[2].lower() not in _UNITS:
+        raise ConfigError(f"cannot read {text!r} as a size in memory; write it like '2GiB' or '500MB'")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
+    """Fill each "auto". Pure: the same arguments give the same answer. OutOfMemory says the numbers.
+
+    KV memory by default is what lies free after the weights, times 0.8 on a GPU and 0.4 on a CPU (where others live
+    too), but no more than 64 full contexts: pages that nobody can fill only slow the start.
+    """
+    said: list[str] = []
+    device: Literal["cpu", "cuda"] = ("cuda" if hardware.gpu else "cpu") if config.device == "auto" else config.device
+    if device == "cuda" and not hardware.gpu:
+        raise ConfigError("device is 'cuda', but torch sees no GPU here; use device='cpu' or install a CUDA build")
+    dtype: Any = config.dtype
+    if dtype == "auto":
+        known = model.checkpoint_dtype if model.checkpoint_dtype in _WIDTH else "bfloat16"
+        dtype = "float32" if device == "cpu" else known
+    said.append(f"{model.name} on {hardware.gpu if device == 'cuda' else 'CPU'} in {dtype}")
+
+    context = config.context or model.max_context
+    if context > model.max_context:
+        raise ConfigError(f"context is {context}, but {model.name} was made for at most {model.max_context} tokens")
+
+    page_bytes = model.kv_elements * _WIDTH[dtype] * config.page
+    need = -(-context // config.page)
+    if config.kv_memory == "auto":
+        weights = model.n_parameters * _WIDTH[dtype]
+        free = hardware.free_gpu_memory if device == "cuda" else hardware.free_memory
+        budget = int((free - weights) * (0.8 if device == "cuda" else 0.4))
+        n_pages = min(budget // page_bytes, 64 * need)
+    else:
+        budget = parse_bytes(config.kv_memory)
+        n_pages = budget // page_bytes
+    if n_pages < need:
+        raise OutOfMemory(
+            f"a context of {context} tokens needs {need} pages = {need * page_bytes / 2**20:.1f} MiB of KV memory, but "
+            f"there are {max(budget, 0) / 2**20:.1f} MiB; lower `context`, raise `kv_memory`, or use a 16-bit `dtype`"
+        )
+    said.append(
+        f"KV: {n_pages} pages of {config.page} slots = {n_pages * config.page} tokens, "
+        f"{n_pages * page_bytes / 2**20:.0f} MiB; context {context}"
+    )
+    threads = config.threads or max(1, hardware.n_cores)
+    said.append(f"{threads} threads")
+    return Resolved(
+        device=device, dtype=dtype, context=context, n_pages=n_pages, threads=threads, decisions=tuple(said)
+    )
+
+
+def private_socket() -> Path:
+    """A socket path in a fresh directory that only this user can enter (mode 0700)."""
+    return Path(tempfile.mkdtemp(prefix="banyan-")) / "s"

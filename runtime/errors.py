@@ -1,0 +1,133 @@
+"""The one error tree. Every error has a code, says what to do, and crosses the wire unchanged.
+
+    BanyanError
+    ├── ConfigError          an option that does not exist, or a value it cannot have
+    ├── Unsupported          a thing this model, backend or machine cannot do; names the thing
+    ├── BadModel             a model directory that cannot be used
+    │   └── ModelNotFound    ... because there is none
+    ├── OutOfMemory          weights or KV pages do not fit; says the numbers
+    ├── RuntimeLost          the server cannot be reached, or is gone
+    │   ├── ConnectFailed    ... from the start: wrong socket, no server, another protocol version
+    │   └── EngineLost       the engine process died under a living server
+    ├── BadMessage           a peer sent what the protocol does not allow
+    └── ProgramError         a program failed; holds the program, source line and gen it failed at
+        ├── BadProgram       ... for its own text: duplicate or reserved names, open roles, bad values
+        ├── UnknownVariable  ... it reads a variable that it never makes (also a KeyError)
+        ├── PromptTooLong    ... a prompt beyond the model's context
+        ├── Cancelled        ... because someone asked for it
+        └── DeadlineExceeded ... because its time was up (also a TimeoutError)
+
+An error rises where the user reads, with its cause chained (the shape is httpx's and trio's: one tree, drawn, tested).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class BanyanError(Exception):
+    """Base of all errors of Banyan. `code` is stable and what crosses the wire."""
+
+    code: ClassVar[str] = "error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class ConfigError(BanyanError, ValueError):
+    code = "config"
+
+
+class Unsupported(BanyanError):
+    code = "unsupported"
+
+
+class BadModel(BanyanError):
+    code = "bad_model"
+
+
+class ModelNotFound(BadModel):
+    code = "model_not_found"
+
+
+class OutOfMemory(BanyanError):
+    code = "out_of_memory"
+
+
+class RuntimeLost(BanyanError):
+    code = "runtime_lost"
+
+
+class ConnectFailed(RuntimeLost):
+    code = "connect_failed"
+
+
+class EngineLost(RuntimeLost):
+    code = "engine_lost"
+
+
+class BadMessage(BanyanError):
+    code = "bad_message"
+
+
+class ProgramError(BanyanError):
+    """A program failed.
+
+    program: its name. line: "file.py:12", where the failing piece was appended. gen: the variable it would have
+    made. prompt_tail: the last characters of the prompt at that point. All are "" where they are not known.
+    """
+
+    code = "program"
+
+    def __init__(
+        self, message: str, *, program: str = "", line: str = "", gen: str = "", prompt_tail: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.program, self.line, self.gen, self.prompt_tail = program, line, gen, prompt_tail
+
+    def __str__(self) -> str:
+        where = [f"program {self.program}"] if self.program else []
+        where += [f"gen {self.gen!r}"] if self.gen else []
+        where += [self.line] if self.line else []
+        text = f"{self.message} [{', '.join(where)}]" if where else self.message
+        return f"{text}\n  the prompt ends: {self.prompt_tail!r}" if self.prompt_tail else text
+
+
+class BadProgram(ProgramError, ValueError):
+    code = "bad_program"
+
+
+class UnknownVariable(ProgramError, KeyError):
+    code = "unknown_variable"
+    __str__ = ProgramError.__str__  # KeyError would print a repr
+
+
+class PromptTooLong(ProgramError):
+    code = "prompt_too_long"
+
+
+class Cancelled(ProgramError):
+    code = "cancelled"
+
+
+class DeadlineExceeded(ProgramError, TimeoutError):
+    code = "deadline_exceeded"
+
+
+def _tree(cls: type[BanyanError]) -> dict[str, type[BanyanError]]:
+    found: dict[str, type[BanyanError]] = {cls.code: cls}
+    for sub in cls.__subclasses__():
+        found |= _tree(sub)
+    return found
+
+
+def from_code(code: str, message: str, **where: Any) -> BanyanError:
+    """The error that `code` names; an unknown code (a newer peer) is a plain BanyanError that keeps it in the text.
+
+    `where` (program, line, gen, prompt_tail) is used by ProgramErrors and dropped by the others.
+    """
+    cls = _tree(BanyanError).get(code)
+    if cls is None:
+        return BanyanError(f"{message} (code {code!r})")
+    return cls(message, **where) if issubclass(cls, ProgramError) else cls(message)

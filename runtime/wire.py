@@ -1,0 +1,406 @@
+"""Every message of Banyan, as types: client <-> server <-> engine. The one protocol, on one page.
+
+Frozen msgspec structs in tagged unions, encoded as MessagePack; no pickle anywhere. Fields are only ever appended, each
+with a default, so that old readers take new messages and the reverse; VERSION changes only when that cannot be kept.
+Token ids travel as little-endian int32 `bytes` (8,192 ids: 0.5 us to decode against 140 us as a list).
+
+    client -> server   Hello, Submit, Cancel, Ask, Ping          server -> client   Welcome, Delta, Value, Failed, Answer, Pong
+    server -> engine   Run, Abort, Ask                           engine -> server   Ready, Step, Failed, Answer
+
+A **program** is a number that its client chose. Inside it, a **state** is a running prompt (0 is the first; forks make
+more) and a **ref** is a value in the making (what a Gen, Select or Read gives); both are numbers the client counts up.
+Ops of one state run in order; different states run at the same time, held back only by the refs they use. That is the
+DAG: no edge is sent that order and refs do not already say.
+
+`seq` counts the messages of one program from 0, each way. A message whose seq was seen before is a duplicate and is
+ignored, so that sending again is always safe.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+VERSION = 1
+"""Handshake version. Peers with another one are refused by name."""
+
+
+class Wire(msgspec.Struct, frozen=True, tag_field="t", tag=str.lower, omit_defaults=True):
+    """Base of all messages; the tag is the class name in lower case."""
+
+
+# ---- what a program is made of -------------------------------------------------------------------------------------
+
+
+class Raw(Wire):
+    """Text whose control tokens are meant: encoded with special tokens on. All other text is data."""
+
+    text: str
+
+
+class Ref(Wire):
+    """The text of value `ref`, spliced here once it is known. As data: encoded with special tokens off."""
+
+    ref: int
+
+
+class Begin(Wire):
+    """A turn of `role` begins. The marker's text is the tokenizer's own chat template's."""
+
+    role: str
+
+
+class End(Wire):
+    """The open turn ends."""
+
+
+Part = str | Raw | Ref | Begin | End
+
+
+class Sampling(Wire):
+    """How one gen draws its tokens. One value, built once in the language and carried untouched to the sampler.
+
+    temperature 0 is greedy. top_k -1 and top_p 1.0, min_p 0.0 are off. Penalties are OpenAI's (frequency, presence, over
+    output tokens) and CTRL's (repetition, over prompt and output). `stop` strings end the text before them, wherever
+    they begin inside a token. A draw is a function of (seed, sample, position) alone; seed None lets the server choose.
+    """
+
+    max_tokens: int = 128
+    min_tokens: int = 0
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
+
+
+class Append(Wire):
+    """Put `parts` at the end of a state."""
+
+    state: int
+    parts: tuple[Part, ...]
+
+
+class Gen(Wire):
+    """Generate at the end of a state; the text becomes value `ref` and part of the state (sample 0 where n > 1)."""
+
+    state: int
+    ref: int
+    sampling: Sampling = Sampling()
+    stream: bool = False
+    """Send a Delta for each piece of text (sample 0)."""
+    name: str = ""
+    line: str = ""
+    """Source position of the append, for errors: "file.py:12"."""
+
+
+ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
+
+
+class Select(Wire):
+    """Score each choice as the continuation of a state; the best becomes value `ref` and part of the state.
+
+    temperature 0 takes the best score; above, the choice is drawn from softmax(score / temperature) with `seed`.
+    """
+
+    state: int
+    ref: int
+    choices: tuple[str, ...]
+    method: ChoicesMethod = "token_length_normalized"
+    temperature: float = 0.0
+    seed: int | None = None
+    name: str = ""
+    line: str = ""
+
+
+class Fork(Wire):
+    """Each of `children` becomes a state equal to `state` as it stands here. No text is sent again."""
+
+    state: int
+    children: tuple[int, ...]
+
+
+class Join(Wire):
+    """Append to `state`, in order, the text that each child got since it was forked."""
+
+    state: int
+    children: tuple[int, ...]
+
+
+class Mark(Wire):
+    """Remember the state's end under `mark`, for a Read from here."""
+
+    state: int
+    mark: int
+
+
+class Read(Wire):
+    """The state's text, markers included, from `mark` (None: from its start) to here becomes value `ref`."""
+
+    state: int
+    ref: int
+    mark: int | None = None
+
+
+class Drop(Wire):
+    """The state will not be used again: stop what runs in it, let its KV go first."""
+
+    state: int
+
+
+Op = Append | Gen | Select | Fork | Join | Mark | Read | Drop
+
+
+# ---- client -> server ----------------------------------------------------------------------------------------------
+
+
+class Hello(Wire):
+    """First message of a client; nothing else is answered before it."""
+
+    version: int
+    client: str = ""
+
+
+class Submit(Wire):
+    """Ops to add to a program; the first Submit (seq 0) makes it. `last`: no more ops will come."""
+
+    program: int
+    seq: int
+    ops: tuple[Op, ...]
+    last: bool = False
+    name: str = ""
+
+
+class Cancel(Wire):
+    """Stop the program and forget it; what is not finished fails with code "cancelled"."""
+
+    program: int
+    seq: int
+
+
+class Ask(Wire):
+    """A question outside any program; answered by an Answer with the same id.
+
+    "stats": counters as JSON. "flush": empty the tree of all that no program uses. "check": walk every invariant
+    (the answer's `ok` is False where one does not hold). "info": the model and options as JSON.
+    """
+
+    id: int
+    what: Literal["stats", "flush", "check", "info"]
+
+
+class Ping(Wire):
+    pass
+
+
+# ---- server -> client ----------------------------------------------------------------------------------------------
+
+
+class ChatMarkers(Wire):
+    """What the model's chat template writes around a turn, for those who show or stop at it.
+
+    roles: role -> (prefix, suffix). default_system: the system text that the template adds where the first turn is not
+    the system's ("" if none). stop: strings that end an assistant turn.
+    """
+
+    roles: dict[str, tuple[str, str]]
+    default_system: str = ""
+    stop: tuple[str, ...] = ()
+
+
+class Welcome(Wire):
+    """The server's answer to Hello."""
+
+    version: int
+    model: str
+    max_context: int
+    chat: ChatMarkers | None = None
+    """None: the model has no chat template, and role turns are refused."""
+
+
+class Usage(Wire):
+    """Tokens of one gen. prompt = cached + computed (of the prompt); generated is the output, all samples."""
+
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
+
+
+class TokenLogprob(Wire):
+    """One token: its id, text, log-probability, and the best `top_logprobs` alternatives as (id, text, logprob)."""
+
+    id: int
+    text: str
+    logprob: float
+    top: tuple[tuple[int, str, float], ...] = ()
+
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class Sample(Wire):
+    """One finished output. `matched`: the stop string or id that ended it, None where max_tokens did."""
+
+    text: str
+    finish_reason: FinishReason
+    matched: str | int | None = None
+    n_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Scores(Wire):
+    """Why a select chose: per choice the mean logprob, the (logprob, id) of each scored token, and the weight it had in
+    the draw; `unconditional` only for the method that needs it."""
+
+    normalized: tuple[float, ...]
+    tokens: tuple[tuple[tuple[float, int], ...], ...]
+    weights: tuple[float, ...]
+    unconditional: tuple[tuple[tuple[float, int], ...], ...] = ()
+
+
+class Delta(Wire):
+    """More text of a streaming gen; never half a character, never text that a stop string may still cut."""
+
+    program: int
+    seq: int
+    ref: int
+    text: str
+
+
+class Value(Wire):
+    """A ref is known. Gen: one Sample per n. Select and Read: one Sample with the text."""
+
+    program: int
+    seq: int
+    ref: int
+    samples: tuple[Sample, ...]
+    usage: Usage = Usage()
+    scores: Scores | None = None
+
+
+class Failed(Wire):
+    """A ref will never be known (ref None: the whole program). code and message are an error of runtime/errors.py.
+
+    Refs that depend on a failed one fail too, each with its own Failed. From the engine: program is the request id.
+    """
+
+    program: int
+    seq: int
+    code: str
+    message: str
+    ref: int | None = None
+    prompt_tail: str = ""
+
+
+class Answer(Wire):
+    id: int
+    ok: bool
+    body: bytes = b""
+    """JSON, or a UTF-8 message where not ok."""
+
+
+class Pong(Wire):
+    pass
+
+
+# ---- server <-> engine ---------------------------------------------------------------------------------------------
+
+
+class Run(Wire):
+    """One generation for the engine, which knows nothing but ids.
+
+    ids: the whole prompt. sample: which of n samples this is (a draw is a function of (seed, sample, position)).
+    stop_ids: int32 ids that end the output *and are not part of it* (eos, stop_token_ids, and every token that contains
+    a stop string whole). The one that stopped it is named in Finish.
+    n_done: how many of the last ids were generated before (a replay after an engine died); penalties, min_tokens and
+    draws go on from there.
+    score_from: >= 0 asks for the logprob of each prompt token from that index on (>= 1), in Finish; max_tokens may then
+    be 0. namespace: the root key (tenant, adapter, weights version); nothing is shared across two.
+    """
+
+    rid: int
+    ids: bytes
+    sampling: Sampling = Sampling()
+    stop_ids: bytes = b""
+    seed: int = 0
+    sample: int = 0
+    n_done: int = 0
+    score_from: int = -1
+    namespace: bytes = b""
+    order: tuple[int, ...] = ()
+    """Where it stands among its kin: (program, state, ...); siblings of a fork compare close."""
+
+
+class Abort(Wire):
+    rid: int
+
+
+class Finish(Wire):
+    """How a request ended. stop_id: the id of stop_ids that ended it (-1: none did).
+
+    scores: float32 `bytes`, the logprobs that score_from asked for. n_cached: prompt tokens that came from the tree.
+    """
+
+    rid: int
+    reason: FinishReason
+    stop_id: int = -1
+    n_prompt: int = 0
+    n_cached: int = 0
+    scores: bytes = b""
+
+
+class TopLogprobs(Wire):
+    """Logprobs of one new token: its own, and the best k as int32 ids and float32 logprobs."""
+
+    logprob: float
+    top_ids: bytes = b""
+    top_logprobs: bytes = b""
+
+
+class Step(Wire):
+    """What one engine step gave, for all requests at once.
+
+    rids: int64 `bytes`, the requests that got tokens. counts: int32, how many each. ids: int32, all of them in order.
+    logprobs: rid -> one entry per new token, only for those that asked. A finished request is in `finished` of the step
+    that ended it, and is gone from the engine then.
+    """
+
+    rids: bytes = b""
+    counts: bytes = b""
+    ids: bytes = b""
+    logprobs: dict[int, tuple[TopLogprobs, ...]] = {}
+    finished: tuple[Finish, ...] = ()
+
+
+class Ready(Wire):
+    """The engine has loaded its model and claimed its pages."""
+
+    n_pages: int
+    page: int
+    max_context: int
+    report: tuple[str, ...] = ()
+    """Lines for a person: what was chosen and why (device, dtype, memory, threads)."""
+
+
+ClientMessage = Hello | Submit | Cancel | Ask | Ping
+ServerMessage = Welcome | Delta | Value | Failed | Answer | Pong
+EngineOrder = Run | Abort | Ask
+EngineReport = Ready | Step | Failed | Answer
+
+encode = msgspec.msgpack.Encoder().encode
+decode_client = msgspec.msgpack.Decoder(ClientMessage).decode
+decode_server = msgspec.msgpack.Decoder(ServerMessage).decode
+decode_order = msgspec.msgpack.Decoder(EngineOrder).decode
+decode_report = msgspec.msgpack.Decoder(EngineReport).decode
+"""One encoder for all, one decoder per direction: a peer that sends another direction's message fails to decode."""
