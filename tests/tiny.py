@@ -1,0 +1,127 @@
+"""Tiny random models in Hugging Face format, with a tokenizer: what every room tests against.
+
+Nothing is downloaded and nothing is trained. `make_tiny` writes a model directory; `reference` opens the same directory
+with transformers, which is the oracle. Tests reach both through the fixtures in tests/conftest.py.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+VOCAB = 320  # 256 bytes, 3 special tokens, 61 merges
+END_OF_TEXT, IM_START, IM_END = 0, 1, 2
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+# What the 61 merges are learned from: fixed, so that ids never change between runs.
+_TEXT = (
+    "the quick brown fox jumps over the lazy dog. the answer is 42, and the other answer is in the text.\n"
+    "system user assistant: there is another thing that they were thinking of, then and there. hello world hello there"
+)
+
+_DENSE = {"hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 4,
+          "num_key_value_heads": 2, "max_position_embeddings": 512}  # fmt: skip
+_GEMMA = {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 24}
+
+# family (transformers' model_type) -> the fields of its config that make it tiny
+TINY: dict[str, dict[str, Any]] = {
+    "llama": _DENSE,
+    "mistral": _DENSE | {"sliding_window": 24},
+    "qwen2": _DENSE,
+    "qwen3": _DENSE | {"head_dim": 24},
+    "phi3": _DENSE | {"pad_token_id": 0},
+    "olmo2": _DENSE,
+    "gemma2": _DENSE | _GEMMA | {"final_logit_softcapping": 5.0, "attn_logit_softcapping": 3.0},
+    "gemma3_text": _DENSE | _GEMMA | {"layer_types": ["sliding_attention", "full_attention"]},
+    "mixtral": _DENSE | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": _DENSE
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48},
+    "gpt_oss": _DENSE
+    | {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}
+    | {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 4.0,
+            "truncate": False,
+            "original_max_position_embeddings": 128,
+        }
+    },  # fmt: skip
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512},
+    "gpt_neox": {key: value for key, value in _DENSE.items() if key != "num_key_value_heads"},
+}
+
+
+def make_tokenizer(path: Path, vocab: int = VOCAB) -> None:
+    """Write a byte-level BPE tokenizer with a ChatML template to `path`; ids 0-2 are `SPECIAL`, then 256 bytes.
+
+    Raises ValueError when `vocab` is too small for the bytes.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    if vocab < 256 + len(SPECIAL):
+        raise ValueError(f"a byte-level vocabulary has at least {256 + len(SPECIAL)} tokens, not {vocab}")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([_TEXT], trainer)
+    tokenizer.save(str(path / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": SPECIAL[IM_END],
+        "pad_token": SPECIAL[END_OF_TEXT],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHATML,
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
+
+
+def make_tiny(path: Path, family: str = "llama", *, vocab: int = VOCAB, seed: int = 0, **overrides: Any) -> Path:
+    """Write a tiny random float32 model of `family` (transformers' model_type) and its tokenizer to `path`.
+
+    `overrides` are fields of the family's config. Weights are large enough for peaked logits, and norms and biases are
+    random too, so that a decoder that forgets one of them is wrong. Returns `path`.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = {"vocab_size": vocab, "bos_token_id": None, "eos_token_id": IM_END, "pad_token_id": None}
+    config = AutoConfig.for_model(family, **(fields | TINY[family] | overrides))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            noise = torch.empty(p.shape).normal_(generator=generator)
+            if p.ndim >= 2:
+                p.copy_(noise * 1.2 / p.shape[-1] ** 0.5)
+            else:
+                p.copy_(noise * 0.2 + (1.0 if "norm" in name and name.endswith("weight") else 0.0))
+    path.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(path)
+    make_tokenizer(path, vocab)
+    return path
+
+
+def reference(path: Path) -> Any:
+    """The model in `path` as transformers runs it: float32, eager attention, eval mode. The oracle of the tests."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+    )
+    return model.eval()
