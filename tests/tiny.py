@@ -54,7 +54,7 @@ TINY: dict[str, dict[str, Any]] = {
             "truncate": False,
             "original_max_position_embeddings": 128,
         }
-    },  # fmt: skip
+    },
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512},
     "gpt_neox": {key: value for key, value in _DENSE.items() if key != "num_key_value_heads"},
 }
