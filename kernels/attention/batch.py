@@ -1,0 +1,78 @@
+"""What attention must know about a step: which rows belong to which request, and where its keys and values lie."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Ragged(NamedTuple):
+    """A ragged batch over paged KV, built once per step and shared by all layers.
+
+    Requests lie one behind the other in the rows of q. A request with one row is a decode, one with more a chunk of
+    prefill; nothing else tells them apart. Query row j of request i stands at position `kv_len[i] - q_lens[i] + j`.
+    """
+
+    q_start: Tensor  # int32 [n_requests + 1]: rows q_start[i]:q_start[i + 1] of q belong to request i
+    kv_len: Tensor  # int32 [n_requests]: tokens in KV once this step's rows are written
+    page_table: Tensor  # int32 [n_requests, max_pages], padded with 0
+    slots: Tensor  # int64 [n_rows]: page * page_size + offset, where each row's K and V go
+    q_lens: tuple[int, ...]  # host copy of the row counts
+    kv_lens: tuple[int, ...]  # host copy of kv_len
+    pages: tuple[Sequence[int], ...] | None  # host copy of the page table, without padding
+    plans: dict[Hashable, Any] | None = None  # what a path derived from the above, kept for the step's other layers
+
+
+def ragged(
+    q_lens: Sequence[int],
+    kv_lens: Sequence[int],
+    pages: Sequence[Sequence[int]],
+    page_size: int,
+    device: torch.device | str = "cpu",
+) -> Ragged:
+    """Build a batch from counts and page ids.
+
+    Request i has `q_lens[i]` new rows and `kv_lens[i]` tokens with them; page j of `pages[i]` holds its positions
+    `j * page_size` and up. Pages past the last token are allowed and not read. Copies to a GPU are asynchronous.
+
+    Raises ValueError when a request has fewer tokens than rows, or fewer pages than its tokens need.
+    """
+    n = len(q_lens)
+    n_pages = [-(-kv // page_size) for kv in kv_lens]
+    for q, kv, need, have in zip(q_lens, kv_lens, n_pages, pages, strict=True):
+        if q > kv:
+            raise ValueError(f"a request has {q} new rows but only {kv} tokens in all")
+        if need > len(have):
+            raise ValueError(f"{kv} tokens need {need} pages of {page_size}, the request has {len(have)}")
+
+    q_len, kv_len = np.array(q_lens, np.int64), np.array(kv_lens, np.int64)
+    q_start = np.zeros(n + 1, np.int64)
+    np.cumsum(q_len, out=q_start[1:])
+    table = np.zeros((n, max(n_pages, default=0) or 1), np.int32)
+    for row, own, need in zip(table, pages, n_pages, strict=True):
+        row[:need] = own[:need]
+    request = np.repeat(np.arange(n), q_len)
+    position = np.arange(q_start[-1]) - q_start[request] + (kv_len - q_len)[request]
+    slots = table[request, position // page_size].astype(np.int64) * page_size + position % page_size
+
+    to = _to(device)
+    return Ragged(
+        q_start=to(q_start.astype(np.int32)),
+        kv_len=to(kv_len.astype(np.int32)),
+        page_table=to(table),
+        slots=to(slots),
+        q_lens=tuple(q_lens),
+        kv_lens=tuple(kv_lens),
+        pages=tuple(own[:need] for own, need in zip(pages, n_pages, strict=True)),
+        plans={},
+    )
+
+
+def _to(device: torch.device | str):
+    """How host arrays get to `device`: through pinned memory where the copy can then run behind the host's back."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return lambda array: torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
+    return lambda array: torch.from_numpy(array).to(device)

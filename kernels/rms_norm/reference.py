@@ -1,0 +1,16 @@
+"""Root-mean-square norm (Zhang and Sennrich, 2019), with the residual add that stands before it in a decoder."""
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    """Norm over the last axis of x [..., dim], times weight [dim]; computed in float32, returned in x's dtype.
+
+    With `residual`, of x's shape, x + residual is normed, and the result is (norm, x + residual).
+    """
+    real = torch.promote_types(x.dtype, torch.float32)
+    total = x if residual is None else x + residual
+    wide = total.to(real)
+    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.to(real)
+    return y.to(x.dtype) if residual is None else (y.to(x.dtype), total)

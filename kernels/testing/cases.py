@@ -1,0 +1,82 @@
+"""Random inputs that punish a kernel for reading what is not its own."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from banyan.kernels.attention import reference
+from banyan.kernels.attention.batch import Ragged, ragged
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+class Case(NamedTuple):
+    """Arguments of one call of attention."""
+
+    q: Tensor
+    k_pool: Tensor
+    v_pool: Tensor
+    ragged: Ragged
+    options: dict[str, Any]
+
+    def expected(self) -> Tensor:
+        """The answer in float64."""
+        options = dict(self.options)
+        if options.get("sinks") is not None:
+            options["sinks"] = options["sinks"].double()
+        q, k, v = (t.double() for t in (self.q, self.k_pool, self.v_pool))
+        return reference.attention(q, k, v, self.ragged, **options)
+
+    def check(self, got: Tensor, factor: float = 1.0) -> None:
+        """Fail unless `got` is the answer within the tolerance of its type; NaN is never within it."""
+        want = self.expected()
+        assert got.shape == want.shape
+        assert got.dtype == self.q.dtype
+        if got.numel():
+            worst = (got.double() - want).abs().max().item()
+            assert worst <= factor * TOLERANCE[got.dtype], f"off by {worst:.2e}"
+
+
+def attention_case(
+    seed: int,
+    q_lens: Sequence[int],
+    kv_lens: Sequence[int],
+    *,
+    heads: tuple[int, int] = (4, 2),
+    dim: int = 64,
+    page_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    shared_pages: int = 0,
+    softcap: float = 0.0,
+    window: int = 0,
+    sinks: bool = False,
+    device: torch.device | str = "cpu",
+) -> Case:
+    """A batch over scattered pages; every slot that no request owns is NaN, page 0 (the table's padding) included.
+
+    heads is (n_heads, n_kv_heads). With `shared_pages`, all requests read the same first pages, as far as they have
+    them in full before their own rows.
+    """
+    chance = torch.Generator().manual_seed(seed)
+    n_pages = [-(-kv // page_size) for kv in kv_lens]
+    order = (1 + torch.randperm(sum(n_pages) + 2, generator=chance)).tolist()
+    pages = [[order.pop() for _ in range(n)] for n in n_pages]
+    if pages and shared_pages:
+        donor = max(range(len(pages)), key=lambda i: kv_lens[i] - q_lens[i])
+        for i, own in enumerate(pages):
+            n = min(shared_pages, (kv_lens[i] - q_lens[i]) // page_size, (kv_lens[donor] - q_lens[donor]) // page_size)
+            own[:n] = pages[donor][:n]
+    pools = torch.full((2, sum(n_pages) + 3, page_size, heads[1], dim), torch.nan)
+    for own, kv_len in zip(pages, kv_lens, strict=True):
+        for j, page in enumerate(own):
+            n = min(page_size, kv_len - j * page_size)
+            fresh = torch.randn(2, n, heads[1], dim, generator=chance)
+            pools[:, page, :n] = torch.where(pools[:, page, :n].isnan(), fresh, pools[:, page, :n])
+    q = torch.randn(sum(q_lens), heads[0], dim, generator=chance)
+    options: dict[str, Any] = {"scale": dim**-0.5, "softcap": softcap, "window": window}
+    if sinks:
+        options["sinks"] = torch.randn(heads[0], generator=chance).to(device)
+    k_pool, v_pool = pools.to(device, dtype)
+    return Case(q.to(device, dtype), k_pool, v_pool, ragged(q_lens, kv_lens, pages, page_size, device), options)
