@@ -4,8 +4,10 @@ Frozen msgspec structs in tagged unions, encoded as MessagePack; no pickle anywh
 with a default, so that old readers take new messages and the reverse; VERSION changes only when that cannot be kept.
 Token ids travel as little-endian int32 `bytes` (8,192 ids: 0.5 us to decode against 140 us as a list).
 
-    client -> server   Hello, Submit, Cancel, Ask, Ping          server -> client   Welcome, Delta, Value, Failed, Answer, Pong
-    server -> engine   Run, Abort, Ask                           engine -> server   Ready, Step, Failed, Answer
+    client -> server   Hello, Submit, Cancel, Ask, Ping
+    server -> client   Welcome, Delta, Value, Failed, Answer, Pong
+    server -> engine   Run, Abort, Ask
+    engine -> server   Ready, Step, Failed, Answer
 
 A **program** is a number that its client chose. Inside it, a **state** is a running prompt (0 is the first; forks make
 more) and a **ref** is a value in the making (what a Gen, Select or Read gives); both are numbers the client counts up.
@@ -33,36 +35,36 @@ class Wire(msgspec.Struct, frozen=True, tag_field="t", tag=str.lower, omit_defau
 # ---- what a program is made of -------------------------------------------------------------------------------------
 
 
-class Raw(Wire):
+class Raw(Wire, frozen=True):
     """Text whose control tokens are meant: encoded with special tokens on. All other text is data."""
 
     text: str
 
 
-class Ref(Wire):
+class Ref(Wire, frozen=True):
     """The text of value `ref`, spliced here once it is known. As data: encoded with special tokens off."""
 
     ref: int
 
 
-class Begin(Wire):
+class Begin(Wire, frozen=True):
     """A turn of `role` begins. The marker's text is the tokenizer's own chat template's."""
 
     role: str
 
 
-class End(Wire):
+class End(Wire, frozen=True):
     """The open turn ends."""
 
 
 Part = str | Raw | Ref | Begin | End
 
 
-class Sampling(Wire):
+class Sampling(Wire, frozen=True):
     """How one gen draws its tokens. One value, built once in the language and carried untouched to the sampler.
 
-    temperature 0 is greedy. top_k -1 and top_p 1.0, min_p 0.0 are off. Penalties are OpenAI's (frequency, presence, over
-    output tokens) and CTRL's (repetition, over prompt and output). `stop` strings end the text before them, wherever
+    temperature 0 is greedy. top_k -1, top_p 1.0, min_p 0.0 are off. Penalties are OpenAI's (frequency, presence: over
+    output tokens) and CTRL's (repetition: over prompt and output). `stop` strings end the text before them, wherever
     they begin inside a token. A draw is a function of (seed, sample, position) alone; seed None lets the server choose.
     """
 
@@ -85,14 +87,14 @@ class Sampling(Wire):
     top_logprobs: int = 0
 
 
-class Append(Wire):
+class Append(Wire, frozen=True):
     """Put `parts` at the end of a state."""
 
     state: int
     parts: tuple[Part, ...]
 
 
-class Gen(Wire):
+class Gen(Wire, frozen=True):
     """Generate at the end of a state; the text becomes value `ref` and part of the state (sample 0 where n > 1)."""
 
     state: int
@@ -108,7 +110,7 @@ class Gen(Wire):
 ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
 
 
-class Select(Wire):
+class Select(Wire, frozen=True):
     """Score each choice as the continuation of a state; the best becomes value `ref` and part of the state.
 
     temperature 0 takes the best score; above, the choice is drawn from softmax(score / temperature) with `seed`.
@@ -124,28 +126,28 @@ class Select(Wire):
     line: str = ""
 
 
-class Fork(Wire):
+class Fork(Wire, frozen=True):
     """Each of `children` becomes a state equal to `state` as it stands here. No text is sent again."""
 
     state: int
     children: tuple[int, ...]
 
 
-class Join(Wire):
+class Join(Wire, frozen=True):
     """Append to `state`, in order, the text that each child got since it was forked."""
 
     state: int
     children: tuple[int, ...]
 
 
-class Mark(Wire):
+class Mark(Wire, frozen=True):
     """Remember the state's end under `mark`, for a Read from here."""
 
     state: int
     mark: int
 
 
-class Read(Wire):
+class Read(Wire, frozen=True):
     """The state's text, markers included, from `mark` (None: from its start) to here becomes value `ref`."""
 
     state: int
@@ -153,7 +155,7 @@ class Read(Wire):
     mark: int | None = None
 
 
-class Drop(Wire):
+class Drop(Wire, frozen=True):
     """The state will not be used again: stop what runs in it, let its KV go first."""
 
     state: int
@@ -165,14 +167,14 @@ Op = Append | Gen | Select | Fork | Join | Mark | Read | Drop
 # ---- client -> server ----------------------------------------------------------------------------------------------
 
 
-class Hello(Wire):
+class Hello(Wire, frozen=True):
     """First message of a client; nothing else is answered before it."""
 
     version: int
     client: str = ""
 
 
-class Submit(Wire):
+class Submit(Wire, frozen=True):
     """Ops to add to a program; the first Submit (seq 0) makes it. `last`: no more ops will come."""
 
     program: int
@@ -182,14 +184,14 @@ class Submit(Wire):
     name: str = ""
 
 
-class Cancel(Wire):
+class Cancel(Wire, frozen=True):
     """Stop the program and forget it; what is not finished fails with code "cancelled"."""
 
     program: int
     seq: int
 
 
-class Ask(Wire):
+class Ask(Wire, frozen=True):
     """A question outside any program; answered by an Answer with the same id.
 
     "stats": counters as JSON. "flush": empty the tree of all that no program uses. "check": walk every invariant
@@ -200,14 +202,14 @@ class Ask(Wire):
     what: Literal["stats", "flush", "check", "info"]
 
 
-class Ping(Wire):
+class Ping(Wire, frozen=True):
     pass
 
 
 # ---- server -> client ----------------------------------------------------------------------------------------------
 
 
-class ChatMarkers(Wire):
+class ChatMarkers(Wire, frozen=True):
     """What the model's chat template writes around a turn, for those who show or stop at it.
 
     roles: role -> (prefix, suffix). default_system: the system text that the template adds where the first turn is not
@@ -219,7 +221,7 @@ class ChatMarkers(Wire):
     stop: tuple[str, ...] = ()
 
 
-class Welcome(Wire):
+class Welcome(Wire, frozen=True):
     """The server's answer to Hello."""
 
     version: int
@@ -229,7 +231,7 @@ class Welcome(Wire):
     """None: the model has no chat template, and role turns are refused."""
 
 
-class Usage(Wire):
+class Usage(Wire, frozen=True):
     """Tokens of one gen. prompt = cached + computed (of the prompt); generated is the output, all samples."""
 
     prompt: int = 0
@@ -237,7 +239,7 @@ class Usage(Wire):
     generated: int = 0
 
 
-class TokenLogprob(Wire):
+class TokenLogprob(Wire, frozen=True):
     """One token: its id, text, log-probability, and the best `top_logprobs` alternatives as (id, text, logprob)."""
 
     id: int
@@ -249,7 +251,7 @@ class TokenLogprob(Wire):
 FinishReason = Literal["stop", "length", "abort"]
 
 
-class Sample(Wire):
+class Sample(Wire, frozen=True):
     """One finished output. `matched`: the stop string or id that ended it, None where max_tokens did."""
 
     text: str
@@ -259,7 +261,7 @@ class Sample(Wire):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class Scores(Wire):
+class Scores(Wire, frozen=True):
     """Why a select chose: per choice the mean logprob, the (logprob, id) of each scored token, and the weight it had in
     the draw; `unconditional` only for the method that needs it."""
 
@@ -269,7 +271,7 @@ class Scores(Wire):
     unconditional: tuple[tuple[tuple[float, int], ...], ...] = ()
 
 
-class Delta(Wire):
+class Delta(Wire, frozen=True):
     """More text of a streaming gen; never half a character, never text that a stop string may still cut."""
 
     program: int
@@ -278,7 +280,7 @@ class Delta(Wire):
     text: str
 
 
-class Value(Wire):
+class Value(Wire, frozen=True):
     """A ref is known. Gen: one Sample per n. Select and Read: one Sample with the text."""
 
     program: int
@@ -289,7 +291,7 @@ class Value(Wire):
     scores: Scores | None = None
 
 
-class Failed(Wire):
+class Failed(Wire, frozen=True):
     """A ref will never be known (ref None: the whole program). code and message are an error of runtime/errors.py.
 
     Refs that depend on a failed one fail too, each with its own Failed. From the engine: program is the request id.
@@ -303,21 +305,21 @@ class Failed(Wire):
     prompt_tail: str = ""
 
 
-class Answer(Wire):
+class Answer(Wire, frozen=True):
     id: int
     ok: bool
     body: bytes = b""
     """JSON, or a UTF-8 message where not ok."""
 
 
-class Pong(Wire):
+class Pong(Wire, frozen=True):
     pass
 
 
 # ---- server <-> engine ---------------------------------------------------------------------------------------------
 
 
-class Run(Wire):
+class Run(Wire, frozen=True):
     """One generation for the engine, which knows nothing but ids.
 
     ids: the whole prompt. sample: which of n samples this is (a draw is a function of (seed, sample, position)).
@@ -342,11 +344,11 @@ class Run(Wire):
     """Where it stands among its kin: (program, state, ...); siblings of a fork compare close."""
 
 
-class Abort(Wire):
+class Abort(Wire, frozen=True):
     rid: int
 
 
-class Finish(Wire):
+class Finish(Wire, frozen=True):
     """How a request ended. stop_id: the id of stop_ids that ended it (-1: none did).
 
     scores: float32 `bytes`, the logprobs that score_from asked for. n_cached: prompt tokens that came from the tree.
@@ -360,7 +362,7 @@ class Finish(Wire):
     scores: bytes = b""
 
 
-class TopLogprobs(Wire):
+class TopLogprobs(Wire, frozen=True):
     """Logprobs of one new token: its own, and the best k as int32 ids and float32 logprobs."""
 
     logprob: float
@@ -368,7 +370,7 @@ class TopLogprobs(Wire):
     top_logprobs: bytes = b""
 
 
-class Step(Wire):
+class Step(Wire, frozen=True):
     """What one engine step gave, for all requests at once.
 
     rids: int64 `bytes`, the requests that got tokens. counts: int32, how many each. ids: int32, all of them in order.
@@ -383,7 +385,7 @@ class Step(Wire):
     finished: tuple[Finish, ...] = ()
 
 
-class Ready(Wire):
+class Ready(Wire, frozen=True):
     """The engine has loaded its model and claimed its pages."""
 
     n_pages: int
