@@ -1,0 +1,125 @@
+"""The dense decoder: Llama, Mistral, Qwen2 and Qwen3 as one function over rows of tokens.
+
+A step's tokens lie in one flat list of rows, whatever requests they belong to and whether they are a prompt's chunk
+or the next token of an answer; only attention looks across rows, and `ragged` tells it how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from banyan.kernels import ops
+from banyan.kernels.ops import Ragged
+from banyan.runtime.model.linear import Linear
+from banyan.runtime.model.rope import frequencies
+from banyan.runtime.model.spec import ModelSpec
+from banyan.runtime.model.weights import Checkpoint
+
+
+class Layer(NamedTuple):
+    """One layer's weights. q, k, v are one matrix, and gate and up are one."""
+
+    attention_norm: Tensor  # [hidden]
+    qkv: Linear  # hidden -> (n_heads + 2 n_kv_heads) head_dim
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None
+    out: Linear  # n_heads head_dim -> hidden
+    mlp_norm: Tensor  # [hidden]
+    gate_up: Linear  # hidden -> 2 intermediate
+    down: Linear  # intermediate -> hidden
+    window: int  # tokens a token sees, itself included; 0: all
+
+
+class Decoder:
+    """A loaded dense model; see `load.Model` for what `forward` promises."""
+
+    def __init__(self, spec: ModelSpec, embed: Tensor, layers: Sequence[Layer], norm: Tensor, head: Linear,
+                 rope: tuple[Tensor, float]) -> None:  # fmt: skip
+        assert spec.dense is not None
+        self.spec = spec
+        self.embed, self.layers, self.norm, self.head = embed, layers, norm, head
+        self.eps = spec.dense.rms_norm_eps
+        self.frequencies, self.rope_scale = rope  # [head_dim / 2], on cos and sin
+
+    @torch.inference_mode()
+    def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Tensor, Tensor]],
+                rows: Tensor) -> Tensor:  # fmt: skip
+        angles = positions[:, None].float() * self.frequencies  # [n_rows, head_dim / 2]
+        turn = angles.cos() * self.rope_scale, angles.sin() * self.rope_scale
+        x = F.embedding(ids, self.embed)  # [n_rows, hidden]
+        h = torch.zeros_like(x)  # what the last part adds to x
+        for layer, pools in zip(self.layers, kv, strict=True):
+            h, x = ops.rms_norm(h, layer.attention_norm, self.eps, residual=x)
+            h = self._attention(layer, h, turn, ragged, pools)
+            h, x = ops.rms_norm(h, layer.mlp_norm, self.eps, residual=x)
+            h = layer.down(ops.silu_mul(layer.gate_up(h)))
+        h, _ = ops.rms_norm(h[rows], self.norm, self.eps, residual=x[rows])
+        return self.head(h).float()
+
+    def _attention(self, layer: Layer, h: Tensor, turn: tuple[Tensor, Tensor], ragged: Ragged,
+                   pools: tuple[Tensor, Tensor]) -> Tensor:  # fmt: skip
+        s = self.spec
+        q, k, v = (
+            layer.qkv(h)
+            .view(len(h), -1, s.head_dim)  # [n_rows, n_heads + 2 n_kv_heads, head_dim]
+            .split([s.n_heads, s.n_kv_heads, s.n_kv_heads], dim=1)
+        )
+        if layer.q_norm is not None:
+            q = ops.rms_norm(q, layer.q_norm, self.eps)
+            k = ops.rms_norm(k, layer.k_norm, self.eps)
+        q, k = ops.rope(q, k, *turn)
+        ops.write_kv(k, v, *pools, ragged.slots)
+        out = ops.attention(q, *pools, ragged, scale=s.head_dim**-0.5, window=layer.window)
+        return layer.out(out.view(len(h), -1))
+
+
+def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: torch.dtype, max_context: int) -> Decoder:
+    """Read a dense model from its checkpoint; at no time does more than one layer exist twice."""
+    c = spec.dense
+    assert c is not None
+
+    def take(name: str, *shape: int) -> Tensor:
+        return weights.take(name, *shape).to(device, dtype, copy=True)  # a copy, not a view of the file
+
+    def linear(n_in: int, has_bias: bool, *parts: tuple[str, int]) -> Linear:
+        """Projections of n_in features, each (name, n_out), one behind the other as one matrix."""
+        weight = torch.cat([take(f"{name}.weight", n_out, n_in) for name, n_out in parts])
+        return Linear(weight, torch.cat([take(f"{name}.bias", n_out) for name, n_out in parts]) if has_bias else None)
+
+    def layer(i: int) -> Layer:
+        base = f"model.layers.{i}"
+        at, mlp = f"{base}.self_attn", f"{base}.mlp"
+        n_q, n_kv = c.num_attention_heads * c.dim, c.n_kv_heads * c.dim
+        qkv = (f"{at}.q_proj", n_q), (f"{at}.k_proj", n_kv), (f"{at}.v_proj", n_kv)
+        gate_up = (f"{mlp}.gate_proj", c.intermediate_size), (f"{mlp}.up_proj", c.intermediate_size)
+        return Layer(
+            attention_norm=take(f"{base}.input_layernorm.weight", c.hidden_size),
+            qkv=linear(c.hidden_size, c.has_qkv_bias, *qkv),
+            q_norm=take(f"{at}.q_norm.weight", c.dim) if c.has_qk_norm else None,
+            k_norm=take(f"{at}.k_norm.weight", c.dim) if c.has_qk_norm else None,
+            out=linear(n_q, c.has_out_bias, (f"{at}.o_proj", c.hidden_size)),
+            mlp_norm=take(f"{base}.post_attention_layernorm.weight", c.hidden_size),
+            gate_up=linear(c.hidden_size, c.has_mlp_bias, *gate_up),
+            down=linear(c.intermediate_size, c.has_mlp_bias, (f"{mlp}.down_proj", c.hidden_size)),
+            window=c.windows[i] if c.windows[i] < max_context else 0,  # 0 spares a mask that would hide nothing
+        )
+
+    embed = take("model.embed_tokens.weight", c.vocab_size, c.hidden_size)
+    layers = [layer(i) for i in range(c.num_hidden_layers)]
+    norm = take("model.norm.weight", c.hidden_size)
+    head = Linear(embed if c.tie_word_embeddings else take("lm_head.weight", c.vocab_size, c.hidden_size))
+    weights.finish(ignore=_is_void)
+    turns, scale = frequencies(c.rope, c.dim, max_context)
+    name = str(dtype).removeprefix("torch.")
+    return Decoder(msgspec.structs.replace(spec, dtype=name), embed, layers, norm, head, (turns.to(device), scale))
+
+
+def _is_void(name: str) -> bool:
+    """Tensors that older checkpoints carry and nobody reads: rope tables, and a head that is tied anyway."""
+    return name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"

@@ -1,0 +1,72 @@
+"""From a directory to a model that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from banyan.kernels.ops import Ragged
+from banyan.runtime.errors import ConfigError, OutOfMemory
+from banyan.runtime.model import decoder
+from banyan.runtime.model.spec import DTYPES, ModelSpec, read_spec, resolve
+from banyan.runtime.model.weights import Checkpoint, Progress
+
+KV = Sequence[tuple[Tensor, Tensor]]  # per layer K and V pools, [n_pages, page_size, n_kv_heads, head_dim]
+
+
+class Model(Protocol):
+    """What the engine knows of a model."""
+
+    spec: ModelSpec
+
+    def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: KV, rows: Tensor) -> Tensor:
+        """One step: write K and V of the new rows into `kv`, return logits of the rows asked for.
+
+        ids, positions  int64 [n_rows]: tokens, and where each stands in its own request
+        ragged          which rows belong to which request, and where its keys and values lie
+        kv              one pair of pools per layer, changed in place
+        rows            int64 [n_out]: rows whose logits are wanted
+        Returns         float32 [n_out, vocab_size], in the order of `rows`
+        """
+        ...
+
+
+def load(
+    path: str | Path,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    max_context: int | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Read a model directory (or hub id) onto a device.
+
+    dtype         what it computes in: float32, bfloat16 or float16
+    max_context   tokens of the longest request that will be served, at most the model's own (the default); it decides
+                  between longrope's short and long factors, see `rope`
+    progress      called with (bytes read, bytes in all); `weights.bar` makes one
+
+    Raises ModelNotFound, BadModel, Unsupported, ConfigError, or OutOfMemory.
+    """
+    directory = resolve(path)
+    spec = read_spec(directory)
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
+    context = spec.max_context if max_context is None else max_context
+    if context > spec.max_context:
+        raise ConfigError(f"context is {context}, but {spec.name} was made for at most {spec.max_context} tokens")
+    try:
+        if spec.dense is None:
+            from banyan.runtime.model import hf
+
+            return hf.build(spec, directory, torch.device(device), getattr(torch, dtype), context, progress)
+        with Checkpoint(directory, progress) as weights:
+            return decoder.build(spec, weights, torch.device(device), getattr(torch, dtype), context)
+    except torch.OutOfMemoryError as e:
+        raise OutOfMemory(
+            f"the weights of {spec.name} ({spec.n_parameters:,} numbers in {dtype}) do not fit on {device}: {e}"
+        ) from e

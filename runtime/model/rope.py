@@ -1,0 +1,191 @@
+"""Rotary positions: what config.json says about them, and the frequencies that follow.
+
+The structs are torch-free (the server and the command line read them); `frequencies` imports torch when called. Kinds
+and formulas are those of transformers' ROPE_INIT_FUNCTIONS, written down from the papers they cite: linear scaling
+(kaiokendev, 2023), YaRN (Peng et al., 2023, arXiv:2309.00071), LongRoPE (Ding et al., 2024, arXiv:2402.13753), and
+the piecewise scaling of Llama 3.1.
+
+Where transformers' choice depends on the longest sequence of a batch, keys that are already cached would have to
+turn again. A cache that is shared between requests needs one choice, made when the model is loaded:
+
+* dynamic (NTK) equals plain rope up to `max_position_embeddings`, and there the context ends.
+* longrope uses its long factors for all positions when the configured context is longer than the original one, and
+  its short factors otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from banyan.runtime.errors import BadModel, Unsupported
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class _Kind(msgspec.Struct, frozen=True, kw_only=True, tag_field="rope_type", forbid_unknown_fields=True):
+    rope_theta: float = 10000.0
+
+    def reach(self, trained: int) -> int:
+        """The longest context this kind makes of one of `trained` tokens."""
+        return trained
+
+
+class Default(_Kind, tag="default", frozen=True, kw_only=True):
+    pass
+
+
+class Linear(_Kind, tag="linear", frozen=True, kw_only=True):
+    factor: float
+
+    def reach(self, trained: int) -> int:
+        return int(trained * self.factor)
+
+
+class Dynamic(_Kind, tag="dynamic", frozen=True, kw_only=True):
+    factor: float
+
+
+class Proportional(_Kind, tag="proportional", frozen=True, kw_only=True):
+    factor: float = 1.0
+    partial_rotary_factor: float = 1.0
+
+
+class Yarn(_Kind, tag="yarn", frozen=True, kw_only=True):
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+    def reach(self, trained: int) -> int:
+        return int(self.original_max_position_embeddings * self.factor)
+
+
+class LongRope(_Kind, tag="longrope", frozen=True, kw_only=True):
+    short_factor: list[float]
+    long_factor: list[float]
+    original_max_position_embeddings: int
+    factor: float
+    attention_factor: float | None = None
+
+
+class Llama3(_Kind, tag="llama3", frozen=True, kw_only=True):
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+Rope = Default | Linear | Dynamic | Proportional | Yarn | LongRope | Llama3
+
+
+def parse_rope(config: dict[str, Any]) -> Rope:
+    """The rope of a config.json, in its older form (rope_theta, rope_scaling) or its newer (rope_parameters).
+
+    Raises Unsupported for a kind or field that is not known, BadModel for a value that cannot be.
+    """
+    fields = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    kind = fields.pop("rope_type", None) or fields.pop("type", None) or "default"
+    fields.pop("type", None)
+    fields = {"rope_type": kind, "rope_theta": config.get("rope_theta") or 10000.0} | fields
+    known = {cls.__struct_config__.tag: cls for cls in Rope.__args__}
+    if kind not in known:
+        raise Unsupported(f"rope_type is {kind!r}; known are {', '.join(sorted(known))}")
+    names = {field.name for field in msgspec.structs.fields(known[kind])}
+    if "original_max_position_embeddings" in names:
+        trained = config.get("original_max_position_embeddings") or fields.get("original_max_position_embeddings")
+        fields["original_max_position_embeddings"] = trained or config.get("max_position_embeddings")
+    if kind in ("longrope", "yarn") and fields.get("factor") is None and fields["original_max_position_embeddings"]:
+        fields["factor"] = config.get("max_position_embeddings", 0) / fields["original_max_position_embeddings"]
+    if fields.get("partial_rotary_factor") == 1.0:
+        del fields["partial_rotary_factor"]
+    unknown = sorted(key for key, value in fields.items() if value is not None and key not in names | {"rope_type"})
+    if unknown:
+        raise Unsupported(f"rope of kind {kind!r} has {', '.join(map(repr, unknown))}, which is not known for it")
+    fields = {key: value for key, value in fields.items() if value is not None}
+    try:
+        return msgspec.convert(fields, Rope)
+    except msgspec.ValidationError as e:
+        raise BadModel(f"config.json: rope: {e}") from e
+
+
+def frequencies(rope: Rope, dim: int, max_context: int) -> tuple[Tensor, float]:
+    """Angle per position of each of the dim / 2 pairs, float32 [dim / 2], and the factor on cos and sin.
+
+    max_context: tokens of the longest request that will be served (longrope's choice, see above).
+    """
+    import torch
+
+    n = torch.arange(0, dim, 2, dtype=torch.float32)
+    inverse = 1.0 / rope.rope_theta ** (n / dim)  # [dim / 2]
+    match rope:
+        case Linear():
+            return inverse / rope.factor, 1.0
+        case Proportional():
+            turning = int(rope.partial_rotary_factor * dim // 2)
+            return torch.where(torch.arange(dim // 2) < turning, inverse, 0.0) / rope.factor, 1.0
+        case Yarn():
+            return _yarn(rope, inverse)
+        case LongRope():
+            is_long = max_context > rope.original_max_position_embeddings
+            factors = torch.tensor(rope.long_factor if is_long else rope.short_factor)
+            if factors.shape != inverse.shape:
+                raise BadModel(f"config.json: rope has {len(factors)} factors for {len(inverse)} pairs of dimensions")
+            return inverse / factors, _longrope_scale(rope)
+        case Llama3():
+            return _llama3(rope, inverse), 1.0
+        case Default() | Dynamic():
+            return inverse, 1.0
+
+
+def _yarn(rope: Yarn, inverse: Tensor) -> tuple[Tensor, float]:
+    """Slow pairs are interpolated, fast ones kept, with a ramp between; the paper's sections 3.2 to 3.4."""
+    import torch
+
+    dim = 2 * len(inverse)
+
+    def pair_that_turns(n_times: float) -> float:
+        turns = rope.original_max_position_embeddings / (n_times * 2 * math.pi)
+        return dim * math.log(turns) / (2 * math.log(rope.rope_theta))
+
+    low, high = pair_that_turns(rope.beta_fast or 32), pair_that_turns(rope.beta_slow or 1)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = (torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low or 0.001)
+    slow = ramp.clamp(0, 1)
+    return inverse / rope.factor * slow + inverse * (1 - slow), _yarn_scale(rope)
+
+
+def _yarn_scale(rope: Yarn) -> float:
+    def mscale(weight: float = 1.0) -> float:
+        return 0.1 * weight * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
+
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
+    return mscale()
+
+
+def _longrope_scale(rope: LongRope) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position_embeddings))
+
+
+def _llama3(rope: Llama3, inverse: Tensor) -> Tensor:
+    """Wavelengths beyond the trained context are stretched by `factor`, short ones kept, with a blend between."""
+    wavelengths = 2 * math.pi / inverse
+    n_waves = rope.original_max_position_embeddings / wavelengths
+    blend = ((n_waves - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
+    return inverse / rope.factor * (1 - blend) + inverse * blend

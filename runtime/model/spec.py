@@ -1,0 +1,179 @@
+"""What a model is, read from its config.json: enough to plan memory and to build it. No torch for native families.
+
+A directory's weights are looked at too (their headers only), so that missing, broken or pickled weights are one clear
+error before any process is started for them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from banyan.runtime.errors import BadModel, ModelNotFound, Unsupported
+from banyan.runtime.model import families
+from banyan.runtime.model.families import Dense
+
+SHIPPED = Path(__file__).parent / "pocket" / "weights"  # one directory per model that comes with the package
+DTYPES = ("float32", "bfloat16", "float16")
+_FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt"]
+_OTHER_FORMATS = ["*/*", "consolidated*"]  # subdirectories, and the same weights under other names
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of a model. Counts are of the whole model; sizes in elements."""
+
+    name: str  # what messages call it: the directory's name or the hub id
+    family: str  # transformers' model_type
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    hidden: int
+    vocab_size: int  # rows of the embedding; the tokenizer may know fewer
+    max_context: int
+    eos_ids: tuple[int, ...]
+    dtype: str  # of the checkpoint, one of DTYPES; of a loaded Model: what it computes in
+    n_parameters: int  # as stored: a head that is tied to the embedding counts once
+    tie_embeddings: bool = False
+    dense: Dense | None = None  # None: computed by transformers' own code
+
+    @property
+    def kv_elements(self) -> int:
+        """Numbers stored per token over all layers, K and V."""
+        return 2 * self.n_layers * self.n_kv_heads * self.head_dim
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        return self.kv_elements * dtype_bytes
+
+
+def resolve(path_or_id: str | Path) -> Path:
+    """The local directory of a model: itself, one that ships with the package, or a hub id's snapshot (downloaded).
+
+    Only safetensors, configuration and tokenizer files are fetched, never pickles or code. Raises ModelNotFound when
+    there is no such directory and the hub cannot help, within the hub client's own time limits (seconds).
+    """
+    path = Path(path_or_id).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise BadModel(f"{path} is a file; give the directory that holds config.json and the safetensors")
+    name = str(path_or_id)
+    if (SHIPPED / name).is_dir() and re.fullmatch(r"\w+", name):
+        return SHIPPED / name
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name, re.ASCII):
+        raise ModelNotFound(f"there is no model directory {name}")
+    return _download(name)
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    nothing = f"there is no model directory {name!r}, and the Hugging Face hub "
+    try:
+        return Path(snapshot_download(name, allow_patterns=_FILES, ignore_patterns=_OTHER_FORMATS))
+    except GatedRepoError as e:
+        raise ModelNotFound(f"{nothing}gives {name!r} only to accounts that were let in; set HF_TOKEN to yours") from e
+    except RepositoryNotFoundError as e:
+        raise ModelNotFound(f"{nothing}has no {name!r} either (or it is private: set HF_TOKEN)") from e
+    except LocalEntryNotFoundError as e:
+        raise ModelNotFound(f"{nothing}cannot be reached and has no complete copy of it in the local cache") from e
+    except Exception as e:  # the hub client's transport errors have no common base
+        raise ModelNotFound(f"{nothing}failed: {type(e).__name__}: {e}") from e
+
+
+def read_spec(path_or_id: str | Path) -> ModelSpec:
+    """The spec of a model directory or hub id.
+
+    Raises ModelNotFound, BadModel (no or broken config.json or weights) or Unsupported (names the feature).
+    Families that transformers computes are described by transformers' own config class, which imports torch.
+    """
+    from banyan.runtime.model.weights import Checkpoint
+
+    path = resolve(path_or_id)
+    config = _read_json(path / "config.json")
+    if config is None:
+        raise BadModel(f"{path} has no config.json; is it a model directory in Hugging Face format?")
+    _check(config)
+    common: dict[str, Any] = {
+        "name": _name(path),
+        "family": config["model_type"],
+        "eos_ids": _eos_ids(config, _read_json(path / "generation_config.json") or {}),
+        "n_parameters": Checkpoint(path).n_parameters,
+    }
+    if config["model_type"] not in families.FAMILIES:
+        from banyan.runtime.model import hf
+
+        return hf.read_spec(path, common)
+    dense = families.parse(config)
+    return ModelSpec(
+        n_layers=dense.num_hidden_layers,
+        n_heads=dense.num_attention_heads,
+        n_kv_heads=dense.n_kv_heads,
+        head_dim=dense.dim,
+        hidden=dense.hidden_size,
+        vocab_size=dense.vocab_size,
+        max_context=dense.max_context,
+        dtype=_dtype(config),
+        tie_embeddings=dense.tie_word_embeddings,
+        dense=dense,
+        **common,
+    )
+
+
+def _name(path: Path) -> str:
+    """The hub id of a snapshot in the hub's cache (.../models--ORG--NAME/snapshots/HASH), else the directory's name."""
+    path = path.resolve()
+    if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
+        return path.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return path.name
+
+
+def _read_json(file: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as e:
+        raise BadModel(f"{file} cannot be read: {e}") from e
+    if not isinstance(value, dict):
+        raise BadModel(f"{file} holds no object")
+    return value
+
+
+def _check(config: dict[str, Any]) -> None:
+    """What neither the native decoder nor transformers' code in our hands computes."""
+    if not isinstance(config.get("model_type"), str):
+        raise BadModel("config.json names no model_type")
+    if quantization := config.get("quantization_config") or config.get("compression_config"):
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
+        raise Unsupported(f"quantization_config ({method}): quantized checkpoints are not supported")
+    if config.get("is_encoder_decoder"):
+        raise Unsupported(f"{config['model_type']} is an encoder-decoder model; only decoders are supported")
+    for part in ("vision_config", "audio_config", "text_config"):
+        if config.get(part):
+            raise Unsupported(f"{config['model_type']} has a {part}: multimodal models are not supported")
+    architectures = config.get("architectures") or []
+    if architectures and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures):
+        raise Unsupported(f"architecture {', '.join(architectures)}: only causal language models are supported")
+
+
+def _eos_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
+    """Of generation_config.json if it names any (chat models name more there), else of config.json."""
+    ids = generation.get("eos_token_id")
+    ids = config.get("eos_token_id") if ids is None else ids
+    ids = [] if ids is None else ids if isinstance(ids, list) else [ids]
+    if not all(isinstance(i, int) for i in ids):
+        raise BadModel(f"eos_token_id is {ids!r}; token ids are integers")
+    return tuple(ids)
+
+
+def _dtype(config: dict[str, Any]) -> str:
+    dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
+    if dtype not in DTYPES:
+        raise Unsupported(f"the checkpoint's dtype is {dtype!r}; known are {', '.join(DTYPES)}")
+    return str(dtype)

@@ -1,0 +1,176 @@
+"""Safetensors, read one tensor at a time: a checkpoint is never in memory twice.
+
+Headers are parsed here (no torch, no copy of the data), so a truncated or foreign file is found before anything is
+allocated. The data is memory-mapped by the safetensors library when a tensor is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from banyan.runtime.errors import BadModel, Unsupported
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
+
+_WIDTH = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_MAX_HEADER = 100 << 20  # the limit of the format's own library
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+class Stored(NamedTuple):
+    """Where a tensor lies."""
+
+    file: Path
+    dtype: str  # safetensors' name: F32, BF16, ...
+    shape: tuple[int, ...]
+
+    @property
+    def n_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def n_bytes(self) -> int:
+        return self.n_elements * _WIDTH[self.dtype]
+
+
+class Checkpoint:
+    """The safetensors of a model directory, by name. A context manager: open files are closed at its end.
+
+    Raises BadModel when there are none, a shard is missing, or a file is broken; Unsupported for quantized dtypes.
+    """
+
+    def __init__(self, path: Path, progress: Progress | None = None) -> None:
+        self.path = path
+        self.tensors: dict[str, Stored] = {}
+        for file in _files(path):
+            for name, stored in _header(file).items():
+                if name in self.tensors:
+                    raise BadModel(f"{name} is both in {self.tensors[name].file.name} and in {file.name} of {path}")
+                self.tensors[name] = stored
+        self._progress = progress or (lambda done, total: None)
+        self._n_bytes = sum(stored.n_bytes for stored in self.tensors.values())
+        self._n_read = 0
+        self._taken: set[str] = set()
+        self._open: dict[Path, Any] = {}
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._open.clear()
+        self._closing.close()
+
+    @property
+    def n_parameters(self) -> int:
+        return sum(stored.n_elements for stored in self.tensors.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor `name`, on the CPU, as stored. BadModel when it is missing or has another shape than `shape`."""
+        stored = self.tensors.get(name)
+        if stored is None:
+            raise BadModel(f"{self.path} has no tensor {name}; the checkpoint is incomplete or of another architecture")
+        if shape and stored.shape != shape:
+            raise BadModel(f"{name} has shape {list(stored.shape)}, but config.json makes it {list(shape)}")
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            if stored.file not in self._open:
+                self._open[stored.file] = self._closing.enter_context(safe_open(stored.file, framework="pt"))
+            tensor = self._open[stored.file].get_tensor(name)
+        except (SafetensorError, OSError) as e:
+            raise BadModel(f"{stored.file} cannot be read: {e}") from e
+        if name not in self._taken:
+            self._taken.add(name)
+            self._n_read += stored.n_bytes
+            self._progress(self._n_read, self._n_bytes)
+        return tensor
+
+    def left(self) -> list[str]:
+        """Names that were never taken."""
+        return sorted(self.tensors.keys() - self._taken)
+
+    def finish(self, ignore: Callable[[str], bool]) -> None:
+        """Check that every tensor was taken, but those that `ignore` names. Unsupported lists the others."""
+        left = [name for name in self.left() if not ignore(name)]
+        if left:
+            shown = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
+            raise Unsupported(f"{self.path} has weights that this decoder does not use: {shown}")
+        self._progress(self._n_bytes, self._n_bytes)
+
+
+def _files(path: Path) -> list[Path]:
+    """The safetensors files of a model directory, from its index if it has one."""
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            raise BadModel(f"{index} is broken: {type(e).__name__}: {e}") from e
+        files = [path / name for name in names]
+        missing = [file.name for file in files if not file.is_file() or file.parent != path]
+        if missing:
+            raise BadModel(f"{path} lacks {len(missing)} of {len(files)} shards: {', '.join(missing[:4])}")
+        return files
+    if single := [file for file in [path / "model.safetensors"] if file.is_file()]:
+        return single
+    if files := sorted(path.glob("model*.safetensors")):
+        return files
+    pickled = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
+    found = f"{path} has pickled weights only ({', '.join(pickled[:3])})" if pickled else f"{path} has no safetensors"
+    raise BadModel(
+        f"{found}. Pickles can run any code and are never opened; convert weights that you trust with transformers: "
+        'm = AutoModelForCausalLM.from_pretrained("DIR"); m.save_pretrained("NEW_DIR"), which writes safetensors'
+    )
+
+
+def _header(file: Path) -> dict[str, Stored]:
+    """Names, dtypes and shapes in a safetensors file; BadModel when the file is not whole."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as f:
+            start = f.read(8)
+            n = struct.unpack("<Q", start)[0] if len(start) == 8 else _MAX_HEADER + 1
+            if n > min(_MAX_HEADER, size - 8):
+                raise BadModel(f"{file} is not a whole safetensors file ({size} bytes)")
+            header = json.loads(f.read(n))
+        header.pop("__metadata__", None)
+        end = 8 + n + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        stored = {name: Stored(file, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
+        raise BadModel(f"{file} is not a safetensors file: {type(e).__name__}: {e}") from e
+    if end != size:
+        raise BadModel(f"{file} has {size} bytes, but its header promises {end}; it was cut off or changed")
+    for name, entry in stored.items():
+        if entry.dtype not in _WIDTH:
+            raise Unsupported(f"{name} is stored as {entry.dtype}; quantized weights are not supported")
+    return stored
+
+
+@contextmanager
+def bar(title: str, *, shown: bool | None = None) -> Iterator[Progress | None]:
+    """A progress bar on stderr for `load`; `shown=None`: if stderr is a terminal."""
+    if not (sys.stderr.isatty() if shown is None else shown):
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(title, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
