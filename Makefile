@@ -1,0 +1,64 @@
+# Every target does its own set-up: .venv is made on first use and brought up to date when pyproject.toml changes.
+# pip reads its own environment variables (PIP_*); another interpreter: make PYTHON=/path/to/python ...
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+TYPED := $(VENV)/typed
+WORKERS := 2
+# One line of output per test file and a summary; a test's own threads are not multiplied by torch's.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
+
+# The first interpreter that runs, is new enough and can make a virtual environment.
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3 python; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+.PHONY: help demo test test-long lint format pocket clean
+
+help:  ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+demo: $(READY)  ## an agent with tools, on the model that ships here
+	@$(BIN)/python examples/agents/react_tools.py
+
+test: $(READY)  ## the tests, under five minutes on two cores
+	@$(PYTEST) -m 'not long'
+
+test-long: $(READY)  ## the long form of those that have one
+	@$(PYTEST) -m long
+
+# Type checkers do not follow an editable install's package map, so mypy reads the package as a wheel installs it.
+lint: $(READY)  ## ruff, and mypy (strict where there is no torch)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@rm -rf build $(TYPED)
+	@$(BIN)/pip install --quiet --no-deps --target $(TYPED) .
+	@rm -rf build
+	@MYPYPATH=$(TYPED) $(BIN)/mypy -p banyan
+
+format: $(READY)  ## let ruff write what it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+pocket: $(READY)  ## train the pocket model anew (an hour or two on two cores)
+	@$(BIN)/python -m banyan.runtime.model.pocket.train
+
+clean:  ## remove all that these targets made
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pyproject.toml is also the lock: of two targets started at once, the second finds the work done.
+$(READY): pyproject.toml
+	@test -n '$(PYTHON)' || { echo 'Banyan needs Python 3.11 or newer with venv; name one: make PYTHON=/path/to/python'; exit 1; }
+	@exec 9< pyproject.toml; flock 9 2>/dev/null || true; \
+	if [[ ! -e $@ || pyproject.toml -nt $@ ]]; then \
+		echo 'Setting up $(VENV) (a few minutes the first time) ...'; \
+		$(PYTHON) -m venv $(VENV); \
+		$(BIN)/pip install $$([[ -t 1 ]] || echo --quiet) -e '.[test]'; \
+		touch $@; \
+	fi

@@ -1,0 +1,219 @@
+"""The law of the house: which room may import what, inside functions too, and nobody in a circle."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Room(NamedTuple):
+    """What a module may import. ours: modules or packages of ours (itself and below it go without saying);
+    others: top-level names beyond the standard library."""
+
+    ours: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+RUNTIME = "banyan.runtime"
+CORE = (f"{RUNTIME}.wire", f"{RUNTIME}.errors", f"{RUNTIME}.config")
+FACE = (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch")
+
+# The longest prefix of a module's name decides.
+LAW = {
+    "banyan": Room(FACE, ("msgspec",)),
+    "banyan.cli": Room((*FACE, "banyan"), ("msgspec", "rich")),
+    RUNTIME: Room(),
+    f"{RUNTIME}.wire": Room((), ("msgspec",)),
+    f"{RUNTIME}.errors": Room(),
+    f"{RUNTIME}.config": Room((f"{RUNTIME}.errors",), ("msgspec",)),
+    f"{RUNTIME}.ipc": Room(CORE, ("msgspec", "zmq")),
+    f"{RUNTIME}.client": Room((*CORE, f"{RUNTIME}.ipc"), ("msgspec", "zmq")),
+    f"{RUNTIME}.launch": Room((*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.client"), ("msgspec", "psutil", "zmq")),
+    f"{RUNTIME}.server": Room(
+        (*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.metrics"),
+        ("jinja2", "msgspec", "outlines_core", "psutil", "tokenizers", "zmq"),
+    ),
+    f"{RUNTIME}.engine.scheduler": Room((*CORE, f"{RUNTIME}.engine.request", "banyan.radix_cache")),
+    f"{RUNTIME}.engine.request": Room((*CORE, "banyan.radix_cache")),
+    f"{RUNTIME}.engine": Room(
+        (*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.metrics", f"{RUNTIME}.model", "banyan.radix_cache", "banyan.kernels"),
+        ("msgspec", "numpy", "outlines_core", "psutil", "torch", "zmq"),
+    ),
+    f"{RUNTIME}.model": Room((*CORE, "banyan.kernels"), ("msgspec", "numpy", "safetensors", "torch")),
+    f"{RUNTIME}.model.hf": Room((*CORE, f"{RUNTIME}.model", "banyan.kernels"), ("numpy", "torch", "transformers")),
+    f"{RUNTIME}.model.pocket": Room(
+        (*CORE, f"{RUNTIME}.model", "banyan.kernels"), ("numpy", "safetensors", "tokenizers", "torch")
+    ),
+    "banyan.radix_cache": Room((), ("numpy",)),
+    "banyan.kernels": Room((), ("numpy", "torch", "triton")),
+}
+
+# (module, import): why it may, all the same.
+EXCEPTIONS: dict[tuple[str, str], str] = {}
+
+
+class Import(NamedTuple):
+    target: str
+    is_typing: bool  # under `if TYPE_CHECKING:`
+    where: str
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the package, through pyproject's package-dir map."""
+    folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+    found = {}
+    for package, folder in folders.items():
+        for path in sorted((ROOT / folder).glob("*.py")):
+            found[package if path.stem == "__init__" else f"{package}.{path.stem}"] = path
+    return found
+
+
+def imports(path: Path) -> Iterator[Import]:
+    """All imports of a file; `from package import module` names the module."""
+    tree = ast.parse(path.read_text())
+    guarded = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for child in node.body
+        for inner in ast.walk(child)
+    }
+    for node in ast.walk(tree):
+        where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{where}: imports are absolute here"
+            assert node.module
+            full = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in modules() else node.module for name in full]
+        else:
+            continue
+        yield from (Import(name, node in guarded, where) for name in names)
+
+
+def is_within(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def room_of(module: str) -> tuple[str, Room]:
+    name = max((prefix for prefix in LAW if is_within(module, prefix)), key=len)
+    return name, LAW[name]
+
+
+def is_allowed(module: str, target: str) -> bool:
+    name, room = room_of(module)
+    if (module, target) in EXCEPTIONS or target.split(".")[0] in sys.stdlib_module_names:
+        return True
+    if not is_within(target, "banyan"):
+        return target.split(".")[0] in room.others
+    # "banyan" as a room is the frontend: its own files, not all that lies below the name.
+    is_own = room_of(target)[0] == name if name == "banyan" else is_within(target, name)
+    return is_own or any(
+        is_within(target, ours) if ours != "banyan" else room_of(target)[0] == ours for ours in room.ours
+    )
+
+
+def test_a_room_imports_only_what_the_law_allows() -> None:
+    broken = [
+        f"{found.where}: {module} may not import {found.target}"
+        for module, path in modules().items()
+        for found in imports(path)
+        if not is_allowed(module, found.target)
+    ]
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize(
+    ("module", "target"),
+    [
+        ("banyan.state", "torch"),
+        ("banyan.state", "zmq"),
+        ("banyan.state", "banyan.runtime.engine.worker"),
+        ("banyan.radix_cache.tree", "torch"),
+        ("banyan.radix_cache.tree", "banyan.runtime.wire"),
+        ("banyan.kernels.ops", "banyan.runtime.wire"),
+        ("banyan.runtime.engine.scheduler", "torch"),
+        ("banyan.runtime.engine.worker", "tokenizers"),
+        ("banyan.runtime.server.worker", "banyan.runtime.engine.worker"),
+        ("banyan.runtime.server.worker", "torch"),
+        ("banyan.runtime.server.worker", "banyan"),
+    ],
+)
+def test_the_law_forbids(module: str, target: str) -> None:
+    assert not is_allowed(module, target)
+
+
+def test_every_exception_is_used_and_has_a_reason() -> None:
+    used = {(module, found.target) for module, path in modules().items() for found in imports(path)}
+    assert set(EXCEPTIONS) <= used
+    assert all(len(reason) > 20 for reason in EXCEPTIONS.values())
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = {
+        module: {found.target for found in imports(path) if found.target in modules() and not found.is_typing}
+        - {module}
+        for module, path in modules().items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as e:
+        pytest.fail(" -> ".join(reversed(e.args[1])))
+
+
+@pytest.mark.parametrize("folder", ["examples", "benchmarks"])
+def test_examples_and_benchmarks_use_public_names(folder: str) -> None:
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        private = [
+            f"{path.relative_to(ROOT)}:{node.lineno}: {node.value.id}.{node.attr}"
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in ("bn", "banyan")
+            and node.attr.startswith("_")
+        ]
+        deep = [i.where for i in imports(path) if is_within(i.target, "banyan") and i.target != "banyan"]
+        assert not private
+        assert folder == "benchmarks" or not deep, f"an example needs `import banyan` and no more: {deep}"
+
+
+def in_a_fresh_process(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/", timeout=60)
+    return done.stdout.strip()
+
+
+HEAVY = ("torch", "triton", "transformers", "outlines", "numpy", "ray", "rich")
+
+
+def test_the_door_is_light() -> None:
+    code = f"""
+import sys, time
+start = time.process_time()
+import banyan
+for name in banyan.__all__: getattr(banyan, name)
+spent = time.process_time() - start
+print(spent, *(name for name in {HEAVY} if name in sys.modules))
+"""
+    best = min((in_a_fresh_process(code).split() for _ in range(3)), key=lambda words: float(words[0]))
+    assert best[1:] == [], "heavy packages came in with `import banyan`"
+    assert float(best[0]) < 0.3, "`import banyan` must cost less than 300 ms of CPU"
+
+
+@pytest.mark.parametrize("room", ["banyan.radix_cache", "banyan.runtime.wire", "banyan.kernels.ops"])
+def test_a_room_loads_no_frontend_file(room: str) -> None:
+    frontend = sorted(name for name in modules() if room_of(name)[0] in ("banyan", "banyan.cli") and name != "banyan")
+    code = f"import sys, {room}; print(*(name for name in {frontend} if name in sys.modules))"
+    assert in_a_fresh_process(code) == ""
