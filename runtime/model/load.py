@@ -66,7 +66,9 @@ def load(
             return hf.build(spec, directory, torch.device(device), getattr(torch, dtype), context, progress)
         with Checkpoint(directory, progress) as weights:
             return decoder.build(spec, weights, torch.device(device), getattr(torch, dtype), context)
-    except torch.OutOfMemoryError as e:
+    except RuntimeError as e:
+        if not isinstance(e, torch.OutOfMemoryError) and "can't allocate memory" not in str(e):
+            raise
         raise OutOfMemory(
             f"the weights of {spec.name} ({spec.n_parameters:,} numbers in {dtype}) do not fit on {device}: {e}"
         ) from e

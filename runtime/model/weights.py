@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
 
-_WIDTH = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_WIDTH = _FLOATS | {"I64": 8, "I32": 4, "U8": 1, "BOOL": 1}  # the second kind: tables and masks, never weights
 _MAX_HEADER = 100 << 20  # the limit of the format's own library
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
@@ -85,6 +86,8 @@ class Checkpoint:
             raise BadModel(f"{self.path} has no tensor {name}; the checkpoint is incomplete or of another architecture")
         if shape and stored.shape != shape:
             raise BadModel(f"{name} has shape {list(stored.shape)}, but config.json makes it {list(shape)}")
+        if stored.dtype not in _FLOATS:
+            raise Unsupported(f"{name} is stored as {stored.dtype}; quantized weights are not supported")
         from safetensors import SafetensorError, safe_open
 
         try:
