@@ -116,6 +116,68 @@ def make_tiny(path: Path, family: str = "llama", *, vocab: int = VOCAB, seed: in
     return path
 
 
+class Paged:
+    """A model driven by hand over pages, as the engine does it: requests by name, each with its own scattered pages.
+
+    Pools start as NaN, so that a slot that is read before it is written shows.
+    """
+
+    def __init__(self, model: Any, page: int = 16, n_pages: int = 64, seed: int = 0) -> None:
+        import random
+
+        import torch
+
+        spec = model.spec
+        self.model, self.page = model, page
+        shape = (n_pages, page, spec.n_kv_heads, spec.head_dim)
+        dtype = getattr(torch, spec.dtype)
+        self.kv = [(torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype))
+                   for _ in range(spec.n_layers)]  # fmt: skip
+        self.free = random.Random(seed).sample(range(n_pages), n_pages)
+        self.pages: dict[str, list[int]] = {}
+        self.n_tokens: dict[str, int] = {}
+
+    def step(self, new: dict[str, list[int]], *, last_only: bool = False) -> dict[str, Any]:
+        """Compute new tokens of several requests in one pass: logits [n, vocab] of all (or only the last) per name."""
+        import torch
+
+        from banyan.kernels.ops import ragged
+
+        ids, positions, ends = [], [], []
+        for name, own in new.items():
+            start = self.n_tokens.get(name, 0)
+            self.n_tokens[name] = end = start + len(own)
+            pages = self.pages.setdefault(name, [])
+            while len(pages) * self.page < end:
+                pages.append(self.free.pop())
+            ids += own
+            positions += range(start, end)
+            ends.append(end)
+        lens = [len(own) for own in new.values()]
+        batch = ragged(lens, ends, [self.pages[name] for name in new], self.page)
+        borders = torch.tensor([0, *lens]).cumsum(0)
+        rows = borders[1:] - 1 if last_only else torch.arange(len(ids))
+        logits = self.model.forward(torch.tensor(ids), torch.tensor(positions), batch, self.kv, rows)
+        assert logits.dtype == torch.float32
+        assert logits.shape == (len(rows), self.model.spec.vocab_size)
+        return dict(zip(new, logits.split([1] * len(lens) if last_only else lens), strict=True))
+
+    def run(self, ids: list[int], chunk: int, name: str = "r") -> Any:
+        """Logits of all of `ids`, computed `chunk` tokens at a time."""
+        import torch
+
+        return torch.cat([self.step({name: ids[i : i + chunk]})[name] for i in range(0, len(ids), chunk)])
+
+    def greedy(self, prompt: list[int], n: int, chunk: int, name: str = "r") -> list[int]:
+        """`n` greedy tokens after `prompt`, which is computed `chunk` tokens at a time."""
+        for i in range(0, len(prompt), chunk):
+            logits = self.step({name: prompt[i : i + chunk]}, last_only=True)[name]
+        out = [int(logits.argmax())]
+        while len(out) < n:
+            out.append(int(self.step({name: out[-1:]}, last_only=True)[name].argmax()))
+        return out
+
+
 def reference(path: Path) -> Any:
     """The model in `path` as transformers runs it: float32, eager attention, eval mode. The oracle of the tests."""
     import torch
@@ -125,3 +187,19 @@ def reference(path: Path) -> Any:
         path, dtype=torch.float32, attn_implementation="eager", local_files_only=True
     )
     return model.eval()
+
+
+def reference_logits(model: Any, ids: list[int]) -> Any:
+    """Logits [n, vocab] of all of `ids`, in one pass and without a cache."""
+    import torch
+
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+
+
+def reference_greedy(model: Any, prompt: list[int], n: int) -> list[int]:
+    """`n` greedy tokens after `prompt`; every step computes everything again."""
+    ids = list(prompt)
+    for _ in range(n):
+        ids.append(int(reference_logits(model, ids)[-1].argmax()))
+    return ids[len(prompt) :]
