@@ -29,10 +29,12 @@ RUNTIME = "banyan.runtime"
 CORE = (f"{RUNTIME}.wire", f"{RUNTIME}.errors", f"{RUNTIME}.config")
 FACE = (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch")
 
+COMMAND_LINE = tuple(f"banyan.{name}" for name in ("cli", "cli_chat", "cli_check", "cli_models", "cli_run"))
+
 # The longest prefix of a module's name decides.
 LAW = {
     "banyan": Room(FACE, ("msgspec",)),
-    "banyan.cli": Room((*FACE, "banyan"), ("msgspec", "rich")),
+    **dict.fromkeys(COMMAND_LINE, Room((*FACE, *COMMAND_LINE, "banyan"), ("msgspec", "rich"))),
     RUNTIME: Room(),
     f"{RUNTIME}.wire": Room((), ("msgspec",)),
     f"{RUNTIME}.errors": Room(),
@@ -50,8 +52,10 @@ LAW = {
         (*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.metrics", f"{RUNTIME}.model", "banyan.radix_cache", "banyan.kernels"),
         ("msgspec", "numpy", "outlines_core", "psutil", "torch", "zmq"),
     ),
-    f"{RUNTIME}.model": Room((*CORE, "banyan.kernels"), ("msgspec", "numpy", "safetensors", "torch")),
-    f"{RUNTIME}.model.hf": Room((*CORE, f"{RUNTIME}.model", "banyan.kernels"), ("numpy", "torch", "transformers")),
+    f"{RUNTIME}.model": Room(
+        (*CORE, "banyan.kernels"), ("huggingface_hub", "msgspec", "numpy", "rich", "safetensors", "torch")
+    ),
+    f"{RUNTIME}.model.hf": Room((*CORE, f"{RUNTIME}.model", "banyan.kernels"), ("msgspec", "numpy", "torch", "transformers")),
     f"{RUNTIME}.model.pocket": Room(
         (*CORE, f"{RUNTIME}.model", "banyan.kernels"), ("numpy", "safetensors", "tokenizers", "torch")
     ),
@@ -60,7 +64,14 @@ LAW = {
 }
 
 # (module, import): why it may, all the same.
-EXCEPTIONS: dict[tuple[str, str], str] = {}
+EXCEPTIONS = {
+    (
+        "banyan.cli_models",
+        f"{RUNTIME}.model.families",
+    ): "`banyan models` lists what the native decoder runs; no torch in it",
+    ("banyan.cli_models", f"{RUNTIME}.model.spec"): "`banyan models` reads headers of local models; no torch in it",
+    (f"{RUNTIME}.model.pocket.score", "transformers"): "a model is scored as others would run it, not by our own decoder",
+}
 
 
 class Import(NamedTuple):
@@ -214,6 +225,7 @@ print(spent, *(name for name in {HEAVY} if name in sys.modules))
 
 @pytest.mark.parametrize("room", ["banyan.radix_cache", "banyan.runtime.wire", "banyan.kernels.ops"])
 def test_a_room_loads_no_frontend_file(room: str) -> None:
-    frontend = sorted(name for name in modules() if room_of(name)[0] in ("banyan", "banyan.cli") and name != "banyan")
+    folder = ROOT / "frontend"
+    frontend = sorted(name for name, path in modules().items() if path.is_relative_to(folder) and name != "banyan")
     code = f"import sys, {room}; print(*(name for name in {frontend} if name in sys.modules))"
     assert in_a_fresh_process(code) == ""

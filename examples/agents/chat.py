@@ -1,0 +1,46 @@
+"""A conversation, streamed: the model is told things, talks of others, and is asked for them later.
+
+    python examples/agents/chat.py [--model MODEL | --socket PATH]
+
+The whole conversation is one program and crosses the wire as one message; each reply streams as it is made.
+To talk yourself: `banyan chat`.
+"""
+
+import banyan as bn
+from common import Saved, runtime, verdict
+
+TURNS = {
+    "Hello!": "Hello",
+    "My name is Priya.": "Priya",
+    "I bought a violin.": "",
+    "My exam is on Thursday.": "",
+    "What is a banyan tree?": "root",
+    "What did I buy?": "violin",
+    "When is my exam?": "Thursday",
+    "Who am I?": "Priya",
+}
+
+
+@bn.function
+def conversation(s, turns):
+    for i, text in enumerate(turns):
+        s += bn.user(text)
+        s += bn.assistant(bn.gen(f"reply{i}", max_tokens=64, temperature=0))
+
+
+def main() -> None:
+    saved, right = Saved(), []
+    state = conversation.run(list(TURNS), stream=True)
+    for i, (text, known) in enumerate(TURNS.items()):
+        print(f"  you  {text}\nmodel  ", end="")
+        for piece in state.text_iter(f"reply{i}"):
+            print(piece, end="", flush=True)
+        print()
+        right.append(known in state[f"reply{i}"])
+    print(saved.add(state))
+    verdict(right)
+
+
+if __name__ == "__main__":
+    with runtime(__doc__):
+        main()

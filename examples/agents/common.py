@@ -1,0 +1,60 @@
+"""What the examples share: which runtime to talk to, and what its tree saved."""
+
+import argparse
+import time
+from collections.abc import Iterable
+
+import banyan as bn
+
+
+def runtime(about: str):
+    """The runtime that the command line names; it becomes the default backend of all programs.
+
+    Nothing: a private one with the pocket model. `--model`: a private one with another. `--socket`: a running server.
+    """
+    parser = argparse.ArgumentParser(description=about.partition("\n")[0])
+    parser.add_argument("--model", default="pocket", help="a local directory or hub id (default: %(default)s)")
+    parser.add_argument("--socket", help="join the server that `banyan serve` runs there")
+    options = parser.parse_args()
+    backend = bn.connect(options.socket) if options.socket else bn.Runtime(options.model)
+    bn.set_default_backend(backend)
+    return backend
+
+
+class Saved:
+    """Counts the tokens of finished states and the time they took.
+
+    computed = prompt - cached: what the model had to read because the tree did not hold it.
+    """
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self.prompt = self.cached = self.generated = self.n_states = 0
+
+    def add(self, *states: bn.State) -> "Saved":
+        for state in states:
+            self.prompt += state.usage.prompt
+            self.cached += state.usage.cached
+            self.generated += state.usage.generated
+        self.n_states += len(states)
+        return self
+
+    @property
+    def computed(self) -> int:
+        return self.prompt - self.cached
+
+    def __str__(self) -> str:
+        seconds = time.perf_counter() - self.start
+        return (
+            f"prompt {self.prompt} tokens = {self.cached} cached + {self.computed} computed"
+            f" ({self.cached / max(self.prompt, 1):.0%} from the tree)"
+            f"; generated {self.generated} in {seconds:.1f} s = {self.generated / seconds:.0f} tokens/s"
+        )
+
+
+def verdict(right: Iterable[bool]) -> None:
+    """Says how many answers are right; the exit status is 1 unless all are."""
+    results = list(right)
+    print(f"{sum(results)} of {len(results)} right")
+    if not all(results):
+        raise SystemExit(1)

@@ -1,0 +1,38 @@
+"""Label 120 notes from 12 examples: one prefix, computed once, under 120 requests that run together.
+
+    python examples/agents/few_shot.py [--model MODEL | --socket PATH]
+
+The second pass finds every prompt in the tree and computes one token of each: the last, whose logits it needs.
+"""
+
+import json
+from pathlib import Path
+
+import banyan as bn
+from common import Saved, runtime
+
+NOTES = [json.loads(line) for line in (Path(__file__).parent / "data/notes.jsonl").read_text().splitlines()]
+EXAMPLES, REST = NOTES[:12], NOTES[12:]
+PREFIX = "Label each text.\n" + "".join(f"Text: {note['text']}\nLabel: {note['label']}\n\n" for note in EXAMPLES)
+
+
+@bn.function
+def label(s, text):
+    s += bn.user(f"{PREFIX}Text: {text}\nLabel:")
+    s += bn.assistant(bn.gen("label", max_tokens=8, temperature=0, stop="\n"))
+
+
+def main() -> None:
+    for attempt in ("first", "second"):
+        saved = Saved()
+        states = label.run_batch([{"text": note["text"]} for note in REST], progress_bar=True)
+        right = [state["label"].strip() == note["label"] for state, note in zip(states, REST, strict=True)]
+        print(f"{attempt} pass: {saved.add(*states)}")
+        print(
+            f"  computed {saved.computed / len(states):.1f} prompt tokens a request; accuracy {sum(right) / len(right):.1%}"
+        )
+
+
+if __name__ == "__main__":
+    with runtime(__doc__):
+        main()

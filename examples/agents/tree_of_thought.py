@@ -1,0 +1,70 @@
+"""A tree of thought: reach a target from numbers; fork to propose steps, keep the different ones, fork again.
+
+    python examples/agents/tree_of_thought.py [--model MODEL | --socket PATH]
+
+Branches share all that stands above them in the tree: a fork sends no text and computes no token twice.
+"""
+
+import re
+
+import banyan as bn
+from common import Saved, runtime, verdict
+
+PUZZLES = [((4, 6, 9), 33), ((12, 5, 3), 180), ((7, 8, 20), 76)]
+WIDTH = 8  # proposals of each branch
+
+
+def step(text: str, numbers: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The numbers after a step such as "4*6", its result last; None where it is not one that they allow."""
+    match = re.fullmatch(r"(\d+)([+*])(\d+)", text.strip())
+    if not match:
+        return None
+    a, b, rest = int(match[1]), int(match[3]), list(numbers)
+    for used in (a, b):
+        if used not in rest:
+            return None
+        rest.remove(used)
+    return (*rest, a * b if match[2] == "*" else a + b)
+
+
+def propose(state, numbers, target):
+    """Forks `state`, one sampled proposal a branch; the different ones that can be done, as {text: (branch, numbers)}."""
+    state += bn.user(f"Numbers: {' '.join(map(str, numbers))}\nTarget: {target}\nPropose a step.")
+    branches = state.fork(WIDTH)
+    for i, branch in enumerate(branches):
+        branch += bn.assistant(bn.gen("step", max_tokens=16, temperature=1.0, seed=i))
+    found = {branch["step"]: branch for branch in branches}
+    return [(text, branch, after) for text, branch in found.items() if (after := step(text, numbers))]
+
+
+@bn.function
+def solve(s, numbers, target):
+    frontier = [([], s, numbers)]
+    while frontier:
+        paths = [
+            (steps + [text], branch, after)
+            for steps, state, left in frontier
+            for text, branch, after in propose(state, left, target)
+        ]
+        print(f"  {len(paths)} branches:", "  ".join(f"{', '.join(steps)} -> {after[-1]}" for steps, _, after in paths))
+        for steps, branch, after in paths:
+            if after[-1] == target:
+                return steps
+        frontier = [path for path in paths if len(path[2]) > 1]
+
+
+def main() -> None:
+    saved, right = Saved(), []
+    for numbers, target in PUZZLES:
+        print(f"Reach {target} from {', '.join(map(str, numbers))}.")
+        state = solve.run(numbers, target)
+        print(" ", f"{', then '.join(state.ret_value)}" if state.ret_value else "not found")
+        right.append(bool(state.ret_value))
+        saved.add(state)
+    print(saved)
+    verdict(right)
+
+
+if __name__ == "__main__":
+    with runtime(__doc__):
+        main()

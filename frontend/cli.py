@@ -1,0 +1,191 @@
+"""The `banyan` command: serve, run, chat, models, check.
+
+Every option of a runtime is a flag here, made from the tree in runtime/config.py: there is no second list. What a
+command needs beyond argparse is imported by that command, so that `banyan --help` is instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import msgspec
+
+from banyan.runtime import config as configs
+from banyan.runtime.config import Config
+from banyan.runtime.errors import BanyanError, ConfigError
+
+EPILOG = "Errors are one line on stderr; the exit status is 2 for a wrong call and 1 for one that failed."
+_METAVARS = {"model": "MODEL", "kv_memory": "SIZE", "socket": "PATH", "max_message": "BYTES"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status. A BanyanError is one line on stderr, never a traceback."""
+    try:
+        options = _parser().parse_args(argv)
+        return int(options.command(options))
+    except BanyanError as e:
+        print(f"banyan: {e}", file=sys.stderr)
+        return 2 if isinstance(e, ConfigError) else 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # `banyan models | head`; nothing more can be said
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with its errors as one line and no guesses at what a shortened flag meant."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"banyan: {message} (try: {self.prog} --help)\n")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="banyan", description="Programs of many model calls, beside one tree of KV pages.", epilog=EPILOG
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
+
+    serve = commands.add_parser("serve", help="run a shared server until Ctrl-C", epilog=EPILOG)
+    _add_config(serve)
+    serve.set_defaults(command=_serve)
+
+    run = commands.add_parser("run", help="run a program file on a runtime that is ready for it", epilog=EPILOG)
+    _add_config(run, "join the server that listens there, instead of a private one")
+    run.add_argument("program", help="a Python file; its gens run on this runtime unless it names another")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the program, as sys.argv[1:]")
+    run.set_defaults(command=_run)
+
+    chat = commands.add_parser("chat", help="talk to a model in this terminal", epilog=EPILOG)
+    _add_config(chat, "join the server that listens there, instead of a private one")
+    chat.add_argument("--system", default="", metavar="TEXT", help="the system turn (default: none)")
+    chat.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
+    chat.add_argument("--max-tokens", type=int, default=512, metavar="N", help="longest reply (default: 512)")
+    chat.set_defaults(command=_chat)
+
+    models = commands.add_parser("models", help="list what can be run on this machine", epilog=EPILOG)
+    models.set_defaults(command=_models)
+
+    check = commands.add_parser(
+        "check", help="walk every invariant of a runtime and say what it runs on", epilog=EPILOG
+    )
+    _add_config(check, "check the server that listens there, instead of a private one under a small load")
+    check.set_defaults(command=_check)
+    return parser
+
+
+# ---- options of a runtime, as flags --------------------------------------------------------------------------------
+
+
+def _add_config(parser: argparse.ArgumentParser, socket_help: str = "") -> None:
+    """One flag per field of Config. What is not given is absent from the result, so that Config's default holds."""
+    group = parser.add_argument_group("options of the runtime")
+    hints = typing.get_type_hints(Config, include_extras=True)
+    for field in msgspec.structs.fields(Config):
+        kind, meta = typing.get_args(hints[field.name])
+        text = socket_help if field.name == "socket" and socket_help else meta.description
+        if "default" not in text and not (field.name == "socket" and socket_help):
+            text += f" (default: {field.default})" if not isinstance(field.default, bool) else " (default)"
+        arguments: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": text}
+        if kind is bool:
+            arguments["action"] = argparse.BooleanOptionalAction
+        elif typing.get_origin(kind) is typing.Literal:
+            arguments["choices"] = typing.get_args(kind)
+        else:
+            arguments["type"] = _plain(kind)
+            arguments["metavar"] = _METAVARS.get(field.name, "N")
+        group.add_argument(f"--{field.name.replace('_', '-')}", **arguments)
+
+
+def _plain(kind: Any) -> Any:
+    """`int` of `int | None`."""
+    return next(k for k in typing.get_args(kind) if k is not types.NoneType) if typing.get_args(kind) else kind
+
+
+def given(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of the runtime that stand on the command line, and no others."""
+    return {f.name: getattr(options, f.name) for f in msgspec.structs.fields(Config) if hasattr(options, f.name)}
+
+
+def backend(options: argparse.Namespace) -> Any:
+    """The runtime that the command line asks for: the server at --socket, or a private one with the other options."""
+    import banyan
+
+    config = given(options)
+    if socket := config.pop("socket", ""):
+        if config:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in config)
+            raise ConfigError(
+                f"{flags}: decided by the server at {socket} when it started; leave it out, or leave out --socket"
+            )
+        return banyan.connect(socket)
+    return banyan.Runtime(**config)
+
+
+# ---- commands ------------------------------------------------------------------------------------------------------
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from banyan.runtime import launch
+
+    def stop(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    server = launch.start(configs.make(**given(options)))
+    try:
+        for line in server.report:
+            print(line)
+        print(f"\nlistening on {server.socket}; Ctrl-C ends it. To use it:")
+        print(f'  import banyan as bn; bn.set_default_backend(bn.connect("{server.socket}"))')
+        print(f"  banyan chat --socket {server.socket}", flush=True)
+        status = server.process.wait()
+        print(f"banyan: the server ended by itself (exit status {status})", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nended", flush=True)
+        return 0
+    finally:
+        server.close()
+
+
+def _run(options: argparse.Namespace) -> int:
+    from banyan import cli_run
+
+    return cli_run.run(options.program, options.arguments, lambda: backend(options))
+
+
+def _chat(options: argparse.Namespace) -> int:
+    from banyan import cli_chat
+
+    with backend(options) as runtime:
+        return cli_chat.talk(
+            runtime, system=options.system, temperature=options.temperature, max_tokens=options.max_tokens
+        )
+
+
+def _models(options: argparse.Namespace) -> int:
+    from banyan import cli_models
+
+    return cli_models.show()
+
+
+def _check(options: argparse.Namespace) -> int:
+    from banyan import cli_check
+
+    with backend(options) as runtime:
+        return cli_check.check(runtime, is_private=not hasattr(options, "socket"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""The house is in order: packages, sizes, words that must not stand in it, and options that nobody tests."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from banyan.runtime.config import Config
+from banyan.runtime.wire import Sampling
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("frontend", "runtime", "radix_cache", "kernels")
+SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+
+
+def files(*folders: str) -> list[Path]:
+    found = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return sorted(path for path in found if not path.is_relative_to(ROOT / "runtime/model/pocket/work"))  # git ignores it
+
+
+OURS = files(*ROOMS, "tests", "examples", "benchmarks")
+
+
+# ---- packages ------------------------------------------------------------------------------------------------------
+
+
+def test_the_package_list_is_what_stands_on_disk() -> None:
+    on_disk = {str(path.parent.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("__init__.py")}
+    with_code = {str(path.parent.relative_to(ROOT)) for path in files(*ROOMS)}
+    assert with_code == on_disk, "a folder with code lacks its __init__.py"
+    assert set(SETUP["package-dir"].values()) == on_disk
+    assert set(SETUP["packages"]) == set(SETUP["package-dir"])
+    for package, folder in SETUP["package-dir"].items():
+        tail = folder.removeprefix("frontend").strip("/").replace("/", ".")
+        assert package == f"banyan.{tail}".rstrip("."), f"{folder} is imported as {package}"
+
+
+def test_the_root_is_not_on_the_path() -> None:
+    """A bare `kernels` there would be taken for the Hugging Face package of that name."""
+    assert str(ROOT) not in sys.path
+    assert "" not in sys.path
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_the_wheel_holds_the_weights_and_the_types(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    ).stdout.decode()
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(source)],
+        check=True,
+    )
+    (wheel,) = tmp_path.glob("banyan-*.whl")
+    held = {info.filename: info.file_size for info in zipfile.ZipFile(wheel).infolist()}
+    assert "banyan/py.typed" in held
+    weights = {name: size for name, size in held.items() if name.endswith(".safetensors")}
+    assert len(weights) == 2, "the pocket model and its draft"
+    assert sum(weights.values()) <= 16 << 20
+    assert not [name for name in held if name.split("/")[0] not in ("banyan", f"banyan-{version()}.dist-info")]
+    code = {str(path.relative_to(ROOT)) for path in files(*ROOMS)}
+    assert len([name for name in held if name.endswith(".py")]) == len(code)
+
+
+def version() -> str:
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+
+
+def test_the_changelog_knows_the_version() -> None:
+    assert re.search(rf"^## {re.escape(version())}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+# ---- size ----------------------------------------------------------------------------------------------------------
+
+# path, or path:function -> why it is longer than the rest.
+LONGER: dict[str, str] = {}
+
+
+def test_files_and_functions_stay_small() -> None:
+    too_long = set()
+    for path in OURS:
+        name, text = str(path.relative_to(ROOT)), path.read_text()
+        if text.count("\n") > 500:
+            too_long.add(name)
+        if name.startswith("kernels/"):
+            continue  # a kernel is one thing, read from top to bottom
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 60:
+                too_long.add(f"{name}:{node.name}")
+    assert too_long == set(LONGER), "over 500 lines a file or 60 a function: a split, or a reason in LONGER"
+
+
+# ---- what must not stand here --------------------------------------------------------------------------------------
+
+
+def test_no_pickle() -> None:
+    """Nothing that is read from a file or a socket may run code."""
+    wrong = re.compile(
+        r"\b(import|from)\s+(pickle|cloudpickle|dill|marshal|shelve)\b|torch\.load\((?![^)]*weights_only=True)"
+    )
+    found = [f"{path.relative_to(ROOT)}" for path in files(*ROOMS) if wrong.search(path.read_text())]
+    assert not found
+
+
+def test_no_path_of_one_machine() -> None:
+    wrong = re.compile(r"/(home|root|work|Users|mnt)/\w")
+    texts = [
+        *OURS,
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "runtime").rglob("*.md"),
+        ROOT / "Makefile",
+    ]
+    here = Path(__file__)
+    assert not [str(path.relative_to(ROOT)) for path in texts if path != here and wrong.search(path.read_text())]
+
+
+# ---- options that nobody tests -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [Config, Sampling])
+def test_every_option_is_named_in_a_test(options: type[msgspec.Struct]) -> None:
+    here = Path(__file__)
+    words = {word for path in files("tests") if path != here for word in re.findall(r"\w+", path.read_text())}
+    assert [field.name for field in msgspec.structs.fields(options) if field.name not in words] == []
