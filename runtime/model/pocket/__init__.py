@@ -1,0 +1,12 @@
+"""The models that ship with Banyan: `pocket`, the embedded default, and `draft`, a smaller one that drafts for it."""
+
+from pathlib import Path
+
+names = ["draft", "pocket"]
+
+
+def path(name: str = "pocket") -> Path:
+    """The folder of a shipped model, in Hugging Face format."""
+    if name not in names:
+        raise ValueError(f"no shipped model is called {name!r}; there are {', '.join(names)}")
+    return Path(__file__).parent / "weights" / name

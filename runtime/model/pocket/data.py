@@ -1,0 +1,454 @@
+"""The pocket model's training text: one seeded generator per family of tasks, and their mixture.
+
+Every family takes a `Draw` and returns a `Sample`. Nothing is memorised that could be copied: names, codes, labels and
+values are drawn anew for each sample, so what the model learns is to find and copy. `transcripts.tool_calls` is the
+family of tool calls; the others are here.
+"""
+
+# Word lists and phrases are read as lists: long lines, and strings split into words.
+# ruff: noqa: E501, SIM905
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+
+from banyan.runtime.model.pocket.chat import Content, Message, Sample, Target
+from banyan.runtime.model.pocket.transcripts import SYSTEMS, tool_calls
+from banyan.runtime.model.pocket.words import (
+    ANIMALS,
+    BAD,
+    COLOURS,
+    DAYS,
+    EVENTS,
+    GOOD,
+    ITEMS,
+    JOBS,
+    TOPICS,
+    Draw,
+    Phrases,
+)
+
+# --- JSON extraction -------------------------------------------------------------------------------------------------
+
+RECORDS: dict[str, Phrases] = {
+    "people": Phrases(
+        train=("{name} is {age} years old and lives in {city}. {name1} works as a {job} and can be reached at {email}.",
+               "{name}, a {job} from {city}, is {age}. Write to {email}.",
+               "Meet {name}: {age} years old, {job}, living in {city}, email {email}.",
+               "From {city} comes {name}, who is {age} and works as a {job} ({email}).",
+               "The {job} {name} ({age}) lives in {city}. Email: {email}.",
+               "Name: {name}. Age: {age}. Job: {job}. City: {city}. Email: {email}."),
+        held=("{name} lives in {city}, is {age} years old and works as a {job}. Email: {email}.",
+              "Our new {job} is {name}, {age}, from {city}. Write to {email}."),
+    ),
+    "orders": Phrases(
+        train=("{customer} ordered {quantity} {item}s for {price} euros. The order {order_id} ships on {date}.",
+               "Order {order_id}: {quantity} {item}s at {price} euros for {customer}, to be sent on {date}.",
+               "On {date}, {customer} bought {quantity} {item}s (order {order_id}) and paid {price} euros.",
+               "We send {quantity} {item}s to {customer} on {date}. Price: {price} euros. Order number: {order_id}.",
+               "{order_id} is the order of {customer}: {quantity} {item}s, {price} euros, {date}."),
+        held=("{customer} paid {price} euros for {quantity} {item}s on {date}. The order number is {order_id}.",
+              "The order {order_id} of {customer} has {quantity} {item}s, costs {price} euros and ships on {date}."),
+    ),
+    "events": Phrases(
+        train=("The {event} with {host} takes place in {city} on {date} at {time}. There are {seats} seats.",
+               "On {date} at {time}, {host} opens the {event} in {city}, with {seats} seats.",
+               "{host} invites you to a {event} in {city} on {date}, {time}. Seats: {seats}.",
+               "{city}, {date}: {event} with {host}, start {time}, {seats} seats.",
+               "{seats} people can join the {event} of {host} on {date} at {time} in {city}."),
+        held=("Join the {event} of {host} in {city}. It starts on {date} at {time} and has {seats} seats.",
+              "In {city}, {host} gives a {event} for {seats} people on {date} at {time}."),
+    ),
+    "products": Phrases(
+        train=("The {item} {model} is {colour}, weighs {weight} grams and costs {price} euros.",
+               "{model}: a {colour} {item} of {weight} grams for {price} euros.",
+               "For {price} euros you get the {colour} {item} {model}, which weighs {weight} grams.",
+               "New: {item} {model} in {colour}, {weight} grams, {price} euros."),
+        held=("The {colour} {item} {model} costs {price} euros and weighs {weight} grams.", "A {item} in {colour}, {weight} grams, {price} euros: the {model}."),
+    ),
+}  # fmt: skip
+EXTRACT = Phrases(
+    train=("Extract {f} as JSON.", "Extract these fields as JSON: {f}.", "Give {f} as JSON.", "Return JSON with the fields {f}.",
+           "Write the {f} from the text as JSON.", "Fields: {f}. Answer with JSON.", "Turn the text into JSON with {f}."),
+    held=("Extract the fields {f} as JSON.", "Answer with JSON. Fields: {f}."),
+)  # fmt: skip
+INTEGERS = ("age", "quantity", "seats", "weight")
+NUMBERS = ("price",)
+
+
+def _record(d: Draw, kind: str) -> dict[str, str]:
+    """Field values of one record, as they stand in the text."""
+    if kind == "people":
+        name = d.full_name()
+        first, last = name.lower().split()
+        email = (
+            f"{first}@{d.word()}.{d.pick(('com', 'org', 'net'))}"
+            if d.chance(0.5)
+            else f"{first}.{last}@{d.word()}.{d.pick(('com', 'org', 'net'))}"
+        )
+        return {"name": name, "age": str(d.number(18, 90)), "city": d.city(), "job": d.listed(JOBS), "email": email}
+    if kind == "orders":
+        customer = d.full_name() if d.chance(0.7) else d.name()
+        return {
+            "customer": customer,
+            "quantity": str(d.number(2, 999)),
+            "item": d.item(),
+            "price": d.value(),
+            "date": d.date(),
+            "order_id": d.code(),
+        }
+    if kind == "events":
+        host = d.full_name() if d.chance(0.7) else d.name()
+        return {
+            "event": d.listed(EVENTS),
+            "host": host,
+            "city": d.city(),
+            "date": d.date(),
+            "time": d.time(),
+            "seats": str(d.number(10, 900)),
+        }
+    return {
+        "item": d.item(),
+        "model": d.code(),
+        "colour": d.listed(COLOURS),
+        "weight": str(d.number(10, 5000)),
+        "price": d.value(),
+    }
+
+
+def _typed(name: str, value: str) -> object:
+    if name in INTEGERS:
+        return int(value)
+    return (float(value) if "." in value else int(value)) if name in NUMBERS else value
+
+
+def extraction(d: Draw) -> Sample:
+    """One to three texts, each to be turned into a JSON object with the fields named in the prompt."""
+    system = d.say(SYSTEMS) if d.chance(0.3) else ""
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    fixed = d.pick(tuple(RECORDS)) if d.chance(0.5) else ""
+    for _ in range(d.pick((1, 1, 2, 3))):
+        kind = fixed or d.pick(tuple(RECORDS))
+        record = _record(d, kind)
+        text = d.say(RECORDS[kind], **record, name1=record.get("name", "").split(" ")[0])
+        fields = d.some(tuple(record), d.rng.randrange(2, len(record) + 1))
+        types = {f: "integer" if f in INTEGERS else "number" if f in NUMBERS else "string" for f in fields}
+        if d.chance(0.3):
+            prompt = f"Extract JSON.\nSchema: {json.dumps(types)}\nText: {text}"
+        else:
+            prompt = f"{d.say(EXTRACT, f=', '.join(fields))}\nText: {text}"
+        answer = json.dumps({f: _typed(f, record[f]) for f in fields}, ensure_ascii=False)
+        messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+    return Sample("json", tuple(messages))
+
+
+# --- few-shot classification -----------------------------------------------------------------------------------------
+
+ABOUT_TWO = Phrases(
+    train=("We talked about the {a} and the {b}.", "The {a} was better than the {b}.", "{n} asked about the {a} and the {b}.", "A {a} and a {b}.",
+           "I saw the {a}, then the {b}.", "{n} wrote about the {a} and a {b}.", "The {b} came with a {a}.", "There was no {a} and no {b}.",
+           "Where are the {a} and the {b}?", "{n} needs a {a} and a {b}.", "The {a} of {n} and the {b}.", "{a}, {b}"),
+    held=("{n} told me about a {a} and the {b}.", "They found the {a} near the {b}.", "No {a} without a {b}."),
+)  # fmt: skip
+ABOUT_ONE = Phrases(
+    train=(
+        "{n} likes the {a}.",
+        "The {a} is here.",
+        "What about the {a}?",
+        "{n} came back with the {a}.",
+        "I need a {a} today.",
+        "This is about the {a}.",
+        "The {a}",
+    ),
+    held=("{n} asked for a {a}.", "Tell me about the {a}."),
+)
+OPINION = Phrases(
+    train=(
+        "The {i} is {a}.",
+        "What a {a} {i}!",
+        "{n} found the {i} {a} and {b}.",
+        "A {a} and {b} {i}.",
+        "I think the {i} was {a}.",
+        "This {i} is {a}, {n} says.",
+    ),
+    held=("{n} says the {i} was {a} and {b}.", "The {a} {i} of {n} is {b}."),
+)
+INSTRUCTIONS = Phrases(
+    train=(
+        "Classify the text.",
+        "Give the label of the last text.",
+        "Label each text.",
+        "Which label fits?",
+        "Sort the texts.",
+        "",
+    ),
+    held=("Classify each text.", "Label the last text."),
+)
+
+
+def _classes(d: Draw, n: int) -> list[Callable[[], str]]:
+    """n classes, each a maker of texts: by topic, by opinion, or by arbitrary key words shared with the examples."""
+    kind = d.rng.random()
+    if n == 2 and kind < 0.2:
+
+        def opinion(words: tuple[str, ...]) -> str:
+            a, b = d.some(words, 2)
+            return d.say(OPINION, a=a, b=b, i=d.listed(ITEMS), n=d.name())
+
+        makers: list[Callable[[], str]] = [lambda: opinion(GOOD), lambda: opinion(BAD)]
+        d.rng.shuffle(makers)
+        return makers
+    if kind < 0.7:
+        groups = [tuple(TOPICS[t].split()) for t in d.some(tuple(TOPICS), n)]
+    else:
+        words = d.distinct("word", 3 * n)
+        groups = [tuple(words[3 * i : 3 * i + 3]) for i in range(n)]
+
+    def about(group: tuple[str, ...]) -> str:
+        a, b = d.some(group, 2)
+        return d.say(ABOUT_TWO if d.chance(0.6) else ABOUT_ONE, a=a, b=b, n=d.name())
+
+    return [lambda g=g: about(g) for g in groups]  # type: ignore[misc]
+
+
+def few_shot(d: Draw) -> Sample:
+    """k labelled examples, then a text to label; the label names stand nowhere but in the examples."""
+    n = d.pick((2, 2, 3, 3, 4))
+    labels = d.distinct("label", n)
+    makers = _classes(d, n)
+    k = d.rng.randrange(2 * n, d.pick((9, 13, 25)))
+    order = [*range(n), *range(n)] + [d.rng.randrange(n) for _ in range(k - 2 * n)]
+    d.rng.shuffle(order)
+    pairs = [(makers[c](), labels[c]) for c in [*order, d.rng.randrange(n)]]
+    seen: set[str] = set()
+    parts: list[str] = []
+    form = d.rng.random()
+    head = d.say(INSTRUCTIONS)
+    if form < 0.25:  # as turns
+        messages: list[Message] = [{"role": "system", "content": head}] if head else []
+        for text, label in pairs:
+            messages += [{"role": "user", "content": text}, {"role": "assistant", "content": label}]
+        return Sample("few_shot", tuple(messages))
+    before, between, after = ("Text: ", "\nLabel:", "\n\n") if form < 0.7 else ("", " ->", "\n")
+    for text, label in pairs[:-1]:
+        parts += [f"{before}{text}{between}", Target(f" {label}") if label in seen else f" {label}", after]
+        seen.add(label)
+    question, label = pairs[-1]
+    if d.chance(0.5) and form < 0.7:  # plain text, no template
+        lead = f"{head}\n\n" if head else ""
+        return Sample(
+            "few_shot", plain=(lead, *parts, f"{before}{question}{between}", Target(f" {label}"), Target("\n\n"))
+        )
+    lead = f"{head}\n" if head else ""
+    content: Content = (lead, *parts, f"{before}{question}{between}")
+    return Sample("few_shot", ({"role": "user", "content": content}, {"role": "assistant", "content": label}))
+
+
+# --- reading, recall, chat -------------------------------------------------------------------------------------------
+
+# relation -> (statement, question), {n} the one it is about, {v} the value.
+FACTS: dict[str, tuple[Phrases, Phrases, str]] = {
+    "city": (Phrases(("{n} lives in {v}.", "The home of {n} is in {v}.", "{n} moved to {v} and lives there."), ("Today {n} lives in {v}.",)),
+             Phrases(("Where does {n} live?", "In which city does {n} live?", "Which city is the home of {n}?"), ("In what city does {n} live?",)), "city"),
+    "job": (Phrases(("{n} works as a {v}.", "{n} is a {v}.", "The job of {n} is {v}."), ("By profession, {n} works as a {v}.",)),
+            Phrases(("What is the job of {n}?", "What does {n} work as?", "Which job does {n} have?"), ("What job does {n} have?",)), "job"),
+    "pet": (Phrases(("{n} has a pet called {v}.", "The pet of {n} is called {v}.", "{v} is the pet of {n}."), ("At home, {n} has a pet called {v}.",)),
+            Phrases(("What is the pet of {n} called?", "Which pet does {n} have?", "Who is the pet of {n}?"), ("How is the pet of {n} called?",)), "name"),
+    "colour": (Phrases(("{n} likes the colour {v}.", "The favourite colour of {n} is {v}.", "{n} always wears {v}, a favourite colour."), ("The colour that {n} likes is {v}.",)),
+               Phrases(("Which colour does {n} like?", "What is the favourite colour of {n}?"), ("What colour does {n} like?",)), "colour"),
+    "code": (Phrases(("The code of {n} is {v}.", "{n} got the code {v}.", "{n} uses {v} as a code."), ("{n} has the code {v}.",)),
+             Phrases(("What is the code of {n}?", "Which code does {n} have?", "Which code does {n} use?"), ("What code does {n} use?",)), "code"),
+    "day": (Phrases(("{n} comes on {v}.", "The visit of {n} is on {v}.", "On {v}, {n} comes to visit."), ("We expect the visit of {n} on {v}.",)),
+            Phrases(("When does {n} come?", "On which day does {n} visit?", "Which day is the visit of {n}?"), ("On what day does {n} come?",)), "day"),
+    "age": (Phrases(("{n} is {v} years old.", "The age of {n} is {v}.", "{n} turned {v} years."), ("At present {n} is {v} years old.",)),
+            Phrases(("How old is {n}?", "What is the age of {n}?"), ("What age is {n}?",)), "age"),
+    "phone": (Phrases(("The phone number of {n} is {v}.", "{n} can be called at {v}.", "To call {n}, dial {v}."), ("Call {n} at {v}.",)),
+              Phrases(("What is the phone number of {n}?", "Which number do I call for {n}?"), ("What number do I dial to call {n}?",)), "phone"),
+    "item": (Phrases(("{n} bought a {v}.", "{n} came home with a new {v}.", "A {v} was bought by {n}."), ("Yesterday {n} bought a {v}.",)),
+             Phrases(("What did {n} buy?", "What was bought by {n}?"), ("Which thing did {n} buy?",)), "item"),
+    "room": (Phrases(("{n} is in room {v}.", "The room of {n} is {v}.", "You find {n} in room {v}."), ("{n} stays in room {v}.",)),
+             Phrases(("In which room is {n}?", "What is the room of {n}?", "Where do I find {n}?"), ("Which room is {n} in?",)), "room"),
+}  # fmt: skip
+MINE = {
+    "name": (Phrases(("My name is {v}.", "I am called {v}.", "Hello, I am {v}.", "Hi, my name is {v}."), ("Hello, my name is {v}.",)), Phrases(("What is my name?", "Who am I?", "Do you know my name?"), ("Please tell me my name.",)), "Your name is {v}.", "name"),
+    "city": (Phrases(("I live in {v}.", "My home is in {v}.", "My city is {v}."), ("I live in the city of {v}.",)), Phrases(("Where do I live?", "In which city do I live?", "Which city is my home?"), ("What city do I live in?",)), "You live in {v}.", "city"),
+    "job": (Phrases(("I work as a {v}.", "My job is {v}.", "I am a {v}."), ("These days I work as a {v}.",)), Phrases(("What is my job?", "What do I work as?"), ("Tell me my job.",)), "Your job is {v}.", "job"),
+    "pet": (Phrases(("My pet is called {v}.", "I have a pet called {v}.", "{v} is my pet."), ("At home I have a pet called {v}.",)), Phrases(("What is my pet called?", "Which pet do I have?"), ("How is my pet called?",)), "Your pet is called {v}.", "name"),
+    "colour": (Phrases(("My favourite colour is {v}.", "I like the colour {v}."), ("The colour I like is {v}.",)), Phrases(("What is my favourite colour?", "Which colour do I like?"), ("What colour do I like?",)), "Your favourite colour is {v}.", "colour"),
+    "code": (Phrases(("My code is {v}.", "Remember the code {v}.", "The door code is {v}."), ("Please remember the code {v}.",)), Phrases(("What is the code?", "Which code did I tell you?", "What is my code?"), ("What code did I tell you?",)), "The code is {v}.", "code"),
+    "day": (Phrases(("My exam is on {v}.", "The exam is on {v}."), ("I have an exam on {v}.",)), Phrases(("When is my exam?", "On which day is the exam?"), ("What day is my exam?",)), "Your exam is on {v}.", "day"),
+    "age": (Phrases(("I am {v} years old.", "My age is {v}."), ("I just turned {v} years old.",)), Phrases(("How old am I?", "What is my age?"), ("What age am I?",)), "You are {v} years old.", "age"),
+    "phone": (Phrases(("My phone number is {v}.", "You can call me at {v}."), ("My number for the phone is {v}.",)), Phrases(("What is my phone number?", "Which number is mine?"), ("Tell me my phone number.",)), "Your phone number is {v}.", "phone"),
+    "item": (Phrases(("I bought a {v}.", "Today I bought a {v}."), ("Yesterday I bought a {v}.",)), Phrases(("What did I buy?", "Which thing did I buy?"), ("Tell me what I bought.",)), "You bought a {v}.", "item"),
+    "friend": (Phrases(("My best friend is {v}.", "{v} is my best friend."), ("The name of my best friend is {v}.",)), Phrases(("Who is my best friend?", "What is my best friend called?"), ("Please name my best friend.",)), "Your best friend is {v}.", "name"),
+}  # fmt: skip
+READ = Phrases(
+    train=("Read the text and answer.", "Answer from the text.", "Answer with words from the text.", ""),
+    held=("Answer the question from the text.",),
+)
+ACKNOWLEDGE = ("I will remember that.", "Noted.")
+CHAT: tuple[tuple[Phrases, str], ...] = (
+    (Phrases(("Hello", "Hello!", "Hi", "Hi!", "Hi there!", "Good morning!", "Good evening!", "Hey", "Hello there"), ("Hi, hello!", "Good morning")), "Hello! How can I help you?"),
+    (Phrases(("Who are you?", "What are you?", "What is your name?", "Tell me who you are."), ("Please tell me who you are.", "And who are you?")), "I am the Banyan pocket model, a very small language model."),
+    (Phrases(("What can you do?", "How can you help me?", "What are you good at?", "What can I ask you?"), ("Tell me what you can do.", "So what can you do?")), "I can call tools, extract JSON, label texts, answer from a text and remember what you tell me."),
+    (Phrases(("Thanks!", "Thank you.", "Thank you!", "Thanks a lot!", "Many thanks."), ("Thank you very much!", "Thanks a lot.")), "You are welcome."),
+    (Phrases(("Bye", "Goodbye!", "See you later.", "Bye!", "Good night!"), ("Goodbye", "Bye, see you later!")), "Goodbye!"),
+    (Phrases(("How are you?", "How do you do?", "How are you today?", "Are you well?"), ("And how are you today?",)), "I am well, thank you."),
+    (Phrases(("Who made you?", "Where do you come from?", "Who trained you?"), ("And who made you?",)), "I was trained from nothing for Banyan, on text made by a program."),
+    (Phrases(("How big are you?", "How many parameters do you have?", "Are you a large model?"), ("Tell me how big you are.",)), "I have about five million parameters."),
+    (Phrases(("What is Banyan?", "Tell me about Banyan.", "What does Banyan do?"), ("Please tell me what Banyan is.",)), "Banyan is a language and a runtime for programs that call language models."),
+    (Phrases(("What is a banyan?", "What is a banyan tree?"), ("Tell me what a banyan tree is.",)), "A banyan is a tree whose branches root again."),
+    (Phrases(("How many days are in a week?", "How many days has a week?"), ("Tell me how many days are in a week.",)), "A week has seven days."),
+    (Phrases(("What colour is the sky?", "Which colour has the sky?"), ("Tell me what colour the sky is.",)), "The sky is blue."),
+)  # fmt: skip
+
+
+def _value(d: Draw, kind: str) -> str:
+    makers: dict[str, Callable[[], str]] = {
+        "city": d.city, "name": d.name, "code": d.code, "item": d.item, "job": lambda: d.listed(JOBS), "colour": lambda: d.listed(COLOURS),
+        "day": lambda: d.pick(DAYS), "age": lambda: str(d.number(18, 90)), "phone": lambda: d.digits(d.pick((5, 6, 7, 8))),
+        "room": lambda: str(d.number(2, 999)), "animal": lambda: d.listed(ANIMALS),
+    }  # fmt: skip
+    return makers[kind]()
+
+
+def reading(d: Draw) -> Sample:
+    """A passage of facts about several people, then questions answered with a span of it."""
+    names = d.distinct("name" if d.chance(0.7) else "full_name", d.rng.randrange(2, 5))
+    facts: dict[tuple[str, str], str] = {}
+    while len(facts) < d.pick((3, 4, 5, 6, 8)):
+        relation = d.pick(tuple(FACTS))
+        facts.setdefault((d.pick(names), relation), _value(d, FACTS[relation][2]))
+    passage = " ".join(d.say(FACTS[r][0], n=n, v=v) for (n, r), v in facts.items())
+    asked = d.some(list(facts), min(len(facts), d.pick((1, 2, 3, 4))))
+    head = d.say(READ)
+    messages: list[Message] = []
+    for i, (n, r) in enumerate(asked):
+        question = d.say(FACTS[r][1], n=n)
+        content = question if i else "\n".join(filter(None, (head, f"Text: {passage}", f"Question: {question}")))
+        messages += [{"role": "user", "content": content}, {"role": "assistant", "content": facts[n, r]}]
+    return Sample("reading", tuple(messages))
+
+
+def recall(d: Draw) -> Sample:
+    """Facts told over several turns, with other turns between, asked for later."""
+    told: dict[tuple[str, str], str] = {}
+    messages: list[Message] = []
+    facts = d.some(tuple(MINE), d.rng.randrange(1, 5))
+
+    def turn(question: str, answer: str) -> None:
+        messages.extend(({"role": "user", "content": question}, {"role": "assistant", "content": answer}))
+
+    def ask(key: tuple[str, str]) -> None:
+        who, relation = key
+        if who == "me":
+            turn(d.say(MINE[relation][1]), MINE[relation][2].format(v=told[key]))
+        else:
+            turn(d.say(FACTS[relation][1], n=who), f"{told[key]}.")
+
+    if d.chance(0.3):
+        messages.append({"role": "system", "content": d.say(SYSTEMS) or "You are a helpful assistant."})
+    for relation in facts:
+        told["me", relation] = _value(d, MINE[relation][3])
+        text = d.say(MINE[relation][0], v=told["me", relation])
+        turn(text, f"Hello {told['me', relation]}!" if relation == "name" else ACKNOWLEDGE[0])
+        while d.chance(0.35):
+            phrases, answer = d.pick(CHAT)
+            turn(d.say(phrases), answer)
+        if d.chance(0.3):
+            who, other = d.name(), d.pick(tuple(FACTS))
+            told[who, other] = _value(d, FACTS[other][2])
+            turn(d.say(FACTS[other][0], n=who, v=told[who, other]), ACKNOWLEDGE[0])
+        if d.chance(0.3):
+            ask(d.pick(list(told)))
+    for key in d.some(list(told), min(len(told), d.pick((1, 2, 3)))):
+        ask(key)
+    return Sample("recall", tuple(messages))
+
+
+def small_talk(d: Draw) -> Sample:
+    """Short chat, with or without a system text."""
+    messages: list[Message] = []
+    if d.chance(0.5) and (system := d.say(SYSTEMS)):
+        messages.append({"role": "system", "content": system})
+    for phrases, answer in d.some(CHAT, d.rng.randrange(1, 4)):
+        messages += [{"role": "user", "content": d.say(phrases)}, {"role": "assistant", "content": answer}]
+    return Sample("chat", tuple(messages))
+
+
+# --- puzzles (for trees of thought) ----------------------------------------------------------------------------------
+
+
+def puzzle(d: Draw) -> Sample:
+    """Reach a target from three numbers: propose one step (any of them: meant to be sampled), and judge a result."""
+    if d.chance(0.5):
+        numbers = [str(d.number(2, 99)) for _ in range(d.pick((2, 3, 3, 4)))]
+        target = d.number(10, 999)
+        a, b = d.some(numbers, 2)
+        ask = f"Numbers: {' '.join(numbers)}\nTarget: {target}\nPropose a step."
+        return Sample(
+            "puzzle", ({"role": "user", "content": ask}, {"role": "assistant", "content": f"{a}{d.pick('+*')}{b}"})
+        )
+    messages: list[Message] = []
+    for _ in range(d.pick((1, 2, 3))):
+        target = str(d.number(10, 9999))
+        near = list(target)
+        near[d.rng.randrange(len(near))] = d.pick("0123456789")
+        result = target if d.chance(0.45) else "".join(near) if d.chance(0.5) else str(d.number(10, 9999))
+        ask = f"Result: {result}\nTarget: {target}\nIs the target reached?"
+        messages += [
+            {"role": "user", "content": ask},
+            {"role": "assistant", "content": "yes" if result == target else "no"},
+        ]
+    return Sample("puzzle", tuple(messages))
+
+
+def long_conversation(d: Draw) -> Sample:
+    """Samples of several families one after another in one conversation: what stands far back still counts."""
+    tools, functions, answers = (), {}, ()
+    messages: list[Message] = []
+    if d.chance(0.6):
+        first = tool_calls(d)
+        tools, functions, answers = first.tools, first.functions, first.answers
+        messages += first.messages
+    for _ in range(d.rng.randrange(2, 8)):
+        sample = d.pick((extraction, few_shot, reading, recall, small_talk, puzzle))(d)
+        messages += [m for m in sample.messages if m["role"] != "system"]
+    return Sample("long", tuple(messages), tools, functions=functions, answers=answers)
+
+
+Family = Callable[[Draw], Sample]
+FAMILIES: dict[str, Family] = {
+    "tools": tool_calls,
+    "json": extraction,
+    "few_shot": few_shot,
+    "reading": reading,
+    "recall": recall,
+    "chat": small_talk,
+    "puzzle": puzzle,
+    "long": long_conversation,
+}
+MIXTURE = {
+    "tools": 0.29,
+    "json": 0.18,
+    "few_shot": 0.2,
+    "reading": 0.13,
+    "recall": 0.1,
+    "chat": 0.03,
+    "puzzle": 0.04,
+    "long": 0.03,
+}
+
+
+def stream(seed: int | str, *, held: bool = False, mixture: dict[str, float] | None = None) -> Iterator[Sample]:
+    """An endless stream of samples, the same for the same seed."""
+    draw = Draw(seed, held=held)
+    weights = mixture or MIXTURE
+    names, shares = list(weights), list(weights.values())
+    while True:
+        yield FAMILIES[draw.rng.choices(names, shares)[0]](draw)
+
+
+def samples(family: str, n: int, seed: int | str, *, held: bool = True) -> list[Sample]:
+    """n samples of one family; by default from the held-out set."""
+    return list(itertools.islice(stream(seed, held=held, mixture={family: 1.0}), n))

@@ -1,0 +1,85 @@
+"""Samples as batches of ids: no padding to speak of, every conversation alone in its row, the same for the same seed."""
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from banyan.runtime.model.pocket.chat import Sample
+from banyan.runtime.model.pocket.data import MIXTURE, stream
+
+POOL_TOKENS = 65_536
+BATCH_TOKENS = 4_096
+
+
+class Encoded(NamedTuple):
+    """One sample's ids, and for each id whether it is a target."""
+
+    ids: list[int]
+    targets: list[bool]
+
+
+class Batch(NamedTuple):
+    """`ids` [rows, length], right-padded with 0; `chosen` [rows, length - 1]: predict the next id from here."""
+
+    ids: Tensor
+    chosen: Tensor
+
+
+def encode(tokenizer: Tokenizer, samples: Sequence[Sample], max_length: int) -> list[Encoded]:
+    """Token ids of each sample, span by span (spans end where words end, so this is the encoding of the whole)."""
+    spans = [sample.spans() for sample in samples]
+    flat = iter(tokenizer.encode_batch([span.text for sample in spans for span in sample], add_special_tokens=False))
+    encoded = []
+    for sample in spans:
+        ids: list[int] = []
+        targets: list[bool] = []
+        for span in sample:
+            part = next(flat).ids
+            ids += part
+            targets += [span.is_target] * len(part)
+        encoded.append(Encoded(ids[:max_length], targets[:max_length]))
+    return encoded
+
+
+def batches(
+    tokenizer: Tokenizer,
+    seed: int,
+    pool: int,
+    *,
+    max_length: int,
+    context_share: float,
+    mixture: dict[str, float] | None = None,
+) -> list[Batch]:
+    """The batches of one pool: samples of about `POOL_TOKENS`, sorted by length, cut at `BATCH_TOKENS`, shuffled.
+
+    Every target is trained on, and `context_share` of the other ids, chosen by chance: what a small weight on all of
+    them would give, for less work.
+    """
+    chance = random.Random(f"{seed}-{pool}")
+    source = stream(f"{seed}-{pool}", mixture=mixture or MIXTURE)
+    rows: list[Encoded] = []
+    while sum(len(row.ids) for row in rows) < POOL_TOKENS:
+        rows += encode(tokenizer, [next(source) for _ in range(64)], max_length)
+    rows.sort(key=lambda row: len(row.ids), reverse=True)
+    cut: list[list[Encoded]] = []
+    while rows:
+        n = max(1, BATCH_TOKENS // len(rows[0].ids))
+        cut.append(rows[:n])
+        rows = rows[n:]
+    chance.shuffle(cut)
+    return [_batch(group, chance, context_share) for group in cut]
+
+
+def _batch(rows: list[Encoded], chance: random.Random, context_share: float) -> Batch:
+    length = len(rows[0].ids)
+    ids = torch.zeros(len(rows), length, dtype=torch.long)
+    chosen = torch.zeros(len(rows), length - 1, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        ids[i, : len(row.ids)] = torch.tensor(row.ids)
+        picked = [target or chance.random() < context_share for target in row.targets[1:]]
+        chosen[i, : len(picked)] = torch.tensor(picked, dtype=torch.bool)
+    return Batch(ids, chosen)

@@ -1,0 +1,249 @@
+"""Trains the pocket model from nothing: tokenizer, main model, draft, scores. `python -m banyan.runtime.model.pocket.train`
+
+Matrices inside the layers are trained with Muon, the rest with AdamW. The schedule is warm-up, constant, then a linear
+decay to zero over the last `n_decay` steps, so that the constant part does not depend on where the end will be.
+Work files lie in `work/`; a run that was stopped goes on from its checkpoint, exactly.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from banyan.runtime.model.pocket import feed, path, tokenizer
+from banyan.runtime.model.pocket.chat import END, PAD
+from banyan.runtime.model.pocket.data import FAMILIES, samples
+from banyan.runtime.model.pocket.net import DRAFT, MAIN, Net, Shape
+
+SEED = 2024
+WORK = Path(__file__).parent / "work"
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How one model is trained; a step is `n_batches` batches of about 4,096 tokens."""
+
+    shape: Shape
+    n_steps: int
+    n_decay: int
+    n_warmup: int = 40
+    n_batches: int = 2
+    muon_rate: float = 0.02
+    adam_rate: float = 0.003
+    weight_decay: float = 0.02
+    context_share: float = 0.1
+    average: float = 0.98
+    seed: int = SEED
+
+    def rate(self, step: int) -> float:
+        """What the learning rates are multiplied by at a step."""
+        return min(1.0, (step + 1) / self.n_warmup, max(0.0, (self.n_steps - step) / self.n_decay))
+
+
+class Run:
+    """A training run that can be stopped and continued: the net, its optimisers, and its place in the data."""
+
+    def __init__(self, recipe: Recipe, tok: Tokenizer, checkpoint: Path, teacher: Net | None = None) -> None:
+        self.recipe, self.tok, self.checkpoint, self.teacher = recipe, tok, checkpoint, teacher
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.net = Net(recipe.shape, recipe.seed).to(self.device)
+        hidden = [p for n, p in self.net.named_parameters() if p.ndim == 2 and "embed" not in n]
+        others = [p for n, p in self.net.named_parameters() if p.ndim == 1 or "embed" in n]
+        self.optimisers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(hidden, lr=recipe.muon_rate, weight_decay=recipe.weight_decay, momentum=0.95),
+            torch.optim.AdamW(others, lr=recipe.adam_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+        ]
+        self.rates = [recipe.muon_rate, recipe.adam_rate]
+        self.average = [p.detach().clone() for p in self.net.parameters()]
+        self.step, self.pool, self.index, self.n_tokens = 0, 0, 0, 0
+        if checkpoint.exists():
+            self._load()
+
+    def _load(self) -> None:
+        state = torch.load(self.checkpoint, map_location=self.device, weights_only=True)
+        self.net.load_state_dict(state["net"])
+        self.average = state["average"]
+        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        self.step, self.pool, self.index, self.n_tokens = state["place"]
+
+    def save(self) -> None:
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        state = {
+            "net": self.net.state_dict(),
+            "average": self.average,
+            "optimisers": [o.state_dict() for o in self.optimisers],
+            "place": (self.step, self.pool, self.index, self.n_tokens),
+        }
+        half = self.checkpoint.with_suffix(".part")
+        torch.save(state, half)
+        half.replace(self.checkpoint)
+
+    def _batches(self) -> Iterator[tuple[feed.Batch, int, int]]:
+        """Batches from the run's place on, each with the place that follows it."""
+        pool, index = self.pool, self.index
+        while True:
+            ready = feed.batches(
+                self.tok,
+                self.recipe.seed,
+                pool,
+                max_length=self.recipe.shape.max_length,
+                context_share=self.recipe.context_share,
+            )
+            for i in range(index, len(ready)):
+                yield ready[i], *((pool, i + 1) if i + 1 < len(ready) else (pool + 1, 0))
+            pool, index = pool + 1, 0
+
+    def steps(self) -> Iterator[float]:
+        """Runs the steps that are left; yields each step's mean loss in nats."""
+        source = self._batches()
+        while self.step < self.recipe.n_steps:
+            total, n = 0.0, 0
+            for _ in range(self.recipe.n_batches):
+                batch, pool, index = next(source)
+                loss = self._loss(batch)
+                loss.backward()
+                total, n = total + loss.item(), n + int(batch.chosen.sum())
+                self.pool, self.index = pool, index
+                self.n_tokens += batch.ids.numel()
+            self._update(n)
+            self.step += 1
+            yield total / n
+
+    def _loss(self, batch: feed.Batch) -> Tensor:
+        """Summed cross entropy at the chosen places, against the data or, with a teacher, against its distribution."""
+        ids, chosen = batch.ids.to(self.device), batch.chosen.to(self.device)
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+            logits = self.net.logits(self.net(ids)[:, :-1][chosen])
+            if self.teacher is None:
+                goal: Tensor = ids[:, 1:][chosen]
+            else:
+                with torch.no_grad():
+                    goal = self.teacher.logits(self.teacher(ids)[:, :-1][chosen]).float().softmax(-1)
+        return F.cross_entropy(logits.float(), goal, reduction="sum")
+
+    def _update(self, n: int) -> None:
+        parameters = list(self.net.parameters())
+        torch._foreach_div_([p.grad for p in parameters], float(n))
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        for optimiser, rate in zip(self.optimisers, self.rates, strict=True):
+            for group in optimiser.param_groups:
+                group["lr"] = rate * self.recipe.rate(self.step)
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            torch._foreach_lerp_(self.average, parameters, 1 - self.recipe.average)
+
+    def averaged(self) -> Net:
+        """A copy of the net with its averaged weights: what is exported."""
+        net = Net(self.recipe.shape, 0).to(self.device)
+        with torch.no_grad():
+            for parameter, value in zip(net.parameters(), self.average, strict=True):
+                parameter.copy_(value)
+        return net
+
+
+def export(net: Net, tok: Tokenizer, folder: Path) -> None:
+    """Writes a model folder in Hugging Face format, weights in bfloat16."""
+    tokenizer.save(tok, folder, max_length=net.shape.max_length)
+    pad, end = tok.token_to_id(PAD), tok.token_to_id(END)
+    (folder / "config.json").write_text(json.dumps(net.shape.config(pad=pad, end=end), indent=2) + "\n")
+    generation = {"eos_token_id": end, "pad_token_id": pad, "do_sample": False}
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    tensors = {name: t.detach().to("cpu", torch.bfloat16).contiguous() for name, t in net.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def load(folder: Path, shape: Shape) -> Net:
+    """The net of an exported folder, in float32."""
+    net = Net(shape, 0)
+    net.load_state_dict({name: t.float() for name, t in load_file(folder / "model.safetensors").items()})
+    return net
+
+
+@torch.no_grad()
+def exact_targets(net: Net, tok: Tokenizer, family: str, n: int = 48, seed: int = 7) -> float:
+    """Share of a family's held-out target spans whose every token the net puts first, each read after the true text."""
+    rows = feed.encode(tok, samples(family, n, seed), net.shape.max_length)
+    right = total = 0
+    for row in rows:
+        ids = torch.tensor([row.ids])
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            best = net.logits(net(ids)[0, :-1]).argmax(-1).tolist()
+        good = True
+        for place, is_target in enumerate(row.targets[1:]):
+            if is_target:
+                good &= best[place] == row.ids[place + 1]
+                if place + 2 == len(row.ids) or not row.targets[place + 2]:
+                    right, total, good = right + good, total + 1, True
+    return right / total
+
+
+def train(name: str, recipe: Recipe, tok: Tokenizer, *, teacher: Net | None = None, every: int = 100) -> Net:
+    """Trains (or goes on training) one model, with a line in the log, a checkpoint and held-out shares now and then."""
+    run = Run(recipe, tok, WORK / f"{name}.ckpt", teacher)
+    stopped: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
+    started, before, losses = time.monotonic(), run.n_tokens, []
+    for loss in run.steps():
+        assert math.isfinite(loss), f"step {run.step}: loss is {loss}"
+        losses.append(loss)
+        if run.step % 20 == 0:
+            speed = (run.n_tokens - before) / (time.monotonic() - started)
+            print(
+                f"{name} step {run.step} tokens {run.n_tokens / 1e6:.2f}M loss {sum(losses) / len(losses):.4f} {speed:.0f} tokens/s",
+                flush=True,
+            )
+            started, before, losses = time.monotonic(), run.n_tokens, []
+        if run.step % every == 0 or stopped or run.step == recipe.n_steps:
+            run.save()
+            export(run.averaged(), tok, WORK / name)
+        if run.step % (4 * every) == 0:
+            net = run.averaged().cpu()
+            shares = {family: round(exact_targets(net, tok, family), 3) for family in FAMILIES}
+            print(f"{name} step {run.step} held-out targets {shares}", flush=True)
+            started, before = time.monotonic(), run.n_tokens
+        if stopped:
+            raise SystemExit(f"stopped at step {run.step}; run again to continue")
+    return run.averaged()
+
+
+MAIN_RECIPE = Recipe(MAIN, n_steps=3600, n_decay=1000)
+DRAFT_RECIPE = Recipe(DRAFT, n_steps=1600, n_decay=600)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=MAIN_RECIPE.n_steps, help="steps of the main model")
+    parser.add_argument("--draft-steps", type=int, default=DRAFT_RECIPE.n_steps, help="steps of the draft (0: none)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    file = WORK / "tokenizer.json"
+    if not file.exists():
+        WORK.mkdir(exist_ok=True)
+        tokenizer.train(SEED).save(str(file))
+    tok = Tokenizer.from_file(str(file))
+    net = train("pocket", dataclasses.replace(MAIN_RECIPE, n_steps=args.steps), tok)
+    export(net, tok, path("pocket"))
+    if args.draft_steps:
+        draft = train("draft", dataclasses.replace(DRAFT_RECIPE, n_steps=args.draft_steps), tok, teacher=net)
+        export(draft, tok, path("draft"))
+        from banyan.runtime.model.pocket import score
+
+        score.record()
+
+
+if __name__ == "__main__":
+    main()
