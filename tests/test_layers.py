@@ -55,7 +55,9 @@ LAW = {
     f"{RUNTIME}.model": Room(
         (*CORE, "banyan.kernels"), ("huggingface_hub", "msgspec", "numpy", "rich", "safetensors", "torch")
     ),
-    f"{RUNTIME}.model.hf": Room((*CORE, f"{RUNTIME}.model", "banyan.kernels"), ("msgspec", "numpy", "torch", "transformers")),
+    f"{RUNTIME}.model.hf": Room(
+        (*CORE, f"{RUNTIME}.model", "banyan.kernels"), ("msgspec", "numpy", "torch", "transformers")
+    ),
     f"{RUNTIME}.model.pocket": Room(
         (*CORE, f"{RUNTIME}.model", "banyan.kernels"), ("numpy", "safetensors", "tokenizers", "torch")
     ),
@@ -70,7 +72,7 @@ EXCEPTIONS = {
         f"{RUNTIME}.model.families",
     ): "`banyan models` lists what the native decoder runs; no torch in it",
     ("banyan.cli_models", f"{RUNTIME}.model.spec"): "`banyan models` reads headers of local models; no torch in it",
-    (f"{RUNTIME}.model.pocket.score", "transformers"): "a model is scored as others would run it, not by our own decoder",
+    (f"{RUNTIME}.model.pocket.score", "transformers"): "a model is scored as others run it, not by our decoder",
 }
 
 

@@ -29,7 +29,7 @@ def main() -> None:
         right = [state["label"].strip() == note["label"] for state, note in zip(states, REST, strict=True)]
         print(f"{attempt} pass: {saved.add(*states)}")
         print(
-            f"  computed {saved.computed / len(states):.1f} prompt tokens a request; accuracy {sum(right) / len(right):.1%}"
+            f"  {saved.computed / len(states):.1f} prompt tokens computed a request, {sum(right)} of {len(right)} right"
         )
 
 

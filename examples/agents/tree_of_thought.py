@@ -28,29 +28,30 @@ def step(text: str, numbers: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def propose(state, numbers, target):
-    """Forks `state`, one sampled proposal a branch; the different ones that can be done, as {text: (branch, numbers)}."""
+    """Forks `state`, one sampled proposal a branch; keeps the different ones that can be done."""
     state += bn.user(f"Numbers: {' '.join(map(str, numbers))}\nTarget: {target}\nPropose a step.")
     branches = state.fork(WIDTH)
     for i, branch in enumerate(branches):
         branch += bn.assistant(bn.gen("step", max_tokens=16, temperature=1.0, seed=i))
-    found = {branch["step"]: branch for branch in branches}
-    return [(text, branch, after) for text, branch in found.items() if (after := step(text, numbers))]
+    different = {branch["step"]: branch for branch in branches}
+    return [(text, branch, after) for text, branch in different.items() if (after := step(text, numbers))]
 
 
 @bn.function
 def solve(s, numbers, target):
-    frontier = [([], s, numbers)]
+    frontier = [((), s, numbers)]
     while frontier:
         paths = [
-            (steps + [text], branch, after)
+            ((*steps, text), branch, after)
             for steps, state, left in frontier
             for text, branch, after in propose(state, left, target)
         ]
-        print(f"  {len(paths)} branches:", "  ".join(f"{', '.join(steps)} -> {after[-1]}" for steps, _, after in paths))
-        for steps, branch, after in paths:
+        print("  ", "   ".join(f"{', '.join(steps)} = {after[-1]}" for steps, _, after in paths))
+        for steps, _, after in paths:
             if after[-1] == target:
                 return steps
         frontier = [path for path in paths if len(path[2]) > 1]
+    return ()
 
 
 def main() -> None:
