@@ -53,7 +53,7 @@ class Step(NamedTuple):
     ragged: Ragged
     kv: Sequence[tuple[Tensor, Tensor]]
     rules: dict[int, Rule]  # by layer; filled while learning
-    context: int
+    max_context: int
 
 
 _STEP: ContextVar[Step] = ContextVar("step")
@@ -66,13 +66,13 @@ class Borrowed:
         self.spec = spec
         self._model = model
         self._context = context
-        self._rules: dict[int, Rule] = {}
+        self.rules: dict[int, Rule] = {}
 
     @torch.inference_mode()
     def forward(
         self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Tensor, Tensor]], rows: Tensor
     ) -> Tensor:
-        token = _STEP.set(Step(self.spec.family, ragged, kv, self._rules, self._context))
+        token = _STEP.set(Step(self.spec.family, ragged, kv, self.rules, self.spec.max_context))
         try:
             out = self._model(
                 input_ids=ids[None],
@@ -96,13 +96,14 @@ class Borrowed:
 
     def _learn(self) -> None:
         s, device = self.spec, self._model.device
-        first = torch.arange(_PROBE, device=device) * 7919 % s.vocab_size
-        second = (torch.arange(_PROBE // 4, device=device) * 104729 + 17) % s.vocab_size
+        n = min(_PROBE, s.max_context)
+        first = torch.arange(n, device=device) * 7919 % s.vocab_size
+        second = (torch.arange(-(-n // 4), device=device) * 104729 + 17) % s.vocab_size
         self._model.set_attn_implementation("eager")
         with torch.inference_mode():
             want = torch.cat([self._model(input_ids=ids[None], use_cache=False).logits[0] for ids in (first, second)])
 
-        n_chunk, n_pages = _PROBE // 3, -(-_PROBE // _PROBE_PAGE)
+        n_chunk, n_pages = -(-n // 3), -(-n // _PROBE_PAGE)
         shape = (2 * n_pages, _PROBE_PAGE, s.n_kv_heads, s.head_dim)
         kv = [tuple(torch.zeros(2, *shape, dtype=self._model.dtype, device=device)) for _ in range(s.n_layers)]
         pages = [list(range(n_pages)), list(range(n_pages, 2 * n_pages))]
@@ -115,9 +116,9 @@ class Borrowed:
 
         self._model.set_attn_implementation(_LEARNING)
         got = [step([first[:n_chunk]], [0])]
-        if set(self._rules) != set(range(s.n_layers)):
+        if set(self.rules) != set(range(s.n_layers)):
             raise Unsupported(
-                f"{s.family}: {len(self._rules)} of {s.n_layers} layers go through transformers' attention registry; "
+                f"{s.family}: {len(self.rules)} of {s.n_layers} layers go through transformers' attention registry; "
                 "the others keep their state elsewhere, and pages cannot hold it"
             )
         self._model.set_attn_implementation(_PLAIN)
@@ -128,6 +129,9 @@ class Borrowed:
                 f"{s.family}: through paged attention its logits differ from transformers' own by {off.median():.1%}; "
                 "it computes something that the attention registry does not show"
             )
+        for layer, rule in self.rules.items():
+            if rule.window >= self._context:
+                self.rules[layer] = rule._replace(window=0)  # hides nothing: spares a mask
 
 
 def _attention(
@@ -179,8 +183,7 @@ def _rule(
         raise Unsupported(f"{name}: its attention is not causal")
     if mask is None or mask.shape != (1, 1, 1, 1):
         raise Unsupported(f"{name}: it makes its attention mask itself, so its rule cannot be read")
-    window = int(mask)
-    return Rule(window if window < step.context else 0, options.get("softcap") or 0.0)
+    return Rule(int(mask), options.get("softcap") or 0.0)
 
 
 def _is_set(value: Any) -> bool:
@@ -194,7 +197,7 @@ def _mask(*, mask_function: Callable[..., Tensor], device: torch.device | None =
     full attention sees one more token in the second, a window the same number in both, and chunks anything else.
     """
     step = _STEP.get()
-    last = step.context - 1
+    last = step.max_context - 1
     keys = torch.arange(last + 2)
     zero = torch.tensor(0)
     rows = (last - 1, last)

@@ -56,6 +56,8 @@ def resolve(path_or_id: str | Path) -> Path:
     Only safetensors, configuration and tokenizer files are fetched, never pickles or code. Raises ModelNotFound when
     there is no such directory and the hub cannot help, within the hub client's own time limits (seconds).
     """
+    if path_or_id == "":  # as a Path it would be the current directory
+        raise ModelNotFound("there is no model directory ''")
     path = Path(path_or_id).expanduser()
     if path.is_dir():
         return path

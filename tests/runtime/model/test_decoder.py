@@ -1,0 +1,139 @@
+"""The native decoder against transformers: same logits, same tokens, whatever the chunks, pages and neighbours."""
+
+import random
+
+import pytest
+import torch
+
+from banyan.kernels.ops import ragged
+from banyan.runtime.errors import ConfigError
+from banyan.runtime.model.decoder import Decoder
+from banyan.runtime.model.load import load
+
+LONG = {"original_max_position_embeddings": 64}
+FACTORS = {"short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [2.0 + i / 2 for i in range(8)]}
+ROPES = {
+    "default": {"rope_type": "default", "rope_theta": 5000.0},
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "factor": 8.0, **LONG},
+    "yarn-mscale": {"rope_type": "yarn", "factor": 8.0, "mscale": 1.2, "mscale_all_dim": 0.7, **LONG},
+    "yarn-factor": {"rope_type": "yarn", "factor": 8.0, "attention_factor": 1.3, "truncate": False, **LONG},
+    "yarn-betas": {"rope_type": "yarn", "factor": 8.0, "beta_fast": 20.0, "beta_slow": 2.0, **LONG},
+    "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **LONG},
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
+}  # fmt: skip
+ROPES = {name: {"rope_theta": 10000.0} | rope for name, rope in ROPES.items()}
+
+VARIANTS = {
+    "llama": ("llama", {}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-mha": ("llama", {"num_key_value_heads": 4}),
+    "llama-mqa": ("llama", {"num_key_value_heads": 1}),
+    "llama-head-dim": ("llama", {"head_dim": 40}),
+    "llama-eps": ("llama", {"rms_norm_eps": 0.1}),
+    "mistral": ("mistral", {}),
+    "mistral-no-window": ("mistral", {"sliding_window": None}),
+    "mistral-head-dim": ("mistral", {"head_dim": 32, "sliding_window": 7}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {}),
+    "qwen3-bias": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    "qwen3-windows": ("qwen3", {"use_sliding_window": True, "sliding_window": 11,
+                                "layer_types": ["sliding_attention", "full_attention"]}),
+} | {f"rope-{name}": ("llama", {"rope_parameters": rope}) for name, rope in ROPES.items()}  # fmt: skip
+
+
+def some_ids(n: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(3, 320), k=n)
+
+
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_equal_transformers(variant, page, tiny, tiny_model, reference):
+    family, overrides = VARIANTS[variant]
+    path = tiny_model(family, **overrides)
+    model = load(path)
+    assert isinstance(model, Decoder)
+    ids = some_ids(80)
+    got = tiny.Paged(model, page, n_pages=80).run(ids, chunk=33)
+    torch.testing.assert_close(got, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen2", "qwen3", "rope-llama3", "rope-yarn"])
+def test_greedy_tokens_equal_transformers(variant, page, tiny, tiny_model, reference):
+    family, overrides = VARIANTS[variant]
+    path = tiny_model(family, **overrides)
+    prompt = some_ids(40, seed=1)
+    got = tiny.Paged(load(path), page, n_pages=80).greedy(prompt, 30, chunk=13)
+    assert got == tiny.reference_greedy(reference(path), prompt, 30)
+    assert len(set(got)) > 3  # a model that repeats one token would prove little
+
+
+def test_requests_in_one_batch_do_not_see_each_other(tiny, tiny_model):
+    model = load(tiny_model("mistral"))
+    a, b, c = some_ids(50, 1), some_ids(30, 2), some_ids(5, 3)
+    want = {name: tiny.Paged(model).run(ids, chunk=64) for name, ids in {"a": a, "b": b, "c": c}.items()}
+    together = tiny.Paged(model)
+    first = together.step({"a": a[:20], "b": b[:29]})
+    second = together.step({"c": c[:4], "b": b[29:], "a": a[20:49]})  # chunk, decode, chunk; in another order
+    third = together.step({"a": a[49:], "c": c[4:]})
+    got = {
+        "a": torch.cat([first["a"], second["a"], third["a"]]),
+        "b": torch.cat([first["b"], second["b"]]),
+        "c": torch.cat([second["c"], third["c"]]),
+    }
+    for name, logits in want.items():
+        torch.testing.assert_close(got[name], logits, atol=1e-4, rtol=1e-4)
+
+
+def test_only_the_rows_asked_for_are_returned_in_their_order(tiny, tiny_model):
+    model = load(tiny_model())
+    ids = some_ids(12)
+    every = tiny.Paged(model).run(ids, chunk=12)
+    kv = tiny.Paged(model).kv
+    batch = ragged([12], [12], [[3]], page_size=16)
+    got = model.forward(torch.tensor(ids), torch.arange(12), batch, kv, torch.tensor([9, 2]))
+    torch.testing.assert_close(got, every[[9, 2]], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("max_context", [64, 65])
+def test_longrope_is_chosen_by_the_configured_context(max_context, tiny, tiny_model, reference):
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 8.0, **FACTORS, **LONG}
+    path = tiny_model("llama", rope_parameters=rope)
+    model = load(path, max_context=max_context)
+    # transformers chooses by the length of the sequence at hand: short factors up to 64 tokens, long ones beyond.
+    ids = some_ids(64 if max_context == 64 else 100)
+    got = tiny.Paged(model).run(ids, chunk=30)
+    torch.testing.assert_close(got, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
+
+
+def test_dynamic_rope_ends_where_it_would_start_to_move(tiny_model):
+    path = tiny_model("llama", rope_parameters=ROPES["dynamic"])
+    assert load(path).spec.max_context == 512
+    with pytest.raises(ConfigError, match=r"context is 513.*at most 512"):
+        load(path, max_context=513)
+
+
+def test_a_window_that_hides_nothing_is_no_window(tiny_model):
+    model = load(tiny_model("mistral"), max_context=24)
+    assert [layer.window for layer in model.layers] == [0, 0]
+    assert [layer.window for layer in load(tiny_model("mistral"), max_context=25).layers] == [24, 24]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_stays_near(dtype, tiny, tiny_model, reference):
+    path = tiny_model("qwen3")
+    model = load(path, dtype=dtype)
+    assert model.spec.dtype == dtype
+    ids = some_ids(40)
+    got, want = tiny.Paged(model).run(ids, chunk=16), tiny.reference_logits(reference(path), ids)
+    assert ((got - want).norm() / want.norm()) < (0.05 if dtype == "bfloat16" else 0.01)
+
+
+def test_an_unknown_dtype_is_named(tiny_model):
+    with pytest.raises(ConfigError, match=r"'int4'.*float32"):
+        load(tiny_model(), dtype="int4")

@@ -1,0 +1,53 @@
+"""Packed linears compute what F.linear computes, and give way where they cannot."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from banyan.runtime.model import linear
+from banyan.runtime.model.linear import Linear
+
+
+@pytest.fixture(autouse=True)
+def _try_again():
+    """What the machine can do is tried anew in each test."""
+    linear._can_pack.cache_clear()
+    yield
+    linear._can_pack.cache_clear()
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 7, 64])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.float16, 5e-3)])
+def test_equals_f_linear(n_rows, has_bias, dtype, atol):
+    g = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(33, 40, generator=g).to(dtype), torch.randn(n_rows, 40, generator=g).to(dtype)
+    bias = torch.randn(33, generator=g).to(dtype) if has_bias else None
+    torch.testing.assert_close(Linear(weight, bias)(x), F.linear(x, weight, bias), atol=atol, rtol=atol)
+
+
+def test_rows_may_lie_apart():
+    weight, x = torch.randn(8, 16), torch.randn(5, 2, 16)[:, 1]
+    torch.testing.assert_close(Linear(weight)(x), F.linear(x, weight), atol=1e-5, rtol=1e-5)
+
+
+def test_the_weight_is_held_once():
+    layer = Linear(torch.randn(8, 16))
+    if not layer.is_packed:
+        pytest.skip("this torch has no oneDNN")
+    assert layer.weight.is_mkldnn
+    assert not Linear(torch.randn(8, 16).half()).is_packed  # float16 is slow in oneDNN
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("no such op"), None])
+def test_falls_back_where_the_private_op_fails_or_is_wrong(failure, monkeypatch):
+    def broken(x, weight, bias, *rest):
+        if failure is not None:
+            raise failure
+        return torch.zeros(x.shape[0], bias.shape[0])
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", broken, raising=False)
+    weight, x = torch.randn(8, 16), torch.randn(3, 16)
+    layer = Linear(weight)
+    assert not layer.is_packed
+    torch.testing.assert_close(layer(x), F.linear(x, weight))

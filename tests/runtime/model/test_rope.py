@@ -1,0 +1,121 @@
+"""Rotary frequencies against transformers', and what a config.json may and may not say about them."""
+
+import pytest
+import torch
+
+from banyan.runtime.errors import BadModel, Unsupported
+from banyan.runtime.model import rope
+from banyan.runtime.model.rope import frequencies, parse_rope
+
+BASE = {"max_position_embeddings": 4096, "hidden_size": 256, "num_attention_heads": 4}  # 32 pairs of dimensions
+FACTORS = {"short_factor": [1 + i / 50 for i in range(32)], "long_factor": [1 + i for i in range(32)]}
+
+KINDS = [
+    {"rope_type": "linear", "factor": 2.5},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "truncate": False},
+    {"rope_type": "yarn", "factor": 0.5, "original_max_position_embeddings": 1024},
+    {"rope_type": "yarn", "factor": 40.0, "beta_fast": 16, "beta_slow": 4, "mscale": 0.7, "mscale_all_dim": 1.0},
+    {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.8},
+    {"rope_type": "longrope", "original_max_position_embeddings": 1024, **FACTORS},
+    {"rope_type": "longrope", "original_max_position_embeddings": 1024, "factor": 1.0, **FACTORS},
+    {"rope_type": "longrope", "original_max_position_embeddings": 1024, "attention_factor": 1.1, **FACTORS},
+    {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 1024,
+    },
+    {"rope_type": "proportional", "partial_rotary_factor": 0.25, "factor": 2.0},
+    {"rope_type": "proportional"},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind['rope_type']}-{len(kind)}")
+@pytest.mark.parametrize("theta", [10000.0, 500000.0])
+@pytest.mark.parametrize("context", [1024, 4096])
+def test_frequencies_equal_transformers(kind, theta, context):
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    fields = BASE | {"rope_parameters": kind | {"rope_theta": theta}}
+    want, want_scale = ROPE_INIT_FUNCTIONS[kind["rope_type"]](LlamaConfig(**fields), seq_len=context)
+    got, scale = frequencies(parse_rope(fields), 64, context)
+    torch.testing.assert_close(got, want, atol=0, rtol=2e-6)
+    assert scale == pytest.approx(want_scale, abs=1e-12)
+
+
+def test_every_kind_of_transformers_is_known_here():
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    assert ROPE_INIT_FUNCTIONS.keys() | {"default"} == {kind.__struct_config__.tag for kind in rope.Rope.__args__}
+
+
+def test_the_older_form_means_the_same_as_the_newer():
+    scaling = {"type": "linear", "factor": 2.0}
+    older = parse_rope({"rope_theta": 5e5, "rope_scaling": scaling, "max_position_embeddings": 64})
+    newer = parse_rope({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}})
+    assert older == newer == rope.Linear(factor=2.0, rope_theta=5e5)
+    assert parse_rope({}) == parse_rope({"rope_scaling": None}) == rope.Default(rope_theta=10000.0)
+
+
+@pytest.mark.parametrize("inside", [None, 512])
+@pytest.mark.parametrize("above", [None, 256])
+def test_the_trained_context_is_found_where_transformers_finds_it(inside, above):
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    fields = BASE | {"rope_scaling": llama3 | ({"original_max_position_embeddings": inside} if inside else {})}
+    fields |= {"original_max_position_embeddings": above} if above else {}
+    got = parse_rope(fields)
+    assert got.original_max_position_embeddings == (above or inside or 4096)
+    want, _ = ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig(**fields))
+    torch.testing.assert_close(frequencies(got, 64, 4096)[0], want, atol=0, rtol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "context"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, 16384),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}, 8192),
+        ({"rope_type": "dynamic", "factor": 4.0}, 4096),
+    ],
+)
+def test_reach(scaling, context):
+    assert parse_rope({"rope_scaling": scaling, "max_position_embeddings": 4096}).reach(4096) == context
+
+
+@pytest.mark.parametrize(
+    ("scaling", "named"),
+    [
+        ({"rope_type": "mrope", "mrope_section": [1, 2]}, "'mrope'"),
+        ({"rope_type": "default", "mrope_section": [1, 2]}, "'mrope_section'"),
+        ({"rope_type": "linear", "factor": 2.0, "beta_fast": 3.0}, "'beta_fast'"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "'partial_rotary_factor'"),
+        ({"full_attention": {"rope_type": "default"}, "rope_type": None}, "'full_attention'"),
+    ],
+)
+def test_what_is_not_known_is_an_error_that_names_it(scaling, named):
+    with pytest.raises(Unsupported, match=named):
+        parse_rope({"rope_scaling": scaling, "max_position_embeddings": 4096})
+
+
+@pytest.mark.parametrize(
+    ("scaling", "named"),
+    [
+        ({"rope_type": "linear"}, "`factor`"),
+        ({"rope_type": "linear", "factor": "two"}, r"\$.factor"),
+        ({"rope_type": "llama3", "factor": 2.0}, "`low_freq_factor`"),
+    ],
+)
+def test_a_value_that_cannot_be_is_a_bad_model(scaling, named):
+    with pytest.raises(BadModel, match=named):
+        parse_rope({"rope_scaling": scaling, "max_position_embeddings": 4096})
+
+
+def test_longrope_with_too_few_factors_is_a_bad_model():
+    short = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0], "factor": 2.0}
+    with pytest.raises(BadModel, match="1 factors for 32 pairs"):
+        frequencies(parse_rope({"rope_scaling": short, "max_position_embeddings": 64}), 64, 64)

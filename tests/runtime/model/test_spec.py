@@ -1,0 +1,255 @@
+"""What a model directory says about itself, and each way it can be wrong."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from banyan.runtime.errors import BadModel, ModelNotFound, Unsupported
+from banyan.runtime.model import spec as spec_module
+from banyan.runtime.model.families import FAMILIES
+from banyan.runtime.model.spec import ModelSpec, read_spec, resolve
+
+
+@pytest.fixture
+def copy(tiny_model, tmp_path):
+    """`copy(family, **fields) -> Path`: a model directory with fields of its config.json changed (... removes one)."""
+
+    def make(family: str = "llama", **fields) -> Path:
+        path = shutil.copytree(tiny_model(family), tmp_path / "model", dirs_exist_ok=True)
+        config = json.loads((path / "config.json").read_text()) | fields
+        (path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
+        return path
+
+    return make
+
+
+def test_the_numbers(tiny_model, reference):
+    path = tiny_model("qwen3", tie_word_embeddings=True)
+    spec = read_spec(path)
+    assert (spec.name, spec.family, spec.dtype) == (path.name, "qwen3", "float32")
+    assert (spec.n_layers, spec.n_heads, spec.n_kv_heads, spec.head_dim, spec.hidden) == (2, 4, 2, 24, 64)
+    assert (spec.vocab_size, spec.max_context, spec.eos_ids, spec.tie_embeddings) == (320, 512, (2,), True)
+    assert spec.n_parameters == sum(p.numel() for p in reference(path).parameters())
+    assert spec.kv_elements == 2 * 2 * 2 * 24
+    assert spec.kv_bytes_per_token(2) == 2 * spec.kv_elements
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=dict)["dense"]["num_hidden_layers"] == 2
+
+
+def test_reading_a_native_spec_imports_no_torch(tiny_model):
+    code = "import sys; from banyan.runtime.model.spec import read_spec; read_spec(sys.argv[1]); " \
+           "sys.exit(bool({'torch', 'transformers', 'safetensors', 'huggingface_hub'} & set(sys.modules)))"  # fmt: skip
+    assert subprocess.run([sys.executable, "-c", code, tiny_model()], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_defaults_are_those_of_transformers(family):
+    from transformers import CONFIG_MAPPING
+
+    theirs = CONFIG_MAPPING[family]()
+    ours = FAMILIES[family]()
+    for field in msgspec.structs.fields(FAMILIES[family]):
+        if field.name not in ("rope", "head_dim", "num_key_value_heads", "layer_types", "sliding_window"):
+            assert getattr(ours, field.name) == getattr(theirs, field.name), field.name
+    head_dim = getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
+    assert (ours.dim, ours.n_kv_heads) == (head_dim, theirs.num_key_value_heads)
+    assert ours.rope.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert set(ours.windows) == {theirs.sliding_window if family == "mistral" else 0}
+
+
+def test_eos_ids_come_from_the_generation_config_first(copy):
+    path = copy(eos_token_id=5)
+    (path / "generation_config.json").unlink()
+    assert read_spec(path).eos_ids == (5,)
+    (path / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    assert read_spec(path).eos_ids == (7, 8)
+    (path / "generation_config.json").write_text("{}")
+    assert read_spec(path).eos_ids == (5,)
+    path = copy(eos_token_id=None)
+    (path / "generation_config.json").unlink()
+    assert read_spec(path).eos_ids == ()
+    (path / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    with pytest.raises(BadModel, match="eos_token_id is"):
+        read_spec(path)
+
+
+@pytest.mark.parametrize(("dtype", "want"), [("bfloat16", "bfloat16"), (..., "float32")])
+def test_dtype(copy, dtype, want):
+    assert read_spec(copy(dtype=dtype)).dtype == want
+    assert read_spec(copy(dtype=..., torch_dtype=dtype)).dtype == want
+
+
+def test_yarn_reaches_beyond_the_trained_context(copy):
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    assert read_spec(copy(rope_parameters=..., rope_scaling=yarn)).max_context == 2048
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping'"),
+        ({"sliding_window": 128}, "'sliding_window'"),  # a llama has none
+        ({"num_experts": 8, "scale_depth": 1.4}, "'num_experts' and 'scale_depth'"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor'"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, "'spiral'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+        ({"vision_config": {"depth": 3}}, "vision_config"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
+        ({"model_type": "abacus"}, "no model_type 'abacus'"),
+    ],
+)
+def test_an_unknown_feature_is_an_error_that_names_it(copy, fields, named):
+    with pytest.raises(Unsupported, match=named):
+        read_spec(copy(**fields))
+
+
+def test_fields_without_meaning_are_let_through(copy):
+    plain = read_spec(copy())
+    void = {"unsloth_version": "1", "_name_or_path": "x", "attn_logit_softcapping": None, "use_magic": False}
+    assert read_spec(copy(**void, pretraining_tp=2)) == plain
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"model_type": ...}, "no model_type"),
+        ({"hidden_size": "64"}, r"\$.hidden_size"),
+        ({"num_hidden_layers": 0}, "not positive"),
+        ({"num_key_value_heads": 3}, "4 heads cannot share 3"),
+        ({"head_dim": 15}, "even head_dim, not 15"),
+    ],
+)
+def test_a_value_that_cannot_be_is_a_bad_model(copy, fields, says):
+    with pytest.raises(BadModel, match=says):
+        read_spec(copy(**fields))
+
+
+def test_qwen_layer_types_must_fit(copy):
+    with pytest.raises(BadModel, match="1 layer_types for 2 layers"):
+        read_spec(copy("qwen2", layer_types=["full_attention"]))
+    with pytest.raises(BadModel, match="linear_attention"):
+        read_spec(copy("qwen2", layer_types=["full_attention", "linear_attention"]))
+
+
+def test_broken_files_are_one_clear_error(copy):
+    path = copy()
+    for text in ("{", "[]", '"x"'):
+        (path / "config.json").write_text(text)
+        with pytest.raises(BadModel, match=r"config.json"):
+            read_spec(path)
+    (path / "config.json").unlink()
+    with pytest.raises(BadModel, match=r"has no config.json"):
+        read_spec(path)
+    path = copy()
+    (path / "generation_config.json").write_text("{")
+    with pytest.raises(BadModel, match=r"generation_config.json"):
+        read_spec(path)
+
+
+def test_missing_weights_show_before_anything_is_loaded(copy):
+    path = copy()
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+    with pytest.raises(BadModel, match="pickled"):
+        read_spec(path)
+
+
+# Where a model lies.
+
+
+def test_a_directory_is_itself(tiny_model, monkeypatch):
+    path = tiny_model()
+    assert resolve(path) == path
+    monkeypatch.chdir(path.parent)
+    assert resolve(path.name) == Path(path.name)
+    monkeypatch.chdir(path)
+    assert read_spec(".").name == path.name
+
+
+def test_a_file_or_a_path_to_nowhere_says_so(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(BadModel, match="is a file; give the directory"):
+        resolve(tmp_path / "config.json")
+    for nowhere in (tmp_path / "missing", "./missing", "~/missing", "a/b/c", "../x", "", "a b"):
+        with pytest.raises(ModelNotFound, match="no model directory"):
+            resolve(nowhere)
+
+
+def test_a_shipped_name_is_a_directory_of_the_package(tmp_path, monkeypatch):
+    (tmp_path / "acorn").mkdir()
+    monkeypatch.setattr(spec_module, "SHIPPED", tmp_path)
+    assert resolve("acorn") == tmp_path / "acorn"
+
+
+def test_a_hub_id_is_fetched_without_pickles_or_code(tiny_model, tmp_path, monkeypatch):
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    asked = {}
+    snapshot = tmp_path / "models--acme--tree-1b" / "snapshots" / "0a1b"
+    shutil.copytree(tiny_model(), snapshot)
+
+    def download(name, **options):
+        asked.update(options, name=name)
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert read_spec("acme/tree-1b").name == "acme/tree-1b"
+    assert asked.pop("name") == "acme/tree-1b"
+    there = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "merges.txt",
+             "chat_template.jinja", "model.safetensors", "model-00001-of-00002.safetensors",
+             "model.safetensors.index.json"]  # fmt: skip
+    unwanted = ["pytorch_model.bin", "model.pt", "modeling_tree.py", "consolidated.safetensors",
+                "original/a.safetensors", "onnx/model.onnx", "README.md"]  # fmt: skip
+    assert list(filter_repo_objects(there + unwanted, **asked)) == there
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        ("RepositoryNotFoundError", "has no 'acme/tree' either"),
+        ("GatedRepoError", "set HF_TOKEN"),
+        ("LocalEntryNotFoundError", "cannot be reached"),
+    ],
+)
+def test_what_the_hub_says_becomes_one_error(error, says, monkeypatch):
+    import huggingface_hub
+
+    cls = getattr(huggingface_hub.errors, error)
+
+    def download(name, **options):
+        raise cls.__new__(cls)  # their constructors want a response of the hub client's own HTTP library
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ModelNotFound, match=says) as caught:
+        resolve("acme/tree")
+    assert type(caught.value.__cause__).__name__ == error
+
+
+@pytest.mark.parametrize("variable", [("HF_HUB_OFFLINE", "1"), ("HF_ENDPOINT", "http://127.0.0.1:9")])
+def test_an_unreachable_hub_is_a_clear_error_in_bounded_time(variable, tmp_path):
+    code = "from banyan.runtime.model.spec import resolve\n" \
+           "try: resolve('acme/tree')\nexcept Exception as e: print(type(e).__name__, e)"  # fmt: skip
+    env = os.environ | {"HF_HOME": str(tmp_path), variable[0]: variable[1]}
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith(
+        "ModelNotFound there is no model directory 'acme/tree', and the Hugging Face hub cannot"
+    )
+    assert time.monotonic() - started < 30
+
+
+def test_a_spec_is_a_value(tiny_model):
+    spec = read_spec(tiny_model())
+    assert isinstance(spec, ModelSpec)
+    assert spec == read_spec(tiny_model())
+    with pytest.raises(AttributeError):
+        spec.n_layers = 3
