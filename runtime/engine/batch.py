@@ -1,0 +1,65 @@
+"""From a plan, which is ints, to the tensors of one step."""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from banyan.kernels.attention.batch import to_device
+from banyan.kernels.ops import Ragged, ragged
+from banyan.runtime.engine.request import Plan, Request
+
+
+class Batch(NamedTuple):
+    """One step. Logits are wanted of the rows before tokens to be scored, then of the rows that draw a token."""
+
+    ids: Tensor  # int64 [n_rows]
+    positions: Tensor  # int64 [n_rows]
+    ragged: Ragged
+    rows: Tensor  # int64 [n_scored + n_drawn]
+    targets: Tensor  # int64 [n_scored]: the tokens whose logprobs are asked for
+    scored: tuple[tuple[int, int], ...]  # (rid, how many of the targets), in order
+    drawn: tuple[Request, ...]
+
+
+def assemble(plan: Plan, page: int, device: torch.device) -> Batch:
+    """Lay the works' rows one behind the other. Copies to a GPU are asynchronous."""
+    ids, targets = array("i"), array("i")
+    rows: list[int] = []
+    score_rows: list[int] = []
+    scored, drawn = [], []
+    q_lens, kv_lens, pages = [], [], []
+    for request, n_new, draws, score_at, n_scored in plan.works:
+        start, done = len(ids), request.n_computed
+        if n_new == 1:
+            ids.append(request.ids[done])
+        else:
+            ids.extend(request.ids[done : done + n_new])
+        q_lens.append(n_new)
+        kv_lens.append(done + n_new)
+        pages.append(request.lease.pages)
+        if draws:
+            rows.append(len(ids) - 1)
+            drawn.append(request)
+        if n_scored:
+            first = start + score_at - 1 - done  # a token's logprob stands in the row before it
+            score_rows.extend(range(first, first + n_scored))
+            targets.extend(request.ids[score_at : score_at + n_scored])
+            scored.append((request.rid, n_scored))
+
+    n_new_, n_kv = np.array(q_lens), np.array(kv_lens)
+    ahead = n_kv - np.cumsum(n_new_)  # position minus row, the same for all rows of a request
+    positions = np.arange(len(ids)) + np.repeat(ahead, n_new_)
+    return Batch(
+        to_device(np.array(ids, np.int64), device),
+        to_device(positions, device),
+        ragged(q_lens, kv_lens, pages, page, device),
+        to_device(np.array(score_rows + rows, np.int64), device),
+        to_device(np.array(targets, np.int64), device),
+        tuple(scored),
+        tuple(drawn),
+    )

@@ -1,0 +1,80 @@
+"""What the machine has: the memory and cores that this process may really use, not what the board carries."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import torch
+
+from banyan.runtime.config import Hardware, ModelFacts
+from banyan.runtime.model.spec import ModelSpec
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+def probe() -> Hardware:
+    """Look at the machine now. A container's limits (cgroup v2 and v1) count like the machine's own."""
+    gpu, free_gpu = None, 0
+    if torch.cuda.is_available():
+        gpu, free_gpu = torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0]
+    return Hardware(n_cores=n_cores(), free_memory=free_memory(), gpu=gpu, free_gpu_memory=free_gpu)
+
+
+def facts(spec: ModelSpec) -> ModelFacts:
+    """What `config.resolve` has to know about a model."""
+    return ModelFacts(spec.name, spec.max_context, spec.dtype, spec.n_parameters, spec.kv_elements)
+
+
+def n_cores(root: Path = _CGROUPS) -> int:
+    """Physical cores this process may use: hyperthreads share one matrix unit and only get in each other's way."""
+    allowed = len(os.sched_getaffinity(0))
+    cores = min(psutil.cpu_count(logical=False) or allowed, allowed)
+    for group in _groups("cpu", root):
+        quota = _words(group / "cpu.max")  # "max 100000" or "150000 100000", in microseconds
+        if not quota:
+            quota = _words(group / "cpu.cfs_quota_us") + _words(group / "cpu.cfs_period_us")
+        if len(quota) == 2 and quota[0] not in ("max", "-1"):
+            cores = min(cores, math.ceil(int(quota[0]) / int(quota[1])))
+    return max(1, cores)
+
+
+def free_memory(root: Path = _CGROUPS) -> int:
+    """Bytes that can still be allocated: the machine's, or what is left under the tightest limit above us."""
+    free = psutil.virtual_memory().available
+    for group in _groups("memory", root):
+        for limit_file, used_file in (("memory.max", "memory.current"),
+                                      ("memory.limit_in_bytes", "memory.usage_in_bytes")):  # fmt: skip
+            limit, used = _words(group / limit_file), _words(group / used_file)
+            if limit and used and limit[0] != "max":
+                stat = _words(group / "memory.stat")  # name value name value ...
+                cold = next((int(n) for name, n in zip(stat[::2], stat[1::2], strict=False)
+                             if name in ("inactive_file", "total_inactive_file")), 0)  # fmt: skip
+                free = min(free, int(limit[0]) - int(used[0]) + cold)  # cold file pages go when memory is asked for
+    return max(0, free)
+
+
+def _groups(controller: str, root: Path) -> Iterator[Path]:
+    """The directories of our control groups, from our own up to the root."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:  # "0::/path" (v2) or "4:memory:/path" (v1)
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        base = root / controller if controllers else root
+        group = base / path.lstrip("/")
+        # Inside a container the path may be the host's; then the container's own group is mounted at the root.
+        yield from (g for g in (group, *group.parents) if g.is_relative_to(base) and g.is_dir())
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []

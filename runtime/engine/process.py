@@ -1,0 +1,104 @@
+"""The engine as a process: its arguments, its sockets, its end.
+
+    python -m banyan.runtime.engine --socket ipc://DIR/engine --config JSON --alive-fd N
+
+The server binds a PAIR socket, the engine connects. It first sends Ready, or one Failed with program -1 that says why
+there will be none. It ends when its parent does: the read end of a pipe that the parent holds turns EOF (`--alive-fd`),
+and the kernel sends SIGKILL besides. Ctrl-C is the server's business; SIGTERM ends the process at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+
+import msgspec
+import zmq
+
+from banyan.runtime import config as configs
+from banyan.runtime.config import Config
+from banyan.runtime.engine.hardware import facts, probe
+from banyan.runtime.engine.worker import Engine
+from banyan.runtime.errors import BanyanError
+from banyan.runtime.model import load, spec
+from banyan.runtime.wire import EngineOrder, EngineReport, Failed, decode_order, encode
+
+_PR_SET_PDEATHSIG = 1
+_LAST_WORDS_MS = 2000  # how long an ending process waits for the server to read what it said
+
+
+def main(argv: list[str]) -> int:
+    """0: the parent is gone or closed the pipe. 1: no engine came up (a Failed says why), or the loop broke down."""
+    parser = argparse.ArgumentParser(prog="python -m banyan.runtime.engine")
+    parser.add_argument("--socket", required=True, help="ZeroMQ address that the server's PAIR is bound to")
+    parser.add_argument("--config", required=True, help="a Config as JSON")
+    parser.add_argument("--alive-fd", type=int, help="end at EOF of this file descriptor")
+    args = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    if args.alive_fd is not None:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with zmq.Context() as context:
+        link = Link(context, args.socket, args.alive_fd)
+        try:
+            engine = build(msgspec.json.decode(args.config, type=Config))
+            gc.freeze()  # what is alive now stays: no collection walks the model again
+            engine.run(link, link)
+        except BanyanError as e:
+            link.send([Failed(-1, 0, e.code, e.message)])
+            return 1
+        except Exception as e:
+            traceback.print_exc(file=sys.stderr)
+            link.send([Failed(-1, 0, "error", f"the engine ended: {e!r}")])
+            return 1
+        finally:
+            link.close()
+    return 0
+
+
+def build(config: Config) -> Engine:
+    """An engine from options: the model read from disk, "auto" resolved by what the machine has now."""
+    path = spec.resolve(config.model)
+    resolved = configs.resolve(config, probe(), facts(spec.read_spec(path)))
+    model = load.load(path, device=resolved.device, dtype=resolved.dtype, max_context=resolved.context)
+    return Engine(config, model, resolved)
+
+
+class Link:
+    """Inbox and outbox of the engine: one PAIR socket, and the pipe that tells of the parent's end."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, alive_fd: int | None) -> None:
+        self._socket = context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # the server reads all; never block the loop for it
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, _LAST_WORDS_MS)
+        self._socket.connect(address)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        if alive_fd is not None:
+            self._poller.register(alive_fd, zmq.POLLIN)
+        self._alive_fd = alive_fd
+
+    def drain(self, block: bool) -> Iterator[EngineOrder]:
+        """The orders that have come; with `block`, wait for one. EOFError: the parent is gone."""
+        events = dict(self._poller.poll(None if block else 0))
+        if self._alive_fd in events:
+            raise EOFError("the parent is gone")
+        while self._socket in events:
+            try:
+                yield decode_order(self._socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+
+    def send(self, reports: Iterable[EngineReport]) -> None:
+        for report in reports:
+            self._socket.send(encode(report))
+
+    def close(self) -> None:
+        self._socket.close()

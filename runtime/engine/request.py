@@ -1,0 +1,113 @@
+"""One generation in the engine, and what a step passes between the scheduler and the model. No torch.
+
+A request has no phase, only counts: of its `n_total` tokens, `n_computed` have their keys and values in its pages, and
+a step computes `n_new` more. Prefill, a chunk of it, decode and a prefix found in the tree are this one case; where a
+step reaches the last token, it also draws the next.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple
+
+from banyan.radix_cache.cache import Lease
+from banyan.runtime.wire import Run, TopLogprobs
+
+
+class Request:
+    """The state of one Run. Only the scheduler changes it."""
+
+    __slots__ = (
+        "end",
+        "followers",
+        "has_edits",
+        "ids",
+        "key",
+        "lease",
+        "n_cached",
+        "n_computed",
+        "n_given",
+        "n_prompt",
+        "n_published",
+        "owner",
+        "rid",
+        "run",
+        "sampling",
+        "scores",
+        "stop_ids",
+    )
+
+    def __init__(self, run: Run, arrival: int, end: int) -> None:
+        """`end`: the n_total at which its length ends it."""
+        self.rid = run.rid
+        self.run = run
+        self.sampling = run.sampling
+        self.key = (run.order, arrival)  # its place in the queue, and its rank when pages are short
+        self.ids = array("i", run.ids)
+        self.stop_ids = frozenset(array("i", run.stop_ids))
+        self.n_given = len(self.ids)  # tokens that came with the Run
+        self.n_prompt = self.n_given - run.n_done
+        self.end = end
+        self.n_computed = 0
+        self.n_published = 0
+        self.n_cached = -1  # prompt tokens found in the tree at its first start; -1 before
+        self.scores = array("f")  # logprobs of the prompt tokens from score_from on, as far as computed
+        self.lease: Lease | None = None  # held while it runs
+        self.owner: Request | None = None  # whose prefill it waits for
+        self.followers: list[tuple[Request, int]] = []  # who waits for this one's prefill, and up to which token
+        s = self.sampling
+        self.has_edits = bool(
+            s.logit_bias or s.frequency_penalty or s.presence_penalty or s.repetition_penalty != 1.0 or s.min_tokens
+        )
+
+    @property
+    def n_total(self) -> int:
+        return len(self.ids)
+
+    @property
+    def n_out(self) -> int:
+        """Tokens generated so far, those of an engine before this one included."""
+        return len(self.ids) - self.n_prompt
+
+    @property
+    def n_reusable(self) -> int:
+        """How long a prefix from the tree may be. The last token is always computed: its row draws the next one. So is
+        what stands before a token whose logprob is still to be given."""
+        n_scored = self.run.score_from + len(self.scores)
+        return n_scored - 1 if 0 < n_scored < self.n_given else len(self.ids) - 1
+
+    @property
+    def is_prefilling(self) -> bool:
+        return len(self.ids) - self.n_computed > 1
+
+
+class Work(NamedTuple):
+    """What one request does in one step: compute tokens n_computed .. n_computed + n_new.
+
+    draws: its last row gives the next token. n_scored: so many tokens from `score_at` on get their logprob.
+    """
+
+    request: Request
+    n_new: int
+    draws: bool
+    score_at: int = 0
+    n_scored: int = 0
+
+
+class Plan(NamedTuple):
+    """One step. copies: (source page, destination page, n_slots), to be done before anything is written."""
+
+    works: tuple[Work, ...]
+    copies: tuple[tuple[int, int, int], ...] = ()
+
+
+class Result(NamedTuple):
+    """What the model gave for a plan.
+
+    ids: one per work that draws, in order. logprobs: by rid, for those that asked. scores: by rid, the logprobs of the
+    scored tokens of this step.
+    """
+
+    ids: list[int]
+    logprobs: dict[int, TopLogprobs]
+    scores: dict[int, list[float]]

@@ -1,0 +1,26 @@
+"""Runs a model over batches: its pools, its weights, and nothing of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from banyan.runtime.engine.batch import Batch
+from banyan.runtime.engine.store import Store
+from banyan.runtime.model.load import Model
+
+
+class Runner:
+    """A model and the store that its KV lies in."""
+
+    def __init__(self, model: Model, store: Store) -> None:
+        self.model = model
+        self.store = store
+
+    @torch.inference_mode()
+    def __call__(self, batch: Batch, copies: Sequence[tuple[int, int, int]]) -> Tensor:
+        """One forward pass, after the page copies it stands on. Logits float32 [n_scored + n_drawn, vocab]."""
+        self.store.copy(copies)
+        return self.model.forward(batch.ids, batch.positions, batch.ragged, self.store.kv, batch.rows)

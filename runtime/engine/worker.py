@@ -1,0 +1,132 @@
+"""The engine: the loop, and all that it stands on, in one object. Its process is in process.py.
+
+The engine owns pages and nothing that cannot be computed again: it may be killed at any time, and the server's ids are
+enough to go on in another.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import msgspec
+import torch
+
+from banyan.radix_cache.cache import Cache
+from banyan.runtime.config import Config, Resolved
+from banyan.runtime.engine.batch import assemble
+from banyan.runtime.engine.request import Plan
+from banyan.runtime.engine.runner import Runner
+from banyan.runtime.engine.sampler import sample
+from banyan.runtime.engine.scheduler import Limits, Scheduler
+from banyan.runtime.engine.store import Store
+from banyan.runtime.errors import OutOfMemory
+from banyan.runtime.model.load import Model
+from banyan.runtime.wire import Answer, Ask, EngineOrder, EngineReport, Failed, Ready, Step
+
+
+class Inbox(Protocol):
+    def drain(self, block: bool) -> Iterable[EngineOrder]:
+        """The orders that have come; with `block`, wait for one. Raises EOFError when no more will come."""
+
+
+class Outbox(Protocol):
+    def send(self, reports: Iterable[EngineReport]) -> None: ...
+
+
+class Engine:
+    """One model, its pages, and the requests that run on them.
+
+    `take` orders, then `step` until the scheduler is idle; or hand both over to `run`. A step's requests fail together
+    when the model fails under them; the others go on.
+    """
+
+    def __init__(
+        self, config: Config, model: Model, resolved: Resolved, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.config, self.resolved, self.clock = config, resolved, clock
+        self.spec = model.spec
+        self.page = config.page
+        self.device = torch.device(resolved.device)
+        if self.device.type == "cpu":
+            torch.set_num_threads(resolved.threads)
+        self.model = Runner(model, Store(model.spec, resolved.n_pages, config.page, resolved.device))
+        self.cache = Cache(resolved.n_pages, config.page, config.cache)
+        self.scheduler = Scheduler(
+            self.cache, Limits(resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens)
+        )
+        self.answers: list[Answer] = []
+        self.failed: list[Failed] = []
+
+    @property
+    def ready(self) -> Ready:
+        return Ready(self.resolved.n_pages, self.page, self.resolved.context, self.resolved.decisions)
+
+    def run(self, inbox: Inbox, outbox: Outbox) -> None:
+        """THE loop, until the inbox ends."""
+        outbox.send([self.ready])
+        while True:
+            try:
+                for order in inbox.drain(block=self.scheduler.is_idle):
+                    self.take(order)
+            except EOFError:
+                return
+            outbox.send(self.reports(self.step()))
+
+    def step(self) -> Step:
+        """Compute one step of whatever stands in the scheduler. What failed by it is in `failed`."""
+        if plan := self.scheduler.plan(self.clock()):
+            try:
+                batch = assemble(plan, self.page, self.device)
+                result = sample(self.model(batch, plan.copies), batch)
+            except Exception as e:
+                self._fail(plan, e)
+            else:
+                self.scheduler.commit(plan, result)
+        step, failed = self.scheduler.report()
+        self.failed += failed
+        return step
+
+    def reports(self, step: Step) -> list[EngineReport]:
+        """All that there is to send, and forget it."""
+        out: list[EngineReport] = [*self.failed, *self.answers]
+        if step.rids or step.finished:
+            out.append(step)
+        self.failed, self.answers = [], []
+        return out
+
+    def take(self, order: EngineOrder) -> None:
+        if isinstance(order, Ask):
+            self.answers.append(self._answer(order))
+        else:
+            self.scheduler.take(order)
+
+    def _answer(self, ask: Ask) -> Answer:
+        """stats: counters of the engine and its tree. check: every invariant. info: the model and the options."""
+        if ask.what == "check":
+            try:
+                self.scheduler.check()
+            except AssertionError as e:
+                return Answer(ask.id, False, f"the engine's books do not balance: {e}".encode())
+            return Answer(ask.id, True, b"{}")
+        if ask.what == "flush":
+            return Answer(ask.id, True, msgspec.json.encode({"pages": self.cache.flush()}))
+        if ask.what == "stats":
+            return Answer(ask.id, True, msgspec.json.encode(self.stats()))
+        facts = {"model": self.spec, "config": self.config, "resolved": self.resolved}
+        return Answer(ask.id, True, msgspec.json.encode(facts))
+
+    def stats(self) -> dict[str, object]:
+        return {"engine": self.scheduler.stats(), "cache": self.cache.stats()}
+
+    def _fail(self, plan: Plan, error: Exception) -> None:
+        """A step did not complete. Its requests fail; raises again where the device itself is lost."""
+        traceback.print_exception(error, file=sys.stderr)
+        memory = isinstance(error, torch.OutOfMemoryError)
+        code = OutOfMemory.code if memory else "error"
+        self.scheduler.fail(plan, code, f"the engine failed in a step of {len(plan.works)} requests: {error!r}")
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()  # after a fault in a kernel every call fails, this one too
