@@ -27,8 +27,7 @@ class Layer(NamedTuple):
 
     attention_norm: Tensor  # [hidden]
     qkv: Linear  # hidden -> (n_heads + 2 n_kv_heads) head_dim
-    q_norm: Tensor | None  # [head_dim]
-    k_norm: Tensor | None
+    qk_norm: tuple[Tensor, Tensor] | None  # [head_dim] each
     out: Linear  # n_heads head_dim -> hidden
     mlp_norm: Tensor  # [hidden]
     gate_up: Linear  # hidden -> 2 intermediate
@@ -65,14 +64,11 @@ class Decoder:
     def _attention(self, layer: Layer, h: Tensor, turn: tuple[Tensor, Tensor], ragged: Ragged,
                    pools: tuple[Tensor, Tensor]) -> Tensor:  # fmt: skip
         s = self.spec
-        q, k, v = (
-            layer.qkv(h)
-            .view(len(h), -1, s.head_dim)  # [n_rows, n_heads + 2 n_kv_heads, head_dim]
-            .split([s.n_heads, s.n_kv_heads, s.n_kv_heads], dim=1)
-        )
-        if layer.q_norm is not None:
-            q = ops.rms_norm(q, layer.q_norm, self.eps)
-            k = ops.rms_norm(k, layer.k_norm, self.eps)
+        qkv = layer.qkv(h).view(len(h), -1, s.head_dim)  # [n_rows, n_heads + 2 n_kv_heads, head_dim]
+        q, k, v = torch.split(qkv, [s.n_heads, s.n_kv_heads, s.n_kv_heads], dim=1)
+        if layer.qk_norm is not None:
+            q_norm, k_norm = layer.qk_norm
+            q, k = ops.rms_norm(q, q_norm, self.eps), ops.rms_norm(k, k_norm, self.eps)
         q, k = ops.rope(q, k, *turn)
         ops.write_kv(k, v, *pools, ragged.slots)
         out = ops.attention(q, *pools, ragged, scale=s.head_dim**-0.5, window=layer.window)
@@ -101,8 +97,7 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         return Layer(
             attention_norm=take(f"{base}.input_layernorm.weight", c.hidden_size),
             qkv=linear(c.hidden_size, c.has_qkv_bias, *qkv),
-            q_norm=take(f"{at}.q_norm.weight", c.dim) if c.has_qk_norm else None,
-            k_norm=take(f"{at}.k_norm.weight", c.dim) if c.has_qk_norm else None,
+            qk_norm=(take(f"{at}.q_norm.weight", c.dim), take(f"{at}.k_norm.weight", c.dim)) if c.has_qk_norm else None,
             out=linear(n_q, c.has_out_bias, (f"{at}.o_proj", c.hidden_size)),
             mlp_norm=take(f"{base}.post_attention_layernorm.weight", c.hidden_size),
             gate_up=linear(c.hidden_size, c.has_mlp_bias, *gate_up),

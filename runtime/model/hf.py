@@ -83,7 +83,8 @@ class Borrowed:
             )
         finally:
             _STEP.reset(token)
-        return out.logits[0].float()
+        logits: Tensor = out.logits[0].float()
+        return logits
 
     def learn(self) -> None:
         """Find each layer's rule and compare with the model's own attention; Unsupported where they cannot agree."""
@@ -135,7 +136,7 @@ class Borrowed:
 
 
 def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """transformers' attention signature: query, key, value [1, heads, n_rows, head_dim] -> [1, n_rows, heads, dim]."""
     step = _STEP.get()
@@ -165,7 +166,7 @@ _KNOWN_OPTIONS = {"scaling", "softcap", "s_aux", "sliding_window", "is_causal", 
 
 
 def _rule(
-    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any], step: Step
+    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any], step: Step
 ) -> Rule:
     """The rule of a layer from the call it makes; Unsupported names what pages or kernels cannot do."""
     name = type(module).__name__
@@ -276,10 +277,12 @@ def build(
     spec: ModelSpec, path: Path, device: torch.device, dtype: torch.dtype, context: int, progress: Progress | None
 ) -> Borrowed:
     """Load the weights with transformers (which also renames and fuses them), then learn and compare."""
-    n_bytes = sum(stored.n_bytes for stored in Checkpoint(path).tensors.values())
+    model: Any
+    info: dict[str, Any]
+    n_bytes = Checkpoint(path).n_bytes
     with _reported(progress, n_bytes):
         try:
-            model, info = AutoModelForCausalLM.from_pretrained(
+            model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]  # a pair, with the info
                 path, dtype=dtype, attn_implementation="eager", use_safetensors=True, local_files_only=True,
                 trust_remote_code=False, output_loading_info=True,
             )  # fmt: skip
@@ -298,6 +301,7 @@ def build(
 
 def _freeze_rope(model: nn.Module, context: int) -> None:
     """Choose once what transformers would choose anew by the longest sequence of each batch; see `rope`."""
+    module: Any
     for module in model.modules():
         kinds = getattr(module, "rope_type", "default")
         per_layer = kinds if isinstance(kinds, dict) else {"": kinds}

@@ -26,14 +26,17 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.is_packed:
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+            return y
         return F.linear(x, self.weight, self.bias)
 
 
 @cache
 def _can_pack(dtype: torch.dtype) -> bool:
     """Whether oneDNN's packed linear works here and agrees with F.linear. float16 is slow there: never packed."""
-    if dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
+    if dtype not in (torch.float32, torch.bfloat16):
+        return False
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     grid = torch.linspace(-1, 1, 24 * 40).sin()
     weight, x, bias = grid.view(24, 40).to(dtype), grid[:120].view(3, 40).to(dtype), grid[:24].to(dtype)

@@ -111,9 +111,10 @@ def parse_rope(config: dict[str, Any]) -> Rope:
         raise Unsupported(f"rope of kind {kind!r} has {', '.join(map(repr, unknown))}, which is not known for it")
     fields = {key: value for key, value in fields.items() if value is not None}
     try:
-        return msgspec.convert(fields, Rope)
+        rope: Rope = msgspec.convert(fields, Rope)
     except msgspec.ValidationError as e:
         raise BadModel(f"config.json: rope: {e}") from e
+    return rope
 
 
 def frequencies(rope: Rope, dim: int, max_context: int) -> tuple[Tensor, float]:

@@ -12,6 +12,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,7 +60,6 @@ class Checkpoint:
                     raise BadModel(f"{name} is both in {self.tensors[name].file.name} and in {file.name} of {path}")
                 self.tensors[name] = stored
         self._progress = progress or (lambda done, total: None)
-        self._n_bytes = sum(stored.n_bytes for stored in self.tensors.values())
         self._n_read = 0
         self._taken: set[str] = set()
         self._open: dict[Path, Any] = {}
@@ -75,6 +75,10 @@ class Checkpoint:
     @property
     def n_parameters(self) -> int:
         return sum(stored.n_elements for stored in self.tensors.values())
+
+    @cached_property
+    def n_bytes(self) -> int:
+        return sum(stored.n_bytes for stored in self.tensors.values())
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -93,13 +97,13 @@ class Checkpoint:
         try:
             if stored.file not in self._open:
                 self._open[stored.file] = self._closing.enter_context(safe_open(stored.file, framework="pt"))
-            tensor = self._open[stored.file].get_tensor(name)
+            tensor: Tensor = self._open[stored.file].get_tensor(name)
         except (SafetensorError, OSError) as e:
             raise BadModel(f"{stored.file} cannot be read: {e}") from e
         if name not in self._taken:
             self._taken.add(name)
             self._n_read += stored.n_bytes
-            self._progress(self._n_read, self._n_bytes)
+            self._progress(self._n_read, self.n_bytes)
         return tensor
 
     def left(self) -> list[str]:
@@ -112,7 +116,7 @@ class Checkpoint:
         if left:
             shown = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
             raise Unsupported(f"{self.path} has weights that this decoder does not use: {shown}")
-        self._progress(self._n_bytes, self._n_bytes)
+        self._progress(self.n_bytes, self.n_bytes)
 
 
 def _files(path: Path) -> list[Path]:
