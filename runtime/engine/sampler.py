@@ -5,8 +5,8 @@ above 0, temperature, top-k, top-p (of what top-k left), min-p, and one draw. Lo
 logits as they came, before all of that.
 
 A draw is inverse-CDF with one uniform number, a hash of (seed, sample, position in the text) and of nothing else. So a
-request draws the same tokens whatever it is batched with, and again after a retraction or in another engine. A filter is
-a threshold on probabilities: tokens that tie with the last one kept are kept too. That spares a choice among equals,
+request draws the same tokens whatever it is batched with, and again after a retraction or in another engine. A filter
+is a threshold on probabilities: tokens that tie with the last one kept are kept too. That spares a choice among equals,
 which would depend on the batch.
 """
 

@@ -19,7 +19,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
-from banyan.radix_cache.cache import Cache
+from banyan.radix_cache.cache import Cache, Lease
 from banyan.radix_cache.check import check as check_cache
 from banyan.runtime.engine.request import Plan, Request, Result, Work
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, OutOfMemory, PromptTooLong
@@ -166,6 +166,7 @@ class Scheduler:
 
     def _start(self, works: list[Work], copies: list[tuple[int, int, int]], budget: int) -> None:
         """Start waiting requests in rank, as long as there are tokens, places and pages. None overtakes the first."""
+        wanted = sum(self._wants(r, r.lease) for r in self.running) if self.waiting else 0
         while budget and self.waiting and len(self.running) < self.max_running:
             request = self.waiting[0]
             lease = self.cache.open(request.ids.tobytes(), request.run.namespace, request.n_reusable)
@@ -173,12 +174,11 @@ class Scheduler:
                 lease.close()
                 self._follow(request, *owner)
                 continue
-            room = HEADROOM if self.running else 0
-            need = -(-(min(request.n_total + room, request.end)) // self.cache.page) - len(lease.pages)
-            reserve = len(self.running) * -(-room // self.cache.page)
-            if need + reserve > self.cache.n_available or not lease.grow(request.n_total):
+            is_tight = wanted + self._wants(request, lease) > self.cache.n_available
+            if (is_tight and self.running) or not lease.grow(request.n_total):
                 lease.close()
                 return
+            wanted += self._wants(request, lease)
             del self.waiting[0]
             insort(self.running, request, key=_rank)
             request.lease = lease
@@ -189,6 +189,10 @@ class Scheduler:
             copies.extend(lease.take_copies())
             works.append(_work(request, min(budget, request.n_total - request.n_computed)))
             budget -= works[-1].n_new
+
+    def _wants(self, request: Request, lease: Lease) -> int:
+        """Pages it will claim within HEADROOM tokens."""
+        return -(-min(request.n_total + HEADROOM, request.end) // self.cache.page) - len(lease.pages)
 
     def _owner(self, request: Request, n_cached: int) -> tuple[Request, int] | None:
         """Who is computing more of the request's prefix than the tree has, and up to which token."""

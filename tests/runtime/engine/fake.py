@@ -1,0 +1,123 @@
+"""A model without weights, and a driver: what the engine's tests run on.
+
+The model keeps each token's id and position in the KV pool and reads its whole context back through the page table. Its
+logits are a hash of what it read. So an output is right only if every token lay in the right slot of the right page.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from banyan.runtime import config as configs
+from banyan.runtime.config import Resolved
+from banyan.runtime.engine.worker import Engine
+from banyan.runtime.model.spec import ModelSpec
+from banyan.runtime.wire import Abort, Failed, Finish, Run, Sampling, TopLogprobs
+
+VOCAB = 50
+GREEDY = Sampling(temperature=0.0, max_tokens=8)
+
+
+def logits_after(ids: Sequence[int]) -> np.ndarray:
+    """float32 [VOCAB]: the logits of the fake model after a text. Peaked, so that sampling has something to do."""
+    h = zlib.crc32(int32(ids))
+    x = (np.arange(1, VOCAB + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(h)
+    x = (x ^ (x >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
+    return (((x >> np.uint64(40)).astype(np.float64) / 2**24) * 6).astype(np.float32)
+
+
+def greedy(ids: Sequence[int], n: int) -> list[int]:
+    """What the fake model says after `ids`, by the naive loop."""
+    text = list(ids)
+    for _ in range(n):
+        text.append(int(logits_after(text).argmax()))
+    return text[len(ids) :]
+
+
+class FakeModel:
+    """See the module. Fails the test when the pool does not hold what it wrote."""
+
+    def __init__(self, max_context: int = 512) -> None:
+        self.spec = ModelSpec(
+            name="fake", family="fake", n_layers=1, n_heads=1, n_kv_heads=1, head_dim=2, hidden=2, vocab_size=VOCAB,
+            max_context=max_context, eos_ids=(), dtype="float32", n_parameters=0,
+        )  # fmt: skip
+        self.steps: list[tuple[int, ...]] = []  # row counts of each forward
+
+    def forward(self, ids: Tensor, positions: Tensor, ragged: Any, kv: Any, rows: Tensor) -> Tensor:
+        self.steps.append(ragged.q_lens)
+        k = kv[0][0]
+        pool, page = k.view(-1, 2), k.shape[1]
+        pool[ragged.slots] = torch.stack([ids, positions], 1).float()
+        out, owner = [], np.repeat(np.arange(len(ragged.q_lens)), ragged.q_lens)
+        for row in rows.tolist():
+            at = np.arange(int(positions[row]) + 1)
+            slots = np.array(ragged.pages[owner[row]])[at // page] * page + at % page
+            read = pool[slots].numpy()
+            assert (read[:, 1] == at).all(), "a slot holds another position's token"
+            out.append(logits_after(read[:, 0].astype(np.int64).tolist()))
+        return torch.from_numpy(np.array(out, np.float32).reshape(-1, VOCAB))
+
+
+@dataclass
+class Output:
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[TopLogprobs] = field(default_factory=list)
+    finish: Finish | None = None
+    failed: Failed | None = None
+
+
+def int32(ids: Iterable[int]) -> bytes:
+    return array("i", ids).tobytes()
+
+
+def run(rid: int, ids: Iterable[int], sampling: Sampling = GREEDY, **fields: Any) -> Run:
+    return Run(rid, int32(ids), sampling, **fields)
+
+
+def engine(model: Any = None, *, n_pages: int = 256, context: int | None = None, **options: Any) -> Engine:
+    model = model or FakeModel()
+    resolved = Resolved(
+        device="cpu", dtype="float32", context=context or model.spec.max_context, n_pages=n_pages, threads=1,
+        decisions=(),
+    )  # fmt: skip
+    return Engine(configs.make(**options), model, resolved, clock=lambda: 0.0)
+
+
+def step(e: Engine, outputs: dict[int, Output]) -> None:
+    """One step, its report sorted by request."""
+    report = e.step()
+    ids = iter(array("i", report.ids))
+    for rid, n in zip(array("q", report.rids), array("i", report.counts), strict=True):
+        outputs.setdefault(rid, Output()).ids += [next(ids) for _ in range(n)]
+    for rid, entries in report.logprobs.items():
+        outputs[rid].logprobs += entries
+    for finish in report.finished:
+        outputs.setdefault(finish.rid, Output()).finish = finish
+    for failed in e.failed:
+        outputs.setdefault(failed.program, Output()).failed = failed
+    e.failed.clear()
+
+
+def drive(e: Engine, orders: Iterable[Run | Abort], outputs: dict[int, Output] | None = None, check: bool = False,
+          limit: int = 10_000) -> dict[int, Output]:  # fmt: skip
+    """Take all orders at once and step until nothing is left to do."""
+    outputs = {} if outputs is None else outputs
+    for order in orders:
+        e.take(order)
+    for _ in range(limit):
+        if e.scheduler.is_idle:
+            step(e, outputs)  # what failed at once is still to be told
+            return outputs
+        step(e, outputs)
+        if check:
+            e.scheduler.check()
+    raise AssertionError(f"not done after {limit} steps: {e.scheduler.stats()}")

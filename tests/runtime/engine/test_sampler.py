@@ -1,0 +1,177 @@
+"""The sampler's law: frequencies against the exact distribution, and each option against its plain definition."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from banyan.runtime.engine import sampler
+from banyan.runtime.engine.request import Request
+from banyan.runtime.wire import Sampling
+
+LOGITS = np.array([2.0, 1.0, 0.5, 0.5, 0.0, -1.0, -1.5, -3.0], np.float32)
+N = 4000
+
+
+def request(fake: ModuleType, sampling: Sampling, prompt: Sequence[int] = (0,), said: Sequence[int] = (), rid: int = 0,
+            **fields: Any) -> Request:  # fmt: skip
+    r = Request(fake.run(rid, prompt, sampling, **fields), 0, 100)
+    r.ids.extend(said)
+    return r
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    p = np.exp(x - x.max())
+    return p / p.sum()
+
+
+def draws(fake: ModuleType, sampling: Sampling, logits: np.ndarray = LOGITS) -> np.ndarray:
+    """How often each token came, in N draws that differ in their seed."""
+    requests = [request(fake, sampling, seed=seed) for seed in range(N)]
+    ids, _ = sampler.choose(torch.from_numpy(np.tile(logits, (N, 1))), requests)
+    return np.bincount(ids, minlength=len(logits))
+
+
+def assert_law(counts: np.ndarray, p: np.ndarray) -> None:
+    """Pearson's chi-square, at a level that a right sampler misses once in ten thousand; the seeds are fixed."""
+    assert counts[p == 0].sum() == 0, "a token came that was filtered out"
+    expected = N * p[p > 0]
+    statistic = ((counts[p > 0] - expected) ** 2 / expected).sum()
+    bound = {1: 15.1, 2: 18.4, 3: 21.1, 4: 23.5, 5: 25.7, 6: 27.9, 7: 29.9}  # chi-square, 0.9999
+    assert statistic < bound[len(expected) - 1], (statistic, counts, expected)
+
+
+def only(p: np.ndarray, kept: Sequence[int]) -> np.ndarray:
+    q = np.where(np.isin(np.arange(len(p)), kept), p, 0)
+    return q / q.sum()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_temperature(fake: ModuleType, temperature: float) -> None:
+    assert_law(draws(fake, Sampling(temperature=temperature)), softmax(LOGITS / temperature))
+
+
+def test_temperature_0_is_greedy_and_a_tiny_one_nearly(fake: ModuleType) -> None:
+    for temperature in (0.0, 1e-30):
+        assert draws(fake, Sampling(temperature=temperature))[0] == N
+
+
+@pytest.mark.parametrize(("top_k", "kept"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2, 3]), (4, [0, 1, 2, 3]), (99, range(8))])
+def test_top_k_keeps_ties_with_the_last(fake: ModuleType, top_k: int, kept: Sequence[int]) -> None:
+    counts = draws(fake, Sampling(top_k=top_k))
+    if len(kept) == 1:
+        assert counts[0] == N
+    else:
+        assert_law(counts, only(softmax(LOGITS), kept))
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"),
+    [(1e-9, [0]), (0.49, [0]), (0.50, [0, 1]), (0.68, [0, 1, 2, 3]), (0.93, range(5)), (1.0, range(8))],
+)
+def test_top_p_keeps_the_smallest_set_of_that_mass(fake: ModuleType, top_p: float, kept: Sequence[int]) -> None:
+    p = softmax(LOGITS)  # 0.491 0.181 0.110 0.110 0.066 0.024 0.015 0.003
+    counts = draws(fake, Sampling(top_p=top_p))
+    if len(kept) == 1:
+        assert counts[0] == N
+    else:
+        assert_law(counts, only(p, kept))
+
+
+def test_top_p_is_of_what_top_k_left(fake: ModuleType) -> None:
+    # Of 0.491 and 0.181, the first has 0.731.
+    assert draws(fake, Sampling(top_k=2, top_p=0.72))[0] == N
+    assert_law(draws(fake, Sampling(top_k=2, top_p=0.74)), only(softmax(LOGITS), [0, 1]))
+
+
+@pytest.mark.parametrize(("min_p", "kept"), [(0.3, [0, 1]), (0.2, range(4)), (0.1, range(5)), (0.0, range(8))])
+def test_min_p_is_a_share_of_the_best(fake: ModuleType, min_p: float, kept: Sequence[int]) -> None:
+    assert_law(draws(fake, Sampling(min_p=min_p)), only(softmax(LOGITS), kept))
+
+
+def test_all_filters_on_logits_divided_by_temperature(fake: ModuleType) -> None:
+    p = softmax(LOGITS / 2)
+    s = Sampling(temperature=2.0, top_k=5, top_p=0.95, min_p=0.45)
+    assert_law(draws(fake, s), only(p, [0, 1, 2, 3]))
+
+
+def test_logit_bias(fake: ModuleType) -> None:
+    biased = LOGITS + np.array([-100, 0, 0, 2, 0, 0, 0, 0], np.float32)
+    assert_law(draws(fake, Sampling(logit_bias={0: -100.0, 3: 2.0})), softmax(biased))
+
+
+def test_penalties_against_their_definition(fake: ModuleType) -> None:
+    prompt, said = [1, 5, 5], [0, 2, 2, 5]
+    s = Sampling(temperature=0, frequency_penalty=0.3, presence_penalty=0.2, repetition_penalty=1.5, logit_bias={2: 0.7})
+    r = request(fake, s, prompt, said)
+    logits = torch.from_numpy(LOGITS.copy())[None]
+    sampler.edit(logits, [r])
+    expected = LOGITS.copy()
+    for token in set(prompt + said):
+        expected[token] = expected[token] / 1.5 if expected[token] > 0 else expected[token] * 1.5
+    for token in set(said):
+        expected[token] -= 0.3 * said.count(token) + 0.2
+    expected[2] += 0.7
+    np.testing.assert_allclose(logits[0].numpy(), expected, atol=1e-6)
+
+
+def test_penalties_count_what_was_generated_before_a_replay(fake: ModuleType) -> None:
+    s = Sampling(temperature=0, frequency_penalty=1.0)
+    logits = torch.zeros(1, 8)
+    sampler.edit(logits, [request(fake, s, [3, 4, 4], n_done=2)])
+    assert logits[0].tolist() == [0, 0, 0, 0, -2, 0, 0, 0]
+
+
+def test_min_tokens_forbids_stop_ids_until_then(fake: ModuleType) -> None:
+    stop = fake.int32([0, 1])
+    s = Sampling(temperature=0, min_tokens=2)
+    for said, token in (([], 2), ([7], 2), ([7, 7], 0)):
+        r = request(fake, s, [5], said, stop_ids=stop)
+        assert sampler.choose(torch.from_numpy(LOGITS.copy())[None], [r])[0] == [token]
+
+
+def test_a_draw_does_not_depend_on_the_batch(fake: ModuleType) -> None:
+    kinds = [Sampling(), Sampling(top_p=0.7), Sampling(top_k=3), Sampling(temperature=0), Sampling(min_p=0.1, top_k=2)]
+    kinds.append(Sampling(frequency_penalty=0.5, temperature=0.8))
+    chance = np.random.default_rng(0)
+    logits = chance.normal(size=(60, 300)).astype(np.float32)
+    requests = [request(fake, kinds[i % 6], [1, 2], [3], seed=i // 6, sample=i % 3) for i in range(60)]
+    together, _ = sampler.choose(torch.from_numpy(logits.copy()), requests)
+    alone = [sampler.choose(torch.from_numpy(logits[i : i + 1].copy()), [r])[0][0] for i, r in enumerate(requests)]
+    assert together == alone
+
+
+def test_seed_sample_and_position_each_change_the_draw() -> None:
+    n = range(2000)
+    for u in (
+        sampler.uniforms(n, [0] * 2000, [5] * 2000),
+        sampler.uniforms([3] * 2000, n, [5] * 2000),
+        sampler.uniforms([-1] * 2000, [1] * 2000, n),
+    ):
+        counts, _ = np.histogram(u, 20, (0, 1))
+        assert ((counts - 100) ** 2 / 100).sum() < 53  # chi-square with 19 degrees of freedom, 0.9999
+        assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 0.09
+    assert 0 < u.min() < u.max() < 1
+
+
+def test_logprobs_are_the_models_own(fake: ModuleType) -> None:
+    s = Sampling(temperature=0, logprobs=True, top_logprobs=3, logit_bias={5: 100.0}, frequency_penalty=1.0)
+    some = [request(fake, Sampling(), rid=1), request(fake, s, [4], [0], rid=2)]
+    some.append(request(fake, Sampling(temperature=0, logprobs=True), rid=3))
+    ids, logprobs = sampler.choose(torch.from_numpy(np.tile(LOGITS, (3, 1))), some)
+    own = torch.from_numpy(LOGITS).log_softmax(-1)
+    assert ids[1:] == [5, 0]
+    assert set(logprobs) == {2, 3}
+    assert logprobs[2].logprob == pytest.approx(own[5].item(), abs=1e-6)
+    top_ids, top = array("i", logprobs[2].top_ids), array("f", logprobs[2].top_logprobs)
+    assert set(top_ids) in ({0, 1, 2}, {0, 1, 3})
+    np.testing.assert_allclose(top, own[list(top_ids)], atol=1e-6)
+    assert list(top) == sorted(top, reverse=True)
+    assert logprobs[3].logprob == pytest.approx(own[0].item(), abs=1e-6)
+    assert logprobs[3].top_ids == b""
