@@ -229,6 +229,8 @@ class Welcome(Wire, frozen=True):
     max_context: int
     chat: ChatMarkers | None = None
     """None: the model has no chat template, and role turns are refused."""
+    max_message: int = 64 << 20
+    """Bytes of the largest message that the server takes."""
 
 
 class Usage(Wire, frozen=True):
@@ -295,6 +297,8 @@ class Failed(Wire, frozen=True):
     """A ref will never be known (ref None: the whole program). code and message are an error of runtime/errors.py.
 
     Refs that depend on a failed one fail too, each with its own Failed. From the engine: program is the request id.
+    program -1: it is the peer itself that is refused (a wrong version, bytes that are no message), or, from an engine
+    that was not Ready yet, its start that failed.
     """
 
     program: int

@@ -1,0 +1,506 @@
+"""The user's end of the wire: one connection per process and socket, one I/O thread per process.
+
+    client = connect(path)
+    program = client.program("qa")
+    program.submit([Append(0, ("Hello",)), Gen(0, ref=0)])
+    program.future(0).result()          # or: await asyncio.wrap_future(program.future(0))
+
+All calls are safe from any thread. None of them waits, but `connect`, `ask` and a future's own `result`. Every future
+resolves: to a value, to the error that the program met, or to RuntimeLost when the server is gone. A forked child
+starts with no connection and must make its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import zmq
+
+from banyan.runtime import ipc, wire
+from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, ConnectFailed, RuntimeLost, from_code
+
+MakeError = Callable[[str, str], BanyanError]
+"""(gen, line) -> a fresh error. Each future gets its own: one that two threads raise would mix their tracebacks."""
+
+
+def connect(path: str | Path, timeout: float = 10.0) -> Client:
+    """The client of this process for the server at `path`; made by a handshake the first time.
+
+    ConnectFailed: no such socket, nobody answers in `timeout` seconds, or the server speaks another version.
+    """
+    where = Path(path).absolute()
+    with _opening:
+        loop = _Loop.of_this_process()
+        client = loop.clients.get(where)
+        if client is None or client.lost is not None:
+            client = Client(loop, where, timeout)
+        return client
+
+
+class Client:
+    """One connection to one server. Make it with `connect`."""
+
+    welcome: wire.Welcome
+    lost: str | None
+    """Why the connection is of no more use; None while it is."""
+
+    def __init__(self, loop: _Loop, path: Path, timeout: float) -> None:
+        self.path, self.lost, self._pid = path, None, os.getpid()
+        self._loop, self._lock = loop, threading.Lock()
+        self._inboxes: dict[int, _Inbox] = {}
+        self._answers: dict[int, Future[wire.Answer]] = {}
+        self._numbers, self._questions = itertools.count(), itertools.count()
+        self.n_unanswered = 0  # heartbeats since the server was last heard
+        self.socket, self.monitor = ipc.reach(loop.context, path)
+        try:
+            self.welcome = self._shake_hands(timeout)
+        except BaseException:
+            self.shut()
+            raise
+        loop.call(partial(loop.add, self))
+
+    def _shake_hands(self, timeout: float) -> wire.Welcome:
+        self.socket.send(wire.encode(wire.Hello(version=wire.VERSION, client=f"pid {os.getpid()}")))
+        if not self.socket.poll(int(timeout * 1000)):
+            raise ConnectFailed(
+                f"the server at {self.path} did not answer within {timeout:g} s; if it is loading a model, try again later"
+            )
+        try:
+            answer = wire.decode_server(self.socket.recv())
+        except msgspec.DecodeError as e:
+            raise ConnectFailed(f"what listens at {self.path} is not a Banyan server ({e})") from e
+        if isinstance(answer, wire.Failed):
+            raise ConnectFailed(f"the server at {self.path} refused: {answer.message}")
+        if not isinstance(answer, wire.Welcome) or answer.version != wire.VERSION:
+            raise ConnectFailed(
+                f"the server at {self.path} speaks another version of the protocol than this one ({wire.VERSION}); "
+                "install the same version of banyan on both sides"
+            )
+        return answer
+
+    # ---- called from any thread ------------------------------------------------------------------------------------
+
+    def program(self, name: str = "") -> Program:
+        """A new, empty program. No message is sent before its first `submit`."""
+        self.check()
+        inbox = _Inbox(name)
+        number = next(self._numbers)
+        with self._lock:
+            self._inboxes[number] = inbox
+        return Program(self, number, inbox)
+
+    def ask(self, what: Literal["stats", "flush", "check", "info"], timeout: float = 30.0) -> Any:
+        """The server's answer to a question outside any program, parsed from JSON.
+
+        BanyanError holds the server's words where the answer is a no; RuntimeLost, where there is none in `timeout` s.
+        """
+        self.check()
+        number, future = next(self._questions), _future(wire.Answer)
+        self._answers[number] = future
+        self.send(wire.encode(wire.Ask(id=number, what=what)))
+        try:
+            answer = future.result(timeout)
+        except FutureTimeout:
+            raise RuntimeLost(f"the server at {self.path} did not answer {what!r} within {timeout:g} s") from None
+        finally:
+            self._answers.pop(number, None)
+        if not answer.ok:
+            raise BanyanError(answer.body.decode())
+        return msgspec.json.decode(answer.body) if answer.body else None
+
+    def close(self) -> None:
+        """Leave the server: it frees all that this client had, and pending futures fail with RuntimeLost. Idempotent."""
+        if self._pid == os.getpid():
+            gone = threading.Event()
+            self._loop.call(partial(self._loop.drop, self, "this client was closed", gone))
+            if threading.current_thread() is not self._loop.thread:
+                gone.wait(5.0)
+
+    def check(self) -> None:
+        """RuntimeLost if this client cannot be used: the server is gone, or this is a forked child."""
+        if self._pid != os.getpid():
+            raise RuntimeLost(
+                f"this client belongs to process {self._pid}, and this is its fork {os.getpid()}; "
+                "connect in the process that uses it"
+            )
+        if self.lost is not None:
+            raise RuntimeLost(self.lost)
+
+    def send(self, data: bytes) -> None:
+        self._loop.call(partial(self.send_now, data))
+
+    # ---- called on the I/O thread ----------------------------------------------------------------------------------
+
+    def send_now(self, data: bytes) -> None:
+        if self.lost is None:
+            self.socket.send(data, zmq.NOBLOCK)
+
+    def beat(self) -> bool:
+        """Send a Ping. False: the server was silent for too many of them.
+
+        Counted in beats, not seconds: a process that was suspended has sent none, and so misses none.
+        """
+        self.n_unanswered += 1
+        self.send_now(wire.encode(wire.Ping()))
+        return self.n_unanswered <= ipc.MISSED
+
+    def receive(self) -> None:
+        """Take all messages that are there."""
+        while True:
+            try:
+                data = self.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self.n_unanswered = 0
+            self._take(wire.decode_server(data))
+
+    def _take(self, message: wire.ServerMessage) -> None:
+        match message:
+            case wire.Answer(id=number):
+                if future := self._answers.pop(number, None):
+                    future.set_result(message)
+            case wire.Value() | wire.Failed() | wire.Delta():
+                if isinstance(message, wire.Failed) and message.program < 0:
+                    self._loop.drop(self, f"the server refused this client: {message.message}")
+                elif inbox := self._inboxes.get(message.program):
+                    inbox.take(message)
+                    self.settle(message.program)
+
+    def settle(self, number: int) -> None:
+        """Forget a program that is closed and fully answered."""
+        inbox = self._inboxes.get(number)
+        if inbox is not None and inbox.is_settled:
+            with self._lock:
+                del self._inboxes[number]
+            inbox.fail_all(lambda gen, line: BadProgram("the program ended without being asked for this value"))
+
+    def abandon(self, number: int) -> None:
+        """The user's handle on a program is gone."""
+        if inbox := self._inboxes.get(number):
+            inbox.close(self, number)
+
+    def lose(self, why: str) -> None:
+        with self._lock:
+            self.lost = why
+            inboxes, self._inboxes = list(self._inboxes.values()), {}
+        for inbox in inboxes:
+            inbox.fail_all(lambda gen, line: RuntimeLost(why))
+        while self._answers:
+            self._answers.popitem()[1].set_exception(RuntimeLost(why))
+
+    def shut(self) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(0)
+
+
+class Program:
+    """The handle of one program on the server. Its futures outlive it; a collected handle closes itself."""
+
+    def __init__(self, client: Client, number: int, inbox: _Inbox) -> None:
+        self.client, self.number, self._inbox = client, number, inbox
+        # A finalizer may run anywhere, also inside our own locks: it only leaves a note for the I/O thread.
+        self._finalizer = weakref.finalize(self, client._loop.call, partial(client.abandon, number))
+        self._finalizer.atexit = False
+
+    @property
+    def name(self) -> str:
+        return self._inbox.name
+
+    def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
+        """Send `ops` to run after those sent before; `last`: there will be no more. Returns at once.
+
+        RuntimeLost: the server is gone. BadProgram: the program is closed. BadMessage: larger than the server takes.
+        """
+        self.client.check()
+        self._inbox.submit(self.client, self.number, tuple(ops), last)
+
+    def future(self, ref: int) -> Future[wire.Value]:
+        """The value `ref`, whenever it comes; asked for before or after. Raises what the program met instead."""
+        return self._inbox.future(ref)
+
+    def on_delta(self, ref: int, callback: Callable[[str], None]) -> None:
+        """Call `callback` on the I/O thread with each piece of text of the streaming gen `ref`, from its start on.
+
+        It must not wait. An exception it raises fails the future of `ref`.
+        """
+        self.client._loop.call(partial(self._inbox.listen, ref, callback))
+
+    def cancel(self) -> None:
+        """Stop the program on the server; what is not finished fails with Cancelled. Idempotent."""
+        self._inbox.close(self.client, self.number, cancel=True)
+
+    def close(self) -> None:
+        """Say that no more ops will come: once all is answered, the server frees what the program had. Idempotent."""
+        self._inbox.close(self.client, self.number)
+
+
+class _Inbox:
+    """What one program sent and still expects. The lock is held for dict work only, never while a future resolves."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lock = threading.Lock()
+        self._futures: dict[int, Future[wire.Value]] = {}
+        self._places: dict[int, tuple[str, str]] = {}  # ref -> (gen's name, source line), for errors
+        self._expected: set[int] = set()
+        self._heard: dict[int, list[str]] = {}  # deltas that came before somebody listened
+        self._listeners: dict[int, Callable[[str], None]] = {}
+        self._failure: MakeError | None = None
+        self._is_closed = False
+        self._n_sent = 0
+        self._n_seen = 0
+
+    @property
+    def is_settled(self) -> bool:
+        return self._is_closed and not self._expected
+
+    # ---- from any thread ----
+
+    def submit(self, client: Client, number: int, ops: tuple[wire.Op, ...], last: bool) -> None:
+        with self._lock:
+            if self._failure is not None:
+                return  # the program is dead; its futures say why
+            if self._is_closed:
+                raise BadProgram("the program is closed: it takes no more ops", program=self.name)
+            data = wire.encode(wire.Submit(program=number, seq=self._n_sent, ops=ops, last=last, name=self.name))
+            if len(data) > client.welcome.max_message:
+                raise BadMessage(
+                    f"this piece of program {self.name!r} takes {len(data)} bytes, and the server takes "
+                    f"{client.welcome.max_message} at once; send less text, or start it with a larger max_message"
+                )
+            for op in ops:
+                if isinstance(op, wire.Gen | wire.Select):
+                    self._places[op.ref] = (op.name, op.line)
+                if isinstance(op, wire.Gen | wire.Select | wire.Read):
+                    self._expected.add(op.ref)
+            self._n_sent += 1
+            self._is_closed = last
+            client.send(data)  # inside the lock: messages leave in the order of seq
+        if last:
+            client._loop.call(partial(client.settle, number))
+
+    def close(self, client: Client, number: int, cancel: bool = False) -> None:
+        with self._lock:
+            if self.is_settled or (self._is_closed and not cancel) or client.lost is not None:
+                return
+            message: wire.ClientMessage
+            if cancel:
+                message = wire.Cancel(program=number, seq=self._n_sent)
+            else:
+                message = wire.Submit(program=number, seq=self._n_sent, ops=(), last=True, name=self.name)
+            self._is_closed = True
+            if self._n_sent:
+                client.send(wire.encode(message))
+            self._n_sent += 1
+        client._loop.call(partial(client.settle, number))
+
+    def future(self, ref: int) -> Future[wire.Value]:
+        with self._lock:
+            future = self._futures.get(ref)
+            if future is None:
+                future = self._futures[ref] = _future(wire.Value)
+                if self._failure is not None:
+                    future.set_exception(self._failure(*self._places.get(ref, ("", ""))))
+            return future
+
+    # ---- on the I/O thread ----
+
+    def take(self, message: wire.Value | wire.Failed | wire.Delta) -> None:
+        if message.seq < self._n_seen:
+            return
+        if message.seq > self._n_seen:
+            n = message.seq - self._n_seen
+            self.fail_all(lambda gen, line: RuntimeLost(f"{n} messages of program {self.name!r} were lost"))
+            return
+        self._n_seen += 1
+        match message:
+            case wire.Delta(ref=ref, text=text):
+                self._deliver(ref, text)
+            case wire.Value(ref=ref):
+                self._resolve(ref, message)
+            case wire.Failed(ref=None):
+                self.fail_all(partial(self._error, message))
+            case wire.Failed(ref=int(ref)):
+                self._resolve(ref, self._error(message, *self._places.get(ref, ("", ""))))
+
+    def _error(self, failed: wire.Failed, gen: str, line: str) -> BanyanError:
+        where = {"program": self.name, "gen": gen, "line": line, "prompt_tail": failed.prompt_tail}
+        return from_code(failed.code, failed.message, **where)
+
+    def _resolve(self, ref: int, outcome: wire.Value | BaseException) -> None:
+        with self._lock:
+            self._expected.discard(ref)
+            self._listeners.pop(ref, None)
+            future = self._futures.get(ref)
+            if future is None:
+                future = self._futures[ref] = _future(wire.Value)
+        if future.done():
+            return
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
+    def fail_all(self, make: MakeError) -> None:
+        """Fail what is pending, and what will ever be asked for; only the first failure counts."""
+        with self._lock:
+            if self._failure is None:
+                self._failure = make
+            self._is_closed = True
+            self._expected.clear()
+            pending = [(ref, f) for ref, f in self._futures.items() if not f.done()]
+        for ref, future in pending:
+            future.set_exception(self._failure(*self._places.get(ref, ("", ""))))
+
+    def listen(self, ref: int, callback: Callable[[str], None]) -> None:
+        self._listeners[ref] = callback
+        for text in self._heard.pop(ref, ()):
+            self._deliver(ref, text)
+
+    def _deliver(self, ref: int, text: str) -> None:
+        listener = self._listeners.get(ref)
+        if listener is None:
+            self._heard.setdefault(ref, []).append(text)
+            return
+        try:
+            listener(text)
+        except Exception as e:  # the user's code: its error belongs to the one who waits for this value
+            del self._listeners[ref]
+            self._resolve(ref, e)
+
+
+class _Loop:
+    """The I/O thread of this process. It serves all clients, and sleeps while there is nothing to do."""
+
+    current: _Loop | None = None
+
+    @classmethod
+    def of_this_process(cls) -> _Loop:
+        if cls.current is None:
+            cls.current = cls()
+        return cls.current
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.clients: dict[Path, Client] = {}
+        # Held while messages are handled, and over a fork: so no future is half resolved in the child.
+        self.busy = threading.RLock()
+        self._todo: deque[Callable[[], None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake, zmq.POLLIN)
+        self._is_stopping = False
+        self.thread = threading.Thread(target=self._run, name="banyan-io", daemon=True)
+        self.thread.start()
+
+    def call(self, action: Callable[[], None]) -> None:
+        """Run `action` on the I/O thread, in the order of calls. Never waits."""
+        self._todo.append(action)
+        os.eventfd_write(self._wake, 1)
+
+    def add(self, client: Client) -> None:
+        self.clients[client.path] = client
+        self._poller.register(client.socket, zmq.POLLIN)
+        self._poller.register(client.monitor, zmq.POLLIN)
+        client.receive()  # what came between the handshake and now will not wake the poller again
+
+    def drop(self, client: Client, why: str, gone: threading.Event | None = None) -> None:
+        if client.lost is None:
+            if self.clients.get(client.path) is client:
+                del self.clients[client.path]
+                self._poller.unregister(client.socket)
+                self._poller.unregister(client.monitor)
+            client.lose(why)
+            client.shut()
+        if gone is not None:
+            gone.set()
+
+    def _run(self) -> None:
+        beat = time.monotonic() + ipc.HEARTBEAT
+        while not self._is_stopping:
+            wait = max(0.0, beat - time.monotonic()) * 1000 if self.clients else None
+            ready = dict(self._poller.poll(wait))
+            with self.busy:
+                self._serve(ready)
+                if time.monotonic() >= beat:
+                    beat = time.monotonic() + ipc.HEARTBEAT
+                    for client in list(self.clients.values()):
+                        if not client.beat():
+                            self.drop(client, f"the server at {client.path} stopped answering")
+
+    def _serve(self, ready: dict[Any, int]) -> None:
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
+        while self._todo:
+            self._todo.popleft()()
+        for client in list(self.clients.values()):
+            if client.socket in ready:
+                client.receive()
+            if client.monitor in ready and ipc.drain(client.monitor):
+                client.receive()  # its last words, if any
+                self.drop(client, f"the server at {client.path} is gone")
+
+    def stop(self) -> None:
+        """Close everything and end the thread: at the end of the process."""
+        self.call(self._stop)
+        self.thread.join(5.0)
+
+    def _stop(self) -> None:
+        for client in list(self.clients.values()):
+            self.drop(client, "this process is ending")
+        self._is_stopping = True
+
+
+_opening = threading.Lock()
+
+
+def _future(kind: type[Any]) -> Future[Any]:
+    """A Future that nobody but us resolves: `cancel()` on it is refused, programs are what is cancelled."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def _forget_in_child() -> None:
+    global _opening
+    loop, _Loop.current, _opening = _Loop.current, None, threading.Lock()
+    if loop is None:
+        return
+    for client in loop.clients.values():
+        client._lock = threading.Lock()
+        for inbox in client._inboxes.values():
+            inbox._lock = threading.Lock()
+        client.lose("the connection stayed with the parent of this forked process; connect in this process")
+
+
+def _before_fork() -> None:
+    if _Loop.current is not None:
+        _Loop.current.busy.acquire()
+
+
+def _after_fork() -> None:
+    if _Loop.current is not None:
+        _Loop.current.busy.release()
+
+
+def _at_exit() -> None:
+    if _Loop.current is not None:
+        _Loop.current.stop()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget_in_child)
+atexit.register(_at_exit)

@@ -1,0 +1,5 @@
+import sys
+
+from banyan.runtime.server.worker import main
+
+sys.exit(main(sys.argv[1:]))

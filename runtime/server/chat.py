@@ -1,0 +1,165 @@
+"""The model's own chat template: what it writes for a conversation, and around each turn of it.
+
+The environment is the one that Hugging Face templates are written for (sandboxed Jinja, trimmed blocks, `tojson`,
+`raise_exception`, `strftime_now`, generation tags), so a template renders here to the same text as there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from banyan.runtime import wire
+from banyan.runtime.errors import BadModel, BadProgram
+
+ASSISTANT = "assistant"
+
+
+class Message(NamedTuple):
+    role: str
+    content: str
+
+
+class _Generation(jinja2.ext.Extension):
+    """{% generation %} ... {% endgeneration %}: marks an assistant's text for training; here it is just its text."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own interface
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    # Without jinja's own escaping of <, > and &, which are common in prompts.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class Template:
+    """A compiled chat template. `names`: the special tokens it may use, bos_token and so on, as text.
+
+    Every method raises BadProgram, with the template's own words, where it refuses the conversation.
+    """
+
+    def __init__(self, source: str, names: dict[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as e:
+            raise BadModel(f"the model's chat template cannot be compiled: {e}") from e
+        self._names = names
+        self._tells_time = "strftime_now" in source
+        self._probe = lru_cache(maxsize=512)(self._probe_afresh)
+
+    def render(self, messages: Sequence[Message], prompt: bool = False, now: datetime | None = None) -> str:
+        """The whole conversation as text; `prompt`: and the beginning of an assistant's turn behind it."""
+        clock = now or datetime.now()
+        try:
+            return self._template.render(
+                messages=[m._asdict() for m in messages],
+                add_generation_prompt=prompt,
+                tools=None,
+                documents=None,
+                strftime_now=clock.strftime,
+                **self._names,
+            )
+        except jinja2.TemplateError as e:
+            raise BadProgram(f"the model's chat template refuses this conversation: {e.message or e}") from e
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as e:
+            raise BadProgram(f"the model's chat template fails on this conversation: {type(e).__name__}: {e}") from e
+
+    def markers(
+        self, roles: tuple[str, ...], opening: str | None = None, now: datetime | None = None
+    ) -> tuple[str, ...] | None:
+        """The text before each turn of `roles`, whatever the turns say, and behind the last one.
+
+        `opening`: a turn of that role begins behind them, and the last marker ends where its content starts.
+        None if the template does not write the turns' contents once each, in their order.
+        """
+        return self._probe(roles, opening, now if self._tells_time else None)
+
+    def _probe_afresh(
+        self, roles: tuple[str, ...], opening: str | None, now: datetime | None
+    ) -> tuple[str, ...] | None:
+        signs = [f"\ue000{k}\ue001" for k in range(len(roles) + 1)]
+        messages = [Message(role, sign) for role, sign in zip(roles, signs, strict=False)]
+        text = self.prefix(messages, opening, now) if opening is not None else self.render(messages, now=now)
+        return _split(text, signs[: len(roles)])
+
+    def prefix(self, messages: Sequence[Message], opening: str, now: datetime | None = None) -> str:
+        """The conversation up to where the content of a new turn of role `opening` starts."""
+        if opening == ASSISTANT and messages:
+            prompted = self.render(messages, prompt=True, now=now)
+            if prompted != self.render(messages, now=now):
+                return prompted
+        sign = "\ue000+\ue001"
+        text = self.render([*messages, Message(opening, sign)], now=now)
+        before, found, _ = text.partition(sign)
+        if not found:
+            raise BadProgram(f"the model's chat template does not write the turns of role {opening!r}")
+        return before
+
+    def chat_markers(self) -> wire.ChatMarkers:
+        """The prefix and suffix of each role that the template knows, and what ends an assistant's turn."""
+        roles: dict[str, tuple[str, str]] = {}
+        pair = self._try(("user", ASSISTANT, "user"))
+        if pair is None:
+            return wire.ChatMarkers(roles={})
+        ends = {r: s for r in ("user", ASSISTANT) if (s := self._suffix(r)) is not None}
+        roles["user"] = pair[2].removeprefix(ends.get(ASSISTANT, "")), ends.get("user", "")
+        opened = self._try(("user",), ASSISTANT)
+        between = opened[1] if opened else pair[1]
+        roles[ASSISTANT] = between.removeprefix(ends.get("user", "")), ends.get(ASSISTANT, "")
+        default = ""
+        if (with_system := self._try(("system", "user"))) is not None:
+            end = with_system[1].removesuffix(roles["user"][0])
+            roles["system"] = with_system[0], end
+            alone = self._try(("user",))
+            if alone and alone[0].startswith(with_system[0]) and alone[0].endswith(with_system[1]):
+                default = alone[0][len(with_system[0]) : len(alone[0]) - len(with_system[1])]
+        for role in ("tool",):
+            if (m := self._try(("user", ASSISTANT, role))) is not None:
+                roles[role] = m[2].removeprefix(ends.get(ASSISTANT, "")), m[3]
+        stop = roles[ASSISTANT][1].strip()
+        return wire.ChatMarkers(roles=roles, default_system=default, stop=(stop,) if stop else ())
+
+    def _try(self, roles: tuple[str, ...], opening: str | None = None) -> tuple[str, ...] | None:
+        try:
+            return self.markers(roles, opening)
+        except BadProgram:
+            return None
+
+    def _suffix(self, role: str) -> str | None:
+        """What follows a turn of `role` that is the last one."""
+        found = self._try(("user",) if role == "user" else ("user", role))
+        return None if found is None else found[-1]
+
+
+def _split(text: str, signs: Sequence[str]) -> tuple[str, ...] | None:
+    parts, at = [], 0
+    for sign in signs:
+        start = text.find(sign, at)
+        if start < 0 or text.count(sign) != 1:
+            return None
+        parts.append(text[at:start])
+        at = start + len(sign)
+    return (*parts, text[at:])

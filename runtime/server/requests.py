@@ -1,0 +1,190 @@
+"""What runs in the engine on behalf of programs: each request's ids as they come, until it has ended.
+
+The server holds all that a request is (its prompt, what was generated so far), so an engine that dies costs time, not
+results: `replay` sends each living request again, with what it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from banyan.runtime import wire
+from banyan.runtime.server.detokenizer import Detokenizer
+from banyan.runtime.server.state import pack, unpack
+from banyan.runtime.server.tokenizer import Tokenizer
+
+MAX_DEATHS = 2
+"""Engines that may die one after another under the same request before the request is given up."""
+
+
+class Request:
+    """One Run in the engine.
+
+    ids          generated so far, int32
+    finish       how it ended; None while it runs
+    failed       the engine's refusal
+    """
+
+    def __init__(self, run: wire.Run, text: Detokenizer, done: Callable[[Request], None]) -> None:
+        self.run, self.text, self.done = run, text, done
+        self.ids = bytearray()
+        self.logprobs: list[wire.TopLogprobs] = []
+        self.finish: wire.Finish | None = None
+        self.failed: wire.Failed | None = None
+        self.listener: Callable[[str], None] | None = None
+        self.stop_strings: frozenset[int] = frozenset()
+        """Ids of `run.stop_ids` that stop because their text holds a stop string."""
+        self.n_deaths = 0  # of engines, since it last got a token
+
+    @property
+    def scores(self) -> list[float]:
+        return [] if self.finish is None else memoryview(self.finish.scores).cast("f").tolist()
+
+
+class Requests:
+    """All requests that run. `send` gives an order to the engine."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, n_vocabulary: int | None, send: Callable[[wire.EngineOrder], None]
+    ) -> None:
+        self._tokenizer, self._n_vocabulary, self._send = tokenizer, n_vocabulary, send
+        self._living: dict[int, Request] = {}
+        self._n_started = 0
+
+    def __len__(self) -> int:
+        return len(self._living)
+
+    def start(
+        self,
+        ids: bytes,
+        sampling: wire.Sampling,
+        done: Callable[[Request], None],
+        *,
+        turn_ends: Sequence[int] = (),
+        seed: int = 0,
+        sample: int = 0,
+        score_from: int = -1,
+        order: tuple[int, ...] = (),
+        listener: Callable[[str], None] | None = None,
+    ) -> Request:
+        """Order a generation. `turn_ends`: ids that end it unless eos is ignored. `done` is called once, at its end."""
+        known = self._tokenizer
+        stops = set(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stops |= {i for i in (*known.eos_ids, *turn_ends) if self._n_vocabulary is None or i < self._n_vocabulary}
+        cutting = frozenset().union(*(known.stop_ids(stop) for stop in sampling.stop)) - stops
+        run = wire.Run(
+            rid=self._n_started,
+            ids=ids,
+            sampling=sampling,
+            stop_ids=pack(sorted(stops | cutting)),
+            seed=seed,
+            sample=sample,
+            score_from=score_from,
+            order=order,
+        )
+        text = Detokenizer(known.spelling, known.special, sampling.stop, sampling.min_tokens)
+        request = Request(run, text, done)
+        request.stop_strings, request.listener = cutting, listener
+        self._n_started += 1
+        self._living[run.rid] = request
+        self._send(run)
+        return request
+
+    def abort(self, request: Request) -> None:
+        """Stop it and forget it; `done` is not called."""
+        if self._living.pop(request.run.rid, None) is not None:
+            self._send(wire.Abort(rid=request.run.rid))
+
+    def take(self, step: wire.Step) -> None:
+        at = 0
+        ids = memoryview(step.ids).cast("i")
+        counts = memoryview(step.counts).cast("i")
+        for rid, n in zip(memoryview(step.rids).cast("q"), counts, strict=True):
+            if request := self._living.get(rid):
+                self._grow(request, ids[at : at + n], step.logprobs.get(rid, ()))
+            at += n
+        for finish in step.finished:
+            if request := self._living.pop(finish.rid, None):
+                self._end(request, finish)
+
+    def fail(self, failed: wire.Failed) -> None:
+        if request := self._living.pop(failed.program, None):
+            request.failed = failed
+            request.done(request)
+
+    def replay(self) -> None:
+        """Another engine took over: give it all that ran in the last one, as far as it had come.
+
+        A request that saw MAX_DEATHS engines die, and no token in between, fails with EngineLost: it may be what kills.
+        """
+        for request in list(self._living.values()):
+            request.n_deaths += 1
+            if request.n_deaths >= MAX_DEATHS:
+                self.fail(
+                    wire.Failed(
+                        program=request.run.rid,
+                        seq=0,
+                        code="engine_lost",
+                        message=f"the engine died {request.n_deaths} times in a row under this request",
+                    )
+                )
+            elif request.text.matched is not None:  # it had all it wanted, and waited for the engine's numbers only
+                del self._living[request.run.rid]
+                self._end(request, wire.Finish(rid=request.run.rid, reason="abort", n_prompt=len(request.run.ids) // 4))
+            else:
+                done = bytes(request.ids)
+                self._send(msgspec.structs.replace(request.run, ids=request.run.ids + done, n_done=len(done) // 4))
+
+    def fail_all(self, code: str, message: str) -> None:
+        for rid in list(self._living):
+            self.fail(wire.Failed(program=rid, seq=0, code=code, message=message))
+
+    # ---- how -------------------------------------------------------------------------------------------------------
+
+    def _grow(self, request: Request, ids: memoryview, logprobs: Sequence[wire.TopLogprobs]) -> None:
+        if request.text.matched is not None:
+            return  # the engine had not yet heard of the Abort
+        request.n_deaths = 0
+        new = request.text.feed(ids)
+        n = request.text.n_tokens - len(request.ids) // 4
+        request.ids += ids[:n]
+        request.logprobs += logprobs[:n]
+        if request.text.matched is not None:
+            # Its Finish is still to come, with the numbers of its usage: it ends then.
+            self._send(wire.Abort(rid=request.run.rid))
+        if new and request.listener is not None:
+            request.listener(new)
+
+    def _end(self, request: Request, finish: wire.Finish) -> None:
+        request.finish = finish
+        rest = request.text.finish(finish.stop_id if finish.stop_id in request.stop_strings else None)
+        if rest and request.listener is not None:
+            request.listener(rest)
+        request.done(request)
+
+    def sample(self, request: Request) -> wire.Sample:
+        """The output of a request that finished."""
+        assert request.finish is not None
+        text, finish = request.text, request.finish
+        matched: str | int | None = text.matched
+        if matched is None and finish.stop_id >= 0:
+            matched = finish.stop_id
+        return wire.Sample(
+            text=text.text,
+            finish_reason="stop" if matched is not None else finish.reason,
+            matched=matched,
+            n_tokens=text.n_tokens,
+            logprobs=tuple(map(self._logprob, unpack(bytes(request.ids)), request.logprobs)),
+        )
+
+    def _logprob(self, i: int, entry: wire.TopLogprobs) -> wire.TokenLogprob:
+        ids: Any = memoryview(entry.top_ids).cast("i")
+        best = zip(ids, memoryview(entry.top_logprobs).cast("f"), strict=True)
+        spell = self._tokenizer.text_of
+        return wire.TokenLogprob(
+            id=i, text=spell([i]), logprob=entry.logprob, top=tuple((k, spell([k]), p) for k, p in best)
+        )

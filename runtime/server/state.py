@@ -1,0 +1,311 @@
+"""A state: what was appended to it, and the tokens that this is.
+
+A state is a list of pieces, only ever appended to. Its tokens are runs: one per stretch of text between two seams (the
+start, a gen), encoded as one string, and one per output of a gen, whose ids are kept as the model made them. What the
+pieces say as text is decided by `layout`; runs stay as long as that text still begins with theirs, so a template that
+rewrites earlier turns costs the changed tail and nothing else.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from banyan.runtime.errors import BadProgram
+from banyan.runtime.server.chat import Message, Template
+from banyan.runtime.server.detokenizer import Detokenizer
+from banyan.runtime.server.tokenizer import Span, Tokenizer
+
+
+class Made(NamedTuple):
+    """Output of a gen: the tokens that are kept, and exactly the text they spell."""
+
+    text: str
+    ids: bytes
+
+
+class Open(NamedTuple):
+    role: str
+
+
+class Shut(NamedTuple):
+    pass
+
+
+Atom = Span | Made
+Piece = Span | Made | Open | Shut
+
+
+class Run(NamedTuple):
+    text: str
+    ids: bytes  # int32
+    made: bool = False
+
+
+class Prompt(NamedTuple):
+    """A state's tokens as far as they are known, and what has still to be encoded behind them."""
+
+    runs: tuple[Run, ...]
+    rest: tuple[Atom, ...]
+
+    @property
+    def n_chars(self) -> int:
+        """Characters that `encode` will have to encode."""
+        return sum(len(atom.text) for atom in self.rest if isinstance(atom, Span))
+
+    def encode(self, tokenizer: Tokenizer, extra: str = "") -> tuple[Run, ...]:
+        """All runs, `extra` (as data) joined to the last text. Changes nothing: may run on any thread."""
+        runs = list(self.runs)
+        spans: list[Span] = []
+
+        def seal() -> None:
+            ids = tokenizer.encode(spans, at_start=not any(run.ids for run in runs))
+            if ids or spans:
+                runs.append(Run("".join(span.text for span in spans), pack(ids)))
+            spans.clear()
+
+        for atom in (*self.rest, Span(extra)):
+            if isinstance(atom, Made):
+                seal()
+                runs.append(Run(atom.text, atom.ids, made=True))
+            elif atom.text:
+                spans.append(atom)
+        seal()
+        if not any(run.ids for run in runs):
+            runs.append(Run("", pack(tokenizer.blank)))
+        return tuple(runs)
+
+
+def pack(ids: Iterable[int]) -> bytes:
+    return array("i", ids).tobytes()
+
+
+def unpack(ids: bytes) -> list[int]:
+    return memoryview(ids).cast("i").tolist()
+
+
+class Text:
+    """The pieces of a state and the tokens known for them. Cheap to copy: runs and pieces are shared, not their lists."""
+
+    def __init__(self, pieces: Sequence[Piece] = (), runs: tuple[Run, ...] = (), role: str | None = None) -> None:
+        self.pieces = list(pieces)
+        self.runs = runs
+        self.role = role
+        """Of the open turn; None outside of turns."""
+        self.n_inherited = len(self.pieces)
+        """Pieces that were there when this copy was made."""
+
+    def copy(self) -> Text:
+        return Text(self.pieces, self.runs, self.role)
+
+    def append(self, piece: Piece) -> None:
+        """BadProgram: a turn inside a turn, or the end of none."""
+        match piece:
+            case Open(role=role):
+                if self.role is not None:
+                    raise BadProgram(f"a turn of {role!r} begins inside a turn of {self.role!r}; turns do not nest")
+                self.role = role
+            case Shut():
+                if self.role is None:
+                    raise BadProgram("a turn ends where none is open")
+                self.role = None
+        self.pieces.append(piece)
+
+    def prompt(self, tokenizer: Tokenizer, template: Template | None, now: datetime) -> Prompt:
+        """What is known and what is to encode. Forgets runs that the template rewrote."""
+        atoms = layout(self.pieces, tokenizer, template, now)
+        text = "".join(atom.text for atom in atoms)
+        at, n, n_silent = 0, 0, 0
+        for run in self.runs:
+            if not text.startswith(run.text, at):
+                break
+            at, n = at + len(run.text), n + 1
+            n_silent = 0 if run.text else n_silent + run.made
+        self.runs = self.runs[:n]
+        return Prompt(self.runs, tuple(_from(atoms, at, n_silent)))
+
+    def read(self, tokenizer: Tokenizer, template: Template | None, now: datetime, mark: int = 0) -> str:
+        """The text from piece `mark` on, markers included."""
+        rest = self.pieces[mark:]
+        if not any(isinstance(piece, Open | Shut) for piece in rest):
+            return "".join(piece.text for piece in rest if isinstance(piece, Span | Made))
+        whole, before = (
+            "".join(atom.text for atom in layout(pieces, tokenizer, template, now)) if pieces else ""
+            for pieces in (self.pieces, self.pieces[:mark])
+        )
+        n = next(
+            (k for k, (a, b) in enumerate(zip(whole, before, strict=False)) if a != b), min(len(whole), len(before))
+        )
+        return whole[n:]
+
+
+class _Turn(NamedTuple):
+    role: str
+    atoms: list[Atom]
+    gap: list[Atom]
+    """Text between the turn before and this one."""
+
+    @property
+    def text(self) -> str:
+        return "".join(atom.text for atom in self.atoms)
+
+
+def layout(pieces: Sequence[Piece], tokenizer: Tokenizer, template: Template | None, now: datetime) -> list[Atom]:
+    """The state as text: contents as they were appended, and between them what the template writes.
+
+    The template's rendering of the whole conversation is the truth: where it says other than markers and contents in
+    turn, it has its way. Text outside of turns is no part of a conversation; markers then come from what the template
+    writes around turns of these roles.
+    """
+    turns, after, is_open = _turns(pieces)
+    if not turns:
+        return after
+    if template is None:
+        raise BadProgram(
+            f"the model has no chat template, so there are no role turns (here: {turns[0].role!r}); "
+            "write the prompt as plain text"
+        )
+    closed = turns[:-1] if is_open else turns
+    opening = turns[-1].role if is_open else None
+    markers = template.markers(tuple(t.role for t in closed), opening, now)
+    if after or any(turn.gap for turn in turns):
+        if markers is None:
+            raise BadProgram("the model's chat template moves turns around; do not put text between them")
+        return _interleave(turns, after, is_open, markers, template, now)
+    messages = [Message(t.role, t.text) for t in closed]
+    real = template.render(messages, now=now) if opening is None else template.prefix(messages, opening, now)
+    head = None if markers is None else _align(real, markers, closed, tokenizer)
+    if head is None:
+        head = _as_rendered(real, markers, closed, tokenizer)
+    return head + (turns[-1].atoms if is_open else [])
+
+
+def _turns(pieces: Sequence[Piece]) -> tuple[list[_Turn], list[Atom], bool]:
+    """(turns, text behind the last of them, whether the last is open)"""
+    turns: list[_Turn] = []
+    loose: list[Atom] = []
+    is_open = False
+    for piece in pieces:
+        match piece:
+            case Open(role=role):
+                turns.append(_Turn(role, [], loose))
+                loose, is_open = [], True
+            case Shut():
+                is_open = False
+            case _ if is_open:
+                turns[-1].atoms.append(piece)
+            case _:
+                loose.append(piece)
+    return turns, loose, is_open
+
+
+def _align(real: str, markers: tuple[str, ...], turns: Sequence[_Turn], tokenizer: Tokenizer) -> list[Atom] | None:
+    """`real` as markers and contents, where it is that, the contents perhaps stripped; else None."""
+    if not real.startswith(markers[0]):
+        return None
+    atoms: list[Atom] = [Span(markers[0], meant=True)]
+    at = len(markers[0])
+    for turn, marker in zip(turns, markers[1:], strict=True):
+        content = turn.text
+        for variant in (content, content.strip(), content.lstrip(), content.rstrip()):
+            if real.startswith(variant + marker, at):
+                break
+        else:
+            return None
+        atoms += (
+            turn.atoms if variant == content else _strip(turn.atoms, content.find(variant), len(variant), tokenizer)
+        )
+        atoms.append(Span(marker, meant=True))
+        at += len(variant) + len(marker)
+    return atoms if at == len(real) else None
+
+
+def _strip(atoms: Sequence[Atom], start: int, length: int, tokenizer: Tokenizer) -> list[Atom]:
+    """Characters start : start + length of the atoms. Output that is cut keeps the tokens that fit whole."""
+    kept: list[Atom] = []
+    left = length
+    for atom in _from(atoms, start):
+        if len(atom.text) <= left:
+            kept.append(atom)
+        elif isinstance(atom, Made):
+            kept += _cut(atom, left, tokenizer)
+        else:
+            kept.append(Span(atom.text[:left], atom.meant))
+        left -= min(left, len(atom.text))
+    return kept
+
+
+def _cut(made: Made, n_chars: int, tokenizer: Tokenizer) -> list[Atom]:
+    ids = unpack(made.ids)
+    fit = Detokenizer(tokenizer.spelling, tokenizer.special)
+    fit.feed(ids)
+    n_tokens, n = fit.fit(n_chars)
+    return [Made(made.text[:n], pack(ids[:n_tokens])), Span(made.text[n:n_chars])]
+
+
+def _from(atoms: Iterable[Atom], start: int, n_silent: int = 0) -> Iterable[Atom]:
+    """The atoms from character `start` on, without the first `n_silent` outputs there that spell nothing.
+
+    Output that begins before `start` goes on as text."""
+    at = 0
+    for atom in atoms:
+        end = at + len(atom.text)
+        if at >= start:
+            if isinstance(atom, Made) and not atom.text and at == start and n_silent:
+                n_silent -= 1
+            else:
+                yield atom
+        elif end > start:
+            yield Span(atom.text[start - at :], isinstance(atom, Span) and atom.meant)
+        at = end
+
+
+def _as_rendered(
+    real: str, markers: tuple[str, ...] | None, turns: Sequence[_Turn], tokenizer: Tokenizer
+) -> list[Atom]:
+    """A conversation that the template rewrote. Its special tokens are the template's, if no turn's text spells any."""
+    if not any(tokenizer.holds_special(turn.text) for turn in turns):
+        return [Span(real, meant=True)]
+    if markers is None:
+        raise BadProgram("the model's chat template rewrites turns, and the text of one spells a special token")
+    atoms: list[Atom] = []
+    for turn, marker in zip(turns, markers, strict=False):
+        atoms += [Span(marker, meant=True), *turn.atoms]
+    return [*atoms, Span(markers[-1], meant=True)]
+
+
+def _interleave(
+    turns: Sequence[_Turn],
+    after: Sequence[Atom],
+    is_open: bool,
+    markers: tuple[str, ...],
+    template: Template,
+    now: datetime,
+) -> list[Atom]:
+    """Markers, contents, and the text between turns: behind the end of one turn and before the beginning of the next."""
+    roles = tuple(t.role for t in turns)
+    atoms: list[Atom] = []
+    for k, turn in enumerate(turns):
+        marker = markers[k]
+        if turn.gap and k:
+            end = (template.markers(roles[:k], None, now) or ("",))[-1]
+            if marker.startswith(end):
+                atoms.append(Span(end, meant=True))
+                marker = marker[len(end) :]
+        atoms += [*turn.gap, Span(marker, meant=True), *turn.atoms]
+    if not is_open:
+        atoms.append(Span(markers[-1], meant=True))
+    return [*atoms, *after]
+
+
+def ends_turn(template: Template | None, tokenizer: Tokenizer) -> tuple[int | None, str]:
+    """What ends an assistant's turn: the id of the first control token of its suffix, else the suffix as a string."""
+    if template is None:
+        return None, ""
+    suffix = "".join(template.chat_markers().stop)
+    ids = tokenizer.encode([Span(suffix, meant=True)])
+    if ids and ids[0] in tokenizer.added.values():
+        return ids[0], ""
+    return None, suffix

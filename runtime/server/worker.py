@@ -1,0 +1,369 @@
+"""The server as a process: its loop, its sockets, its end.
+
+    python -m banyan.runtime.server --config JSON --ready-fd N --alive-fd M
+
+One thread that never waits for anything but its sockets. Text that takes long to encode goes to a thread and comes
+back as a call on the loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import zmq
+
+from banyan.runtime import ipc, launch, wire
+from banyan.runtime.config import Config
+from banyan.runtime.errors import BadMessage, BanyanError, ConnectFailed, EngineLost, from_code
+from banyan.runtime.model.spec import resolve
+from banyan.runtime.server.chat import Template
+from banyan.runtime.server.link import Link
+from banyan.runtime.server.programs import Programs
+from banyan.runtime.server.requests import MAX_DEATHS, Requests
+from banyan.runtime.server.state import ends_turn
+from banyan.runtime.server.tokenizer import Files, Tokenizer
+
+LONG = 4096
+"""Characters that are encoded on the loop at most: about 1 ms. A thread's round trip takes 0.1 ms."""
+
+
+class Peer:
+    """A client that said Hello."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.n_silent = 0  # heartbeats since it was last heard
+
+
+class Server:
+    """One model's server: everything that runs in its process.
+
+    `run` returns when the parent is gone, a signal asked for the end, or no engine comes up.
+    """
+
+    def __init__(self, config: Config, alive_fd: int | None, ready_fd: int | None, engine: Sequence[str]) -> None:
+        self.config, self._alive_fd, self._ready_fd = config, alive_fd, ready_fd
+        self.is_stopping = False
+        self._error: BanyanError | None = None
+        self._peers: dict[bytes, Peer] = {}
+        self._waiting: list[tuple[bytes, wire.Hello]] = []  # who said Hello before the engine was ready
+        self._questions: dict[int, tuple[bytes, wire.Ask]] = {}
+        self._n_questions = 0
+        self._n_barren = 0  # engines in a row that died before they were ready
+        self._started = time.monotonic()
+        self._calls: deque[Callable[[], None]] = deque()
+        with contextlib.ExitStack() as undo:
+            self._open(undo, engine)
+            self._undo = undo.pop_all()
+
+    def _open(self, undo: contextlib.ExitStack, engine: Sequence[str]) -> None:
+        """Everything that must be closed again, on `undo`."""
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        undo.callback(os.close, self._wake)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        undo.callback(self._context.destroy, 0)
+        path = Path(self.config.socket)
+        self.front, lock = ipc.listen(self._context, path, self.config.max_message)
+        undo.callback(lock.release)
+        undo.callback(path.unlink, missing_ok=True)
+        self._breaks = ipc.watch(self.front)
+        directory = resolve(self.config.model)
+        self.name = self.config.model if self.config.model == "pocket" else directory.name
+        self.link = Link(self._context, msgspec.structs.replace(self.config, model=str(directory)), path, engine)
+        undo.callback(self.link.close)
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="banyan-encode")
+        undo.callback(self._threads.shutdown, wait=False, cancel_futures=True)
+        self._load(directory)  # while the engine loads its weights
+
+    def _load(self, directory: Path) -> None:
+        files = Files.read(directory)
+        self.tokenizer = Tokenizer(directory, files)
+        template = Template(files.template, files.special_tokens) if files.template else None
+        self.chat = template.chat_markers() if template else None
+        text_config = files.config.get("text_config") or files.config
+        self.requests = Requests(self.tokenizer, text_config.get("vocab_size"), self._order)
+        turn_end = ends_turn(template, self.tokenizer)
+        rng = Random()
+        self.programs = Programs(self.tokenizer, template, turn_end, self.requests, self._say, self._offload, rng)
+
+    # ---- the loop --------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        beat = time.monotonic() + ipc.HEARTBEAT
+        with self._undo:
+            while not self.is_stopping:
+                ready = self._poll(max(0.0, beat - time.monotonic()))
+                if self.link.socket in ready:
+                    self.link.receive(self._report)
+                if self.link.life in ready:
+                    self._engine_died()
+                if self.front in ready:
+                    self._receive()
+                if self._wake in ready:
+                    self._call()
+                if self._breaks in ready and ipc.drain(self._breaks):
+                    beat = min(beat, time.monotonic() + 0.05)  # by then the socket knows whom it lost
+                    self._probe()
+                if self._alive_fd in ready:
+                    self.stop()
+                if time.monotonic() >= beat:
+                    beat = time.monotonic() + ipc.HEARTBEAT
+                    self._beat()
+        if self._error is not None:
+            raise self._error
+
+    def _poll(self, seconds: float) -> dict[Any, int]:
+        poller = zmq.Poller()
+        for source in (self.link.socket, self.link.life, self._wake, self._breaks, self._alive_fd):
+            if source is not None:
+                poller.register(source, zmq.POLLIN)
+        poller.register(self.front, zmq.POLLIN)
+        return dict(poller.poll(seconds * 1000))
+
+    def stop(self) -> None:
+        self.is_stopping = True
+
+    def _call(self) -> None:
+        os.eventfd_read(self._wake)
+        while self._calls:
+            self._calls.popleft()()
+
+    def _offload(self, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        if n_chars <= LONG:
+            then(work())
+            return
+
+        def on_thread() -> None:
+            self._calls.append(partial(then, work()))
+            os.eventfd_write(self._wake, 1)
+
+        self._threads.submit(on_thread)
+
+    # ---- clients ---------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        """Take what clients sent: at most a batch, so that the engine's reports are not kept waiting."""
+        for _ in range(64):
+            try:
+                client, *frames = self.front.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                if len(frames) != 1:
+                    raise BadMessage(f"a message has 1 frame, not {len(frames)}")
+                self._take(client, wire.decode_client(frames[0]))
+            except msgspec.DecodeError as e:
+                self._refuse(client, BadMessage(f"bytes that are no message of this protocol: {e}"))
+            except BanyanError as e:
+                self._refuse(client, e)
+            except Exception as e:  # a bug of ours costs the client that met it, not all the others
+                traceback.print_exc()
+                self._refuse(client, BanyanError(f"the server failed on this message: {e!r}"))
+
+    def _take(self, client: bytes, message: wire.ClientMessage) -> None:
+        peer = self._peers.get(client)
+        if isinstance(message, wire.Hello):
+            if message.version != wire.VERSION:
+                raise ConnectFailed(
+                    f"the server speaks version {wire.VERSION} of the protocol, the client {message.version}; "
+                    "install the same version of banyan on both sides"
+                )
+            self._waiting.append((client, message))
+            if self.link.ready is not None:
+                self._welcome(self.link.ready)
+            return
+        if peer is None:
+            raise BadMessage(f"{type(message).__name__} came before Hello")
+        peer.n_silent = 0
+        match message:
+            case wire.Submit():
+                self.programs.submit(client, message)
+            case wire.Cancel():
+                self.programs.cancel(client, message)
+            case wire.Ask():
+                self._ask(client, message)
+            case wire.Ping():
+                self._say(client, wire.Pong())
+
+    def _welcome(self, ready: wire.Ready) -> None:
+        for client, hello in self._waiting:
+            self._peers[client] = Peer(hello.client)
+            self._say(
+                client,
+                wire.Welcome(
+                    version=wire.VERSION,
+                    model=self.name,
+                    max_context=ready.max_context,
+                    chat=self.chat,
+                    max_message=self.config.max_message,
+                ),
+            )
+        self._waiting.clear()
+
+    def _say(self, client: bytes, message: wire.ServerMessage) -> None:
+        try:
+            self.front.send_multipart((client, wire.encode(message)), zmq.NOBLOCK)
+        except zmq.ZMQError as e:
+            if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            # Gone, or it does not read what it asked for. Not now: who called may be in the middle of its program.
+            self._calls.append(partial(self._forget, client))
+            os.eventfd_write(self._wake, 1)
+
+    def _refuse(self, client: bytes, error: BanyanError) -> None:
+        """A peer that breaks the rules: told so, then forgotten."""
+        self._say(client, wire.Failed(program=-1, seq=0, code=error.code, message=error.message))
+        self._forget(client)
+
+    def _forget(self, client: bytes) -> None:
+        if self._peers.pop(client, None) is not None:
+            self.programs.forget(client)
+
+    def _probe(self) -> None:
+        """A connection broke: find out whose. A send to a client that is gone fails."""
+        for client in list(self._peers):
+            self._say(client, wire.Pong())
+
+    def _beat(self) -> None:
+        self._probe()
+        for client, peer in list(self._peers.items()):
+            peer.n_silent += 1
+            if peer.n_silent > ipc.SILENT:
+                self._forget(client)
+
+    def _ask(self, client: bytes, ask: wire.Ask) -> None:
+        if ask.what == "info":
+            body = {
+                "model": self.name,
+                "config": self.config,
+                "engine": self.link.ready,
+                "pid": os.getpid(),
+                "engine_pid": self.link.pid,
+                "protocol": wire.VERSION,
+            }
+            self._say(client, wire.Answer(id=ask.id, ok=True, body=msgspec.json.encode(body)))
+            return
+        self._questions[self._n_questions] = client, ask
+        self.link.send(wire.Ask(id=self._n_questions, what=ask.what))
+        self._n_questions += 1
+
+    # ---- the engine ------------------------------------------------------------------------------------------------
+
+    def _order(self, order: wire.EngineOrder) -> None:
+        self.link.send(order)
+
+    def _report(self, report: wire.EngineReport) -> None:
+        match report:
+            case wire.Step():
+                self.requests.take(report)
+            case wire.Failed(program=-1):
+                self._error = self._error or from_code(report.code, report.message)
+            case wire.Failed():
+                self.requests.fail(report)
+            case wire.Answer():
+                self._answer(report)
+            case wire.Ready():
+                self._n_barren = 0
+                self._tell(launch.Report(pid=os.getpid(), lines=report.report))
+                self._welcome(report)
+
+    def _answer(self, answer: wire.Answer) -> None:
+        if (asked := self._questions.pop(answer.id, None)) is None:
+            return
+        client, ask = asked
+        body = answer.body
+        if ask.what == "stats" and answer.ok:
+            body = msgspec.json.encode(msgspec.json.decode(body) | {"server": self._stats()})
+        self._say(client, wire.Answer(id=ask.id, ok=answer.ok, body=body))
+
+    def _stats(self) -> dict[str, float]:
+        return {
+            "clients": len(self._peers),
+            "programs": len(self.programs),
+            "requests": len(self.requests),
+            "engine_starts": self.link.n_starts,
+            "seconds": round(time.monotonic() - self._started, 3),
+        }
+
+    def _engine_died(self) -> None:
+        """Start another and give it what ran. Without one that ever was ready, there is nothing to go on with."""
+        self.link.receive(self._report)  # its last words
+        code, was_ready = self.link.exit_code(), self.link.ready is not None
+        self._n_barren += not was_ready
+        lost = EngineLost(f"the engine process died (exit code {code})")
+        self.link.close()
+        while self._questions:
+            client, ask = self._questions.popitem()[1]
+            self._say(client, wire.Answer(id=ask.id, ok=False, body=lost.message.encode()))
+        if self._ready_fd is not None or self._n_barren >= MAX_DEATHS:
+            self._error = self._error or lost
+            self.requests.fail_all(lost.code, self._error.message)
+            self.stop()
+            return
+        self._error = None
+        print(f"banyan: {lost.message}; starting another", file=sys.stderr, flush=True)
+        self.link.start()
+        self.requests.replay()
+
+    def _tell(self, report: launch.Report) -> None:
+        """Report to who started us; only the first time."""
+        if self._ready_fd is not None:
+            launch.tell(self._ready_fd, report)
+            self._ready_fd = None
+
+
+def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
+    """0: asked to end, or the parent is gone. 1: no start, or no engine; the ready pipe and stderr say why."""
+    parser = argparse.ArgumentParser(prog="python -m banyan.runtime.server")
+    parser.add_argument("--config", required=True, help="a Config as JSON; its socket is where to listen")
+    parser.add_argument("--ready-fd", type=int, help="where one line of JSON goes when the server is ready, or why not")
+    parser.add_argument("--alive-fd", type=int, help="end at EOF of this file descriptor")
+    args = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    server: Server | None = None
+    ready_fd: int | None = args.ready_fd
+    try:
+        config = msgspec.json.decode(args.config, type=Config)
+        server = Server(config, args.alive_fd, ready_fd, engine)
+        _listen_to_signals(server, has_parent=args.alive_fd is not None)
+        gc.freeze()  # what is alive now stays
+        server.run()
+    except BanyanError as e:
+        pending = ready_fd if server is None else server._ready_fd
+        if pending is not None:
+            launch.tell(pending, launch.Report(pid=os.getpid(), code=e.code, message=e.message))
+        print(f"banyan: {e.message}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def _listen_to_signals(server: Server, has_parent: bool) -> None:
+    parent = os.getppid()
+
+    def end(*_: Any) -> None:
+        server.stop()
+        os.eventfd_write(server._wake, 1)
+
+    def orphaned(*_: Any) -> None:
+        if os.getppid() != parent:  # else it was only the thread that started us
+            end()
+
+    signal.signal(signal.SIGTERM, end)
+    if has_parent:
+        signal.signal(signal.SIGHUP, orphaned)
+        launch.tie_to_parent(signal.SIGHUP)

@@ -1,0 +1,164 @@
+"""An engine without a model: it speaks by a rule over ids. As an object for tests in one process, and as a process.
+
+    python fake_engine.py --socket ipc://... --config JSON --alive-fd N
+
+As a process it reads its rule from the file `fake.json` in the model directory:
+    {"say": {"end of a prompt": "what to say"}, "die_on": "text", "fail": ["code", "message"], "step_ms": 0}
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import time
+from array import array
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from banyan.runtime import wire
+
+Speak = Callable[[list[int]], Iterable[int]]
+"""The prompt's ids -> the ids of the whole output."""
+
+
+class FakeEngine:
+    """Takes orders, gives reports; `burst` tokens of each request in a step. Scores: -(id % 7) / 4 for each token."""
+
+    def __init__(self, speak: Speak, max_context: int = 512, burst: int = 1) -> None:
+        self.speak, self.max_context, self.burst = speak, max_context, burst
+        self.runs: list[wire.Run] = []
+        self.aborted: list[int] = []
+        self.running: dict[int, tuple[wire.Run, list[int]]] = {}
+        self.reports: list[wire.EngineReport] = []
+        self.finished: list[wire.Finish] = []
+
+    @property
+    def ready(self) -> wire.Ready:
+        return wire.Ready(n_pages=64, page=16, max_context=self.max_context, report=("fake engine",))
+
+    def take(self, order: wire.EngineOrder) -> None:
+        match order:
+            case wire.Run():
+                self.runs.append(order)
+                ids = array("i", order.ids).tolist()
+                if len(ids) + 1 > self.max_context:
+                    message = f"the prompt has {len(ids)} tokens, the context {self.max_context}"
+                    self.reports.append(wire.Failed(program=order.rid, seq=0, code="prompt_too_long", message=message))
+                    return
+                said = list(self.speak(ids[: len(ids) - order.n_done]))[order.n_done :]
+                self.running[order.rid] = order, said
+            case wire.Abort(rid=rid):
+                if self.running.pop(rid, None):
+                    self.aborted.append(rid)
+                    self.finished.append(wire.Finish(rid=rid, reason="abort", n_prompt=7, n_cached=3))
+            case wire.Ask(id=number):
+                body = json.dumps({"running": len(self.running), "engine": {"steps": 1}}).encode()
+                self.reports.append(wire.Answer(id=number, ok=True, body=body))
+
+    def step(self) -> list[wire.EngineReport]:
+        rids, counts, out, logprobs = array("q"), array("i"), array("i"), {}
+        for rid, (run, said) in list(self.running.items()):
+            n_prompt = len(run.ids) // 4 - run.n_done
+            n_max = run.sampling.max_tokens - run.n_done
+            stops, given, finish = set(array("i", run.stop_ids)), array("i"), None
+            for _ in range(self.burst):
+                if n_max <= len(given) or (not said and n_max <= len(given)):
+                    finish = wire.Finish(rid=rid, reason="length", n_prompt=n_prompt, scores=_scores(run))
+                elif not said or said[0] in stops:
+                    stop = said[0] if said else next(iter(stops), -1)
+                    finish = wire.Finish(rid=rid, reason="stop", stop_id=stop, n_prompt=n_prompt, scores=_scores(run))
+                else:
+                    given.append(said.pop(0))
+                    continue
+                break
+            if given:
+                rids.append(rid), counts.append(len(given))
+                out.extend(given)
+                if run.sampling.logprobs:
+                    logprobs[rid] = tuple(wire.TopLogprobs(-(i % 7) / 4) for i in given)
+                sampling = msgspec.structs.replace(run.sampling, max_tokens=run.sampling.max_tokens - len(given))
+                self.running[rid] = msgspec.structs.replace(run, sampling=sampling), said
+            if finish:
+                del self.running[rid]
+                self.finished.append(finish)
+        reports, self.reports = self.reports, []
+        finished, self.finished = tuple(self.finished), []
+        if rids or finished:
+            reports.append(wire.Step(rids.tobytes(), counts.tobytes(), out.tobytes(), logprobs, finished))
+        return reports
+
+
+def _scores(run: wire.Run) -> bytes:
+    if run.score_from < 0:
+        return b""
+    return array("f", (-(i % 7) / 4 for i in array("i", run.ids)[run.score_from :])).tobytes()
+
+
+def table(say: dict[str, str], encode: Callable[[str], list[int]], decode: Callable[[list[int]], str]) -> Speak:
+    """Says what the table has for the longest key that ends the prompt, then stops; without one, the prompt's last 8
+    ids again and again."""
+
+    def speak(ids: list[int]) -> list[int]:
+        text = decode(ids)
+        for key in sorted(say, key=len, reverse=True):
+            if text.endswith(key):
+                return encode(say[key])
+        return ids[-8:] * 64
+
+    return speak
+
+
+def main() -> None:
+    import tokenizers
+
+    parser = argparse.ArgumentParser()
+    for name in ("--socket", "--config"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--alive-fd", type=int, required=True)
+    args = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    model = Path(json.loads(args.config)["model"])
+    rule = json.loads((model / "fake.json").read_text()) if (model / "fake.json").exists() else {}
+    tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+
+    def decode(ids: list[int]) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=False)
+
+    engine = FakeEngine(table(rule.get("say", {}), lambda text: tokenizer.encode(text).ids, decode))
+    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+        socket.setsockopt(zmq.LINGER, 1000)
+        socket.connect(args.socket)
+        if "fail" in rule:
+            code, message = rule["fail"]
+            socket.send(wire.encode(wire.Failed(program=-1, seq=0, code=code, message=message)))
+            return
+        socket.send(wire.encode(engine.ready))
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(args.alive_fd, zmq.POLLIN)
+        while True:
+            busy = engine.running or engine.reports or engine.finished
+            events = dict(poller.poll(0 if busy else None))
+            if args.alive_fd in events:
+                return
+            if socket in events:
+                order = wire.decode_order(socket.recv())
+                if isinstance(order, wire.Run) and (text := rule.get("die_on")):
+                    death = model / "died"
+                    if text in decode(array("i", order.ids).tolist()) and not (rule.get("once") and death.exists()):
+                        death.touch()
+                        os._exit(3)
+                engine.take(order)
+            if rule.get("step_ms"):
+                time.sleep(rule["step_ms"] / 1000)
+            for report in engine.step():
+                socket.send(wire.encode(report))
+
+
+if __name__ == "__main__":
+    main()
