@@ -328,6 +328,11 @@ def _reported(progress: Progress | None, n_bytes: int) -> Iterator[None]:
             if progress is not None:
                 progress(n_bytes * (i + 1) // len(items), n_bytes)
 
+    if not hasattr(logging, "set_tqdm_hook"):  # the first releases of transformers 5: they draw their own bar
+        yield
+        if progress is not None:
+            progress(n_bytes, n_bytes)
+        return
     previous = logging.set_tqdm_hook(hook)
     try:
         yield

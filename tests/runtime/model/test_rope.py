@@ -39,6 +39,8 @@ def test_frequencies_equal_transformers(kind, theta, context):
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+    if kind["rope_type"] not in ROPE_INIT_FUNCTIONS:
+        pytest.skip(f"this transformers has no {kind['rope_type']} rope")
     fields = BASE | {"rope_parameters": kind | {"rope_theta": theta}}
     want, want_scale = ROPE_INIT_FUNCTIONS[kind["rope_type"]](LlamaConfig(**fields), seq_len=context)
     got, scale = frequencies(parse_rope(fields), 64, context)
@@ -49,7 +51,7 @@ def test_frequencies_equal_transformers(kind, theta, context):
 def test_every_kind_of_transformers_is_known_here():
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    assert ROPE_INIT_FUNCTIONS.keys() | {"default"} == {kind.__struct_config__.tag for kind in rope.Rope.__args__}
+    assert ROPE_INIT_FUNCTIONS.keys() | {"default"} <= {kind.__struct_config__.tag for kind in rope.Rope.__args__}
 
 
 def test_the_older_form_means_the_same_as_the_newer():
