@@ -19,7 +19,6 @@ class Request:
 
     __slots__ = (
         "end",
-        "followers",
         "has_edits",
         "ids",
         "key",
@@ -29,7 +28,6 @@ class Request:
         "n_given",
         "n_prompt",
         "n_published",
-        "owner",
         "rid",
         "run",
         "sampling",
@@ -53,8 +51,6 @@ class Request:
         self.n_cached = -1  # prompt tokens found in the tree at its first start; -1 before
         self.scores = array("f")  # logprobs of the prompt tokens from score_from on, as far as computed
         self.lease: Lease | None = None  # held while it runs
-        self.owner: Request | None = None  # whose prefill it waits for
-        self.followers: list[tuple[Request, int]] = []  # who waits for this one's prefill, and up to which token
         s = self.sampling
         self.has_edits = bool(
             s.logit_bias or s.frequency_penalty or s.presence_penalty or s.repetition_penalty != 1.0 or s.min_tokens

@@ -3,7 +3,7 @@
 Waiting requests stand in one queue by (Run.order, arrival), running ones in the same rank. A plan gives each decode its
 token first, then chunks of prompts what is left of the budget, then starts waiting requests with the rest. A request
 whose prefix another is computing right now follows that one: it waits, holding nothing, and goes on from the tree once
-the prefix is published there; n requests with the same new prefix cost one prefill.
+the prefix is published there. So n requests with the same new prefix cost one prefill.
 
 When pages are short, the last in rank is retracted: its lease is closed (what it computed stays in the tree until it is
 evicted) and it queues again with all its tokens. The first in rank always goes on, and a request alone always fits
@@ -54,6 +54,7 @@ class Scheduler:
         self.requests: dict[int, Request] = {}  # by rid: waiting, following and running
         self.waiting: list[Request] = []  # in rank
         self.running: list[Request] = []  # in rank; exactly those that hold a lease
+        self.following: list[Request] = []  # until the next plan: their prefix is being computed in this step
         self._arrivals: deque[tuple[float, Request]] = deque()  # when each began to wait, oldest first
         self._n_taken = 0
         self._unstamped: list[Request] = []
@@ -133,6 +134,9 @@ class Scheduler:
 
         Claims pages through leases, evicts, retracts. Computes nothing and moves no counts: that is for `commit`.
         """
+        for request in self.following:
+            insort(self.waiting, request, key=_rank)
+        self.following.clear()
         self._age(now)
         works: list[Work] = []
         budget, n_retracted = self.limits.step_tokens, self.counts["retractions"]
@@ -167,12 +171,13 @@ class Scheduler:
     def _start(self, works: list[Work], copies: list[tuple[int, int, int]], budget: int) -> None:
         """Start waiting requests in rank, as long as there are tokens, places and pages. None overtakes the first."""
         wanted = sum(self._wants(r, r.lease) for r in self.running) if self.waiting else 0
-        while budget and self.waiting and len(self.running) < self.max_running:
+        while budget and self.waiting and len(self.running) + len(self.following) < self.max_running:
             request = self.waiting[0]
             lease = self.cache.open(request.ids.tobytes(), request.run.namespace, request.n_reusable)
-            if owner := self._owner(request, lease.n_cached):
+            if self._is_being_computed(request, lease.n_cached):
                 lease.close()
-                self._follow(request, *owner)
+                self.following.append(self.waiting.pop(0))
+                self.counts["waits"] += 1
                 continue
             is_tight = wanted + self._wants(request, lease) > self.cache.n_available
             if (is_tight and self.running) or not lease.grow(request.n_total):
@@ -194,30 +199,22 @@ class Scheduler:
         """Pages it will claim within HEADROOM tokens."""
         return -(-min(request.n_total + HEADROOM, request.end) // self.cache.page) - len(lease.pages)
 
-    def _owner(self, request: Request, n_cached: int) -> tuple[Request, int] | None:
-        """Who is computing more of the request's prefix than the tree has, and up to which token."""
+    def _is_being_computed(self, request: Request, n_cached: int) -> bool:
+        """Whether this very step computes more of the request's prefix than the tree has.
+
+        Who runs and still prefills when a waiting request is looked at ends its prefill in this step: there are tokens
+        left in the budget, so it got all it needed. The wait is one step, then, whatever becomes of the other.
+        """
         if not self.cache.enabled or n_cached >= request.n_reusable:
-            return None
+            return False
         ids = request.run.ids
         start = ids[: 4 * (n_cached + 1)]
-        best: tuple[Request, int] | None = None
         for other in self.running:
             if other.is_prefilling and other.run.ids.startswith(start) and other.run.namespace == request.run.namespace:
                 n = min(n_common(ids, other.run.ids), request.n_reusable)
-                is_worth_it = n - other.lease.n_cached >= WORTH_WAITING
-                if is_worth_it and n > max(other.n_computed, n_cached, best[1] if best else 0):
-                    best = other, n
-        return best
-
-    def _follow(self, request: Request, owner: Request, n_common: int) -> None:
-        self.waiting.remove(request)
-        request.owner = owner
-        owner.followers.append((request, n_common))
-        self.counts["waits"] += 1
-        if request.key < owner.key:  # nobody waits for one who is behind: the owner takes the better place
-            self.running.remove(owner)
-            owner.key = request.key
-            insort(self.running, owner, key=_rank)
+                if n > max(n_cached, other.n_computed) and n - other.lease.n_cached >= WORTH_WAITING:
+                    return True
+        return False
 
     def _age(self, now: float) -> None:
         """Put a request that has waited for long at the head: () is before any order."""
@@ -229,7 +226,7 @@ class Scheduler:
             if is_waiting and now - since <= PATIENCE:
                 return
             self._arrivals.popleft()
-            if is_waiting and request.owner is None:
+            if is_waiting:
                 self.waiting.remove(request)
                 request.key = ((), request.key[1])
                 insort(self.waiting, request, key=_rank)
@@ -294,15 +291,6 @@ class Scheduler:
             assert request.lease is not None
             request.lease.publish(request.ids[:n].tobytes())
             request.n_published = n
-            if request.followers:
-                ready = [one for one, n_common in request.followers if n_common <= n]
-                request.followers = [pair for pair in request.followers if pair[1] > n]
-                self._requeue(ready)
-
-    def _requeue(self, followers: list[Request]) -> None:
-        for one in followers:
-            one.owner = None
-            insort(self.waiting, one, key=_rank)
 
     # ---- the end of a request --------------------------------------------------------------------------------------
 
@@ -328,35 +316,27 @@ class Scheduler:
             request.lease.close()
             request.lease = None
             self.running.remove(request)
-        elif request.owner is not None:
-            request.owner.followers = [pair for pair in request.owner.followers if pair[0] is not request]
-            request.owner = None
+        elif request in self.following:
+            self.following.remove(request)
         else:
-            i = bisect_left(self.waiting, request.key, key=_rank)
-            del self.waiting[self.waiting.index(request, i)]  # one that gave its place to its owner has the same key
-        self._requeue([one for one, _ in request.followers])
-        request.followers = []
+            del self.waiting[bisect_left(self.waiting, request.key, key=_rank)]
 
     # ---- what can be asked -----------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
         """Counters since the start, and how many requests stand where now."""
-        n_running, n_waiting = len(self.running), len(self.waiting)
-        return self.counts | {
-            "running": n_running, "waiting": n_waiting, "following": len(self.requests) - n_running - n_waiting,
-        }  # fmt: skip
+        return self.counts | {"running": len(self.running), "waiting": len(self.requests) - len(self.running)}
 
     def check(self) -> None:
         """Every invariant of the scheduler and of its cache. Raises AssertionError where one does not hold."""
         check_cache(self.cache)
-        following = [one for owner in self.running for one, _ in owner.followers]
-        assert sorted(r.rid for r in [*self.running, *self.waiting, *following]) == sorted(self.requests)
+        lanes = [*self.running, *self.waiting, *self.following]
+        assert sorted(r.rid for r in lanes) == sorted(self.requests), "a request is in no lane, or in two"
         for lane in (self.running, self.waiting):
-            assert all(a.key <= b.key for a, b in pairwise(lane)), "a lane is out of rank"
+            assert all(a.key < b.key for a, b in pairwise(lane)), "a lane is out of rank"
         for r in self.requests.values():
             assert (r.lease is not None) == (r in self.running)
             assert r.n_published <= r.n_computed < r.n_total <= r.end
-            assert r.owner is None or (r.owner.lease is not None and r.owner.key <= r.key)
         assert len(self.running) <= self.max_running
 
 

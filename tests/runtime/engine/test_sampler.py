@@ -62,7 +62,9 @@ def test_temperature_0_is_greedy_and_a_tiny_one_nearly(fake: ModuleType) -> None
         assert draws(fake, Sampling(temperature=temperature))[0] == N
 
 
-@pytest.mark.parametrize(("top_k", "kept"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2, 3]), (4, [0, 1, 2, 3]), (99, range(8))])
+@pytest.mark.parametrize(
+    ("top_k", "kept"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2, 3]), (4, [0, 1, 2, 3]), (99, range(8))]
+)
 def test_top_k_keeps_ties_with_the_last(fake: ModuleType, top_k: int, kept: Sequence[int]) -> None:
     counts = draws(fake, Sampling(top_k=top_k))
     if len(kept) == 1:
@@ -108,7 +110,9 @@ def test_logit_bias(fake: ModuleType) -> None:
 
 def test_penalties_against_their_definition(fake: ModuleType) -> None:
     prompt, said = [1, 5, 5], [0, 2, 2, 5]
-    s = Sampling(temperature=0, frequency_penalty=0.3, presence_penalty=0.2, repetition_penalty=1.5, logit_bias={2: 0.7})
+    s = Sampling(
+        temperature=0, frequency_penalty=0.3, presence_penalty=0.2, repetition_penalty=1.5, logit_bias={2: 0.7}
+    )
     r = request(fake, s, prompt, said)
     logits = torch.from_numpy(LOGITS.copy())[None]
     sampler.edit(logits, [r])

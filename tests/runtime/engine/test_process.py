@@ -1,0 +1,136 @@
+"""The engine as a process: it says Ready first, serves, and ends in bounded time whatever happens around it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import zmq
+
+from banyan.runtime import config as configs
+from banyan.runtime.wire import (
+    Abort,
+    Answer,
+    Ask,
+    EngineOrder,
+    EngineReport,
+    Failed,
+    Ready,
+    Sampling,
+    Step,
+    decode_report,
+    encode,
+)
+
+PATIENCE = 60.0  # seconds: two busy cores import torch in ten
+
+
+class Peer:
+    """The server's end of an engine process."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], directory: Path, model: str) -> None:
+        self.socket = context.socket(zmq.PAIR)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RCVTIMEO, int(PATIENCE * 1000))
+        address = f"ipc://{directory}/engine"
+        self.socket.bind(address)
+        config = configs.make(model=model, device="cpu", threads=1, kv_memory="8MiB")
+        alive, self.hold = os.pipe()
+        orders = ["--socket", address, "--config", msgspec.json.encode(config).decode(), "--alive-fd", str(alive)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "banyan.runtime.engine", *orders],
+            pass_fds=(alive,),
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        os.close(alive)
+
+    def send(self, *orders: EngineOrder) -> None:
+        for order in orders:
+            self.socket.send(encode(order))
+
+    def receive(self) -> EngineReport:
+        return decode_report(self.socket.recv())
+
+    def close(self) -> None:
+        if self.hold >= 0:
+            os.close(self.hold)
+            self.hold = -1
+
+
+@contextmanager
+def peer(directory: Path, model: str) -> Iterator[Peer]:
+    with zmq.Context() as context:
+        p = Peer(context, directory, model)
+        try:
+            yield p
+        finally:
+            p.close()
+            p.process.kill()
+            p.process.wait()
+            p.socket.close()
+
+
+def test_a_life(fake: ModuleType, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    with peer(tmp_path, str(tiny_model("llama"))) as p:
+        # Sent before there is an engine to take it: nothing is lost.
+        p.send(*(fake.run(rid, [5, 6, 7, rid + 10], Sampling(max_tokens=5, temperature=0)) for rid in range(3)))
+        ready = p.receive()
+        assert isinstance(ready, Ready)
+        assert ready.page == 16
+        assert ready.n_pages * 16 * 2 * 2 * 2 * 16 * 4 <= 8 << 20  # layers, K and V, heads, dim, bytes
+        assert any("threads" in line for line in ready.report)
+
+        ids: dict[int, list[int]] = {}
+        finished = set()
+        while len(finished) < 3:
+            step = p.receive()
+            assert isinstance(step, Step)
+            for rid, token in zip(array("q", step.rids), array("i", step.ids), strict=True):
+                ids.setdefault(rid, []).append(token)
+            finished |= {f.rid for f in step.finished}
+        assert {rid: len(said) for rid, said in ids.items()} == {0: 5, 1: 5, 2: 5}
+
+        p.process.send_signal(signal.SIGINT)  # Ctrl-C in a terminal meets every process of it; this one stays
+        p.send(fake.run(3, [1] * 600), Abort(77))
+        failed = p.receive()
+        assert isinstance(failed, Failed)
+        assert (failed.program, failed.code) == (3, "prompt_too_long")
+
+        for n, what in enumerate(("stats", "check", "info", "flush")):
+            p.send(Ask(n, what))  # type: ignore[arg-type]
+            answer = p.receive()
+            assert isinstance(answer, Answer)
+            assert (answer.id, answer.ok) == (n, True)
+            body = msgspec.json.decode(answer.body)
+            if what == "stats":
+                assert body["engine"]["generated_tokens"] == 15
+                assert body["engine"]["running"] == body["engine"]["waiting"] == 0
+            if what == "info":
+                assert body["resolved"]["context"] == ready.max_context == body["model"]["max_context"]
+
+        p.close()  # the parent is gone
+        assert p.process.wait(PATIENCE) == 0
+
+
+def test_a_model_that_is_not_there_is_said_in_one_message(tmp_path: Path) -> None:
+    with peer(tmp_path, str(tmp_path / "nothing")) as p:
+        failed = p.receive()
+        assert isinstance(failed, Failed)
+        assert (failed.program, failed.code) == (-1, "model_not_found")
+        assert "nothing" in failed.message
+        assert p.process.wait(PATIENCE) == 1
+
+
+def test_sigterm_ends_it(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    with peer(tmp_path, str(tiny_model("llama"))) as p:
+        assert isinstance(p.receive(), Ready)
+        p.process.terminate()
+        assert p.process.wait(PATIENCE) == 0
