@@ -113,14 +113,15 @@ class Engine:
                 return Answer(ask.id, False, f"the engine's books do not balance: {e}".encode())
             return Answer(ask.id, True, b"{}")
         if ask.what == "flush":
-            return Answer(ask.id, True, msgspec.json.encode({"pages": self.cache.flush()}))
+            self.cache.reset()
+            return Answer(ask.id, True, b"{}")
         if ask.what == "stats":
             return Answer(ask.id, True, msgspec.json.encode(self.stats()))
         facts = {"model": self.spec, "config": self.config, "resolved": self.resolved}
         return Answer(ask.id, True, msgspec.json.encode(facts))
 
     def stats(self) -> dict[str, object]:
-        return {"engine": self.scheduler.stats(), "cache": self.cache.stats()}
+        return {"engine": self.scheduler.stats(), "cache": self.cache.stats()._asdict()}
 
     def _fail(self, plan: Plan, error: Exception) -> None:
         """A step did not complete. Its requests fail; raises again where the device itself is lost."""

@@ -305,8 +305,9 @@ def test_a_storm_of_aborts_loses_no_page_and_spoils_no_answer(
         assert got.ids == fake.greedy(ids, len(got.ids))
         assert got.finish.reason == "length" or rid in aborted
     assert e.cache.n_available == e.cache.n_pages
-    e.cache.flush()
+    e.cache.reset()
     e.scheduler.check()
+    assert e.cache.stats().n_free == e.cache.n_pages
 
 
 # ---- refusals ------------------------------------------------------------------------------------------------------
