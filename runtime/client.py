@@ -30,10 +30,8 @@ import msgspec
 import zmq
 
 from banyan.runtime import ipc, wire
-from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, ConnectFailed, RuntimeLost, from_code
-
-MakeError = Callable[[str, str], BanyanError]
-"""(gen, line) -> a fresh error. Each future gets its own: one that two threads raise would mix their tracebacks."""
+from banyan.runtime.errors import BadProgram, BanyanError, ConnectFailed, RuntimeLost
+from banyan.runtime.inbox import Inbox, new_future
 
 
 def connect(path: str | Path, timeout: float = 10.0) -> Client:
@@ -60,7 +58,7 @@ class Client:
     def __init__(self, loop: _Loop, path: Path, timeout: float) -> None:
         self.path, self.lost, self._pid = path, None, os.getpid()
         self._loop, self._lock = loop, threading.Lock()
-        self._inboxes: dict[int, _Inbox] = {}
+        self._inboxes: dict[int, Inbox] = {}
         self._answers: dict[int, Future[wire.Answer]] = {}
         self._numbers, self._questions = itertools.count(), itertools.count()
         self.n_unanswered = 0  # heartbeats since the server was last heard
@@ -76,7 +74,7 @@ class Client:
         self.socket.send(wire.encode(wire.Hello(version=wire.VERSION, client=f"pid {os.getpid()}")))
         if not self.socket.poll(int(timeout * 1000)):
             raise ConnectFailed(
-                f"the server at {self.path} did not answer within {timeout:g} s; if it is loading a model, try again later"
+                f"the server at {self.path} did not answer within {timeout:g} s; is it still loading its model?"
             )
         try:
             answer = wire.decode_server(self.socket.recv())
@@ -96,11 +94,10 @@ class Client:
     def program(self, name: str = "") -> Program:
         """A new, empty program. No message is sent before its first `submit`."""
         self.check()
-        inbox = _Inbox(name)
-        number = next(self._numbers)
+        inbox = Inbox(self, next(self._numbers), name)
         with self._lock:
-            self._inboxes[number] = inbox
-        return Program(self, number, inbox)
+            self._inboxes[inbox.number] = inbox
+        return Program(self, inbox)
 
     def ask(self, what: Literal["stats", "flush", "check", "info"], timeout: float = 30.0) -> Any:
         """The server's answer to a question outside any program, parsed from JSON.
@@ -108,7 +105,7 @@ class Client:
         BanyanError holds the server's words where the answer is a no; RuntimeLost, where there is none in `timeout` s.
         """
         self.check()
-        number, future = next(self._questions), _future(wire.Answer)
+        number, future = next(self._questions), new_future(wire.Answer)
         self._answers[number] = future
         self.send(wire.encode(wire.Ask(id=number, what=what)))
         try:
@@ -122,7 +119,7 @@ class Client:
         return msgspec.json.decode(answer.body) if answer.body else None
 
     def close(self) -> None:
-        """Leave the server: it frees all that this client had, and pending futures fail with RuntimeLost. Idempotent."""
+        """Leave the server: it frees all that this client had; pending futures fail with RuntimeLost. Idempotent."""
         if self._pid == os.getpid():
             gone = threading.Event()
             self._loop.call(partial(self._loop.drop, self, "this client was closed", gone))
@@ -140,7 +137,16 @@ class Client:
             raise RuntimeLost(self.lost)
 
     def send(self, data: bytes) -> None:
+        """Queue a message for the server; messages leave in the order of calls."""
         self._loop.call(partial(self.send_now, data))
+
+    def settle_soon(self, number: int) -> None:
+        self._loop.call(partial(self.settle, number))
+
+    @property
+    def max_message(self) -> int:
+        """Bytes of the largest message that the server takes."""
+        return self.welcome.max_message
 
     # ---- called on the I/O thread ----------------------------------------------------------------------------------
 
@@ -190,7 +196,7 @@ class Client:
     def abandon(self, number: int) -> None:
         """The user's handle on a program is gone."""
         if inbox := self._inboxes.get(number):
-            inbox.close(self, number)
+            inbox.close()
 
     def lose(self, why: str) -> None:
         with self._lock:
@@ -210,10 +216,10 @@ class Client:
 class Program:
     """The handle of one program on the server. Its futures outlive it; a collected handle closes itself."""
 
-    def __init__(self, client: Client, number: int, inbox: _Inbox) -> None:
-        self.client, self.number, self._inbox = client, number, inbox
+    def __init__(self, client: Client, inbox: Inbox) -> None:
+        self.client, self.number, self._inbox = client, inbox.number, inbox
         # A finalizer may run anywhere, also inside our own locks: it only leaves a note for the I/O thread.
-        self._finalizer = weakref.finalize(self, client._loop.call, partial(client.abandon, number))
+        self._finalizer = weakref.finalize(self, client._loop.call, partial(client.abandon, inbox.number))
         self._finalizer.atexit = False
 
     @property
@@ -226,7 +232,7 @@ class Program:
         RuntimeLost: the server is gone. BadProgram: the program is closed. BadMessage: larger than the server takes.
         """
         self.client.check()
-        self._inbox.submit(self.client, self.number, tuple(ops), last)
+        self._inbox.submit(tuple(ops), last)
 
     def future(self, ref: int) -> Future[wire.Value]:
         """The value `ref`, whenever it comes; asked for before or after. Raises what the program met instead."""
@@ -241,146 +247,11 @@ class Program:
 
     def cancel(self) -> None:
         """Stop the program on the server; what is not finished fails with Cancelled. Idempotent."""
-        self._inbox.close(self.client, self.number, cancel=True)
+        self._inbox.cancel()
 
     def close(self) -> None:
         """Say that no more ops will come: once all is answered, the server frees what the program had. Idempotent."""
-        self._inbox.close(self.client, self.number)
-
-
-class _Inbox:
-    """What one program sent and still expects. The lock is held for dict work only, never while a future resolves."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._lock = threading.Lock()
-        self._futures: dict[int, Future[wire.Value]] = {}
-        self._places: dict[int, tuple[str, str]] = {}  # ref -> (gen's name, source line), for errors
-        self._expected: set[int] = set()
-        self._heard: dict[int, list[str]] = {}  # deltas that came before somebody listened
-        self._listeners: dict[int, Callable[[str], None]] = {}
-        self._failure: MakeError | None = None
-        self._is_closed = False
-        self._n_sent = 0
-        self._n_seen = 0
-
-    @property
-    def is_settled(self) -> bool:
-        return self._is_closed and not self._expected
-
-    # ---- from any thread ----
-
-    def submit(self, client: Client, number: int, ops: tuple[wire.Op, ...], last: bool) -> None:
-        with self._lock:
-            if self._failure is not None:
-                return  # the program is dead; its futures say why
-            if self._is_closed:
-                raise BadProgram("the program is closed: it takes no more ops", program=self.name)
-            data = wire.encode(wire.Submit(program=number, seq=self._n_sent, ops=ops, last=last, name=self.name))
-            if len(data) > client.welcome.max_message:
-                raise BadMessage(
-                    f"this piece of program {self.name!r} takes {len(data)} bytes, and the server takes "
-                    f"{client.welcome.max_message} at once; send less text, or start it with a larger max_message"
-                )
-            for op in ops:
-                if isinstance(op, wire.Gen | wire.Select):
-                    self._places[op.ref] = (op.name, op.line)
-                if isinstance(op, wire.Gen | wire.Select | wire.Read):
-                    self._expected.add(op.ref)
-            self._n_sent += 1
-            self._is_closed = last
-            client.send(data)  # inside the lock: messages leave in the order of seq
-        if last:
-            client._loop.call(partial(client.settle, number))
-
-    def close(self, client: Client, number: int, cancel: bool = False) -> None:
-        with self._lock:
-            if self.is_settled or (self._is_closed and not cancel) or client.lost is not None:
-                return
-            message: wire.ClientMessage
-            if cancel:
-                message = wire.Cancel(program=number, seq=self._n_sent)
-            else:
-                message = wire.Submit(program=number, seq=self._n_sent, ops=(), last=True, name=self.name)
-            self._is_closed = True
-            if self._n_sent:
-                client.send(wire.encode(message))
-            self._n_sent += 1
-        client._loop.call(partial(client.settle, number))
-
-    def future(self, ref: int) -> Future[wire.Value]:
-        with self._lock:
-            future = self._futures.get(ref)
-            if future is None:
-                future = self._futures[ref] = _future(wire.Value)
-                if self._failure is not None:
-                    future.set_exception(self._failure(*self._places.get(ref, ("", ""))))
-            return future
-
-    # ---- on the I/O thread ----
-
-    def take(self, message: wire.Value | wire.Failed | wire.Delta) -> None:
-        if message.seq < self._n_seen:
-            return
-        if message.seq > self._n_seen:
-            n = message.seq - self._n_seen
-            self.fail_all(lambda gen, line: RuntimeLost(f"{n} messages of program {self.name!r} were lost"))
-            return
-        self._n_seen += 1
-        match message:
-            case wire.Delta(ref=ref, text=text):
-                self._deliver(ref, text)
-            case wire.Value(ref=ref):
-                self._resolve(ref, message)
-            case wire.Failed(ref=None):
-                self.fail_all(partial(self._error, message))
-            case wire.Failed(ref=int(ref)):
-                self._resolve(ref, self._error(message, *self._places.get(ref, ("", ""))))
-
-    def _error(self, failed: wire.Failed, gen: str, line: str) -> BanyanError:
-        where = {"program": self.name, "gen": gen, "line": line, "prompt_tail": failed.prompt_tail}
-        return from_code(failed.code, failed.message, **where)
-
-    def _resolve(self, ref: int, outcome: wire.Value | BaseException) -> None:
-        with self._lock:
-            self._expected.discard(ref)
-            self._listeners.pop(ref, None)
-            future = self._futures.get(ref)
-            if future is None:
-                future = self._futures[ref] = _future(wire.Value)
-        if future.done():
-            return
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
-
-    def fail_all(self, make: MakeError) -> None:
-        """Fail what is pending, and what will ever be asked for; only the first failure counts."""
-        with self._lock:
-            if self._failure is None:
-                self._failure = make
-            self._is_closed = True
-            self._expected.clear()
-            pending = [(ref, f) for ref, f in self._futures.items() if not f.done()]
-        for ref, future in pending:
-            future.set_exception(self._failure(*self._places.get(ref, ("", ""))))
-
-    def listen(self, ref: int, callback: Callable[[str], None]) -> None:
-        self._listeners[ref] = callback
-        for text in self._heard.pop(ref, ()):
-            self._deliver(ref, text)
-
-    def _deliver(self, ref: int, text: str) -> None:
-        listener = self._listeners.get(ref)
-        if listener is None:
-            self._heard.setdefault(ref, []).append(text)
-            return
-        try:
-            listener(text)
-        except Exception as e:  # the user's code: its error belongs to the one who waits for this value
-            del self._listeners[ref]
-            self._resolve(ref, e)
+        self._inbox.close()
 
 
 class _Loop:
@@ -432,7 +303,7 @@ class _Loop:
     def _run(self) -> None:
         beat = time.monotonic() + ipc.HEARTBEAT
         while not self._is_stopping:
-            wait = max(0.0, beat - time.monotonic()) * 1000 if self.clients else None
+            wait = int(max(0.0, beat - time.monotonic()) * 1000) + 1 if self.clients else None
             ready = dict(self._poller.poll(wait))
             with self.busy:
                 self._serve(ready)
@@ -466,13 +337,6 @@ class _Loop:
 
 
 _opening = threading.Lock()
-
-
-def _future(kind: type[Any]) -> Future[Any]:
-    """A Future that nobody but us resolves: `cancel()` on it is refused, programs are what is cancelled."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-    return future
 
 
 def _forget_in_child() -> None:

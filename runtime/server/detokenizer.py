@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Sequence
 class Detokenizer:
     """The text of one output.
 
-    A stop string ends the text before it, wherever it begins inside a token and however many tokens it spans. Of several
-    the one that is complete first counts, and of those the longest; so what comes out does not depend on how the text is
-    cut into tokens. A stop is not looked for before `min_tokens` tokens are there.
+    A stop string ends the text before it, wherever it begins inside a token and however many tokens it spans. Of
+    several the one that is complete first counts, and of those the longest; so what comes out does not depend on how
+    the text is cut into tokens. A stop is not looked for before `min_tokens` tokens are there.
 
     text       all text so far, cut at the stop
     matched    the stop string that ended it, or None

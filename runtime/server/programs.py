@@ -1,135 +1,43 @@
-"""Programs: their states, values and where each state stands in the DAG. What a Submit says happens here.
+"""All programs, and how they go on. What a Submit says happens here.
 
-Each state has a queue of ops and does them in order. It stands still while a gen or select of its own runs, while text
-is encoded on a thread, or while a value or a child that an op needs is not there; nothing else waits for it. Whatever
-can go on goes on before `submit`, `step` or any other call returns.
+Each state does its ops in order. It stands still while a gen or select of its own runs, or while a value or a child
+that its next op needs is not there; nothing else waits for it. Whatever can be done is done before a call returns.
+An error breaks the state it happens in: what is still queued there fails, each op for itself, and what depends on it
+elsewhere fails when it comes to it. Other states live on.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from datetime import datetime
+from collections.abc import Callable
 from functools import partial
-from random import Random
-from typing import Any, NamedTuple
-
-import msgspec
 
 from banyan.runtime import wire
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled
-from banyan.runtime.server import select
-from banyan.runtime.server.chat import ASSISTANT, Template
-from banyan.runtime.server.requests import Request, Requests
-from banyan.runtime.server.state import Made, Open, Run, Shut, Text, pack, unpack
-from banyan.runtime.server.tokenizer import Span, Tokenizer
-
-N_TAIL = 80
-"""Characters of the prompt that an error shows."""
-
-Client = bytes
-Offload = Callable[[int, Callable[[], Any], Callable[[Any], None]], None]
-"""(n_chars, work, then): run `work`, on a thread if there is much to do, and `then` with its result on the loop."""
-
-
-class Error(NamedTuple):
-    """An error on its way to the client."""
-
-    code: str
-    message: str
-    tail: str = ""
-
-    @classmethod
-    def of(cls, error: BanyanError | Broken, tail: str = "") -> Error:
-        return error.error if isinstance(error, Broken) else cls(error.code, error.message, tail)
-
-    def because(self, why: str) -> Error:
-        """The same error, for what depends on it."""
-        return Error(self.code, f"{why}: {self.message}", self.tail)
+from banyan.runtime.server.generate import Error, Generator, Outcome
+from banyan.runtime.server.program import Client, Point, Program, State
+from banyan.runtime.server.state import Open, Shut, Text
+from banyan.runtime.server.tokenizer import Span
 
 
 class Broken(Exception):
-    """An op cannot be done because of an error elsewhere in the program."""
+    """An op cannot be done because of an error elsewhere in its program."""
 
     def __init__(self, error: Error) -> None:
         super().__init__(error.message)
         self.error = error
 
 
-class Point(NamedTuple):
-    """Stands in a child's queue where a Join takes its text from."""
-
-    join: int
-    state: int
-
-
-class State:
-    """One running prompt."""
-
-    def __init__(self, number: int, is_born: bool) -> None:
-        self.number = number
-        self.is_born = is_born
-        """False until the Fork that makes it was done."""
-        self.text = Text()
-        self.marks: dict[int, int] = {}
-        self.queue: deque[wire.Op | Point] = deque()
-        self.n_done = 0
-        self.requests: list[Request] = []
-        self.is_busy = False
-        """A gen or select of it runs, or its text is being encoded."""
-        self.error: Error | None = None
-
-
-class Program:
-    """One program of one client."""
-
-    def __init__(self, client: Client, number: int, name: str, serial: int) -> None:
-        self.client, self.number, self.name, self.serial = client, number, name, serial
-        self.started = datetime.now()
-        self.n_in = self.n_out = 0
-        self.is_last = False
-        self.is_over = False
-        self.states = {0: State(0, is_born=True)}
-        self.values: dict[int, str | Error] = {}
-        self.makers: dict[int, State] = {}
-        self.dropped: set[int] = set()
-        self.joins: dict[int, deque[int]] = {}
-        """state -> numbers of its queued Joins, in order."""
-        self.n_joins = 0
-        self.points: dict[Point, int | Error] = {}
-        """Number of pieces a child had there, or what it had failed with."""
-        self.waiting: dict[int | Point, list[State]] = {}
-        """Who stands still for a value (its ref) or for a child to come to a point."""
-
-    @property
-    def is_settled(self) -> bool:
-        return not any(state.queue or state.is_busy for state in self.states.values())
-
-
 class Programs:
-    """All programs of all clients.
+    """The programs of all clients. `send` gives a message to a client and must not raise."""
 
-    send      gives a message to a client
-    requests  runs generations
-    offload   runs long work on a thread
-    """
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        template: Template | None,
-        turn_end: tuple[int | None, str],
-        requests: Requests,
-        send: Callable[[Client, wire.ServerMessage], None],
-        offload: Offload,
-        rng: Random,
-    ) -> None:
-        self._tokenizer, self._template, self._turn_end = tokenizer, template, turn_end
-        self._requests, self._send, self._offload, self._rng = requests, send, offload, rng
+    def __init__(self, generator: Generator, send: Callable[[Client, wire.ServerMessage], None]) -> None:
+        self._generator, self._send = generator, send
         self._programs: dict[tuple[Client, int], Program] = {}
-        self._newest: dict[Client, int] = {}
-        self._ready: deque[tuple[Program, State]] = deque()
+        self._newest: dict[Client, int] = {}  # the highest number of a program that each client made
         self._n_made = 0
+        self._ready: deque[tuple[Program, State]] = deque()
+        self._is_pumping = False
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -137,30 +45,32 @@ class Programs:
     # ---- what a client wants ---------------------------------------------------------------------------------------
 
     def submit(self, client: Client, message: wire.Submit) -> None:
-        key = client, message.program
-        program = self._programs.get(key)
+        program = self._programs.get((client, message.program))
         if program is None:
             if message.program <= self._newest.get(client, -1):
                 return  # of a program that has ended: a duplicate
             self._newest[client] = message.program
-            program = self._programs[key] = Program(client, message.program, message.name, self._n_made)
+            program = Program(client, message.program, message.name, self._n_made)
+            self._programs[client, message.program] = program
             self._n_made += 1
         if message.seq < program.n_in:
             return
         try:
             if message.seq > program.n_in:
                 raise BadMessage(f"message {program.n_in} of program {program.name!r} is missing before {message.seq}")
+            if program.is_last:
+                raise BadMessage(f"program {program.name!r} goes on after its last message")
             program.n_in += 1
             program.is_last = message.last
             for op in message.ops:
                 self._queue(program, op)
         except BanyanError as e:
-            self._end(program, Error.of(e))
-        self.pump(program)
+            self._end(program, Error(e.code, e.message))
+        self._pump(program)
 
     def cancel(self, client: Client, message: wire.Cancel) -> None:
         if program := self._programs.get((client, message.program)):
-            self._end(program, Error.of(Cancelled("the program was cancelled")))
+            self._end(program, Error(Cancelled.code, "the program was cancelled"))
 
     def forget(self, client: Client) -> None:
         """The client is gone: stop all it had."""
@@ -183,11 +93,9 @@ class Programs:
                         raise BadProgram(f"Fork makes state {child}, which is there already")
                     program.states[child] = State(child, is_born=False)
             case wire.Join(children=children):
-                if missing := [child for child in children if child not in program.states]:
-                    raise BadProgram(f"Join names state {missing[0]}, which no Fork before it makes")
-                if op.state in children:
-                    raise BadProgram(f"state {op.state} is joined to itself")
                 for child in children:
+                    if child not in program.states or child == op.state:
+                        raise BadProgram(f"Join names state {child}, which is itself or no Fork's before it")
                     self._put(program, program.states[child], Point(program.n_joins, child))
                 program.joins.setdefault(op.state, deque()).append(program.n_joins)
                 program.n_joins += 1
@@ -202,63 +110,49 @@ class Programs:
 
     # ---- going on --------------------------------------------------------------------------------------------------
 
-    def pump(self, program: Program) -> None:
-        """Do all that can be done now."""
-        while not program.is_over:
-            while self._ready:
-                owner, state = self._ready.popleft()
-                if not owner.is_over:
+    def _pump(self, program: Program) -> None:
+        """Do all that can be done now. A call from inside itself leaves it to the outer one."""
+        if self._is_pumping:
+            return
+        self._is_pumping = True
+        try:
+            while not program.is_over:
+                while self._ready:
+                    owner, state = self._ready.popleft()
                     self._advance(owner, state)
-            self._reap(program)
-            if not self._ready and not self._break_deadlock(program):
-                break
-        if program.is_last and program.is_settled and not program.is_over:
+                self._reap(program)
+                if not self._ready and not self._break_deadlock(program):
+                    break
+        finally:
+            self._is_pumping = False
+        if program.is_last and not program.is_over and program.is_settled:
             self._end(program, None)
 
     def _advance(self, program: Program, state: State) -> None:
-        while state.queue and state.is_born and not state.is_busy and not program.is_over:
+        while state.queue and state.is_born and state.generation is None and not program.is_over:
             op = state.queue[0]
-            if state.error is None and (blocker := self._blocker(program, op)) is not None:
+            if state.error is None and (blocker := program.blocker(op)) is not None:
                 program.waiting.setdefault(blocker, []).append(state)
                 return
             state.queue.popleft()
+            state.n_done += 1
             if state.error is not None:
-                self._fail_op(program, state, op)
+                self._fail(program, state, op, state.error.because("something before it in its state failed"))
                 continue
             try:
                 self._do(program, state, op)
-            except (BanyanError, Broken) as e:
-                self._break(program, state, op, Error.of(e, self._tail(state)))
-            state.n_done += 1
-
-    def _blocker(self, program: Program, op: wire.Op | Point) -> int | Point | None:
-        """The value or the point that `op` waits for."""
-        match op:
-            case wire.Append(parts=parts):
-                for part in parts:
-                    if isinstance(part, wire.Ref) and part.ref not in program.values:
-                        return part.ref
-            case wire.Join(state=number, children=children):
-                for child in children:
-                    point = Point(program.joins[number][0], child)
-                    if point not in program.points:
-                        return point
-        return None
-
-    def _wake(self, program: Program, what: int | Point) -> None:
-        self._ready.extend((program, state) for state in program.waiting.pop(what, ()))
+            except Broken as e:
+                self._break(program, state, op, e.error)
+            except BanyanError as e:
+                self._break(program, state, op, Error(e.code, e.message))
 
     def _do(self, program: Program, state: State, op: wire.Op | Point) -> None:
         match op:
             case wire.Append(parts=parts):
                 for part in parts:
                     self._append(program, state, part)
-            case wire.Gen():
-                self._encode(program, state, op, ("",), partial(self._generate, program, state, op))
-            case wire.Select():
-                if not op.choices:
-                    raise BadProgram("a select needs at least one choice")
-                self._encode(program, state, op, op.choices, partial(self._score, program, state, op))
+            case wire.Gen() | wire.Select():
+                self._generate(program, state, op)
             case wire.Fork(children=children):
                 for number in children:
                     child = program.states[number]
@@ -270,30 +164,8 @@ class Programs:
                 self._reach(program, op, len(state.text.pieces))
             case wire.Mark(mark=mark):
                 state.marks[mark] = len(state.text.pieces)
-            case wire.Read(ref=ref, mark=mark):
-                if mark is not None and mark not in state.marks:
-                    raise BadProgram(f"Read names mark {mark}, which no Mark of this state makes")
-                start = 0 if mark is None else state.marks[mark]
-                text = state.text.read(self._tokenizer, self._template, program.started, start)
-                self._give(program, ref, wire.Sample(text=text, finish_reason="stop"))
-
-    def _bear(self, program: Program, child: State) -> None:
-        child.is_born = True
-        self._ready.append((program, child))
-
-    def _reach(self, program: Program, point: Point, at: int | Error) -> None:
-        program.points[point] = at
-        self._wake(program, point)
-
-    def _join(self, program: Program, state: State, op: wire.Join) -> None:
-        join = program.joins[state.number].popleft()
-        ends = [program.points.pop(Point(join, number)) for number in op.children]
-        for number, end in zip(op.children, ends, strict=True):
-            child = program.states[number]
-            if isinstance(end, Error):
-                raise Broken(end.because(f"state {number}, which is joined here, failed"))
-            for piece in child.text.pieces[child.text.n_inherited : end]:
-                state.text.append(piece)
+            case wire.Read():
+                self._read(program, state, op)
 
     def _append(self, program: Program, state: State, part: wire.Part) -> None:
         match part:
@@ -308,284 +180,153 @@ class Programs:
             case wire.Ref(ref=ref):
                 value = program.values[ref]
                 if isinstance(value, Error):
-                    raise Broken(value.because("a value that stands in this text failed"))
+                    raise Broken(value.because("a value that is spliced here failed"))
                 state.text.append(Span(value))
 
-    # ---- gen and select --------------------------------------------------------------------------------------------
+    def _bear(self, program: Program, child: State) -> None:
+        child.is_born = True
+        self._ready.append((program, child))
 
-    def _encode(
-        self,
-        program: Program,
-        state: State,
-        op: wire.Gen | wire.Select,
-        extras: tuple[str, ...],
-        then: Callable[[list[tuple[Run, ...]]], None],
-    ) -> None:
-        """The state's runs with each of `extras` behind them, to `then`; on a thread where that is much text."""
-        prompt = state.text.prompt(self._tokenizer, self._template, program.started)
-        state.is_busy = True
-        n_chars = prompt.n_chars * len(extras) + sum(map(len, extras))
-        is_inline = True
+    def _join(self, program: Program, state: State, op: wire.Join) -> None:
+        join = program.joins[state.number].popleft()
+        ends = [(number, program.points.pop(Point(join, number))) for number in op.children]
+        for number, end in ends:
+            if isinstance(end, Error):
+                raise Broken(end.because(f"state {number}, which is joined here, failed"))
+            text = program.states[number].text
+            for piece in text.pieces[text.n_inherited : end]:
+                state.text.append(piece)
 
-        def work() -> list[tuple[Run, ...]]:
-            return [prompt.encode(self._tokenizer, extra) for extra in extras]
+    def _reach(self, program: Program, point: Point, at: int | Error) -> None:
+        program.points[point] = at
+        self._wake(program, point)
 
-        def go_on(result: list[tuple[Run, ...]]) -> None:
-            if program.is_over or not state.is_busy:
-                return
-            try:
-                then(result)
-            except BanyanError as e:
-                state.is_busy = False
-                self._break(program, state, op, Error.of(e, self._tail(state)))
-                if not is_inline:
-                    self._go_on(program, state)
+    def _read(self, program: Program, state: State, op: wire.Read) -> None:
+        if op.mark is not None and op.mark not in state.marks:
+            raise BadProgram(f"Read names mark {op.mark}, which no Mark of its state makes")
+        start = 0 if op.mark is None else state.marks[op.mark]
+        generator = self._generator
+        text = state.text.read(generator.tokenizer, generator.template, program.started, start)
+        self._give(program, op.ref, Outcome((wire.Sample(text=text, finish_reason="stop"),), (), wire.Usage()))
 
-        self._offload(n_chars, work, go_on)
-        is_inline = False
-
-    def _generate(self, program: Program, state: State, op: wire.Gen, encoded: list[tuple[Run, ...]]) -> None:
-        state.text.runs = encoded[0]
-        sampling = op.sampling
-        turn_ends: list[int] = []
-        if state.text.role == ASSISTANT and not sampling.ignore_eos:
-            end_id, end_text = self._turn_end
-            turn_ends = [end_id] if end_id is not None else []
-            if end_text:
-                sampling = msgspec.structs.replace(sampling, stop=(*sampling.stop, end_text))
-        if sampling.n < 1:
-            raise BadProgram(f"n is {sampling.n}; a gen has at least one sample")
-        if not all(sampling.stop):
-            raise BadProgram("a stop string is empty")
-        state.requests = [
-            self._requests.start(
-                b"".join(run.ids for run in state.text.runs),
-                sampling,
-                partial(self._generated, program, state, op),
-                turn_ends=turn_ends,
-                seed=self._rng.getrandbits(62) if sampling.seed is None else sampling.seed,
-                sample=k,
-                order=(program.serial, state.number, state.n_done),
-                listener=partial(self._delta, program, op.ref) if op.stream and k == 0 else None,
-            )
-            for k in range(sampling.n)
-        ]
+    def _generate(self, program: Program, state: State, op: wire.Gen | wire.Select) -> None:
+        listener = partial(self._delta, program, op.ref) if isinstance(op, wire.Gen) and op.stream else None
+        generation = self._generator.start(
+            op,
+            state.text,
+            program.started,
+            (program.serial, state.number, state.n_done),
+            partial(self._generated, program, state, op),
+            listener,
+        )
+        if not generation.is_over:
+            state.generation = generation
 
     def _delta(self, program: Program, ref: int, text: str) -> None:
         self._send(program.client, wire.Delta(program=program.number, seq=self._next(program), ref=ref, text=text))
 
-    def _generated(self, program: Program, state: State, op: wire.Gen, _: Request) -> None:
-        if not self._all_ended(program, state, op):
-            return
-        requests, first = state.requests, state.requests[0].text
-        n_kept, n_chars = first.kept()
-        text = first.text
-        state.text.append(Made(text[:n_chars], bytes(requests[0].ids[: 4 * n_kept])))
-        if n_chars < len(text):
-            state.text.append(Span(text[n_chars:]))
-        samples = tuple(map(self._requests.sample, requests))
-        self._give(program, op.ref, *samples, usage=_usage(requests, requests[0].finish))
-        self._go_on(program, state)
-
-    def _score(self, program: Program, state: State, op: wire.Select, encoded: list[tuple[Run, ...]]) -> None:
-        prompts = [unpack(b"".join(run.ids for run in runs)) for runs in encoded]
-        start = select.score_from(prompts)
-        done = partial(self._scored, program, state, op, [prompt[start:] for prompt in prompts])
-        order = (program.serial, state.number, state.n_done)
-        jobs = [(prompt, start) for prompt in prompts]
-        if op.method == "unconditional_likelihood_normalized":
-            # With no prompt but what begins every text; the first of them must then be one more token.
-            jobs += [([*self._tokenizer.blank, *prompt[start:]], len(self._tokenizer.blank)) for prompt in prompts]
-        nothing = wire.Sampling(max_tokens=0, temperature=0.0)
-        state.requests = [
-            self._requests.start(pack(ids), nothing, done, score_from=at, order=(*order, k))
-            for k, (ids, at) in enumerate(jobs)
-        ]
-
-    def _scored(self, program: Program, state: State, op: wire.Select, tails: list[list[int]], _: Request) -> None:
-        if not self._all_ended(program, state, op):
-            return
-        requests, n = state.requests, len(op.choices)
-        scores = [request.scores for request in requests]
-        try:
-            rng = Random(self._rng.getrandbits(62) if op.seed is None else op.seed)
-            choice = select.decide(op.method, scores[:n], scores[n:], op.temperature, rng)
-        except BanyanError as e:
-            self._break(program, state, op, Error.of(e))
+    def _generated(self, program: Program, state: State, op: wire.Gen | wire.Select, outcome: Outcome | Error) -> None:
+        state.generation = None
+        if isinstance(outcome, Error):
+            self._break(program, state, op, outcome)
         else:
-            tokens = [tuple(zip(one, ids, strict=True)) for one, ids in zip(scores, tails + tails, strict=False)]
-            text = op.choices[choice.index]
-            state.text.append(Span(text))
-            self._give(
-                program,
-                op.ref,
-                wire.Sample(text=text, finish_reason="stop", n_tokens=len(tails[choice.index])),
-                usage=_usage(requests, None),
-                scores=wire.Scores(choice.normalized, tuple(tokens[:n]), choice.weights, tuple(tokens[n:])),
-            )
-        self._go_on(program, state)
-
-    def _all_ended(self, program: Program, state: State, op: wire.Gen | wire.Select) -> bool:
-        """Whether the last request of `op` has ended well. The first that failed fails the op and stops the others."""
-        failed = next((r.failed for r in state.requests if r.failed is not None), None)
-        if failed is not None:
-            for request in state.requests:
-                self._requests.abort(request)
-            self._break(program, state, op, Error(failed.code, failed.message, self._tail(state)))
-            self._go_on(program, state)
-            return False
-        return all(r.finish is not None for r in state.requests)
-
-    def _go_on(self, program: Program, state: State) -> None:
-        """What the state waited for has ended."""
-        state.is_busy, state.requests = False, []
+            for piece in outcome.pieces:
+                state.text.append(piece)
+            self._give(program, op.ref, outcome)
         self._ready.append((program, state))
-        self.pump(program)
+        self._pump(program)
 
-    # ---- ends ------------------------------------------------------------------------------------------------------
+    # ---- values and errors -----------------------------------------------------------------------------------------
 
-    def _give(
-        self,
-        program: Program,
-        ref: int,
-        *samples: wire.Sample,
-        usage: wire.Usage | None = None,
-        scores: wire.Scores | None = None,
-    ) -> None:
-        program.values[ref] = samples[0].text
+    def _give(self, program: Program, ref: int, outcome: Outcome) -> None:
+        program.values[ref] = outcome.samples[0].text
         message = wire.Value(
             program=program.number,
             seq=self._next(program),
             ref=ref,
-            samples=samples,
-            usage=usage or wire.Usage(),
-            scores=scores,
+            samples=outcome.samples,
+            usage=outcome.usage,
+            scores=outcome.scores,
         )
         self._send(program.client, message)
         self._wake(program, ref)
+
+    def _wake(self, program: Program, what: int | Point) -> None:
+        self._ready.extend((program, state) for state in program.waiting.pop(what, ()))
 
     def _break(self, program: Program, state: State, op: wire.Op | Point, error: Error) -> None:
-        """`op` failed, and with it the state: what is still queued there fails too, each op for itself."""
-        if isinstance(op, wire.Gen | wire.Select | wire.Read):
-            self._fail_ref(program, op.ref, error)
+        """`op` failed, and its state with it."""
+        error = error._replace(tail=error.tail or state.tail())
+        self._fail(program, state, op, error)
         state.error = error
 
-    def _fail_op(self, program: Program, state: State, op: wire.Op | Point) -> None:
-        """An op of a state that failed before it."""
-        assert state.error is not None
+    def _fail(self, program: Program, state: State, op: wire.Op | Point, error: Error) -> None:
+        """Pass `error` on to whoever waits for `op`."""
         match op:
             case wire.Gen(ref=ref) | wire.Select(ref=ref) | wire.Read(ref=ref):
-                self._fail_ref(program, ref, state.error.because("something before it in the same state failed"))
+                program.values[ref] = error
+                message = wire.Failed(
+                    program=program.number,
+                    seq=self._next(program),
+                    code=error.code,
+                    message=error.message,
+                    ref=ref,
+                    prompt_tail=error.tail,
+                )
+                self._send(program.client, message)
+                self._wake(program, ref)
             case wire.Fork(children=children):
                 for number in children:
-                    program.states[number].error = program.states[number].error or state.error
+                    program.states[number].error = program.states[number].error or error
                     self._bear(program, program.states[number])
-            case wire.Join():
+            case wire.Join() if state.error is not None:  # else it failed while it was done, and took its number itself
                 program.joins[state.number].popleft()
             case Point():
-                self._reach(program, op, state.error)
+                self._reach(program, op, error)
 
-    def _fail_ref(self, program: Program, ref: int, error: Error) -> None:
-        program.values[ref] = error
-        message = wire.Failed(
-            program=program.number,
-            seq=self._next(program),
-            code=error.code,
-            message=error.message,
-            ref=ref,
-            prompt_tail=error.tail,
-        )
-        self._send(program.client, message)
-        self._wake(program, ref)
+    def _break_deadlock(self, program: Program) -> bool:
+        """Where nothing runs, and states wait for what cannot come, fail one of them. True if there was one."""
+        states = [state for state in program.states.values() if state.queue and state.is_born]
+        if not states or any(state.generation for state in program.states.values()):
+            return False
+        blockers = [program.blocker(state.queue[0]) for state in states]
+        # A value that no op makes yet may come with the next message.
+        if not program.is_last and any(isinstance(b, int) and b not in program.makers for b in blockers):
+            return False
+        what = f"value {blockers[0]}" if isinstance(blockers[0], int) else "another state"
+        message = f"this waits for {what}, which is never made, or waits for this in its turn"
+        states[0].error = Error(BadProgram.code, message)
+        self._ready.append((program, states[0]))
+        return True
+
+    # ---- ends ------------------------------------------------------------------------------------------------------
 
     def _reap(self, program: Program) -> None:
         """Stop dropped states that nobody needs any more."""
         if not program.dropped:
             return
-        needed = set(self._needed(program))
-        for number in program.dropped - needed:
+        for number in program.dropped.difference(program.needed()):
             program.dropped.discard(number)
             state = program.states[number]
-            self._stop(state)
-            state.error = state.error or Error.of(Cancelled("its state was dropped"))
+            state.error = state.error or Error(Cancelled.code, "its state was dropped")
+            if state.generation is not None:
+                op = state.generation.op
+                state.stop()
+                self._fail(program, state, op, state.error)
             state.text = Text()
             self._bear(program, state)
-
-    def _needed(self, program: Program) -> Iterator[int]:
-        """States that others wait for: for a value, to be joined, or to be forked from it."""
-        for state in program.states.values():
-            for op in state.queue:
-                match op:
-                    case wire.Append(parts=parts):
-                        for part in parts:
-                            if isinstance(part, wire.Ref) and part.ref not in program.values:
-                                maker = program.makers.get(part.ref)
-                                if maker is not None and maker is not state:
-                                    yield maker.number
-                    case wire.Join(children=children):
-                        yield from children
-                    case wire.Fork(children=children) if not program.dropped.issuperset(children):
-                        yield state.number
-
-    def _stop(self, state: State) -> None:
-        for request in state.requests:
-            self._requests.abort(request)
-        state.requests, state.is_busy = [], False
-
-    def _break_deadlock(self, program: Program) -> bool:
-        """Where nothing runs and states wait for what cannot come, fail one of them. True if there was one."""
-        if any(state.is_busy for state in program.states.values()):
-            return False
-        waiting = [state for state in program.states.values() if state.queue and state.is_born]
-        blockers = {state.number: self._blocker(program, state.queue[0]) for state in waiting}
-        if not waiting or (not program.is_last and any(_is_open(b, program) for b in blockers.values())):
-            return False
-        state = waiting[0]
-        blocker = blockers[state.number]
-        what = f"value {blocker}" if isinstance(blocker, int) else "another state"
-        error = Error.of(BadProgram(f"this waits for {what}, which is never made or waits for this in turn"))
-        state.error = error
-        self._ready.append((program, state))
-        return True
 
     def _end(self, program: Program, error: Error | None) -> None:
         """Stop and forget a program; with an error, tell its client."""
         program.is_over = True
         for state in program.states.values():
-            self._stop(state)
+            state.stop()
         del self._programs[program.client, program.number]
         if error is not None:
-            message = wire.Failed(
-                program=program.number, seq=self._next(program), code=error.code, message=error.message
-            )
-            self._send(program.client, message)
+            seq = self._next(program)
+            failed = wire.Failed(program=program.number, seq=seq, code=error.code, message=error.message)
+            self._send(program.client, failed)
 
     def _next(self, program: Program) -> int:
         program.n_out += 1
         return program.n_out - 1
-
-    def _tail(self, state: State) -> str:
-        pieces: list[str] = []
-        for piece in reversed(state.text.pieces):
-            if isinstance(piece, Span | Made):
-                pieces.append(piece.text[-N_TAIL:])
-                if sum(map(len, pieces)) >= N_TAIL:
-                    break
-        return "".join(reversed(pieces))[-N_TAIL:]
-
-
-def _is_open(blocker: int | Point | None, program: Program) -> bool:
-    """Whether what is waited for may still come with ops that are not here yet."""
-    return isinstance(blocker, int) and blocker not in program.makers
-
-
-def _usage(requests: list[Request], of: wire.Finish | None) -> wire.Usage:
-    """The tokens of all requests. `of`: they have one prompt, this one's, and it counts once."""
-    ends = [request.finish for request in requests if request.finish is not None]
-    computed = sum(end.n_prompt - end.n_cached for end in ends)
-    prompt = of.n_prompt if of is not None else sum(end.n_prompt for end in ends)
-    return wire.Usage(
-        prompt=prompt,
-        cached=max(0, prompt - computed),
-        generated=sum(request.text.n_tokens for request in requests),
-    )

@@ -6,6 +6,7 @@ results: `replay` sends each living request again, with what it had.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,7 +42,8 @@ class Request:
 
     @property
     def scores(self) -> list[float]:
-        return [] if self.finish is None else memoryview(self.finish.scores).cast("f").tolist()
+        """Log-probabilities that `score_from` asked for."""
+        return [] if self.finish is None else list(array("f", self.finish.scores))
 
 
 class Requests:

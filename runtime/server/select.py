@@ -19,7 +19,8 @@ Logprobs = Sequence[float]
 
 
 class Choice(NamedTuple):
-    index: int
+    chosen: int
+    """Its index."""
     normalized: tuple[float, ...]
     """Mean log-probability of each choice's tokens."""
     weights: tuple[float, ...]

@@ -87,7 +87,7 @@ def unpack(ids: bytes) -> list[int]:
 
 
 class Text:
-    """The pieces of a state and the tokens known for them. Cheap to copy: runs and pieces are shared, not their lists."""
+    """The pieces of a state and the tokens known for them. A copy shares both; only the list of pieces is its own."""
 
     def __init__(self, pieces: Sequence[Piece] = (), runs: tuple[Run, ...] = (), role: str | None = None) -> None:
         self.pieces = list(pieces)
@@ -284,7 +284,7 @@ def _interleave(
     template: Template,
     now: datetime,
 ) -> list[Atom]:
-    """Markers, contents, and the text between turns: behind the end of one turn and before the beginning of the next."""
+    """Markers, contents, and the text between turns: behind the end of one and before the beginning of the next."""
     roles = tuple(t.role for t in turns)
     atoms: list[Atom] = []
     for k, turn in enumerate(turns):
@@ -298,14 +298,3 @@ def _interleave(
     if not is_open:
         atoms.append(Span(markers[-1], meant=True))
     return [*atoms, *after]
-
-
-def ends_turn(template: Template | None, tokenizer: Tokenizer) -> tuple[int | None, str]:
-    """What ends an assistant's turn: the id of the first control token of its suffix, else the suffix as a string."""
-    if template is None:
-        return None, ""
-    suffix = "".join(template.chat_markers().stop)
-    ids = tokenizer.encode([Span(suffix, meant=True)])
-    if ids and ids[0] in tokenizer.added.values():
-        return ids[0], ""
-    return None, suffix

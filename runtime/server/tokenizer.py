@@ -127,7 +127,7 @@ class Tokenizer:
         return self._specials is not None and self._specials.search(text) is not None
 
     def stop_ids(self, stop: str) -> frozenset[int]:
-        """Every id whose spelling contains `stop` whole. Kept per string; the first time scans the vocabulary (1 ms)."""
+        """Every id whose spelling contains `stop` whole. Kept per string; the first time scans the vocabulary."""
         if stop not in self._stop_ids:
             if self._vocabulary is None:
                 # 0xFF is in no UTF-8 text, so no match reaches over two tokens.

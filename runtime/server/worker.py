@@ -32,10 +32,10 @@ from banyan.runtime.config import Config
 from banyan.runtime.errors import BadMessage, BanyanError, ConnectFailed, EngineLost, from_code
 from banyan.runtime.model.spec import resolve
 from banyan.runtime.server.chat import Template
+from banyan.runtime.server.generate import Generator
 from banyan.runtime.server.link import Link
 from banyan.runtime.server.programs import Programs
 from banyan.runtime.server.requests import MAX_DEATHS, Requests
-from banyan.runtime.server.state import ends_turn
 from banyan.runtime.server.tokenizer import Files, Tokenizer
 
 LONG = 4096
@@ -97,9 +97,8 @@ class Server:
         self.chat = template.chat_markers() if template else None
         text_config = files.config.get("text_config") or files.config
         self.requests = Requests(self.tokenizer, text_config.get("vocab_size"), self._order)
-        turn_end = ends_turn(template, self.tokenizer)
-        rng = Random()
-        self.programs = Programs(self.tokenizer, template, turn_end, self.requests, self._say, self._offload, rng)
+        generator = Generator(self.tokenizer, template, self.requests, self._offload, Random())
+        self.programs = Programs(generator, self._say)
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
@@ -133,7 +132,7 @@ class Server:
             if source is not None:
                 poller.register(source, zmq.POLLIN)
         poller.register(self.front, zmq.POLLIN)
-        return dict(poller.poll(seconds * 1000))
+        return dict(poller.poll(int(seconds * 1000) + 1))
 
     def stop(self) -> None:
         self.is_stopping = True
@@ -149,7 +148,11 @@ class Server:
             return
 
         def on_thread() -> None:
-            self._calls.append(partial(then, work()))
+            try:
+                result = work()
+            except Exception as e:  # the loop decides what it means
+                result = e
+            self._calls.append(partial(then, result))
             os.eventfd_write(self._wake, 1)
 
         self._threads.submit(on_thread)

@@ -1,0 +1,240 @@
+"""One gen or select of a state: from its text to requests in the engine, from their outputs to a value and new text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from random import Random
+from typing import Any, NamedTuple
+
+import msgspec
+
+from banyan.runtime import wire
+from banyan.runtime.errors import BadProgram, BanyanError
+from banyan.runtime.server import select
+from banyan.runtime.server.chat import ASSISTANT, Template
+from banyan.runtime.server.requests import Request, Requests
+from banyan.runtime.server.state import Made, Piece, Run, Text, pack, unpack
+from banyan.runtime.server.tokenizer import Span, Tokenizer
+
+Offload = Callable[[int, Callable[[], Any], Callable[[Any], None]], None]
+"""(n_chars, work, then): run `work`, on a thread if there is much to do, and `then` on the loop, with what it returned
+or, from a thread, raised."""
+
+
+class Error(NamedTuple):
+    """An error of runtime/errors.py on its way to the client. tail: the end of the prompt it happened at."""
+
+    code: str
+    message: str
+    tail: str = ""
+
+    def because(self, why: str) -> Error:
+        """The same error, for what depends on it."""
+        return Error(self.code, f"{why}: {self.message}", self.tail)
+
+
+class Outcome(NamedTuple):
+    """What the client gets, and what the state gets."""
+
+    samples: tuple[wire.Sample, ...]
+    pieces: tuple[Piece, ...]
+    usage: wire.Usage
+    scores: wire.Scores | None = None
+
+
+class Generation:
+    """A gen or select under way. `stop` ends it without an outcome."""
+
+    def __init__(self, op: wire.Gen | wire.Select, requests: Requests, done: Callable[[Outcome | Error], None]) -> None:
+        self.op, self._requests, self._done = op, requests, done
+        self.requests: list[Request] = []
+        self.is_over = False
+
+    def stop(self) -> None:
+        self.is_over = True
+        for request in self.requests:
+            self._requests.abort(request)
+
+    def end(self, outcome: Outcome | Error) -> None:
+        if not self.is_over:
+            self.stop()
+            self._done(outcome)
+
+    def have_ended(self) -> bool:
+        """Whether all requests have ended well. The first that failed ends the generation, and the others."""
+        for request in self.requests:
+            if request.failed is not None:
+                self.end(Error(request.failed.code, request.failed.message))
+        return not self.is_over and all(request.finish is not None for request in self.requests)
+
+
+class Generator:
+    """Starts gens and selects."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: Template | None,
+        requests: Requests,
+        offload: Offload,
+        rng: Random,
+    ) -> None:
+        self.tokenizer, self.template = tokenizer, template
+        self._requests, self._offload, self._rng = requests, offload, rng
+        self._turn_end, self._turn_end_text = turn_end(template, tokenizer)
+
+    def start(
+        self,
+        op: wire.Gen | wire.Select,
+        text: Text,
+        now: datetime,
+        order: tuple[int, ...],
+        done: Callable[[Outcome | Error], None],
+        listener: Callable[[str], None] | None = None,
+    ) -> Generation:
+        """Run `op` at the end of `text`; `done` is called once, at the end, on the loop. Raises BanyanError for what
+        can be seen at once: values that make no sense, or a conversation that the template refuses."""
+        _check(op)
+        prompt = text.prompt(self.tokenizer, self.template, now)
+        extras = op.choices if isinstance(op, wire.Select) else ("",)
+        generation = Generation(op, self._requests, done)
+
+        def work() -> list[tuple[Run, ...]]:
+            return [prompt.encode(self.tokenizer, extra) for extra in extras]
+
+        def go_on(encoded: list[tuple[Run, ...]] | Exception) -> None:
+            if generation.is_over:
+                return
+            try:
+                if isinstance(encoded, Exception):
+                    generation.end(Error(BanyanError.code, f"the text cannot be encoded: {encoded!r}"))
+                elif isinstance(op, wire.Gen):
+                    text.runs = encoded[0]
+                    generation.requests = self._gen(generation, op, text, order, listener)
+                else:
+                    generation.requests = self._select(generation, op, encoded, order)
+            except BanyanError as e:
+                generation.end(Error(e.code, e.message))
+
+        self._offload(prompt.n_chars * len(extras) + sum(map(len, extras)), work, go_on)
+        return generation
+
+    # ---- gen -------------------------------------------------------------------------------------------------------
+
+    def _gen(
+        self,
+        generation: Generation,
+        op: wire.Gen,
+        text: Text,
+        order: tuple[int, ...],
+        listener: Callable[[str], None] | None,
+    ) -> list[Request]:
+        sampling = op.sampling
+        turn_ends: tuple[int, ...] = ()
+        if text.role == ASSISTANT and not sampling.ignore_eos:
+            if self._turn_end is not None:
+                turn_ends = (self._turn_end,)
+            elif self._turn_end_text:
+                sampling = msgspec.structs.replace(sampling, stop=(*sampling.stop, self._turn_end_text))
+        ids = b"".join(run.ids for run in text.runs)
+        seed = self._rng.getrandbits(62) if sampling.seed is None else sampling.seed
+        return [
+            self._requests.start(
+                ids,
+                sampling,
+                partial(self._gen_ended, generation),
+                turn_ends=turn_ends,
+                seed=seed,
+                sample=k,
+                order=(*order, k),
+                listener=None if k else listener,
+            )
+            for k in range(sampling.n)
+        ]
+
+    def _gen_ended(self, generation: Generation, _: Request) -> None:
+        if not generation.have_ended():
+            return
+        first = generation.requests[0]
+        n_kept, n_chars = first.text.kept()
+        text = first.text.text
+        generation.end(
+            Outcome(
+                samples=tuple(map(self._requests.sample, generation.requests)),
+                pieces=(Made(text[:n_chars], bytes(first.ids[: 4 * n_kept])), Span(text[n_chars:])),
+                usage=_usage(generation.requests, n_prompts=1),
+            )
+        )
+
+    # ---- select ----------------------------------------------------------------------------------------------------
+
+    def _select(
+        self, generation: Generation, op: wire.Select, encoded: list[tuple[Run, ...]], order: tuple[int, ...]
+    ) -> list[Request]:
+        prompts = [unpack(b"".join(run.ids for run in runs)) for runs in encoded]
+        start = select.score_from(prompts)
+        tails = [prompt[start:] for prompt in prompts]
+        jobs = [(prompt, start) for prompt in prompts]
+        if op.method == "unconditional_likelihood_normalized":
+            jobs += [([*self.tokenizer.blank, *tail], len(self.tokenizer.blank)) for tail in tails]
+        nothing = wire.Sampling(max_tokens=0, temperature=0.0)
+        done = partial(self._select_ended, generation, op, tails)
+        return [
+            self._requests.start(pack(ids), nothing, done, score_from=at, order=(*order, k))
+            for k, (ids, at) in enumerate(jobs)
+        ]
+
+    def _select_ended(self, generation: Generation, op: wire.Select, tails: Sequence[list[int]], _: Request) -> None:
+        if not generation.have_ended():
+            return
+        n = len(op.choices)
+        scores = [request.scores for request in generation.requests]
+        rng = Random(self._rng.getrandbits(62) if op.seed is None else op.seed)
+        choice = select.decide(op.method, scores[:n], scores[n:], op.temperature, rng)
+        text = op.choices[choice.chosen]
+        tokens = [tuple(zip(one, tails[k % n], strict=True)) for k, one in enumerate(scores)]
+        generation.end(
+            Outcome(
+                samples=(wire.Sample(text=text, finish_reason="stop", n_tokens=len(tails[choice.chosen])),),
+                # As text, not tokens: what follows is encoded together with it, as the choice was with what precedes.
+                pieces=(Span(text),),
+                usage=_usage(generation.requests, n_prompts=len(generation.requests)),
+                scores=wire.Scores(choice.normalized, tuple(tokens[:n]), choice.weights, tuple(tokens[n:])),
+            )
+        )
+
+
+def turn_end(template: Template | None, tokenizer: Tokenizer) -> tuple[int | None, str]:
+    """What ends an assistant's turn: the control token that its suffix begins with, else the suffix as a string."""
+    suffix = "".join(template.chat_markers().stop) if template is not None else ""
+    ids = tokenizer.encode([Span(suffix, meant=True)])
+    if ids and ids[0] in tokenizer.added.values():
+        return ids[0], ""
+    return None, suffix
+
+
+def _check(op: wire.Gen | wire.Select) -> None:
+    """What only the server can refuse; the engine checks the rest of Sampling."""
+    if isinstance(op, wire.Gen):
+        if op.sampling.n < 1:
+            raise BadProgram(f"n is {op.sampling.n}; a gen has at least one sample")
+        if not all(op.sampling.stop):
+            raise BadProgram("a stop string is empty; it would stop before anything")
+        return
+    if not op.choices:
+        raise BadProgram("a select has no choices; it needs at least one")
+    if not 0 <= op.temperature < float("inf"):
+        raise BadProgram(f"temperature is {op.temperature}; it must be 0 or more")
+    if op.method == "greedy_token_selection" and op.temperature:
+        raise BadProgram("greedy_token_selection has no scores to draw from; use temperature=0")
+
+
+def _usage(requests: Sequence[Request], n_prompts: int) -> wire.Usage:
+    """The tokens of all requests. n_prompts 1: they have one prompt, which counts once."""
+    ends = [request.finish for request in requests if request.finish is not None]
+    computed = sum(end.n_prompt - end.n_cached for end in ends)
+    prompt = sum(end.n_prompt for end in ends[:n_prompts])
+    n_generated = sum(request.text.n_tokens for request in requests)
+    return wire.Usage(prompt=prompt, cached=max(0, prompt - computed), generated=n_generated)

@@ -1,0 +1,109 @@
+"""What a program is while it runs: states with queues of ops, values, and who waits for what. Data only."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from datetime import datetime
+from typing import NamedTuple
+
+from banyan.runtime import wire
+from banyan.runtime.server.generate import Error, Generation
+from banyan.runtime.server.state import Made, Text
+from banyan.runtime.server.tokenizer import Span
+
+Client = bytes
+
+N_TAIL = 80  # characters of the prompt that an error shows
+
+
+class Point(NamedTuple):
+    """Stands in a child's queue at the place up to which a Join takes its text."""
+
+    join: int
+    state: int
+
+
+class State:
+    """One running prompt: its text, and the ops that are still to be done to it."""
+
+    def __init__(self, number: int, is_born: bool) -> None:
+        self.number = number
+        self.is_born = is_born
+        """False until the Fork that makes it was done."""
+        self.text = Text()
+        self.marks: dict[int, int] = {}  # -> pieces that stood before it
+        self.queue: deque[wire.Op | Point] = deque()
+        self.n_done = 0
+        self.generation: Generation | None = None
+        """The gen or select that runs; the queue stands still meanwhile."""
+        self.error: Error | None = None
+
+    def stop(self) -> None:
+        if self.generation is not None:
+            self.generation.stop()
+            self.generation = None
+
+    def tail(self) -> str:
+        """The last characters that were appended."""
+        pieces: list[str] = []
+        n_chars = 0
+        for piece in reversed(self.text.pieces):
+            if isinstance(piece, Span | Made) and n_chars < N_TAIL:
+                pieces.append(piece.text[-N_TAIL:])
+                n_chars += len(pieces[-1])
+        return "".join(reversed(pieces))[-N_TAIL:]
+
+
+class Program:
+    """One program of one client."""
+
+    def __init__(self, client: Client, number: int, name: str, serial: int) -> None:
+        self.client, self.number, self.name, self.serial = client, number, name, serial
+        self.started = datetime.now()
+        """What a chat template takes for now: fixed, so that a prompt does not change at midnight."""
+        self.n_in = self.n_out = 0  # messages, each way
+        self.is_last = False
+        self.is_over = False
+        self.states = {0: State(0, is_born=True)}
+        self.values: dict[int, str | Error] = {}
+        self.makers: dict[int, State] = {}  # ref -> the state whose op makes it
+        self.dropped: set[int] = set()  # states to be stopped once nobody needs them
+        self.joins: dict[int, deque[int]] = {}  # state -> numbers of its queued Joins, in order
+        self.n_joins = 0
+        self.points: dict[Point, int | Error] = {}  # pieces that a child had there, or what it had failed with
+        self.waiting: dict[int | Point, list[State]] = {}  # who stands still for a value or a point
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing is left to do with the ops that came so far."""
+        return not any(state.queue or state.generation for state in self.states.values())
+
+    def blocker(self, op: wire.Op | Point) -> int | Point | None:
+        """The value or the point that `op` has to wait for."""
+        match op:
+            case wire.Append(parts=parts):
+                return next((r for r in _refs(parts) if r not in self.values), None)
+            case wire.Join(state=number, children=children):
+                points = (Point(self.joins[number][0], child) for child in children)
+                return next((point for point in points if point not in self.points), None)
+        return None
+
+    def needed(self) -> Iterator[int]:
+        """States that others wait for: for a value, to join them, or to be forked from them."""
+        for state in self.states.values():
+            for op in state.queue:
+                match op:
+                    case wire.Append(parts=parts):
+                        for ref in _refs(parts):
+                            maker = self.makers.get(ref)
+                            if ref not in self.values and maker is not None and maker is not state:
+                                yield maker.number
+                    case wire.Join(children=children):
+                        yield from children
+                    case wire.Fork(children=children) if not self.dropped.issuperset(children):
+                        yield state.number
+
+
+def _refs(parts: tuple[wire.Part, ...]) -> Iterator[int]:
+    return (part.ref for part in parts if isinstance(part, wire.Ref))
