@@ -80,13 +80,13 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
     c = spec.dense
     assert c is not None
 
-    def take(name: str, *shape: int) -> Tensor:
-        return weights.take(name, *shape).to(device, dtype, copy=True)  # a copy, not a view of the file
+    def take(*names: tuple[str, int], of: str = "weight", rest: tuple[int, ...] = ()) -> Tensor:
+        """Tensors of n x rest numbers, each (name, n), one behind the other: a copy, never a view of the file."""
+        return torch.cat([weights.take(f"{name}.{of}", n, *rest).to(device, dtype) for name, n in names])
 
     def linear(n_in: int, has_bias: bool, *parts: tuple[str, int]) -> Linear:
-        """Projections of n_in features, each (name, n_out), one behind the other as one matrix."""
-        weight = torch.cat([take(f"{name}.weight", n_out, n_in) for name, n_out in parts])
-        return Linear(weight, torch.cat([take(f"{name}.bias", n_out) for name, n_out in parts]) if has_bias else None)
+        """Projections of n_in features, each (name, n_out), as one matrix."""
+        return Linear(take(*parts, rest=(n_in,)), take(*parts, of="bias") if has_bias else None)
 
     def layer(i: int) -> Layer:
         base = f"model.layers.{i}"
@@ -95,20 +95,20 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         qkv = (f"{at}.q_proj", n_q), (f"{at}.k_proj", n_kv), (f"{at}.v_proj", n_kv)
         gate_up = (f"{mlp}.gate_proj", c.intermediate_size), (f"{mlp}.up_proj", c.intermediate_size)
         return Layer(
-            attention_norm=take(f"{base}.input_layernorm.weight", c.hidden_size),
+            attention_norm=take((f"{base}.input_layernorm", c.hidden_size)),
             qkv=linear(c.hidden_size, c.has_qkv_bias, *qkv),
-            qk_norm=(take(f"{at}.q_norm.weight", c.dim), take(f"{at}.k_norm.weight", c.dim)) if c.has_qk_norm else None,
+            qk_norm=(take((f"{at}.q_norm", c.dim)), take((f"{at}.k_norm", c.dim))) if c.has_qk_norm else None,
             out=linear(n_q, c.has_out_bias, (f"{at}.o_proj", c.hidden_size)),
-            mlp_norm=take(f"{base}.post_attention_layernorm.weight", c.hidden_size),
+            mlp_norm=take((f"{base}.post_attention_layernorm", c.hidden_size)),
             gate_up=linear(c.hidden_size, c.has_mlp_bias, *gate_up),
             down=linear(c.intermediate_size, c.has_mlp_bias, (f"{mlp}.down_proj", c.hidden_size)),
             window=c.windows[i] if c.windows[i] < max_context else 0,  # 0 spares a mask that would hide nothing
         )
 
-    embed = take("model.embed_tokens.weight", c.vocab_size, c.hidden_size)
+    embed = take(("model.embed_tokens", c.vocab_size), rest=(c.hidden_size,))
     layers = [layer(i) for i in range(c.num_hidden_layers)]
-    norm = take("model.norm.weight", c.hidden_size)
-    head = Linear(embed if c.tie_word_embeddings else take("lm_head.weight", c.vocab_size, c.hidden_size))
+    norm = take(("model.norm", c.hidden_size))
+    head = Linear(embed) if c.tie_word_embeddings else linear(c.hidden_size, False, ("lm_head", c.vocab_size))
     weights.finish(ignore=_is_void)
     turns, scale = frequencies(c.rope, c.dim, max_context)
     name = str(dtype).removeprefix("torch.")

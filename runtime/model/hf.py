@@ -292,7 +292,9 @@ def build(
         raise BadModel(f"{path} has no tensor {', '.join(missing[:4])} ({len(missing)} are missing)")
     if unused := sorted(info["unexpected_keys"]):
         raise Unsupported(f"{path} has weights that {type(model).__name__} does not use: {', '.join(unused[:4])}")
-    model.eval().to(device)
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.to(device, copy=True)  # transformers leaves views of the files
+    model.eval()
     _freeze_rope(model, context)
     borrowed = Borrowed(msgspec.structs.replace(spec, dtype=str(dtype).removeprefix("torch.")), model, context)
     borrowed.learn()

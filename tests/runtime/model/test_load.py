@@ -76,8 +76,9 @@ def test_shards_are_read_as_one_and_progress_reaches_the_end(family, tiny, tiny_
     torch.testing.assert_close(got, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
 
 
-def test_weights_do_not_depend_on_the_file_once_loaded(tiny, tiny_model, tmp_path):
-    path = shutil.copytree(tiny_model(), tmp_path / "model")
+@pytest.mark.parametrize("family", ["llama", "olmo2"])
+def test_weights_do_not_depend_on_the_file_once_loaded(family, tiny, tiny_model, tmp_path):
+    path = shutil.copytree(tiny_model(family), tmp_path / "model")
     model = load(path)
     ids = list(range(3, 20))
     want = tiny.Paged(model).run(ids, chunk=20)
