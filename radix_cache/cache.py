@@ -1,0 +1,293 @@
+"""Leases on pages: what a request reads from the tree, what it writes, and how the one becomes the other.
+
+    lease = cache.open(ids, namespace, limit=n - 1)     # the longest stored prefix, locked; to the token
+    if lease.grow(n):                                   # room for n tokens; evicts; or False, and nothing has changed
+        copies = lease.take_copies()                    # [(source page, destination page, n_slots)]: do them first,
+        ...                                             # then compute tokens lease.n_cached .. n into lease.pages
+        lease.publish(ids)                              # they are computed: from now on others find them
+    lease.close()                                       # what was published stays in the tree until it is evicted
+
+Token i of a lease stands in slot i % page of page `lease.pages[i // page]`. The pages of its published tokens are the
+tree's, and locked; those behind are its own. Where a match ends inside a page, the page is copied (copy-on-write):
+`open` claims the destination, and the source stays locked until the lease first publishes or closes. But where a
+stored prefix ends in a page that nobody reads or fills, a lease that goes on from its very end fills that page: no
+copy, no new page.
+
+A page that is freed may be claimed and written again by the next step, so steps (their copies first, then their
+forward) must reach the device in the order in which they were planned.
+
+What a request is computing right now is in no tree, as it is not computed. `cache.in_flight` knows it: see inflight.py.
+
+Not safe for threads: one loop owns a cache. Nothing here keeps time; ages are the order of unlocks.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from banyan.radix_cache.inflight import InFlight
+from banyan.radix_cache.pages import Pool
+from banyan.radix_cache.tree import Node, Tree
+
+
+class Stats(NamedTuple):
+    """Where the pages are, and what was found. n_free + n_leased + n_cached == n_pages, always."""
+
+    n_pages: int
+    n_free: int
+    n_leased: int  # held by leases and not published
+    n_cached: int  # in the tree
+    n_evictable: int  # ... and not locked
+    n_nodes: int
+    n_leases: int  # open
+    n_query_tokens: int  # of leases that published something: tokens they were opened for
+    n_hit_tokens: int  # ... and found in the tree
+    n_evicted_pages: int
+
+
+class Lease:
+    """A claim on pages: a locked prefix of the tree, and pages of its own behind it. Made by `Cache.open`; a scope."""
+
+    __slots__ = ("_at", "_copies", "_ids", "_is_counted", "_n_known", "_namespace", "_source", "cache", "is_open",
+                 "n_cached", "pages")  # fmt: skip
+
+    def __init__(self, cache: Cache, ids: bytes, namespace: bytes, at: Node) -> None:
+        self.cache = cache
+        self.is_open = True
+        self.pages: list[int] = []  # for reading; in order of slots
+        self.n_cached = 0  # tokens that stood in the tree when the lease was opened; the next is the first to compute
+        self._at = at  # the node that ends its published tokens; locked
+        self._source: Node | None = None  # the child of it, or below one, whose first page is to be copied; locked
+        self._copies: list[tuple[int, int, int]] = []
+        self._ids = ids  # the last known of its tokens ...
+        self._namespace = namespace
+        self._n_known = 0  # ... of which so many are computed, or copied
+        self._is_counted = False
+
+    # ---- what it holds ---------------------------------------------------------------------------------------------
+
+    @property
+    def n_slots(self) -> int:
+        """Room, in tokens."""
+        return len(self.pages) * self.cache.page
+
+    @property
+    def n_private(self) -> int:
+        """Pages of its own: not in the tree, freed with the lease."""
+        return len(self.pages) - -(-self._at.end // self.cache.page)
+
+    def take_copies(self) -> list[tuple[int, int, int]]:
+        """(source page, destination page, n_slots), to be done before the lease's next forward. Gives each once."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    # ---- what it does ----------------------------------------------------------------------------------------------
+
+    def grow(self, n_slots: int) -> bool:
+        """Make room for `n_slots` tokens in all; never gives room back. Evicts what it must; False, with nothing
+        changed, where even that is not enough now."""
+        self._must_be_open()
+        n = -(-n_slots // self.cache.page) - len(self.pages)
+        if n <= 0:
+            return True
+        pages = self.cache._claim(n)
+        self.pages += pages
+        return bool(pages)
+
+    def shrink(self, n_slots: int) -> None:
+        """Give back whole pages behind `n_slots` tokens (refused drafts, say), but none of published or copied ones."""
+        n_kept = -(-max(n_slots, self._n_known) // self.cache.page)
+        self.cache._give_back(self.pages[n_kept:])
+        del self.pages[n_kept:]
+
+    def publish(self, ids: bytes) -> None:
+        """The tokens `ids`, from the first on, are computed, in completed forward passes: put them in the tree.
+
+        `ids` goes on from what was published before; at most `n_slots` tokens. Where another lease has published the
+        same meanwhile, this one goes on with the tree's pages and its duplicates are freed: read `pages` again.
+        """
+        cache, n = self.cache, len(ids) // 4
+        self._must_be_open()
+        if n > self.n_slots:
+            raise ValueError(f"{n} tokens are published, but the lease has {self.n_slots} slots")
+        if self._copies:
+            raise ValueError("tokens are published before the lease's copies were taken, so they cannot be computed")
+        if not self._is_counted:
+            self._is_counted = True
+            cache._n_query_tokens += len(self._ids) // 4
+            cache._n_hit_tokens += self.n_cached
+        if n >= self._n_known:
+            self._ids, self._n_known = ids, n
+        self._release_source()
+        if cache.enabled:
+            n_private = self.n_private
+            self._at, spare = cache.tree.insert(self._at, ids, self.pages)
+            cache.pool.give(spare)
+            cache._n_leased -= n_private - self.n_private
+
+    def fork(self) -> Lease:
+        """Another lease on all that this one has published (or found): nothing is computed twice, a partly filled last
+        page is copied. What is not published is not shared. `n_cached` of the new lease says what it has."""
+        self._must_be_open()
+        return self.cache.open(self._ids, self._namespace, self._n_known)
+
+    def close(self) -> None:
+        """Unlock what is published, free the rest. A second time does nothing."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        cache, n_private = self.cache, self.n_private
+        self._release_source()
+        cache._give_back(self.pages[len(self.pages) - n_private :])
+        cache.tree.unlock(self._at)
+        cache.leases.discard(self)
+        self.pages = []
+        self._copies = []
+
+    def _must_be_open(self) -> None:
+        if not self.is_open:
+            raise ValueError("the lease is closed")
+
+    def _release_source(self) -> None:
+        if self._source is not None:
+            self.cache.tree.unlock(self._source, self._at)
+            self._source = None
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Cache:
+    """All pages of one KV pool, and the tree over them. See the head of this file."""
+
+    def __init__(self, n_pages: int, page: int = 16, enabled: bool = True) -> None:
+        """n_pages of `page` slots each, a power of two. Not enabled: nothing is kept and nothing found."""
+        if n_pages < 0 or page < 1 or page & (page - 1):
+            raise ValueError(f"n_pages is {n_pages} and page {page}; they must be at least 0 and a power of two")
+        self.n_pages = n_pages
+        self.page = page
+        self.enabled = enabled
+        self.pool = Pool(n_pages)
+        self.tree = Tree(self.pool, page)
+        self.leases: set[Lease] = set()  # the open ones
+        self.in_flight: InFlight[Any] = InFlight()
+        self._n_leased = 0  # pages that leases own
+        self._n_query_tokens = 0
+        self._n_hit_tokens = 0
+
+    # ---- leases ----------------------------------------------------------------------------------------------------
+
+    def open(self, ids: bytes, namespace: bytes = b"", limit: int | None = None) -> Lease:
+        """A lease on the longest stored prefix of `ids`, at most `limit` tokens of it.
+
+        ids        int32 little-endian, all that the request has so far
+        namespace  what must be equal for KV to be equal, beyond the tokens (tenant, weights, adapter)
+
+        Claims no page but the destination of a copy, and that only where all of `ids` finds room beside its source;
+        where not, `n_cached` ends before the page. So a lease that is alone can grow to all of its ids if the pool can.
+        """
+        tree, page = self.tree, self.page
+        n_ids = len(ids) // 4
+        root = tree.root(namespace)
+        node, n = (
+            (root, 0) if not self.enabled else tree.match(root, ids, n_ids if limit is None else min(limit, n_ids))
+        )
+        at, source, n_rest = self._place(node, n)
+        lease = Lease(self, ids, namespace, at)
+        tree.lock(at)
+        lease.pages = _pages(at)
+        if source is not None:
+            tree.lock(source, at)
+            n_more = -(-n_ids // page) - len(lease.pages)
+            if claimed := self._claim(1) if n_more <= self.n_available else []:
+                lease._source = source
+                lease._copies = [(source.pages[0], claimed[0], n_rest)]
+                lease.pages += claimed
+            else:
+                tree.unlock(source, at)
+                n -= n_rest
+        lease.n_cached = lease._n_known = n
+        self.leases.add(lease)
+        return lease
+
+    def _place(self, node: Node, n: int) -> tuple[Node, Node | None, int]:
+        """Where a lease on n tokens, which end in `node`, holds the tree: the node whose end it locks, the node whose
+        first page it copies, and how many slots of it. Splits where the lock would hold more than it must."""
+        n_rest = n % self.page
+        if n == node.end and (not n_rest or not node.n_locks):  # at a border; or in a page that it may go on filling
+            return node, None, 0
+        n_whole = n - n_rest
+        if n_whole == node.start:
+            assert node.parent is not None
+            return node.parent, node, n_rest
+        upper = self.tree.split(node, n_whole - node.start)
+        return upper, node if n_rest else None, n_rest
+
+    # ---- pages -----------------------------------------------------------------------------------------------------
+
+    @property
+    def n_available(self) -> int:
+        """Pages that a lease could claim now: free, or in the tree and not locked."""
+        return len(self.pool.free) + self.tree.n_evictable
+
+    def evict(self, n_pages: int) -> int:
+        """Free n_pages of the tree, the longest unused first. Returns how many it were, which is fewer only where
+        no more are unlocked."""
+        return self.tree.evict(n_pages)
+
+    def reset(self) -> None:
+        """Forget all that no lease holds."""
+        self.tree.evict(self.tree.n_evictable)
+
+    def _claim(self, n: int) -> list[int]:
+        """n pages for a lease, or none where there are not n."""
+        n_short = n - len(self.pool.free)
+        if n_short > 0:
+            if n_short > self.tree.n_evictable:
+                return []
+            self.tree.evict(n_short)
+        self._n_leased += n
+        return self.pool.take(n)
+
+    def _give_back(self, pages: list[int]) -> None:
+        self._n_leased -= len(pages)
+        self.pool.give(pages)
+
+    # ---- what can be asked -----------------------------------------------------------------------------------------
+
+    def stats(self) -> Stats:
+        tree = self.tree
+        return Stats(
+            n_pages=self.n_pages,
+            n_free=len(self.pool.free),
+            n_leased=self._n_leased,
+            n_cached=tree.n_pages,
+            n_evictable=tree.n_evictable,
+            n_nodes=tree.n_nodes,
+            n_leases=len(self.leases),
+            n_query_tokens=self._n_query_tokens,
+            n_hit_tokens=self._n_hit_tokens,
+            n_evicted_pages=tree.n_evicted,
+        )
+
+    def conserved(self) -> bool:
+        """Whether every page is accounted for: free, leased or in the tree. Costs nothing; `check` proves it."""
+        return len(self.pool.free) + self._n_leased + self.tree.n_pages == self.n_pages
+
+
+def _pages(node: Node) -> list[int]:
+    """The pages from the root to the end of a node."""
+    path = [node.pages]
+    while node.parent:
+        node = node.parent
+        path.append(node.pages)
+    pages: list[int] = []
+    for some in reversed(path):
+        pages += some
+    return pages

@@ -1,0 +1,69 @@
+"""What is being computed right now: a prefix that stands in no tree yet, but soon will, chunk by chunk.
+
+    cache.in_flight.claim(request, ids, namespace)          # its prefill starts
+    found = cache.in_flight.find(ids, namespace)            # (owner, n_tokens shared with its prompt), or None
+    cache.in_flight.release(request)                        # all of it is published, or it ended; safe to repeat
+
+An index and no more: who waits for whom, and what becomes of those who wait when an owner ends, is the scheduler's.
+It asks when it admits a request, compares the tokens shared with those the tree has, and opens leases when the owner
+publishes or releases.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import Generic, TypeVar
+
+from banyan.radix_cache.tree import n_common
+
+Owner = TypeVar("Owner")
+
+
+class InFlight(Generic[Owner]):
+    """Prompts and who computes them. Owners are told apart by equality and must be hashable; each claims once."""
+
+    __slots__ = ("_claims", "_n_claimed", "_owners", "_prompts")
+
+    def __init__(self) -> None:
+        self._prompts: dict[bytes, list[tuple[bytes, int]]] = {}  # by namespace, sorted: (ids, number of the claim)
+        self._owners: dict[int, Owner] = {}
+        self._claims: dict[Owner, tuple[bytes, bytes, int]] = {}  # namespace, ids, number
+        self._n_claimed = 0
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def claim(self, owner: Owner, ids: bytes, namespace: bytes = b"") -> None:
+        """`owner` computes the prompt `ids` now."""
+        if owner in self._claims:
+            raise ValueError(f"{owner!r} has a claim already")
+        self._n_claimed += 1
+        self._owners[self._n_claimed] = owner
+        self._claims[owner] = namespace, ids, self._n_claimed
+        insort(self._prompts.setdefault(namespace, []), (ids, self._n_claimed))
+
+    def release(self, owner: Owner) -> None:
+        """`owner` computes no more, or all of it is published. Nothing happens where it has no claim."""
+        claim = self._claims.pop(owner, None)
+        if claim is None:
+            return
+        namespace, ids, number = claim
+        prompts = self._prompts[namespace]
+        del self._owners[number], prompts[bisect_left(prompts, (ids, number))]
+        if not prompts:
+            del self._prompts[namespace]
+
+    def find(self, ids: bytes, namespace: bytes = b"") -> tuple[Owner, int] | None:
+        """Who computes the longest part of the prefix of `ids`, and how many tokens; of equals the earliest claim, if
+        its prompt is the same or stands next to `ids` in sorted order. None where no first token is shared.
+
+        Two comparisons beside a binary search: of sorted strings, a neighbour has the longest common prefix.
+        """
+        prompts = self._prompts.get(namespace, [])
+        i = bisect_left(prompts, (ids, 0))
+        best: tuple[Owner, int] | None = None
+        for other, number in prompts[max(i - 1, 0) : i + 1]:
+            n = n_common(ids, 0, other)
+            if n > (best[1] if best else 0):
+                best = self._owners[number], n
+        return best
