@@ -195,9 +195,8 @@ class Cache:
         tree, page = self.tree, self.page
         n_ids = len(ids) // 4
         root = tree.root(namespace)
-        node, n = (
-            (root, 0) if not self.enabled else tree.match(root, ids, n_ids if limit is None else min(limit, n_ids))
-        )
+        limit = n_ids if limit is None else max(0, min(limit, n_ids))
+        node, n = tree.match(root, ids, limit) if self.enabled else (root, 0)
         at, source, n_rest = self._place(node, n)
         lease = Lease(self, ids, namespace, at)
         tree.lock(at)
