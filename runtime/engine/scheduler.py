@@ -191,6 +191,8 @@ class Scheduler:
             if request.n_cached < 0:
                 request.n_cached = min(lease.n_cached, request.n_prompt)
                 self.counts["cached_tokens"] += request.n_cached
+            if request.n_computed < request.n_given:
+                self.cache.in_flight.claim(request, request.run.ids, request.run.namespace)
             copies.extend(lease.take_copies())
             works.append(_work(request, min(budget, request.n_total - request.n_computed)))
             budget -= works[-1].n_new
@@ -207,14 +209,11 @@ class Scheduler:
         """
         if not self.cache.enabled or n_cached >= request.n_reusable:
             return False
-        ids = request.run.ids
-        start = ids[: 4 * (n_cached + 1)]
-        for other in self.running:
-            if other.is_prefilling and other.run.ids.startswith(start) and other.run.namespace == request.run.namespace:
-                n = min(n_common(ids, other.run.ids), request.n_reusable)
-                if n > max(n_cached, other.n_computed) and n - other.lease.n_cached >= WORTH_WAITING:
-                    return True
-        return False
+        found = self.cache.in_flight.find(request.run.ids, request.run.namespace)
+        if found is None:
+            return False
+        owner, n = found[0], min(found[1], request.n_reusable)
+        return n > max(n_cached, owner.n_computed) and n - owner.lease.n_cached >= WORTH_WAITING
 
     def _age(self, now: float) -> None:
         """Put a request that has waited for long at the head: () is before any order."""
@@ -287,10 +286,13 @@ class Scheduler:
     def _publish(self, request: Request) -> None:
         """Put what is newly computed in the tree: a prompt at once (others may wait for it), an output page by page."""
         n, page = request.n_computed, self.cache.page
-        if n > request.n_published and (n <= request.n_given or n // page > request.n_published // page):
+        is_prompt = request.n_published < request.n_given
+        if is_prompt or n // page > request.n_published // page:
             assert request.lease is not None
             request.lease.publish(request.ids[:n].tobytes())
             request.n_published = n
+            if is_prompt and n >= request.n_given:
+                self.cache.in_flight.release(request)
 
     # ---- the end of a request --------------------------------------------------------------------------------------
 
@@ -315,6 +317,7 @@ class Scheduler:
                 request.lease.publish(request.ids[: request.n_computed].tobytes())
             request.lease.close()
             request.lease = None
+            self.cache.in_flight.release(request)
             self.running.remove(request)
         elif request in self.following:
             self.following.remove(request)
@@ -336,8 +339,10 @@ class Scheduler:
             assert all(a.key < b.key for a, b in pairwise(lane)), "a lane is out of rank"
         for r in self.requests.values():
             assert (r.lease is not None) == (r in self.running)
+            assert r.lease is None or r.lease.n_cached <= r.n_computed
             assert r.n_published <= r.n_computed < r.n_total <= r.end
         assert len(self.running) <= self.max_running
+        assert len(self.cache.in_flight) == sum(r.n_computed < r.n_given for r in self.running)
 
 
 def _work(request: Request, n_new: int) -> Work:
@@ -347,20 +352,6 @@ def _work(request: Request, n_new: int) -> Work:
         return Work(request, n_new, draws)
     score_at = request.run.score_from + len(request.scores)
     return Work(request, n_new, draws, score_at, max(0, min(reach + 1, request.n_given) - score_at))
-
-
-def n_common(a: bytes, b: bytes) -> int:
-    """How many int32 tokens two prompts share at their start."""
-    low, high = 0, min(len(a), len(b)) // 4
-    if a[: 4 * high] == b[: 4 * high]:
-        return high
-    while high - low > 1:  # they share `low` tokens, and not `high`
-        middle = (low + high) // 2
-        if a[4 * low : 4 * middle] == b[4 * low : 4 * middle]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def check_sampling(s: Sampling) -> None:
