@@ -140,13 +140,14 @@ FAMILIES: dict[str, type[Dense]] = {"llama": Llama, "mistral": Mistral, "qwen2":
 _ELSEWHERE = {"model_type", "architectures", "dtype", "torch_dtype", "eos_token_id", "bos_token_id", "pad_token_id",
               "rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings"}  # fmt: skip
 _WITHOUT_MEANING = {
-    "attention_dropout", "auto_map", "hidden_dropout", "id2label", "initializer_range", "is_llama_config",
-    "keys_to_ignore_at_inference", "label2id", "max_length", "name_or_path", "output_router_logits", "pretraining_tp",
-    "problem_type", "resid_pdrop", "residual_dropout", "return_dict", "rope_interleaved", "sep_token_id",
-    "task_specific_params", "temperature", "tokenizer_class", "top_k", "top_p", "transformers.js_config",
-    "transformers_version", "use_cache", "vocab_file",
+    "attention_dropout", "auto_map", "do_sample", "early_stopping", "embd_pdrop", "hidden_dropout", "id2label",
+    "initializer_range", "is_llama_config", "keys_to_ignore_at_inference", "label2id", "length_penalty", "max_length",
+    "max_sequence_length", "model_max_length", "name_or_path", "num_beam_groups", "num_beams", "num_return_sequences",
+    "output_router_logits", "pretraining_tp", "problem_type", "repetition_penalty", "resid_pdrop", "residual_dropout",
+    "return_dict", "rope_interleaved", "sep_token_id", "task_specific_params", "temperature", "top_k", "top_p",
+    "transformers.js_config", "transformers_version", "typical_p", "use_cache", "vocab_file",
 }  # fmt: skip
-_PREFIXES_WITHOUT_MEANING = ("_", "unsloth_")
+_PREFIXES_WITHOUT_MEANING = ("_", "unsloth_", "tokenizer_")
 
 
 def parse(config: dict[str, Any]) -> Dense:
@@ -179,7 +180,7 @@ def parse(config: dict[str, Any]) -> Dense:
 
 
 def _check(c: Dense) -> None:
-    if c.hidden_act != "silu":
+    if c.hidden_act not in ("silu", "swish"):  # two names of one function
         raise Unsupported(f"hidden_act is {c.hidden_act!r}; the native decoder computes 'silu' only")
     counts = (c.vocab_size, c.hidden_size, c.intermediate_size, c.num_hidden_layers, c.num_attention_heads,
               c.n_kv_heads, c.dim, c.max_position_embeddings)  # fmt: skip

@@ -36,7 +36,7 @@ from banyan.runtime.model.weights import Checkpoint, Progress
 _PLAIN, _LEARNING = "banyan", "banyan_learning"  # our two names in transformers' registry
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 _PROBE = 24  # tokens of the comparison at load
-_PROBE_PAGE = 4
+_PROBE_PAGE = 16
 
 
 class Rule(NamedTuple):
@@ -96,7 +96,7 @@ class Borrowed:
             raise Unsupported(f"{self.spec.family} cannot run over pages: {type(e).__name__}: {e}") from e
 
     def _learn(self) -> None:
-        s, device = self.spec, self._model.device
+        s, device, is_exact = self.spec, self._model.device, self._model.dtype == torch.float32
         n = min(_PROBE, s.max_context)
         first = torch.arange(n, device=device) * 7919 % s.vocab_size
         second = (torch.arange(-(-n // 4), device=device) * 104729 + 17) % s.vocab_size
@@ -124,10 +124,13 @@ class Borrowed:
             )
         self._model.set_attn_implementation(_PLAIN)
         got.append(step([first[n_chunk:], second], [n_chunk, 0]))
-        off = (torch.cat(got) - want.float()).norm(dim=-1) / want.float().norm(dim=-1)
-        if not off.median() < (1e-3 if self._model.dtype == torch.float32 else 0.1):
+        off = (torch.cat(got) - want.float()).norm(dim=-1) / want.float().norm(dim=-1)  # one number per row
+        # In 16 bits a token may be sent to other experts for a rounding error: there a part's median must be near.
+        parts = off.split([n_chunk, n - n_chunk, len(second)])
+        worst = float(off.max() if is_exact else max(part.median() for part in parts))
+        if not worst < (1e-3 if is_exact else 0.1):  # also false for NaN
             raise Unsupported(
-                f"{s.family}: through paged attention its logits differ from transformers' own by {off.median():.1%}; "
+                f"{s.family}: through paged attention its logits differ from transformers' own by {worst:.1%}; "
                 "it computes something that the attention registry does not show"
             )
         for layer, rule in self.rules.items():

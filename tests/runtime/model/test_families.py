@@ -44,3 +44,26 @@ def test_a_field_of_another_family_is_an_error(family):
     with pytest.raises(Unsupported, match=f"'{foreign}', which the {family} decoder does not know"):
         parse({"model_type": family, foreign: True})
     assert parse({"model_type": family, foreign: None}) == FAMILIES[family]()
+
+
+USUAL = {"attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "use_cache": True,
+         "initializer_range": 0.02, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+         "transformers_version": "4.51.0", "rms_norm_eps": 1e-05}  # fmt: skip
+FOUND = {  # what config.json of well-known checkpoints looks like, old and new
+    "llama-3.1": {"model_type": "llama", "head_dim": 64, "mlp_bias": False, "pretraining_tp": 1, "rope_theta": 500000.0,
+                  "rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                                   "original_max_position_embeddings": 8192, "rope_type": "llama3"}},
+    "llama-1": {"model_type": "llama", "max_sequence_length": 2048, "pad_token_id": -1, "num_key_value_heads": None},
+    "smollm": {"model_type": "llama", "is_llama_config": True, "rope_interleaved": False, "rope_scaling": None,
+               "transformers.js_config": {"dtype": "q4"}},
+    "vicuna": {"model_type": "llama", "max_length": 4096, "temperature": 0.9, "tokenizer_padding_side": "right"},
+    "mistral": {"model_type": "mistral", "sliding_window": None, "head_dim": 128},
+    "qwen2.5": {"model_type": "qwen2", "use_mrope": False, "use_sliding_window": False, "max_window_layers": 28},
+    "qwen3": {"model_type": "qwen3", "attention_bias": False, "rope_scaling": None, "rope_theta": 1000000},
+    "unsloth": {"model_type": "qwen3", "unsloth_fixed": True, "_attn_implementation_autoset": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", FOUND.values(), ids=FOUND)
+def test_configs_as_they_are_found_are_read(fields):
+    assert parse(USUAL | fields).rms_norm_eps == 1e-05

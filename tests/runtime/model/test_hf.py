@@ -145,6 +145,19 @@ def test_what_slips_through_every_name_is_caught_by_the_comparison(tiny_model, m
         load(tiny_model("phi3"))
 
 
+def test_a_state_that_runs_from_row_to_row_is_caught_by_the_comparison(tiny_model, monkeypatch):
+    from transformers.models.olmo2 import modeling_olmo2
+
+    forward = modeling_olmo2.Olmo2MLP.forward
+
+    def shifted(self, x):  # each token also sees the one before it, as in RWKV or a short convolution
+        return forward(self, x) + torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1] * 0.1
+
+    monkeypatch.setattr(modeling_olmo2.Olmo2MLP, "forward", shifted)
+    with pytest.raises(Unsupported, match="olmo2: through paged attention its logits differ"):
+        load(tiny_model("olmo2"))
+
+
 def test_a_config_that_transformers_refuses_is_a_bad_model(tiny, tmp_path):
     path = tiny.make_tiny(tmp_path / "m", "olmo2")
     text = (path / "config.json").read_text().replace('"hidden_size": 64', '"hidden_size": "wide"')
