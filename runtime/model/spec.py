@@ -51,23 +51,22 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def resolve(path_or_id: str | Path) -> Path:
-    """The local directory of a model: itself, one that ships with the package, or a hub id's snapshot (downloaded).
+    """The local directory of a model: one that ships with the package, itself, or a hub id's snapshot (downloaded).
 
-    Only safetensors, configuration and tokenizer files are fetched, never pickles or code. Raises ModelNotFound when
-    there is no such directory and the hub cannot help, within the hub client's own time limits (seconds).
+    A shipped name stands before a directory of that name; write ./NAME for the directory. Of a hub repository only
+    safetensors, configuration and tokenizer files are fetched, never pickles or code. Raises ModelNotFound when there
+    is no such directory and the hub cannot help, within the hub client's own time limits (seconds).
     """
-    if path_or_id == "":  # as a Path it would be the current directory
-        raise ModelNotFound("there is no model directory ''")
-    path = Path(path_or_id).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise BadModel(f"{path} is a file; give the directory that holds config.json and the safetensors")
     name = str(path_or_id)
-    if (SHIPPED / name).is_dir() and re.fullmatch(r"\w+", name):
+    if re.fullmatch(r"\w+", name) and isinstance(path_or_id, str) and (SHIPPED / name).is_dir():
         return SHIPPED / name
+    path = Path(path_or_id).expanduser()
+    if path_or_id != "" and path.is_dir():  # as a Path "" would be the current directory
+        return path
+    if path_or_id != "" and path.exists():
+        raise BadModel(f"{path} is a file; give the directory that holds config.json and the safetensors")
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name, re.ASCII):
-        raise ModelNotFound(f"there is no model directory {name}")
+        raise ModelNotFound(f"there is no model directory {name!r}")
     return _download(name)
 
 

@@ -184,9 +184,12 @@ def test_a_file_or_a_path_to_nowhere_says_so(tmp_path):
 
 
 def test_a_shipped_name_is_a_directory_of_the_package(tmp_path, monkeypatch):
-    (tmp_path / "acorn").mkdir()
-    monkeypatch.setattr(spec_module, "SHIPPED", tmp_path)
-    assert resolve("acorn") == tmp_path / "acorn"
+    for place in ("shipped", "here"):
+        (tmp_path / place / "acorn").mkdir(parents=True)
+    monkeypatch.setattr(spec_module, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.chdir(tmp_path / "here")
+    assert resolve("acorn") == tmp_path / "shipped" / "acorn"
+    assert resolve("./acorn") == resolve(Path("acorn")) == Path("acorn")  # a directory is meant
 
 
 def test_a_hub_id_is_fetched_without_pickles_or_code(tiny_model, tmp_path, monkeypatch):
