@@ -1,0 +1,153 @@
+"""Banyan: a language for multi-call LLM programs.
+
+import banyan as bn
+
+@bn.function
+def answer(s, question):
+    s += bn.user(question)
+    s += bn.assistant(bn.gen("answer", max_tokens=64))
+
+state = answer.run("What is 6 * 7?", backend=bn.Runtime())
+print(state["answer"])
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from banyan.backends.base import Backend as Backend
+    from banyan.backends.default import flush_cache as flush_cache
+    from banyan.backends.default import get_server_info as get_server_info
+    from banyan.backends.default import set_default_backend as set_default_backend
+    from banyan.backends.mock import Mock as Mock
+    from banyan.backends.runtime import Runtime as Runtime
+    from banyan.backends.runtime import RuntimeEndpoint as RuntimeEndpoint
+    from banyan.backends.runtime import connect as connect
+    from banyan.choices import greedy_token_selection as greedy_token_selection
+    from banyan.choices import token_length_normalized as token_length_normalized
+    from banyan.choices import unconditional_likelihood_normalized as unconditional_likelihood_normalized
+    from banyan.expr import assistant as assistant
+    from banyan.expr import assistant_begin as assistant_begin
+    from banyan.expr import assistant_end as assistant_end
+    from banyan.expr import gen as gen
+    from banyan.expr import gen_int as gen_int
+    from banyan.expr import gen_string as gen_string
+    from banyan.expr import raw as raw
+    from banyan.expr import role as role
+    from banyan.expr import select as select
+    from banyan.expr import system as system
+    from banyan.expr import system_begin as system_begin
+    from banyan.expr import system_end as system_end
+    from banyan.expr import user as user
+    from banyan.expr import user_begin as user_begin
+    from banyan.expr import user_end as user_end
+    from banyan.group import Group as Group
+    from banyan.program import Program as Program
+    from banyan.program import function as function
+    from banyan.runtime.errors import BadMessage as BadMessage
+    from banyan.runtime.errors import BadModel as BadModel
+    from banyan.runtime.errors import BadProgram as BadProgram
+    from banyan.runtime.errors import BanyanError as BanyanError
+    from banyan.runtime.errors import BatchError as BatchError
+    from banyan.runtime.errors import Cancelled as Cancelled
+    from banyan.runtime.errors import ConfigError as ConfigError
+    from banyan.runtime.errors import ConnectFailed as ConnectFailed
+    from banyan.runtime.errors import DeadlineExceeded as DeadlineExceeded
+    from banyan.runtime.errors import EngineLost as EngineLost
+    from banyan.runtime.errors import ModelNotFound as ModelNotFound
+    from banyan.runtime.errors import OutOfMemory as OutOfMemory
+    from banyan.runtime.errors import ProgramError as ProgramError
+    from banyan.runtime.errors import PromptTooLong as PromptTooLong
+    from banyan.runtime.errors import RuntimeLost as RuntimeLost
+    from banyan.runtime.errors import UnknownVariable as UnknownVariable
+    from banyan.runtime.errors import Unsupported as Unsupported
+    from banyan.sampling import Options as Options
+    from banyan.state import State as State
+
+_WHERE = {
+    "backends.base": ("Backend",),
+    "backends.default": ("flush_cache", "get_server_info", "set_default_backend"),
+    "backends.mock": ("Mock",),
+    "backends.runtime": ("Runtime", "RuntimeEndpoint", "connect"),
+    "choices": ("greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized"),
+    "expr": (
+        *("gen", "gen_int", "gen_string", "raw", "role", "select"),
+        *("assistant", "assistant_begin", "assistant_end", "system", "system_begin", "system_end"),
+        *("user", "user_begin", "user_end"),
+    ),
+    "group": ("Group",),
+    "program": ("Program", "function"),
+    "runtime.errors": (
+        *("BadMessage", "BadModel", "BadProgram", "BanyanError", "BatchError", "Cancelled", "ConfigError"),
+        *("ConnectFailed", "DeadlineExceeded", "EngineLost", "ModelNotFound", "OutOfMemory", "ProgramError"),
+        *("PromptTooLong", "RuntimeLost", "UnknownVariable", "Unsupported"),
+    ),
+    "sampling": ("Options",),
+    "state": ("State",),
+}
+_HOME = {name: f"{__name__}.{module}" for module, names in _WHERE.items() for name in names}
+
+__all__ = [
+    "Backend",
+    "BadMessage",
+    "BadModel",
+    "BadProgram",
+    "BanyanError",
+    "BatchError",
+    "Cancelled",
+    "ConfigError",
+    "ConnectFailed",
+    "DeadlineExceeded",
+    "EngineLost",
+    "Group",
+    "Mock",
+    "ModelNotFound",
+    "Options",
+    "OutOfMemory",
+    "Program",
+    "ProgramError",
+    "PromptTooLong",
+    "Runtime",
+    "RuntimeEndpoint",
+    "RuntimeLost",
+    "State",
+    "UnknownVariable",
+    "Unsupported",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "connect",
+    "flush_cache",
+    "function",
+    "gen",
+    "gen_int",
+    "gen_string",
+    "get_server_info",
+    "greedy_token_selection",
+    "raw",
+    "role",
+    "select",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
+    "user",
+    "user_begin",
+    "user_end",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used: `import banyan` costs next to nothing."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

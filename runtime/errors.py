@@ -15,13 +15,15 @@
         ├── UnknownVariable  ... it reads a variable that it never makes (also a KeyError)
         ├── PromptTooLong    ... a prompt beyond the model's context
         ├── Cancelled        ... because someone asked for it
-        └── DeadlineExceeded ... because its time was up (also a TimeoutError)
+        ├── DeadlineExceeded ... because its time was up (also a TimeoutError)
+        └── BatchError       some runs of a batch failed; holds the results of all
 
 An error rises where the user reads, with its cause chained (the shape is httpx's and trio's: one tree, drawn, tested).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 
@@ -113,6 +115,21 @@ class Cancelled(ProgramError):
 
 class DeadlineExceeded(ProgramError, TimeoutError):
     code = "deadline_exceeded"
+
+
+class BatchError(ProgramError):
+    """Some items of a batch failed, each with its own error. Raised on the user's side only, when all have ended.
+
+    errors: item's index -> what happened. results: the state of every item, in order, also of those that failed.
+    """
+
+    code = "batch_error"
+
+    def __init__(
+        self, message: str, *, errors: dict[int, BaseException] | None = None, results: Sequence[Any] = (), **where: str
+    ) -> None:
+        super().__init__(message, **where)
+        self.errors, self.results = errors or {}, results
 
 
 def _tree(cls: type[BanyanError]) -> dict[str, type[BanyanError]]:

@@ -1,0 +1,44 @@
+"""What a backend is to the language: something that takes the ops of programs and promises their values.
+
+`banyan.runtime.client.Client` has this shape by itself; so has `Mock`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Literal, Protocol
+
+from banyan.runtime import wire
+
+Question = Literal["stats", "flush", "check", "info"]
+
+
+class OpenProgram(Protocol):
+    """One program on a backend. Every future resolves, whatever happens to the backend."""
+
+    def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
+        """Run `ops` after those sent before. Does not wait for them."""
+
+    def future(self, ref: int) -> Future[wire.Value]:
+        """The value `ref`; may be asked for before it was submitted."""
+
+    def on_delta(self, ref: int, callback: Callable[[str], None]) -> None:
+        """Call `callback`, which must not wait, with each piece of text of the streaming gen `ref`."""
+
+    def cancel(self) -> None:
+        """Stop all work on it. Idempotent; may be called from a finalizer."""
+
+
+class Backend(Protocol):
+    """Runs programs."""
+
+    @property
+    def welcome(self) -> wire.Welcome:
+        """What it is: model, longest context, chat markers."""
+
+    def program(self, name: str = "") -> OpenProgram:
+        """A new, empty program."""
+
+    def ask(self, what: Question) -> Any:
+        """The answer to a question outside any program, as JSON values."""

@@ -1,0 +1,54 @@
+"""Which backend a program runs on when nobody says."""
+
+from __future__ import annotations
+
+import os
+from contextvars import ContextVar
+
+from banyan.backends.base import Backend
+from banyan.runtime.errors import ConfigError
+
+CURRENT: ContextVar[Backend | None] = ContextVar("banyan_backend", default=None)
+"""That of the program whose body runs here: programs that it calls go where it went."""
+
+_default: Backend | None = None
+
+
+def set_default_backend(backend: Backend | None) -> None:
+    """Run programs on `backend` from now on, in the whole process; None: on none."""
+    global _default
+    _default = backend
+
+
+def find(backend: Backend | None = None) -> Backend:
+    """`backend`; else that of the program we are in; else the default; else the server that BANYAN_SOCKET names.
+
+    ConfigError, with what to do, where there is none of them.
+    """
+    found = backend or CURRENT.get() or _default or _from_environment()
+    if found is None:
+        raise ConfigError(
+            "there is nothing to run this program on: start a runtime and make it the default, with "
+            "`bn.set_default_backend(bn.Runtime())`; or pass `backend=`; or name a running server in BANYAN_SOCKET"
+        )
+    return found
+
+
+def _from_environment() -> Backend | None:
+    if not (path := os.environ.get("BANYAN_SOCKET")):
+        return None
+    from banyan.backends.runtime import connect  # here: that needs zmq, and programs on a Mock do not
+
+    return connect(path)
+
+
+def flush_cache(backend: Backend | None = None) -> bool:
+    """Empty the backend's tree of all that no program uses."""
+    find(backend).ask("flush")
+    return True
+
+
+def get_server_info(backend: Backend | None = None) -> dict[str, object]:
+    """The model and the options of the backend."""
+    info = find(backend).ask("info")
+    return info if isinstance(info, dict) else {}

@@ -1,0 +1,333 @@
+"""What can be appended to a state: frozen values that say what should happen, and do nothing by themselves.
+
+    gen("a") + "text" + select("b", ["x", "y"])     a sequence
+    user("Hi") + assistant(gen("a"))                turns
+    f"Because {gen('why')}, so {gen('what')}."      inside f-strings too
+
+A plain `str` is text, and text is data: whatever it holds, it never becomes a control token. `raw` opts out.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import secrets
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from banyan.choices import checked_choices, checked_method, token_length_normalized
+from banyan.runtime.errors import BadProgram
+from banyan.runtime.wire import ChoicesMethod
+from banyan.sampling import GenOptions, make, refuse
+
+if TYPE_CHECKING:
+    from banyan.ref import Ref
+
+
+class Expr:
+    """Base of all that can be appended, but for plain strings."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Expression) -> Seq:
+        return Seq((*_parts(self), *_parts(other)))
+
+    def __radd__(self, other: Expression) -> Seq:
+        return Seq((*_parts(other), *_parts(self)))
+
+    def __format__(self, spec: str) -> str:
+        """What stands for this expression inside an f-string until it is appended."""
+        if spec:
+            raise BadProgram(f"an expression inside an f-string takes no format, but has {spec!r}")
+        return "".join(part if isinstance(part, str) else _seal(part) for part in _parts(self))
+
+    __str__ = object.__repr__
+
+
+class _Node(Expr, msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of the expressions that are plain values."""
+
+
+class Raw(_Node, frozen=True):
+    """Text whose control tokens are meant."""
+
+    text: str
+
+
+class Begin(_Node, frozen=True):
+    """A turn of `role` begins."""
+
+    role: str
+
+
+class End(_Node, frozen=True):
+    """The turn of `role` ends."""
+
+    role: str
+
+
+class Gen(_Node, frozen=True):
+    """Generate here. `name`: the variable it makes, if any."""
+
+    name: str | None = None
+    options: GenOptions = GenOptions()
+
+
+class Select(_Node, frozen=True):
+    """Append the best of `choices`."""
+
+    choices: tuple[str, ...]
+    name: str | None = None
+    method: ChoicesMethod = token_length_normalized
+    temperature: float = 0.0
+    seed: int | None = None
+
+
+class Seq(_Node, frozen=True):
+    """Expressions one after the other."""
+
+    parts: tuple[Any, ...]
+    """str and Leaf: sequences in sequences are flat."""
+
+
+Leaf: TypeAlias = "Raw | Begin | End | Gen | Select | Ref"
+Expression: TypeAlias = str | Expr | Sequence["str | Expr"]
+
+
+# ---- the constructors that users write -----------------------------------------------------------------------------
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: str | Sequence[str] | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: type | str | None = None,
+    choices: Sequence[str] | None = None,
+    choices_method: ChoicesMethod | None = None,
+    regex: str | None = None,
+    json_schema: str | None = None,
+    *,
+    repetition_penalty: float | None = None,
+    logit_bias: dict[int, float] | None = None,
+    seed: int | None = None,
+    type: object = None,
+    tools: object = None,
+) -> Gen | Select:
+    """Generate text where this is appended, and call it `name`.
+
+    Every option that is left out is as the run says (see `Options` for what each one means). With `choices`, this is
+    `select`, at temperature 0 unless one is given.
+
+    BadProgram: a value that cannot be. Unsupported: stop_regex, dtype, regex, json_schema, type and tools.
+    """
+    asked = {key: value for key, value in locals().items() if value is not None}  # the first line: locals are arguments
+    asked.pop("name", None)
+    refuse(asked)
+    if choices is not None:
+        del asked["choices"]
+        wishes = {key: asked.pop(key) for key in ("temperature", "choices_method", "seed") if key in asked}
+        if asked:
+            raise BadProgram(f"gen with choices takes no {', '.join(asked)}: a choice is scored, not generated")
+        return select(name, choices, **wishes)
+    if "choices_method" in asked:
+        raise BadProgram("choices_method says how choices are scored, but there are no choices")
+    return Gen(checked_name(name), make(GenOptions, asked) if asked else _NO_WISHES)
+
+
+def gen_int(name: str | None = None, **options: Any) -> Gen | Select:
+    """`gen(name, dtype=int)`."""
+    return gen(name, dtype=int, **options)
+
+
+def gen_string(name: str | None = None, **options: Any) -> Gen | Select:
+    """`gen(name, dtype=str)`."""
+    return gen(name, dtype=str, **options)
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: ChoicesMethod = token_length_normalized,
+    *,
+    seed: int | None = None,
+) -> Select:
+    """Append the likeliest of `choices`, and call it `name`.
+
+    temperature 0 takes the best score; above, the choice is drawn from softmax(score / temperature) with `seed`.
+    BadProgram: no choices, one that is empty, or one that stands there twice.
+    """
+    if not temperature >= 0.0:
+        raise BadProgram(f"temperature is {temperature}; it must be 0 or more")
+    return Select(
+        checked_choices(choices), checked_name(name), checked_method(choices_method), float(temperature), seed
+    )
+
+
+def raw(text: str) -> Raw:
+    """Text whose control tokens are meant, such as `raw("<|im_end|>")`. Never put the words of others in it."""
+    if not isinstance(text, str):
+        raise BadProgram(f"raw takes a string, not {type(text).__name__}")
+    return Raw(text)
+
+
+def role(name: str, expr: Expression | None = None) -> Seq:
+    """A turn of any role that the model's chat template knows, such as "tool"."""
+    if not isinstance(name, str) or not name:
+        raise BadProgram(f"a role is a name, such as 'tool', not {name!r}")
+    return Seq((Begin(name), *(() if expr is None else _parts(expr)), End(name)))
+
+
+def system(expr: Expression | None = None) -> Seq:
+    """A turn of the system."""
+    return role("system", expr)
+
+
+def user(expr: Expression | None = None) -> Seq:
+    """A turn of the user."""
+    return role("user", expr)
+
+
+def assistant(expr: Expression | None = None) -> Seq:
+    """A turn of the assistant."""
+    return role("assistant", expr)
+
+
+def system_begin() -> Begin:
+    """The first half of `system`."""
+    return Begin("system")
+
+
+def system_end() -> End:
+    """The second half of `system`."""
+    return End("system")
+
+
+def user_begin() -> Begin:
+    """The first half of `user`."""
+    return Begin("user")
+
+
+def user_end() -> End:
+    """The second half of `user`."""
+    return End("user")
+
+
+def assistant_begin() -> Begin:
+    """The first half of `assistant`."""
+    return Begin("assistant")
+
+
+def assistant_end() -> End:
+    """The second half of `assistant`."""
+    return End("assistant")
+
+
+_NO_WISHES = GenOptions()
+NOTHING = Seq(())
+"""What appends nothing: `s.user("x")` has done its work when it returns, so `s += s.user("x")` adds no second turn."""
+
+
+def checked_name(name: object) -> str | None:
+    if name is None or (isinstance(name, str) and name and not name.startswith("__")):
+        return name
+    if isinstance(name, str):
+        why = "names that begin with two underscores are reserved" if name else "it is empty"
+        raise BadProgram(f"{name!r} cannot be the name of a variable: {why}")
+    raise BadProgram(f"the name of a variable is a string, not {name!r}")
+
+
+# ---- taking expressions apart --------------------------------------------------------------------------------------
+
+
+def leaves(expr: Expression) -> list[str | Leaf]:
+    """The expression as a flat list, those inside f-strings too.
+
+    BadProgram: something that is no expression, or a name that two gens of this one expression share. (Over several
+    appends a later gen takes the name over: loops do that.)
+    """
+    flat: list[str | Leaf] = []
+    for part in _parts(expr):
+        if isinstance(part, str) and _OPEN in part:
+            flat += _unseal(part)
+        elif part != "":
+            flat.append(part)
+    names = [part.name for part in flat if isinstance(part, Gen | Select) and part.name is not None]
+    if len(names) > 1 and len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadProgram(f"two gens of one expression are both called {twice!r}; only one of them could be read")
+    return flat
+
+
+def _parts(expr: Any) -> Iterable[Any]:
+    if isinstance(expr, str):
+        return (expr,)
+    if isinstance(expr, Seq):
+        return expr.parts
+    if isinstance(expr, Expr):
+        return (expr,)
+    if isinstance(expr, list | tuple):
+        return [part for item in expr for part in _parts(item)]
+    if expr is None:
+        raise BadProgram("None was appended; a function that forgot its return?")
+    raise BadProgram(
+        f"a {type(expr).__name__} cannot be appended, only strings and expressions; if its text is meant, use str(...)"
+    )
+
+
+# An expression inside an f-string is carried through it as text: its bytes, between two marks that hold a number drawn
+# by this process, so that nobody's words can be taken for one. Nothing has to be remembered, and so nothing leaks;
+# only a Ref, which is no plain value, is looked up, and lives as long as the state that it belongs to.
+_OPEN, _CLOSE = f"\ue0b1{secrets.token_hex(8)}:", "\ue0b2"
+_refs: weakref.WeakValueDictionary[str, Ref] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Raw | Begin | End | Gen | Select).decode
+
+
+def _seal(leaf: Leaf) -> str:
+    if not isinstance(leaf, _Node):
+        key = f"&{next(_numbers)}"
+        _refs[key] = leaf
+        return f"{_OPEN}{key}{_CLOSE}"
+    return f"{_OPEN}{base64.b64encode(_encode(leaf)).decode()}{_CLOSE}"
+
+
+def _unseal(text: str) -> Iterator[str | Leaf]:
+    before, *sealed = text.split(_OPEN)
+    if before:
+        yield before
+    for piece in sealed:
+        body, closed, after = piece.partition(_CLOSE)
+        leaf = _refs.get(body) if body.startswith("&") else _opened(body) if closed else None
+        if leaf is None:
+            raise BadProgram("an expression inside this f-string was cut apart; append the f-string as it is")
+        yield leaf
+        if after:
+            yield after
+
+
+def _opened(body: str) -> Raw | Begin | End | Gen | Select | None:
+    try:
+        leaf: Raw | Begin | End | Gen | Select = _decode(base64.b64decode(body, validate=True))
+    except (ValueError, msgspec.DecodeError):
+        return None
+    return leaf

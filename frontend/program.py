@@ -1,0 +1,256 @@
+"""A program: a decorated function whose first parameter is the state that it writes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any, Literal, overload
+
+from msgspec import structs
+
+from banyan.backends.base import Backend
+from banyan.backends.default import CURRENT, find
+from banyan.batch import Batch
+from banyan.record import Record
+from banyan.runtime.errors import BadProgram, Unsupported
+from banyan.sampling import LATER, RUN_OPTIONS, Options, make, mix, near, refuse
+from banyan.state import State, watched
+from banyan.transcript import Transcript
+
+OPTS = "opts"
+"""The one keyword of `run` that no program can have as a parameter."""
+
+
+class Program:
+    """What `@function` makes of a function. `run` runs it on a new state; so does a call.
+
+    The body runs once, for real, in the caller's thread, and `run` returns when the body does: what it generates may
+    still be on its way, and is waited for where it is read.
+    """
+
+    def __init__(self, func: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
+        self.func = func
+        self.name: str = func.__name__
+        self._bound = dict(bound or {})
+        _state, *rest = inspect.signature(func).parameters.values()
+        self._signature = inspect.Signature(rest)
+        self._parameters = frozenset(p.name for p in rest if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+        self._takes_any = any(p.kind is p.VAR_KEYWORD for p in rest)
+        functools.update_wrapper(self, func)
+
+    def __repr__(self) -> str:
+        return f"<program {self.name}>"
+
+    def __get__(self, instance: object, owner: type | None = None) -> Program:
+        """A program that is a method: its state is the parameter after `self`."""
+        return self if instance is None else Program(self.func.__get__(instance, owner), self._bound)
+
+    def bind(self, **arguments: Any) -> Program:
+        """The same program with some arguments given. Those given later, to `run` or to another `bind`, win."""
+        if not self._takes_any:
+            for name in arguments:
+                if name not in self._parameters:
+                    raise TypeError(f"{self.name} has no parameter {name!r}{near(name, self._parameters)}")
+        return Program(self.func, {**self._bound, **arguments})
+
+    def run(self, *args: Any, opts: Options | None = None, **kwargs: Any) -> State:
+        """Run the body with these arguments. What it raises is raised here, and what it started is stopped.
+
+        Keyword arguments that are parameters of the program go to it. The others are options of the run, which all its
+        gens share: max_new_tokens=128, temperature=1.0 and the other fields of Options, also `stream=True` and
+        `backend=`. They can be given as `opts=Options(...)` as well.
+        """
+        own, options = self._sort(kwargs, opts)
+        arguments = self._arrange(args, own)
+        record, state = self._begin(find(options.backend), options)
+        if options.stream:
+            return self._run_aside(record, state, arguments)
+        self._play(record, state, arguments)
+        return state
+
+    __call__ = run
+
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Iterable[Mapping[str, Any] | Sequence[Any]],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: Literal[False] = False,
+        on_error: Literal["raise", "return"] = "raise",
+        opts: Options | None = None,
+        **kwargs: Any,
+    ) -> list[State]: ...
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Iterable[Mapping[str, Any] | Sequence[Any]],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: Literal[True],
+        on_error: Literal["raise", "return"] = "raise",
+        opts: Options | None = None,
+        **kwargs: Any,
+    ) -> Iterator[State]: ...
+    def run_batch(
+        self,
+        batch_kwargs: Iterable[Mapping[str, Any] | Sequence[Any]],
+        *,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        on_error: Literal["raise", "return"] = "raise",
+        opts: Options | None = None,
+        **kwargs: Any,
+    ) -> list[State] | Iterator[State]:
+        """Run the body once for each item: a dict of arguments, or a tuple of them in the order of the parameters.
+
+        Gives the states in the order of the items, each one finished; with `generator_style`, an iterator that gives
+        each as soon as it and all before it are finished. Bodies run on `num_threads` threads ("auto": one per item, at
+        most 64), and at most 256 programs are on their way at once. Other keywords are options, as for `run`.
+
+        on_error: "raise" lets all items finish and then raises a BatchError, which holds the results of all the others
+        too (an iterator raises the item's own error when it comes to it, and stops the rest). "return" gives the state
+        of an item that failed like any other: its `error()` says what happened.
+        """
+        if on_error not in ("raise", "return"):
+            raise BadProgram(f"on_error is {on_error!r}; it must be 'raise' or 'return'")
+        asked = {name: value for name, value in kwargs.items() if name in RUN_OPTIONS or name in LATER}
+        if unknown := kwargs.keys() - asked.keys():
+            name = unknown.pop()
+            raise TypeError(f"run_batch has no option {name!r}{near(name, RUN_OPTIONS)}")
+        options = _options(asked, opts)
+        if options.stream:
+            raise Unsupported("stream: a batch gives finished states; use generator_style=True, or run(stream=True)")
+        arguments = [self._arrange_item(i, item) for i, item in enumerate(batch_kwargs)]
+        backend = find(options.backend)
+        batch = Batch(
+            len(arguments),
+            start=lambda i: self._begin(backend, options, i),
+            play=lambda record, state, i: self._play(record, state, arguments[i]),
+            n_threads=min(64, len(arguments)) if num_threads == "auto" else num_threads,
+            title=self.name if progress_bar else None,
+        )
+        return batch.results(on_error) if generator_style else batch.all(on_error)
+
+    # ---- arguments -------------------------------------------------------------------------------------------------
+
+    def _sort(self, kwargs: dict[str, Any], opts: Options | None) -> tuple[dict[str, Any], Options]:
+        """Keywords of `run` into arguments and options. A name that could be both is the program's."""
+        own, asked = {}, {}
+        for name, value in kwargs.items():
+            if name in self._parameters:
+                own[name] = value
+            elif name in RUN_OPTIONS or name in LATER:
+                asked[name] = value
+            elif self._takes_any:
+                own[name] = value
+            else:
+                hint = near(name, [*self._parameters, *RUN_OPTIONS])
+                raise TypeError(f"{self.name} has no parameter {name!r}, and run no such option{hint}")
+        return own, _options(asked, opts)
+
+    def _arrange(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+        """The body's arguments, but for the state; what `bind` gave fills the gaps. TypeError if they do not fit."""
+        try:
+            if self._bound:
+                given = self._signature.bind_partial(*args, **kwargs).arguments
+                kwargs = {name: value for name, value in self._bound.items() if name not in given} | dict(kwargs)
+            return self._signature.bind(*args, **kwargs)
+        except TypeError as e:
+            raise TypeError(f"program {self.name}: {e}") from None
+
+    def _arrange_item(self, i: int, item: Mapping[str, Any] | Sequence[Any]) -> inspect.BoundArguments:
+        try:
+            if isinstance(item, Mapping):
+                return self._arrange((), item)
+            if isinstance(item, tuple | list):
+                return self._arrange(item, {})
+        except TypeError as e:
+            raise TypeError(f"item {i} of the batch: {e}") from None
+        raise TypeError(f"item {i} of the batch is a {type(item).__name__}; it must be a dict or a tuple of arguments")
+
+    # ---- running ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, backend: Backend, options: Options, *path: int) -> tuple[Record, State]:
+        record = Record(self.name, backend, options)
+        seed = mix(options.seed, *path) if path else options.seed
+        return record, State(record, record.new_lane(), seed, Transcript())
+
+    def _play(self, record: Record, state: State, arguments: inspect.BoundArguments) -> None:
+        token = CURRENT.set(record.backend)
+        try:
+            record.ret_value = self.func(state, *arguments.args, **arguments.kwargs)
+            record.flush()
+        except BaseException as e:
+            record.end(e)
+            raise
+        finally:
+            CURRENT.reset(token)
+        record.end()
+
+    def _run_aside(self, record: Record, state: State, arguments: inspect.BoundArguments) -> State:
+        handle = watched(state)
+        # Nobody reads any more: the body's next look at a value, at the latest, ends it.
+        weakref.finalize(handle, record.program.cancel).atexit = False
+
+        def body() -> None:
+            with suppress(BaseException):  # the record has it, and raises it to whoever reads
+                self._play(record, state, arguments)
+
+        threading.Thread(target=copy_context().run, args=(body,), name=f"banyan-{self.name}", daemon=True).start()
+        return handle
+
+
+def _options(asked: dict[str, Any], opts: Options | None) -> Options:
+    if not asked and opts is None:
+        return _NONE
+    refuse(asked)
+    named = {RUN_OPTIONS[name]: value for name, value in asked.items() if value is not None}
+    return make(Options, {**(structs.asdict(opts) if opts else {}), **named})
+
+
+_NONE = Options()
+
+
+@overload
+def function(func: Callable[..., Any], num_api_spec_tokens: None = None) -> Program: ...
+@overload
+def function(func: None = None, num_api_spec_tokens: None = None) -> Callable[[Callable[..., Any]], Program]: ...
+def function(
+    func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
+) -> Program | Callable[[Callable[..., Any]], Program]:
+    """Make a program of a function, with or without parentheses. Its first parameter, of any name, is the state.
+
+    BadProgram: a function without parameters, a generator, or one with a parameter called "opts".
+    Unsupported: an `async def`; num_api_spec_tokens.
+    """
+    if num_api_spec_tokens is not None:
+        raise Unsupported("num_api_spec_tokens: nothing here guesses ahead over an API; leave it out")
+    return function if func is None else _checked(func)
+
+
+def _checked(func: Callable[..., Any]) -> Program:
+    if inspect.iscoroutinefunction(func) or inspect.isasyncgenfunction(func):
+        raise Unsupported(
+            f"{func.__name__} is an `async def`, and programs are not, yet: write `def`, run it with "
+            "`await asyncio.to_thread(program.run, ...)`, and stream with `async for ... in state.text_async_iter()`"
+        )
+    parameters = list(inspect.signature(func).parameters.values())
+    if not parameters or parameters[0].kind not in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    ):
+        raise BadProgram(f"the first parameter of a program is its state, and {func.__name__} has none")
+    if any(p.name == OPTS for p in parameters):
+        raise BadProgram(f"no parameter of a program can be called {OPTS!r}: that is how `run` takes its options")
+    if inspect.isgeneratorfunction(func):
+        raise BadProgram(f"{func.__name__} holds a `yield`; a program writes its state, and returns what it has to say")
+    return Program(func)

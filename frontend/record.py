@@ -1,0 +1,221 @@
+"""The record of one running program: what its states append, as ops that wait here until somebody needs a value.
+
+Appends only record. A flush sends all that is recorded as one message; it happens when a value is observed, when the
+body ends, when somebody starts to read a stream, or FLUSH_AFTER seconds after the first gen that was not sent yet. So a
+straight-line program is one message, however many gens it holds, and a body that goes off to work on something else
+does not keep its gens waiting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from itertools import count
+from typing import Any
+
+from banyan.backends.base import Backend, OpenProgram
+from banyan.feed import Feed
+from banyan.ref import copy_of
+from banyan.runtime import wire
+from banyan.runtime.errors import BanyanError
+from banyan.sampling import Options
+
+FLUSH_AFTER = 0.001
+
+
+class Lane:
+    """A state as the server numbers it. When nothing can use it any more, the server is told to drop it.
+
+    Whoever may still need the state to run holds its lane: the State itself, its values until they are known, and the
+    lanes forked from it.
+    """
+
+    __slots__ = ("_notes", "number", "parent")
+
+    def __init__(self, number: int, notes: deque[int], parent: Lane | None = None) -> None:
+        self.number, self.parent, self._notes = number, parent, notes
+
+    def __del__(self) -> None:
+        self._notes.append(self.number)  # only a note: a finalizer may run anywhere, inside our own locks too
+
+
+class Record:
+    """One running program, shared by all its states. Safe to use from any thread."""
+
+    def __init__(self, name: str, backend: Backend, options: Options) -> None:
+        self.name, self.backend, self.options = name, backend, options
+        self.sampling = options.over(_DEFAULTS)
+        try:
+            self.program: OpenProgram = backend.program(name)
+        except BanyanError as e:
+            self.program = Unreachable(e)  # told to whoever reads, like all that goes wrong on the way
+        self.n_refs = 0
+        self.marks, self._numbers = count(), count()
+        self.ended: Feed[None] = Feed()
+        """Closed when the body has ended, with the error it ended with."""
+        self._followed: list[Feed[Any]] = []
+        self.ret_value: Any = None
+        self._lock, self._sending = threading.Lock(), threading.RLock()
+        self._ops: list[wire.Op] = []
+        self._text_of = -1  # the state that self._text will be appended to
+        self._text: list[wire.Part] = []
+        self._dropped: deque[int] = deque()
+        self._is_due = False
+        self._failure: BanyanError | None = None
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the body raised."""
+        return self.ended.error
+
+    def new_lane(self, parent: Lane | None = None) -> Lane:
+        return Lane(next(self._numbers), self._dropped, parent)
+
+    def new_ref(self) -> int:
+        with self._lock:
+            self.n_refs += 1
+            return self.n_refs - 1
+
+    def text(self, lane: Lane, part: wire.Part) -> None:
+        """Append text to a state. What stands side by side travels as one op."""
+        with self._lock:
+            if self._text_of != lane.number:
+                self._close_text()
+                self._text_of = lane.number
+            self._text.append(part)
+
+    def add(self, op: wire.Op) -> None:
+        with self._lock:
+            self._close_text()
+            self._ops.append(op)
+            is_first = isinstance(op, wire.Gen | wire.Select) and not self._is_due
+            self._is_due |= is_first
+        if is_first:
+            _ticker.remind(self)
+
+    def _close_text(self) -> None:
+        if self._text:
+            self._ops.append(wire.Append(self._text_of, tuple(self._text)))
+            self._text_of, self._text = -1, []
+
+    def flush(self) -> None:
+        """Send what is recorded, as one message. Raises what keeps the backend from taking it, now and ever after."""
+        if self.error is not None:
+            raise self.error
+        with self._sending:  # over the submit too: messages leave in the order of their ops
+            with self._lock:
+                self._close_text()
+                while self._dropped:
+                    self._ops.append(wire.Drop(self._dropped.popleft()))
+                ops, self._ops, self._is_due = self._ops, [], False
+            if ops and self._failure is None:
+                try:
+                    self.program.submit(ops)
+                except BanyanError as e:
+                    self._failure = e
+        if self._failure is not None:
+            raise copy_of(self._failure) from self._failure.__cause__
+
+    def close_at_end(self, feed: Feed[Any]) -> None:
+        """Close `feed` when the body ends, with what it raised."""
+        self._followed.append(feed)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """The body has ended; with an error, what it started is stopped."""
+        for feed in (self.ended, *self._followed):
+            feed.close(error)
+        self._followed.clear()
+        if error is not None:
+            self.program.cancel()
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once nothing of this program is on its way. To be called after its end."""
+        left = [] if self.error is not None else [self.program.future(number) for number in range(self.n_refs)]
+
+        def look(_: object = None) -> None:
+            while left:
+                if not left[-1].done():
+                    left[-1].add_done_callback(look)
+                    return
+                left.pop()
+            callback()
+
+        look()
+
+    def __del__(self) -> None:
+        # Nobody can read what it still makes. (An __init__ that failed leaves no program.)
+        if (program := getattr(self, "program", None)) is not None:
+            program.cancel()
+
+
+_DEFAULTS = wire.Sampling()
+
+
+class Unreachable:
+    """The program of a backend that took none."""
+
+    def __init__(self, error: BanyanError) -> None:
+        self._error = error
+
+    def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
+        raise copy_of(self._error)
+
+    def future(self, ref: int) -> Future[wire.Value]:
+        future: Future[wire.Value] = Future()
+        future.set_exception(copy_of(self._error))
+        return future
+
+    def on_delta(self, ref: int, callback: Callable[[str], None]) -> None:
+        pass
+
+    def cancel(self) -> None:
+        pass
+
+
+class _Ticker:
+    """One thread per process that flushes each record FLUSH_AFTER seconds after it asked for it. Asleep otherwise."""
+
+    def __init__(self) -> None:
+        self._due: deque[tuple[float, weakref.ref[Record]]] = (
+            deque()
+        )  # in the order of time: the wait is always the same
+        self._bell = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def remind(self, record: Record) -> None:
+        self._due.append((time.monotonic() + FLUSH_AFTER, weakref.ref(record)))
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="banyan-flush", daemon=True)
+                    self._thread.start()
+        if not self._bell.is_set():
+            self._bell.set()
+
+    def _run(self) -> None:
+        while True:
+            self._bell.wait()
+            self._bell.clear()
+            while self._due:
+                when, reference = self._due.popleft()
+                time.sleep(max(0.0, when - time.monotonic()))
+                if (record := reference()) is not None:
+                    with contextlib.suppress(BanyanError):  # the record keeps it for those who observe
+                        record.flush()
+                del record  # or it would live until the next one comes
+
+
+def _renew_ticker() -> None:
+    global _ticker
+    _ticker = _Ticker()
+
+
+_ticker = _Ticker()
+os.register_at_fork(after_in_child=_renew_ticker)  # threads do not follow into a forked child

@@ -1,0 +1,168 @@
+"""Values in the making: what a gen, a select or a read will give, once the server has it."""
+
+from __future__ import annotations
+
+import copy
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from banyan.expr import Expr
+from banyan.feed import Feed
+from banyan.runtime import wire
+from banyan.runtime.errors import BanyanError, ProgramError
+
+if TYPE_CHECKING:
+    from banyan.record import Lane, Record
+
+E = TypeVar("E", bound=BanyanError)
+
+
+class Ref(Expr):
+    """A value in the making. Appended to a state, it is spliced on the server: nobody waits for it here."""
+
+    __slots__ = ("__weakref__", "_lane", "_value", "before", "deltas", "line", "name", "number", "record", "with_text")
+
+    def __init__(self, record: Record, lane: Lane, before: Ref | None, name: str = "", line: str = "") -> None:
+        self.record, self.number, self.name, self.line = record, record.new_ref(), name, line
+        self.before = before
+        """The value that comes before it in its state: a failure began at the first of them that failed."""
+        self.deltas: Feed[str] | None = None
+        """Its text as it comes, where the program streams."""
+        self.with_text = False
+        """Whether the meta info shows the text of each token."""
+        self._lane: Lane | None = lane
+        self._value: wire.Value | None = None
+
+    def __repr__(self) -> str:
+        return f"<Ref {self.name or self.number} of program {self.record.name}>"
+
+    @property
+    def future(self) -> Future[wire.Value]:
+        return self.record.program.future(self.number)
+
+    def stream(self) -> None:
+        """Collect the text as it comes. To be called before the op is sent."""
+        deltas = self.deltas = Feed[str]()
+        self.record.program.on_delta(self.number, deltas.put)
+        self.future.add_done_callback(lambda _: deltas.close())
+
+    def wait(self) -> wire.Value:
+        """The value; waits for it. Raises what came instead: the error of the first gen that led to it."""
+        if self._value is None:
+            try:
+                self.record.flush()
+                self._value = self.future.result()
+            except BanyanError as e:
+                raise self._explained(e) from e.__cause__
+            self._lane = None  # known, and so the state need not live on for it
+        return self._value
+
+    def _explained(self, error: BanyanError) -> BaseException:
+        if self.record.error is not None:  # the body raised, and took its gens with it
+            return self.record.error
+        place, ref = self, self.before
+        while ref is not None:
+            if ref.future.done() and isinstance(found := ref.future.exception(), BanyanError):
+                error, place = found, ref
+            ref = ref.before
+        return placed(error, place)
+
+    # ---- what users see of a value ---------------------------------------------------------------------------------
+
+    def read(self) -> str | list[str]:
+        """The text; with n > 1, a list of all n."""
+        samples = self.wait().samples
+        return samples[0].text if len(samples) == 1 else [sample.text for sample in samples]
+
+    def text(self) -> str:
+        """The text that stands in the prompt: that of the first sample."""
+        return self.wait().samples[0].text
+
+    def meta_info(self) -> dict[str, Any] | list[dict[str, Any]]:
+        """What is known about how the text came about; with n > 1, a list of all n."""
+        value = self.wait()
+        if value.scores is not None:
+            return _meta_of_select(value.scores)
+        metas = [self._meta_of_sample(sample, value.usage) for sample in value.samples]
+        return metas[0] if len(metas) == 1 else metas
+
+    def _meta_of_sample(self, sample: wire.Sample, usage: wire.Usage) -> dict[str, Any]:
+        reason: dict[str, Any] = {"type": sample.finish_reason}
+        if sample.matched is not None:
+            reason["matched"] = sample.matched
+        if sample.finish_reason == "length":
+            reason["length"] = sample.n_tokens
+        meta: dict[str, Any] = {
+            "finish_reason": reason,
+            "prompt_tokens": usage.prompt,
+            "completion_tokens": sample.n_tokens,
+            "cached_tokens": usage.cached,
+        }
+        if sample.logprobs:
+            text = (lambda t: t) if self.with_text else (lambda t: None)
+            meta["output_token_logprobs"] = [(t.logprob, t.id, text(t.text)) for t in sample.logprobs]
+            meta["output_top_logprobs"] = [
+                [(logprob, token, text(words)) for token, words, logprob in t.top] for t in sample.logprobs
+            ]
+        return meta
+
+
+def _meta_of_select(scores: wire.Scores) -> dict[str, Any]:
+    """Per choice: its score, the (logprob, id, None) of each scored token, and its weight in the draw."""
+    meta: dict[str, Any] = {
+        "normalized_prompt_logprobs": list(scores.normalized),
+        "input_token_logprobs": [[(logprob, token, None) for logprob, token in one] for one in scores.tokens],
+        "weights": list(scores.weights),
+    }
+    if scores.unconditional:
+        meta["unconditional_token_logprobs"] = [
+            [(logprob, token, None) for logprob, token in one] for one in scores.unconditional
+        ]
+    return meta
+
+
+class Gathered:
+    """One variable of all branches that were joined, read when somebody asks. None: a branch that never made it."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+
+
+def read(value: Any) -> Any:
+    """What `s[name]` gives for what is stored there; waits for what is still in the making."""
+    if isinstance(value, Ref):
+        return value.read()
+    if isinstance(value, Gathered):
+        return [read(one) for one in value.values]
+    return value
+
+
+def meta_info(value: Any) -> Any:
+    """The meta info of what is stored under a name; None for what was not generated."""
+    if isinstance(value, Ref):
+        return value.meta_info()
+    if isinstance(value, Gathered):
+        return [meta_info(one) for one in value.values]
+    return None
+
+
+def copy_of(error: E) -> E:
+    """A fresh error of the same content: one that is raised twice would mix its tracebacks."""
+    fresh = copy.copy(error)
+    fresh.__traceback__ = None
+    return fresh
+
+
+def placed(error: BanyanError, ref: Ref) -> BanyanError:
+    """A fresh error that says where it happened."""
+    fresh = copy_of(error)
+    if isinstance(fresh, ProgramError):
+        fresh.program = fresh.program or ref.record.name
+        fresh.gen, fresh.line = fresh.gen or ref.name, fresh.line or ref.line
+    else:  # the runtime failed, not the program: it stays what it is, so that it can be caught as that
+        fresh.add_note(
+            f"while program {ref.record.name} waited for {ref.name or 'its text'!r} ({ref.line or 'no line'})"
+        )
+    return fresh

@@ -1,0 +1,141 @@
+"""What a gen may ask for, and how its wishes and those of the whole run become one `wire.Sampling`."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from banyan.runtime import wire
+from banyan.runtime.errors import BadProgram, Unsupported
+
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+
+
+class GenOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Options of one gen. None: as the run says; where that says nothing either, the default of `wire.Sampling`."""
+
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    """Most tokens of output (128). 0 is legal: it only asks what would come."""
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    n: Annotated[int, Meta(ge=1)] | None = None
+    """Samples (1). With more, the variable is a list, and the prompt goes on with the first."""
+    stop: str | tuple[str, ...] | None = None
+    """The output ends before the first of these strings, wherever it begins inside a token."""
+    stop_token_ids: tuple[int, ...] | None = None
+    temperature: Annotated[float, Meta(ge=0.0)] | None = None
+    """1.0; 0 is greedy."""
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    """-1: all of them."""
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0)] | None = None
+    """Over prompt and output; 1.0 is off."""
+    logit_bias: dict[int, float] | None = None
+    """Token id -> what is added to its logit."""
+    ignore_eos: bool | None = None
+    seed: int | None = None
+    """On a gen: the seed, as it is. On a run: where the seeds of all its gens come from, a different one for each."""
+    return_logprob: bool | None = None
+    """Put the log-probability of each output token into the meta info."""
+    logprob_start_len: int | None = None
+    """Only -1, which is the output alone: log-probabilities of the prompt are not to be had."""
+    top_logprobs_num: Annotated[int, Meta(ge=0)] | None = None
+    """How many alternatives at each output token; needs return_logprob."""
+    return_text_in_logprobs: bool | None = None
+    """Put each token's text beside its log-probability."""
+
+    def __post_init__(self) -> None:
+        if self.logprob_start_len not in (None, -1):
+            raise Unsupported("logprob_start_len: only the output has log-probabilities (-1)")
+        if self.top_k == 0:
+            raise ValueError("top_k is 0, which leaves no token to draw; -1 means all of them")
+        if self.stop is not None:
+            stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+            if "" in stop:
+                raise ValueError("stop holds an empty string, which would end every output at once")
+            msgspec.structs.force_setattr(self, "stop", stop)
+
+    def over(self, base: wire.Sampling) -> wire.Sampling:
+        """`base`, with what is set here in its place. Does not look at `seed`: see `mix`."""
+        changes = {name: value for field, name in _TO_WIRE if (value := getattr(self, field)) is not None}
+        if not changes:
+            return base
+        merged = msgspec.structs.replace(base, **changes)
+        if merged.min_tokens > merged.max_tokens:
+            raise BadProgram(f"min_tokens is {merged.min_tokens}, more than max_tokens, which is {merged.max_tokens}")
+        if merged.top_logprobs and not merged.logprobs:
+            raise BadProgram(f"top_logprobs_num={merged.top_logprobs} needs return_logprob=True")
+        return merged
+
+
+class Options(GenOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Options of a whole run: `prog.run(x, opts=Options(temperature=0))` is `prog.run(x, temperature=0)`.
+
+    It is the way that always works: a program whose own parameter is called `n` or `stop` gets that argument itself.
+    """
+
+    stream: bool = False
+    """Run the body on a thread of its own and return at once; read with `text_iter`."""
+    backend: Any = None
+    """Where to run; default: that of the program which calls, or the one that `set_default_backend` was given."""
+
+
+_SAME = {"return_logprob": "logprobs", "top_logprobs_num": "top_logprobs"}
+_TO_WIRE = [
+    (name, _SAME.get(name, name))
+    for name in GenOptions.__struct_fields__
+    if _SAME.get(name, name) in wire.Sampling.__struct_fields__ and name != "seed"
+]
+
+RUN_OPTIONS = {("max_new_tokens" if name == "max_tokens" else name): name for name in Options.__struct_fields__}
+"""Keyword of `run` -> field of Options."""
+
+LATER = {
+    "regex": "constrained decoding",
+    "json_schema": "constrained decoding",
+    "dtype": "constrained decoding",
+    "type": "typed results",
+    "stop_regex": "stopping at a pattern",
+    "tools": "tools driven by gen",
+    "use_thread": "a thread per state; there is none here, and appends never wait",
+}
+"""Option -> what it would need that is not here. They are refused by name."""
+
+T = TypeVar("T", bound=GenOptions)
+
+
+def make(kind: type[T], asked: dict[str, Any]) -> T:
+    """A checked `kind` from what was asked; BadProgram names the value that cannot be."""
+    try:
+        return msgspec.convert(asked, kind)
+    except msgspec.ValidationError as e:
+        raise BadProgram(f"bad option: {e}") from None
+
+
+def refuse(asked: dict[str, Any]) -> None:
+    """Unsupported, if one of the options is of LATER."""
+    for name in asked:
+        if name in LATER:
+            raise Unsupported(f"the option {name!r} is not supported: it needs {LATER[name]}")
+
+
+def near(name: str, names: Any) -> str:
+    """A hint at the name that was probably meant, or ""."""
+    if name == "max_tokens":
+        return "; for a whole run it is called 'max_new_tokens'"
+    found = difflib.get_close_matches(name, list(names), n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def mix(seed: int | None, *path: int) -> int | None:
+    """The seed at `path` below `seed`: the same every time, and unlike that of any other path. None stays None."""
+    if seed is None:
+        return None
+    digest = hashlib.blake2b(repr((seed, path)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1  # 63 bits: a seed is a signed int64 wherever it goes

@@ -1,0 +1,470 @@
+"""A state: the running prompt of a program and its variables. Appends record; reads wait."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
+from typing import Any, Literal, overload
+
+from msgspec.structs import replace
+
+from banyan.expr import NOTHING, Begin, End, Expression, Gen, Leaf, Raw, Select, Seq, checked_name, leaves
+from banyan.expr import role as turn
+from banyan.feed import Feed
+from banyan.group import Group
+from banyan.pieces import pieces, pieces_async
+from banyan.record import Lane, Record
+from banyan.ref import Gathered, Ref, meta_info, read
+from banyan.runtime import wire
+from banyan.runtime.errors import BadProgram, BanyanError, UnknownVariable, Unsupported
+from banyan.sampling import mix
+from banyan.transcript import Renderer, Transcript, messages
+
+
+class State:
+    """The running prompt of a program, which `s += ...` makes longer, and its variables, which `s["x"]` reads.
+
+    `+=` takes an expression, a string, or a list of them, records it and returns: nothing waits before a value is read.
+    An expression is appended whole or, if there is something wrong with it, not at all.
+
+    What reads (`s["x"]`, `text`, `messages`, `sync` and the others) waits until the value is known, at most as long as
+    the runtime lives, and raises what happened instead: a ProgramError names the program, the line and the gen.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_is_joined",
+        "_is_watched",
+        "_lane",
+        "_last",
+        "_n_draws",
+        "_names",
+        "_numbers",
+        "_record",
+        "_role",
+        "_seed",
+        "_transcript",
+        "_values",
+    )
+
+    def __init__(self, record: Record, lane: Lane, seed: int | None, transcript: Transcript) -> None:
+        """For programs and forks to make, not for users."""
+        self._record, self._lane, self._seed, self._transcript = record, lane, seed, transcript
+        self._values: dict[str, Any] = {}
+        self._names: Feed[str] = Feed()  # of variables as they are set, for those who wait for one
+        self._role: str | None = None
+        self._last: Ref | None = None
+        self._numbers: list[Any] = []  # those of its gens and, as lists inside it, of its branches' gens
+        self._n_draws = 0
+        self._is_joined = False
+        self._is_watched = False
+
+    def __repr__(self) -> str:
+        variables = ", ".join(self._values) or "none"
+        return f"<State of program {self._record.name}, variables: {variables}>"
+
+    def __str__(self) -> str:
+        return self.text()
+
+    # ---- appending -------------------------------------------------------------------------------------------------
+
+    def __iadd__(self, what: Expression) -> State:
+        self._append(what)
+        return self
+
+    def _append(self, what: Expression) -> None:
+        self._check_open()
+        flat = leaves(what)
+        role, line = self._role_after(flat), ""
+        for leaf in flat:
+            match leaf:
+                case str():
+                    self._record.text(self._lane, leaf)
+                case Raw(text=text):
+                    self._record.text(self._lane, wire.Raw(text))
+                case Begin(role=name):
+                    self._record.text(self._lane, wire.Begin(name))
+                case End():
+                    self._record.text(self._lane, wire.End())
+                case Ref():
+                    self._record.text(self._lane, wire.Ref(leaf.number))
+                case Gen() | Select():
+                    line = line or source_line()
+                    leaf = self._generate(leaf, line)
+            self._transcript.own.put(leaf)
+        self._role = role
+
+    def _check_open(self) -> None:
+        if self._is_watched:
+            raise BadProgram("this state belongs to a program that still runs; it can be read, but not appended to")
+        if self._is_joined:
+            raise BadProgram("this branch was appended to its parent; it takes no more text")
+
+    def _role_after(self, flat: list[str | Leaf]) -> str | None:
+        """The turn that is open after `flat`. BadProgram: turns in turns, or the end of one that is not open."""
+        role = self._role
+        for leaf in flat:
+            if isinstance(leaf, Begin):
+                if role is not None:
+                    raise BadProgram(f"a turn of {leaf.role!r} begins inside a turn of {role!r}; end that first")
+                role = leaf.role
+            elif isinstance(leaf, End):
+                if role != leaf.role:
+                    raise BadProgram(
+                        f"a turn of {leaf.role!r} ends, but {'none' if role is None else repr(role)} is open"
+                    )
+                role = None
+            elif isinstance(leaf, Ref) and leaf.record is not self._record:
+                raise BadProgram(f"{leaf!r} is of another program; append its value: state[{leaf.name!r}]")
+        return role
+
+    def _generate(self, leaf: Gen | Select, line: str) -> Ref:
+        record = self._record
+        ref = self._last = Ref(record, self._lane, self._last, leaf.name or "", line)
+        self._numbers.append(ref.number)
+        self._n_draws += 1
+        seed = mix(self._seed, self._n_draws)
+        record.add(self._select_op(leaf, ref, seed) if isinstance(leaf, Select) else self._gen_op(leaf, ref, seed))
+        if leaf.name is not None:
+            self._set(leaf.name, ref)
+        return ref
+
+    def _gen_op(self, leaf: Gen, ref: Ref, seed: int | None) -> wire.Gen:
+        run, wishes = self._record.options, leaf.options
+        sampling = wishes.over(self._record.sampling)
+        seed = seed if wishes.seed is None else wishes.seed
+        if seed is not None:
+            sampling = replace(sampling, seed=seed)
+        with_text = wishes.return_text_in_logprobs
+        ref.with_text = bool(run.return_text_in_logprobs if with_text is None else with_text)
+        if run.stream:
+            ref.stream()
+        return wire.Gen(self._lane.number, ref.number, sampling, run.stream, ref.name, ref.line)
+
+    def _select_op(self, leaf: Select, ref: Ref, seed: int | None) -> wire.Select:
+        seed = seed if leaf.seed is None else leaf.seed
+        return wire.Select(
+            self._lane.number, ref.number, leaf.choices, leaf.method, leaf.temperature, seed, ref.name, ref.line
+        )
+
+    # ---- turns -----------------------------------------------------------------------------------------------------
+
+    @overload
+    def role(self, name: str, expr: None = None) -> AbstractContextManager[State]: ...
+    @overload
+    def role(self, name: str, expr: Expression) -> Seq: ...
+    def role(self, name: str, expr: Expression | None = None) -> AbstractContextManager[State] | Seq:
+        """Append a turn: of `expr`, at once, or of what a `with` block appends. It ends also where the block raises."""
+        if expr is None:
+            return self._turn(name)
+        self._append(turn(name, expr))
+        return NOTHING  # so that `s += s.user("x")` is one turn, not two
+
+    @contextmanager
+    def _turn(self, name: str) -> Iterator[State]:
+        begin, *_, end = turn(name).parts
+        self._append(begin)
+        try:
+            yield self
+        except BaseException:
+            if self._role == name:
+                self._append(end)
+            raise
+        self._append(end)
+
+    @overload
+    def system(self, expr: None = None) -> AbstractContextManager[State]: ...
+    @overload
+    def system(self, expr: Expression) -> Seq: ...
+    def system(self, expr: Expression | None = None) -> AbstractContextManager[State] | Seq:
+        """`role("system", expr)`."""
+        return self.role("system", expr)
+
+    @overload
+    def user(self, expr: None = None) -> AbstractContextManager[State]: ...
+    @overload
+    def user(self, expr: Expression) -> Seq: ...
+    def user(self, expr: Expression | None = None) -> AbstractContextManager[State] | Seq:
+        """`role("user", expr)`."""
+        return self.role("user", expr)
+
+    @overload
+    def assistant(self, expr: None = None) -> AbstractContextManager[State]: ...
+    @overload
+    def assistant(self, expr: Expression) -> Seq: ...
+    def assistant(self, expr: Expression | None = None) -> AbstractContextManager[State] | Seq:
+        """`role("assistant", expr)`."""
+        return self.role("assistant", expr)
+
+    # ---- variables -------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> Any:
+        """The variable: a str; a list of them for n > 1 and after a join; or what `s[name] = value` put there.
+
+        UnknownVariable (a KeyError): there is none.
+        """
+        return read(self._lookup(name))
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._set(checked_name(name) or "", value)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    get_var = __getitem__
+    set_var = __setitem__
+
+    def ref(self, name: str) -> Expression:
+        """The text of a variable, to be appended to any state of this program, without waiting for it.
+
+        Where the value is not known yet, the server puts it in when it is.
+        """
+        value = self._lookup(name)
+        if isinstance(value, Ref | str):
+            return value
+        raise BadProgram(f"variable {name!r} holds no single text; append what you need of s[{name!r}]")
+
+    def get_meta_info(self, name: str) -> Any:
+        """What is known about how the variable was generated, as a dict; None for one that was not.
+
+        finish_reason, prompt_tokens, completion_tokens, cached_tokens and, with return_logprob, output_token_logprobs
+        and output_top_logprobs; for a select normalized_prompt_logprobs, input_token_logprobs and weights. A list of
+        them for n > 1 and after a join.
+        """
+        return meta_info(self._lookup(name))
+
+    @property
+    def ret_value(self) -> Any:
+        """What the program's body returned."""
+        self._await_body()
+        return self._record.ret_value
+
+    @contextmanager
+    def var_scope(self, name: str) -> Iterator[State]:
+        """`with s.var_scope("x"): ...` makes all text that the block appends, markers included, variable x."""
+        self._check_open()
+        checked_name(name)
+        mark = next(self._record.marks)
+        self._record.add(wire.Mark(self._lane.number, mark))
+        try:
+            yield self
+        finally:
+            self._set(name, self._read(mark, name))
+
+    def _set(self, name: str, value: Any) -> None:
+        self._values[name] = value
+        self._names.put(name)
+
+    def _lookup(self, name: str) -> Any:
+        if name not in self._values and self._is_watched:
+            for _ in self._names:  # raises what the body raised
+                if name in self._values:
+                    break
+        return self._found(name)
+
+    async def _lookup_async(self, name: str) -> Any:
+        if name not in self._values and self._is_watched:
+            async for _ in self._names:
+                if name in self._values:
+                    break
+        return self._found(name)
+
+    def _found(self, name: str) -> Any:
+        try:
+            return self._values[name]
+        except KeyError:
+            have = ", ".join(map(repr, self._values)) or "none"
+            raise UnknownVariable(
+                f"there is no variable {name!r}; there are: {have}", program=self._record.name, line=source_line()
+            ) from None
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """The whole prompt as the server has it, markers included."""
+        self._await_body()
+        return self._read(None).text()
+
+    def messages(self) -> list[dict[str, str]]:
+        """The finished turns as `{"role": ..., "content": ...}`, contents stripped on the left."""
+        self._await_body()
+        return messages(self._transcript, self._record.backend.welcome.chat)
+
+    def sync(self) -> None:
+        """Wait until all that was appended is done. Raises the first error."""
+        self._await_body()
+        self._record.flush()
+        for item in self._transcript:
+            if isinstance(item, Ref):
+                item.wait()
+
+    def error(self) -> BaseException | None:
+        """Wait as `sync` does, and give what it would raise, or None."""
+        if self._record.error is not None:
+            return self._record.error
+        try:
+            self.sync()
+        except BaseException as e:
+            if isinstance(e, BanyanError) or e is self._record.error:
+                return e
+            raise
+        return None
+
+    @property
+    def usage(self) -> wire.Usage:
+        """Tokens of all gens of this state and its branches, summed: prompt, of it cached, and generated.
+
+        Waits for them; what failed or was stopped counts nothing.
+        """
+        self._await_body()
+        self._record.flush()
+        futures = [self._record.program.future(number) for number in _flat(self._numbers)]
+        done = [future.result().usage for future in futures if future.exception() is None]
+        return wire.Usage(sum(u.prompt for u in done), sum(u.cached for u in done), sum(u.generated for u in done))
+
+    def cancel(self) -> None:
+        """Stop what the program still does on the server. What is not finished raises Cancelled where it is read.
+
+        A state that nobody holds any more does this by itself.
+        """
+        self._record.program.cancel()
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """The text as it comes, of one variable or of the whole state; in one piece if the program does not stream.
+
+        Any number of readers, each from the start. Raises, where the text breaks off, what broke it.
+        """
+        if var_name is not None:
+            yield from pieces(self._lookup(var_name))
+        elif not self._record.options.stream:
+            yield from pieces(self._read(None))
+        else:
+            render = Renderer(self._record.backend.welcome.chat)
+            for item in self._transcript.follow(self._is_watched):
+                yield from pieces(render(item))
+
+    @overload
+    def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: Literal[False] = False
+    ) -> AsyncIterator[str]: ...
+    @overload
+    def text_async_iter(
+        self, var_name: str | None = None, *, return_meta_data: Literal[True]
+    ) -> AsyncIterator[tuple[str, Any]]: ...
+    async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
+        """`text_iter` for an event loop, which it never holds up. With meta data: pairs of a piece and the meta info.
+
+        The meta info comes with a value's last piece, which is "" where it streams; before that it is None.
+        """
+        async for text, meta in self._pairs_async(var_name):
+            if return_meta_data:
+                yield text, meta
+            elif text:
+                yield text
+
+    async def _pairs_async(self, name: str | None) -> AsyncIterator[tuple[str, Any]]:
+        if name is not None or not self._record.options.stream:
+            value = self._read(None) if name is None else await self._lookup_async(name)
+            async for pair in pieces_async(value):
+                yield pair
+            return
+        render = Renderer(self._record.backend.welcome.chat)
+        async for item in self._transcript.follow_async(self._is_watched):
+            async for pair in pieces_async(render(item)):
+                yield pair
+
+    def _read(self, mark: int | None, name: str = "") -> Ref:
+        ref = Ref(self._record, self._lane, self._last, name, source_line())
+        self._record.add(wire.Read(self._lane.number, ref.number, mark))
+        return ref
+
+    def _await_body(self) -> None:
+        if self._is_watched:
+            for _ in self._record.ended:
+                pass
+
+    # ---- branching -------------------------------------------------------------------------------------------------
+
+    def fork(self, size: int = 1, position_ids_offset: None = None) -> Group:
+        """`size` states that begin with all that this one has: text, open turn, variables. None of it is sent again."""
+        self._check_open()
+        if position_ids_offset is not None:
+            raise Unsupported("position_ids_offset: a branch goes on at the position of its parent; leave it out")
+        if size < 1:
+            raise BadProgram(f"a fork of {size} branches; it needs at least one")
+        self._n_draws += 1
+        children = [self._branch(i) for i in range(size)]
+        self._record.add(wire.Fork(self._lane.number, tuple(child._lane.number for child in children)))
+        return Group(children, {"gather_variable": self._gather, "concate_and_append": self._concatenate})
+
+    @contextmanager
+    def copy(self, position_ids_offset: None = None) -> Iterator[State]:
+        """`with s.copy() as t: ...`: a fork of one, joined at the end of the block. Variables come as lists of one."""
+        group = self.fork(1, position_ids_offset)
+        try:
+            yield group[0]
+        finally:
+            group.join()
+
+    def _branch(self, i: int) -> State:
+        child = State(
+            self._record,
+            self._record.new_lane(self._lane),
+            mix(self._seed, self._n_draws, i),
+            self._transcript.fork(),
+        )
+        child._values = dict(self._values)
+        child._role, child._last = self._role, self._last
+        self._numbers.append(child._numbers)
+        return child
+
+    def _gather(self, branches: list[State]) -> None:
+        self._check_open()
+        names = dict.fromkeys(name for branch in branches for name in branch._values)  # in the order they appeared
+        for name in names:
+            if name not in self._values:
+                self._set(name, Gathered([branch._values.get(name) for branch in branches]))
+
+    def _concatenate(self, branches: list[State]) -> None:
+        self._check_open()
+        for branch in branches:
+            branch._check_open()
+            if branch._role != self._role:
+                here, there = self._role or "no turn", branch._role or "no turn"
+                raise BadProgram(f"a branch that ends in a turn of {there!r} cannot be appended to one of {here!r}")
+        for branch in branches:
+            for item in branch._transcript.own.items:
+                self._transcript.own.put(item)
+            branch._is_joined = True
+        self._record.add(wire.Join(self._lane.number, tuple(branch._lane.number for branch in branches)))
+
+
+def watched(state: State) -> State:
+    """A handle for those outside on the state of a program that still runs."""
+    for feed in (state._names, state._transcript.own):
+        state._record.close_at_end(feed)
+    handle = copy(state)
+    handle._is_watched = True
+    return handle
+
+
+_HERE = os.path.dirname(__file__) + os.sep
+
+
+def source_line() -> str:
+    """Where the user's code stands: the nearest caller outside of this package, as "file.py:12"."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(_HERE) and frame.f_back is not None:
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _flat(numbers: list[Any]) -> Iterator[int]:
+    for number in numbers:
+        if isinstance(number, list):
+            yield from _flat(number)
+        else:
+            yield number

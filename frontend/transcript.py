@@ -1,0 +1,96 @@
+"""What was appended to a state, in order: the language's own account of the prompt, for messages and streams.
+
+The prompt itself is the server's. This holds the same pieces, with values in the making where values will stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from itertools import chain, islice
+from typing import TypeAlias
+
+from banyan.expr import Begin, End, Raw
+from banyan.feed import Feed
+from banyan.ref import Ref
+from banyan.runtime.wire import ChatMarkers
+
+Item: TypeAlias = str | Raw | Begin | End | Ref
+
+
+class Transcript:
+    """The items of one state. A fork copies nothing: it knows how far its parents had come, and goes on from there."""
+
+    __slots__ = ("_inherited", "own")
+
+    def __init__(self, inherited: tuple[tuple[list[Item], int], ...] = ()) -> None:
+        self._inherited = inherited
+        self.own: Feed[Item] = Feed()
+        """What this state itself was given."""
+
+    def fork(self) -> Transcript:
+        return Transcript((*self._inherited, (self.own.items, len(self.own.items))))
+
+    def _before(self) -> Iterator[Item]:
+        return chain.from_iterable(islice(items, n) for items, n in self._inherited)
+
+    def __iter__(self) -> Iterator[Item]:
+        """The items that are there now."""
+        return chain(self._before(), tuple(self.own.items))
+
+    def follow(self, is_watched: bool) -> Iterator[Item]:
+        """The items that are there and, if watched, those that come until the program ends."""
+        return chain(self._before(), self.own) if is_watched else iter(self)
+
+    async def follow_async(self, is_watched: bool) -> AsyncIterator[Item]:
+        for item in self._before() if is_watched else self:
+            yield item
+        if is_watched:
+            async for item in self.own:
+                yield item
+
+
+def messages(items: Transcript, chat: ChatMarkers | None) -> list[dict[str, str]]:
+    """The finished turns as `{"role": ..., "content": ...}`, contents stripped on the left. Waits for their values.
+
+    The system text that the template puts in front where a conversation has none is a turn too.
+    """
+    turns: list[dict[str, str]] = []
+    content: list[str] | None = None
+    for item in items:
+        if isinstance(item, Begin):
+            if not turns and item.role != "system" and chat is not None and chat.default_system:
+                turns.append({"role": "system", "content": chat.default_system})
+            content = []
+        elif isinstance(item, End):
+            turns.append({"role": item.role, "content": "".join(content or ()).lstrip()})
+            content = None
+        elif content is not None:
+            content.append(item if isinstance(item, str) else item.text() if isinstance(item, Ref) else item.text)
+    return turns
+
+
+class Renderer:
+    """Items to text, one by one, as the server's prompt has them. Values in the making are left as they are."""
+
+    def __init__(self, chat: ChatMarkers | None) -> None:
+        self._chat = chat or ChatMarkers({})
+        self._is_first = True
+
+    def __call__(self, item: Item) -> str | Ref:
+        match item:
+            case Begin(role=role):
+                text = self._markers(role)[0]
+                if self._is_first and role != "system" and self._chat.default_system:
+                    before, after = self._markers("system")
+                    text = f"{before}{self._chat.default_system}{after}{text}"
+                self._is_first = False
+                return text
+            case End(role=role):
+                return self._markers(role)[1]
+            case Raw(text=text):
+                return text
+            case _:
+                return item
+
+    def _markers(self, role: str) -> tuple[str, str]:
+        return self._chat.roles.get(role, ("", ""))  # a role that the template lacks fails on the server, by name
