@@ -23,7 +23,7 @@ HEARTBEAT = 1.0
 MISSED = 5
 """So many Pings without a sign of the server, and the client calls it lost."""
 SILENT = 30
-"""A server forgets a client that was silent for so many heartbeats. (A death is seen at once: the connection breaks.)"""
+"""A server forgets a client that was silent for so many heartbeats. Its death is seen at once, by the socket."""
 
 _SEND_LIMIT = 100_000  # messages that wait for one client who does not read; beyond it the client is dropped
 _PATH_LIMIT = 107  # bytes of a Unix socket's address, without its end

@@ -107,13 +107,17 @@ class Template:
 
     def prefix(self, messages: Sequence[Message], opening: str, now: datetime | None = None) -> str:
         """The conversation up to where the content of a new turn of role `opening` starts."""
-        if opening == ASSISTANT and messages:
-            prompted = self.render(messages, prompt=True, now=now)
-            if prompted != self.render(messages, now=now):
-                return prompted
         sign = "\ue000+\ue001"
-        text = self.render([*messages, Message(opening, sign)], now=now)
-        before, found, _ = text.partition(sign)
+        closed = ""
+        if opening == ASSISTANT and messages:
+            closed = self.render(messages, now=now)
+            prompted = self.render(messages, prompt=True, now=now)
+            if prompted != closed:
+                return prompted
+        before, found, _ = self.render([*messages, Message(opening, sign)], now=now).partition(sign)
+        if closed and not (before.startswith(closed) and before[len(closed) :].strip()):
+            # The template knows no prompt, and no marker of this role either: space alone is for the model to write.
+            return closed
         if not found:
             raise BadProgram(f"the model's chat template does not write the turns of role {opening!r}")
         return before

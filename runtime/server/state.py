@@ -8,6 +8,7 @@ rewrites earlier turns costs the changed tail and nothing else.
 
 from __future__ import annotations
 
+import os.path
 from array import array
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -128,17 +129,24 @@ class Text:
 
     def read(self, tokenizer: Tokenizer, template: Template | None, now: datetime, mark: int = 0) -> str:
         """The text from piece `mark` on, markers included."""
-        rest = self.pieces[mark:]
-        if not any(isinstance(piece, Open | Shut) for piece in rest):
-            return "".join(piece.text for piece in rest if isinstance(piece, Span | Made))
-        whole, before = (
-            "".join(atom.text for atom in layout(pieces, tokenizer, template, now)) if pieces else ""
-            for pieces in (self.pieces, self.pieces[:mark])
+        rest, text = self.pieces[mark:], ""
+        kinds = [type(piece) for piece in self.pieces[:mark]]
+        if kinds.count(Open) > kinds.count(Shut):
+            # The rest of the turn that the mark stands in, as it was appended.
+            n = next((k for k, piece in enumerate(rest) if isinstance(piece, Shut)), len(rest))
+            text = "".join(piece.text for piece in rest[:n] if isinstance(piece, Span | Made))
+            if n == len(rest):
+                return text
+            mark += n + 1
+        before, whole = (
+            "".join(atom.text for atom in layout(pieces, tokenizer, template, now))
+            for pieces in (self.pieces[:mark], self.pieces)
         )
-        n = next(
-            (k for k, (a, b) in enumerate(zip(whole, before, strict=False)) if a != b), min(len(whole), len(before))
-        )
-        return whole[n:]
+        if mark > len(self.pieces) - len(rest) and template is not None:  # and the marker at its end
+            roles = tuple(piece.role for piece in self.pieces[:mark] if isinstance(piece, Open))
+            text += (template.markers(roles, None, now) or ("",))[-1]
+        n = len(before) if whole.startswith(before) else len(os.path.commonprefix((before, whole)))
+        return text + whole[n:]
 
 
 class _Turn(NamedTuple):

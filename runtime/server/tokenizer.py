@@ -106,7 +106,8 @@ class Tokenizer:
         of every text (a begin-of-text id) comes first, unless the text spells it itself."""
         spans = merge(spans)
         text = "".join(span.text for span in spans)
-        prefix = self._start if at_start and not text.startswith(self.text_of(self._start) or "\0") else []
+        spelled = spans and spans[0].meant and text.startswith(self.text_of(self._start))
+        prefix = self._start if at_start and not spelled else []
         if not text:
             return list(prefix)
         pieces = self._split(text, spans)

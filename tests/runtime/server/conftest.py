@@ -1,0 +1,151 @@
+"""A server without sockets: programs beside a fake engine, pumped by hand. And the pieces it is made of."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from random import Random
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from banyan.runtime import wire
+from banyan.runtime.server.chat import Template
+from banyan.runtime.server.generate import Generator
+from banyan.runtime.server.programs import Programs
+from banyan.runtime.server.requests import Requests
+from banyan.runtime.server.state import unpack
+from banyan.runtime.server.tokenizer import Files, Span, Tokenizer
+
+
+def _load(name: str) -> ModuleType:
+    module_name = f"banyan_tests_server_{name}"
+    if module_name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(module_name, Path(__file__).with_name(f"{name}.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[module_name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[module_name]
+
+
+@pytest.fixture(scope="session")
+def fake_engine() -> ModuleType:
+    return _load("fake_engine")
+
+
+@pytest.fixture(scope="session")
+def words_dir(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory with a tokenizer and no model."""
+    path = tmp_path_factory.mktemp("words")
+    tiny.make_tokenizer(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def words(words_dir: Path) -> Tokenizer:
+    return Tokenizer(words_dir, Files.read(words_dir))
+
+
+@pytest.fixture(scope="session")
+def chatml(words_dir: Path) -> Template:
+    files = Files.read(words_dir)
+    assert files.template is not None
+    return Template(files.template, files.special_tokens)
+
+
+class Bench:
+    """Programs of client b"me" beside a FakeEngine. `say`: end of a prompt -> what the model says there.
+
+    `submit` runs nothing in the engine; `run` does, until all is idle or `n_steps` are done.
+    """
+
+    def __init__(self, fake: ModuleType, words: Tokenizer, template: Template | None, say: dict[str, str]) -> None:
+        self.words, self.say = words, dict(say)
+        self.engine = fake.FakeEngine(self._speak)
+        self.sent: list[tuple[bytes, wire.ServerMessage]] = []
+        self.held: list[Callable[[], None]] | None = None
+        """Set to a list, and encoding waits in it as it would for a thread."""
+        self.requests = Requests(words, None, self.engine.take)
+        generator = Generator(words, template, self.requests, self._offload, Random(0))
+        self.programs = Programs(generator, lambda client, message: self.sent.append((client, message)))
+        self._seq: dict[int, int] = {}
+
+    def _speak(self, ids: list[int]) -> Iterable[int]:
+        text = self.words.text_of(ids)
+        for key in sorted(self.say, key=len, reverse=True):
+            if text.endswith(key):
+                return self.words.encode([Span(self.say[key], meant=True)])
+        return [68] * 1000
+
+    def _offload(self, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        if self.held is None:
+            then(work())
+        else:
+            self.held.append(lambda: then(work()))
+
+    def submit(self, *ops: wire.Op, program: int = 0, last: bool = False, client: bytes = b"me") -> None:
+        seq = self._seq.get(program, 0)
+        self._seq[program] = seq + 1
+        self.programs.submit(client, wire.Submit(program=program, seq=seq, ops=ops, last=last, name="test"))
+
+    def run(self, n_steps: int = 10_000) -> None:
+        for _ in range(n_steps):
+            reports = self.engine.step()
+            if not reports:
+                return
+            for report in reports:
+                if isinstance(report, wire.Step):
+                    self.requests.take(report)
+                elif isinstance(report, wire.Failed):
+                    self.requests.fail(report)
+
+    def messages(self, kind: type, program: int = 0) -> list[Any]:
+        return [m for _, m in self.sent if isinstance(m, kind) and m.program == program]
+
+    def value(self, ref: int, program: int = 0) -> wire.Value:
+        (value,) = [m for m in self.messages(wire.Value, program) if m.ref == ref]
+        return value
+
+    def text(self, ref: int, program: int = 0) -> str:
+        return self.value(ref, program).samples[0].text
+
+    def failed(self, ref: int | None, program: int = 0) -> wire.Failed:
+        (failed,) = [m for m in self.messages(wire.Failed, program) if m.ref == ref]
+        return failed
+
+    def prompts(self) -> list[str]:
+        """The text of each prompt that the engine got."""
+        return [self.words.text_of(unpack(run.ids)) for run in self.engine.runs]
+
+    def ids(self, k: int = -1) -> list[int]:
+        """The ids of the k-th prompt that the engine got."""
+        return unpack(self.engine.runs[k].ids)
+
+
+@pytest.fixture
+def bench(fake_engine: ModuleType, words: Tokenizer, chatml: Template) -> Callable[..., Bench]:
+    """`bench({"end of a prompt": "what is said"}, template=...) -> Bench`"""
+
+    def make(say: dict[str, str] | None = None, template: Template | None = chatml) -> Bench:
+        return Bench(fake_engine, words, template, say or {})
+
+    return make
+
+
+@pytest.fixture
+def greedy() -> Callable[..., wire.Sampling]:
+    return lambda **options: wire.Sampling(**{"temperature": 0.0, "max_tokens": 64} | options)
+
+
+@pytest.fixture
+def role() -> SimpleNamespace:
+    """`role.user("hi")`: the parts of a turn."""
+
+    def turn(name: str) -> Callable[..., tuple[wire.Part, ...]]:
+        return lambda *parts: (wire.Begin(name), *parts, wire.End())
+
+    return SimpleNamespace(**{name: turn(name) for name in ("system", "user", "assistant", "tool")})

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from banyan.runtime.errors import BadModel, BadProgram
+from banyan.runtime.server.chat import Message, Template
+
+# The same shapes that well-known models have, written anew.
+LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}<|start|>{{ m.role }}<|end|>\n\n{{ m.content | trim }}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant<|end|>\n\n{% endif %}"
+)
+QWEN = (
+    "{% if messages[0].role != 'system' %}<|s|>system\nYou are helpful.<|e|>\n{% endif %}"
+    "{% for m in messages %}<|s|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}"
+    "{% endif %}<|e|>\n{% endfor %}{% if add_generation_prompt %}<|s|>assistant\n{% endif %}"
+)
+MISTRAL = (
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{% set sys = messages[0].content %}"
+    "{% set loop_messages = messages[1:] %}{% else %}{% set sys = '' %}{% set loop_messages = messages %}{% endif %}"
+    "{% for m in loop_messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if m.role == 'user' %}[I] {% if loop.first and sys %}{{ sys + '\n\n' }}{% endif %}{{ m.content }} [/I]"
+    "{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}"
+)
+NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def test_it_renders_as_hugging_face_does() -> None:
+    source = "{% for m in messages %}\n  {% if true %}\n{{ m | tojson }} {{ bos_token }}\n  {% endif %}\n{% endfor %}"
+    text = Template(source, NAMES).render([Message("user", "<é> & 'x'")])
+    assert text == '{"role": "user", "content": "<é> & \'x\'"} <s>\n'
+
+
+def test_generation_tags_are_their_text() -> None:
+    source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}.{% endfor %}"
+    assert Template(source, {}).render([Message("user", "a"), Message("user", "b")]) == "a.b."
+
+
+def test_loop_controls_and_namespaces_work() -> None:
+    source = "{% set ns = namespace(n=0) %}{% for m in messages %}{% if m.content == 'stop' %}{% break %}{% endif %}" \
+        "{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}"  # fmt: skip
+    assert Template(source, {}).render([Message("user", "a"), Message("user", "stop")]) == "1"
+
+
+def test_a_template_cannot_reach_python() -> None:
+    assert issubclass(ImmutableSandboxedEnvironment, object)
+    evil = Template("{{ messages.__class__.__mro__ }}{{ ''.__class__.__mro__[1].__subclasses__() }}", {})
+    with pytest.raises(BadProgram):
+        evil.render([Message("user", "a")])
+
+
+def test_time_is_an_argument() -> None:
+    template = Template("{{ strftime_now('%Y-%m-%d') }} {% for m in messages %}{{ m.content }}{% endfor %}", {})
+    now = datetime(2024, 2, 29)
+    assert template.render([Message("user", "x")], now=now) == "2024-02-29 x"
+    assert template.markers(("user",), None, now) == ("2024-02-29 ", "")
+
+
+def test_a_broken_template_is_the_models_fault() -> None:
+    with pytest.raises(BadModel, match="compiled"):
+        Template("{% if %}", {})
+
+
+def test_a_refusal_keeps_the_templates_words() -> None:
+    with pytest.raises(BadProgram, match="roles must alternate"):
+        Template(MISTRAL, NAMES).render([Message("user", "a"), Message("user", "b")])
+    with pytest.raises(BadProgram, match="TypeError"):
+        Template("{{ messages[0].content + 1 }}", {}).render([Message("user", "b")])
+
+
+def test_markers_stand_around_contents() -> None:
+    t = Template(LLAMA3, NAMES)
+    assert t.markers(("system", "user")) == (
+        "<s><|start|>system<|end|>\n\n", "<|eot|><|start|>user<|end|>\n\n", "<|eot|>",
+    )  # fmt: skip
+    assert t.markers(("user",), "assistant") == (
+        "<s><|start|>user<|end|>\n\n",
+        "<|eot|><|start|>assistant<|end|>\n\n",
+    )
+    assert t.markers((), "user") == ("<s><|start|>user<|end|>\n\n",)
+
+
+def test_a_template_that_moves_turns_has_no_markers() -> None:
+    doubled = "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}"
+    assert Template(doubled, {}).markers(("user",)) is None
+    assert Template("{{ messages[-1].content }}", {}).markers(("user", "user")) is None
+
+
+def test_an_assistants_turn_opens_with_the_generation_prompt() -> None:
+    thinking = Template(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant><think>{% endif %}",
+        {},
+    )
+    assert thinking.prefix([Message("user", "a")], "assistant") == "<user>a</><assistant><think>"
+    assert thinking.prefix([Message("user", "a")], "user") == "<user>a</><user>"
+    assert Template(MISTRAL, NAMES).prefix([Message("user", "a")], "assistant") == "<s>[I] a [/I]"
+
+
+def test_a_role_that_is_not_written_cannot_open() -> None:
+    users = Template("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}", {})
+    with pytest.raises(BadProgram, match="'tool'"):
+        users.prefix([], "tool")
+
+
+def test_chat_markers_of_llama3() -> None:
+    m = Template(LLAMA3, NAMES).chat_markers()
+    assert m.roles["user"] == ("<s><|start|>user<|end|>\n\n".removeprefix("<s>"), "<|eot|>")
+    assert m.roles["assistant"] == ("<|start|>assistant<|end|>\n\n", "<|eot|>")
+    assert m.roles["system"] == ("<s><|start|>system<|end|>\n\n", "<|eot|>")
+    assert (m.default_system, m.stop) == ("", ("<|eot|>",))
+
+
+def test_chat_markers_with_a_default_system_prompt() -> None:
+    m = Template(QWEN, NAMES).chat_markers()
+    assert m.default_system == "You are helpful."
+    assert m.roles["system"] == ("<|s|>system\n", "<|e|>\n")
+    assert m.roles["user"] == ("<|s|>user\n", "<|e|>\n")
+    assert m.roles["assistant"] == ("<|s|>assistant\n", "<|e|>\n")
+    assert m.stop == ("<|e|>",)
+
+
+def test_chat_markers_of_a_template_without_system_markers() -> None:
+    m = Template(MISTRAL, NAMES).chat_markers()
+    assert m.roles["user"] == ("[I] ", " [/I]")
+    assert m.roles["assistant"] == ("", "</s>")
+    assert "tool" not in m.roles
+    assert m.stop == ("</s>",)
