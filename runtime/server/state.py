@@ -8,7 +8,6 @@ rewrites earlier turns costs the changed tail and nothing else.
 
 from __future__ import annotations
 
-import os.path
 from array import array
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -145,7 +144,9 @@ class Text:
         if mark > len(self.pieces) - len(rest) and template is not None:  # and the marker at its end
             roles = tuple(piece.role for piece in self.pieces[:mark] if isinstance(piece, Open))
             text += (template.markers(roles, None, now) or ("",))[-1]
-        n = len(before) if whole.startswith(before) else len(os.path.commonprefix((before, whole)))
+        n = len(before)
+        if not whole.startswith(before):  # the template rewrote what stood before the mark
+            n = next(k for k, pair in enumerate(zip(before, whole + "\0", strict=False)) if pair[0] != pair[1])
         return text + whole[n:]
 
 

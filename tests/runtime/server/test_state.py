@@ -205,5 +205,5 @@ def test_reading_inside_a_turn_gives_what_was_appended(write: Any) -> None:
     w.put("x ")
     assert w.read(mark) == "x "
     w.put(Shut())
-    assert w.read(mark) == "x<|im_end|>\n"
+    assert w.read(mark) == "x <|im_end|>\n"
     assert w.read() == "<|im_start|>user\npadded x<|im_end|>\n"
