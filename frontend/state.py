@@ -36,15 +36,12 @@ class State:
 
     __slots__ = (
         "__weakref__",
+        "_is_handle",
         "_is_joined",
-        "_is_watched",
         "_lane",
-        "_last",
-        "_n_draws",
         "_names",
         "_numbers",
         "_record",
-        "_role",
         "_seed",
         "_transcript",
         "_values",
@@ -55,12 +52,9 @@ class State:
         self._record, self._lane, self._seed, self._transcript = record, lane, seed, transcript
         self._values: dict[str, Any] = {}
         self._names: Feed[str] = Feed()  # of variables as they are set, for those who wait for one
-        self._role: str | None = None
-        self._last: Ref | None = None
         self._numbers: list[Any] = []  # those of its gens and, as lists inside it, of its branches' gens
-        self._n_draws = 0
         self._is_joined = False
-        self._is_watched = False
+        self._is_handle = False  # for those outside of a body that runs on a thread of its own
 
     def __repr__(self) -> str:
         variables = ", ".join(self._values) or "none"
@@ -68,6 +62,11 @@ class State:
 
     def __str__(self) -> str:
         return self.text()
+
+    @property
+    def _is_watched(self) -> bool:
+        """Whether we look on while the body runs: what is not there yet may still come."""
+        return self._is_handle and not self._record.ended.is_closed
 
     # ---- appending -------------------------------------------------------------------------------------------------
 
@@ -78,7 +77,7 @@ class State:
     def _append(self, what: Expression) -> None:
         self._check_open()
         flat = leaves(what)
-        role, line = self._role_after(flat), ""
+        role, line = self._turn_after(flat), ""
         for leaf in flat:
             match leaf:
                 case str():
@@ -95,7 +94,7 @@ class State:
                     line = line or source_line()
                     leaf = self._generate(leaf, line)
             self._transcript.own.put(leaf)
-        self._role = role
+        self._transcript.role = role
 
     def _check_open(self) -> None:
         if self._is_watched:
@@ -103,9 +102,9 @@ class State:
         if self._is_joined:
             raise BadProgram("this branch was appended to its parent; it takes no more text")
 
-    def _role_after(self, flat: list[str | Leaf]) -> str | None:
+    def _turn_after(self, flat: list[str | Leaf]) -> str | None:
         """The turn that is open after `flat`. BadProgram: turns in turns, or the end of one that is not open."""
-        role = self._role
+        role = self._transcript.role
         for leaf in flat:
             if isinstance(leaf, Begin):
                 if role is not None:
@@ -123,10 +122,10 @@ class State:
 
     def _generate(self, leaf: Gen | Select, line: str) -> Ref:
         record = self._record
-        ref = self._last = Ref(record, self._lane, self._last, leaf.name or "", line)
+        ref = self._transcript.last = Ref(record, self._lane, self._transcript.last, leaf.name or "", line)
         self._numbers.append(ref.number)
-        self._n_draws += 1
-        seed = mix(self._seed, self._n_draws)
+        self._transcript.n_draws += 1
+        seed = mix(self._seed, self._transcript.n_draws)
         record.add(self._select_op(leaf, ref, seed) if isinstance(leaf, Select) else self._gen_op(leaf, ref, seed))
         if leaf.name is not None:
             self._set(leaf.name, ref)
@@ -170,7 +169,7 @@ class State:
         try:
             yield self
         except BaseException:
-            if self._role == name:
+            if self._transcript.role == name:
                 self._append(end)
             raise
         self._append(end)
@@ -377,12 +376,12 @@ class State:
                 yield pair
 
     def _read(self, mark: int | None, name: str = "") -> Ref:
-        ref = Ref(self._record, self._lane, self._last, name, source_line())
+        ref = Ref(self._record, self._lane, self._transcript.last, name, source_line())
         self._record.add(wire.Read(self._lane.number, ref.number, mark))
         return ref
 
     def _await_body(self) -> None:
-        if self._is_watched:
+        if self._is_handle:
             for _ in self._record.ended:
                 pass
 
@@ -395,7 +394,7 @@ class State:
             raise Unsupported("position_ids_offset: a branch goes on at the position of its parent; leave it out")
         if size < 1:
             raise BadProgram(f"a fork of {size} branches; it needs at least one")
-        self._n_draws += 1
+        self._transcript.n_draws += 1
         children = [self._branch(i) for i in range(size)]
         self._record.add(wire.Fork(self._lane.number, tuple(child._lane.number for child in children)))
         return Group(children, {"gather_variable": self._gather, "concate_and_append": self._concatenate})
@@ -410,14 +409,9 @@ class State:
             group.join()
 
     def _branch(self, i: int) -> State:
-        child = State(
-            self._record,
-            self._record.new_lane(self._lane),
-            mix(self._seed, self._n_draws, i),
-            self._transcript.fork(),
-        )
+        lane, seed = self._record.new_lane(self._lane), mix(self._seed, self._transcript.n_draws, i)
+        child = State(self._record, lane, seed, Transcript(self._transcript))
         child._values = dict(self._values)
-        child._role, child._last = self._role, self._last
         self._numbers.append(child._numbers)
         return child
 
@@ -432,9 +426,11 @@ class State:
         self._check_open()
         for branch in branches:
             branch._check_open()
-            if branch._role != self._role:
-                here, there = self._role or "no turn", branch._role or "no turn"
-                raise BadProgram(f"a branch that ends in a turn of {there!r} cannot be appended to one of {here!r}")
+            if branch._transcript.role != self._transcript.role:
+                raise BadProgram(
+                    f"the open turn is {branch._transcript.role!r} in a branch and {self._transcript.role!r} in its "
+                    "parent; they must be the same to be joined"
+                )
         for branch in branches:
             for item in branch._transcript.own.items:
                 self._transcript.own.put(item)
@@ -447,7 +443,7 @@ def watched(state: State) -> State:
     for feed in (state._names, state._transcript.own):
         state._record.close_at_end(feed)
     handle = copy(state)
-    handle._is_watched = True
+    handle._is_handle = True
     return handle
 
 

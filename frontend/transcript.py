@@ -18,17 +18,23 @@ Item: TypeAlias = str | Raw | Begin | End | Ref
 
 
 class Transcript:
-    """The items of one state. A fork copies nothing: it knows how far its parents had come, and goes on from there."""
+    """The items of one state. A fork copies nothing: it knows how far its parents had come, and goes on from there.
 
-    __slots__ = ("_inherited", "own")
+    role: of the open turn. last: the newest value in the making. n_draws: gens, selects and forks so far.
+    """
 
-    def __init__(self, inherited: tuple[tuple[list[Item], int], ...] = ()) -> None:
-        self._inherited = inherited
+    __slots__ = ("_inherited", "last", "n_draws", "own", "role")
+
+    def __init__(self, parent: Transcript | None = None) -> None:
         self.own: Feed[Item] = Feed()
         """What this state itself was given."""
-
-    def fork(self) -> Transcript:
-        return Transcript((*self._inherited, (self.own.items, len(self.own.items))))
+        self._inherited: tuple[tuple[list[Item], int], ...] = ()
+        self.role: str | None = None
+        self.last: Ref | None = None
+        self.n_draws = 0
+        if parent is not None:
+            self._inherited = (*parent._inherited, (parent.own.items, len(parent.own.items)))
+            self.role, self.last = parent.role, parent.last
 
     def _before(self) -> Iterator[Item]:
         return chain.from_iterable(islice(items, n) for items, n in self._inherited)

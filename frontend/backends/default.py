@@ -25,18 +25,14 @@ def find(backend: Backend | None = None) -> Backend:
 
     ConfigError, with what to do, where there is none of them.
     """
-    found = backend or CURRENT.get() or _default or _from_environment()
-    if found is None:
+    for found in (backend, CURRENT.get(), _default):
+        if found is not None:
+            return found
+    if not (path := os.environ.get("BANYAN_SOCKET")):
         raise ConfigError(
             "there is nothing to run this program on: start a runtime and make it the default, with "
             "`bn.set_default_backend(bn.Runtime())`; or pass `backend=`; or name a running server in BANYAN_SOCKET"
         )
-    return found
-
-
-def _from_environment() -> Backend | None:
-    if not (path := os.environ.get("BANYAN_SOCKET")):
-        return None
     from banyan.backends.runtime import connect  # here: that needs zmq, and programs on a Mock do not
 
     return connect(path)

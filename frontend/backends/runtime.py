@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from banyan.backends.base import OpenProgram, Question
 from banyan.runtime import config as configs
@@ -42,6 +42,16 @@ class RuntimeEndpoint:
     def welcome(self) -> wire.Welcome:
         return self.client.welcome
 
+    def close(self) -> None:
+        """Leave the server. What programs of this process still wait for there raises RuntimeLost. Idempotent."""
+        self.client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def program(self, name: str = "") -> OpenProgram:
         return self.client.program(name)
 
@@ -55,7 +65,7 @@ def connect(socket: str | Path, timeout: float = 10.0) -> RuntimeEndpoint:
 
 
 class Runtime(RuntimeEndpoint):
-    """A server of one's own: it starts here, and ends with `shutdown`, with a `with` block, or with this process.
+    """A server of one's own: it starts here, and ends with `close`, with a `with` block, or with this process.
 
     model: a directory or hub id in Hugging Face format; None: the pocket model that comes with Banyan. The other
     options are those of `banyan serve` (runtime/config.py). Raises what keeps it from starting: ConfigError,
@@ -84,16 +94,12 @@ class Runtime(RuntimeEndpoint):
         """Where it listens: other processes of this user may `connect` there."""
         return self._server.socket
 
-    def shutdown(self) -> None:
+    def close(self) -> None:
         """End the server. What its programs still wait for raises RuntimeLost. Idempotent."""
-        self.client.close()
+        super().close()
         self._server.close()
 
-    def __enter__(self) -> Runtime:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
+    shutdown = close
 
 
 def _connect(path: Path, timeout: float) -> Client:
