@@ -12,14 +12,18 @@ import signal
 import sys
 import types
 import typing
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from banyan.runtime import config as configs
 from banyan.runtime.config import Config
 from banyan.runtime.errors import BanyanError, ConfigError
+
+if TYPE_CHECKING:
+    from banyan.backends.runtime import RuntimeEndpoint
 
 EPILOG = "Errors are one line on stderr; the exit status is 2 for a wrong call and 1 for one that failed."
 _METAVARS = {"model": "MODEL", "kv_memory": "SIZE", "socket": "PATH", "max_message": "BYTES"}
@@ -113,23 +117,26 @@ def _plain(kind: Any) -> Any:
 
 
 def given(options: argparse.Namespace) -> dict[str, Any]:
-    """The options of the runtime that stand on the command line, and no others."""
-    return {f.name: getattr(options, f.name) for f in msgspec.structs.fields(Config) if hasattr(options, f.name)}
+    """The options of the runtime that stand on the command line, and no others. ConfigError: one that cannot be."""
+    found = {f.name: getattr(options, f.name) for f in msgspec.structs.fields(Config) if hasattr(options, f.name)}
+    configs.make(**found)
+    return found
 
 
-def backend(options: argparse.Namespace) -> Any:
-    """The runtime that the command line asks for: the server at --socket, or a private one with the other options."""
+@contextmanager
+def backend(options: argparse.Namespace) -> Iterator[RuntimeEndpoint]:
+    """The runtime that the command line asks for: the server at --socket, or a private one that ends with the block."""
     import banyan
 
     config = given(options)
     if socket := config.pop("socket", ""):
         if config:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in config)
-            raise ConfigError(
-                f"{flags}: decided by the server at {socket} when it started; leave it out, or leave out --socket"
-            )
-        return banyan.connect(socket)
-    return banyan.Runtime(**config)
+            raise ConfigError(f"{flags}: the server at {socket} decided that when it started; leave it or --socket out")
+        yield banyan.connect(socket)
+    else:
+        with banyan.Runtime(**config) as runtime:
+            yield runtime
 
 
 # ---- commands ------------------------------------------------------------------------------------------------------
@@ -162,16 +169,17 @@ def _serve(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from banyan import cli_run
 
-    return cli_run.run(options.program, options.arguments, lambda: backend(options))
+    given(options)  # what is wrong is said now, not at the first gen
+    with ExitStack() as stack:
+        return cli_run.run(options.program, options.arguments, lambda: stack.enter_context(backend(options)))
 
 
 def _chat(options: argparse.Namespace) -> int:
     from banyan import cli_chat
 
     with backend(options) as runtime:
-        return cli_chat.talk(
-            runtime, system=options.system, temperature=options.temperature, max_tokens=options.max_tokens
-        )
+        wishes = {"temperature": options.temperature, "max_tokens": options.max_tokens}
+        return cli_chat.talk(runtime, system=options.system, **wishes)
 
 
 def _models(options: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ To talk yourself: `banyan chat`.
 """
 
 import banyan as bn
-from common import Saved, runtime, verdict
+from common import Saved, choose_runtime, verdict
 
 TURNS = {
     "Hello!": "Hello",
@@ -42,5 +42,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with runtime(__doc__):
-        main()
+    choose_runtime(__doc__)
+    main()

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import banyan as bn
 
 
-def runtime(about: str):
-    """The runtime that the command line names; it becomes the default backend of all programs.
+def choose_runtime(about: str) -> None:
+    """Makes the runtime that the command line names the default backend of all programs.
 
     Nothing: a private one with the pocket model. `--model`: a private one with another. `--socket`: a running server.
     """
@@ -16,9 +16,7 @@ def runtime(about: str):
     parser.add_argument("--model", default="pocket", help="a local directory or hub id (default: %(default)s)")
     parser.add_argument("--socket", help="join the server that `banyan serve` runs there")
     options = parser.parse_args()
-    backend = bn.connect(options.socket) if options.socket else bn.Runtime(options.model)
-    bn.set_default_backend(backend)
-    return backend
+    bn.set_default_backend(bn.connect(options.socket) if options.socket else bn.Runtime(options.model))
 
 
 class Saved:

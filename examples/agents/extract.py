@@ -6,7 +6,7 @@ python examples/agents/extract.py [--model MODEL | --socket PATH]
 import json
 
 import banyan as bn
-from common import Saved, runtime, verdict
+from common import Saved, choose_runtime, verdict
 
 ORDER = {"customer": "string", "quantity": "integer", "item": "string", "price": "number", "date": "string"}
 PERSON = {"name": "string", "age": "integer", "job": "string", "city": "string"}
@@ -40,17 +40,24 @@ def extract(s, schema, text):
     s += bn.assistant(bn.gen("record", max_tokens=120, temperature=0))
 
 
+def parsed(text):
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
 def main() -> None:
     saved = Saved()
     states = extract.run_batch([{"schema": schema, "text": text} for schema, text, _ in TEXTS])
     right = []
-    for state, (_, text, known) in zip(states, TEXTS, strict=True):
+    for state, (_schema, text, known) in zip(states, TEXTS, strict=True):
         print(f"{text}\n  {state['record']}")
-        right.append(json.loads(state["record"]) == known)
+        right.append(parsed(state["record"]) == known)
     print(saved.add(*states))
     verdict(right)
 
 
 if __name__ == "__main__":
-    with runtime(__doc__):
-        main()
+    choose_runtime(__doc__)
+    main()

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import banyan as bn
-from common import Saved, runtime
+from common import Saved, choose_runtime
 
 NOTES = [json.loads(line) for line in (Path(__file__).parent / "data/notes.jsonl").read_text().splitlines()]
 EXAMPLES, REST = NOTES[:12], NOTES[12:]
@@ -34,5 +34,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with runtime(__doc__):
-        main()
+    choose_runtime(__doc__)
+    main()

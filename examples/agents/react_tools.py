@@ -12,27 +12,34 @@ import operator
 from typing import get_type_hints
 
 import banyan as bn
-from common import Saved, runtime, verdict
+from common import Saved, choose_runtime, verdict
 
 PRICES = {"lamp": 24.5, "desk": 180, "chair": 79.9}
 METRES = {"km": 1000, "m": 1, "cm": 0.01, "miles": 1609.344, "feet": 0.3048, "inches": 0.0254}
 SIGNS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
+def number(value: float) -> str:
+    return f"{round(value, 2):.12g}"
+
+
 def calculator(expression: str):
     "Work out an arithmetic expression."
 
     def value(node):
-        return (
-            node.value if isinstance(node, ast.Constant) else SIGNS[type(node.op)](value(node.left), value(node.right))
-        )
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.BinOp():
+                return SIGNS[type(node.op)](value(node.left), value(node.right))
+        raise ValueError("only numbers, + - * / and brackets")
 
-    return round(value(ast.parse(expression, mode="eval").body), 2)
+    return number(value(ast.parse(expression, mode="eval").body))
 
 
 def convert(value: float, from_unit: str, to_unit: str):
     "Convert a value between units."
-    return round(value * METRES[from_unit] / METRES[to_unit], 2)
+    return number(value * METRES[from_unit] / METRES[to_unit])
 
 
 def add_days(date: str, days: int):
@@ -74,9 +81,9 @@ def run_call(text: str) -> str:
 @bn.function
 def agent(s, question, max_rounds=6):
     s += bn.system(SYSTEM) + bn.user(question)
-    for i in range(max_rounds):
-        s += bn.assistant(bn.gen(f"turn{i}", max_tokens=80, temperature=0))
-        print("  model:", turn := s[f"turn{i}"])
+    for _ in range(max_rounds):
+        s += bn.assistant(bn.gen("turn", max_tokens=80, temperature=0))
+        print("  model:", turn := s["turn"])
         if "<tool_call>" not in turn:
             return turn
         print("  tool: ", result := run_call(turn))
@@ -106,5 +113,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with runtime(__doc__):
-        main()
+    choose_runtime(__doc__)
+    main()

@@ -8,7 +8,7 @@ Branches share all that stands above them in the tree: a fork sends no text and 
 import re
 
 import banyan as bn
-from common import Saved, runtime, verdict
+from common import Saved, choose_runtime, verdict
 
 PUZZLES = [((4, 6, 9), 33), ((12, 5, 3), 180), ((7, 8, 20), 76)]
 WIDTH = 8  # proposals of each branch
@@ -31,8 +31,7 @@ def propose(state, numbers, target):
     """Forks `state`, one sampled proposal a branch; keeps the different ones that can be done."""
     state += bn.user(f"Numbers: {' '.join(map(str, numbers))}\nTarget: {target}\nPropose a step.")
     branches = state.fork(WIDTH)
-    for i, branch in enumerate(branches):
-        branch += bn.assistant(bn.gen("step", max_tokens=16, temperature=1.0, seed=i))
+    branches += lambda i: bn.assistant(bn.gen("step", max_tokens=16, temperature=1.0, seed=i))
     different = {branch["step"]: branch for branch in branches}
     return [(text, branch, after) for text, branch in different.items() if (after := step(text, numbers))]
 
@@ -67,5 +66,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with runtime(__doc__):
-        main()
+    choose_runtime(__doc__)
+    main()

@@ -1,0 +1,236 @@
+"""The examples do what they say: each on a scripted Mock, and on the pocket model through the whole path."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import itertools
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from os.path import commonprefix
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from tokenizers import Tokenizer
+
+import banyan as bn
+from banyan.runtime.model.spec import SHIPPED
+
+AGENTS = Path(__file__).resolve().parents[2] / "examples" / "agents"
+NAMES = sorted(path.stem for path in AGENTS.glob("*.py") if path.stem != "common")
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """`example("chat")`: the module, with what its folder gives it when it is run as a script."""
+    monkeypatch.syspath_prepend(AGENTS)
+
+    def load(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(f"example_{name}", AGENTS / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    yield load
+    sys.modules.pop("common", None)
+
+
+@pytest.fixture(scope="module")
+def pocket() -> Iterator[bn.Runtime]:
+    with bn.Runtime(threads=1) as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def play(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str]]]:
+    """`play(module, backend)`: the exit status of its main, and what it printed."""
+
+    def run(module: ModuleType, backend: object) -> tuple[int, str]:
+        bn.set_default_backend(backend)
+        try:
+            module.main()
+        except SystemExit as e:
+            return int(e.code or 0), capsys.readouterr().out
+        return 0, capsys.readouterr().out
+
+    yield run
+    bn.set_default_backend(None)
+
+
+# ---- on a Mock: the program itself ---------------------------------------------------------------------------------
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+
+
+REACT = [
+    *(call("calculator", '{"expression": "12.5*48"}'), "The answer is 600."),
+    call("lookup", '{"table": "prices", "key": "lamp"}'),
+    *(call("calculator", '{"expression": "14*24.5"}'), "The answer is 343."),
+    *(call("lookup", '{"table": "prices", "key": "desk"}'), call("lookup", '{"table": "prices", "key": "chair"}')),
+    *(call("calculator", '{"expression": "180+79.9"}'), "The answer is 259.9."),
+    *(call("convert", '{"value": 26.2, "from_unit": "miles", "to_unit": "km"}'), "26.2 miles is 42.16 km."),
+    *(call("add_days", '{"date": "2027-01-20", "days": 45}'), "The date is 2027-03-06."),
+]
+
+
+def test_react_tools_runs_each_call_and_says_its_result(
+    example: Callable[..., ModuleType], play: Callable[..., tuple[int, str]]
+) -> None:
+    status, out = play(example("react_tools"), bn.Mock(REACT))
+    assert status == 0
+    assert "tool:  600\n" in out
+    assert "tool:  343\n" in out
+    assert out.endswith("5 of 5 right\n")
+
+
+def test_react_tools_gives_a_bad_call_back_to_the_model_and_admits_a_wrong_answer(
+    example: Callable[..., ModuleType], play: Callable[..., tuple[int, str]]
+) -> None:
+    mock = bn.Mock(
+        lambda prompt, name: "7" if "<|im_start|>tool\n" in prompt else call("calculator", '{"expression": "1/0"}')
+    )
+    status, out = play(example("react_tools"), mock)
+    assert status == 1
+    assert "tool:  error: division by zero" in out
+    assert "wrong: it is 600" in out
+    assert out.endswith("0 of 5 right\n")
+    assert "error: division by zero<|im_end|>" in mock.calls[1].prompt
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["<tool_call>", call("rm", "{}"), call("calculator", '{"expression": "open(1)"}'), call("lookup", '{"key": 1}')],
+)
+def test_react_tools_answers_any_call(bad: str, example: Callable[..., ModuleType]) -> None:
+    assert example("react_tools").run_call(bad).startswith("error: ")
+
+
+def test_few_shot_counts_its_right_labels(
+    example: Callable[..., ModuleType], play: Callable[..., tuple[int, str]]
+) -> None:
+    module = example("few_shot")
+    labels = {note["text"]: note["label"] for note in module.REST}
+    assert len(labels) >= 100
+
+    def script(prompt: str, name: str) -> str:
+        text = re.findall(r"Text: (.*)\nLabel:<", prompt)[0]
+        return "music" if "trumpet" in text else labels[text]
+
+    status, out = play(module, bn.Mock(script))
+    wrong = sum("trumpet" in text and label != "music" for text, label in labels.items())
+    assert status == 0
+    assert f"{len(labels) - wrong} of {len(labels)} right" in out
+
+
+def test_extract_compares_values_not_text(
+    example: Callable[..., ModuleType], play: Callable[..., tuple[int, str]]
+) -> None:
+    module = example("extract")
+    known = {text: record for _, text, record in module.TEXTS}
+
+    def script(prompt: str, name: str) -> str:
+        text = re.findall(r"Text: (.*)<\|im_end\|>", prompt)[0]
+        return "no JSON" if "Helen" in text else str(known[text]).replace("'", '"').replace(", ", " ,\n")
+
+    status, out = play(module, bn.Mock(script))
+    assert status == 1
+    assert out.endswith("3 of 4 right\n")
+
+
+def test_chat_is_one_program_and_one_message(
+    example: Callable[..., ModuleType], play: Callable[..., tuple[int, str]]
+) -> None:
+    module = example("chat")
+    mock = bn.Mock([known or "I will remember that." for known in module.TURNS.values()])
+    status, out = play(module, mock)
+    assert status == 0
+    assert len(mock.submits) == 1
+    assert out.count("model  ") == len(module.TURNS)
+
+
+def test_tree_of_thought_finds_a_way_by_forks(
+    example: Callable[..., ModuleType], play: Callable[..., tuple[int, str]]
+) -> None:
+    turn = itertools.count()
+
+    def script(prompt: str, name: str) -> str:
+        numbers = re.findall(r"Numbers: (.*)\n", prompt)[-1].split()
+        steps = [f"{a}{sign}{b}" for a, b in itertools.combinations(numbers, 2) for sign in "+*"]
+        return ["nonsense", *steps][next(turn) % (len(steps) + 1)]
+
+    module = example("tree_of_thought")
+    status, out = play(module, bn.Mock(script))
+    assert status == 0
+    for numbers, target in module.PUZZLES:
+        path = re.search(rf"Reach {target} from .*\n(?:   .*\n)+  (.*)\n", out)
+        assert path
+        assert reaches(path[1].split(", then "), numbers, target)
+
+
+def reaches(steps: list[str], numbers: tuple[int, ...], target: int) -> bool:
+    left = list(numbers)
+    for step in steps:
+        a, sign, b = re.fullmatch(r"(\d+)([+*])(\d+)", step).groups()  # type: ignore[union-attr]
+        left.remove(int(a))
+        left.remove(int(b))
+        left.append(int(a) * int(b) if sign == "*" else int(a) + int(b))
+    return left[-1] == target
+
+
+# ---- on the pocket model: the whole path ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_example_is_right_on_the_pocket_model(
+    name: str, example: Callable[..., ModuleType], play: Callable[..., tuple[int, str]], pocket: bn.Runtime
+) -> None:
+    status, out = play(example(name), pocket)
+    assert status == 0, out
+    prompt, cached, computed = map(int, re.findall(r"prompt (\d+) tokens = (\d+) cached \+ (\d+) computed", out)[-1])
+    assert prompt == cached + computed
+    assert cached > 0
+    pocket.ask("check")
+
+
+def test_few_shot_computes_its_prefix_once_and_then_one_token_a_request(
+    example: Callable[..., ModuleType], play: Callable[..., tuple[int, str]], pocket: bn.Runtime
+) -> None:
+    module = example("few_shot")
+    tokenizer = Tokenizer.from_file(str(SHIPPED / "pocket" / "tokenizer.json"))
+    prompts = [
+        tokenizer.encode(
+            f"<|im_start|>user\n{module.PREFIX}Text: {note['text']}\nLabel:<|im_end|>\n<|im_start|>assistant\n"
+        ).ids
+        for note in module.REST
+    ]
+    n_shared = len(commonprefix(prompts))  # type: ignore[type-var]  # of lists, not paths: it works on any sequences
+    needed = n_shared + sum(len(ids) - n_shared for ids in prompts)
+    pocket.ask("flush")
+    _, out = play(module, pocket)
+    (prompt, _, first), (_, _, second) = (
+        map(int, found) for found in re.findall(r"prompt (\d+) tokens = (\d+) cached \+ (\d+) computed", out)
+    )
+    assert prompt == sum(map(len, prompts))
+    assert first <= 1.05 * needed
+    assert second <= len(prompts)
+    assert min(map(int, re.findall(r"(\d+) of 120 right", out))) >= 108
+
+
+def test_an_example_runs_from_the_command_line_against_a_running_server(pocket: bn.Runtime) -> None:
+    command = [sys.executable, str(AGENTS / "extract.py"), "--socket", str(pocket.socket)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("4 of 4 right\n")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_example_says_how_to_run_it(name: str) -> None:
+    about = ast.get_docstring(ast.parse((AGENTS / f"{name}.py").read_text())) or ""
+    assert f"python examples/agents/{name}.py [--model MODEL | --socket PATH]" in about
