@@ -16,10 +16,13 @@ from banyan.runtime.model.spec import ModelSpec
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-def probe() -> Hardware:
-    """Look at the machine now. A container's limits (cgroup v2 and v1) count like the machine's own."""
+def probe(gpus: bool = True) -> Hardware:
+    """Look at the machine now. A container's limits (cgroup v2 and v1) count like the machine's own.
+
+    Without `gpus` none is touched: a look at its memory claims some of it.
+    """
     gpu, free_gpu = None, 0
-    if torch.cuda.is_available():
+    if gpus and torch.cuda.is_available():
         gpu, free_gpu = torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0]
     return Hardware(n_cores=n_cores(), free_memory=free_memory(), gpu=gpu, free_gpu_memory=free_gpu)
 
@@ -59,11 +62,7 @@ def free_memory(root: Path = _CGROUPS) -> int:
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
     """The directories of our control groups, from our own up to the root."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:  # "0::/path" (v2) or "4:memory:/path" (v1)
+    for line in _membership():  # "0::/path" (v2) or "4:memory:/path" (v1)
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -71,6 +70,13 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
         group = base / path.lstrip("/")
         # Inside a container the path may be the host's; then the container's own group is mounted at the root.
         yield from (g for g in (group, *group.parents) if g.is_relative_to(base) and g.is_dir())
+
+
+def _membership() -> list[str]:
+    try:
+        return Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
 
 
 def _words(file: Path) -> list[str]:

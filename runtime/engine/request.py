@@ -13,6 +13,9 @@ from typing import NamedTuple
 from banyan.radix_cache.cache import Lease
 from banyan.runtime.wire import Run, TopLogprobs
 
+NO_TOKEN = -1
+"""In a Result: there was nothing to choose from, as the model gave NaN or all tokens are forbidden."""
+
 
 class Request:
     """The state of one Run. Only the scheduler changes it."""
@@ -32,6 +35,7 @@ class Request:
         "run",
         "sampling",
         "scores",
+        "seen",
         "stop_ids",
     )
 
@@ -52,9 +56,22 @@ class Request:
         self.scores = array("f")  # logprobs of the prompt tokens from score_from on, as far as computed
         self.lease: Lease | None = None  # held while it runs
         s = self.sampling
-        self.has_edits = bool(
-            s.logit_bias or s.frequency_penalty or s.presence_penalty or s.repetition_penalty != 1.0 or s.min_tokens
-        )
+        has_penalties = bool(s.frequency_penalty or s.presence_penalty or s.repetition_penalty != 1.0)
+        self.has_edits = has_penalties or bool(s.logit_bias or s.min_tokens)
+        # How often each token of the text is in its output. Only with penalties, and None without: few have them.
+        self.seen: dict[int, int] | None = dict.fromkeys(self.ids, 0) if has_penalties else None
+        for token in self.ids[self.n_prompt :] if has_penalties else ():
+            self.count(token)
+
+    def append(self, token: int) -> None:
+        """One more token of output."""
+        self.ids.append(token)
+        if self.seen is not None:
+            self.count(token)
+
+    def count(self, token: int) -> None:
+        assert self.seen is not None
+        self.seen[token] = self.seen.get(token, 0) + 1
 
     @property
     def n_total(self) -> int:

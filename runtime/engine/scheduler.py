@@ -16,12 +16,13 @@ from array import array
 from bisect import bisect_left, insort
 from collections import deque
 from itertools import pairwise
+from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
 from banyan.radix_cache.cache import Cache, Lease
 from banyan.radix_cache.check import check as check_cache
-from banyan.runtime.engine.request import Plan, Request, Result, Work
+from banyan.runtime.engine.request import NO_TOKEN, Plan, Request, Result, Work
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, OutOfMemory, PromptTooLong
 from banyan.runtime.wire import Abort, Failed, Finish, FinishReason, Run, Sampling, Step, TopLogprobs
 
@@ -109,6 +110,8 @@ class Scheduler:
                     f"the model's vocabulary is 0 .. {limits.vocab_size - 1}"
                 )
         check_sampling(s)
+        if not all(-inf < bias < inf for bias in s.logit_bias.values()):
+            raise BadProgram("a value of logit_bias is not finite; -100 is enough to forbid a token")
         if len(ids) + (s.max_tokens > 0) > limits.context:
             raise PromptTooLong(
                 f"the prompt has {len(ids)} tokens, but the context is {limits.context}, the output included"
@@ -247,10 +250,13 @@ class Scheduler:
                     self._finish(request, "length")
                 continue
             token = next(ids)
+            if token == NO_TOKEN:
+                self._fail(request, "error", "no token to choose: the model's logits are NaN, or all are forbidden")
+                continue
             if token in request.stop_ids:
                 self._finish(request, "stop", token)
                 continue
-            request.ids.append(token)
+            request.append(token)
             self._rids.append(request.rid)
             self._ids.append(token)
             if request.sampling.logprobs:
@@ -263,8 +269,7 @@ class Scheduler:
     def fail(self, plan: Plan, code: str, message: str) -> None:
         """The plan's step did not complete: its requests fail. What they had computed before stands."""
         for work in plan.works:
-            self._failed.append(Failed(work.request.rid, 0, code, message))
-            self._release(work.request)
+            self._fail(work.request, code, message)
 
     def report(self) -> tuple[Step, list[Failed]]:
         """What happened since the last report."""
@@ -301,6 +306,10 @@ class Scheduler:
         self._finished.append(
             Finish(request.rid, reason, stop_id, request.n_prompt, max(request.n_cached, 0), request.scores.tobytes())
         )
+
+    def _fail(self, request: Request, code: str, message: str) -> None:
+        self._release(request)
+        self._failed.append(Failed(request.rid, 0, code, message))
 
     def _retract(self, request: Request) -> None:
         self.counts["retractions"] += 1
@@ -359,13 +368,13 @@ def check_sampling(s: Sampling) -> None:
     for name, value, ok, meant in (
         ("max_tokens", s.max_tokens, s.max_tokens >= 0, "at least 0"),
         ("min_tokens", s.min_tokens, s.min_tokens >= 0, "at least 0"),
-        ("temperature", s.temperature, 0 <= s.temperature < float("inf"), "at least 0"),
+        ("temperature", s.temperature, 0 <= s.temperature < inf, "at least 0"),
         ("top_p", s.top_p, 0 < s.top_p <= 1, "in (0, 1]"),
         ("top_k", s.top_k, s.top_k == -1 or s.top_k >= 1, "-1 (off) or at least 1"),
         ("min_p", s.min_p, 0 <= s.min_p <= 1, "in [0, 1]"),
-        ("repetition_penalty", s.repetition_penalty, 0 < s.repetition_penalty < float("inf"), "above 0"),
-        ("frequency_penalty", s.frequency_penalty, abs(s.frequency_penalty) < float("inf"), "a finite number"),
-        ("presence_penalty", s.presence_penalty, abs(s.presence_penalty) < float("inf"), "a finite number"),
+        ("repetition_penalty", s.repetition_penalty, 0 < s.repetition_penalty < inf, "above 0"),
+        ("frequency_penalty", s.frequency_penalty, abs(s.frequency_penalty) < inf, "a finite number"),
+        ("presence_penalty", s.presence_penalty, abs(s.presence_penalty) < inf, "a finite number"),
         ("top_logprobs", s.top_logprobs, s.top_logprobs >= 0, "at least 0"),
     ):
         if not ok:

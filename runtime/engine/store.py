@@ -22,6 +22,7 @@ class Store:
     def __init__(self, spec: ModelSpec, n_pages: int, page: int, device: str) -> None:
         shape = n_pages, page, spec.n_kv_heads, spec.head_dim
         dtype = getattr(torch, spec.dtype)
+        self.n_pages, self.page = n_pages, page
         self.device = torch.device(device)
         try:
             self.kv: list[tuple[Tensor, Tensor]] = [

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from banyan.runtime.engine import sampler
-from banyan.runtime.engine.request import Request
+from banyan.runtime.engine.request import NO_TOKEN, Request
 from banyan.runtime.wire import Sampling
 
 LOGITS = np.array([2.0, 1.0, 0.5, 0.5, 0.0, -1.0, -1.5, -3.0], np.float32)
@@ -22,7 +22,8 @@ N = 4000
 def request(fake: ModuleType, sampling: Sampling, prompt: Sequence[int] = (0,), said: Sequence[int] = (), rid: int = 0,
             **fields: Any) -> Request:  # fmt: skip
     r = Request(fake.run(rid, prompt, sampling, **fields), 0, 100)
-    r.ids.extend(said)
+    for token in said:
+        r.append(token)
     return r
 
 
@@ -153,15 +154,16 @@ def test_a_draw_does_not_depend_on_the_batch(fake: ModuleType) -> None:
 
 def test_seed_sample_and_position_each_change_the_draw() -> None:
     n = range(2000)
-    for u in (
-        sampler.uniforms(n, [0] * 2000, [5] * 2000),
-        sampler.uniforms([3] * 2000, n, [5] * 2000),
-        sampler.uniforms([-1] * 2000, [1] * 2000, n),
+    for numbers in (
+        [sampler.uniform(i, 0, 5) for i in n],
+        [sampler.uniform(3, i, 5) for i in n],
+        [sampler.uniform(-1, 1, i) for i in n],
     ):
+        u = np.array(numbers)
         counts, _ = np.histogram(u, 20, (0, 1))
         assert ((counts - 100) ** 2 / 100).sum() < 53  # chi-square with 19 degrees of freedom, 0.9999
         assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 0.09
-    assert 0 < u.min() < u.max() < 1
+        assert 0 < u.min() < u.max() < 1
 
 
 def test_logprobs_are_the_models_own(fake: ModuleType) -> None:
@@ -179,3 +181,26 @@ def test_logprobs_are_the_models_own(fake: ModuleType) -> None:
     assert list(top) == sorted(top, reverse=True)
     assert logprobs[3].logprob == pytest.approx(own[0].item(), abs=1e-6)
     assert logprobs[3].top_ids == b""
+
+
+def test_a_nucleus_wider_than_the_first_look_is_found(fake: ModuleType) -> None:
+    """Of 3000 equal tokens but one, top_p cuts far behind the best few; so does the sort of all of them."""
+    logits = np.zeros(3000, np.float32)
+    logits[:2000] += np.linspace(1, 0.5, 2000, dtype=np.float32)
+    p = np.sort(softmax(logits.astype(np.float64)))[::-1]
+    n_kept = int((np.cumsum(p) - p < 0.6).sum())
+    assert 1024 < n_kept < 2000
+    requests = [request(fake, Sampling(top_p=0.6), seed=seed) for seed in range(1500)]
+    ids, _ = sampler.choose(torch.from_numpy(np.tile(logits, (1500, 1))), requests)
+    assert max(ids) < n_kept
+    assert max(ids) > n_kept - 100
+
+
+def test_rows_of_nan_have_no_token_and_spoil_no_other(fake: ModuleType) -> None:
+    logits = torch.from_numpy(np.tile(LOGITS, (4, 1)))
+    logits[1:3, 3] = torch.nan
+    some = [request(fake, Sampling(temperature=t, logprobs=True), rid=i) for i, t in enumerate((0, 0, 1, 1))]
+    ids, logprobs = sampler.choose(logits, some)
+    assert ids[:3] == [0, NO_TOKEN, NO_TOKEN]
+    assert ids[3] >= 0
+    assert len(logprobs) == 4

@@ -370,6 +370,23 @@ def test_a_model_that_raises_fails_its_step_and_no_other(fake: ModuleType, capsy
     assert_greedy(fake, outputs, asked)
 
 
+def test_nan_fails_the_request_that_met_it(fake: ModuleType) -> None:
+    asked = dict(enumerate(prompts(3)))
+    e = fake.engine()
+    good = e.model.model.forward
+
+    def broken(*args: Any) -> Any:
+        logits = good(*args)
+        if len(logits) == 3:
+            logits[1] = float("nan")
+        return logits
+
+    e.model.model.forward = broken
+    outputs = fake.drive(e, [fake.run(rid, ids) for rid, ids in asked.items()], check=True)
+    assert "NaN" in outputs[1].failed.message
+    assert_greedy(fake, outputs, {rid: asked[rid] for rid in (0, 2)})
+
+
 # ---- plans ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,78 @@
+"""What a process may use: the limits of control groups count like the machine's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from banyan.runtime.engine import hardware
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def own_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A control group tree that says that we are in /jobs/one of it."""
+    group = tmp_path / "jobs" / "one"
+    group.mkdir(parents=True)
+    monkeypatch.setattr(hardware, "_membership", lambda: ["0::/jobs/one"])
+    return group
+
+
+def test_without_limits_it_is_the_machine(own_group: Path, tmp_path: Path) -> None:
+    (own_group / "memory.max").write_text("max\n")
+    (own_group / "memory.current").write_text("1000\n")
+    (own_group / "cpu.max").write_text("max 100000\n")
+    assert hardware.n_cores(tmp_path) == min(psutil.cpu_count(logical=False), len(os.sched_getaffinity(0)))
+    assert hardware.free_memory(tmp_path) == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+
+
+def test_the_tightest_limit_above_us_counts(own_group: Path, tmp_path: Path) -> None:
+    for group, limit, used in ((own_group, 64, 30), (own_group.parent, 48, 47)):
+        (group / "memory.max").write_text(f"{limit << 20}\n")
+        (group / "memory.current").write_text(f"{used << 20}\n")
+    assert hardware.free_memory(tmp_path) == 1 << 20
+    (own_group.parent / "memory.stat").write_text(f"anon 5\ninactive_file {3 << 20}\nactive_file 7\n")
+    assert hardware.free_memory(tmp_path) == 4 << 20  # cold pages of files go when memory is asked for
+
+
+def test_more_used_than_allowed_is_nothing_free(own_group: Path, tmp_path: Path) -> None:
+    (own_group / "memory.max").write_text("1000\n")
+    (own_group / "memory.current").write_text("2000\n")
+    assert hardware.free_memory(tmp_path) == 0
+
+
+@pytest.mark.parametrize("quota", ["50000 100000", "100000 100000"])
+def test_a_share_of_a_core_is_one(own_group: Path, tmp_path: Path, quota: str) -> None:
+    (own_group / "cpu.max").write_text(quota)
+    assert hardware.n_cores(tmp_path) == 1
+
+
+def test_version_1_of_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "_membership", lambda: ["7:memory:/a", "3:cpu,cpuacct:/a", "1:name=systemd:/a"])
+    for path in ("memory/a", "cpu/a"):
+        (tmp_path / path).mkdir(parents=True)
+    (tmp_path / "memory/a/memory.limit_in_bytes").write_text("4096")
+    (tmp_path / "memory/a/memory.usage_in_bytes").write_text("1024")
+    (tmp_path / "cpu/a/cpu.cfs_quota_us").write_text("100000")
+    (tmp_path / "cpu/a/cpu.cfs_period_us").write_text("100000")
+    assert hardware.free_memory(tmp_path) == 3072
+    assert hardware.n_cores(tmp_path) == 1
+
+
+def test_the_path_may_be_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container our group is mounted at the root, and its path there does not exist."""
+    monkeypatch.setattr(hardware, "_membership", lambda: ["0::/docker/abc"])
+    (tmp_path / "memory.max").write_text("500")
+    (tmp_path / "memory.current").write_text("100")
+    assert hardware.free_memory(tmp_path) == 400
+
+
+def test_this_machine() -> None:
+    found = hardware.probe()
+    assert 1 <= found.n_cores <= (os.cpu_count() or 1)
+    assert 0 < found.free_memory <= psutil.virtual_memory().total
+    assert (found.gpu is None) == (found.free_gpu_memory == 0)
