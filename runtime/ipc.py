@@ -96,14 +96,14 @@ def listen(context: zmq.Context[zmq.Socket[bytes]], path: Path, max_message: int
                 _knock(path)
                 raise _taken(path)
             path.unlink(missing_ok=True)
-        router = _socket(context, zmq.ROUTER)
-        router.setsockopt(zmq.MAXMSGSIZE, max_message)
-        router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send to a vanished client is an error, not silence
-        router.setsockopt(zmq.SNDHWM, _SEND_LIMIT)
-        router.bind(where)
     except BaseException:
         lock.release()
         raise
+    router = _socket(context, zmq.ROUTER)
+    router.setsockopt(zmq.MAXMSGSIZE, max_message)
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send to a vanished client is an error, not silence
+    router.setsockopt(zmq.SNDHWM, _SEND_LIMIT)
+    router.bind(where)
     return router, lock
 
 

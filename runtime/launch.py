@@ -29,7 +29,7 @@ import msgspec
 
 from banyan.runtime import config as configs
 from banyan.runtime.config import Config
-from banyan.runtime.errors import RuntimeLost, from_code
+from banyan.runtime.errors import EngineLost, RuntimeLost, from_code
 
 SERVER = (sys.executable, "-m", "banyan.runtime.server")
 ENGINE = (sys.executable, "-m", "banyan.runtime.engine")
@@ -132,6 +132,7 @@ def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVE
     try:
         try:
             options = ["--config", msgspec.json.encode(config).decode(), "--ready-fd", str(write_end)]
+            options += ["--private"] if private else []
             directory = path.parent if private else None
             server = ServerProcess([*command, *options], pass_fds=(write_end,), stderr=log, directory=directory)
         finally:
@@ -161,7 +162,8 @@ def _await_report(server: Child, ready: int, deadline: float, log: IO[bytes] | N
         line += data
     report = msgspec.json.decode(line, type=Report)
     if report.code:
-        raise from_code(report.code, report.message)
+        # An engine that died can only be asked what it left on stderr.
+        raise from_code(report.code, report.message + (_tail(log) if report.code == EngineLost.code else ""))
     return report
 
 

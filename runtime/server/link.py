@@ -1,11 +1,12 @@
 """The engine as the server sees it: a process that may die, and a socket on which it answers.
 
-Orders are sent as they come; before the engine is ready they wait in its socket. When the process dies, another is
-started in its place and what was running is sent again (`Requests.replay`).
+Orders that come before the engine is ready wait for it. When the process dies, another is started in its place and what
+was running is sent again (`Requests.replay`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,7 +36,9 @@ class Link:
         self.start()
 
     def start(self) -> None:
+        """Start an engine; orders that the last one did not take are forgotten."""
         self.ready: wire.Ready | None = None
+        self._early: list[wire.EngineOrder] = []
         self.n_starts += 1
         # Each engine has a socket of its own: nothing of its predecessor's can reach it.
         self._address = Path(f"{self._path}.e{self.n_starts}")
@@ -45,7 +48,11 @@ class Link:
         self.life = os.pidfd_open(self._child.pid)
 
     def send(self, order: wire.EngineOrder) -> None:
-        self.socket.send(wire.encode(order), zmq.NOBLOCK)
+        if self.ready is None:
+            self._early.append(order)
+            return
+        with contextlib.suppress(zmq.Again):  # it is dead, which `life` will tell
+            self.socket.send(wire.encode(order), zmq.NOBLOCK)
 
     def receive(self, take: Callable[[wire.EngineReport], None]) -> None:
         """Hand all reports that are there to `take`."""
@@ -57,6 +64,9 @@ class Link:
             report = wire.decode_report(data)
             if isinstance(report, wire.Ready):
                 self.ready = report
+                for order in self._early:
+                    self.send(order)
+                self._early.clear()
             take(report)
 
     @property

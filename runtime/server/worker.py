@@ -1,6 +1,6 @@
 """The server as a process: its loop, its sockets, its end.
 
-    python -m banyan.runtime.server --config JSON --ready-fd N --alive-fd M
+    python -m banyan.runtime.server --config JSON --ready-fd N --alive-fd M [--private]
 
 One thread that never waits for anything but its sockets. Text that takes long to encode goes to a thread and comes
 back as a call on the loop.
@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import gc
 import os
+import shutil
 import signal
 import sys
 import time
@@ -56,8 +57,11 @@ class Server:
     `run` returns when the parent is gone, a signal asked for the end, or no engine comes up.
     """
 
-    def __init__(self, config: Config, alive_fd: int | None, ready_fd: int | None, engine: Sequence[str]) -> None:
-        self.config, self._alive_fd, self._ready_fd = config, alive_fd, ready_fd
+    def __init__(
+        self, config: Config, alive_fd: int | None, ready_fd: int | None, is_private: bool, engine: Sequence[str]
+    ) -> None:
+        """`is_private`: the directory of the socket goes with the server."""
+        self.config, self._alive_fd, self._ready_fd, self._is_private = config, alive_fd, ready_fd, is_private
         self.is_stopping = False
         self._error: BanyanError | None = None
         self._peers: dict[bytes, Peer] = {}
@@ -79,6 +83,8 @@ class Server:
         undo.callback(self._context.destroy, 0)
         path = Path(self.config.socket)
         self.front, lock = ipc.listen(self._context, path, self.config.max_message)
+        if self._is_private:
+            undo.callback(shutil.rmtree, path.parent, ignore_errors=True)
         undo.callback(lock.release)
         undo.callback(path.unlink, missing_ok=True)
         self._breaks = ipc.watch(self.front)
@@ -336,13 +342,14 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
     parser.add_argument("--config", required=True, help="a Config as JSON; its socket is where to listen")
     parser.add_argument("--ready-fd", type=int, help="where one line of JSON goes when the server is ready, or why not")
     parser.add_argument("--alive-fd", type=int, help="end at EOF of this file descriptor")
+    parser.add_argument("--private", action="store_true", help="remove the socket's directory at the end")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server: Server | None = None
     ready_fd: int | None = args.ready_fd
     try:
         config = msgspec.json.decode(args.config, type=Config)
-        server = Server(config, args.alive_fd, ready_fd, engine)
+        server = Server(config, args.alive_fd, ready_fd, args.private, engine)
         _listen_to_signals(server, has_parent=args.alive_fd is not None)
         gc.freeze()  # what is alive now stays
         server.run()

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import os
+import stat
+
+import msgspec
+import pytest
+
+from banyan.runtime.config import Config, Hardware, ModelFacts, make, parse_bytes, private_socket, resolve
+from banyan.runtime.errors import ConfigError, OutOfMemory
+
+CPU = Hardware(n_cores=4, free_memory=8 << 30)
+GPU = Hardware(n_cores=4, free_memory=8 << 30, gpu="H200", free_gpu_memory=100 << 30)
+MODEL = ModelFacts(name="m", max_context=4096, checkpoint_dtype="bfloat16", n_parameters=10**9, kv_elements=65_536)
+SMALL = ModelFacts(name="s", max_context=512, checkpoint_dtype="float32", n_parameters=10**6, kv_elements=256)
+
+# Every option with a value that it can have and that is not its default.
+VALUES = {
+    "model": "org/name", "device": "cpu", "dtype": "float16", "context": 128, "kv_memory": "1GiB", "page": 32,
+    "cache": False, "max_running": 3, "step_tokens": 64, "threads": 2, "socket": "/tmp/x/s", "max_message": 1 << 20,
+    "log": "debug",
+}  # fmt: skip
+
+
+def test_every_option_is_known_here() -> None:
+    assert set(VALUES) >= {f.name for f in msgspec.structs.fields(Config)}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_every_option_is_taken_and_crosses_as_json(name: str) -> None:
+    config = make(**{name: VALUES[name]})
+    assert getattr(config, name) == VALUES[name] != getattr(Config(), name)
+    assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config
+
+
+def test_every_option_has_a_help_text() -> None:
+    for field in msgspec.inspect.type_info(Config).fields:  # type: ignore[attr-defined]
+        assert field.type.extra_json_schema["description"], field.name
+
+
+def test_an_unknown_option_is_named_with_the_one_that_was_meant() -> None:
+    with pytest.raises(ConfigError, match="no option 'kv_memroy'; did you mean 'kv_memory'"):
+        make(kv_memroy="1GB")
+    with pytest.raises(ConfigError, match="no option 'zzz'; there are model, device"):
+        make(zzz=1)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(b'{"zzz": 1}', type=Config)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("page", 0), ("page", 12), ("max_running", 0), ("step_tokens", 0), ("context", 1), ("threads", 0),
+        ("max_message", 10), ("kv_memory", "a lot"), ("device", "tpu"), ("dtype", "int3"), ("cache", "maybe"),
+        ("log", "loud"), ("socket", "/x" * 60), ("model", 7),
+    ],
+)  # fmt: skip
+def test_a_value_that_an_option_cannot_have_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ConfigError) as e:
+        make(**{name: value})
+    assert name in str(e.value) or str(value)[:8] in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "n"), [("2GiB", 2 << 30), ("500MB", 500_000_000), ("1.5 kb", 1500), ("17", 17), (" 3 KiB ", 3072)]
+)
+def test_sizes(text: str, n: int) -> None:
+    assert parse_bytes(text) == n
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1MB", "1e3", "2 PB", "1,5GB"])
+def test_a_size_that_is_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="2GiB"):
+        parse_bytes(text)
+
+
+def test_auto_takes_the_gpu_and_the_checkpoints_dtype() -> None:
+    r = resolve(Config(), GPU, MODEL)
+    assert (r.device, r.dtype, r.context, r.threads) == ("cuda", "bfloat16", 4096, 4)
+    assert "H200" in r.decisions[0]
+
+
+def test_auto_without_a_gpu_is_a_cpu_in_float32() -> None:
+    r = resolve(Config(threads=3), CPU, SMALL)
+    assert (r.device, r.dtype, r.threads) == ("cpu", "float32", 3)
+    assert any(f"{r.n_pages} pages" in line for line in r.decisions)
+
+
+def test_an_odd_checkpoint_dtype_becomes_bfloat16_on_a_gpu() -> None:
+    facts = msgspec.structs.replace(MODEL, checkpoint_dtype="float8_e4m3fn")
+    assert resolve(Config(), GPU, facts).dtype == "bfloat16"
+
+
+def test_no_gpu_is_an_error_where_one_was_asked_for() -> None:
+    with pytest.raises(ConfigError, match="sees no GPU"):
+        resolve(Config(device="cuda"), CPU, SMALL)
+
+
+def test_a_context_beyond_the_models_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"513.*512"):
+        resolve(Config(context=513), CPU, SMALL)
+
+
+def test_kv_memory_is_counted_in_pages() -> None:
+    page = 256 * 4 * 16
+    assert resolve(Config(kv_memory=f"{100 * page}B"), CPU, SMALL).n_pages == 100
+    assert resolve(Config(), CPU, SMALL).n_pages == 64 * 512 // 16, "no more than 64 full contexts"
+
+
+def test_too_little_memory_says_the_numbers() -> None:
+    with pytest.raises(OutOfMemory, match=r"4096 tokens needs 256 pages = 512\.0 MiB.*there are 95\.4 MiB"):
+        resolve(Config(kv_memory="100MB"), GPU, MODEL)
+    with pytest.raises(OutOfMemory, match=r"there are 0\.0 MiB"):
+        resolve(Config(), Hardware(n_cores=1, free_memory=1 << 20), MODEL)
+
+
+def test_a_private_socket_lies_where_nobody_else_may_enter() -> None:
+    paths = private_socket(), private_socket()
+    try:
+        assert paths[0] != paths[1]
+        for path in paths:
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+            assert path.parent.stat().st_uid == os.getuid()
+    finally:
+        for path in paths:
+            path.parent.rmdir()

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from banyan.runtime import client, config, launch, wire
+from banyan.runtime.errors import ConfigError, EngineLost, ModelNotFound, OutOfMemory, RuntimeLost
+
+Serve = Callable[..., launch.ServerProcess]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs: a zombie that nobody waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "in vain"
+        time.sleep(0.01)
+
+
+def command(tmp_path: Path, body: str) -> list[str]:
+    """A command whose process does `body`, with `ready` and `alive` the two file descriptors."""
+    file = tmp_path / "child.py"
+    file.write_text(
+        "import argparse, os, sys, time, signal\np = argparse.ArgumentParser()\n"
+        "for name in ('--config', '--ready-fd', '--alive-fd'): p.add_argument(name)\n"
+        "p.add_argument('--private', action='store_true')\n"
+        f"a = p.parse_args(); ready, alive = int(a.ready_fd), int(a.alive_fd)\n{body}\n"
+    )
+    return [sys.executable, "-S", str(file)]
+
+
+def engine_of(server: launch.ServerProcess) -> int:
+    return int(client.connect(server.socket).ask("info")["engine_pid"])
+
+
+def test_a_private_server_comes_and_goes_with_its_directory(serve: Serve) -> None:
+    server = serve()
+    engine = engine_of(server)
+    assert server.report == ("fake engine",)
+    assert server.is_alive
+    assert is_alive(engine)
+    assert server.socket.parent.stat().st_mode & 0o777 == 0o700
+    server.close()
+    server.close()
+    assert not server.is_alive
+    assert not is_alive(engine)
+    assert not server.socket.parent.exists()
+
+
+def test_a_shared_server_leaves_its_directory_but_not_its_socket(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir(mode=0o700)
+    server = serve({"socket": str(tmp_path / "run" / "s")})
+    assert server.socket == tmp_path / "run" / "s"
+    with pytest.raises(ConfigError, match="already listens"):
+        serve({"socket": str(server.socket)})
+    server.close()
+    assert [f.name for f in (tmp_path / "run").iterdir()] == ["s.lock"]
+    serve({"socket": str(server.socket)}).close()
+
+
+def test_processes_stand_in_sessions_of_their_own(serve: Serve) -> None:
+    server = serve()
+    assert len({os.getsid(pid) for pid in (os.getpid(), server.pid, engine_of(server))}) == 3
+
+
+def test_ctrl_c_is_the_users_business(serve: Serve) -> None:
+    server = serve()
+    engine = engine_of(server)
+    os.kill(server.pid, signal.SIGINT)
+    os.kill(engine, signal.SIGINT)
+    assert "server" in client.connect(server.socket).ask("stats")
+
+
+def test_sigterm_ends_a_server_in_order(serve: Serve) -> None:
+    server = serve()
+    engine = engine_of(server)
+    os.kill(server.pid, signal.SIGTERM)
+    assert server.wait(10) == 0
+    assert not is_alive(engine)
+
+
+USER = """
+import os, sys, time
+from banyan.runtime import config, launch, client
+server = launch.start(config.make(model=sys.argv[1]), timeout=30, command=sys.argv[2:])
+engine = client.connect(server.socket).ask("info")["engine_pid"]
+print(server.pid, engine, server.socket, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "signum", "code"),
+    [
+        ("time.sleep(60)", signal.SIGKILL, -9),
+        ("time.sleep(60)", signal.SIGINT, -2),
+        ("raise SystemExit(7)", None, 7),
+        ("os._exit(3)", None, 3),
+        ("os.abort()", None, -6),
+    ],
+)
+def test_all_ends_with_the_users_process(
+    fake_model: Callable[..., Path], boot: tuple[str, ...], then: str, signum: signal.Signals | None, code: int
+) -> None:
+    arguments = [sys.executable, "-c", USER + then, str(fake_model()), *boot]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as user:
+        assert user.stdout is not None
+        server, engine, socket = user.stdout.readline().split()
+        if signum is not None:
+            os.kill(user.pid, signum)
+        assert user.wait(20) == code
+    wait_until(lambda: not is_alive(int(server)) and not is_alive(int(engine)))
+    wait_until(lambda: not Path(socket).parent.exists())
+
+
+def test_a_server_outlives_the_thread_that_started_it(serve: Serve) -> None:
+    started: list[launch.ServerProcess] = []
+    thread = threading.Thread(target=lambda: started.append(serve()))
+    thread.start()
+    thread.join()
+    time.sleep(0.1)
+    assert started[0].is_alive
+    assert client.connect(started[0].socket).ask("info")["pid"] == started[0].pid
+
+
+# ---- starts that fail ----------------------------------------------------------------------------------------------
+
+
+def test_an_engines_error_rises_where_the_server_was_started(serve: Serve) -> None:
+    with pytest.raises(OutOfMemory, match="needs 3 pages, there are 2"):
+        serve(fail=["out_of_memory", "needs 3 pages, there are 2"])
+
+
+def test_a_model_that_is_not_there(boot: tuple[str, ...]) -> None:
+    with pytest.raises(ModelNotFound, match="/no/such/model"):
+        launch.start(config.make(model="/no/such/model"), timeout=30, command=boot)
+
+
+def test_an_engine_that_dies_at_once_is_an_error_with_its_last_words(
+    fake_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "boot.py"
+    file.write_text(
+        "import sys\nfrom banyan.runtime.server.worker import main\n"
+        "sys.exit(main(sys.argv[1:], engine=[sys.executable, '-c', 'import nothing_of_that_name']))"
+    )
+    with pytest.raises(EngineLost, match=r"(?s)exit code 1.*nothing_of_that_name"):
+        launch.start(config.make(model=str(fake_model())), timeout=30, command=[sys.executable, str(file)])
+
+
+def test_a_server_that_dies_at_once_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeLost, match=r"(?s)exit code 5.*oh no"):
+        launch.start(config.make(), command=command(tmp_path, "print('oh no', file=sys.stderr); sys.exit(5)"))
+
+
+def test_a_talking_server_says_it_on_stderr_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    talk = command(tmp_path, "print('oh no', file=sys.stderr); sys.exit(5)")
+    with pytest.raises(RuntimeLost, match="stands above"):
+        launch.start(config.make(log="info"), command=talk)
+    assert "oh no" in capfd.readouterr().err
+
+
+def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
+    pids = tmp_path / "pid"
+    stuck = command(tmp_path, f"open({str(pids)!r}, 'w').write(str(os.getpid())); os.read(alive, 1)")
+    with pytest.raises(RuntimeLost, match="not ready in time"):
+        launch.start(config.make(), timeout=0.5, command=stuck)
+    assert not is_alive(int(pids.read_text()))
+
+
+def test_a_child_that_ignores_its_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_PATIENCE", 0.2)
+    child = launch.Child([*command(tmp_path, "time.sleep(60)"), "--config", "x", "--ready-fd", "0"])
+    assert child.wait(0.1) is None
+    child.close()
+    assert child.wait(0) == -9
+
+
+def test_a_failed_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+
+    def private_socket() -> Path:
+        made.append(tmp_path / "private" / "s")
+        made[0].parent.mkdir(mode=0o700)
+        return made[0]
+
+    monkeypatch.setattr(config, "private_socket", private_socket)
+    n_open = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(RuntimeLost):
+        launch.start(config.make(), command=command(tmp_path, "sys.exit(1)"))
+    assert not made[0].parent.exists()
+    assert len(os.listdir("/proc/self/fd")) == n_open
+
+
+# ---- engines that die ----------------------------------------------------------------------------------------------
+
+
+def gen(join: Callable[..., client.Client], text: str, **rule: Any) -> tuple[client.Client, wire.Value]:
+    c = join(**rule)
+    program = c.program()
+    program.submit([wire.Append(0, (text,)), wire.Gen(0, 0, wire.Sampling(max_tokens=30))])
+    return c, program.future(0).result(20)
+
+
+def test_another_engine_takes_over(join: Callable[..., client.Client]) -> None:
+    c, value = gen(join, "kill me", say={"kill me": "still here"}, die_on="kill", once=True)
+    assert value.samples[0].text == "still here"
+    assert c.ask("stats")["server"]["engine_starts"] == 2
+
+
+def test_an_engine_killed_in_the_middle_costs_no_text(join: Callable[..., client.Client]) -> None:
+    c = join(say={"count": " ".join(map(str, range(30)))}, step_ms=5)
+    program = c.program()
+    program.submit([wire.Append(0, ("count",)), wire.Gen(0, 0, wire.Sampling(max_tokens=200), stream=True)])
+    seen: list[str] = []
+    program.on_delta(0, seen.append)
+    wait_until(lambda: len(seen) > 5)
+    os.kill(c.ask("info")["engine_pid"], signal.SIGKILL)
+    text = program.future(0).result(20).samples[0].text
+    assert text == "".join(seen) == " ".join(map(str, range(30)))
+    assert c.ask("stats")["server"]["engine_starts"] == 2
+
+
+def test_a_prompt_that_kills_every_engine_fails_and_others_go_on(join: Callable[..., client.Client]) -> None:
+    with pytest.raises(EngineLost, match="2 times"):
+        gen(join, "kill me", die_on="kill")
+    (c,) = client._Loop.of_this_process().clients.values()
+    program = c.program()
+    program.submit([wire.Append(0, ("live",)), wire.Gen(0, 0, wire.Sampling(max_tokens=2))])
+    assert program.future(0).result(20).samples[0].n_tokens == 2
