@@ -18,16 +18,18 @@ from banyan.state import State
 if TYPE_CHECKING:
     from banyan.backends.runtime import RuntimeEndpoint
 
+Lines = SimpleQueue[str | None]
+"""What the user says, line by line; None ends the program that reads them."""
 HELP = "/reset starts anew · /history shows all turns · /help · /quit (or Ctrl-D) · Ctrl-C stops a reply"
 
 
 @function
-def _conversation(s: State, turns: list[tuple[str, str]], lines: SimpleQueue[str], options: dict[str, Any]) -> None:
+def _conversation(s: State, turns: list[tuple[str, str]], lines: Lines, options: dict[str, Any]) -> None:
     """The turns so far, then each line that comes, as a user's turn, and its reply: variables reply0, reply1, ..."""
     for name, text in turns:
         s += role(name, text)
-    for i in count():
-        s += user(lines.get())
+    for i, text in enumerate(iter(lines.get, None)):
+        s += user(text)
         s += assistant(gen(f"reply{i}", **options))
 
 
@@ -37,6 +39,7 @@ class Chat:
     def __init__(self, runtime: RuntimeEndpoint, system: str, **options: Any) -> None:
         self.runtime, self.system, self.options = runtime, system, options
         self.console = Console(highlight=False, soft_wrap=True)
+        self.lines: Lines = SimpleQueue()
         self.reset()
 
     def reset(self) -> None:
@@ -45,7 +48,8 @@ class Chat:
 
     def resume(self) -> None:
         """A fresh program with the turns so far; what the tree still holds of them is not computed again."""
-        self.lines: SimpleQueue[str] = SimpleQueue()
+        self.lines.put(None)
+        self.lines = SimpleQueue()
         self.names = (f"reply{i}" for i in count())
         self.state = _conversation.run(self.turns[:], self.lines, self.options, stream=True, backend=self.runtime)
 

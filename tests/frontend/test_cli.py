@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -13,8 +14,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from banyan import cli
+from banyan import Mock, cli, cli_chat, cli_check
+from banyan.runtime import wire
 from banyan.runtime.config import Config, make
+from banyan.runtime.errors import BanyanError
 
 BANYAN = (sys.executable, "-m", "banyan.cli")
 
@@ -78,7 +81,7 @@ def test_each_flag_reaches_the_tree() -> None:
         (["serve", "--page", "12"], "page is 12; it must be a power of two"),
         (["serve", "--kv-memory", "much"], "cannot read 'much' as a size"),
         (["serve", "--device", "tpu"], "invalid choice: 'tpu'"),
-        (["check", "--socket", "x", "--device", "cpu"], "--device: decided by the server at x"),
+        (["check", "--socket", "x", "--device", "cpu"], "--device: the server at x decided that"),
         (["run", "no-such-program.py"], "there is no program file no-such-program.py"),
     ],
 )
@@ -171,3 +174,157 @@ def test_serve_says_how_to_connect_and_ends_cleanly(
         rest, errors = server.communicate(timeout=30)
         assert (server.returncode, rest.strip(), errors) == (0, "ended", "")
     assert not socket.exists()
+
+
+# ---- chat ----------------------------------------------------------------------------------------------------------
+
+
+def talk(lines: str, mock: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    assert cli_chat.talk(mock, system="Be brief.", temperature=0.0, max_tokens=9) == 0  # type: ignore[arg-type]
+    return capsys.readouterr().out
+
+
+def test_chat_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    mock = Mock(["one reply", "another"])
+    out = talk("Hi\n\nAnd now?\n/history\n/quit\nnever", mock, monkeypatch, capsys)
+    assert "one reply\n0 tokens" in out
+    assert out.endswith("system  Be brief.\nuser  Hi\nassistant  one reply\nuser  And now?\nassistant  another\n")
+    assert [(call.op.sampling.temperature, call.op.sampling.max_tokens) for call in mock.calls] == [(0.0, 9)] * 2
+    assert "<|im_start|>assistant\none reply<|im_end|>\n<|im_start|>user\nAnd now?" in mock.calls[1].prompt
+
+
+def test_chat_forgets_at_a_reset(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    mock = Mock("yes")
+    talk("First\n/reset\nSecond\n", mock, monkeypatch, capsys)
+    assert "First" not in mock.calls[1].prompt
+    assert mock.calls[1].prompt.startswith("<|im_start|>system\nBe brief.")
+
+
+def test_chat_survives_a_turn_that_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    mock = Mock(["good", wire.Sample("never seen", "stop"), "good again"])
+    answer = mock.answer
+
+    def break_once(prompt: str, name: str) -> object:
+        if "Break" in prompt.rpartition("user")[2]:
+            raise ValueError("boom")
+        return answer(prompt, name)
+
+    mock.answer = break_once  # type: ignore[assignment, method-assign]
+    out = talk("Hi\nBreak\nGo on\n/history\n", mock, monkeypatch, capsys)
+    assert "boom; /reset starts anew" in out
+    assert "Break" not in mock.calls[-1].prompt
+    assert "good" in mock.calls[-1].prompt
+    assert "user  Break" not in out
+
+
+def test_chat_says_what_a_slash_can_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert talk("/what\n", Mock(), monkeypatch, capsys).count("/reset starts anew") == 2
+
+
+def test_ctrl_c_stops_a_reply_and_not_the_chat(tiny_model: Callable[..., Path]) -> None:
+    command = [*BANYAN, "chat", "--model", str(tiny_model("llama")), "--threads", "1", "--max-tokens", "480"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "300"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, env=environment) as chat:  # type: ignore[call-overload]
+        chat.stdout.readline()  # what model, and how to use it
+        chat.stdin.write(b"hi\n")
+        chat.stdin.flush()
+        assert chat.stdout.read(1)
+        chat.send_signal(signal.SIGINT)
+        out, errors = chat.communicate(b"/history\n/quit\n", timeout=30)
+        assert (chat.returncode, errors) == (0, b"")
+    assert b" ... stopped\n" in out
+    assert b"user  hi\nassistant  " in out
+
+
+# ---- run -----------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import sys, helper
+import banyan as bn
+
+@bn.function
+def say(s, text):
+    s += text + bn.gen("a", max_tokens=3, temperature=0)
+
+if __name__ == "__main__":
+    print(sys.argv[1:], helper.WORD)
+    if sys.argv[1] == "gen":
+        print(len(say.run("Hello")["a"]) > 0)
+    if sys.argv[1] == "raise":
+        say.run("Hello", no_such_option=1)
+    if sys.argv[1] == "long":
+        say.run("Hello " * 1000)["a"]
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    (tmp_path / "helper.py").write_text("WORD = 'beside it'")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return str(tmp_path / "program.py")
+
+
+def banyan(*argv: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run([*BANYAN, *argv], capture_output=True, text=True, timeout=60, env=environment)
+
+
+def test_run_gives_a_program_its_arguments_and_a_runtime(program: str, tiny_model: Callable[..., Path]) -> None:
+    done = banyan("run", "--model", str(tiny_model("llama")), "--threads", "1", program, "gen", "--device", "x")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "['gen', '--device', 'x'] beside it\nTrue\n"
+
+
+def test_run_starts_nothing_for_a_program_that_needs_nothing(program: str) -> None:
+    done = banyan("run", "--model", "/no/such/model", program, "nothing")
+    assert (done.returncode, done.stdout) == (0, "['nothing'] beside it\n")
+
+
+def test_run_shows_the_traceback_of_a_wrong_program_and_one_line_of_a_failed_one(
+    program: str, tiny_model: Callable[..., Path]
+) -> None:
+    wrong = banyan("run", program, "raise")
+    assert wrong.returncode == 1
+    assert "Traceback" in wrong.stderr
+    assert "no_such_option" in wrong.stderr
+    failed = banyan("run", "--model", str(tiny_model("llama")), "--threads", "1", program, "long")
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("banyan: ")
+    assert "program.py:7" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+# ---- check ---------------------------------------------------------------------------------------------------------
+
+
+def test_check_runs_a_load_and_says_what_it_stands_on(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert cli.main(["check", "--model", str(tiny_model("llama")), "--threads", "1", "--page", "8"]) == 0
+    out = capsys.readouterr().out
+    assert "pages of 8 slots" in out
+    assert "tokens cached" in out
+    assert out.splitlines()[-1].startswith("invariants hold")
+
+
+class Broken(Mock):
+    """A runtime whose books do not balance."""
+
+    def ask(self, what: str) -> object:
+        if what == "check":
+            raise BanyanError("the engine's books do not balance: page 7 is free and leased")
+        return {"pid": 1, "engine_pid": 2, "protocol": 1, "config": {"cache": False}, "engine": {"report": ["a mock"]}}
+
+
+def test_check_fails_where_an_invariant_does_not_hold() -> None:
+    with pytest.raises(BanyanError, match="page 7 is free and leased"):
+        cli_check.check(Broken("text"), is_private=True)
+
+
+def test_check_fails_where_the_warm_answer_differs() -> None:
+    answers = iter(f"answer {i}" for i in range(8))
+    with pytest.raises(BanyanError, match="said two things"):
+        cli_check.check(Broken(lambda prompt, name: next(answers)), is_private=True)
