@@ -41,7 +41,7 @@ def assemble(plan: Plan, page: int, device: torch.device) -> Batch:
             ids.extend(request.ids[done : done + n_new])
         q_lens.append(n_new)
         kv_lens.append(done + n_new)
-        pages.append(request.lease.pages)
+        pages.append(request.pages)
         if draws:
             rows.append(len(ids) - 1)
             drawn.append(request)

@@ -47,7 +47,7 @@ def n_cores(root: Path = _CGROUPS) -> int:
 
 def free_memory(root: Path = _CGROUPS) -> int:
     """Bytes that can still be allocated: the machine's, or what is left under the tightest limit above us."""
-    free = psutil.virtual_memory().available
+    free: int = psutil.virtual_memory().available
     for group in _groups("memory", root):
         for limit_file, used_file in (("memory.max", "memory.current"),
                                       ("memory.limit_in_bytes", "memory.usage_in_bytes")):  # fmt: skip

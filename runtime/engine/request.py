@@ -74,6 +74,12 @@ class Request:
         self.seen[token] = self.seen.get(token, 0) + 1
 
     @property
+    def pages(self) -> list[int]:
+        """Where its tokens stand, while it runs."""
+        assert self.lease is not None
+        return self.lease.pages
+
+    @property
     def n_total(self) -> int:
         return len(self.ids)
 

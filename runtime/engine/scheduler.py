@@ -99,11 +99,13 @@ class Scheduler:
         ids, limits, s = array("i", run.ids), self.limits, run.sampling
         if not ids:
             raise BadProgram("the prompt is empty; a model needs at least one token to go on from")
+        if any(i < 0 for i in array("i", run.stop_ids)):
+            raise BadMessage("stop_ids has a negative id")
         if run.n_done >= len(ids):
             raise BadMessage(f"n_done is {run.n_done}, of {len(ids)} ids")
         if run.score_from > len(ids) or run.score_from == 0:
             raise BadMessage(f"score_from is {run.score_from}; it must be in 1 .. {len(ids)}: the first token has none")
-        for what, some in (("prompt", ids), ("stop_ids", array("i", run.stop_ids)), ("logit_bias", s.logit_bias)):
+        for what, some in (("prompt", ids), ("logit_bias", s.logit_bias)):
             if some and not 0 <= min(some) <= max(some) < limits.vocab_size:
                 raise BadProgram(
                     f"{what} has token {min(some) if min(some) < 0 else max(some)}; "
@@ -173,7 +175,9 @@ class Scheduler:
 
     def _start(self, works: list[Work], copies: list[tuple[int, int, int]], budget: int) -> None:
         """Start waiting requests in rank, as long as there are tokens, places and pages. None overtakes the first."""
-        wanted = sum(self._wants(r, r.lease) for r in self.running) if self.waiting else 0
+        if not self.waiting or len(self.running) == self.max_running:
+            return
+        wanted = sum(self._wants(r, r.lease) for r in self.running if r.lease)
         while budget and self.waiting and len(self.running) + len(self.following) < self.max_running:
             request = self.waiting[0]
             lease = self.cache.open(request.ids.tobytes(), request.run.namespace, request.n_reusable)
@@ -215,8 +219,9 @@ class Scheduler:
         found = self.cache.in_flight.find(request.run.ids, request.run.namespace)
         if found is None:
             return False
-        owner, n = found[0], min(found[1], request.n_reusable)
-        return n > max(n_cached, owner.n_computed) and n - owner.lease.n_cached >= WORTH_WAITING
+        owner: Request = found[0]
+        n, lease = min(found[1], request.n_reusable), owner.lease
+        return lease is not None and n > max(n_cached, owner.n_computed) and n - lease.n_cached >= WORTH_WAITING
 
     def _age(self, now: float) -> None:
         """Put a request that has waited for long at the head: () is before any order."""

@@ -49,6 +49,14 @@ def test_requests_with_one_new_prefix_compute_it_once(fake: ModuleType) -> None:
         assert sum(o.finish.n_cached for o in outputs.values()) == 7 * 100
 
 
+def test_a_few_shared_tokens_are_not_waited_for(fake: ModuleType) -> None:
+    asked = dict(enumerate(prompts(4, shared=scheduler.WORTH_WAITING - 1, own=20)))
+    e = fake.engine()
+    assert_greedy(fake, fake.drive(e, [fake.run(rid, ids) for rid, ids in asked.items()]), asked)
+    assert e.scheduler.counts["waits"] == 0
+    assert len(e.model.model.steps) == 8
+
+
 def test_equal_prompts_cost_one_prefill(fake: ModuleType) -> None:
     (ids,) = prompts(1, shared=60, own=0)
     e = fake.engine()
@@ -178,7 +186,8 @@ def test_min_tokens_holds_a_stop_id_back(fake: ModuleType) -> None:
     ids = prompts(1)[0]
     stop = fake.greedy(ids, 1)
     s = Sampling(temperature=0, max_tokens=8, min_tokens=3)
-    outputs = fake.drive(fake.engine(), [fake.run(0, ids, s, stop_ids=fake.int32(stop))])
+    stop_ids = fake.int32([*stop, 70_000])  # a tokenizer may know more tokens than the model
+    outputs = fake.drive(fake.engine(), [fake.run(0, ids, s, stop_ids=stop_ids)])
     assert stop[0] not in outputs[0].ids
     assert len(outputs[0].ids) >= 3
 
@@ -320,7 +329,7 @@ def test_a_storm_of_aborts_loses_no_page_and_spoils_no_answer(
         ({"ids": [1] * 64}, "prompt_too_long", "64 tokens, but the context is 64"),
         ({"ids": [1, 50]}, "bad_program", "token 50"),
         ({"ids": [-1, 1]}, "bad_program", "token -1"),
-        ({"stop_ids": b"\xff\xff\xff\xff"}, "bad_program", "stop_ids has token -1"),
+        ({"stop_ids": b"\xff\xff\xff\xff"}, "bad_message", "stop_ids has a negative id"),
         ({"sampling": Sampling(logit_bias={50: 1.0})}, "bad_program", "logit_bias has token 50"),
         ({"score_from": 0}, "bad_message", "score_from is 0"),
         ({"n_done": 2}, "bad_message", "n_done is 2"),
