@@ -33,17 +33,19 @@ COMMAND_LINE = tuple(f"banyan.{name}" for name in ("cli", "cli_chat", "cli_check
 
 # The longest prefix of a module's name decides.
 LAW = {
-    "banyan": Room(FACE, ("msgspec",)),
+    "banyan": Room((*FACE, "banyan.progress"), ("msgspec",)),
+    "banyan.progress": Room(FACE, ("rich",)),  # loaded when a bar is asked for
     **dict.fromkeys(COMMAND_LINE, Room((*FACE, *COMMAND_LINE, "banyan"), ("msgspec", "rich"))),
     RUNTIME: Room(),
     f"{RUNTIME}.wire": Room((), ("msgspec",)),
     f"{RUNTIME}.errors": Room(),
     f"{RUNTIME}.config": Room((f"{RUNTIME}.errors",), ("msgspec",)),
     f"{RUNTIME}.ipc": Room(CORE, ("msgspec", "zmq")),
-    f"{RUNTIME}.client": Room((*CORE, f"{RUNTIME}.ipc"), ("msgspec", "zmq")),
+    f"{RUNTIME}.client": Room((*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.inbox"), ("msgspec", "zmq")),
+    f"{RUNTIME}.inbox": Room(CORE, ("msgspec",)),
     f"{RUNTIME}.launch": Room((*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.client"), ("msgspec", "psutil", "zmq")),
     f"{RUNTIME}.server": Room(
-        (*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.metrics"),
+        (*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.launch", f"{RUNTIME}.metrics"),
         ("jinja2", "msgspec", "outlines_core", "psutil", "tokenizers", "zmq"),
     ),
     f"{RUNTIME}.engine.scheduler": Room((*CORE, f"{RUNTIME}.engine.request", "banyan.radix_cache")),
@@ -72,6 +74,14 @@ EXCEPTIONS = {
         f"{RUNTIME}.model.families",
     ): "`banyan models` lists what the native decoder runs; no torch in it",
     ("banyan.cli_models", f"{RUNTIME}.model.spec"): "`banyan models` reads headers of local models; no torch in it",
+    (
+        f"{RUNTIME}.server.worker",
+        f"{RUNTIME}.model.spec",
+    ): "a hub id becomes a directory, before any engine",
+    (
+        f"{RUNTIME}.server.tokenizer",
+        "transformers",
+    ): "formats before tokenizer.json need its converters",
     (f"{RUNTIME}.model.pocket.score", "transformers"): "a model is scored as others run it, not by our decoder",
 }
 

@@ -30,7 +30,7 @@ from transformers.utils import logging
 from banyan.kernels import ops
 from banyan.kernels.ops import Ragged, ragged
 from banyan.runtime.errors import BadModel, BanyanError, Unsupported
-from banyan.runtime.model.spec import DTYPES, ModelSpec
+from banyan.runtime.model.facts import DTYPES, ModelSpec
 from banyan.runtime.model.weights import Checkpoint, Progress
 
 _PLAIN, _LEARNING = "banyan", "banyan_learning"  # our two names in transformers' registry

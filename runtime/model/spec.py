@@ -11,43 +11,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from banyan.runtime.errors import BadModel, ModelNotFound, Unsupported
 from banyan.runtime.model import families
-from banyan.runtime.model.families import Dense
+from banyan.runtime.model.facts import DTYPES as DTYPES
+from banyan.runtime.model.facts import ModelSpec as ModelSpec
 
 SHIPPED = Path(__file__).parent / "pocket" / "weights"  # one directory per model that comes with the package
-DTYPES = ("float32", "bfloat16", "float16")
 _FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt"]
 _OTHER_FORMATS = ["*/*", "consolidated*"]  # subdirectories, and the same weights under other names
-
-
-class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of a model. Counts are of the whole model; sizes in elements."""
-
-    name: str  # what messages call it: the directory's name or the hub id
-    family: str  # transformers' model_type
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    hidden: int
-    vocab_size: int  # rows of the embedding; the tokenizer may know fewer
-    max_context: int
-    eos_ids: tuple[int, ...]
-    dtype: str  # of the checkpoint, one of DTYPES; of a loaded Model: what it computes in
-    n_parameters: int  # as stored: a head that is tied to the embedding counts once
-    tie_embeddings: bool = False
-    dense: Dense | None = None  # None: computed by transformers' own code
-
-    @property
-    def kv_elements(self) -> int:
-        """Numbers stored per token over all layers, K and V."""
-        return 2 * self.n_layers * self.n_kv_heads * self.head_dim
-
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        return self.kv_elements * dtype_bytes
 
 
 def resolve(path_or_id: str | Path) -> Path:
