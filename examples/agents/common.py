@@ -16,7 +16,9 @@ def choose_runtime(about: str) -> None:
     parser.add_argument("--model", default="pocket", help="a local directory or hub id (default: %(default)s)")
     parser.add_argument("--socket", help="join the server that `banyan serve` runs there")
     options = parser.parse_args()
-    bn.set_default_backend(bn.connect(options.socket) if options.socket else bn.Runtime(options.model))
+    backend = bn.connect(options.socket) if options.socket else bn.Runtime(options.model)
+    bn.set_default_backend(backend)
+    print(*backend.ask("info")["engine"]["report"], sep="\n", end="\n\n")
 
 
 class Saved:
