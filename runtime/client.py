@@ -72,10 +72,16 @@ class Client:
 
     def _shake_hands(self, timeout: float) -> wire.Welcome:
         self.socket.send(wire.encode(wire.Hello(version=wire.VERSION, client=f"pid {os.getpid()}")))
-        if not self.socket.poll(int(timeout * 1000)):
+        poller = zmq.Poller()
+        poller.register(self.socket, zmq.POLLIN)
+        poller.register(self.monitor, zmq.POLLIN)
+        ready = dict(poller.poll(int(timeout * 1000)))
+        if not ready:
             raise ConnectFailed(
                 f"the server at {self.path} did not answer within {timeout:g} s; is it still loading its model?"
             )
+        if self.socket not in ready:
+            raise ConnectFailed(f"the server at {self.path} ended, or hung up; see what it wrote to stderr")
         try:
             answer = wire.decode_server(self.socket.recv())
         except msgspec.DecodeError as e:
@@ -165,7 +171,7 @@ class Client:
 
     def receive(self) -> None:
         """Take all messages that are there."""
-        while True:
+        while self.lost is None:
             try:
                 data = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
@@ -190,7 +196,7 @@ class Client:
         inbox = self._inboxes.get(number)
         if inbox is not None and inbox.is_settled:
             with self._lock:
-                del self._inboxes[number]
+                self._inboxes.pop(number, None)
             inbox.fail_all(lambda gen, line: BadProgram("the program ended without being asked for this value"))
 
     def abandon(self, number: int) -> None:
@@ -301,6 +307,16 @@ class _Loop:
             gone.set()
 
     def _run(self) -> None:
+        try:
+            self._cycle()
+        except BaseException as e:
+            # Not foreseen; but nobody may wait for a thread that is gone.
+            for client in list(self.clients.values()):
+                self.drop(client, f"the I/O thread of this process failed: {e!r}")
+            _Loop.current = None
+            raise
+
+    def _cycle(self) -> None:
         beat = time.monotonic() + ipc.HEARTBEAT
         while not self._is_stopping:
             wait = int(max(0.0, beat - time.monotonic()) * 1000) + 1 if self.clients else None

@@ -58,17 +58,17 @@ class Inbox:
 
     @property
     def is_settled(self) -> bool:
-        """No more ops will come, and all that did are answered."""
-        return self._is_closed and not self._expected
+        """Nothing more will come, either way."""
+        return self._failure is not None or (self._is_closed and not self._expected)
 
     # ---- from any thread -------------------------------------------------------------------------------------------
 
     def submit(self, ops: tuple[wire.Op, ...], last: bool) -> None:
         with self._lock:
-            if self._failure is not None:
-                return  # the program is dead; its futures say why
             if self._is_closed:
                 raise BadProgram("the program is closed: it takes no more ops", program=self.name)
+            if self._failure is not None:
+                return  # its futures say why
             data = wire.encode(wire.Submit(program=self.number, seq=self._n_sent, ops=ops, last=last, name=self.name))
             if len(data) > self._line.max_message:
                 raise BadMessage(
@@ -160,7 +160,6 @@ class Inbox:
         with self._lock:
             if self._failure is None:
                 self._failure = make
-            self._is_closed = True
             self._expected.clear()
             pending = [(ref, f) for ref, f in self._futures.items() if not f.done()]
         for ref, future in pending:

@@ -8,7 +8,7 @@ elsewhere fails when it comes to it. Other states live on.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
 
@@ -18,6 +18,9 @@ from banyan.runtime.server.generate import Error, Generator, Outcome
 from banyan.runtime.server.program import Client, Point, Program, State
 from banyan.runtime.server.state import Open, Shut, Text
 from banyan.runtime.server.tokenizer import Span
+
+N_ENDED = 4096
+"""Programs remembered after their end, all clients together."""
 
 
 class Broken(Exception):
@@ -34,7 +37,7 @@ class Programs:
     def __init__(self, generator: Generator, send: Callable[[Client, wire.ServerMessage], None]) -> None:
         self._generator, self._send = generator, send
         self._programs: dict[tuple[Client, int], Program] = {}
-        self._newest: dict[Client, int] = {}  # the highest number of a program that each client made
+        self._ended: OrderedDict[tuple[Client, int], None] = OrderedDict()  # the last N_ENDED, so as to know duplicates
         self._n_made = 0
         self._ready: deque[tuple[Program, State]] = deque()
         self._is_pumping = False
@@ -47,9 +50,8 @@ class Programs:
     def submit(self, client: Client, message: wire.Submit) -> None:
         program = self._programs.get((client, message.program))
         if program is None:
-            if message.program <= self._newest.get(client, -1):
-                return  # of a program that has ended: a duplicate
-            self._newest[client] = message.program
+            if (client, message.program) in self._ended:
+                return
             program = Program(client, message.program, message.name, self._n_made)
             self._programs[client, message.program] = program
             self._n_made += 1
@@ -76,7 +78,6 @@ class Programs:
         """The client is gone: stop all it had."""
         for key in [key for key in self._programs if key[0] == client]:
             self._end(self._programs[key], None)
-        self._newest.pop(client, None)
 
     def _queue(self, program: Program, op: wire.Op) -> None:
         state = program.states.get(op.state)
@@ -321,7 +322,11 @@ class Programs:
         program.is_over = True
         for state in program.states.values():
             state.stop()
-        del self._programs[program.client, program.number]
+        key = program.client, program.number
+        del self._programs[key]
+        self._ended[key] = None
+        if len(self._ended) > N_ENDED:
+            self._ended.popitem(last=False)
         if error is not None:
             seq = self._next(program)
             failed = wire.Failed(program=program.number, seq=seq, code=error.code, message=error.message)

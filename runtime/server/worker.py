@@ -30,7 +30,7 @@ import zmq
 
 from banyan.runtime import ipc, launch, wire
 from banyan.runtime.config import Config
-from banyan.runtime.errors import BadMessage, BanyanError, ConnectFailed, EngineLost, from_code
+from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, from_code
 from banyan.runtime.model.spec import resolve
 from banyan.runtime.server.chat import Template
 from banyan.runtime.server.generate import Generator
@@ -348,7 +348,7 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
     server: Server | None = None
     ready_fd: int | None = args.ready_fd
     try:
-        config = msgspec.json.decode(args.config, type=Config)
+        config = _read(args.config)
         server = Server(config, args.alive_fd, ready_fd, args.private, engine)
         _listen_to_signals(server, has_parent=args.alive_fd is not None)
         gc.freeze()  # what is alive now stays
@@ -360,6 +360,13 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
         print(f"banyan: {e.message}", file=sys.stderr, flush=True)
         return 1
     return 0
+
+
+def _read(config: str) -> Config:
+    try:
+        return msgspec.json.decode(config, type=Config)
+    except msgspec.DecodeError as e:
+        raise ConfigError(f"--config is no Config: {e}") from e
 
 
 def _listen_to_signals(server: Server, has_parent: bool) -> None:

@@ -1,0 +1,201 @@
+"""The server's process, spoken to in raw messages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from banyan.runtime import ipc, launch, wire
+
+Serve = Callable[..., launch.ServerProcess]
+GEN = (wire.Append(0, ("a",)), wire.Gen(0, 0, wire.Sampling(max_tokens=3)))
+
+
+class Peer:
+    """A client that may say anything."""
+
+    def __init__(self, context: Any, path: Path, hello: bool = True) -> None:
+        self.socket, self.monitor = ipc.reach(context, path)
+        if hello:
+            self.say(wire.Hello(wire.VERSION))
+            assert isinstance(self.hear(), wire.Welcome)
+
+    def say(self, *messages: wire.ClientMessage | bytes) -> None:
+        for message in messages:
+            self.socket.send(message if isinstance(message, bytes) else wire.encode(message))
+
+    def hear(self, seconds: float = 10.0) -> wire.ServerMessage:
+        """The next message but Pongs, which a server may send whenever it likes."""
+        deadline = time.monotonic() + seconds
+        while self.socket.poll(max(0, int(1000 * (deadline - time.monotonic())))):
+            message = wire.decode_server(self.socket.recv())
+            if not isinstance(message, wire.Pong):
+                return message
+        raise AssertionError("nothing came")
+
+    def works(self, program: int) -> None:
+        self.say(wire.Submit(program, 0, GEN, last=True))
+        value = self.hear()
+        assert isinstance(value, wire.Value)
+        assert value.program == program
+
+
+@pytest.fixture
+def peer(serve: Serve) -> Iterator[Callable[..., Peer]]:
+    """`peer()`: one more client of the test's server."""
+    context: Any = zmq.Context()
+    server = serve()
+    made: list[Peer] = []
+
+    def make(**options: Any) -> Peer:
+        made.append(Peer(context, server.socket, **options))
+        return made[-1]
+
+    yield make
+    context.destroy(linger=0)
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "what"),
+    [
+        (b"", "bad_message", "no message of this protocol"),
+        (b"\xff" * 100, "bad_message", "no message of this protocol"),
+        (wire.encode(wire.Submit(0, 0, GEN))[:-3], "bad_message", "no message of this protocol"),
+        (wire.encode(wire.Run(rid=1, ids=b"")), "bad_message", "no message of this protocol"),
+        (wire.Hello(version=99), "connect_failed", "speaks version 1"),
+    ],
+)
+def test_a_peer_that_breaks_the_protocol_is_told_so_and_dropped_and_nobody_else(
+    peer: Callable[..., Peer], message: Any, code: str, what: str
+) -> None:
+    good, bad = peer(), peer()
+    bad.say(wire.Submit(0, 0, (wire.Append(0, ("a",)), wire.Gen(0, 0, wire.Sampling(max_tokens=400)))), message)
+    while isinstance(failed := bad.hear(), wire.Value | wire.Delta):
+        pass
+    assert isinstance(failed, wire.Failed)
+    assert (failed.program, failed.code) == (-1, code)
+    assert what in failed.message
+    bad.say(wire.Submit(1, 0, GEN))
+    again = bad.hear()
+    assert isinstance(again, wire.Failed)
+    assert "before Hello" in again.message
+    good.works(0)
+    good.say(wire.Ask(id=1, what="stats"))
+    answer = good.hear()
+    assert isinstance(answer, wire.Answer)
+    assert b'"clients":1' in answer.body
+    assert b'"programs":0' in answer.body
+
+
+def test_more_frames_than_one_are_no_message(peer: Callable[..., Peer]) -> None:
+    bad = peer()
+    bad.socket.send_multipart([wire.encode(wire.Ping()), b"more"])
+    failed = bad.hear()
+    assert isinstance(failed, wire.Failed)
+    assert "1 frame, not 2" in failed.message
+
+
+def test_nothing_is_answered_before_hello(peer: Callable[..., Peer]) -> None:
+    stranger = peer(hello=False)
+    stranger.say(wire.Ask(id=0, what="stats"))
+    failed = stranger.hear()
+    assert isinstance(failed, wire.Failed)
+    assert "Ask came before Hello" in failed.message
+
+
+def test_peers_do_not_see_each_others_programs(peer: Callable[..., Peer]) -> None:
+    one, two = peer(), peer()
+    one.say(wire.Submit(0, 0, GEN))
+    two.say(wire.Cancel(0, 0), wire.Submit(0, 0, (wire.Read(0, 5),)))
+    value = one.hear()
+    assert isinstance(value, wire.Value)
+    assert value.ref == 0
+    mine = two.hear()
+    assert isinstance(mine, wire.Value)
+    assert (mine.ref, mine.samples[0].text) == (5, "")
+
+
+def test_a_ping_is_answered(peer: Callable[..., Peer]) -> None:
+    one = peer()
+    one.say(wire.Ping())
+    assert one.socket.poll(5000)
+    assert wire.decode_server(one.socket.recv()) == wire.Pong()
+
+
+def test_a_client_that_says_nothing_for_long_is_forgotten(
+    fake_model: Callable[..., Path], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    boot = tmp_path / "boot.py"
+    fake = Path(__file__).with_name("fake_engine.py")
+    boot.write_text(
+        "import sys\nfrom banyan.runtime import ipc\nipc.HEARTBEAT, ipc.SILENT = 0.05, 30\n"
+        "from banyan.runtime.server.worker import main\n"
+        f"sys.exit(main(sys.argv[1:], engine=[sys.executable, {str(fake)!r}]))"
+    )
+    from banyan.runtime import config
+
+    server = launch.start(config.make(model=str(fake_model())), timeout=30, command=[sys.executable, str(boot)])
+    request.addfinalizer(server.close)
+    context: Any = zmq.Context()
+    request.addfinalizer(lambda: context.destroy(linger=0))
+    silent, talking = Peer(context, server.socket), Peer(context, server.socket)
+    silent.say(wire.Submit(0, 0, (wire.Append(0, (wire.Ref(9),)),)))
+    deadline, k, body = time.monotonic() + 20, 0, b""
+    while not (b'"clients":1' in body and b'"programs":0' in body):
+        assert time.monotonic() < deadline, "it is still there"
+        time.sleep(0.02)
+        talking.say(wire.Ask(id=(k := k + 1), what="stats"))
+        answer = talking.hear()
+        assert isinstance(answer, wire.Answer)
+        body = answer.body
+
+
+def test_a_long_text_is_encoded_without_holding_up_the_loop(peer: Callable[..., Peer]) -> None:
+    one, two = peer(), peer()
+    one.say(wire.Submit(0, 0, (wire.Append(0, ("the quick brown fox " * 100_000,)), *GEN)))
+    start = time.monotonic()
+    two.works(0)
+    quick = time.monotonic() - start
+    failed = one.hear(30)
+    slow = time.monotonic() - start
+    assert isinstance(failed, wire.Failed)
+    assert failed.code == "prompt_too_long"
+    assert quick < slow / 2
+
+
+def test_the_server_loads_neither_torch_nor_transformers_and_starts_fast() -> None:
+    code = (
+        "import time, sys; t = time.process_time(); import banyan.runtime.server.worker; "
+        "print(time.process_time() - t); "
+        "print(sorted({'torch', 'transformers', 'triton', 'outlines', 'huggingface_hub'} & set(sys.modules)))"
+    )
+    times = []
+    for _ in range(3):
+        out = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+        seconds, heavy = out.splitlines()
+        assert heavy == "[]"
+        times.append(float(seconds))
+    assert min(times) < 0.4
+
+
+@pytest.mark.parametrize("arguments", [["--config", "{"], ["--config", '{"zzz": 1}']])
+def test_a_config_that_is_none_is_an_error(arguments: list[str]) -> None:
+    read, write = os.pipe()
+    run = subprocess.run(
+        [*launch.SERVER, *arguments, "--ready-fd", str(write)], pass_fds=(write,), capture_output=True, timeout=30
+    )
+    os.close(write)
+    with os.fdopen(read) as f:
+        assert '"code":"config"' in f.read()
+    assert run.returncode == 1
+    assert b"Traceback" not in run.stderr
