@@ -1,18 +1,90 @@
-"""The table of ops: what the rest of Banyan calls, and which implementation runs where."""
+"""The table of ops: what the rest of Banyan calls, what it costs, and which implementation runs where.
 
-from collections.abc import Sequence
+On a GPU an op is its Triton `kernel.py`; on a CPU its `cpu.py`, where one pays, or its `reference.py`. In a process
+with TRITON_INTERPRET=1 the Triton kernels serve CPU tensors too, as slow Python: for tests. No op waits for the device.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from banyan.kernels.attention import cpu as attention_cpu
 from banyan.kernels.attention.batch import Ragged, ragged
-from banyan.kernels.copy_pages import reference as copy_pages_cpu
-from banyan.kernels.rms_norm import reference as rms_norm_cpu
-from banyan.kernels.rope import reference as rope_cpu
-from banyan.kernels.silu_mul import reference as silu_mul_cpu
-from banyan.kernels.write_kv import reference as write_kv_cpu
+from banyan.kernels.device import INTERPRETED
 
-__all__ = ["Ragged", "attention", "copy_pages", "ragged", "rms_norm", "rope", "silu_mul", "write_kv"]
+__all__ = ["TABLE", "Op", "Ragged", "attention", "copy_pages", "ragged", "rms_norm", "rope", "silu_mul", "write_kv"]
+
+
+class Op(NamedTuple):
+    """What an op takes and costs. Costs are formulas in the sizes that `shapes` names, and `size`, bytes per number."""
+
+    name: str
+    shapes: str
+    n_bytes: str  # moved, at least
+    n_flops: str
+    on_cpu: str  # file that serves CPU tensors
+
+
+TABLE = {
+    op.name: op
+    for op in (
+        Op(
+            "attention",
+            "q [rows, heads, dim], pools [pages, page, kv_heads, dim] -> [rows, heads, dim]",
+            "size * dim * (2 * rows * heads + 2 * kv_heads * keys), keys: sum of kv_lens",
+            "4 * heads * dim * pairs, pairs: (row, key) that a row sees",
+            "cpu",
+        ),
+        Op(
+            "write_kv",
+            "k, v [rows, kv_heads, dim], slots [rows] -> pools",
+            "4 * size * rows * kv_heads * dim",
+            "0",
+            "reference",
+        ),
+        Op(
+            "copy_pages",
+            "pools [pages, page, kv_heads, dim], copies [n, 3] -> pools",
+            "2 * size * n_pools * slots * kv_heads * dim, slots: sum of n_slots",
+            "0",
+            "reference",
+        ),
+        Op(
+            "rms_norm",
+            "x, residual [rows, dim], weight [dim] -> norm, sum [rows, dim]",
+            "4 * size * rows * dim",
+            "5 * rows * dim",
+            "reference",
+        ),
+        Op(
+            "rope",
+            "q [rows, heads, dim], k [rows, kv_heads, dim], cos, sin [rows, dim / 2] -> q, k",
+            "2 * size * rows * (heads + kv_heads) * dim",
+            "3 * rows * (heads + kv_heads) * dim",
+            "reference",
+        ),
+        Op(
+            "silu_mul",
+            "gate_up [rows, 2 * dim] -> [rows, dim]",
+            "3 * size * rows * dim",
+            "5 * rows * dim",
+            "reference",
+        ),
+    )
+}
+
+
+@functools.cache
+def implementation(op: str, device: str) -> Callable[..., Any]:
+    """The function that serves `op` for tensors of a device type ("cpu", "cuda", ...)."""
+    if device == "cuda" or (device == "cpu" and INTERPRETED):
+        file = "kernel"
+    else:
+        file = TABLE[op].on_cpu if device == "cpu" else "reference"
+    function: Callable[..., Any] = getattr(importlib.import_module(f"banyan.kernels.{op}.{file}"), op)
+    return function
 
 
 def attention(
@@ -26,24 +98,35 @@ def attention(
     window: int = 0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    return attention_cpu.attention(q, k_pool, v_pool, ragged, scale=scale, softcap=softcap, window=window, sinks=sinks)
+    """Causal attention of ragged rows over paged KV; see `attention/reference.py` for shapes and options."""
+    run = implementation("attention", q.device.type)
+    out: Tensor = run(q, k_pool, v_pool, ragged, scale=scale, softcap=softcap, window=window, sinks=sinks)
+    return out
 
 
 def write_kv(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, slots: Tensor) -> None:
-    write_kv_cpu.write_kv(k, v, k_pool, v_pool, slots)
+    """Write each row's keys and values to its slot, in place; see `write_kv/reference.py`."""
+    implementation("write_kv", k.device.type)(k, v, k_pool, v_pool, slots)
 
 
 def copy_pages(pools: Sequence[Tensor], copies: Tensor) -> None:
-    copy_pages_cpu.copy_pages(pools, copies)
+    """Copy the first slots of pages to other pages, in place; see `copy_pages/reference.py`."""
+    if pools:
+        implementation("copy_pages", pools[0].device.type)(pools, copies)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    return rms_norm_cpu.rms_norm(x, weight, eps, residual)
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Any:
+    """Norm of x over its last axis; with `residual`, (norm of the sum, the sum); see `rms_norm/reference.py`."""
+    return implementation("rms_norm", x.device.type)(x, weight, eps, residual)
 
 
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    return rope_cpu.rope(q, k, cos, sin, positions)
+    """Rotary embedding, half-split; new tensors; see `rope/reference.py`."""
+    turned: tuple[Tensor, Tensor] = implementation("rope", q.device.type)(q, k, cos, sin, positions)
+    return turned
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    return silu_mul_cpu.silu_mul(gate_up)
+    """silu(gate) * up of a fused projection; see `silu_mul/reference.py`."""
+    out: Tensor = implementation("silu_mul", gate_up.device.type)(gate_up)
+    return out

@@ -57,12 +57,11 @@ def ragged(
     position = np.arange(q_start[-1]) - q_start[request] + (kv_len - q_len)[request]
     slots = table[request, position // page_size].astype(np.int64) * page_size + position % page_size
 
-    to = _to(device)
     return Ragged(
-        q_start=to(q_start.astype(np.int32)),
-        kv_len=to(kv_len.astype(np.int32)),
-        page_table=to(table),
-        slots=to(slots),
+        q_start=to_device(q_start.astype(np.int32), device),
+        kv_len=to_device(kv_len.astype(np.int32), device),
+        page_table=to_device(table, device),
+        slots=to_device(slots, device),
         q_lens=tuple(q_lens),
         kv_lens=tuple(kv_lens),
         pages=tuple(own[:need] for own, need in zip(pages, n_pages, strict=True)),
@@ -70,9 +69,9 @@ def ragged(
     )
 
 
-def _to(device: torch.device | str):
-    """How host arrays get to `device`: through pinned memory where the copy can then run behind the host's back."""
-    device = torch.device(device)
-    if device.type == "cuda":
-        return lambda array: torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
-    return lambda array: torch.from_numpy(array).to(device)
+def to_device(array: np.ndarray, device: torch.device | str) -> Tensor:
+    """A host array on `device`; to a GPU from pinned memory, so that the copy runs behind the host's back."""
+    host = torch.from_numpy(array)
+    if torch.device(device).type == "cuda":
+        return host.pin_memory().to(device, non_blocking=True)
+    return host.to(device)

@@ -1,0 +1,270 @@
+"""Attention over work items in Triton: one kernel for decodes and chunks, one that merges split reads.
+
+An item is a few rows of one request over a run of its keys (`plan.py`). The query heads that share a KV head are
+packed into the tile's rows, so K and V are read once per group. Scores live in base 2. Reads that the plan split leave
+normalised partial results and their log-sum-exp, and `_merge` joins them (FlashDecoding; Dao et al., 2023).
+
+Page ids are loaded one block ahead: a load whose address depends on another load of the same iteration is not
+pipelined, and K and V would stay single-buffered at any number of stages.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from banyan.kernels.attention.batch import Ragged, to_device
+from banyan.kernels.attention.plan import Tiles, plan
+from banyan.kernels.device import architecture, n_processors
+
+LOG2E = 1.4426950408889634
+
+
+@triton.jit
+def _block(
+    b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, s_page, s_slot, b_position, o_key, o_d, end, scale,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One block of keys: scores, running maximum and sum, weighted values."""
+    o_slot = b_page * s_page + (o_key % PAGE) * s_slot
+    p_kt = p_k + o_slot[None, :] + o_d[:, None]
+    p_vs = p_v + o_slot[:, None] + o_d[None, :]
+    if MASKED:  # slots past the end may hold anything, NaN too
+        b_k = tl.load(p_kt, mask=(o_key < end)[None, :] & (o_d < DIM)[:, None], other=0.0)
+        b_v = tl.load(p_vs, mask=(o_key < end)[:, None] & (o_d < DIM)[None, :], other=0.0)
+    elif BLOCK_D == DIM:
+        b_k = tl.load(p_kt)
+        b_v = tl.load(p_vs)
+    else:
+        b_k = tl.load(p_kt, mask=(o_d < DIM)[:, None], other=0.0)
+        b_v = tl.load(p_vs, mask=(o_d < DIM)[None, :], other=0.0)
+
+    b_score = tl.dot(b_q, b_k, input_precision=PRECISION) * scale
+    if SOFTCAP > 0.0:  # scale holds 2 / softcap: tanh(x) = 1 - 2 / (exp(2x) + 1)
+        b_score = (1.0 - 2.0 / (tl.exp2(b_score) + 1.0)) * (SOFTCAP * 1.4426950408889634)
+    if MASKED:
+        m_seen = (o_key[None, :] <= b_position[:, None]) & (o_key < end)[None, :]
+        if WINDOW > 0:
+            m_seen = m_seen & (o_key[None, :] > b_position[:, None] - WINDOW)
+        b_score = tl.where(m_seen, b_score, float("-inf"))
+
+    b_top = tl.maximum(b_max, tl.max(b_score, 1))
+    b_base = tl.where(b_top == float("-inf"), 0.0, b_top) if MASKED else b_top  # a row may have seen nothing yet
+    b_weight = tl.exp2(b_score - b_base[:, None])
+    b_shrink = tl.exp2(b_max - b_base)
+    b_sum = b_sum * b_shrink + tl.sum(b_weight, 1)
+    b_acc = b_acc * b_shrink[:, None]
+    b_acc = tl.dot(b_weight.to(b_v.dtype), b_v, b_acc, input_precision=PRECISION)
+    return b_top, b_sum, b_acc
+
+
+@triton.jit
+def _attend(
+    p_q, p_k, p_v, p_out, p_part, p_lse, p_sinks, p_items, p_table,
+    s_q_row, s_q_head, s_page, s_slot, s_head, s_out_row, s_out_head, s_table, scale,
+    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE_STAGES: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Program (item, KV head): rows of q times the heads of the group, over the item's keys."""
+    i_item, i_head = tl.program_id(0), tl.program_id(1)
+    p_item = p_items + i_item.to(tl.int64) * 8
+    first_row, n_rows, position = tl.load(p_item), tl.load(p_item + 1), tl.load(p_item + 2)
+    request, start, end, part = tl.load(p_item + 3), tl.load(p_item + 4), tl.load(p_item + 5), tl.load(p_item + 6)
+
+    o_m = tl.arange(0, BLOCK_M)
+    o_n = tl.arange(0, BLOCK_N)
+    o_d = tl.arange(0, BLOCK_D)
+    b_row = o_m // GROUP  # of the item
+    b_head = i_head * GROUP + o_m % GROUP
+    m_row = b_row < n_rows
+    m_q = m_row[:, None] & (o_d < DIM)[None, :]
+    o_row = (first_row + b_row).to(tl.int64)
+    b_q = tl.load(p_q + (o_row * s_q_row + b_head * s_q_head)[:, None] + o_d[None, :], mask=m_q, other=0.0)
+    b_position = position + b_row
+
+    p_table += request.to(tl.int64) * s_table
+    p_k += i_head.to(tl.int64) * s_head
+    p_v += i_head.to(tl.int64) * s_head
+    b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    b_sum = tl.zeros([BLOCK_M], tl.float32)
+    b_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+
+    # Keys that every row sees come in whole blocks without a mask; what is left is short and needs no pipeline.
+    # A window has its left edge anywhere: all blocks are masked.
+    b_page = tl.load(p_table + (start + o_n) // PAGE, mask=start + o_n < end, other=0).to(tl.int64)
+    middle = start
+    if WINDOW == 0:
+        middle += tl.maximum(tl.minimum(end, position + 1) - start, 0) // BLOCK_N * BLOCK_N
+        for i_key in range(start, middle, BLOCK_N):
+            o_key = i_key + o_n
+            b_next = tl.load(p_table + (o_key + BLOCK_N) // PAGE, mask=o_key + BLOCK_N < end, other=0).to(tl.int64)
+            b_max, b_sum, b_acc = _block(
+                b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, s_page, s_slot, b_position, o_key, o_d, end, scale,
+                DIM, BLOCK_D, PAGE, SOFTCAP, WINDOW, False, PRECISION,
+            )  # fmt: skip
+            b_page = b_next
+    for i_key in tl.range(middle, end, BLOCK_N, num_stages=EDGE_STAGES):
+        o_key = i_key + o_n
+        b_next = tl.load(p_table + (o_key + BLOCK_N) // PAGE, mask=o_key + BLOCK_N < end, other=0).to(tl.int64)
+        b_max, b_sum, b_acc = _block(
+            b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, s_page, s_slot, b_position, o_key, o_d, end, scale,
+            DIM, BLOCK_D, PAGE, SOFTCAP, WINDOW, True, PRECISION,
+        )  # fmt: skip
+        b_page = b_next
+
+    if part < 0:
+        if SINKS:
+            b_sink = tl.load(p_sinks + b_head).to(tl.float32) * 1.4426950408889634
+            b_top = tl.maximum(b_max, b_sink)
+            b_shrink = tl.exp2(b_max - b_top)
+            b_sum = b_sum * b_shrink + tl.exp2(b_sink - b_top)
+            b_acc = b_acc * b_shrink[:, None]
+        b_out = b_acc / tl.where(b_sum == 0.0, 1.0, b_sum)[:, None]
+        p_to = p_out + (o_row * s_out_row + b_head * s_out_head)[:, None] + o_d[None, :]
+        tl.store(p_to, b_out.to(p_out.dtype.element_ty), mask=m_q)
+    else:
+        b_out = b_acc / tl.where(b_sum == 0.0, 1.0, b_sum)[:, None]
+        o_part = (part + b_row).to(tl.int64) * (tl.num_programs(1) * GROUP) + b_head
+        tl.store(p_part + o_part[:, None] * DIM + o_d[None, :], b_out, mask=m_q)
+        tl.store(p_lse + o_part, b_max + tl.log2(b_sum), mask=m_row)
+
+
+@triton.jit
+def _merge(
+    p_part, p_lse, p_out, p_sinks, p_merges, s_out_row, s_out_head, n_heads,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """Program (split row, query head): the mean of its partial results, weighted by what they summed."""
+    i_merge, i_head = tl.program_id(0), tl.program_id(1)
+    p_merge = p_merges + i_merge.to(tl.int64) * 4
+    row, part, step, n_parts = tl.load(p_merge), tl.load(p_merge + 1), tl.load(p_merge + 2), tl.load(p_merge + 3)
+    o_d = tl.arange(0, BLOCK_D)
+    m_d = o_d < DIM
+    top = float("-inf")
+    if SINKS:
+        top = tl.load(p_sinks + i_head).to(tl.float32) * 1.4426950408889634
+        total = top * 0.0 + 1.0
+    else:
+        total = 0.0
+    b_acc = tl.zeros([BLOCK_D], tl.float32)
+    for i in range(n_parts):
+        o_part = (part + i * step).to(tl.int64) * n_heads + i_head
+        lse = tl.load(p_lse + o_part)
+        new_top = tl.maximum(top, lse)
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        shrink, weight = tl.exp2(top - base), tl.exp2(lse - base)
+        b_acc = b_acc * shrink + weight * tl.load(p_part + o_part * DIM + o_d, mask=m_d, other=0.0)
+        total = total * shrink + weight
+        top = new_top
+    p_to = p_out + row.to(tl.int64) * s_out_row + i_head * s_out_head + o_d
+    tl.store(p_to, (b_acc / total).to(p_out.dtype.element_ty), mask=m_d)
+
+
+class Tile(NamedTuple):
+    """A compiled shape: rows (tokens times heads of a group), keys a block, warps, pipeline stages."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def tile(arch: str, dim: int, group: int, dtype: torch.dtype, *, large: bool) -> Tile:
+    """The tile for one kind of item; static, so that runs repeat and every variant can be compiled ahead of time.
+
+    Registers, shared memory and spills of each entry are asserted by the tests; gfx942 has 64 KB of LDS.
+    """
+    wide = dim > 128
+    amd, ampere = arch.startswith("gfx"), arch.startswith("sm_8")
+    if arch == "interpreter":
+        rows, keys, warps, stages = (32, 32, 4, 1) if large else (16, 32, 4, 1)
+    elif dtype == torch.float32:  # no tensor cores: IEEE products from registers
+        rows, keys, warps, stages = (16, 16, 4, 1)
+    elif not large:
+        rows, keys, warps, stages = (16, 32 if wide else 64, 4, 2 if amd else 3)
+    elif amd:
+        rows, keys, warps, stages = (128, 32 if wide else 64, 8, 1)
+    elif ampere:
+        rows, keys, warps, stages = (32, 32, 4, 3) if wide else (128, 64 if dim <= 64 else 32, 8, 3)
+    else:
+        rows, keys, warps, stages = (128, 32, 8, 2) if wide else (128, 64, 8, 3)
+    if group > rows:
+        rows, warps = triton.next_power_of_2(group), 8
+    return Tile(rows, keys, warps, stages)
+
+
+def attention(
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    ragged: Ragged,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    window: int = 0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """See `reference.attention`. No synchronisation with the host; head_dim 16 to 256."""
+    n_rows, n_heads, dim = q.shape
+    _, page_size, n_kv_heads, _ = k_pool.shape
+    group = n_heads // n_kv_heads
+    assert 16 <= dim <= 256, f"head_dim {dim} is outside 16..256"
+    assert n_heads == group * n_kv_heads, f"{n_heads} heads do not divide into {n_kv_heads} KV heads"
+    assert q.dtype == k_pool.dtype == v_pool.dtype, f"{q.dtype}, {k_pool.dtype}, {v_pool.dtype}: one dtype for all"
+    assert q.stride(2) == k_pool.stride(3) == 1, "rows must be contiguous"
+    assert k_pool.shape == v_pool.shape, "K and V pools differ in shape"
+    assert k_pool.stride() == v_pool.stride(), "K and V pools differ in strides"
+    out = torch.empty((n_rows, n_heads, dim), dtype=q.dtype, device=q.device)
+    if not n_rows:
+        return out
+
+    arch = architecture()
+    tiles = [tile(arch, dim, group, q.dtype, large=large) for large in (False, True)]
+    small, large, merges, n_partials = _device_plan(ragged, tiles, n_kv_heads, group, window, arch, q.device)
+    part = torch.empty((n_partials, n_heads, dim), dtype=torch.float32, device=q.device)
+    lse = torch.empty((n_partials, n_heads), dtype=torch.float32, device=q.device)
+    block_d = triton.next_power_of_2(dim)
+    for items, shape in ((small, tiles[0]), (large, tiles[1])):
+        if len(items):
+            _attend[(len(items), n_kv_heads)](
+                q, k_pool, v_pool, out, part, lse, sinks, items, ragged.page_table,
+                q.stride(0), q.stride(1), k_pool.stride(0), k_pool.stride(1), k_pool.stride(2),
+                out.stride(0), out.stride(1), ragged.page_table.stride(0),
+                scale * LOG2E * (2.0 / softcap if softcap else 1.0),
+                GROUP=group, DIM=dim, BLOCK_D=block_d, PAGE=page_size, BLOCK_M=shape.rows, BLOCK_N=shape.keys,
+                EDGE_STAGES=shape.stages if window else 1,
+                SOFTCAP=softcap, WINDOW=window, SINKS=sinks is not None,
+                PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+                num_warps=shape.warps, num_stages=shape.stages,
+            )  # fmt: skip
+    if len(merges):
+        _merge[(len(merges), n_heads)](
+            part, lse, out, sinks, merges, out.stride(0), out.stride(1), n_heads,
+            DIM=dim, BLOCK_D=block_d, SINKS=sinks is not None, num_warps=4 if block_d > 64 else 2,
+        )  # fmt: skip
+    return out
+
+
+def _device_plan(
+    ragged: Ragged, tiles: list[Tile], n_kv_heads: int, group: int, window: int, arch: str, device: torch.device
+) -> tuple[Any, Any, Any, int]:
+    """The plan's tables on the device, made once per step."""
+    rows = Tiles(*(shape.rows // group for shape in tiles))
+    key = ("triton", arch, rows, n_kv_heads, window)
+    plans = {} if ragged.plans is None else ragged.plans
+    if key not in plans:
+        made = plan(
+            ragged.q_lens,
+            ragged.kv_lens,
+            tiles=rows,
+            n_kv_heads=n_kv_heads,
+            n_processors=n_processors(arch),
+            window=window,
+        )
+        tables = (to_device(table, device) for table in made[:3])
+        plans[key] = (*tables, made.n_partials)
+    return plans[key]

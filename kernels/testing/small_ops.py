@@ -1,0 +1,107 @@
+"""One check per op beside attention: random shapes and strides from a seed, `ops` against the float64 reference."""
+
+import random
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from banyan.kernels import ops
+from banyan.kernels.rms_norm import reference as rms_norm
+from banyan.kernels.rope import reference as rope
+from banyan.kernels.silu_mul import reference as silu_mul
+from banyan.kernels.testing.cases import TOLERANCE
+
+Check = Callable[[int, torch.dtype, str], None]
+
+
+def _near(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
+    assert got.shape == want.shape
+    assert got.dtype == dtype
+    excess = (got.double() - want).abs() - TOLERANCE[dtype] * (1 + want.abs())
+    assert not got.numel() or excess.max().item() <= 0, f"off by {excess.max().item():.2e} beyond tolerance"
+
+
+def _start(seed: int) -> random.Random:
+    torch.manual_seed(seed)
+    return random.Random(seed)
+
+
+def check_write_kv(seed: int, dtype: torch.dtype, device: str) -> None:
+    """Rows from a fused projection; every other slot keeps its bits."""
+    chance = _start(seed)
+    n, heads, dim, n_pages = chance.randint(0, 9), chance.randint(1, 4), chance.choice([16, 24, 64, 80]), 5
+    page = chance.choice([1, 16, 32])
+    n = min(n, n_pages * page)
+    k_pool, v_pool = torch.randn(2, n_pages, page, heads, dim).to(device, dtype)
+    qkv = torch.randn(n, 3 * heads, dim).to(device, dtype)
+    slots = torch.randperm(n_pages * page)[:n].to(device)
+    k, v = qkv[:, heads : 2 * heads], qkv[:, 2 * heads :]
+    want_k, want_v = k_pool.clone(), v_pool.clone()
+    for row, slot in enumerate(slots.tolist()):
+        want_k[slot // page, slot % page], want_v[slot // page, slot % page] = k[row], v[row]
+    ops.write_kv(k, v, k_pool, v_pool, slots)
+    assert torch.equal(k_pool, want_k)
+    assert torch.equal(v_pool, want_v)
+
+
+def check_copy_pages(seed: int, dtype: torch.dtype, device: str) -> None:
+    """Only the first slots of the destinations change; NaN in the rest of a source stays there."""
+    chance = _start(seed)
+    page, heads, dim, n_pages = chance.choice([1, 16, 64]), chance.randint(1, 3), chance.choice([16, 80]), 9
+    n = chance.randint(0, 4)
+    order = torch.randperm(n_pages)
+    copies = torch.stack([order[:n], order[4 : 4 + n], torch.randint(1, page + 1, (n,))], dim=1).int()
+    pools = [torch.randn(n_pages, page, heads, dim).to(device, dtype) for _ in range(3)]
+    wants = [pool.clone() for pool in pools]
+    for source, destination, n_slots in copies.tolist():
+        for pool, want in zip(pools, wants, strict=True):
+            pool[source, n_slots:] = want[source, n_slots:] = 77.0
+            want[destination, :n_slots] = pool[source, :n_slots]
+    ops.copy_pages(pools, copies.to(device))
+    for pool, want in zip(pools, wants, strict=True):
+        assert torch.equal(pool, want)
+
+
+def check_rms_norm(seed: int, dtype: torch.dtype, device: str) -> None:
+    """Rows, and heads of a fused projection; with and without residual."""
+    chance = _start(seed)
+    n, dim = chance.randint(0, 5), chance.choice([16, 100, 256, 688])
+    weight = torch.randn(dim).to(device, dtype)
+    x, residual = torch.randn(2, n, dim).to(device, dtype)
+    _near(ops.rms_norm(x, weight, 1e-6), rms_norm.rms_norm(x.double(), weight.double(), 1e-6), dtype)
+    got, total = ops.rms_norm(x, weight, 1e-6, residual=residual)
+    assert torch.equal(total, x + residual)
+    _near(got, rms_norm.rms_norm((x + residual).double(), weight.double(), 1e-6), dtype)
+    heads = torch.randn(n, 6, dim).to(device, dtype)[:, 1:4]
+    _near(ops.rms_norm(heads, weight, 1e-5), rms_norm.rms_norm(heads.double(), weight.double(), 1e-5), dtype)
+
+
+def check_rope(seed: int, dtype: torch.dtype, device: str) -> None:
+    """Queries and keys of a fused projection, whole and partial rotation, gathered rows and tables."""
+    chance = _start(seed)
+    n, heads, kv_heads, dim = chance.randint(0, 5), chance.randint(1, 5), chance.randint(1, 3), chance.choice([16, 80])
+    half = chance.choice([dim // 2, dim // 4])
+    qkv = torch.randn(n, heads + 2 * kv_heads, dim).to(device, dtype)
+    q, k = qkv[:, :heads], qkv[:, heads : heads + kv_heads]
+    angles = torch.rand(40, half) * 6.3
+    cos, sin = angles.cos().to(device), angles.sin().to(device)
+    positions = torch.randint(0, 40, (n,)).to(device)
+    want = rope.rope(q.double(), k.double(), cos[positions].double(), sin[positions].double())
+    for got in (ops.rope(q, k, cos[positions], sin[positions]), ops.rope(q, k, cos, sin, positions)):
+        _near(got[0], want[0], dtype)
+        _near(got[1], want[1], dtype)
+
+
+def check_silu_mul(seed: int, dtype: torch.dtype, device: str) -> None:
+    """Also where the sigmoid is 0 or 1 to the last bit."""
+    chance = _start(seed)
+    n, dim = chance.randint(0, 5), chance.choice([1, 16, 100, 1376])
+    gate_up = torch.randn(n, 2 * dim) * chance.choice([1, 3])
+    if n:
+        gate_up[0, 0] = chance.choice([-90.0, 90.0])
+    gate_up = gate_up.to(device, dtype)
+    _near(ops.silu_mul(gate_up), silu_mul.silu_mul(gate_up.double()), dtype)
+
+
+CHECKS: list[Check] = [check_write_kv, check_copy_pages, check_rms_norm, check_rope, check_silu_mul]

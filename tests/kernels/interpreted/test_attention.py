@@ -1,0 +1,107 @@
+"""The Triton kernels of attention, run as Python, against the float64 reference."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from banyan.kernels.attention import kernel, plan
+from banyan.kernels.testing.cases import Case, attention_case
+
+BATCHES = {
+    "one decode": ([1], [37]),
+    "decodes": ([1] * 3, [1, 17, 96]),
+    "first chunk": ([33], [33]),
+    "later chunk": ([20], [77]),
+    "mixed": ([1, 30, 1, 5], [50, 30, 33, 90]),
+    "idle requests": ([0, 1, 0, 3], [20, 9, 0, 3]),
+    "empty": ([], []),
+}
+
+
+def run(case: Case) -> None:
+    case.check(kernel.attention(*case[:4], **case.options))
+
+
+def split_often(patch: pytest.MonkeyPatch, n_keys: int) -> None:
+    """Split reads of more keys: small inputs take the road of long ones."""
+    patch.setattr(plan, "MIN_SPLIT", n_keys)
+    patch.setattr(plan, "ALIGN", 32)
+    patch.setattr(plan, "WAVES", 1000)
+
+
+@pytest.fixture
+def splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    split_often(monkeypatch, 32)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 9}, {"softcap": 5.0}, {"sinks": True}], ids=str)
+@pytest.mark.parametrize("batch", BATCHES)
+def test_every_option_on_every_kind_of_batch(batch: str, options: dict) -> None:
+    q_lens, kv_lens = BATCHES[batch]
+    run(attention_case(1, q_lens, kv_lens, dim=16, **options))
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}], ids=str)
+@pytest.mark.usefixtures("splits")
+def test_split_reads(options: dict) -> None:
+    case = attention_case(2, [1, 1, 40], [200, 5, 110], dim=16, **options)
+    run(case)
+    (_, _, merges, n_partials) = next(iter(case.ragged.plans.values()))
+    assert len(merges) > 1
+    assert n_partials > 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "dim"), [((4, 2), 64), ((3, 1), 80), ((2, 2), 112), ((20, 1), 32), ((2, 1), 256)])
+def test_dtypes_and_head_shapes(dtype: torch.dtype, heads: tuple[int, int], dim: int) -> None:
+    run(attention_case(3, [1, 6], [40, 33], heads=heads, dim=dim, dtype=dtype))
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 32, 64])
+@pytest.mark.usefixtures("splits")
+def test_all_options_at_once(page_size: int) -> None:
+    run(attention_case(4, [1, 20, 1], [100, 55, 33], dim=32, page_size=page_size, window=30, softcap=3.0, sinks=True))
+
+
+def test_q_may_be_a_view_of_a_wider_tensor() -> None:
+    case = attention_case(5, [1, 7], [20, 30], dim=32)
+    wide = torch.full((8, 4 + 9, 32), torch.nan)
+    wide[:, :4] = case.q
+    case.check(kernel.attention(wide[:, :4], *case[1:4], **case.options))
+
+
+calls = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**31),
+        "requests": st.lists(st.tuples(st.integers(0, 20), st.integers(0, 70)), min_size=1, max_size=4),
+        "heads": st.sampled_from([(1, 1), (4, 2), (3, 1)]),
+        "dtype": st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]),
+        "page_size": st.sampled_from([1, 16, 32, 64]),
+        "shared_pages": st.integers(0, 3),
+        "window": st.sampled_from([0, 0, 1, 7, 64]),
+        "softcap": st.sampled_from([0.0, 0.0, 4.0]),
+        "sinks": st.booleans(),
+    }
+)
+
+
+def run_random(call: dict, min_split: int) -> None:
+    requests = call.pop("requests")
+    with pytest.MonkeyPatch.context() as patch:
+        split_often(patch, min_split)
+        run(attention_case(q_lens=[q for q, _ in requests], kv_lens=[q + c for q, c in requests], dim=16, **call))
+
+
+@settings(max_examples=25, deadline=None)
+@given(call=calls, min_split=st.sampled_from([32, 256]))
+def test_random_batches(call: dict, min_split: int) -> None:
+    run_random(call, min_split)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@settings(max_examples=1000, deadline=None)
+@given(call=calls, min_split=st.sampled_from([32, 256]))
+def test_many_random_batches(call: dict, min_split: int) -> None:
+    run_random(call, min_split)

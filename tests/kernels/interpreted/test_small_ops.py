@@ -1,0 +1,29 @@
+"""The Triton kernels beside attention, run as Python, against the float64 reference."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from banyan.kernels import ops
+from banyan.kernels.testing import small_ops
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def test_this_process_serves_cpu_tensors_with_kernels() -> None:
+    for op in ops.TABLE:
+        assert ops.implementation(op, "cpu").__module__ == f"banyan.kernels.{op}.kernel"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("check", small_ops.CHECKS, ids=lambda check: check.__name__)
+def test_every_op(check: small_ops.Check, dtype: torch.dtype) -> None:
+    check(1, dtype, "cpu")
+
+
+@pytest.mark.parametrize("check", small_ops.CHECKS, ids=lambda check: check.__name__)
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**31), dtype=st.sampled_from(DTYPES))
+def test_random_shapes(check: small_ops.Check, seed: int, dtype: torch.dtype) -> None:
+    check(seed, dtype, "cpu")

@@ -1,0 +1,72 @@
+"""Every variant of every kernel, compiled by its real launcher for chips that are not here."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from banyan.kernels.attention import kernel as attention
+from banyan.kernels.attention.batch import ragged
+
+aot = pytest.importorskip("banyan.kernels.testing.aot")
+
+TARGETS = ["sm_80", "sm_90", "gfx942"]
+ALL_OPTIONS = {"window": 4096, "softcap": 30.0, "sinks": True}
+
+
+def compile_attention(
+    target: str, dtype: torch.dtype, heads: tuple[int, int], dim: int, page_size: int = 16, **options: Any
+) -> dict[str, Any]:
+    """A decode, a chunk and a split read; the compiled kernels by name: small, large and merge."""
+    kv_lens = [30000, 700, 900]
+    pages = [range(-(-n // page_size)) for n in kv_lens]
+    batch = ragged([1, 1, 300], kv_lens, pages, page_size, "meta")
+    q = torch.empty(302, heads[0], dim, dtype=dtype, device="meta")
+    pool = torch.empty(8, page_size, heads[1], dim, dtype=dtype, device="meta")
+    if options.pop("sinks", False):
+        options["sinks"] = torch.empty(heads[0], device="meta")
+    found = aot.compile_launcher(target, attention.attention, q, pool, pool, batch, scale=0.1, **options)
+    assert [c.kernel for c in found] == ["_attend", "_attend", "_merge"]
+    for compiled in found:
+        compiled.check()
+    return dict(zip(("small", "large", "merge"), found, strict=True))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_half_precision_runs_on_tensor_cores_and_is_pipelined(target: str) -> None:
+    kernels = compile_attention(target, torch.bfloat16, (8, 2), 64)
+    if target == "gfx942":
+        assert kernels["small"].counts["mfma"] > 0
+        assert kernels["large"].counts["mfma"] > 0
+        return
+    block = 2 * 64 * 64 * 2  # bytes of K and V of 64 keys
+    assert kernels["small"].shared >= 2 * block, "K and V are single-buffered"
+    for name in ("small", "large"):
+        assert kernels[name].counts["async copy"] > 0
+    assert kernels["small"].counts["hmma"] > 0
+    assert kernels["large"].counts["hgmma" if target == "sm_90" else "hmma"] > 0
+
+
+def test_float32_keeps_its_precision() -> None:
+    kernels = compile_attention("sm_90", torch.float32, (8, 2), 64)
+    for name in ("small", "large"):
+        assert kernels[name].counts["hmma"] == kernels[name].counts["hgmma"] == 0, "tensor cores round to tf32"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dim", [16, 64, 80, 96, 112, 128, 256])
+@pytest.mark.parametrize("heads", [(32, 8), (8, 8), (64, 1)], ids=str)
+def test_every_head_shape(target: str, dtype: torch.dtype, dim: int, heads: tuple[int, int]) -> None:
+    compile_attention(target, dtype, heads, dim)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("page_size", [1, 16, 32, 64])
+@pytest.mark.parametrize("options", [{}, {"window": 4096}, {"softcap": 30.0}, {"sinks": True}, ALL_OPTIONS], ids=str)
+def test_every_option(target: str, page_size: int, options: dict[str, Any]) -> None:
+    compile_attention(target, torch.bfloat16, (32, 8), 128, page_size, **options)

@@ -1,0 +1,24 @@
+"""Triton decides at import whether kernels are compiled or interpreted: the interpreter gets processes of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent / "interpreted"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("test_*.py")))
+def test_in_the_interpreter(file: str, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    command = [sys.executable, "-P", "-m", "pytest", str(FOLDER / file), "-q"]
+    if request.config.option.markexpr:
+        command += ["-m", request.config.option.markexpr]
+    done = subprocess.run(command, env=environment, cwd=request.config.rootpath, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout

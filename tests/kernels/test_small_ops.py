@@ -1,0 +1,25 @@
+"""The CPU path of the ops beside attention, and the table."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from banyan.kernels import ops
+from banyan.kernels.testing import small_ops
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("check", small_ops.CHECKS, ids=lambda check: check.__name__)
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**31), dtype=st.sampled_from(DTYPES))
+def test_random_shapes(check: small_ops.Check, seed: int, dtype: torch.dtype) -> None:
+    check(seed, dtype, "cpu")
+
+
+def test_the_table_names_every_op() -> None:
+    assert sorted(ops.TABLE) == sorted(name for name in ops.__all__ if name.islower() and name != "ragged")
+    for name, op in ops.TABLE.items():
+        assert ops.implementation(name, "cpu").__module__ == f"banyan.kernels.{name}.{op.on_cpu}"
+        assert ops.implementation(name, "meta").__module__ == f"banyan.kernels.{name}.reference"
