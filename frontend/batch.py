@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
@@ -16,6 +17,9 @@ from banyan.state import State
 MAX_IN_FLIGHT = 256
 """Programs that were begun and are not finished. Bodies that never look at a value end at once, so that threads alone
 would be no bound; and the server needs many at a time to share what they have in common."""
+
+PATIENCE = 0.001
+"""Seconds without a new run after which more threads are set to work."""
 
 
 class Batch:
@@ -34,10 +38,11 @@ class Batch:
         self._indices = iter(range(n))
         self._taking = threading.Lock()
         self._n = n
-        self._results: dict[int, Future[State]] = {i: Future() for i in range(n)}  # those that were not given away
+        self._results: dict[int, Future[State]] = {i: Future() for i in range(n)}
         self._slots = threading.Semaphore(MAX_IN_FLIGHT)
         self._running: dict[int, Record] = {}
         self._is_stopped = False
+        self._n_begun = 0
         self._n_threads = n_threads
 
     def all(self, on_error: Literal["raise", "return"]) -> list[State]:
@@ -61,21 +66,40 @@ class Batch:
                 advance = stack.enter_context(bar(self._title, self._n))
                 for result in self._results.values():
                     result.add_done_callback(lambda _: advance())
-            for k in range(self._n_threads):
-                # Each thread in a context of its own, as the caller left it.
-                context, name = copy_context(), f"banyan-batch-{k}"
-                threading.Thread(target=context.run, args=(self._work,), name=name, daemon=True).start()
+            context = copy_context()
+            threading.Thread(target=context.run, args=(self._staff,), name="banyan-batch", daemon=True).start()
             for i in range(self._n):
-                state = self._results.pop(i).result()
+                state = self._results[i].result()
+                del self._results[i]
                 if on_error == "raise" and (error := state.error()) is not None:
                     raise error
                 yield state
+
+    def _staff(self) -> None:
+        """Set threads to work: one, and as long as no run begins for a moment, twice as many.
+
+        Bodies that never look at a value need one thread, and more would only be in its way.
+        """
+        n_working, n_wanted, n_begun = 0, 1, -1
+        while n_begun < self._n and not self._is_stopped:
+            for k in range(n_working, min(n_wanted, self._n_threads)):
+                # Each in a context of its own, as the caller left it.
+                context, name = copy_context(), f"banyan-batch-{k}"
+                threading.Thread(target=context.run, args=(self._work,), name=name, daemon=True).start()
+                n_working += 1
+            if n_working == self._n_threads:
+                return
+            n_begun = self._n_begun
+            time.sleep(PATIENCE)
+            if self._n_begun == n_begun and len(self._running) < MAX_IN_FLIGHT:
+                n_wanted = 2 * n_working
 
     def _work(self) -> None:
         while True:
             self._slots.acquire()
             with self._taking:
                 i = None if self._is_stopped else next(self._indices, None)
+                self._n_begun += i is not None
             if i is None:
                 self._slots.release()  # for the next thread, so that it ends as well
                 return

@@ -149,7 +149,7 @@ def gen(
         return select(name, choices, **wishes)
     if "choices_method" in asked:
         raise BadProgram("choices_method says how choices are scored, but there are no choices")
-    return Gen(checked_name(name), make(GenOptions, asked) if asked else _NO_WISHES)
+    return Gen(None if name is None else checked_name(name), make(GenOptions, asked) if asked else _NO_WISHES)
 
 
 def gen_int(name: str | None = None, **options: Any) -> Gen | Select:
@@ -178,7 +178,11 @@ def select(
     if not temperature >= 0.0:
         raise BadProgram(f"temperature is {temperature}; it must be 0 or more")
     return Select(
-        checked_choices(choices), checked_name(name), checked_method(choices_method), float(temperature), seed
+        checked_choices(choices),
+        None if name is None else checked_name(name),
+        checked_method(choices_method),
+        float(temperature),
+        seed,
     )
 
 
@@ -246,10 +250,11 @@ NOTHING = Seq(())
 """What appends nothing: `s.user("x")` has done its work when it returns, so `s += s.user("x")` adds no second turn."""
 
 
-def checked_name(name: object) -> str | None:
-    if name is None or (isinstance(name, str) and name and not name.startswith("__")):
-        return name
+def checked_name(name: object) -> str:
+    """`name`, if a variable can be called so; BadProgram if not."""
     if isinstance(name, str):
+        if name and not name.startswith("__"):
+            return name
         why = "names that begin with two underscores are reserved" if name else "it is empty"
         raise BadProgram(f"{name!r} cannot be the name of a variable: {why}")
     raise BadProgram(f"the name of a variable is a string, not {name!r}")

@@ -122,6 +122,8 @@ class Program:
         """
         if on_error not in ("raise", "return"):
             raise BadProgram(f"on_error is {on_error!r}; it must be 'raise' or 'return'")
+        if num_threads != "auto" and num_threads < 1:
+            raise BadProgram(f"num_threads is {num_threads}; it must be at least 1, or 'auto'")
         asked = {name: value for name, value in kwargs.items() if name in RUN_OPTIONS or name in LATER}
         if unknown := kwargs.keys() - asked.keys():
             name = unknown.pop()

@@ -67,7 +67,7 @@ class Record:
         self._text: list[wire.Part] = []
         self._dropped: deque[int] = deque()
         self._is_due = False
-        self._failure: BanyanError | None = None
+        self._failure: Exception | None = None
 
     @property
     def error(self) -> BaseException | None:
@@ -82,13 +82,15 @@ class Record:
             self.n_refs += 1
             return self.n_refs - 1
 
-    def text(self, lane: Lane, part: wire.Part) -> None:
+    def text(self, lane: Lane, parts: list[wire.Part]) -> None:
         """Append text to a state. What stands side by side travels as one op."""
+        if not parts:
+            return
         with self._lock:
             if self._text_of != lane.number:
                 self._close_text()
                 self._text_of = lane.number
-            self._text.append(part)
+            self._text += parts
 
     def add(self, op: wire.Op) -> None:
         with self._lock:
@@ -117,7 +119,7 @@ class Record:
             if ops and self._failure is None:
                 try:
                     self.program.submit(ops)
-                except BanyanError as e:
+                except Exception as e:  # whatever it is: ops are lost, and whoever waits for them must hear of it
                     self._failure = e
         if self._failure is not None:
             raise copy_of(self._failure) from self._failure.__cause__
@@ -207,7 +209,7 @@ class _Ticker:
                 when, reference = self._due.popleft()
                 time.sleep(max(0.0, when - time.monotonic()))
                 if (record := reference()) is not None:
-                    with contextlib.suppress(BanyanError):  # the record keeps it for those who observe
+                    with contextlib.suppress(BaseException):  # the record keeps it for those who observe
                         record.flush()
                 del record  # or it would live until the next one comes
 

@@ -14,7 +14,7 @@ from banyan.runtime.errors import BanyanError, ProgramError
 if TYPE_CHECKING:
     from banyan.record import Lane, Record
 
-E = TypeVar("E", bound=BanyanError)
+E = TypeVar("E", bound=Exception)
 
 
 class Ref(Expr):
@@ -50,7 +50,8 @@ class Ref(Expr):
         """The value; waits for it. Raises what came instead: the error of the first gen that led to it."""
         if self._value is None:
             try:
-                self.record.flush()
+                if not self.future.done():
+                    self.record.flush()
                 self._value = self.future.result()
             except BanyanError as e:
                 raise self._explained(e) from e.__cause__

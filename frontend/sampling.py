@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+from operator import attrgetter
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -63,7 +64,7 @@ class GenOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     def over(self, base: wire.Sampling) -> wire.Sampling:
         """`base`, with what is set here in its place. Does not look at `seed`: see `mix`."""
-        changes = {name: value for field, name in _TO_WIRE if (value := getattr(self, field)) is not None}
+        changes = {name: value for name, value in zip(_THERE, _wishes(self), strict=True) if value is not None}
         if not changes:
             return base
         merged = msgspec.structs.replace(base, **changes)
@@ -87,11 +88,13 @@ class Options(GenOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_
 
 
 _SAME = {"return_logprob": "logprobs", "top_logprobs_num": "top_logprobs"}
-_TO_WIRE = [
-    (name, _SAME.get(name, name))
+_HERE = [
+    name
     for name in GenOptions.__struct_fields__
     if _SAME.get(name, name) in wire.Sampling.__struct_fields__ and name != "seed"
 ]
+_THERE = [_SAME.get(name, name) for name in _HERE]
+_wishes = attrgetter(*_HERE)
 
 RUN_OPTIONS = {("max_new_tokens" if name == "max_tokens" else name): name for name in Options.__struct_fields__}
 """Keyword of `run` -> field of Options."""

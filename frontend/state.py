@@ -23,6 +23,8 @@ from banyan.runtime.errors import BadProgram, BanyanError, UnknownVariable, Unsu
 from banyan.sampling import mix
 from banyan.transcript import Renderer, Transcript, messages
 
+_END = wire.End()
+
 
 class State:
     """The running prompt of a program, which `s += ...` makes longer, and its variables, which `s["x"]` reads.
@@ -77,23 +79,28 @@ class State:
     def _append(self, what: Expression) -> None:
         self._check_open()
         flat = leaves(what)
+        # All that can be refused is refused here, before anything is recorded.
         role, line = self._turn_after(flat), ""
+        samplings = iter([leaf.options.over(self._record.sampling) for leaf in flat if isinstance(leaf, Gen)])
+        parts: list[wire.Part] = []
         for leaf in flat:
             match leaf:
                 case str():
-                    self._record.text(self._lane, leaf)
-                case Raw(text=text):
-                    self._record.text(self._lane, wire.Raw(text))
+                    parts.append(leaf)
                 case Begin(role=name):
-                    self._record.text(self._lane, wire.Begin(name))
+                    parts.append(wire.Begin(name))
                 case End():
-                    self._record.text(self._lane, wire.End())
-                case Ref():
-                    self._record.text(self._lane, wire.Ref(leaf.number))
+                    parts.append(_END)
                 case Gen() | Select():
-                    line = line or source_line()
-                    leaf = self._generate(leaf, line)
+                    self._record.text(self._lane, parts)
+                    parts, line = [], line or source_line()
+                    leaf = self._generate(leaf, line, samplings)
+                case Ref():
+                    parts.append(wire.Ref(leaf.number))
+                case Raw(text=text):
+                    parts.append(wire.Raw(text))
             self._transcript.own.put(leaf)
+        self._record.text(self._lane, parts)
         self._transcript.role = role
 
     def _check_open(self) -> None:
@@ -112,28 +119,28 @@ class State:
                 role = leaf.role
             elif isinstance(leaf, End):
                 if role != leaf.role:
-                    raise BadProgram(
-                        f"a turn of {leaf.role!r} ends, but {'none' if role is None else repr(role)} is open"
-                    )
+                    raise BadProgram(f"a turn of {leaf.role!r} ends, but the open one is {role!r}")
                 role = None
             elif isinstance(leaf, Ref) and leaf.record is not self._record:
                 raise BadProgram(f"{leaf!r} is of another program; append its value: state[{leaf.name!r}]")
         return role
 
-    def _generate(self, leaf: Gen | Select, line: str) -> Ref:
+    def _generate(self, leaf: Gen | Select, line: str, samplings: Iterator[wire.Sampling]) -> Ref:
         record = self._record
         ref = self._transcript.last = Ref(record, self._lane, self._transcript.last, leaf.name or "", line)
         self._numbers.append(ref.number)
         self._transcript.n_draws += 1
         seed = mix(self._seed, self._transcript.n_draws)
-        record.add(self._select_op(leaf, ref, seed) if isinstance(leaf, Select) else self._gen_op(leaf, ref, seed))
+        if isinstance(leaf, Select):
+            record.add(self._select_op(leaf, ref, seed))
+        else:
+            record.add(self._gen_op(leaf, ref, next(samplings), seed))
         if leaf.name is not None:
             self._set(leaf.name, ref)
         return ref
 
-    def _gen_op(self, leaf: Gen, ref: Ref, seed: int | None) -> wire.Gen:
+    def _gen_op(self, leaf: Gen, ref: Ref, sampling: wire.Sampling, seed: int | None) -> wire.Gen:
         run, wishes = self._record.options, leaf.options
-        sampling = wishes.over(self._record.sampling)
         seed = seed if wishes.seed is None else wishes.seed
         if seed is not None:
             sampling = replace(sampling, seed=seed)
@@ -208,7 +215,7 @@ class State:
         return read(self._lookup(name))
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._set(checked_name(name) or "", value)
+        self._set(checked_name(name), value)
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -275,6 +282,8 @@ class State:
         try:
             return self._values[name]
         except KeyError:
+            if self._record.error is not None:  # the body never got there
+                raise self._record.error from None
             have = ", ".join(map(repr, self._values)) or "none"
             raise UnknownVariable(
                 f"there is no variable {name!r}; there are: {have}", program=self._record.name, line=source_line()
@@ -342,7 +351,7 @@ class State:
             yield from pieces(self._read(None))
         else:
             render = Renderer(self._record.backend.welcome.chat)
-            for item in self._transcript.follow(self._is_watched):
+            for item in self._transcript.follow(self._is_handle):
                 yield from pieces(render(item))
 
     @overload
@@ -371,7 +380,7 @@ class State:
                 yield pair
             return
         render = Renderer(self._record.backend.welcome.chat)
-        async for item in self._transcript.follow_async(self._is_watched):
+        async for item in self._transcript.follow_async(self._is_handle):
             async for pair in pieces_async(render(item)):
                 yield pair
 

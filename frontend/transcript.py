@@ -43,14 +43,14 @@ class Transcript:
         """The items that are there now."""
         return chain(self._before(), tuple(self.own.items))
 
-    def follow(self, is_watched: bool) -> Iterator[Item]:
-        """The items that are there and, if watched, those that come until the program ends."""
-        return chain(self._before(), self.own) if is_watched else iter(self)
+    def follow(self, to_its_end: bool) -> Iterator[Item]:
+        """The items that are there and, if `to_its_end`, those that come until the body ends; raises what it raised."""
+        return chain(self._before(), self.own) if to_its_end else iter(self)
 
-    async def follow_async(self, is_watched: bool) -> AsyncIterator[Item]:
-        for item in self._before() if is_watched else self:
+    async def follow_async(self, to_its_end: bool) -> AsyncIterator[Item]:
+        for item in self._before() if to_its_end else self:
             yield item
-        if is_watched:
+        if to_its_end:
             async for item in self.own:
                 yield item
 

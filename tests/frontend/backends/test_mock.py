@@ -1,0 +1,114 @@
+"""The Mock: every kind of script, and the semantics that a runtime has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import banyan as bn
+from banyan.runtime import wire
+
+
+@bn.function
+def asks(s: bn.State) -> None:
+    s += "Q" + bn.gen("a") + "|" + bn.gen("b", stop=["\n", "END"])
+    s += "|" + bn.gen("a")
+
+
+def sampled(text: str) -> wire.Sample:
+    return wire.Sample(text, "length", n_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        ("x", "Qx|x|x"),
+        (["1", "2", "3"], "Q1|2|3"),
+        ({"a": "A", "b": "B"}, "QA|B|A"),
+        ({"a": ["1", "2"], "b": sampled("s")}, "Q1|s|2"),
+        (lambda prompt, name: f"{name}{len(prompt)}", "Qa1|b4|a7"),
+        ({"a": "A", "b": "B\nC"}, "QA|B|A"),
+        ({"a": "A", "b": "xENDy\n"}, "QA|x|A"),
+    ],
+)
+def test_scripts(script: Any, text: str) -> None:
+    assert asks.run(backend=bn.Mock(script)).text() == text
+
+
+def test_calls_tell_what_was_asked_for() -> None:
+    mock = bn.Mock("x")
+    asks.run(temperature=0, backend=mock)
+    assert [(call.prompt, call.name) for call in mock.calls] == [("Q", "a"), ("Qx|", "b"), ("Qx|x|", "a")]
+    assert isinstance(op := mock.calls[1].op, wire.Gen)
+    assert (op.sampling.temperature, op.sampling.stop) == (0, ("\n", "END"))
+
+
+def test_a_turn_ends_where_its_marker_does() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.assistant(bn.gen("a"))
+
+    state = program.run(backend=bn.Mock("yes<|im_end|>\n<|im_start|>user"))
+    assert state["a"] == "yes"
+    assert state.get_meta_info("a")["finish_reason"] == {"type": "stop", "matched": "<|im_end|>"}
+
+
+@pytest.mark.parametrize(
+    ("script", "cause", "why"),
+    [
+        ([], LookupError, "only 0 answers"),
+        ({"b": "x"}, LookupError, "no answer for 'a', only for b"),
+        ({"a": []}, LookupError, "only 0 answers for 'a'"),
+        (lambda prompt, name: 5, TypeError, "not 5"),
+        (lambda prompt, name: 1 / 0, ZeroDivisionError, "division by zero"),
+    ],
+)
+def test_scripts_that_fail(script: Any, cause: type[Exception], why: str) -> None:
+    state = asks.run(backend=bn.Mock(script))
+    with pytest.raises(bn.ProgramError, match=why) as raised:
+        state["b"]
+    assert isinstance(raised.value.__cause__, cause)
+    assert raised.value.gen == "a"
+
+
+def test_a_select_is_answered_by_a_choice() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.select("c", ["yes", "no"])
+
+    assert program.run(backend=bn.Mock("no"))["c"] == "no"
+    with pytest.raises(bn.ProgramError, match="'maybe' is not among the choices: yes, no"):
+        program.run(backend=bn.Mock("maybe"))["c"]
+
+
+def test_without_chat_markers_there_are_no_turns() -> None:
+    @bn.function
+    def program(s: bn.State, role: str) -> None:
+        s += bn.role(role, "x") + bn.gen("a")
+
+    for backend, role in ((bn.Mock("x", chat=None), "user"), (bn.Mock("x"), "judge")):
+        with pytest.raises(bn.BadProgram, match=role):
+            program.run(role, backend=backend)["a"]
+
+
+def test_questions() -> None:
+    mock = bn.Mock("x")
+    asks.run(backend=mock)
+    assert mock.ask("info") == {"model": "mock", "n_calls": 3, "n_submits": 1}
+    assert mock.welcome.model == "mock"
+
+
+def test_join_and_ref_pass_a_failure_on() -> None:
+    def script(prompt: str, name: str) -> str:
+        return name if name != "bad" else str(1 / 0)
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        forks = s.fork(2)
+        forks[0].__iadd__(bn.gen("bad"))
+        forks[1].__iadd__([forks[0].ref("bad"), bn.gen("next")])
+        s["second"] = forks[1]
+
+    with pytest.raises(bn.ProgramError, match="spliced here failed"):
+        program.run(backend=bn.Mock(script))["second"]["next"]

@@ -1,0 +1,231 @@
+"""The language over a real socket, to a server that is a Mock: no model, no torch, and all of the path between."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+import banyan as bn
+from banyan.runtime import ipc, wire
+
+
+class MockServer:
+    """Answers a client's messages as a server would, with what a Mock makes of them."""
+
+    def __init__(self, path: Path, mock: bn.Mock) -> None:
+        self.path, self.mock = path, mock
+        self.programs: dict[int, Any] = {}
+        self.n_out: dict[int, int] = {}
+        self.cancelled: list[int] = []
+        self.is_silent_to_programs = False
+        self._stop = threading.Event()
+        self._bound = threading.Event()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+        assert self._bound.wait(10)
+
+    def _run(self) -> None:
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.bind(ipc.address(self.path))
+            self._bound.set()
+            while not self._stop.is_set():
+                if socket.poll(5):
+                    who, data = socket.recv_multipart()
+                    for answer in self._answers(wire.decode_client(data)):
+                        socket.send_multipart([who, wire.encode(answer)])
+
+    def _answers(self, message: Any) -> Iterator[Any]:
+        match message:
+            case wire.Hello():
+                yield msgspec.structs.replace(self.mock.welcome, model="behind a socket")
+            case wire.Ping():
+                yield wire.Pong()
+            case wire.Ask(id=number, what=what):
+                yield wire.Answer(number, True, msgspec.json.encode(self.mock.ask(what)))
+            case wire.Cancel(program=number):
+                self.cancelled.append(number)
+            case wire.Submit(program=number) if not self.is_silent_to_programs:
+                yield from self._run_ops(number, message)
+
+    def _run_ops(self, number: int, message: wire.Submit) -> Iterator[Any]:
+        program = self.programs.setdefault(number, self.mock.program(message.name))
+        deltas: dict[int, list[str]] = {}
+        for op in message.ops:
+            if isinstance(op, wire.Gen) and op.stream:
+                program.on_delta(op.ref, deltas.setdefault(op.ref, []).append)
+        program.submit(message.ops, message.last)
+        for op in message.ops:
+            if isinstance(op, wire.Gen | wire.Select | wire.Read):
+                for text in deltas.get(op.ref, ()):
+                    yield wire.Delta(number, self._next(number), op.ref, text)
+                future = program.future(op.ref)
+                if (error := future.exception()) is None:
+                    yield msgspec.structs.replace(future.result(), program=number, seq=self._next(number))
+                else:
+                    tail = getattr(error, "prompt_tail", "")
+                    yield wire.Failed(number, self._next(number), error.code, error.message, op.ref, tail)
+
+    def _next(self, number: int) -> int:
+        self.n_out[number] = self.n_out.get(number, -1) + 1
+        return self.n_out[number]
+
+    def close(self) -> None:
+        self._stop.set()
+        self.thread.join(10)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[MockServer]:
+    def script(prompt: str, name: str) -> str:
+        if name == "bad":
+            raise OSError("no luck")
+        return f"<{name}> and more"
+
+    made = MockServer(tmp_path / "s", bn.Mock(script))
+    yield made
+    made.close()
+
+
+@bn.function
+def program(s: bn.State) -> None:
+    s += bn.user("hi") + bn.assistant(bn.gen("a"))
+    forks = s.fork(2)
+    forks += lambda i: f"{i}"
+    forks += bn.gen("b")
+    forks.join("concate_and_append")
+    forks.join()
+    s += [s.ref("a"), bn.select("c", ["<c> and more", "x"])]
+
+
+def test_a_program_over_a_socket(server: MockServer) -> None:
+    with bn.connect(server.path) as endpoint:
+        assert repr(endpoint) == f"<RuntimeEndpoint behind a socket at {server.path}>"
+        direct = program.run(backend=bn.Mock(server.mock._script))
+        for state in (
+            program.run(backend=endpoint),
+            program.run(backend=bn.RuntimeEndpoint(f"ipc://{server.path}")),
+            program.run(backend=endpoint, stream=True),
+            *program.run_batch([()] * 20, backend=endpoint),
+        ):
+            assert state.text() == direct.text()
+            assert state["b"] == direct["b"]
+            assert state.messages() == direct.messages()
+            assert "".join(state.text_iter()) == direct.text()
+        assert list(program.run(backend=endpoint, stream=True).text_iter("a")) == ["<a> ", "and ", "more"]
+        assert bn.get_server_info(endpoint)["model"] == "mock"
+        assert bn.flush_cache(endpoint)
+
+
+def test_failures_cross_the_socket(server: MockServer) -> None:
+    @bn.function
+    def fails(s: bn.State) -> None:
+        s += "prompt" + bn.gen("bad") + bn.gen("after")
+
+    with bn.connect(server.path) as endpoint:
+        for stream in (False, True):
+            state = fails.run(backend=endpoint, stream=stream)
+            with pytest.raises(bn.ProgramError, match="no luck") as raised:
+                state["after"]
+            error = raised.value
+            line = f"test_runtime.py:{fails.func.__code__.co_firstlineno + 2}"
+            assert (error.program, error.gen, error.line, error.prompt_tail) == ("fails", "bad", line, "prompt")
+
+
+def test_a_state_that_nobody_holds_is_cancelled_there(server: MockServer) -> None:
+    with bn.connect(server.path) as endpoint:
+        state = program.run(backend=endpoint)
+        state.sync()
+        del state
+        deadline = time.monotonic() + 10
+        while not server.cancelled:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+
+LOOKS: dict[str, Callable[[bn.State], Any]] = {
+    "a value": lambda s: s["a"],
+    "text": lambda s: s.text(),
+    "messages": lambda s: s.messages(),
+    "sync": lambda s: s.sync(),
+    "text_iter": lambda s: list(s.text_iter()),
+    "join and look": lambda s: s["b"],
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_goes_away_is_an_error_and_no_hang(server: MockServer, look: str, stream: bool) -> None:
+    server.is_silent_to_programs = True
+    with bn.connect(server.path) as endpoint:
+        state = program.run(backend=endpoint, stream=stream)
+        threading.Timer(0.03, server.close).start()
+        with pytest.raises(bn.RuntimeLost, match="gone"):
+            LOOKS[look](state)
+        assert isinstance(state.error(), bn.RuntimeLost)
+        assert [type(s.error()) for s in program.run_batch([()] * 3, backend=endpoint, on_error="return")] == [
+            bn.RuntimeLost
+        ] * 3
+
+
+def test_a_batch_over_a_server_that_goes_away(server: MockServer) -> None:
+    server.is_silent_to_programs = True
+    with bn.connect(server.path) as endpoint:
+        threading.Timer(0.03, server.close).start()
+        with pytest.raises(bn.BatchError, match="300 of 300 items failed") as raised:
+            program.run_batch([()] * 300, backend=endpoint)
+        assert isinstance(raised.value.__cause__, bn.RuntimeLost)
+
+
+def test_a_private_runtime(server: MockServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from banyan.runtime import launch
+
+    class Process:
+        socket, report, n_closed = server.path, ("on a CPU",), 0
+
+        def close(self) -> None:
+            self.n_closed += 1
+
+    process, asked = Process(), []
+
+    def start(config: Any, timeout: float) -> Process:
+        asked.append((config, timeout))
+        return process
+
+    monkeypatch.setattr(launch, "start", start)
+    with bn.Runtime("a/model", device="cpu", launch_timeout=5.0) as runtime:
+        assert program.run(backend=runtime)["a"] == "<a> and more"
+        assert (runtime.report, runtime.socket) == (("on a CPU",), server.path)
+        assert repr(runtime) == f"<Runtime behind a socket at {server.path}>"
+    assert process.n_closed == 1
+    ((config, timeout),) = asked
+    assert (config.model, config.device, timeout) == ("a/model", "cpu", 5.0)
+    with pytest.raises(bn.RuntimeLost, match="closed"):
+        program.run(backend=runtime)["a"]
+    bn.Runtime().shutdown()
+    assert asked[1][0].model == "pocket"
+    assert process.n_closed == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "why"),
+    [
+        (lambda path: bn.Runtime(kv_memry="1GB"), bn.ConfigError, "did you mean 'kv_memory'"),
+        (lambda path: bn.connect(path / "none"), bn.ConnectFailed, "none"),
+        (lambda path: bn.connect(""), bn.ConfigError, "empty"),
+        (lambda path: bn.RuntimeEndpoint("http://localhost:30000"), bn.Unsupported, "HTTP"),
+        (lambda path: bn.RuntimeEndpoint(path, api_key="x"), bn.Unsupported, "api_key"),
+        (lambda path: bn.RuntimeEndpoint(path, verify="x"), bn.Unsupported, "verify"),
+        (lambda path: bn.RuntimeEndpoint(path, chat_template_name="x"), bn.Unsupported, "chat_template_name"),
+    ],
+)
+def test_what_cannot_be_reached(tmp_path: Path, make: Any, error: type[Exception], why: str) -> None:
+    with pytest.raises(error, match=why):
+        make(tmp_path)

@@ -1,0 +1,212 @@
+"""Expressions: values that compose, refuse what cannot be, and survive an f-string."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import banyan as bn
+from banyan import expr
+from banyan.expr import Begin, End, Gen, Raw, Select, Seq, leaves
+from banyan.sampling import GenOptions
+
+
+def test_plus_makes_flat_sequences() -> None:
+    both = "a" + bn.gen("x") + "b" + (bn.gen("y") + bn.raw("c"))
+    assert both == Seq(("a", Gen("x"), "b", Gen("y"), Raw("c")))
+
+
+def test_plus_does_not_change_its_sides() -> None:
+    one = bn.gen("x") + "a"
+    _ = one + "b"
+    assert one == Seq((Gen("x"), "a"))
+
+
+def test_turns() -> None:
+    assert bn.user("hi") == Seq((Begin("user"), "hi", End("user")))
+    assert bn.assistant(bn.gen("x") + "!") == Seq((Begin("assistant"), Gen("x"), "!", End("assistant")))
+    assert bn.system() == Seq((Begin("system"), End("system")))
+    assert bn.role("tool", ["a", bn.raw("b")]) == Seq((Begin("tool"), "a", Raw("b"), End("tool")))
+    for name in ("system", "user", "assistant"):
+        assert getattr(bn, f"{name}_begin")() == Begin(name)
+        assert getattr(bn, f"{name}_end")() == End(name)
+
+
+def test_lists_and_tuples_are_sequences() -> None:
+    assert leaves(["a", [bn.gen("x"), ("b",)], bn.user("q")]) == ["a", Gen("x"), "b", Begin("user"), "q", End("user")]
+
+
+def test_empty_text_is_nothing() -> None:
+    assert leaves(["", bn.gen(), ""]) == [Gen()]
+
+
+def test_expressions_are_values() -> None:
+    gen = bn.gen("x", stop=["a"])
+    assert gen == bn.gen("x", stop=("a",))
+    with pytest.raises(AttributeError):
+        gen.name = "y"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("wrong", [5, 1.5, b"bytes", {"a": 1}, {"a"}, object()])
+def test_what_is_no_expression_is_refused(wrong: Any) -> None:
+    with pytest.raises(bn.BadProgram, match=rf"{type(wrong).__name__} cannot be appended.*str\("):
+        leaves(["a", wrong])
+
+
+def test_none_is_refused_as_sglang_does() -> None:
+    with pytest.raises(ValueError, match="None was appended"):
+        leaves(None)  # type: ignore[arg-type]
+
+
+# ---- gen -----------------------------------------------------------------------------------------------------------
+
+
+def test_gen_keeps_what_was_asked_for_and_nothing_else() -> None:
+    asked = bn.gen("x", 64, temperature=0, top_k=5, stop="\n", logit_bias={7: -1.0}, seed=3)
+    assert asked == Gen(
+        "x", GenOptions(max_tokens=64, temperature=0.0, top_k=5, stop=("\n",), logit_bias={7: -1.0}, seed=3)
+    )
+
+
+def test_gen_does_not_touch_the_callers_lists() -> None:
+    stop, ids = ["a", "b"], [1, 2]
+    gen = bn.gen("x", stop=stop, stop_token_ids=ids)
+    assert (stop, ids) == (["a", "b"], [1, 2])
+    stop.append("c")
+    assert isinstance(gen, Gen)
+    assert gen.options.stop == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("regex", "a+"),
+        ("json_schema", "{}"),
+        ("stop_regex", "a"),
+        ("dtype", int),
+        ("dtype", "bool"),
+        ("type", int),
+        ("tools", []),
+        ("logprob_start_len", 0),
+    ],
+)
+def test_what_is_not_there_yet_is_refused_by_name(option: str, value: Any) -> None:
+    with pytest.raises(bn.Unsupported, match=option):
+        bn.gen("x", **{option: value})
+
+
+@pytest.mark.parametrize("make", [bn.gen_int, bn.gen_string])
+def test_gen_int_and_gen_string_are_dtypes(make: Any) -> None:
+    with pytest.raises(bn.Unsupported, match="dtype"):
+        make("x", max_tokens=4)
+
+
+def test_unknown_options_are_type_errors() -> None:
+    with pytest.raises(TypeError, match="max_token"):
+        bn.gen("x", max_token=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("name", "why"), [("", "empty"), ("__x", "reserved"), (5, "string"), ([], "string")])
+def test_names(name: Any, why: str) -> None:
+    for make in (bn.gen, lambda name: bn.select(name, ["a"])):
+        with pytest.raises(bn.BadProgram, match=why):
+            make(name)
+
+
+def test_two_gens_of_one_expression_with_one_name() -> None:
+    with pytest.raises(bn.BadProgram, match="both called 'x'"):
+        leaves(bn.user(bn.gen("x")) + bn.assistant(bn.select("x", ["a"])))
+    assert len(leaves(bn.gen() + bn.gen())) == 2  # those without a name are in nobody's way
+
+
+# ---- select --------------------------------------------------------------------------------------------------------
+
+
+def test_gen_with_choices_is_select() -> None:
+    assert bn.gen("x", choices=["a", "b"]) == Select(("a", "b"), "x")
+    assert bn.gen("x", choices=["a"], temperature=0.5, seed=1) == bn.select("x", ["a"], 0.5, seed=1)
+    method = bn.greedy_token_selection
+    assert bn.gen("x", choices=["a"], choices_method=method) == bn.select("x", ["a"], choices_method=method)
+
+
+def test_gen_with_choices_takes_no_options_of_sampling() -> None:
+    with pytest.raises(bn.BadProgram, match="max_tokens"):
+        bn.gen("x", choices=["a"], max_tokens=3)
+    with pytest.raises(bn.BadProgram, match="no choices"):
+        bn.gen("x", choices_method=bn.token_length_normalized)
+
+
+def test_a_select_cannot_be_hotter_than_hot_or_colder_than_cold() -> None:
+    for temperature in (-0.1, float("nan")):
+        with pytest.raises(bn.BadProgram, match="temperature"):
+            bn.select("x", ["a"], temperature)
+
+
+def test_raw_takes_text() -> None:
+    with pytest.raises(bn.BadProgram, match="int"):
+        bn.raw(5)  # type: ignore[arg-type]
+
+
+# ---- f-strings -----------------------------------------------------------------------------------------------------
+
+
+def test_expressions_inside_f_strings() -> None:
+    text = f"Because {bn.gen('why', stop='.')}, so {bn.select('what', ['a', 'b'])}{bn.raw('<e>')}!"
+    assert leaves(bn.assistant(text)) == [
+        Begin("assistant"),
+        "Because ",
+        Gen("why", GenOptions(stop=(".",))),
+        ", so ",
+        Select(("a", "b"), "what"),
+        Raw("<e>"),
+        "!",
+        End("assistant"),
+    ]
+    assert leaves(f"{bn.user('hi')}") == [Begin("user"), "hi", End("user")]
+
+
+def test_an_f_string_may_be_used_again() -> None:
+    text = f"{bn.gen('x')}"
+    assert leaves(text) == leaves(text) == [Gen("x")]
+
+
+def test_an_f_string_that_was_cut() -> None:
+    text = f"a{bn.gen('x')}b"
+    for wrong in (text[:-5], text[:20] + text[25:]):
+        with pytest.raises(bn.BadProgram, match="cut apart"):
+            leaves(wrong)
+
+
+def test_formats_inside_f_strings_are_refused() -> None:
+    with pytest.raises(bn.BadProgram, match=">10"):
+        f"{bn.gen('x'):>10}"
+
+
+def test_nobodys_words_are_taken_for_an_expression() -> None:
+    sealed = f"{bn.gen('x')}"
+    forged = sealed.replace(sealed[1:17], "0" * 16)
+    assert leaves(forged) == [forged]
+
+
+@given(st.lists(st.one_of(st.text(), st.builds(bn.gen, stop=st.text(min_size=1)), st.builds(bn.raw, st.text()))))
+def test_an_f_string_holds_what_a_sequence_holds(parts: list[Any]) -> None:
+    in_a_string = leaves("".join(f"{part}" for part in parts))
+    in_a_list = leaves(parts)
+
+    def joined(flat: list[Any]) -> list[Any]:
+        out: list[Any] = []
+        for part in flat:
+            if isinstance(part, str) and out and isinstance(out[-1], str):
+                out[-1] += part
+            else:
+                out.append(part)
+        return out
+
+    assert joined(in_a_string) == joined(in_a_list)
+
+
+def test_nothing_is_nothing() -> None:
+    assert leaves(expr.NOTHING) == []

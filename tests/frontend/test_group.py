@@ -1,0 +1,232 @@
+"""Branches: what they begin with, what they cost, and how they come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import banyan as bn
+from banyan.runtime import wire
+
+
+def run(body: Any, backend: Any = None) -> bn.State:
+    return bn.function(body).run(backend=backend)
+
+
+def test_branches_have_all_that_their_parent_has(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        s += bn.user("U") + bn.assistant_begin() + bn.gen("a")
+        s["v"] = 1
+        forks = s.fork(2)
+        for fork in forks:
+            assert "a" in fork
+            fork += "-" + bn.gen("b") + bn.assistant_end()
+        assert [fork["a"] for fork in forks] == ["<a>", "<a>"]
+        assert [fork["v"] for fork in forks] == [1, 1]
+        assert [fork.text() for fork in forks] == [
+            "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n<a>-<b><|im_end|>\n"
+        ] * 2
+        assert forks[0].messages()[1] == {"role": "assistant", "content": "<a>-<b>"}
+        assert "b" not in s
+
+    run(body)
+
+
+def test_a_fork_sends_no_text_again(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        s += "a long text" + bn.gen("a")
+        forks = s.fork(3)
+        forks += lambda i: str(i)
+        forks += bn.gen("b")
+        forks.join()
+        s += "end"
+
+    run(body)
+    (ops,) = mock.submits
+    texts = [part for op in ops if isinstance(op, wire.Append) for part in op.parts]
+    assert texts == ["a long text", "0", "1", "2", "end"]
+    assert wire.Fork(0, (1, 2, 3)) in ops
+
+
+def test_what_is_appended_to_a_group(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        forks = s.fork(2)
+        forks += "all "
+        forks += ["one ", bn.user("two")]
+        forks += lambda i: f"#{i} "
+        forks += bn.raw("!")
+        assert forks[0].text() == "all one #0 !"
+        assert forks[1].text() == "all <|im_start|>user\ntwo<|im_end|>\n#1 !"
+        assert len(forks) == 2
+        assert forks[:1] == [forks[0]]
+        with pytest.raises(bn.BadProgram, match="list of 1 was appended to 2"):
+            forks += ["one"]
+        with pytest.raises(bn.BadProgram, match="int"):
+            forks += 5
+
+    run(body)
+
+
+def test_gather_gives_a_list_for_each_new_variable(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        s += bn.gen("old")
+        forks = s.fork(3)
+        forks += bn.gen("b") + bn.gen("c", n=2)
+        forks[2]["own"] = 7
+        forks[1]["old"] = "changed"
+        forks.join()
+        assert [name for name in ("b", "c", "own") if name in s] == ["b", "c", "own"]
+
+    state = run(body)
+    assert state["b"] == ["<b>"] * 3
+    assert state["c"] == [["<c>", "<c>"]] * 3
+    assert state["own"] == [None, None, 7]
+    assert state["old"] == "<old>"
+    assert [m["completion_tokens"] for m in state.get_meta_info("b")] == [0, 0, 0]
+    assert len(mock.submits) == 1, "join does not wait"
+
+
+def test_a_fork_of_one_gathers_lists_of_one(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        forks = s.fork()
+        forks += bn.gen("x")
+        forks.join()
+        with s.copy() as t:
+            t += "t" + bn.gen("y")
+        assert s.text() == ""
+
+    state = run(body)
+    assert (state["x"], state["y"]) == (["<x>"], ["<y>"])
+
+
+def test_forks_of_forks_gather_lists_of_lists(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        outer = s.fork(2)
+        for branch in outer:
+            inner = branch.fork(3)
+            inner += bn.gen("x")
+            inner.join()
+        outer.join()
+
+    assert run(body)["x"] == [["<x>"] * 3] * 2
+
+
+def test_concatenation_is_exact(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        s += bn.assistant_begin() + "list:"
+        forks = s.fork(2)
+        forks += lambda i: f" {i}." + bn.gen("x")
+        forks.join("concate_and_append")
+        s += " end" + bn.assistant_end()
+        assert "x" not in s
+        with pytest.raises(bn.BadProgram, match="takes no more text"):
+            forks[0].assistant("late")
+
+    state = run(body)
+    assert state.text() == "<|im_start|>assistant\nlist: 0.<x> 1.<x> end<|im_end|>\n"
+    assert state.messages() == [{"role": "assistant", "content": "list: 0.<x> 1.<x> end"}]
+    assert wire.Join(0, (1, 2)) in mock.submits[0]
+
+
+def test_branches_with_another_open_turn_are_not_concatenated(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        s += bn.assistant_begin()
+        forks = s.fork(2)
+        forks[1].__iadd__(bn.assistant_end())
+        with pytest.raises(bn.BadProgram, match="open turn is None in a branch and 'assistant' in its parent"):
+            forks.join("concate_and_append")
+
+    run(body)
+
+
+def test_what_is_refused(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        with pytest.raises(bn.BadProgram, match="gather_variable, concate_and_append"):
+            s.fork(1).join("sum")  # type: ignore[arg-type]
+        with pytest.raises(bn.BadProgram, match="0 branches"):
+            s.fork(0)
+        with pytest.raises(bn.Unsupported, match="position_ids_offset"):
+            s.fork(2, position_ids_offset=[1, 2])  # type: ignore[arg-type]
+
+    run(body)
+
+
+def test_a_branch_that_nobody_holds_is_dropped(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        forks = s.fork(3)
+        forks += bn.gen("x")
+        best, second = forks[1], forks[2].ref("x")
+        del forks
+        s += best.ref("x")
+        s.sync()
+        assert wire.Drop(1) in mock.submits[0]
+        assert {op for op in mock.submits[0] if isinstance(op, wire.Drop)} == {wire.Drop(1)}, "2 and 3 are in use"
+        s += second
+        del second
+        assert best.text() == "<x>"
+        assert wire.Drop(3) not in mock.submits[-1], "what was appended is not known yet"
+        assert s.text() == "<x><x>"
+        s["a"] = best["x"]
+
+    run(body)
+
+
+def test_a_parent_lives_as_long_as_its_branches(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        (middle,) = s.fork(1)
+        (leaf,) = middle.fork(1)
+        del middle
+        assert leaf.text() == ""
+        assert not any(isinstance(op, wire.Drop) for ops in mock.submits for op in ops)
+        del leaf
+        s.sync()
+        assert s.text() == ""
+        assert {wire.Drop(1), wire.Drop(2)} <= {op for ops in mock.submits for op in ops if isinstance(op, wire.Drop)}
+
+    run(body)
+
+
+# A tree of states, drawn at random and kept beside plain strings: the same text by both.
+STEP = st.tuples(st.integers(0, 5), st.sampled_from(["text", "gen", "fork", "join", "ref", "read"]), st.integers(1, 3))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEP, max_size=25))
+def test_any_tree_of_states_has_the_text_that_plain_strings_have(steps: list[tuple[int, str, int]]) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        states, texts, forks = [s], [""], []
+        for k, (at, what, n) in enumerate(steps):
+            i = at % len(states)
+            match what:
+                case "text":
+                    states[i] += f"t{k}."
+                    texts[i] += f"t{k}."
+                case "gen":
+                    states[i] += bn.gen("x")
+                    texts[i] += f"[{len(texts[i])}]"
+                case "fork":
+                    group = states[i].fork(n)
+                    forks.append((i, len(states), group, len(texts[i])))
+                    states += list(group)
+                    texts += [texts[i]] * n
+                case "join" if forks:
+                    parent, first, group, n_shared = forks.pop()
+                    for j, child in enumerate(group):
+                        # Only a branch that is as its parent was can be told apart by length alone.
+                        texts[parent] += texts[first + j][n_shared:]
+                        assert child is states[first + j]
+                    group.join("concate_and_append")
+                    states[first:], texts[first:] = states[first + len(group) :], texts[first + len(group) :]
+                    forks = [f for f in forks if f[1] < first]
+                case "ref" if "x" in states[i]:
+                    texts[i] += states[i]["x"]
+                    states[i] += states[i].ref("x")
+                case "read":
+                    assert states[i].text() == texts[i]
+        assert [state.text() for state in states] == texts
+
+    program.run(backend=bn.Mock(lambda prompt, name: f"[{len(prompt)}]"))

@@ -1,0 +1,163 @@
+"""Records: what goes out when, from any thread, and what is left when a process forks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import weakref
+
+import pytest
+
+import banyan as bn
+from banyan import record
+from banyan.record import Record, _Ticker
+from banyan.runtime import wire
+from banyan.sampling import Options
+
+
+def test_text_side_by_side_is_one_op(mock: bn.Mock) -> None:
+    kept = Record("p", mock, Options())
+    a, b = kept.new_lane(), kept.new_lane()
+    kept.add(wire.Fork(0, (1,)))
+    kept.text(a, ["1", "2"])
+    kept.text(a, ["3"])
+    kept.text(b, ["4"])
+    kept.text(a, [])
+    kept.text(a, ["5"])
+    kept.flush()
+    kept.flush()
+    appended = (wire.Append(0, ("1", "2", "3")), wire.Append(1, ("4",)), wire.Append(0, ("5",)))
+    assert mock.submits == [(wire.Fork(0, (1,)), *appended)]
+
+
+def test_appends_from_many_threads_all_arrive(mock: bn.Mock) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        forks = s.fork(8)
+
+        def work(branch: bn.State) -> None:
+            for _ in range(20):
+                branch += "x" + bn.gen()
+                if branch.text().count("x") % 5 == 0:
+                    branch.sync()
+
+        threads = [threading.Thread(target=work, args=(branch,)) for branch in forks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert [branch.text() for branch in forks] == ["x<>" * 20] * 8
+
+    program.run()
+    assert len(mock.calls) == 160
+
+
+def test_a_backend_that_refuses_a_message_says_so_at_every_look() -> None:
+    class Full(bn.Mock):
+        def program(self, name: str = "") -> object:  # type: ignore[override]
+            made = super().program(name)
+
+            def submit(ops: object, last: bool = False) -> None:
+                raise bn.BadMessage("too large")
+
+            made.submit = submit  # type: ignore[method-assign]
+            return made
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("x")
+        for _ in range(2):
+            with pytest.raises(bn.BadMessage, match="too large"):
+                s["x"]
+
+    with pytest.raises(bn.BadMessage):
+        program.run(backend=Full())
+
+
+def test_a_ticker_sends_each_record_in_its_time_and_keeps_none_alive(mock: bn.Mock) -> None:
+    ticker = _Ticker()
+    kept, lost = Record("kept", mock, Options()), Record("lost", mock, Options())
+    for one in (kept, lost):
+        one.text(one.new_lane(), ["x"])
+        ticker.remind(one)
+    gone = weakref.ref(lost)
+    del lost, one
+    deadline = time.monotonic() + 10
+    while not mock.submits or gone() is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    kept.add(wire.Read(0, kept.new_ref()))
+    ticker.remind(kept)
+    while len(mock.submits) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_an_error_while_the_ticker_sends_is_told_to_who_looks(mock: bn.Mock) -> None:
+    class Lost(bn.Mock):
+        def program(self, name: str = "") -> object:  # type: ignore[override]
+            made = super().program(name)
+
+            def submit(ops: object, last: bool = False) -> None:
+                asked.set()
+                raise bn.RuntimeLost("gone")
+
+            made.submit = submit  # type: ignore[method-assign]
+            return made
+
+    asked = threading.Event()
+    ticker = _Ticker()
+    one = Record("p", Lost(), Options())
+    one.text(one.new_lane(), ["x"])
+    ticker.remind(one)
+    assert asked.wait(10)
+    with pytest.raises(bn.RuntimeLost, match="gone"):
+        one.flush()
+
+
+def test_an_error_that_is_none_of_ours_is_no_hang_either(mock: bn.Mock) -> None:
+    class Buggy(bn.Mock):
+        def program(self, name: str = "") -> object:  # type: ignore[override]
+            made = super().program(name)
+            made.submit = lambda ops, last=False: {}["a bug"]  # type: ignore[method-assign, assignment, return-value]
+            return made
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("x")
+        for _ in range(2):
+            with pytest.raises(KeyError, match="a bug"):
+                s["x"]
+
+    with pytest.raises(KeyError, match="a bug"):
+        program.run(backend=Buggy())
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_process_has_a_ticker_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = record._ticker
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if record._ticker is not before and record._ticker._thread is None else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_programs_leave_no_garbage(mock: bn.Mock) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("x") + bn.assistant(bn.gen("a"))
+        forks = s.fork(2)
+        forks += bn.gen("b")
+        forks.join()
+        assert s["b"]
+
+    gc.disable()
+    try:
+        state = program.run()
+        alive = [weakref.ref(state), weakref.ref(state._record)]
+        del state
+        assert [one() for one in alive] == [None, None], "no cycle keeps them: the server hears of it at once"
+    finally:
+        gc.enable()

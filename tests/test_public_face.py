@@ -1,0 +1,198 @@
+"""The public face: a list of names and signatures. Whoever changes it changes this file, and says so."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import banyan as bn
+from banyan.runtime import errors
+
+NAMES = [
+    "Backend",
+    "BadMessage",
+    "BadModel",
+    "BadProgram",
+    "BanyanError",
+    "BatchError",
+    "Cancelled",
+    "ConfigError",
+    "ConnectFailed",
+    "DeadlineExceeded",
+    "EngineLost",
+    "Group",
+    "Mock",
+    "ModelNotFound",
+    "Options",
+    "OutOfMemory",
+    "Program",
+    "ProgramError",
+    "PromptTooLong",
+    "Runtime",
+    "RuntimeEndpoint",
+    "RuntimeLost",
+    "State",
+    "UnknownVariable",
+    "Unsupported",
+    "assistant",
+    "assistant_begin",
+    "assistant_end",
+    "connect",
+    "flush_cache",
+    "function",
+    "gen",
+    "gen_int",
+    "gen_string",
+    "get_server_info",
+    "greedy_token_selection",
+    "raw",
+    "role",
+    "select",
+    "set_default_backend",
+    "system",
+    "system_begin",
+    "system_end",
+    "token_length_normalized",
+    "unconditional_likelihood_normalized",
+    "user",
+    "user_begin",
+    "user_end",
+]
+
+
+def test_the_names() -> None:
+    assert sorted(NAMES) == bn.__all__, "sorted, and no other than these"
+    assert set(NAMES) <= set(dir(bn))
+    for name in NAMES:
+        assert getattr(bn, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        bn.nothing  # noqa: B018
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse(Path(bn.__file__).read_text())
+    seen = {
+        (alias.asname, f"{node.module}.{alias.name}")
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert {(name, f"{bn._HOME[name]}.{name}") for name in NAMES} == seen
+
+
+def test_every_error_is_public() -> None:
+    tree = [errors.BanyanError]
+    for cls in tree:
+        tree += cls.__subclasses__()
+    ours = {cls.__name__ for cls in tree if cls.__module__ == errors.__name__}
+    assert ours <= set(NAMES)
+    tree_in_words = (errors.__doc__ or "").split()
+    assert ours <= set(tree_in_words), "and stands in the drawing at the head of errors.py"
+
+
+GEN = [
+    "name",
+    "max_tokens",
+    "min_tokens",
+    "n",
+    "stop",
+    "stop_token_ids",
+    "stop_regex",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "ignore_eos",
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "return_text_in_logprobs",
+    "dtype",
+    "choices",
+    "choices_method",
+    "regex",
+    "json_schema",
+]
+SIGNATURES = {
+    "function": ["func", "num_api_spec_tokens"],
+    "gen": [*GEN, "*repetition_penalty", "*logit_bias", "*seed", "*type", "*tools"],
+    "select": ["name", "choices", "temperature", "choices_method", "*seed"],
+    "role": ["name", "expr"],
+    "user": ["expr"],
+    "connect": ["socket", "timeout"],
+    "set_default_backend": ["backend"],
+    "Runtime": ["model", "*launch_timeout", "**options"],
+    "RuntimeEndpoint": ["base_url", "api_key", "verify", "chat_template_name", "*timeout"],
+    "Mock": ["script", "*chat"],
+    "Program.run": ["self", "*args", "*opts", "**kwargs"],
+    "Program.run_batch": [
+        *["self", "batch_kwargs", "*num_threads", "*progress_bar", "*generator_style", "*on_error", "*opts"],
+        "**kwargs",
+    ],
+    "Program.bind": ["self", "**arguments"],
+    "State.__iadd__": ["self", "what"],
+    "State.__getitem__": ["self", "name"],
+    "State.__setitem__": ["self", "name", "value"],
+    "State.__contains__": ["self", "name"],
+    "State.get_var": ["self", "name"],
+    "State.set_var": ["self", "name", "value"],
+    "State.ref": ["self", "name"],
+    "State.get_meta_info": ["self", "name"],
+    "State.role": ["self", "name", "expr"],
+    "State.system": ["self", "expr"],
+    "State.user": ["self", "expr"],
+    "State.assistant": ["self", "expr"],
+    "State.var_scope": ["self", "name"],
+    "State.fork": ["self", "size", "position_ids_offset"],
+    "State.copy": ["self", "position_ids_offset"],
+    "State.text": ["self"],
+    "State.messages": ["self"],
+    "State.sync": ["self"],
+    "State.error": ["self"],
+    "State.cancel": ["self"],
+    "State.text_iter": ["self", "var_name"],
+    "State.text_async_iter": ["self", "var_name", "return_meta_data"],
+    "Group.join": ["self", "mode"],
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures(name: str) -> None:
+    thing = bn
+    for part in name.split("."):
+        thing = getattr(thing, part)
+    marks = {
+        inspect.Parameter.KEYWORD_ONLY: "*",
+        inspect.Parameter.VAR_POSITIONAL: "*",
+        inspect.Parameter.VAR_KEYWORD: "**",
+    }
+    found = [marks.get(p.kind, "") + p.name for p in inspect.signature(thing).parameters.values()]  # type: ignore[arg-type]
+    assert found == SIGNATURES[name]
+
+
+def test_a_state_has_no_other_public_names() -> None:
+    tested = {name.partition(".")[2] for name in SIGNATURES if name.startswith("State.")}
+    assert {name for name in vars(bn.State) if not name.startswith("_")} == {
+        *(name for name in tested if not name.startswith("_")),
+        "ret_value",
+        "usage",
+    }
+
+
+def test_import_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, banyan; for_mock = banyan.function(lambda s: s.__iadd__(banyan.gen('x')))\n"
+        "assert for_mock.run(backend=banyan.Mock('hi'))['x'] == 'hi'\n"
+        "print(*sorted({'torch', 'transformers', 'zmq', 'outlines', 'numpy', 'rich', 'asyncio'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/", timeout=60)
+    assert done.stdout.strip() == ""
