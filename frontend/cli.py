@@ -12,7 +12,7 @@ import signal
 import sys
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from banyan.backends.runtime import RuntimeEndpoint
 
 EPILOG = "Errors are one line on stderr; the exit status is 2 for a wrong call and 1 for one that failed."
+_JOIN = "join the server that listens there, instead of a private one"
 _METAVARS = {"model": "MODEL", "kv_memory": "SIZE", "socket": "PATH", "max_message": "BYTES"}
 
 
@@ -60,31 +61,30 @@ def _parser() -> _Parser:
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
 
-    serve = commands.add_parser("serve", help="run a shared server until Ctrl-C", epilog=EPILOG)
+    def add(name: str, command: Callable[[argparse.Namespace], int], text: str, rest: str = "") -> _Parser:
+        usage = f"banyan {name} [options]{rest}"
+        added: _Parser = commands.add_parser(name, help=text, description=f"{text.capitalize()}.", usage=usage, epilog=EPILOG)
+        added.set_defaults(command=command)
+        return added
+
+    serve = add("serve", _serve, "run a shared server, until it is interrupted")
     _add_config(serve)
-    serve.set_defaults(command=_serve)
 
-    run = commands.add_parser("run", help="run a program file on a runtime that is ready for it", epilog=EPILOG)
-    _add_config(run, "join the server that listens there, instead of a private one")
-    run.add_argument("program", help="a Python file; its gens run on this runtime unless it names another")
+    run = add("run", _run, "run a program file, with a runtime at hand if it needs one", " PROGRAM [arguments]")
+    run.add_argument("program", metavar="PROGRAM", help="a Python file; it runs here unless it names another backend")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the program, as sys.argv[1:]")
-    run.set_defaults(command=_run)
+    _add_config(run, _JOIN)
 
-    chat = commands.add_parser("chat", help="talk to a model in this terminal", epilog=EPILOG)
-    _add_config(chat, "join the server that listens there, instead of a private one")
+    chat = add("chat", _chat, "talk to a model in this terminal")
     chat.add_argument("--system", default="", metavar="TEXT", help="the system turn (default: none)")
     chat.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
     chat.add_argument("--max-tokens", type=int, default=512, metavar="N", help="longest reply (default: 512)")
-    chat.set_defaults(command=_chat)
+    _add_config(chat, _JOIN)
 
-    models = commands.add_parser("models", help="list what can be run on this machine", epilog=EPILOG)
-    models.set_defaults(command=_models)
+    add("models", _models, "list what can be run on this machine")
 
-    check = commands.add_parser(
-        "check", help="walk every invariant of a runtime and say what it runs on", epilog=EPILOG
-    )
+    check = add("check", _check, "walk every invariant of a runtime, and say what it runs on")
     _add_config(check, "check the server that listens there, instead of a private one under a small load")
-    check.set_defaults(command=_check)
     return parser
 
 
@@ -97,9 +97,11 @@ def _add_config(parser: argparse.ArgumentParser, socket_help: str = "") -> None:
     hints = typing.get_type_hints(Config, include_extras=True)
     for field in msgspec.structs.fields(Config):
         kind, meta = typing.get_args(hints[field.name])
-        text = socket_help if field.name == "socket" and socket_help else meta.description
-        if "default" not in text and not (field.name == "socket" and socket_help):
-            text += f" (default: {field.default})" if not isinstance(field.default, bool) else " (default)"
+        text, default = meta.description, "yes" if field.default is True else field.default
+        if field.name == "socket" and socket_help:
+            text = socket_help
+        elif "default: " not in text:
+            text += f" (default: {default})"
         arguments: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": text}
         if kind is bool:
             arguments["action"] = argparse.BooleanOptionalAction

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from itertools import count
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -91,7 +92,11 @@ def talk(runtime: RuntimeEndpoint, *, system: str, temperature: float, max_token
     chat = Chat(runtime, system, temperature=temperature, max_tokens=max_tokens)
     welcome = runtime.welcome
     chat.console.print(f"[bold]{welcome.model}[/], context {welcome.max_context} tokens · {HELP}")
-    commands = {"/reset": chat.reset, "/history": chat.show, "/help": lambda: chat.console.print(HELP)}
+    commands: dict[str, Callable[[], None]] = {
+        "/reset": chat.reset,
+        "/history": chat.show,
+        "/help": lambda: chat.console.print(HELP),
+    }
     while True:
         try:
             text = input("\n> " if sys.stdin.isatty() else "").strip()
