@@ -107,8 +107,8 @@ class Lease:
         `ids` goes on from what was published before; at most `n_slots` tokens. Where another lease has published the
         same meanwhile, this one goes on with the tree's pages and its duplicates are freed: read `pages` again.
         """
-        cache, n = self.cache, len(ids) // 4
         self._must_be_open()
+        cache, n = self.cache, _n_tokens(ids)
         if n > self.n_slots:
             raise ValueError(f"{n} tokens are published, but the lease has {self.n_slots} slots")
         if self._copies:
@@ -193,7 +193,7 @@ class Cache:
         where not, `n_cached` ends before the page. So a lease that is alone can grow to all of its ids if the pool can.
         """
         tree, page = self.tree, self.page
-        n_ids = len(ids) // 4
+        n_ids = _n_tokens(ids)
         root = tree.root(namespace)
         limit = n_ids if limit is None else max(0, min(limit, n_ids))
         node, n = tree.match(root, ids, limit) if self.enabled else (root, 0)
@@ -278,6 +278,13 @@ class Cache:
     def conserved(self) -> bool:
         """Whether every page is accounted for: free, leased or in the tree. Costs nothing; `check` proves it."""
         return len(self.pool.free) + self._n_leased + self.tree.n_pages == self.n_pages
+
+
+def _n_tokens(ids: bytes) -> int:
+    n, rest = divmod(len(ids), 4)
+    if rest:
+        raise ValueError(f"ids are {len(ids)} bytes, which is no whole number of int32")
+    return n
 
 
 def _pages(node: Node) -> list[int]:

@@ -27,6 +27,7 @@ from banyan.radix_cache.pages import Pool
 
 _NO_CHILDREN: dict[bytes, Node] = {}  # of every leaf; never written to
 _NO_ORDER: list[bytes] = []
+_LONG = 64  # pages: of a longer leaf the end is cut off before pages are taken from it, as each time copies its key
 
 
 class Node:
@@ -35,7 +36,7 @@ class Node:
     __slots__ = ("children", "key", "n_locks", "next", "order", "pages", "parent", "prev", "start")
 
     parent: Node | None  # None: a root
-    prev: Node  # in the list of the unlocked; itself where it is in none
+    prev: Node  # in the list of the unlocked, if it is one of them
     next: Node
 
     def __init__(self, parent: Node | None, start: int, key: bytes, pages: list[int]) -> None:
@@ -46,7 +47,6 @@ class Node:
         self.children = _NO_CHILDREN  # by the first page of their keys
         self.order = _NO_ORDER  # the same keys, sorted
         self.n_locks = 0
-        self.prev = self.next = self
 
     @property
     def end(self) -> int:
@@ -73,7 +73,8 @@ class Tree:
         self.page = page
         self.width = 4 * page  # bytes of ids a page
         self.roots: dict[bytes, Root] = {}
-        self.unlocked = Node(None, 0, b"", [])  # ends of the list: next is the oldest, prev the youngest
+        self.unlocked = ends = Node(None, 0, b"", [])  # both ends of the list: next is the oldest, prev the youngest
+        ends.prev = ends.next = ends
         self.n_nodes = 0  # without roots
         self.n_pages = 0
         self.n_evictable = 0  # pages of unlocked nodes
@@ -85,11 +86,11 @@ class Tree:
         """The longest prefix of `ids` below a root, at most `limit` tokens, and the node in which it ends."""
         node, o, width = root, 0, self.width
         while child := node.children.get(ids[o : o + width]):
-            node = child
-            if not ids.startswith(node.key, o):
-                o += 4 * n_common(ids, o, node.key)
+            node, key = child, child.key
+            if not ids.startswith(key, o):
+                o += 4 * n_common(ids, o, key)
                 break
-            o += len(node.key)
+            o += len(key)
         else:
             if node.order and o < 4 * limit:
                 node, n = _closest(node, ids[o : o + width])
@@ -112,38 +113,44 @@ class Tree:
 
     def lock(self, node: Node | None, above: Node | None = None) -> None:
         """Lock a node and its ancestors, up to `above` (left out): they stay until unlocked."""
-        while node is not above and node is not None:
-            if not node.n_locks and node.parent:
+        ends = self.unlocked
+        while node and node is not above:
+            parent = node.parent
+            if not node.n_locks and parent:
                 before, behind = node.prev, node.next
                 before.next, behind.prev = behind, before
-                node.prev = node.next = node
+                node.prev = node.next = ends  # so that a node that goes is not kept in memory by one that stays
                 self.n_evictable -= len(node.pages)
             node.n_locks += 1
-            node = node.parent
-
-    def unlock(self, node: Node | None, above: Node | None = None) -> None:
-        """Take back one `lock` of the same node. What nobody else locks becomes the youngest of the unlocked."""
-        while node is not above and node is not None:
-            parent = node.parent
-            node.n_locks -= 1
-            if not node.n_locks:
-                if isinstance(node, Root):
-                    if not node.children:
-                        del self.roots[node.namespace]
-                else:
-                    self._list(node, self.unlocked.prev)
-                    self.n_evictable += len(node.pages)
-                    if len(node.key) < self.width and parent:
-                        i = bisect_right(parent.order, node.key)
-                        if i < len(parent.order) and parent.order[i].startswith(node.key):
-                            self._drop(node)
             node = parent
 
-    def _list(self, node: Node, before: Node) -> None:
-        """Into the list of the unlocked, directly behind `before`."""
-        behind = before.next
-        node.prev, node.next = before, behind
-        before.next = behind.prev = node
+    def unlock(self, node: Node, above: Node | None = None) -> None:
+        """Take back one `lock` of the same nodes. Those that nobody else locks become the youngest of the unlocked."""
+        ends = self.unlocked
+        youngest, at = ends.prev, node
+        while parent := at.parent:
+            at.n_locks -= 1
+            if not at.n_locks:
+                at.prev = youngest
+                youngest.next = at
+                youngest = at
+                self.n_evictable += len(at.pages)
+            if parent is above:
+                break
+            at = parent
+        else:
+            at.n_locks -= 1
+            self._leave(at)
+        youngest.next, ends.prev = ends, youngest
+        if not node.n_locks and len(node.key) < self.width and (parent := node.parent):
+            i = bisect_right(parent.order, node.key)
+            if i < len(parent.order) and parent.order[i].startswith(node.key):
+                self._drop(node)
+
+    def _leave(self, root: Node) -> None:
+        """Forget a root that nobody holds and that holds nothing."""
+        if isinstance(root, Root) and not root.n_locks and not root.children:
+            del self.roots[root.namespace]
 
     # ---- grow ------------------------------------------------------------------------------------------------------
 
@@ -162,7 +169,9 @@ class Tree:
         upper.children, upper.order = {first: node}, [first]
         upper.n_locks = node.n_locks
         if not node.n_locks:
-            self._list(upper, node)
+            behind = node.next
+            upper.prev, upper.next = node, behind
+            node.next = behind.prev = upper
         self.n_nodes += 1
         return upper
 
@@ -246,13 +255,16 @@ class Tree:
 
     def evict(self, n: int) -> int:
         """Free n pages of unlocked nodes, or as many as there are: the oldest leaf first, and of it the last page."""
-        n_left, pool, head = n, self.pool, self.unlocked
-        while n_left and (node := head.next) is not head:
+        n_left, pool, ends = n, self.pool, self.unlocked
+        while n_left and (node := ends.next) is not ends:
             n_kept = len(node.pages) - n_left
             if n_kept <= 0:
                 n_left -= len(node.pages)
                 self._drop(node)
                 continue
+            if n_kept > _LONG:
+                self.split(node, (n_kept - _LONG) * self.page)
+                n_kept = _LONG
             pool.give(node.pages[n_kept:])
             del node.pages[n_kept:]
             node.key = node.key[: n_kept * self.width]
@@ -270,12 +282,9 @@ class Tree:
         del parent.order[bisect_left(parent.order, first)]
         if not parent.children:
             parent.children, parent.order = _NO_CHILDREN, _NO_ORDER
-            if isinstance(parent, Root) and not parent.n_locks:
-                del self.roots[parent.namespace]
+            self._leave(parent)
         before, behind = node.prev, node.next
         before.next, behind.prev = behind, before
-        node.parent = None
-        node.prev = node.next = node  # a circle of one, so that the counter of references suffices to free the rest
         self.n_nodes -= 1
         self.n_pages -= len(node.pages)
         self.n_evictable -= len(node.pages)

@@ -1,0 +1,295 @@
+"""No lease ever reads keys and values of other tokens than its own: a random walk over everything that a lease can do.
+
+A page's slots stand in a plain dict, and what a forward pass writes into a slot is the whole prefix that its keys and
+values depend on. The oracle is as plain: every prefix that was published, and a look through the whole tree for the
+longest that it shares with a prompt. Copies wait as long as they may, and steps of several leases interleave.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from banyan.radix_cache.cache import Cache, Lease
+from banyan.radix_cache.check import check
+from banyan.radix_cache.tree import Node
+
+Tokens = tuple[int, ...]
+
+pick = st.integers(0, 2**16)  # one of a list, modulo its length
+bits = st.integers(0, 2**70 - 1)  # tokens, or other choices between two
+
+
+def as_tokens(number: int, n: int) -> Tokens:
+    return tuple(number >> i & 1 for i in range(n))
+
+
+def as_ids(tokens: Tokens) -> bytes:
+    return array("i", tokens).tobytes()
+
+
+class Running:
+    """What an engine knows of one lease."""
+
+    def __init__(self, lease: Lease, namespace: bytes, tokens: Tokens) -> None:
+        self.lease = lease
+        self.namespace = namespace
+        self.tokens = tokens
+        self.n_computed = lease.n_cached  # in KV, once the copies are done
+        self.n_published = 0
+        self.copies: list[tuple[int, int, int]] | None = None  # taken, and to be done before its next write
+
+
+class Machine(RuleBasedStateMachine):
+    page = 4
+    enabled = True
+
+    @initialize(n_pages=st.integers(3, 24), trunk=bits, n=st.integers(1, 4))
+    def begin(self, n_pages: int, trunk: int, n: int) -> None:
+        self.cache = Cache(n_pages, self.page, self.enabled)
+        self.kv: dict[tuple[int, int], tuple[bytes, Tokens] | None] = {}
+        self.running: list[Running] = []
+        self.prompts = [as_tokens(trunk, min(n * self.page + 2, n_pages * self.page))]
+        self.published: set[tuple[bytes, Tokens]] = set()  # since the last eviction
+        self.n_evicted = 0
+        self.start(b"", self.prompts[0], len(self.prompts[0]))
+
+    # ---- what a request does ---------------------------------------------------------------------------------------
+
+    @rule(i=pick, cut=pick, tail=bits, n_tail=st.integers(0, 20), spare=st.integers(0, 2), elsewhere=st.integers(0, 7))
+    @precondition(lambda self: len(self.running) < 5)
+    def open(self, i: int, cut: int, tail: int, n_tail: int, spare: int, elsewhere: int) -> None:
+        """Open a lease for a prompt that begins like one before it. `spare`: tokens at the end that it must compute."""
+        base = self.prompts[i % len(self.prompts)]
+        tokens = (base[: cut % (len(base) + 1)] + as_tokens(tail, n_tail))[: self.cache.n_pages * self.page]
+        if len(tokens) > spare:
+            self.prompts.append(tokens)
+            self.start(b"" if elsewhere else b"tenant", tokens, len(tokens) - spare)
+
+    def start(self, namespace: bytes, tokens: Tokens, limit: int) -> None:
+        cache, alone = self.cache, not self.running
+        found = self.longest(namespace, tokens)
+        n_before = cache.stats().n_evicted_pages
+        lease = cache.open(as_ids(tokens), namespace, limit)
+        expected = min(found, limit)
+        whole = expected // self.page * self.page
+        assert lease.n_cached in (expected, whole)
+        n_more = -(-len(tokens) // self.page) - len(lease.pages)
+        assert lease.n_cached == expected or n_more > cache.stats().n_free, "the copy had room"
+        assert cache.stats().n_evicted_pages - n_before <= 1, "it claims one page, for a copy, and no more"
+        self.note_evictions()
+        grown = lease.grow(len(tokens))
+        self.note_evictions()
+        assert grown or not alone, "a lease that is alone has room for all of its tokens"
+        if grown:
+            self.running.append(Running(lease, namespace, tokens))
+        else:
+            lease.close()
+
+    @rule(
+        order=st.permutations(range(5)), ns=st.lists(st.integers(0, 20), min_size=5, max_size=5), draws=bits, late=bits
+    )
+    def step(self, order: list[int], ns: list[int], draws: int, late: int) -> None:
+        """A forward pass over some leases: read all slots before, write the next; draw a token at a prompt's end."""
+        at_work = [(self.running[i], ns[i]) for i in order if i < len(self.running) and ns[i]]
+        for one, _ in at_work:
+            self.do_copies(one)
+        for i, (one, n) in enumerate(at_work):
+            if one.n_computed == len(one.tokens):
+                self.grow(one, len(one.tokens) + 1)
+                if one.lease.n_slots <= len(one.tokens):
+                    continue
+                one.tokens += (draws >> i & 1,)
+                self.prompts.append(one.tokens)
+            self.forward(one, n)
+        for i, (one, _) in enumerate(at_work):
+            if late >> i & 3:
+                self.publish(one)
+
+    def forward(self, one: Running, n: int) -> None:
+        self.read(one)
+        reach = min(one.n_computed + n, len(one.tokens), one.lease.n_slots)
+        for i in range(one.n_computed, reach):
+            self.kv[self.slot(one, i)] = one.namespace, one.tokens[: i + 1]
+        one.n_computed = reach
+
+    @rule(i=pick)
+    @precondition(lambda self: self.running)
+    def publish_late(self, i: int) -> None:
+        one = self.running[i % len(self.running)]
+        if one.copies is not None:  # it has run
+            self.publish(one)
+
+    @rule(i=pick, n=st.integers(1, 20))
+    @precondition(lambda self: self.running)
+    def draft(self, i: int, n: int) -> None:
+        """Room for a draft, its keys and values, and all of it refused."""
+        one = self.running[i % len(self.running)]
+        n_slots = one.lease.n_slots
+        self.grow(one, len(one.tokens) + n)
+        self.do_copies(one)
+        for slot in range(one.n_computed, min(len(one.tokens) + n, one.lease.n_slots)):
+            self.kv[self.slot(one, slot)] = None
+        one.lease.shrink(len(one.tokens))
+        assert one.lease.n_slots <= max(n_slots, -(-len(one.tokens) // self.page) * self.page)
+        assert one.lease.n_slots >= one.n_computed
+
+    @rule(i=pick)
+    @precondition(lambda self: self.running and len(self.running) < 5)
+    def fork(self, i: int) -> None:
+        one = self.running[i % len(self.running)]
+        lease = one.lease.fork()
+        self.note_evictions()
+        known = max(one.n_published, one.lease.n_cached)
+        assert lease.n_cached <= known
+        if self.enabled and self.n_evicted == 0:
+            assert lease.n_cached in (known, known // self.page * self.page)
+        self.running.append(Running(lease, one.namespace, one.tokens[: lease.n_cached]))
+
+    @rule(i=pick, publish=st.booleans())
+    @precondition(lambda self: self.running)
+    def close(self, i: int, publish: bool) -> None:
+        """The end of a request, or its cancellation."""
+        one = self.running[i % len(self.running)]
+        if publish and one.copies is not None:
+            self.publish(one)
+        self.running.remove(one)
+        one.lease.close()
+
+    @rule(i=pick)
+    @precondition(lambda self: self.running)
+    def retract(self, i: int) -> None:
+        """Close a lease and open it again with all of its tokens: what it had computed is still there."""
+        one = self.running[i % len(self.running)]
+        if one.copies is not None and one.tokens:
+            self.publish(one)
+            self.running.remove(one)
+            one.lease.close()
+            if self.enabled:
+                assert self.longest(one.namespace, one.tokens) >= one.n_computed
+            self.start(one.namespace, one.tokens, len(one.tokens) - 1)
+
+    # ---- what happens to the tree ----------------------------------------------------------------------------------
+
+    @rule(n=st.sampled_from((1, 1, 1, 2, 2, 3, 3, 1000)))
+    @precondition(lambda self: self.cache.stats().n_evictable)
+    def evict(self, n: int) -> None:
+        n_evictable = self.cache.stats().n_evictable
+        assert self.cache.evict(n) == min(n, n_evictable)
+        self.note_evictions()
+
+    # ---- the engine's part -----------------------------------------------------------------------------------------
+
+    def slot(self, one: Running, i: int) -> tuple[int, int]:
+        return one.lease.pages[i // self.page], i % self.page
+
+    def do_copies(self, one: Running) -> None:
+        if one.copies is None:
+            one.copies = one.lease.take_copies()
+            assert not one.lease.take_copies()
+            for source, destination, n_slots in one.copies:
+                for i in range(n_slots):
+                    self.kv[destination, i] = self.kv[source, i]
+
+    def grow(self, one: Running, n_slots: int) -> None:
+        cache, before = self.cache, (list(one.lease.pages), self.cache.stats())
+        need = -(-n_slots // self.page) - len(one.lease.pages)
+        n_available = cache.n_available
+        assert one.lease.grow(n_slots) == (need <= n_available)
+        if need > n_available:
+            assert (one.lease.pages, cache.stats()) == before
+        self.note_evictions()
+
+    def publish(self, one: Running) -> None:
+        self.do_copies(one)
+        tokens = one.tokens[: one.n_computed]
+        one.lease.publish(as_ids(tokens))
+        one.n_published = one.n_computed
+        self.published.add((one.namespace, tokens))
+        assert not self.enabled or self.longest(one.namespace, tokens) == len(tokens)
+
+    def read(self, one: Running) -> None:
+        for i in range(one.n_computed):
+            assert self.kv[self.slot(one, i)] == (one.namespace, one.tokens[: i + 1]), f"wrong KV at token {i}"
+
+    # ---- the oracle ------------------------------------------------------------------------------------------------
+
+    def stored(self, namespace: bytes) -> list[bytes]:
+        """The ids of every path in a tree."""
+        paths: list[bytes] = []
+
+        def walk(node: Node, ids: bytes) -> None:
+            paths.append(ids + node.key)
+            for child in node.children.values():
+                walk(child, ids + node.key)
+
+        if root := self.cache.tree.roots.get(namespace):
+            walk(root, b"")
+        return paths
+
+    def longest(self, namespace: bytes, tokens: Tokens) -> int:
+        ids, best = as_ids(tokens), 0
+        for path in self.stored(namespace):
+            while 4 * best < len(ids) and path.startswith(ids[: 4 * best + 4]):
+                best += 1
+        return best
+
+    def note_evictions(self) -> None:
+        n = self.cache.stats().n_evicted_pages
+        if n != self.n_evicted:
+            self.n_evicted = n
+            self.published.clear()
+
+    @invariant()
+    def every_invariant_holds(self) -> None:
+        check(self.cache)
+        assert self.cache.n_available == self.cache.stats().n_free + self.cache.stats().n_evictable
+
+    @invariant()
+    def every_lease_reads_its_own_prefix(self) -> None:
+        for one in self.running:
+            if one.copies is None:
+                n = one.lease.n_cached // self.page * self.page
+                for i in range(n):
+                    assert self.kv[self.slot(one, i)] == (one.namespace, one.tokens[: i + 1]), f"wrong KV at token {i}"
+            else:
+                self.read(one)
+
+    @invariant()
+    def what_was_published_is_found(self) -> None:
+        if self.enabled:
+            for namespace, tokens in self.published:
+                assert self.longest(namespace, tokens) == len(tokens)
+        else:
+            assert not self.cache.tree.n_pages
+
+    def teardown(self) -> None:
+        for one in self.running:
+            one.lease.close()
+        check(self.cache)
+        self.cache.reset()
+        assert self.cache.stats().n_free == self.cache.n_pages
+        assert not self.cache.tree.roots
+        check(self.cache)
+
+
+SHORT = settings(max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+LONG = settings(SHORT, max_examples=1000, stateful_step_count=60)
+
+
+@pytest.mark.parametrize(("page", "enabled"), [(1, True), (4, True), (16, True), (4, False)])
+@pytest.mark.parametrize("length", [SHORT, pytest.param(LONG, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+def test_no_lease_reads_what_is_not_its_own(page: int, enabled: bool, length: settings) -> None:
+    machine = type("Machine", (Machine,), {"page": page, "enabled": enabled})
+    run_state_machine_as_test(machine, settings=length)
