@@ -17,11 +17,19 @@ Client = bytes
 N_TAIL = 80  # characters of the prompt that an error shows
 
 
+class Gathering:
+    """A Join on its way: what each child had where the Join stands among the child's ops."""
+
+    def __init__(self, children: tuple[int, ...]) -> None:
+        self.ends: dict[int, int | Error] = {}  # child -> its number of pieces there, or what it had failed with
+        self.n_missing = len(children)
+
+
 class Point(NamedTuple):
     """Stands in a child's queue at the place up to which a Join takes its text."""
 
-    join: int
-    state: int
+    join: Gathering
+    child: int
 
 
 class State:
@@ -38,11 +46,6 @@ class State:
         self.generation: Generation | None = None
         """The gen or select that runs; the queue stands still meanwhile."""
         self.error: Error | None = None
-
-    def stop(self) -> None:
-        if self.generation is not None:
-            self.generation.stop()
-            self.generation = None
 
     def tail(self) -> str:
         """The last characters that were appended."""
@@ -69,24 +72,23 @@ class Program:
         self.values: dict[int, str | Error] = {}
         self.makers: dict[int, State] = {}  # ref -> the state whose op makes it
         self.dropped: set[int] = set()  # states to be stopped once nobody needs them
-        self.joins: dict[int, deque[int]] = {}  # state -> numbers of its queued Joins, in order
-        self.n_joins = 0
-        self.points: dict[Point, int | Error] = {}  # pieces that a child had there, or what it had failed with
-        self.waiting: dict[int | Point, list[State]] = {}  # who stands still for a value or a point
+        self.joins: dict[int, deque[Gathering]] = {}  # state -> its queued Joins, in order
+        self.waiting: dict[int | Gathering, list[State]] = {}  # who stands still for a value or for children
+        self.running: set[State] = set()  # those with a generation
 
     @property
     def is_settled(self) -> bool:
         """Nothing is left to do with the ops that came so far."""
-        return not any(state.queue or state.generation for state in self.states.values())
+        return not self.running and not any(state.queue for state in self.states.values())
 
-    def blocker(self, op: wire.Op | Point) -> int | Point | None:
-        """The value or the point that `op` has to wait for."""
+    def blocker(self, op: wire.Op | Point) -> int | Gathering | None:
+        """The value or the children that `op` has to wait for."""
         match op:
             case wire.Append(parts=parts):
                 return next((r for r in _refs(parts) if r not in self.values), None)
-            case wire.Join(state=number, children=children):
-                points = (Point(self.joins[number][0], child) for child in children)
-                return next((point for point in points if point not in self.points), None)
+            case wire.Join(state=number):
+                join = self.joins[number][0]
+                return join if join.n_missing else None
         return None
 
     def needed(self) -> Iterator[int]:

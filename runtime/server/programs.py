@@ -15,7 +15,7 @@ from functools import partial
 from banyan.runtime import wire
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled
 from banyan.runtime.server.generate import Error, Generator, Outcome
-from banyan.runtime.server.program import Client, Point, Program, State
+from banyan.runtime.server.program import Client, Gathering, Point, Program, State
 from banyan.runtime.server.state import Open, Shut, Text
 from banyan.runtime.server.tokenizer import Span
 
@@ -94,12 +94,12 @@ class Programs:
                         raise BadProgram(f"Fork makes state {child}, which is there already")
                     program.states[child] = State(child, is_born=False)
             case wire.Join(children=children):
+                join = Gathering(children)
                 for child in children:
                     if child not in program.states or child == op.state:
                         raise BadProgram(f"Join names state {child}, which is itself or no Fork's before it")
-                    self._put(program, program.states[child], Point(program.n_joins, child))
-                program.joins.setdefault(op.state, deque()).append(program.n_joins)
-                program.n_joins += 1
+                    self._put(program, program.states[child], Point(join, child))
+                program.joins.setdefault(op.state, deque()).append(join)
             case wire.Drop():
                 program.dropped.add(op.state)
                 return
@@ -190,8 +190,8 @@ class Programs:
 
     def _join(self, program: Program, state: State, op: wire.Join) -> None:
         join = program.joins[state.number].popleft()
-        ends = [(number, program.points.pop(Point(join, number))) for number in op.children]
-        for number, end in ends:
+        for number in op.children:
+            end = join.ends[number]
             if isinstance(end, Error):
                 raise Broken(end.because(f"state {number}, which is joined here, failed"))
             text = program.states[number].text
@@ -199,8 +199,10 @@ class Programs:
                 state.text.append(piece)
 
     def _reach(self, program: Program, point: Point, at: int | Error) -> None:
-        program.points[point] = at
-        self._wake(program, point)
+        point.join.ends[point.child] = at
+        point.join.n_missing -= 1
+        if not point.join.n_missing:
+            self._wake(program, point.join)
 
     def _read(self, program: Program, state: State, op: wire.Read) -> None:
         if op.mark is not None and op.mark not in state.marks:
@@ -222,12 +224,18 @@ class Programs:
         )
         if not generation.is_over:
             state.generation = generation
+            program.running.add(state)
+
+    def _rest(self, program: Program, state: State) -> None:
+        """Its generation is over."""
+        state.generation = None
+        program.running.discard(state)
 
     def _delta(self, program: Program, ref: int, text: str) -> None:
         self._send(program.client, wire.Delta(program=program.number, seq=self._next(program), ref=ref, text=text))
 
     def _generated(self, program: Program, state: State, op: wire.Gen | wire.Select, outcome: Outcome | Error) -> None:
-        state.generation = None
+        self._rest(program, state)
         if isinstance(outcome, Error):
             self._break(program, state, op, outcome)
         else:
@@ -252,7 +260,7 @@ class Programs:
         self._send(program.client, message)
         self._wake(program, ref)
 
-    def _wake(self, program: Program, what: int | Point) -> None:
+    def _wake(self, program: Program, what: int | Gathering) -> None:
         self._ready.extend((program, state) for state in program.waiting.pop(what, ()))
 
     def _break(self, program: Program, state: State, op: wire.Op | Point, error: Error) -> None:
@@ -287,8 +295,10 @@ class Programs:
 
     def _break_deadlock(self, program: Program) -> bool:
         """Where nothing runs, and states wait for what cannot come, fail one of them. True if there was one."""
+        if program.running:
+            return False
         states = [state for state in program.states.values() if state.queue and state.is_born]
-        if not states or any(state.generation for state in program.states.values()):
+        if not states:
             return False
         blockers = [program.blocker(state.queue[0]) for state in states]
         # A value that no op makes yet may come with the next message.
@@ -310,18 +320,20 @@ class Programs:
             program.dropped.discard(number)
             state = program.states[number]
             state.error = state.error or Error(Cancelled.code, "its state was dropped")
-            if state.generation is not None:
-                op = state.generation.op
-                state.stop()
-                self._fail(program, state, op, state.error)
+            if (generation := state.generation) is not None:
+                generation.stop()
+                self._rest(program, state)
+                self._fail(program, state, generation.op, state.error)
             state.text = Text()
             self._bear(program, state)
 
     def _end(self, program: Program, error: Error | None) -> None:
         """Stop and forget a program; with an error, tell its client."""
         program.is_over = True
-        for state in program.states.values():
-            state.stop()
+        for state in program.running:
+            if state.generation is not None:
+                state.generation.stop()
+        program.running.clear()
         key = program.client, program.number
         del self._programs[key]
         self._ended[key] = None

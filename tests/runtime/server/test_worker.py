@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import zmq
 
-from banyan.runtime import ipc, launch, wire
+from banyan.runtime import config, ipc, launch, wire
 
 Serve = Callable[..., launch.ServerProcess]
 GEN = (wire.Append(0, ("a",)), wire.Gen(0, 0, wire.Sampling(max_tokens=3)))
@@ -130,9 +130,7 @@ def test_a_ping_is_answered(peer: Callable[..., Peer]) -> None:
     assert wire.decode_server(one.socket.recv()) == wire.Pong()
 
 
-def test_a_client_that_says_nothing_for_long_is_forgotten(
-    fake_model: Callable[..., Path], tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_client_that_says_nothing_for_long_is_forgotten(fake_model: Callable[..., Path], tmp_path: Path) -> None:
     boot = tmp_path / "boot.py"
     fake = Path(__file__).with_name("fake_engine.py")
     boot.write_text(
@@ -140,22 +138,22 @@ def test_a_client_that_says_nothing_for_long_is_forgotten(
         "from banyan.runtime.server.worker import main\n"
         f"sys.exit(main(sys.argv[1:], engine=[sys.executable, {str(fake)!r}]))"
     )
-    from banyan.runtime import config
-
     server = launch.start(config.make(model=str(fake_model())), timeout=30, command=[sys.executable, str(boot)])
-    request.addfinalizer(server.close)
     context: Any = zmq.Context()
-    request.addfinalizer(lambda: context.destroy(linger=0))
-    silent, talking = Peer(context, server.socket), Peer(context, server.socket)
-    silent.say(wire.Submit(0, 0, (wire.Append(0, (wire.Ref(9),)),)))
-    deadline, k, body = time.monotonic() + 20, 0, b""
-    while not (b'"clients":1' in body and b'"programs":0' in body):
-        assert time.monotonic() < deadline, "it is still there"
-        time.sleep(0.02)
-        talking.say(wire.Ask(id=(k := k + 1), what="stats"))
-        answer = talking.hear()
-        assert isinstance(answer, wire.Answer)
-        body = answer.body
+    try:
+        silent, talking = Peer(context, server.socket), Peer(context, server.socket)
+        silent.say(wire.Submit(0, 0, (wire.Append(0, (wire.Ref(9),)),)))
+        deadline, k, body = time.monotonic() + 20, 0, b""
+        while not (b'"clients":1' in body and b'"programs":0' in body):
+            assert time.monotonic() < deadline, "it is still there"
+            time.sleep(0.02)
+            talking.say(wire.Ask(id=(k := k + 1), what="stats"))
+            answer = talking.hear()
+            assert isinstance(answer, wire.Answer)
+            body = answer.body
+    finally:
+        context.destroy(linger=0)
+        server.close()
 
 
 def test_a_long_text_is_encoded_without_holding_up_the_loop(peer: Callable[..., Peer]) -> None:
