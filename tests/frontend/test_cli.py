@@ -148,7 +148,7 @@ def test_models_lists_what_ships_and_what_lies_in_the_cache(
 # ---- serve ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_serve_says_how_to_connect_and_ends_cleanly(
     signum: signal.Signals, tmp_path: Path, tiny_model: Callable[..., Path]
 ) -> None:
