@@ -29,14 +29,13 @@ class Saved:
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
-        self.prompt = self.cached = self.generated = self.n_states = 0
+        self.prompt = self.cached = self.generated = 0
 
     def add(self, *states: bn.State) -> "Saved":
         for state in states:
             self.prompt += state.usage.prompt
             self.cached += state.usage.cached
             self.generated += state.usage.generated
-        self.n_states += len(states)
         return self
 
     @property
@@ -46,9 +45,8 @@ class Saved:
     def __str__(self) -> str:
         seconds = time.perf_counter() - self.start
         return (
-            f"prompt {self.prompt} tokens = {self.cached} cached + {self.computed} computed"
-            f" ({self.cached / max(self.prompt, 1):.0%} from the tree)"
-            f"; generated {self.generated} in {seconds:.1f} s = {self.generated / seconds:.0f} tokens/s"
+            f"prompt {self.prompt} tokens = {self.cached} cached + {self.computed} computed; "
+            f"generated {self.generated} tokens in {seconds:.1f} s, {self.generated / seconds:.0f} tokens/s"
         )
 
 

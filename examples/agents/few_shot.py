@@ -26,11 +26,9 @@ def main() -> None:
     for attempt in ("first", "second"):
         saved = Saved()
         states = label.run_batch([{"text": note["text"]} for note in REST], progress_bar=True)
-        right = [state["label"].strip() == note["label"] for state, note in zip(states, REST, strict=True)]
-        print(f"{attempt} pass: {saved.add(*states)}")
-        print(
-            f"  {saved.computed / len(states):.1f} prompt tokens computed a request, {sum(right)} of {len(right)} right"
-        )
+        right = sum(state["label"].strip() == note["label"] for state, note in zip(states, REST, strict=True))
+        print(f"{attempt} pass: {right} of {len(REST)} right\n  {saved.add(*states)}")
+        print(f"  {saved.computed / len(REST):.1f} prompt tokens computed a request")
 
 
 if __name__ == "__main__":

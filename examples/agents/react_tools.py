@@ -15,7 +15,7 @@ import banyan as bn
 from common import Saved, choose_runtime, verdict
 
 PRICES = {"lamp": 24.5, "desk": 180, "chair": 79.9}
-METRES = {"km": 1000, "m": 1, "cm": 0.01, "miles": 1609.344, "feet": 0.3048, "inches": 0.0254}
+METRES = {"km": 1000, "m": 1, "miles": 1609.344, "feet": 0.3048}
 SIGNS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
