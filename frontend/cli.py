@@ -63,7 +63,8 @@ def _parser() -> _Parser:
 
     def add(name: str, command: Callable[[argparse.Namespace], int], text: str, rest: str = "") -> _Parser:
         usage = f"banyan {name} [options]{rest}"
-        added: _Parser = commands.add_parser(name, help=text, description=f"{text.capitalize()}.", usage=usage, epilog=EPILOG)
+        about = f"{text.capitalize()}."
+        added: _Parser = commands.add_parser(name, help=text, description=about, usage=usage, epilog=EPILOG)
         added.set_defaults(command=command)
         return added
 
