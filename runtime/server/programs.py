@@ -16,6 +16,7 @@ from banyan.runtime import wire
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled
 from banyan.runtime.server.generate import Error, Generator, Outcome
 from banyan.runtime.server.program import Client, Gathering, Point, Program, State
+from banyan.runtime.server.requests import Requests
 from banyan.runtime.server.state import Open, Shut, Text
 from banyan.runtime.server.tokenizer import Span
 
@@ -44,6 +45,23 @@ class Programs:
 
     def __len__(self) -> int:
         return len(self._programs)
+
+    def check(self, requests: Requests) -> str:
+        """What does not hold of what must always hold between two messages; "" where all does."""
+        owned: list[int] = []
+        for program in self._programs.values():
+            for state in program.states.values():
+                if (state.generation is not None) != (state in program.running):
+                    return (
+                        f"state {state.number} of program {program.name!r} runs, and is not counted so, or the reverse"
+                    )
+                if state.generation is not None:
+                    owned += [request.run.rid for request in state.generation.requests if request.finish is None]
+            if program.is_over or (program.is_last and program.is_settled):
+                return f"program {program.name!r} has ended and is still there"
+        if sorted(owned) != sorted(requests.living):
+            return f"requests {sorted(requests.living)} run, but generations have {sorted(owned)}"
+        return f"{len(self._ready)} states could go on and do not" if self._ready else ""
 
     # ---- what a client wants ---------------------------------------------------------------------------------------
 
@@ -117,10 +135,12 @@ class Programs:
             return
         self._is_pumping = True
         try:
-            while not program.is_over:
+            while True:
                 while self._ready:
                     owner, state = self._ready.popleft()
                     self._advance(owner, state)
+                if program.is_over:
+                    break
                 self._reap(program)
                 if not self._ready and not self._break_deadlock(program):
                     break

@@ -59,6 +59,11 @@ class Requests:
     def __len__(self) -> int:
         return len(self._living)
 
+    @property
+    def living(self) -> list[int]:
+        """The ids of those that have not ended."""
+        return list(self._living)
+
     def start(
         self,
         ids: bytes,

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import zmq
@@ -41,6 +41,8 @@ from banyan.runtime.server.tokenizer import Files, Tokenizer
 
 LONG = 4096
 """Characters that are encoded on the loop at most: about 1 ms. A thread's round trip takes 0.1 ms."""
+
+LEVELS = ("quiet", "info", "debug")
 
 
 class Peer:
@@ -143,6 +145,11 @@ class Server:
     def stop(self) -> None:
         self.is_stopping = True
 
+    def _note(self, level: Literal["quiet", "info", "debug"], text: str) -> None:
+        """Say it on stderr, if the log is at least as talkative as `level`."""
+        if LEVELS.index(level) <= LEVELS.index(self.config.log):
+            print(f"banyan: {text}", file=sys.stderr, flush=True)
+
     def _call(self) -> None:
         os.eventfd_read(self._wake)
         while self._calls:
@@ -175,7 +182,10 @@ class Server:
             try:
                 if len(frames) != 1:
                     raise BadMessage(f"a message has 1 frame, not {len(frames)}")
-                self._take(client, wire.decode_client(frames[0]))
+                message = wire.decode_client(frames[0])
+                if not isinstance(message, wire.Ping):
+                    self._note("debug", f"{client.hex()}: {type(message).__name__}, {len(frames[0])} bytes")
+                self._take(client, message)
             except msgspec.DecodeError as e:
                 self._refuse(client, BadMessage(f"bytes that are no message of this protocol: {e}"))
             except BanyanError as e:
@@ -212,6 +222,7 @@ class Server:
     def _welcome(self, ready: wire.Ready) -> None:
         for client, hello in self._waiting:
             self._peers[client] = Peer(hello.client)
+            self._note("info", f"client {hello.client} joined as {client.hex()}")
             self._say(
                 client,
                 wire.Welcome(
@@ -236,11 +247,13 @@ class Server:
 
     def _refuse(self, client: bytes, error: BanyanError) -> None:
         """A peer that breaks the rules: told so, then forgotten."""
+        self._note("info", f"refused {client.hex()}: {error.message}")
         self._say(client, wire.Failed(program=-1, seq=0, code=error.code, message=error.message))
         self._forget(client)
 
     def _forget(self, client: bytes) -> None:
-        if self._peers.pop(client, None) is not None:
+        if (peer := self._peers.pop(client, None)) is not None:
+            self._note("info", f"client {peer.name} is gone")
             self.programs.forget(client)
 
     def _probe(self) -> None:
@@ -260,7 +273,7 @@ class Server:
             body = {
                 "model": self.name,
                 "config": self.config,
-                "engine": self.link.ready,
+                "engine": msgspec.structs.asdict(self.link.ready) if self.link.ready else None,
                 "pid": os.getpid(),
                 "engine_pid": self.link.pid,
                 "protocol": wire.VERSION,
@@ -288,6 +301,8 @@ class Server:
                 self._answer(report)
             case wire.Ready():
                 self._n_barren = 0
+                for line in report.report:
+                    self._note("info", line)
                 self._tell(launch.Report(pid=os.getpid(), lines=report.report))
                 self._welcome(report)
 
@@ -296,9 +311,12 @@ class Server:
             return
         client, ask = asked
         body = answer.body
-        if ask.what == "stats" and answer.ok:
+        ok = answer.ok
+        if ok and ask.what == "stats":
             body = msgspec.json.encode(msgspec.json.decode(body) | {"server": self._stats()})
-        self._say(client, wire.Answer(id=ask.id, ok=answer.ok, body=body))
+        if ok and ask.what == "check" and (wrong := self.programs.check(self.requests)):
+            ok, body = False, wrong.encode()
+        self._say(client, wire.Answer(id=ask.id, ok=ok, body=body))
 
     def _stats(self) -> dict[str, float]:
         return {
@@ -314,7 +332,8 @@ class Server:
         self.link.receive(self._report)  # its last words
         code, was_ready = self.link.exit_code(), self.link.ready is not None
         self._n_barren += not was_ready
-        lost = EngineLost(f"the engine process died (exit code {code})")
+        why = "" if self._error is None else f": {self._error.message}"
+        lost = EngineLost(f"the engine process died (exit code {code}){why}")
         self.link.close()
         while self._questions:
             client, ask = self._questions.popitem()[1]
@@ -325,7 +344,7 @@ class Server:
             self.stop()
             return
         self._error = None
-        print(f"banyan: {lost.message}; starting another", file=sys.stderr, flush=True)
+        self._note("quiet", f"{lost.message}; starting another")
         self.link.start()
         self.requests.replay()
 

@@ -91,6 +91,7 @@ class Bench:
         seq = self._seq.get(program, 0)
         self._seq[program] = seq + 1
         self.programs.submit(client, wire.Submit(program=program, seq=seq, ops=ops, last=last, name="test"))
+        assert self.programs.check(self.requests) == ""
 
     def run(self, n_steps: int = 10_000) -> None:
         for _ in range(n_steps):
@@ -102,6 +103,7 @@ class Bench:
                     self.requests.take(report)
                 elif isinstance(report, wire.Failed):
                     self.requests.fail(report)
+            assert self.programs.check(self.requests) == ""
 
     def messages(self, kind: type, program: int = 0) -> list[Any]:
         return [m for _, m in self.sent if isinstance(m, kind) and m.program == program]

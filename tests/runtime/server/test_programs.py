@@ -610,3 +610,19 @@ def test_a_program_keeps_nothing_alive_after_its_end(bench: Any, greedy: Sampler
     del program
     gc.collect()
     assert [r for r in gc.get_referrers(states) if type(r).__name__ == "Program"] == []
+
+
+def test_what_must_hold_is_checked(bench: Any, greedy: Sampler) -> None:
+    b = bench()
+    b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
+    (program,) = b.programs._programs.values()
+    b.requests._living[77] = b.requests._living[0]
+    assert "77" in b.programs.check(b.requests)
+    del b.requests._living[77]
+    program.running.clear()
+    assert "is not counted" in b.programs.check(b.requests)
+    program.running.add(program.states[0])
+    b.programs._ready.append((program, program.states[0]))
+    assert "could go on" in b.programs.check(b.requests)
+    b.programs._ready.clear()
+    assert b.programs.check(b.requests) == ""

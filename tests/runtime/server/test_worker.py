@@ -197,3 +197,24 @@ def test_a_config_that_is_none_is_an_error(arguments: list[str]) -> None:
         assert '"code":"config"' in f.read()
     assert run.returncode == 1
     assert b"Traceback" not in run.stderr
+
+
+def test_the_log_option_decides_what_is_said(
+    fake_model: Callable[..., Path], boot: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = {}
+    for log in ("quiet", "info", "debug"):
+        server = launch.start(config.make(model=str(fake_model()), log=log), timeout=30, command=boot)
+        context: Any = zmq.Context()
+        try:
+            client = Peer(context, server.socket)
+            client.works(0)
+        finally:
+            context.destroy(linger=0)
+            server.close()
+        said[log] = capfd.readouterr().err
+    assert said["quiet"] == ""
+    assert "banyan: fake engine" in said["info"]
+    assert "joined" in said["info"]
+    assert "Submit" not in said["info"]
+    assert "Submit" in said["debug"]
