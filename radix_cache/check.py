@@ -112,13 +112,14 @@ def _check_locks(cache: Cache) -> None:
 
 def _check_order(cache: Cache) -> None:
     """The list holds the unlocked nodes, once each, and each before its parent."""
-    head = cache.tree.unlocked
+    ends = cache.tree.unlocked
     listed: dict[Node | None, int] = {}
-    node = head.next
-    while node is not head:
-        _must(node not in listed and node.next.prev is node, "the list of the unlocked is not a circle")
-        listed[node] = len(listed)
+    node = ends
+    while node.next is not ends:
+        _must(node.next.prev is node and node.next not in listed, "the list of the unlocked is not a circle")
         node = node.next
+        listed[node] = len(listed)
+    _must(ends.prev is node, "the list of the unlocked is not a circle")
     unlocked = {node for node in _nodes(cache) if not node.n_locks}
     _must(unlocked == listed.keys(), "the list of the unlocked is not the unlocked nodes")
     for node in unlocked:

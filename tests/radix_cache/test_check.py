@@ -1,0 +1,272 @@
+"""Every invariant is broken here once, by hand, and `check` must name it: a check that cannot fail says nothing."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+import pytest
+
+from banyan.radix_cache.cache import Cache, Lease
+from banyan.radix_cache.check import Corrupt, check
+from banyan.radix_cache.tree import Node
+
+
+def ids(*tokens: int) -> bytes:
+    return array("i", tokens).tobytes()
+
+
+PROMPT = ids(*range(8))
+
+
+class Scene:
+    """Two branches of one page below a trunk of two, and an open leaf, all unlocked; one lease, on a prompt of its own,
+    whose last page is a copy."""
+
+    def __init__(self) -> None:
+        self.cache = Cache(32, 4)
+        for tail in (ids(20, 20, 20, 20), ids(30, 30, 30, 30), ids(40, 40)):
+            self.store(PROMPT + tail)
+        self.store(ids(*range(50, 56)))
+        self.lease: Lease = self.cache.open(ids(*range(50, 56)), limit=5)
+        assert self.lease.grow(12)
+
+    def store(self, some: bytes) -> None:
+        with self.cache.open(some) as lease:
+            lease.grow(len(some) // 4)
+            lease.take_copies()
+            lease.publish(some)
+
+    @property
+    def trunk(self) -> Node:
+        return self.cache.tree.roots[b""].children[PROMPT[:16]]
+
+    @property
+    def branch(self) -> Node:
+        return self.trunk.children[ids(20, 20, 20, 20)]
+
+    @property
+    def open_leaf(self) -> Node:
+        return self.trunk.children[ids(40, 40)]
+
+
+def lose_a_page(s: Scene) -> None:
+    s.cache.pool.free.pop()
+
+
+def free_a_page_twice(s: Scene) -> None:
+    s.cache.pool.free.append(s.cache.pool.free[0])
+
+
+def share_a_page(s: Scene) -> None:
+    s.cache.pool.free.append(s.branch.pages[0])
+
+
+def invent_a_page(s: Scene) -> None:
+    s.cache.pool.free.append(32)
+
+
+def miscount_leased(s: Scene) -> None:
+    s.cache._n_leased += 1
+
+
+def miscount_cached(s: Scene) -> None:
+    s.cache.tree.n_pages -= 1
+
+
+def miscount_evictable(s: Scene) -> None:
+    s.cache.tree.n_evictable += 1
+
+
+def miscount_nodes(s: Scene) -> None:
+    s.cache.tree.n_nodes += 1
+
+
+def keep_an_empty_root(s: Scene) -> None:
+    s.cache.tree.root(b"nobody")
+
+
+def misname_a_root(s: Scene) -> None:
+    s.cache.tree.roots[b""].namespace = b"other"
+
+
+def lengthen_a_key(s: Scene) -> None:
+    s.branch.key += ids(1)
+
+
+def cut_a_key(s: Scene) -> None:
+    s.branch.key = s.branch.key[:-1]
+
+
+def begin_inside_a_page(s: Scene) -> None:
+    s.branch.start += 1
+
+
+def go_on_from_a_page_that_is_not_full(s: Scene) -> None:
+    s.trunk.key = s.trunk.key[:-4]
+
+
+def disorder_the_children(s: Scene) -> None:
+    s.trunk.order.reverse()
+
+
+def hide_a_child(s: Scene) -> None:
+    child = s.trunk.children.pop(ids(20, 20, 20, 20))
+    s.trunk.children[ids(21, 20, 20, 20)] = child
+    s.trunk.order = sorted(s.trunk.children)
+
+
+def keep_a_leaf_that_says_nothing(s: Scene) -> None:
+    leaf, s.open_leaf.key = s.open_leaf, ids(20, 20)
+    s.trunk.children = {node.key[:16]: node for node in s.trunk.children.values()}
+    s.trunk.order = sorted(s.trunk.children)
+    assert leaf is s.trunk.children[ids(20, 20)]
+
+
+def orphan(s: Scene) -> None:
+    s.branch.parent = None
+
+
+def forget_a_lock(s: Scene) -> None:
+    s.cache.tree.unlock(s.cache.open(PROMPT)._at)
+
+
+def lock_for_nobody(s: Scene) -> None:
+    s.cache.tree.lock(s.branch)
+
+
+def lock_less_above(s: Scene) -> None:
+    s.branch.n_locks += 1
+    s.cache.tree.n_evictable -= 1
+
+
+def break_the_circle(s: Scene) -> None:
+    s.branch.prev = s.branch
+
+
+def leave_the_list(s: Scene) -> None:
+    node = s.branch
+    node.prev.next, node.next.prev = node.next, node.prev
+
+
+def make_a_parent_the_oldest(s: Scene) -> None:
+    node, ends = s.trunk, s.cache.tree.unlocked
+    node.prev.next, node.next.prev = node.next, node.prev
+    node.prev, node.next = ends, ends.next
+    ends.next.prev = node
+    ends.next = node
+
+
+def read_another_page(s: Scene) -> None:
+    one = s.cache.open(PROMPT)
+    one.pages[0], one.pages[1] = one.pages[1], one.pages[0]
+
+
+def read_other_tokens(s: Scene) -> None:
+    s.cache.open(PROMPT)._ids = ids(*range(1, 9))
+
+
+def change_the_namespace(s: Scene) -> None:
+    s.lease._namespace = b"other"
+
+
+def list_a_closed_lease(s: Scene) -> None:
+    s.lease.is_open = False
+
+
+def know_more_than_there_is_room_for(s: Scene) -> None:
+    s.lease._n_known = 13
+
+
+def fill_one_page_from_two_leases(s: Scene) -> None:
+    one = s.cache.open(PROMPT + ids(40, 40))
+    two = s.cache.open(PROMPT + ids(40, 40))
+    assert one._at is s.open_leaf
+    s.cache._give_back(two.pages[2:])
+    two._release_source()
+    s.cache.tree.lock(s.open_leaf, s.trunk)
+    two._copies, two._at, two.pages = [], one._at, list(one.pages)
+
+
+def copy_from_another_page(s: Scene) -> None:
+    s.lease._copies = [(s.branch.pages[0], *s.lease._copies[0][1:])]
+
+
+def copy_other_tokens(s: Scene) -> None:
+    s.lease._ids = ids(50, 51, 52, 53, 99)
+
+
+def copy_from_what_is_not_below(s: Scene) -> None:
+    s.lease._release_source()
+    s.lease._source = s.branch
+    s.cache.tree.lock(s.branch, s.cache.tree.roots[b""])
+
+
+def copy_from_a_page_that_may_go(s: Scene) -> None:
+    s.lease._release_source()
+
+
+def keep_something_while_off(s: Scene) -> None:
+    s.cache.enabled = False
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (lose_a_page, "page .* of 32 is not held exactly once: free 0, leased 0, in the tree 0 times"),
+        (free_a_page_twice, "is not held exactly once: free 2"),
+        (share_a_page, "is not held exactly once: free 1, leased 0, in the tree 1"),
+        (invent_a_page, "page 32 of 32"),
+        (miscount_leased, "counter of leased pages"),
+        (miscount_cached, "counter of cached pages"),
+        (miscount_evictable, "counter of evictable pages"),
+        (miscount_nodes, "counter of nodes"),
+        (keep_an_empty_root, "is empty and unlocked"),
+        (misname_a_root, "calls itself"),
+        (lengthen_a_key, "of 5 tokens has 1 pages of 4"),
+        (cut_a_key, "whole tokens"),
+        (begin_inside_a_page, "does not begin at a border"),
+        (go_on_from_a_page_that_is_not_full, "behind a page that is not full"),
+        (disorder_the_children, "the order of the children"),
+        (hide_a_child, "is not where its parent looks"),
+        (keep_a_leaf_that_says_nothing, "says nothing that a child beside it does not say"),
+        (orphan, "has no parent"),
+        (forget_a_lock, "has 1 locks, but 2 leases"),
+        (lock_for_nobody, "has 2 locks, but 1 leases"),
+        (lock_less_above, "is locked more often than its parent"),
+        (break_the_circle, "is not a circle"),
+        (leave_the_list, "is not the unlocked nodes"),
+        (make_a_parent_the_oldest, "is older than one below it"),
+        (read_another_page, "reads other pages than the tree has"),
+        (read_other_tokens, "on a path of other tokens than its own"),
+        (change_the_namespace, "in another namespace"),
+        (list_a_closed_lease, "listed as open"),
+        (know_more_than_there_is_room_for, "more tokens than it has room for"),
+        (fill_one_page_from_two_leases, "two leases fill one page"),
+        (copy_from_another_page, "reads another page than its source's"),
+        (copy_other_tokens, "holds other tokens"),
+        (copy_from_what_is_not_below, "not below its lease"),
+        (copy_from_a_page_that_may_go, "has no locked source"),
+        (keep_something_while_off, "the cache is off"),
+    ],
+)
+def test_every_harm_is_named(harm: Callable[[Scene], None], says: str) -> None:
+    scene = Scene()
+    check(scene.cache)
+    harm(scene)
+    with pytest.raises(Corrupt, match=says):
+        check(scene.cache)
+
+
+def test_conservation_is_seen_by_the_counters_alone() -> None:
+    scene = Scene()
+    assert scene.cache.conserved()
+    lose_a_page(scene)
+    assert not scene.cache.conserved()
+
+
+def test_to_check_changes_nothing() -> None:
+    scene = Scene()
+    before = scene.cache.stats()
+    check(scene.cache)
+    assert scene.cache.stats() == before
