@@ -144,7 +144,7 @@ class Scheduler:
         self.following.clear()
         self._age(now)
         works: list[Work] = []
-        budget, n_retracted = self.limits.step_tokens, self.counts["retractions"]
+        budget = self.limits.step_tokens
         chunks: list[Request] = []
         for request in tuple(self.running):
             if request.lease is None:  # retracted by one before it
@@ -159,8 +159,7 @@ class Scheduler:
                 works.append(_work(request, min(budget, request.n_total - request.n_computed)))
                 budget -= works[-1].n_new
         copies: list[tuple[int, int, int]] = []
-        if self.counts["retractions"] == n_retracted:
-            self._start(works, copies, budget)
+        self._start(works, copies, budget)
         return Plan(tuple(works), tuple(copies)) if works else None
 
     def _has_grown(self, request: Request) -> bool:
@@ -353,7 +352,7 @@ class Scheduler:
             assert all(a.key < b.key for a, b in pairwise(lane)), "a lane is out of rank"
         for r in self.requests.values():
             assert (r.lease is not None) == (r in self.running)
-            assert r.lease is None or r.lease.n_cached <= r.n_computed
+            assert r.lease.n_cached <= r.n_computed if r.lease else r.n_computed == 0
             assert r.n_published <= r.n_computed < r.n_total <= r.end
         assert len(self.running) <= self.max_running
         assert len(self.cache.in_flight) == sum(r.n_computed < r.n_given for r in self.running)

@@ -53,6 +53,7 @@ class FakeModel:
         self.steps: list[tuple[int, ...]] = []  # row counts of each forward
 
     def forward(self, ids: Tensor, positions: Tensor, ragged: Any, kv: Any, rows: Tensor) -> Tensor:
+        assert min(ragged.q_lens) > 0
         self.steps.append(ragged.q_lens)
         k = kv[0][0]
         pool, page = k.view(-1, 2), k.shape[1]

@@ -267,6 +267,21 @@ def test_an_abort_frees_everything_wherever_it_meets_the_request(fake: ModuleTyp
     assert e.cache.n_available == 256
 
 
+def test_who_waits_for_a_prefix_can_be_aborted(fake: ModuleType) -> None:
+    asked = dict(enumerate(prompts(4, shared=60)))
+    e = fake.engine()
+    outputs: dict[int, Any] = {}
+    for rid, ids in asked.items():
+        e.take(fake.run(rid, ids))
+    fake.step(e, outputs)
+    assert e.scheduler.stats()["waits"] == 3
+    e.take(Abort(2))
+    e.scheduler.check()
+    fake.drive(e, [], outputs, check=True)
+    assert outputs[2].finish.reason == "abort"
+    assert_greedy(fake, outputs, {rid: asked[rid] for rid in (0, 1, 3)})
+
+
 def test_when_the_owner_of_a_prefix_fails_the_first_that_waits_takes_over(fake: ModuleType) -> None:
     asked = dict(enumerate(prompts(4, shared=100)))
     e = fake.engine(step_tokens=110, max_running=8)
