@@ -1,8 +1,8 @@
 """The same answer by every road: greedy output does not depend on how the engine came to it.
 
-The truth is the naive loop over transformers' own model, in float32, without any cache. The roads: tree on or off, chunks
-of 7 or 64 tokens or whole prompts, 1 to 8 requests in a step, pages of 1 or 16 slots, prompts alone or forked from one
-another, a tree that is cold or that knows all, and pools so small that requests are retracted again and again.
+The truth is the naive loop over transformers' own model, in float32, without any cache. The roads: tree on or off,
+chunks of 7 or 64 tokens or whole prompts, 1 to 8 requests in a step, pages of 1 or 16 slots, prompts alone or forked
+from one another, a tree that is cold or that knows all, and pools so small that requests are retracted again and again.
 """
 
 from __future__ import annotations
@@ -48,10 +48,13 @@ def model(tiny_model: Callable[..., Path]) -> Model:
 
 @pytest.fixture(scope="module")
 def truth(tiny_model: Callable[..., Path], reference: Callable[[Path], Any], model: Model) -> dict[Text, list[int]]:
+    return naive(reference(tiny_model("llama")), model.spec.vocab_size)
+
+
+def naive(oracle: Any, vocab: int) -> dict[Text, list[int]]:
     """What the naive loop says after each text."""
-    oracle = reference(tiny_model("llama"))
     said = {}
-    for text in texts(model.spec.vocab_size):
+    for text in texts(vocab):
         ids = list(text)
         for _ in range(N_OUT):
             with torch.inference_mode():
@@ -121,3 +124,12 @@ def test_short_of_pages(model: Model, truth: dict[Text, list[int]], page: int, m
     assert answers(e, truth) == truth
     assert answers(e, truth) == truth
     assert e.scheduler.counts["retractions"] > 0
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen3", "gemma2"])  # a window; norms of q and k; transformers' own code
+def test_other_families(tiny_model: Callable[..., Path], reference: Callable[[Path], Any], family: str) -> None:
+    other = load(tiny_model(family))
+    said = naive(reference(tiny_model(family)), other.spec.vocab_size)
+    e = engine(other, step_tokens=23, max_running=5)
+    assert answers(e, said) == said, "cold"
+    assert answers(e, said) == said, "warm"

@@ -27,7 +27,7 @@ from banyan.runtime.config import Config
 from banyan.runtime.engine.hardware import facts, probe
 from banyan.runtime.engine.worker import Engine
 from banyan.runtime.errors import BanyanError
-from banyan.runtime.model import load, spec
+from banyan.runtime.model import load, spec, weights
 from banyan.runtime.wire import EngineOrder, EngineReport, Failed, decode_order, encode
 
 _PR_SET_PDEATHSIG = 1
@@ -68,7 +68,10 @@ def build(config: Config) -> Engine:
     """An engine from options: the model read from disk, "auto" resolved by what the machine has now."""
     path = spec.resolve(config.model)
     resolved = configs.resolve(config, probe(gpus=config.device != "cpu"), facts(spec.read_spec(path)))
-    model = load.load(path, device=resolved.device, dtype=resolved.dtype, max_context=resolved.context)
+    with weights.bar(f"loading {config.model}") as progress:
+        model = load.load(
+            path, device=resolved.device, dtype=resolved.dtype, max_context=resolved.context, progress=progress
+        )
     engine = Engine(config, model, resolved)
     engine.model.warm_up(min(config.step_tokens, resolved.context - 1))
     return engine

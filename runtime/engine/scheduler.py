@@ -96,12 +96,14 @@ class Scheduler:
 
     def _check(self, run: Run) -> int:
         """The n_total at which the request's length ends it. Raises what keeps it from being served."""
+        if len(run.ids) % 4 or len(run.stop_ids) % 4:
+            raise BadMessage("ids and stop_ids are int32, but their bytes are no multiple of 4")
         ids, limits, s = array("i", run.ids), self.limits, run.sampling
         if not ids:
             raise BadProgram("the prompt is empty; a model needs at least one token to go on from")
         if any(i < 0 for i in array("i", run.stop_ids)):
             raise BadMessage("stop_ids has a negative id")
-        if run.n_done >= len(ids):
+        if not 0 <= run.n_done < len(ids):
             raise BadMessage(f"n_done is {run.n_done}, of {len(ids)} ids")
         if run.score_from > len(ids) or run.score_from == 0:
             raise BadMessage(f"score_from is {run.score_from}; it must be in 1 .. {len(ids)}: the first token has none")

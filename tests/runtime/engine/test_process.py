@@ -30,7 +30,7 @@ from banyan.runtime.wire import (
     encode,
 )
 
-PATIENCE = 60.0  # seconds: two busy cores import torch in ten
+PATIENCE = 100.0  # seconds: it takes three, but a machine may be busy with other things
 
 
 class Peer:
