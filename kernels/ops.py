@@ -56,21 +56,21 @@ TABLE = {
             "x, residual [rows, dim], weight [dim] -> norm, sum [rows, dim]",
             "4 * size * rows * dim",
             "5 * rows * dim",
-            "reference",
+            "cpu",
         ),
         Op(
             "rope",
             "q [rows, heads, dim], k [rows, kv_heads, dim], cos, sin [rows, dim / 2] -> q, k",
             "2 * size * rows * (heads + kv_heads) * dim",
             "3 * rows * (heads + kv_heads) * dim",
-            "reference",
+            "cpu",
         ),
         Op(
             "silu_mul",
             "gate_up [rows, 2 * dim] -> [rows, dim]",
             "3 * size * rows * dim",
             "5 * rows * dim",
-            "reference",
+            "cpu",
         ),
     )
 }

@@ -1,23 +1,37 @@
-"""Attention on a CPU in plain torch: pages are gathered into a reused buffer, torch's flash kernel does the rest.
+"""Attention on a CPU through the compiled library; what it does not know goes to `plain.py`."""
 
-The query heads that share a KV head are packed into the query axis: torch's own `enable_gqa` reads K and V once per
-query head and is 2-8 times slower at decode. Chunks of prefill are computed as context plus a causal part, merged by
-their log-sum-exp, so that neither needs a mask.
-"""
+import ctypes
+from typing import Any, NamedTuple
 
-import threading
-from collections.abc import Iterator
-from typing import NamedTuple
-
-import numpy as np
 import torch
 from torch import Tensor
 
+from banyan.kernels.attention import plain
 from banyan.kernels.attention.batch import Ragged
+from banyan.kernels.attention.plan import Tiles, plan
+from banyan.kernels.native import build
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # what SDPA calls; also returns the LSE
-_GROUP_BYTES = 1 << 19  # decodes gathered together: their K stays in a core's L2 until it is read
-_GROUP_WASTE = 0.25  # share of a group's gathered pages that may be padding
+LOG2E = 1.4426950408889634
+ROWS = 64  # of a chunk's tile: tokens times heads of a group; K and V of a block are prepared once for all of them
+MAX_ROWS, MAX_DIM = 256, 256  # as ops.cpp has them
+SMALL_WORK = 1 << 17  # multiply-adds below which waking a second thread costs more than it saves
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "sinks", "table", "part", "lse")),
+        *((name, ctypes.c_int64) for name in ("s_q", "s_out", "s_page", "s_slot")),
+        *((name, ctypes.c_int32) for name in ("s_table", "n_heads", "n_kv_heads", "dim", "page", "window")),
+        *((name, ctypes.c_float) for name in ("scale", "softcap")),
+    )
+
+
+class _Work(NamedTuple):
+    """A plan as the library takes it."""
+
+    tables: tuple[Any, ...]  # arrays whose memory `arguments` points to
+    arguments: tuple[int, ...]  # small, n_small, large, n_large, merges, n_merges, n_threads
+    n_partials: int
 
 
 def attention(
@@ -32,205 +46,86 @@ def attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """See `reference.attention`."""
-    out = torch.empty_like(q)
-    for work in _plan(ragged, k_pool, window):
-        if isinstance(work, _Decodes):
-            _decode(out, q, k_pool, v_pool, work, scale, softcap, sinks)
-        else:
-            _extend(out, q, k_pool, v_pool, work, scale, softcap, window, sinks)
+    library = build.library()
+    if library is None or not is_known(q, k_pool, v_pool):
+        return plain.attention(q, k_pool, v_pool, ragged, scale=scale, softcap=softcap, window=window, sinks=sinks)
+    return attend(library, q, k_pool, v_pool, ragged, scale=scale, softcap=softcap, window=window, sinks=sinks)
+
+
+def is_known(q: Tensor, k_pool: Tensor, v_pool: Tensor) -> bool:
+    """Whether the library computes on these."""
+    _, n_heads, dim = q.shape
+    return (
+        q.dtype in build.DTYPES
+        and q.dtype == k_pool.dtype == v_pool.dtype
+        and dim % 16 == 0
+        and dim <= MAX_DIM
+        and n_heads <= MAX_ROWS
+        and q.stride(2) == 1
+        and q.stride(1) == dim
+        and k_pool.is_contiguous()
+        and v_pool.is_contiguous()
+    )
+
+
+def attend(
+    library: ctypes.CDLL,
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    ragged: Ragged,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    window: int = 0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """`attention` by this library, for inputs that it knows."""
+    n_rows, n_heads, dim = q.shape
+    _, page_size, n_kv_heads, _ = k_pool.shape
+    out = torch.empty((n_rows, n_heads, dim), dtype=q.dtype)
+    work = _plan(ragged, n_heads, n_kv_heads, dim, window)
+    part = torch.empty((work.n_partials, n_heads, dim + 1))  # one buffer: results, then their log-sum-exps
+    if sinks is not None:
+        sinks = sinks.to(torch.float32).contiguous()
+    call = _Call(
+        q.data_ptr(),
+        k_pool.data_ptr(),
+        v_pool.data_ptr(),
+        out.data_ptr(),
+        None if sinks is None else sinks.data_ptr(),
+        ragged.page_table.data_ptr(),
+        part.data_ptr(),
+        part.data_ptr() + 4 * work.n_partials * n_heads * dim,
+        q.stride(0),
+        n_heads * dim,
+        page_size * n_kv_heads * dim,
+        n_kv_heads * dim,
+        ragged.page_table.stride(0),
+        n_heads,
+        n_kv_heads,
+        dim,
+        page_size,
+        window,
+        scale * LOG2E * (2.0 / softcap if softcap else 1.0),
+        softcap,
+    )
+    library.banyan_attention(q.dtype == torch.bfloat16, ctypes.addressof(call), *work.arguments)
     return out
 
 
-class _Decodes(NamedTuple):
-    """Requests of one new row each, of like length, computed together."""
-
-    rows: Tensor | slice  # rows of q, [n]
-    pages: Tensor  # int64 [n * n_pages]
-    n: int
-    span: slice  # of the n_pages * page_size gathered slots: those that some request reads
-    unread: Tensor | None  # int64: slots of the gathered [n * n_pages * page_size] inside span that are not read
-    mask: Tensor | None  # float32 [n, 1, 1, span]: 0 or -inf; None when all read the whole span
-
-
-class _Extend(NamedTuple):
-    """One request with several new rows."""
-
-    rows: slice
-    pages: Tensor  # int64
-    first: int  # position of the first slot of `pages`
-    context: int  # position of the first row
-    n_tokens: int
-
-
-def _plan(ragged: Ragged, pool: Tensor, window: int) -> list[_Decodes | _Extend]:
-    key = ("cpu", window, pool.shape[1:], pool.dtype)
+def _plan(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int) -> _Work:
+    n_threads = torch.get_num_threads()
+    key = ("native", n_heads, n_kv_heads, dim, window, n_threads)
     plans = {} if ragged.plans is None else ragged.plans
     if key not in plans:
-        plans[key] = list(_work(ragged, pool, window))
+        pairs = sum(q * kv for q, kv in zip(ragged.q_lens, ragged.kv_lens, strict=True))
+        if pairs * n_heads * dim < SMALL_WORK:
+            n_threads = 1
+        tiles = Tiles(small=1, large=max(1, ROWS * n_kv_heads // n_heads))
+        made = plan(
+            ragged.q_lens, ragged.kv_lens, tiles=tiles, n_kv_heads=1, n_processors=n_threads, window=window
+        )  # fmt: skip
+        arguments = (x for table in made[:3] for x in (table.ctypes.data, len(table)))
+        plans[key] = _Work(made[:3], (*arguments, n_threads), made.n_partials)
     return plans[key]
-
-
-def _work(ragged: Ragged, pool: Tensor, window: int) -> Iterator[_Decodes | _Extend]:
-    page_size = pool.shape[1]
-    page_bytes = pool[0].numel() * pool.element_size()
-    decodes: list[tuple[int, int, int, int, int]] = []  # n_pages, row, request, first page, n_tokens
-    row = 0
-    for i, (q_len, kv_len) in enumerate(zip(ragged.q_lens, ragged.kv_lens, strict=True)):
-        oldest = max(0, kv_len - q_len - window + 1) if window else 0
-        first, last = oldest // page_size, -(-kv_len // page_size)
-        if q_len == 1:
-            decodes.append((last - first, row, i, first, kv_len))
-        elif q_len > 1:
-            pages = ragged.page_table[i, first:last].long()
-            yield _Extend(slice(row, row + q_len), pages, first * page_size, kv_len - q_len, kv_len)
-        row += q_len
-
-    group: list[tuple[int, int, int, int, int]] = []
-    used = 0
-    for decode in sorted(decodes, reverse=True):  # the first of a group has the most pages
-        full = (len(group) + 1) * (group[0][0] if group else 0)
-        if group and (full * page_bytes > _GROUP_BYTES or used + decode[0] < (1 - _GROUP_WASTE) * full):
-            yield _decodes(group, ragged.page_table, page_size, window)
-            group, used = [], 0
-        group.append(decode)
-        used += decode[0]
-    if group:
-        yield _decodes(group, ragged.page_table, page_size, window)
-
-
-def _decodes(group: list[tuple[int, int, int, int, int]], page_table: Tensor, page_size: int, window: int) -> _Decodes:
-    group = sorted(group, key=lambda decode: decode[1])
-    rows = [row for _, row, *_ in group]
-    n, n_pages = len(group), max(count for count, *_ in group)
-    pages = torch.zeros(n, n_pages, dtype=torch.int64)
-    reads = []
-    for own, (count, _, i, first, n_tokens) in zip(pages, group, strict=True):
-        own[:count] = page_table[i, first : first + count]
-        own[count:] = own[0]  # padding reads what is read anyway
-        oldest = max(0, n_tokens - window) if window else 0
-        reads.append((oldest - first * page_size, n_tokens - first * page_size))
-    span = slice(min(lo for lo, _ in reads), max(hi for _, hi in reads))
-    mask = unread = None
-    if len(set(reads)) > 1:
-        slot = np.arange(n_pages * page_size)
-        lo, hi = np.array(reads).T[:, :, None]
-        hidden = (slot < lo) | (slot >= hi)  # [n, slots]
-        unread = torch.from_numpy(np.flatnonzero(hidden))
-        mask = torch.zeros(n, n_pages * page_size).masked_fill_(torch.from_numpy(hidden), -torch.inf)
-        mask = mask[:, None, None, span]
-    contiguous = rows[-1] - rows[0] == n - 1
-    which = slice(rows[0], rows[-1] + 1) if contiguous else torch.tensor(rows)
-    return _Decodes(which, pages.flatten(), n, span, unread, mask)
-
-
-def _decode(
-    out: Tensor,
-    q: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
-    work: _Decodes,
-    scale: float,
-    softcap: float,
-    sinks: Tensor | None,
-) -> None:
-    heads, dim = k_pool.shape[2:]
-    k, v = (t.view(work.n, -1, heads, dim) for t in _gather(k_pool, v_pool, work.pages, work.unread))
-    k, v = (t[:, work.span].transpose(1, 2) for t in (k, v))  # [n, kv_heads, slots, dim]
-    rows = q[work.rows].view(work.n, heads, -1, dim)  # [n, kv_heads, group, dim]
-    got, lse = _partial(rows, k, v, scale, softcap, mask=work.mask)
-    if sinks is not None:
-        got = _sink(got, lse, sinks.view(heads, -1))
-    out[work.rows] = got.reshape(work.n, -1, dim)
-
-
-def _extend(
-    out: Tensor,
-    q: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
-    work: _Extend,
-    scale: float,
-    softcap: float,
-    window: int,
-    sinks: Tensor | None,
-) -> None:
-    heads, dim = k_pool.shape[2:]
-    n = work.rows.stop - work.rows.start
-    # [kv_heads, 1, tokens, dim]; the group axis is spread without a copy
-    k, v = (
-        t[: work.n_tokens - work.first].transpose(0, 1).unsqueeze(1) for t in _gather(k_pool, v_pool, work.pages, None)
-    )
-    rows = q[work.rows].view(n, heads, -1, dim).permute(1, 2, 0, 3)  # [kv_heads, group, n, dim]
-    spread = (heads, rows.shape[1], -1, dim)
-    if window or softcap:
-        key = torch.arange(work.first, work.n_tokens)
-        row = torch.arange(work.context, work.n_tokens)[:, None]
-        hidden = (key > row) | (key <= row - window) if window else key > row
-        mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
-        got, lse = _partial(rows, k.expand(spread), v.expand(spread), scale, softcap, mask=mask)
-    else:
-        new_k, new_v = (t[:, :, work.context :].expand(spread) for t in (k, v))
-        got, lse = _partial(rows, new_k, new_v, scale, causal=True)
-        if work.context:
-            packed = rows.reshape(heads, 1, -1, dim)
-            old, old_lse = _partial(packed, k[:, :, : work.context], v[:, :, : work.context], scale)
-            got, lse = _merge(got, lse, old.view_as(rows), old_lse.view(lse.shape))
-    if sinks is not None:
-        got = _sink(got, lse, sinks.view(heads, -1, 1))
-    out[work.rows] = got.permute(2, 0, 1, 3).reshape(n, -1, dim)
-
-
-def _partial(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    softcap: float = 0.0,
-    mask: Tensor | None = None,
-    causal: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Attention of [a, b, rows, dim] over [a, b, keys, dim]; also the natural log-sum-exp, [a, b, rows]."""
-    if not softcap:
-        if mask is not None:
-            mask = mask.to(q.dtype)
-        return _flash(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
-    scores = torch.matmul(q.float(), k.float().transpose(-1, -2)).mul_(scale / softcap).tanh_().mul_(softcap)
-    if mask is not None:
-        scores += mask
-    lse = scores.logsumexp(-1)
-    return torch.matmul(scores.sub_(lse.unsqueeze(-1)).exp_(), v.float()).to(q.dtype), lse
-
-
-def _merge(a: Tensor, a_lse: Tensor, b: Tensor, b_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Join attention over two disjoint sets of keys."""
-    lse = torch.logaddexp(a_lse, b_lse)
-    joined = a * (a_lse - lse).exp().unsqueeze(-1) + b * (b_lse - lse).exp().unsqueeze(-1)
-    return joined.to(a.dtype), lse
-
-
-def _sink(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
-    """A logit without a value only scales: exp(lse) / (exp(lse) + exp(sink))."""
-    return (out * torch.sigmoid(lse - sinks.to(lse.dtype)).unsqueeze(-1)).to(out.dtype)
-
-
-_buffers = threading.local()
-
-
-def _gather(k_pool: Tensor, v_pool: Tensor, pages: Tensor, unread: Tensor | None) -> tuple[Tensor, Tensor]:
-    """K and V of `pages` side by side, [slots, kv_heads, dim]; the slots `unread` are zero.
-
-    A pool's unused slots may hold anything; a weight of zero does not hide a NaN. The result lives until the next call
-    in this thread.
-    """
-    page = k_pool.shape[1:]
-    n = len(pages) * page.numel()
-    buffer = getattr(_buffers, "kv", None)
-    if buffer is None or buffer.dtype != k_pool.dtype or buffer.shape[1] < n:
-        buffer = _buffers.kv = torch.empty(2, 2 * n, dtype=k_pool.dtype)
-    slots = []
-    for pool, flat in zip((k_pool, v_pool), buffer, strict=True):
-        own = flat[:n].view(len(pages), *page)
-        torch.index_select(pool, 0, pages, out=own)
-        own = own.flatten(0, 1)
-        slots.append(own if unread is None else own.index_fill_(0, unread, 0.0))
-    return slots[0], slots[1]

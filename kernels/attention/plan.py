@@ -59,11 +59,11 @@ def plan(
     done = []
     for whole in (low, tall):
         n_keys = sum(item[5] - item[4] for item in whole)
-        split = max(MIN_SPLIT, n_keys * n_kv_heads // (WAVES * n_processors))
+        split = max(MIN_SPLIT, n_keys * n_kv_heads // (WAVES * n_processors)) if n_processors > 1 else n_keys
         items: list[tuple[int, ...]] = []
         for item in whole:
             first_row, n, position, request, lo, hi = item
-            n_splits = max(1, (hi - lo) // split)
+            n_splits = max(1, (hi - lo) // max(1, split))
             if n_splits == 1:
                 items.append((*item, -1, 0))
                 continue

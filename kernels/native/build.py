@@ -1,0 +1,101 @@
+"""Compile ops.cpp for this machine, once, and load it.
+
+Built lazily with the system's compiler (1-3 s; Triton needs one at run time too) into a cache folder, under a name made
+of source, compiler, flags and CPU. A fresh build is tried against the references before it gets that name, so that
+another CPU or compiler can give no wrong answer in silence. Without a compiler, or when the trial fails, one line of
+warning says so and plain torch serves. Plain C ABI through ctypes: 0.3 us a call, and torch's OpenMP pool is shared.
+"""
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).with_name("ops.cpp")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
+DTYPES = (torch.float32, torch.bfloat16)  # what the library computes on; all others go to torch
+
+_log = logging.getLogger("banyan.kernels")
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled ops, or None where they cannot be had."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        _log.warning("no C++ compiler (c++) found: attention on the CPU runs in plain torch, 2-4 times slower")
+        return None
+    try:
+        return load(compiler, cache_folder())
+    except (OSError, subprocess.SubprocessError, AssertionError) as error:
+        detail = getattr(error, "stderr", None) or str(error)
+        _log.warning("CPU kernels could not be built, plain torch serves, 2-4 times slower: %s", detail.strip()[:500])
+        return None
+
+
+def n_threads(n_numbers: int) -> int:
+    """Threads for one pass over so many numbers: below some, waking a second costs more than it saves."""
+    return 1 if n_numbers < 1 << 16 else torch.get_num_threads()
+
+
+def cache_folder() -> Path:
+    """Where builds are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "banyan" / "kernels"
+
+
+def load(compiler: str, folder: Path, trial: Callable[[ctypes.CDLL], None] | None = None) -> ctypes.CDLL:
+    """Build what `folder` does not have yet, try it, and load it.
+
+    Raises CalledProcessError when the compiler fails, AssertionError when the trial does, OSError when the library does
+    not load. Processes may build at the same time: each gives its own finished file the shared name.
+    """
+    path = folder / f"ops-{_key(compiler)}.so"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            built = Path(scratch) / path.name
+            command = [compiler, *FLAGS, str(SOURCE), "-o", str(built)]
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+            (trial or _trial)(_declare(ctypes.CDLL(str(built))))
+            built.rename(path)
+    return _declare(ctypes.CDLL(str(path)))
+
+
+def _key(compiler: str) -> str:
+    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=60).stdout
+    digest = hashlib.sha256(SOURCE.read_bytes())
+    digest.update(version + " ".join(FLAGS).encode() + _cpu().encode())
+    return digest.hexdigest()[:20]
+
+
+def _cpu() -> str:
+    """Model and features: what -march=native means."""
+    wanted = ("model name", "flags", "Features", "CPU part")
+    with open("/proc/cpuinfo") as lines:
+        return "".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    p, i, n, f = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+    library.banyan_attention.argtypes = [i, p, p, i, p, i, p, i, i]
+    library.banyan_rms_norm.argtypes = [i, p, p, p, p, p, n, n, n, n, n, f, i]
+    library.banyan_rope.argtypes = [i, p, p, p, p, n, n, n, n, n, i]
+    library.banyan_silu_mul.argtypes = [i, p, p, n, n, n, i]
+    for name in ("attention", "rms_norm", "rope", "silu_mul"):
+        getattr(library, f"banyan_{name}").restype = None
+    return library
+
+
+def _trial(library: ctypes.CDLL) -> None:
+    """A fresh build must agree with the references; AssertionError where it does not."""
+    from banyan.kernels.native.trial import run
+
+    run(library)

@@ -1,0 +1,26 @@
+"""The gate of a feed-forward layer on a CPU, through the compiled library."""
+
+import torch
+from torch import Tensor
+
+from banyan.kernels.native import build
+from banyan.kernels.silu_mul import reference
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """See `reference.silu_mul`."""
+    library = build.library()
+    if library is None or gate_up.dtype not in build.DTYPES or gate_up.stride(1) != 1:
+        return reference.silu_mul(gate_up)
+    n, dim = len(gate_up), gate_up.shape[1] // 2
+    out = torch.empty((n, dim), dtype=gate_up.dtype)
+    library.banyan_silu_mul(
+        gate_up.dtype == torch.bfloat16,
+        gate_up.data_ptr(),
+        out.data_ptr(),
+        n,
+        dim,
+        gate_up.stride(0),
+        build.n_threads(gate_up.numel()),
+    )
+    return out

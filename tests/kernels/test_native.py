@@ -1,0 +1,83 @@
+"""Building the CPU library: once, checked, and never in the way."""
+
+import logging
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from banyan.kernels import ops
+from banyan.kernels.attention import cpu
+from banyan.kernels.native import build
+from banyan.kernels.testing.cases import attention_case
+from banyan.kernels.testing.small_ops import CHECKS
+
+COMPILER = shutil.which("c++") or ""
+
+
+@pytest.fixture
+def fresh():
+    """`build.library` forgets what it found, before the test and after."""
+    build.library.cache_clear()
+    yield
+    build.library.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_without_a_compiler_torch_serves_and_a_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    case = attention_case(1, [1, 9], [30, 20])
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            case.check(ops.attention(*case[:4], **case.options))
+        for check in CHECKS:
+            check(1, torch.float32, "cpu")
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no C++ compiler" in caplog.text
+
+
+@pytest.mark.usefixtures("native", "fresh")
+def test_a_build_that_fails_is_said_and_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    source = tmp_path / "ops.cpp"
+    source.write_text("this is not C++")
+    monkeypatch.setattr(build, "SOURCE", source)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        assert build.library() is None
+    assert "could not be built" in caplog.text
+    assert "error" in caplog.text
+
+
+@pytest.mark.usefixtures("native")
+def test_a_build_is_tried_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "FLAGS", ("-O0", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-w"))
+
+    def refuse(library: object) -> None:
+        raise AssertionError("wrong on this machine")
+
+    with pytest.raises(AssertionError, match="wrong on this machine"):
+        build.load(COMPILER, tmp_path, trial=refuse)
+    assert not list(tmp_path.iterdir())
+
+    library = build.load(COMPILER, tmp_path)  # the narrowest vectors, no optimiser: the same answers
+    case = attention_case(2, [1, 40], [70, 90], window=50, softcap=4.0, sinks=True)
+    case.check(cpu.attend(library, *case[:4], **case.options))
+
+    def forbid(*args: object, **options: object) -> None:
+        raise AssertionError("built twice")
+
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: _version_only(command, forbid, **options))
+    build.load(COMPILER, tmp_path, trial=refuse)
+
+
+_run = subprocess.run
+
+
+def _version_only(command: list[str], otherwise: object, **options: object) -> object:
+    return _run(command, **options) if "--version" in command else otherwise(command)
