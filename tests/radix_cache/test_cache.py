@@ -98,16 +98,16 @@ def test_a_copy_has_its_source_until_the_close() -> None:
     check(cache)
 
 
-def test_alone_a_lease_can_grow_to_all_of_its_ids() -> None:
+@pytest.mark.parametrize(("n_pages", "n_ids", "n_cached"), [(3, 11, 8), (4, 11, 9), (4, 14, 8), (5, 14, 9)])
+def test_alone_a_lease_can_grow_to_all_of_its_ids(n_pages: int, n_ids: int, n_cached: int) -> None:
     """... if the pool can hold them: a copy is given up where its source would stand in the way."""
-    for n_pages in (3, 4):
-        cache = Cache(n_pages, 4)
-        run(cache, PROMPT).close()
-        lease = cache.open(PROMPT + ids(11), limit=9)
-        assert lease.n_cached == (8 if n_pages == 3 else 9)
-        assert cache.n_available >= 3 - len(lease.pages)
-        assert lease.grow(11)
-        check(cache)
+    cache = Cache(n_pages, 4)
+    run(cache, PROMPT).close()
+    lease = cache.open(PROMPT + bytes(4 * (n_ids - 10)), limit=9)
+    assert lease.n_cached == n_cached
+    assert cache.n_available >= -(-n_ids // 4) - len(lease.pages)
+    assert lease.grow(n_ids)
+    check(cache)
 
 
 def test_open_claims_no_page_but_for_a_copy() -> None:
