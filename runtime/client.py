@@ -13,6 +13,7 @@ starts with no connection and must make its own.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import os
 import threading
@@ -158,7 +159,8 @@ class Client:
 
     def send_now(self, data: bytes) -> None:
         if self.lost is None:
-            self.socket.send(data, zmq.NOBLOCK)
+            with contextlib.suppress(zmq.Again):  # the server has just gone: the monitor says so next
+                self.socket.send(data, zmq.NOBLOCK)
 
     def beat(self) -> bool:
         """Send a Ping. False: the server was silent for too many of them.
