@@ -158,6 +158,21 @@ def test_one_that_just_fits_finishes_whatever_lies_in_the_tree(fake: ModuleType,
         assert_greedy(fake, outputs, {1: ids}, 7)
 
 
+def test_samples_do_not_depend_on_company_chunks_or_retractions(
+    fake: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "HEADROOM", 0)
+    ids = prompts(1)[0]
+    kinds = [Sampling(max_tokens=30, top_p=0.9), Sampling(max_tokens=30, temperature=0.7, presence_penalty=1.0)]
+    runs = [fake.run(r, ids, kinds[r % 2], seed=r // 4, sample=r % 4) for r in range(12)]
+    alone = {run.rid: fake.drive(fake.engine(), [run])[run.rid].ids for run in runs}
+    assert len({tuple(said) for said in alone.values()}) == 12
+    e = fake.engine(step_tokens=13, page=4, n_pages=30)
+    together = fake.drive(e, runs, check=True)
+    assert {rid: output.ids for rid, output in together.items()} == alone
+    assert e.scheduler.counts["retractions"] > 0
+
+
 def test_one_that_can_never_fit_fails_at_once_and_says_the_numbers(fake: ModuleType) -> None:
     e = fake.engine(n_pages=4, context=400)
     outputs = fake.drive(
