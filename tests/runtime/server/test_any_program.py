@@ -42,7 +42,7 @@ def program(draw: st.DrawFn, may_drop: bool) -> list[wire.Op]:
             ops += [wire.Append(c, (f"[{c}",)) for c in range(child, child + n)]
             states += range(child, child + n)
         elif kind == "join" and (others := [s for s in states if s != state]):
-            ops.append(wire.Join(state, tuple(draw(st.lists(st.sampled_from(others), max_size=3, unique=True)))))
+            ops.append(wire.Join(state, tuple(draw(st.permutations(others))[:2])))
         elif kind == "mark":
             ops.append(wire.Mark(state, draw(st.integers(0, 2))))
         elif kind == "read":
@@ -53,7 +53,7 @@ def program(draw: st.DrawFn, may_drop: bool) -> list[wire.Op]:
         elif kind == "drop" and may_drop:
             ops.append(wire.Drop(state))
             states.remove(state)
-    return ops
+    return [*ops, *(wire.Read(state, (refs := refs + 1)) for state in states)]
 
 
 def plain(ops: list[wire.Op], chosen: Callable[[int], str]) -> dict[int, str]:
