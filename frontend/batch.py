@@ -114,6 +114,8 @@ class Batch:
             result.set_exception(e)
             return
         self._running[i] = record
+        if self._is_stopped:
+            record.program.cancel()
         with suppress(BaseException):  # the record has it, and `state.error()` tells
             self._play(record, state, i)
 

@@ -121,8 +121,11 @@ class Record:
                     self.program.submit(ops)
                 except Exception as e:  # whatever it is: ops are lost, and whoever waits for them must hear of it
                     self._failure = e
+                    self.program.cancel()
         if self._failure is not None:
-            raise copy_of(self._failure) from self._failure.__cause__
+            error = copy_of(self._failure)
+            error.add_note(f"while program {self.name} was sent to its backend")
+            raise error from self._failure.__cause__
 
     def close_at_end(self, feed: Feed[Any]) -> None:
         """Close `feed` when the body ends, with what it raised."""

@@ -328,8 +328,11 @@ class State:
         Waits for them; what failed or was stopped counts nothing.
         """
         self._await_body()
-        self._record.flush()
         futures = [self._record.program.future(number) for number in _flat(self._numbers)]
+        try:
+            self._record.flush()
+        except Exception:  # what was not sent will never be known
+            futures = [future for future in futures if future.done()]
         done = [future.result().usage for future in futures if future.exception() is None]
         return wire.Usage(sum(u.prompt for u in done), sum(u.cached for u in done), sum(u.generated for u in done))
 
