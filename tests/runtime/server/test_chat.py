@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 
 import pytest
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from banyan.runtime.errors import BadModel, BadProgram
 from banyan.runtime.server.chat import Message, Template
@@ -36,6 +36,36 @@ def test_it_renders_as_hugging_face_does() -> None:
     assert text == '{"role": "user", "content": "<é> & \'x\'"} <s>\n'
 
 
+TOOLS = (
+    "{%- for m in messages %}\n{%- if m['role'] == 'tool' and loop.previtem and loop.previtem.role == 'tool' %}\n"
+    "{%- continue %}\n{%- endif %}\n  {{- '<' ~ m.role ~ '>' }}{{ m | tojson(indent=1) }}"
+    "{% generation %}{{ m.content }}{% endgeneration %}\n{% endfor %}\n{{ bos_token if not messages else eos_token }}"
+    "{{ strftime_now('%Y') | length }}{% if add_generation_prompt %}>{% endif %}"
+)
+TALKS = [
+    [("user", "hi")],
+    [("system", "<S>"), ("user", " spaced \n")],
+    [("user", 'a"b'), ("assistant", "hm</think>yes"), ("user", "é🙂"), ("assistant", "  ok")],
+    [("system", "S"), ("user", "1"), ("assistant", "2"), ("user", "3")],
+]
+
+
+@pytest.mark.parametrize("source", [LLAMA3, QWEN, MISTRAL, TOOLS])
+@pytest.mark.parametrize("talk", TALKS)
+@pytest.mark.parametrize("prompt", [False, True])
+def test_it_is_the_text_that_transformers_gives(
+    words_dir: Path, source: str, talk: list[tuple[str, str]], prompt: bool
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(words_dir / "tokenizer.json"), **NAMES)
+    messages = [Message(*turn) for turn in talk]
+    expected = theirs.apply_chat_template(
+        [m._asdict() for m in messages], chat_template=source, tokenize=False, add_generation_prompt=prompt
+    )
+    assert Template(source, NAMES).render(messages, prompt) == expected
+
+
 def test_generation_tags_are_their_text() -> None:
     source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}.{% endfor %}"
     assert Template(source, {}).render([Message("user", "a"), Message("user", "b")]) == "a.b."
@@ -48,7 +78,6 @@ def test_loop_controls_and_namespaces_work() -> None:
 
 
 def test_a_template_cannot_reach_python() -> None:
-    assert issubclass(ImmutableSandboxedEnvironment, object)
     evil = Template("{{ messages.__class__.__mro__ }}{{ ''.__class__.__mro__[1].__subclasses__() }}", {})
     with pytest.raises(BadProgram):
         evil.render([Message("user", "a")])

@@ -130,15 +130,50 @@ def test_a_ping_is_answered(peer: Callable[..., Peer]) -> None:
     assert wire.decode_server(one.socket.recv()) == wire.Pong()
 
 
-def test_a_client_that_says_nothing_for_long_is_forgotten(fake_model: Callable[..., Path], tmp_path: Path) -> None:
-    boot = tmp_path / "boot.py"
-    fake = Path(__file__).with_name("fake_engine.py")
-    boot.write_text(
-        "import sys\nfrom banyan.runtime import ipc\nipc.HEARTBEAT, ipc.SILENT = 0.05, 30\n"
-        "from banyan.runtime.server.worker import main\n"
-        f"sys.exit(main(sys.argv[1:], engine=[sys.executable, {str(fake)!r}]))"
-    )
-    server = launch.start(config.make(model=str(fake_model())), timeout=30, command=[sys.executable, str(boot)])
+@pytest.fixture
+def serve_with(fake_model: Callable[..., Path], tmp_path: Path) -> Iterator[Callable[[str], launch.ServerProcess]]:
+    """`serve_with("ipc.SILENT = 3")`: a server whose modules were changed so."""
+    started: list[launch.ServerProcess] = []
+
+    def start(change: str) -> launch.ServerProcess:
+        boot = tmp_path / "boot.py"
+        fake = Path(__file__).with_name("fake_engine.py")
+        boot.write_text(
+            f"import sys\nfrom banyan.runtime import ipc\n{change}\nfrom banyan.runtime.server.worker import main\n"
+            f"sys.exit(main(sys.argv[1:], engine=[sys.executable, {str(fake)!r}]))"
+        )
+        made = config.make(model=str(fake_model()))
+        started.append(launch.start(made, timeout=30, command=[sys.executable, str(boot)]))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+def test_a_client_that_does_not_read_is_dropped_before_it_fills_the_memory(
+    serve_with: Callable[[str], launch.ServerProcess],
+) -> None:
+    server = serve_with("ipc._SEND_LIMIT = 10")
+    context: Any = zmq.Context()
+    try:
+        greedy, other = Peer(context, server.socket), Peer(context, server.socket)
+        deadline, body = time.monotonic() + 30, b""
+        while b'"clients":1' not in body:
+            assert time.monotonic() < deadline, "it is still there"
+            greedy.say(*[wire.Ask(id=k, what="info") for k in range(500)])
+            other.say(wire.Ask(id=0, what="stats"))
+            answer = other.hear()
+            assert isinstance(answer, wire.Answer)
+            body = answer.body
+    finally:
+        context.destroy(linger=0)
+
+
+def test_a_client_that_says_nothing_for_long_is_forgotten(
+    serve_with: Callable[[str], launch.ServerProcess],
+) -> None:
+    server = serve_with("ipc.HEARTBEAT, ipc.SILENT = 0.05, 30")
     context: Any = zmq.Context()
     try:
         silent, talking = Peer(context, server.socket), Peer(context, server.socket)
@@ -153,7 +188,6 @@ def test_a_client_that_says_nothing_for_long_is_forgotten(fake_model: Callable[.
             body = answer.body
     finally:
         context.destroy(linger=0)
-        server.close()
 
 
 def test_a_long_text_is_encoded_without_holding_up_the_loop(peer: Callable[..., Peer]) -> None:

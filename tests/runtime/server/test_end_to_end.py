@@ -1,0 +1,105 @@
+"""The real path: this process -> server process -> engine process with a tiny random model -> back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from banyan.runtime import client, config, launch, wire
+from banyan.runtime.client import Client
+from banyan.runtime.errors import BanyanError, PromptTooLong
+from banyan.runtime.wire import Append, Begin, End, Fork, Gen, Join, Read, Select
+
+GREEDY = wire.Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_model: Callable[..., Path]) -> Path:
+    return tiny_model("llama")
+
+
+@pytest.fixture(scope="module")
+def real(llama: Path) -> Iterator[Client]:
+    server = launch.start(config.make(model=str(llama), threads=1, kv_memory="16MB", device="cpu"), timeout=100)
+    yield client.connect(server.socket, timeout=60)
+    server.close()
+
+
+def test_a_conversation_gives_what_transformers_gives(
+    real: Client, llama: Path, reference: Callable[[Path], Any]
+) -> None:
+    import torch
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(llama, local_files_only=True)
+    program = real.program()
+    program.submit(
+        [
+            Append(0, (Begin("user"), "hello there", End(), Begin("assistant"))),
+            Gen(0, 0, GREEDY),
+            Append(0, (End(), Begin("user"), "another thing", End(), Begin("assistant"))),
+            Gen(0, 1, GREEDY),
+        ],
+        last=True,
+    )
+    model = reference(llama)
+    messages = [{"role": "user", "content": "hello there"}]
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    for ref, follow in ((0, "<|im_end|>\n<|im_start|>user\nanother thing<|im_end|>\n<|im_start|>assistant\n"), (1, "")):
+        out = model.generate(
+            torch.tensor([ids]), do_sample=False, max_new_tokens=12, eos_token_id=None, pad_token_id=0, use_cache=True
+        )[0].tolist()
+        value = program.future(ref).result(60)
+        assert value.samples[0].text == tokenizer.decode(out[len(ids) :], skip_special_tokens=True)
+        assert value.usage.prompt == len(ids)
+        ids = out + tokenizer.encode(follow, add_special_tokens=False)
+    assert value.usage.cached > 20, "the second turn's prompt is in the tree but for its own text"
+
+
+def test_forks_select_and_join_share_the_tree_and_leave_no_page(real: Client) -> None:
+    program = real.program()
+    children = (1, 2, 3)
+    program.submit(
+        [
+            Append(0, ("the quick brown fox jumps over the lazy dog. " * 4,)),
+            Fork(0, children),
+            *(Append(c, (f" {c}",)) for c in children),
+            *(Gen(c, c, GREEDY) for c in children),
+            Join(0, children),
+            Select(0, 10, (" yes", " no", " another")),
+            Read(0, 11),
+        ],
+        last=True,
+    )
+    whole = program.future(11).result(60).samples[0].text
+    texts = [program.future(c).result(60).samples[0].text for c in children]
+    chosen = program.future(10).result(60)
+    assert whole.endswith("".join(f" {c}{t}" for c, t in zip(children, texts, strict=True)) + chosen.samples[0].text)
+    usages = [program.future(c).result().usage for c in children]
+    assert sum(u.prompt - u.cached for u in usages) < usages[0].prompt + 3 * 8, "their prefix was computed once"
+    assert chosen.scores is not None
+    assert (
+        max(chosen.scores.normalized)
+        == chosen.scores.normalized[(" yes", " no", " another").index(chosen.samples[0].text)]
+    )
+    assert real.ask("check") == {}
+    stats = real.ask("stats")
+    assert stats["cache"]["n_leased"] == 0
+    assert stats["server"]["requests"] == 0
+
+
+def test_a_prompt_beyond_the_context_says_the_numbers(real: Client) -> None:
+    program = real.program("long")
+    program.submit([Append(0, ("x y z " * 400,)), Gen(0, 0, GREEDY, name="a", line="f.py:1")])
+    with pytest.raises(PromptTooLong, match=r"(?s)\d+ tokens.*512.*gen 'a', f\.py:1"):
+        program.future(0).result(60)
+
+
+def test_a_bad_sampling_value_is_the_programs_error(real: Client) -> None:
+    program = real.program()
+    program.submit([Append(0, ("x",)), Gen(0, 0, wire.Sampling(top_p=7.0))])
+    with pytest.raises(BanyanError, match="top_p"):
+        program.future(0).result(60)
