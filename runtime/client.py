@@ -72,7 +72,8 @@ class Client:
         loop.call(partial(loop.add, self))
 
     def _shake_hands(self, timeout: float) -> wire.Welcome:
-        self.socket.send(wire.encode(wire.Hello(version=wire.VERSION, client=f"pid {os.getpid()}")))
+        with contextlib.suppress(zmq.Again):  # gone already: the monitor says so
+            self.socket.send(wire.encode(wire.Hello(version=wire.VERSION, client=f"pid {os.getpid()}")), zmq.NOBLOCK)
         poller = zmq.Poller()
         poller.register(self.socket, zmq.POLLIN)
         poller.register(self.monitor, zmq.POLLIN)

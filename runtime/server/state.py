@@ -111,6 +111,8 @@ class Text:
                 if self.role is None:
                     raise BadProgram("a turn ends where none is open")
                 self.role = None
+            case Span(text=""):
+                return  # not even text between turns
         self.pieces.append(piece)
 
     def prompt(self, tokenizer: Tokenizer, template: Template | None, now: datetime) -> Prompt:

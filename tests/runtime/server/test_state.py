@@ -155,6 +155,11 @@ def test_text_outside_turns_stands_where_it_was_put(write: Any) -> None:
     )
 
 
+def test_no_text_is_not_text_outside_turns(write: Any) -> None:
+    w = write(FORGETS_THOUGHTS).put("").turn("user", "one").put(Open("assistant")).made("hm</think>yes").put(Shut(), "")
+    assert "hm" not in w.turn("user", "two").spelled, "the template still rewrites the conversation"
+
+
 def test_text_outside_turns_needs_turns_in_order(write: Any) -> None:
     w = write().turn("user", "hi").put("between")
     w.template = Template("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", {})
