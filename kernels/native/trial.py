@@ -3,27 +3,65 @@
 import ctypes
 
 import torch
+from torch import Tensor
 
-from banyan.kernels.attention import cpu, reference
+from banyan.kernels.attention import cpu
+from banyan.kernels.attention import reference as attention
 from banyan.kernels.attention.batch import ragged
+from banyan.kernels.rms_norm import reference as rms_norm
+from banyan.kernels.rope import reference as rope
+from banyan.kernels.silu_mul import reference as silu_mul
 
 
 def run(library: ctypes.CDLL) -> None:
     """Compare with the references; AssertionError names what is off."""
-    chance = torch.Generator().manual_seed(0)
-
-    def randn(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=chance)
-
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 3e-2)):
-        for heads, kv_heads, dim in ((6, 2, 80), (4, 4, 64)):
-            batch = ragged([1, 70, 1], [300, 90, 33], [range(19), range(19, 25), range(25, 28)], 16)
-            q = randn(72, heads, dim).to(dtype)
-            k_pool, v_pool = randn(2, 28, 16, kv_heads, dim).to(dtype)
-            for options in ({}, {"softcap": 5.0, "window": 40, "sinks": randn(heads)}):
-                got = cpu.attend(library, q, k_pool, v_pool, batch, scale=0.1, **options)
-                want = reference.attention(
-                    q.double(), k_pool.double(), v_pool.double(), batch, scale=0.1, **options
-                )  # fmt: skip
-                off = (got.double() - want).abs().max().item()
-                assert off <= tolerance, f"attention in {dtype} is off by {off:.1e} on this machine"
+        chance = torch.Generator().manual_seed(0)
+        _attention(library, chance, dtype, tolerance)
+        _others(library, chance, dtype, tolerance)
+
+
+def _randn(chance: torch.Generator, dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=chance).to(dtype)
+
+
+def _near(what: str, got: Tensor, want: Tensor, tolerance: float) -> None:
+    off = ((got.double() - want).abs() / (1 + want.abs())).max().item()
+    assert off <= tolerance, f"{what} in {got.dtype} is off by {off:.1e} on this machine"  # false for NaN too
+
+
+def _attention(library: ctypes.CDLL, chance: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
+    batch = ragged([1, 70, 1], [300, 90, 33], [range(19), range(19, 25), range(25, 28)], 16)
+    for heads, kv_heads, dim in ((6, 2, 80), (4, 4, 64)):
+        q = _randn(chance, dtype, 72, heads, dim)
+        k_pool, v_pool = _randn(chance, dtype, 2, 28, 16, kv_heads, dim)
+        wide = q.double(), k_pool.double(), v_pool.double()
+        sinks = torch.randn(heads, generator=chance)
+        for softcap, window, sink in ((0.0, 0, None), (5.0, 40, sinks)):
+            got = cpu.attend(
+                library, q, k_pool, v_pool, batch, scale=0.1, softcap=softcap, window=window, sinks=sink
+            )  # fmt: skip
+            want = attention.attention(*wide, batch, scale=0.1, softcap=softcap, window=window, sinks=sink)
+            _near("attention", got, want, tolerance)
+
+
+def _others(library: ctypes.CDLL, chance: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
+    is_bf16 = dtype == torch.bfloat16
+    n, heads, dim = 3, 2, 44  # not a whole number of vectors
+    x, added, weight = (_randn(chance, dtype, n, dim) for _ in range(3))
+    out, total = torch.empty_like(x), torch.empty_like(x)
+    pointers = (t.data_ptr() for t in (x, weight[0], added, out, total))
+    library.banyan_rms_norm(is_bf16, *pointers, n, 1, dim, dim, dim, 1e-6, 1)
+    _near("rms_norm", out, rms_norm.rms_norm(total.double(), weight[0].double(), 1e-6), tolerance)
+    assert torch.equal(total, x + added), f"the residual add in {dtype} is off on this machine"
+
+    q = _randn(chance, dtype, n, heads, dim)
+    cos, sin = torch.randn(2, n, 20, generator=chance)
+    out = torch.empty_like(q)
+    pointers = (t.data_ptr() for t in (q, out, cos, sin))
+    library.banyan_rope(is_bf16, *pointers, n, heads, dim, 20, heads * dim, 1)
+    _near("rope", out, rope.rope(q.double(), q.double(), cos.double(), sin.double())[0], tolerance)
+
+    out = torch.empty(n, dim // 2, dtype=dtype)
+    library.banyan_silu_mul(is_bf16, x.data_ptr(), out.data_ptr(), n, dim // 2, dim, 1)
+    _near("silu_mul", out, silu_mul.silu_mul(x.double()), tolerance)

@@ -7,6 +7,11 @@ import torch
 
 from banyan.kernels.attention import kernel as attention
 from banyan.kernels.attention.batch import ragged
+from banyan.kernels.copy_pages import kernel as copy_pages
+from banyan.kernels.rms_norm import kernel as rms_norm
+from banyan.kernels.rope import kernel as rope
+from banyan.kernels.silu_mul import kernel as silu_mul
+from banyan.kernels.write_kv import kernel as write_kv
 
 aot = pytest.importorskip("banyan.kernels.testing.aot")
 
@@ -51,6 +56,30 @@ def test_float32_keeps_its_precision() -> None:
     kernels = compile_attention("sm_90", torch.float32, (8, 2), 64)
     for name in ("small", "large"):
         assert kernels[name].counts["hmma"] == kernels[name].counts["hgmma"] == 0, "tensor cores round to tf32"
+
+
+def launch_small_ops() -> None:
+    """Each op once, in the shapes of an 8B model."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    qkv, pool = empty(64, 48, 128), empty(9, 16, 8, 128)
+    q, k, v = qkv[:, :32], qkv[:, 32:40], qkv[:, 40:]
+    write_kv.write_kv(k, v, pool, pool, empty(64, dtype=torch.int64))
+    copy_pages.copy_pages([pool], empty(3, 3, dtype=torch.int32))
+    rms_norm.rms_norm(empty(64, 4096), empty(4096), 1e-6, empty(64, 4096))
+    rms_norm.rms_norm(q, empty(128), 1e-6)
+    rope.rope(q, k, empty(64, 64, dtype=torch.float32), empty(64, 64, dtype=torch.float32))
+    silu_mul.silu_mul(empty(64, 28672))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_ops_around_attention(target: str) -> None:
+    found = aot.compile_launcher(target, launch_small_ops)
+    assert [c.kernel for c in found] == ["_write", "_copy", "_norm", "_norm", "_rope", "_silu_mul"]
+    for compiled in found:
+        compiled.check()
 
 
 @pytest.mark.long
