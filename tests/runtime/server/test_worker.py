@@ -192,15 +192,13 @@ def test_a_client_that_says_nothing_for_long_is_forgotten(
 
 def test_a_long_text_is_encoded_without_holding_up_the_loop(peer: Callable[..., Peer]) -> None:
     one, two = peer(), peer()
-    one.say(wire.Submit(0, 0, (wire.Append(0, ("the quick brown fox " * 100_000,)), *GEN)))
-    start = time.monotonic()
+    one.say(wire.Submit(0, 0, (wire.Append(0, ("the quick brown fox " * 30_000,)), *GEN)))
     two.works(0)
-    quick = time.monotonic() - start
-    failed = one.hear(30)
-    slow = time.monotonic() - start
+    with pytest.raises(AssertionError, match="nothing came"):
+        one.hear(0)
+    failed = one.hear(60)
     assert isinstance(failed, wire.Failed)
     assert failed.code == "prompt_too_long"
-    assert quick < slow / 2
 
 
 def test_the_server_loads_neither_torch_nor_transformers_and_starts_fast() -> None:
