@@ -69,41 +69,45 @@ def _parser() -> _Parser:
         return added
 
     serve = add("serve", _serve, "run a shared server, until it is interrupted")
-    _add_config(serve)
+    _add_config(serve, log="info")
 
     run = add("run", _run, "run a program file, with a runtime at hand if it needs one", " PROGRAM [arguments]")
     run.add_argument("program", metavar="PROGRAM", help="a Python file; it runs here unless it names another backend")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the program, as sys.argv[1:]")
-    _add_config(run, _JOIN)
+    _add_config(run, socket_help=_JOIN)
 
     chat = add("chat", _chat, "talk to a model in this terminal")
     chat.add_argument("--system", default="", metavar="TEXT", help="the system turn (default: none)")
     chat.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
     chat.add_argument("--max-tokens", type=int, default=512, metavar="N", help="longest reply (default: 512)")
-    _add_config(chat, _JOIN)
+    _add_config(chat, socket_help=_JOIN)
 
     add("models", _models, "list what can be run on this machine")
 
     check = add("check", _check, "walk every invariant of a runtime, and say what it runs on")
-    _add_config(check, "check the server that listens there, instead of a private one under a small load")
+    _add_config(check, socket_help="check the server that listens there, instead of a private one under a small load")
     return parser
 
 
 # ---- options of a runtime, as flags --------------------------------------------------------------------------------
 
 
-def _add_config(parser: argparse.ArgumentParser, socket_help: str = "") -> None:
-    """One flag per field of Config. What is not given is absent from the result, so that Config's default holds."""
+def _add_config(parser: argparse.ArgumentParser, socket_help: str = "", **defaults: str) -> None:
+    """One flag per field of Config. What is not given is absent from the result, so that Config's default holds.
+
+    defaults: what this command has in place of Config's own.
+    """
     group = parser.add_argument_group("options of the runtime")
     hints = typing.get_type_hints(Config, include_extras=True)
     for field in msgspec.structs.fields(Config):
         kind, meta = typing.get_args(hints[field.name])
-        text, default = meta.description, "yes" if field.default is True else field.default
+        text, default = meta.description, defaults.get(field.name, field.default)
         if field.name == "socket" and socket_help:
             text = socket_help
         elif "default: " not in text:
-            text += f" (default: {default})"
-        arguments: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": text}
+            text += f" (default: {'yes' if default is True else default})"
+        arguments: dict[str, Any] = {"dest": field.name, "help": text}
+        arguments["default"] = defaults.get(field.name, argparse.SUPPRESS)
         if kind is bool:
             arguments["action"] = argparse.BooleanOptionalAction
         elif typing.get_origin(kind) is typing.Literal:
@@ -152,11 +156,12 @@ def _serve(options: argparse.Namespace) -> int:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
-    server = launch.start(configs.make(**given(options)))
+    config = configs.make(**given(options))
+    server = launch.start(config)
     try:
-        for line in server.report:
-            print(line)
-        print(f"\nlistening on {server.socket}; Ctrl-C ends it. To use it:")
+        if config.log == "quiet":  # a talking server has said it already
+            print(*server.report, sep="\n")
+        print(f"listening on {server.socket}; Ctrl-C ends it. To use it:")
         print(f'  import banyan as bn; bn.set_default_backend(bn.connect("{server.socket}"))')
         print(f"  banyan chat --socket {server.socket}", flush=True)
         status = server.process.wait()

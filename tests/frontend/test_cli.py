@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -40,8 +40,9 @@ def test_every_option_of_a_runtime_is_a_flag_with_its_help(capsys: pytest.Captur
 
 
 def test_what_is_not_given_is_left_to_the_tree() -> None:
-    assert parse("serve") == {}
-    assert make(**parse("serve")) == Config()
+    assert parse("check") == {}
+    assert make(**parse("check")) == Config()
+    assert make(**parse("serve")) == Config(log="info"), "a shared server says who comes and goes"
 
 
 def test_each_flag_reaches_the_tree() -> None:
@@ -148,6 +149,14 @@ def test_models_lists_what_ships_and_what_lies_in_the_cache(
 # ---- serve ---------------------------------------------------------------------------------------------------------
 
 
+def until(lines: Iterable[str], start: str) -> Iterator[str]:
+    """The lines up to the first that begins with `start`."""
+    for line in lines:
+        yield line
+        if line.startswith(start):
+            return
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_serve_says_how_to_connect_and_ends_cleanly(
     signum: signal.Signals, tmp_path: Path, tiny_model: Callable[..., Path]
@@ -156,23 +165,26 @@ def test_serve_says_how_to_connect_and_ends_cleanly(
     command = [*BANYAN, "serve", "--model", str(tiny_model("llama")), "--socket", str(socket), "--threads", "1"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     ) as server:
-        assert server.stdout
-        said = []
-        for line in server.stdout:
-            said.append(line)
-            if line.startswith("  banyan chat"):
-                break
-        assert f'bn.connect("{socket}")' in "".join(said)
-        assert "pages of 16 slots" in "".join(said)
-        checked = subprocess.run(
-            [*BANYAN, "check", "--socket", str(socket)], capture_output=True, text=True, timeout=60
-        )
-        assert checked.returncode == 0, checked.stderr
-        server.send_signal(signum)
-        rest, errors = server.communicate(timeout=30)
-        assert (server.returncode, rest.strip(), errors) == (0, "ended", "")
+        try:
+            assert server.stdout
+            said = "".join(until(server.stdout, "  banyan chat"))
+            checked = subprocess.run(
+                [*BANYAN, "check", "--socket", str(socket)], capture_output=True, text=True, timeout=60
+            )
+            server.send_signal(signum)
+            rest, _ = server.communicate(timeout=30)
+        finally:
+            server.kill()
+    assert "banyan: KV: " in said
+    assert "pages of 16 slots" in said
+    assert f'bn.connect("{socket}")' in said
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert server.returncode == 0
+    assert "banyan: client pid" in rest
+    assert "is gone" in rest
+    assert rest.endswith("\nended\n")
     assert not socket.exists()
 
 
