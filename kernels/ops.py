@@ -7,7 +7,7 @@ with TRITON_INTERPRET=1 the Triton kernels serve CPU tensors too, as slow Python
 import functools
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from torch import Tensor
 
@@ -115,6 +115,10 @@ def copy_pages(pools: Sequence[Tensor], copies: Tensor) -> None:
         implementation("copy_pages", pools[0].device.type)(pools, copies)
 
 
+@overload
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+@overload
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]: ...
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Any:
     """Norm of x over its last axis; with `residual`, (norm of the sum, the sum); see `rms_norm/reference.py`."""
     return implementation("rms_norm", x.device.type)(x, weight, eps, residual)

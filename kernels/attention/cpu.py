@@ -128,4 +128,5 @@ def _plan(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int) 
         )  # fmt: skip
         arguments = (x for table in made[:3] for x in (table.ctypes.data, len(table)))
         plans[key] = _Work(made[:3], (*arguments, n_threads), made.n_partials)
-    return plans[key]
+    work: _Work = plans[key]
+    return work

@@ -8,7 +8,7 @@ Page ids are loaded one block ahead: a load whose address depends on another loa
 pipelined, and K and V would stay single-buffered at any number of stages.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -251,7 +251,7 @@ def attention(
 
 def _device_plan(
     ragged: Ragged, tiles: list[Tile], n_kv_heads: int, group: int, window: int, arch: str, device: torch.device
-) -> tuple[Any, Any, Any, int]:
+) -> tuple[Tensor, Tensor, Tensor, int]:
     """The plan's tables on the device, made once per step."""
     rows = Tiles(*(shape.rows // group for shape in tiles))
     key = ("triton", arch, rows, n_kv_heads, window)
@@ -267,4 +267,5 @@ def _device_plan(
         )
         tables = (to_device(table, device) for table in made[:3])
         plans[key] = (*tables, made.n_partials)
-    return plans[key]
+    small, large, merges, n_partials = plans[key]
+    return small, large, merges, n_partials

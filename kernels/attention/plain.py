@@ -67,7 +67,8 @@ def _plan(ragged: Ragged, pool: Tensor, window: int) -> list[_Decodes | _Extend]
     plans = {} if ragged.plans is None else ragged.plans
     if key not in plans:
         plans[key] = list(_work(ragged, pool, window))
-    return plans[key]
+    works: list[_Decodes | _Extend] = plans[key]
+    return works
 
 
 def _work(ragged: Ragged, pool: Tensor, window: int) -> Iterator[_Decodes | _Extend]:
@@ -193,7 +194,8 @@ def _partial(
     if not softcap:
         if mask is not None:
             mask = mask.to(q.dtype)
-        return _flash(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+        out, lse = _flash(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+        return out, lse
     scores = torch.matmul(q.float(), k.float().transpose(-1, -2)).mul_(scale / softcap).tanh_().mul_(softcap)
     if mask is not None:
         scores += mask

@@ -1,5 +1,7 @@
 """Root-mean-square norm, one program per row, with the residual add fused in."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -26,7 +28,7 @@ def _norm(
     tl.store(p_out + i * DIM + o, (b_x * scale * b_weight).to(p_out.dtype.element_ty), mask=m)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Any:
     """See `reference.rms_norm`. x [n_rows, dim] or [n_rows, n_heads, dim], with a contiguous last axis."""
     wide = x.unsqueeze(1) if x.dim() == 2 else x
     n_rows, n_heads, dim = wide.shape

@@ -1,10 +1,12 @@
 """Root-mean-square norm (Zhang and Sennrich, 2019), with the residual add that stands before it in a decoder."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Any:
     """Norm over the last axis of x [..., dim], times weight [dim]; computed in float32, returned in x's dtype.
 
     With `residual`, of x's shape, x + residual is normed, and the result is (norm, x + residual).
