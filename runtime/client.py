@@ -69,6 +69,8 @@ class Client:
         except BaseException:
             self.shut()
             raise
+        # Known from here on, not when the I/O thread gets to it: the next caller must not make a second connection.
+        loop.clients[path] = self
         loop.call(partial(loop.add, self))
 
     def _shake_hands(self, timeout: float) -> wire.Welcome:
@@ -293,7 +295,6 @@ class _Loop:
         os.eventfd_write(self._wake, 1)
 
     def add(self, client: Client) -> None:
-        self.clients[client.path] = client
         self._poller.register(client.socket, zmq.POLLIN)
         self._poller.register(client.monitor, zmq.POLLIN)
         client.receive()  # what came between the handshake and now will not wake the poller again
