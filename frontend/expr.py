@@ -39,12 +39,13 @@ class Expr:
         return Seq((*_parts(other), *_parts(self)))
 
     def __format__(self, spec: str) -> str:
-        """What stands for this expression inside an f-string until it is appended."""
+        """What stands for this expression inside an f-string, or in `str(...)`, until that is appended."""
         if spec:
             raise BadProgram(f"an expression inside an f-string takes no format, but has {spec!r}")
         return "".join(part if isinstance(part, str) else _seal(part) for part in _parts(self))
 
-    __str__ = object.__repr__
+    def __str__(self) -> str:
+        return format(self)
 
 
 class _Node(Expr, msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

@@ -35,7 +35,7 @@ class Program:
 
     def __init__(self, func: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
         self.func = func
-        self.name: str = func.__name__
+        self.name: str = getattr(func, "__name__", type(func).__name__)
         self._bound = dict(bound or {})
         _state, *rest = inspect.signature(func).parameters.values()
         self._signature = inspect.Signature(rest)
@@ -215,6 +215,8 @@ def _options(asked: dict[str, Any], opts: Options | None) -> Options:
     if not asked and opts is None:
         return _NONE
     refuse(asked)
+    if not isinstance(opts, Options | None):
+        raise TypeError(f"opts is a {type(opts).__name__}; it must be bn.Options(...)")
     named = {RUN_OPTIONS[name]: value for name, value in asked.items() if value is not None}
     return make(Options, {**(structs.asdict(opts) if opts else {}), **named})
 

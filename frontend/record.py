@@ -122,10 +122,12 @@ class Record:
                 except Exception as e:  # whatever it is: ops are lost, and whoever waits for them must hear of it
                     self._failure = e
                     self.program.cancel()
-        if self._failure is not None:
+        if isinstance(self._failure, BanyanError):
             error = copy_of(self._failure)
             error.add_note(f"while program {self.name} was sent to its backend")
             raise error from self._failure.__cause__
+        if self._failure is not None:
+            raise self._failure
 
     def close_at_end(self, feed: Feed[Any]) -> None:
         """Close `feed` when the body ends, with what it raised."""
@@ -187,9 +189,8 @@ class _Ticker:
     """One thread per process that flushes each record FLUSH_AFTER seconds after it asked for it. Asleep otherwise."""
 
     def __init__(self) -> None:
-        self._due: deque[tuple[float, weakref.ref[Record]]] = (
-            deque()
-        )  # in the order of time: the wait is always the same
+        self._due: deque[tuple[float, weakref.ref[Record]]] = deque()
+        """In the order of time: all wait equally long."""
         self._bell = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()

@@ -14,7 +14,7 @@ from banyan.runtime.errors import BanyanError, ProgramError
 if TYPE_CHECKING:
     from banyan.record import Lane, Record
 
-E = TypeVar("E", bound=Exception)
+E = TypeVar("E", bound=BanyanError)
 
 
 class Ref(Expr):
@@ -152,7 +152,8 @@ def meta_info(value: Any) -> Any:
 def copy_of(error: E) -> E:
     """A fresh error of the same content: one that is raised twice would mix its tracebacks."""
     fresh = copy.copy(error)
-    fresh.__traceback__ = None
+    if notes := getattr(error, "__notes__", None):
+        fresh.__notes__ = list(notes)
     return fresh
 
 

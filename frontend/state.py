@@ -19,7 +19,7 @@ from banyan.pieces import pieces, pieces_async
 from banyan.record import Lane, Record
 from banyan.ref import Gathered, Ref, meta_info, read
 from banyan.runtime import wire
-from banyan.runtime.errors import BadProgram, BanyanError, UnknownVariable, Unsupported
+from banyan.runtime.errors import BadProgram, UnknownVariable, Unsupported
 from banyan.sampling import mix
 from banyan.transcript import Renderer, Transcript, messages
 
@@ -316,9 +316,9 @@ class State:
         try:
             self.sync()
         except BaseException as e:
-            if isinstance(e, BanyanError) or e is self._record.error:
+            if isinstance(e, Exception) or e is self._record.error:
                 return e
-            raise
+            raise  # Ctrl-C while we waited
         return None
 
     @property

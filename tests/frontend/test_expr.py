@@ -168,6 +168,12 @@ def test_expressions_inside_f_strings() -> None:
     assert leaves(f"{bn.user('hi')}") == [Begin("user"), "hi", End("user")]
 
 
+def test_every_way_to_make_text_keeps_the_expression() -> None:
+    for text in (str(bn.gen("x")), "{}".format(bn.gen("x")), "%s" % bn.gen("x"), f"{bn.gen('x')!s}"):  # noqa: UP031
+        assert leaves(text) == [Gen("x")]
+    assert repr(bn.gen("x")).startswith("Gen(name='x'")
+
+
 def test_an_f_string_may_be_used_again() -> None:
     text = f"{bn.gen('x')}"
     assert leaves(text) == leaves(text) == [Gen("x")]

@@ -189,44 +189,67 @@ def test_a_parent_lives_as_long_as_its_branches(mock: bn.Mock) -> None:
     run(body)
 
 
-# A tree of states, drawn at random and kept beside plain strings: the same text by both.
+# A tree of states, drawn at random and kept beside plain strings: the same text by both, or an error by both.
 STEP = st.tuples(st.integers(0, 5), st.sampled_from(["text", "gen", "fork", "join", "ref", "read"]), st.integers(1, 3))
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(STEP, max_size=25))
-def test_any_tree_of_states_has_the_text_that_plain_strings_have(steps: list[tuple[int, str, int]]) -> None:
+class Oracle:
+    """A state as a string; None once a gen of it has failed, which is where the prompt's length is a multiple of m."""
+
+    def __init__(self, text: str | None = "") -> None:
+        self.text = text
+
+    def append(self, more: str | None) -> None:
+        self.text = None if self.text is None or more is None else self.text + more
+
+    def generate(self, m: int) -> None:
+        self.append(None if self.text is None or len(self.text) % m == 0 else f"[{len(self.text)}]")
+
+    def agrees(self, state: bn.State) -> bool:
+        if self.text is not None:
+            return state.text() == self.text and state.error() is None
+        with pytest.raises(bn.ProgramError, match="no luck"):
+            state.text()
+        return isinstance(state.error(), bn.ProgramError)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(STEP, max_size=25), st.sampled_from([1, 2, 5, 10**9]))
+def test_any_tree_of_states_is_what_plain_strings_are(steps: list[tuple[int, str, int]], m: int) -> None:
+    def script(prompt: str, name: str) -> str:
+        if (prompt and len(prompt) % m == 0) or m == 1:
+            raise OSError("no luck")
+        return f"[{len(prompt)}]"
+
     @bn.function
     def program(s: bn.State) -> None:
-        states, texts, forks = [s], [""], []
+        s += "start:"
+        states, oracles, forks = [s], [Oracle("start:")], []
         for k, (at, what, n) in enumerate(steps):
             i = at % len(states)
+            state, oracle = states[i], oracles[i]
             match what:
                 case "text":
-                    states[i] += f"t{k}."
-                    texts[i] += f"t{k}."
+                    state += f"t{k}."
+                    oracle.append(f"t{k}.")
                 case "gen":
-                    states[i] += bn.gen("x")
-                    texts[i] += f"[{len(texts[i])}]"
+                    state += bn.gen("x")
+                    oracle.generate(m)
                 case "fork":
-                    group = states[i].fork(n)
-                    forks.append((i, len(states), group, len(texts[i])))
-                    states += list(group)
-                    texts += [texts[i]] * n
+                    forks.append((oracle, len(oracle.text or ""), len(states), group := state.fork(n)))
+                    states += group
+                    oracles += [Oracle(oracle.text) for _ in group]
                 case "join" if forks:
-                    parent, first, group, n_shared = forks.pop()
-                    for j, child in enumerate(group):
-                        # Only a branch that is as its parent was can be told apart by length alone.
-                        texts[parent] += texts[first + j][n_shared:]
-                        assert child is states[first + j]
+                    parent, n_shared, first, group = forks.pop()  # the newest: no branch of it is another's parent
+                    for branch in oracles[first:]:
+                        parent.append(None if branch.text is None else branch.text[n_shared:])
                     group.join("concate_and_append")
-                    states[first:], texts[first:] = states[first + len(group) :], texts[first + len(group) :]
-                    forks = [f for f in forks if f[1] < first]
-                case "ref" if "x" in states[i]:
-                    texts[i] += states[i]["x"]
-                    states[i] += states[i].ref("x")
+                    del states[first:], oracles[first:]
+                case "ref" if "x" in state and oracle.text is not None:
+                    oracle.append(state["x"])
+                    state += state.ref("x")
                 case "read":
-                    assert states[i].text() == texts[i]
-        assert [state.text() for state in states] == texts
+                    assert oracle.agrees(state)
+        assert all(oracle.agrees(state) for state, oracle in zip(states, oracles, strict=True))
 
-    program.run(backend=bn.Mock(lambda prompt, name: f"[{len(prompt)}]"))
+    program.run(backend=bn.Mock(script))

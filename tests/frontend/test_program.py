@@ -111,6 +111,11 @@ def test_arguments_that_do_not_fit(mock: bn.Mock, args: tuple[Any], kwargs: dict
             qa.run(*args, **kwargs, stream=stream)
 
 
+def test_opts_are_options(mock: bn.Mock) -> None:
+    with pytest.raises(TypeError, match="opts is a dict"):
+        qa.run("q", opts={"temperature": 0})  # type: ignore[arg-type]
+
+
 def test_bind(mock: bn.Mock) -> None:
     bound = qa.bind(question="bound", style="long")
     assert bound.run().text() == "long: bound <a>"

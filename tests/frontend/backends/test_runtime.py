@@ -124,6 +124,12 @@ def test_a_program_over_a_socket(server: MockServer) -> None:
         assert bn.flush_cache(endpoint)
 
 
+def test_all_endpoints_of_a_socket_share_one_connection(server: MockServer) -> None:
+    for _ in range(20):
+        with bn.connect(server.path) as one, bn.connect(server.path) as other:
+            assert one.client is other.client
+
+
 def test_failures_cross_the_socket(server: MockServer) -> None:
     @bn.function
     def fails(s: bn.State) -> None:
