@@ -24,6 +24,7 @@ class Request:
         "end",
         "has_edits",
         "ids",
+        "is_plain",
         "key",
         "lease",
         "n_cached",
@@ -58,6 +59,7 @@ class Request:
         s = self.sampling
         has_penalties = bool(s.frequency_penalty or s.presence_penalty or s.repetition_penalty != 1.0)
         self.has_edits = has_penalties or bool(s.logit_bias or s.min_tokens)
+        self.is_plain = not (self.has_edits or s.temperature or s.logprobs)  # its next token is the argmax of its row
         # How often each token of the text is in its output. Only with penalties, and None without: few have them.
         self.seen: dict[int, int] | None = dict.fromkeys(self.ids, 0) if has_penalties else None
         for token in self.ids[self.n_prompt :] if has_penalties else ():
