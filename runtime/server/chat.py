@@ -122,40 +122,45 @@ class Template:
             raise BadProgram(f"the model's chat template does not write the turns of role {opening!r}")
         return before
 
+    def ending(self, roles: tuple[str, ...], now: datetime | None = None) -> str:
+        """What ends the last of these turns where another follows it. ("" where that cannot be told.)"""
+        found = self._try(roles, None, now)
+        after = self._try(roles, "user" if roles[-1] == ASSISTANT else ASSISTANT, now)
+        if found is None or after is None or after[-1].startswith(found[-1]):
+            return found[-1] if found else ""
+        # Some templates write an end-of-text token behind the last turn, and only there.
+        shorter = (found[-1].removesuffix(name) for name in self._names.values() if name)
+        return next((end for end in shorter if end and after[-1].startswith(end)), "")
+
     def chat_markers(self) -> wire.ChatMarkers:
         """The prefix and suffix of each role that the template knows, and what ends an assistant's turn."""
-        roles: dict[str, tuple[str, str]] = {}
         pair = self._try(("user", ASSISTANT, "user"))
         if pair is None:
             return wire.ChatMarkers(roles={})
-        ends = {r: s for r in ("user", ASSISTANT) if (s := self._suffix(r)) is not None}
-        roles["user"] = pair[2].removeprefix(ends.get(ASSISTANT, "")), ends.get("user", "")
+        user_end, assistant_end = self.ending(("user",)), self.ending(("user", ASSISTANT))
         opened = self._try(("user",), ASSISTANT)
-        between = opened[1] if opened else pair[1]
-        roles[ASSISTANT] = between.removeprefix(ends.get("user", "")), ends.get(ASSISTANT, "")
+        roles = {
+            "user": (pair[2].removeprefix(assistant_end), user_end),
+            ASSISTANT: ((opened or pair)[1].removeprefix(user_end), assistant_end),
+        }
         default = ""
-        if (with_system := self._try(("system", "user"))) is not None:
-            end = with_system[1].removesuffix(roles["user"][0])
-            roles["system"] = with_system[0], end
+        if (systemic := self._try(("system", "user"))) is not None:
+            roles["system"] = systemic[0], systemic[1].removesuffix(roles["user"][0])
             alone = self._try(("user",))
-            if alone and alone[0].startswith(with_system[0]) and alone[0].endswith(with_system[1]):
-                default = alone[0][len(with_system[0]) : len(alone[0]) - len(with_system[1])]
-        for role in ("tool",):
-            if (m := self._try(("user", ASSISTANT, role))) is not None:
-                roles[role] = m[2].removeprefix(ends.get(ASSISTANT, "")), m[3]
-        stop = roles[ASSISTANT][1].strip()
+            if alone and alone[0].startswith(systemic[0]) and alone[0].endswith(systemic[1]):
+                default = alone[0][len(systemic[0]) : len(alone[0]) - len(systemic[1])]
+        if (m := self._try(("user", ASSISTANT, "tool"))) is not None:
+            roles["tool"] = m[2].removeprefix(assistant_end), self.ending(("user", ASSISTANT, "tool"))
+        stop = assistant_end.strip()
         return wire.ChatMarkers(roles=roles, default_system=default, stop=(stop,) if stop else ())
 
-    def _try(self, roles: tuple[str, ...], opening: str | None = None) -> tuple[str, ...] | None:
+    def _try(
+        self, roles: tuple[str, ...], opening: str | None = None, now: datetime | None = None
+    ) -> tuple[str, ...] | None:
         try:
-            return self.markers(roles, opening)
+            return self.markers(roles, opening, now)
         except BadProgram:
             return None
-
-    def _suffix(self, role: str) -> str | None:
-        """What follows a turn of `role` that is the last one."""
-        found = self._try(("user",) if role == "user" else ("user", role))
-        return None if found is None else found[-1]
 
 
 def _split(text: str, signs: Sequence[str]) -> tuple[str, ...] | None:

@@ -143,9 +143,11 @@ class Text:
             "".join(atom.text for atom in layout(pieces, tokenizer, template, now))
             for pieces in (self.pieces[:mark], self.pieces)
         )
-        if mark > len(self.pieces) - len(rest) and template is not None:  # and the marker at its end
+        if mark and isinstance(self.pieces[mark - 1], Shut) and template is not None:
             roles = tuple(piece.role for piece in self.pieces[:mark] if isinstance(piece, Open))
-            text += (template.markers(roles, None, now) or ("",))[-1]
+            end, last = template.ending(roles, now), (template.markers(roles, None, now) or ("",))[-1]
+            before = before.removesuffix(last) + end  # what stands behind the last turn alone goes when another follows
+            text += end if mark > len(self.pieces) - len(rest) else ""
         n = len(before)
         if not whole.startswith(before):  # the template rewrote what stood before the mark
             n = next(k for k, pair in enumerate(zip(before, whole + "\0", strict=False)) if pair[0] != pair[1])
@@ -301,7 +303,7 @@ def _interleave(
     for k, turn in enumerate(turns):
         marker = markers[k]
         if turn.gap and k:
-            end = (template.markers(roles[:k], None, now) or ("",))[-1]
+            end = template.ending(roles[:k], now)
             if marker.startswith(end):
                 atoms.append(Span(end, meant=True))
                 marker = marker[len(end) :]

@@ -160,3 +160,32 @@ def test_chat_markers_of_a_template_without_system_markers() -> None:
     assert m.roles["assistant"] == ("", "</s>")
     assert "tool" not in m.roles
     assert m.stop == ("</s>",)
+
+
+def test_an_end_of_text_that_stands_only_at_the_very_end_ends_no_turn() -> None:
+    phi = Template(
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% else %}{{ eos_token }}{% endif %}",
+        NAMES,
+    )
+    assert phi.markers(("user",)) == ("<|user|>", "<|end|></s>")
+    assert phi.ending(("user",)) == "<|end|>"
+    m = phi.chat_markers()
+    assert m.roles["user"] == ("<|user|>", "<|end|>")
+    assert m.roles["assistant"] == ("<|assistant|>", "<|end|>")
+    assert m.stop == ("<|end|>",)
+
+
+def test_a_template_that_opens_a_thought_says_so_in_its_markers() -> None:
+    r1 = Template(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] }}"
+        "{% if m.role == 'assistant' %}</s>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant><think>\n{% endif %}",
+        NAMES,
+    )
+    assert r1.chat_markers().roles == {
+        "user": ("<user>", ""),
+        "assistant": ("<assistant><think>\n", "</s>"),
+        "system": ("<system>", ""),
+        "tool": ("<tool>", ""),
+    }

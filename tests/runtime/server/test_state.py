@@ -155,6 +155,27 @@ def test_text_outside_turns_stands_where_it_was_put(write: Any) -> None:
     )
 
 
+PHI = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant:{% else %}<|endoftext|>{% endif %}"
+)
+
+
+def test_an_end_of_text_behind_the_last_turn_goes_when_another_follows(words: Tokenizer) -> None:
+    w = Writer(words, PHI)
+    w.template = Template(PHI, {"eos_token": "<|endoftext|>"})
+    w.turn("user", "hi").put(Open("assistant")).made("ok")
+    mark = len(w.text.pieces) - 1
+    w.put(Shut())
+    assert w.spelled == "<|im_start|>user:hi<|im_end|><|im_start|>assistant:ok<|im_end|><|endoftext|>"
+    known = w.text.runs
+    w.turn("user", "more").put(Open("assistant"))
+    after = "<|im_start|>user:more<|im_end|><|im_start|>assistant:"
+    assert w.spelled == "<|im_start|>user:hi<|im_end|><|im_start|>assistant:ok<|im_end|>" + after
+    assert w.text.runs[:2] == known[:2]
+    assert w.read(mark) == "ok<|im_end|>" + after
+
+
 def test_no_text_is_not_text_outside_turns(write: Any) -> None:
     w = write(FORGETS_THOUGHTS).put("").turn("user", "one").put(Open("assistant")).made("hm</think>yes").put(Shut(), "")
     assert "hm" not in w.turn("user", "two").spelled, "the template still rewrites the conversation"
