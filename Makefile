@@ -18,7 +18,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3 python; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help demo test test-long lint format pocket clean
+.PHONY: help demo test test-long lint format readme pocket clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -44,6 +44,9 @@ lint: $(READY)  ## ruff, and mypy (strict where there is no torch)
 format: $(READY)  ## let ruff write what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+readme: $(READY)  ## run what README.md shows, and write its output there
+	@$(BIN)/python docs/refresh.py
 
 pocket: $(READY)  ## train the pocket model anew (an hour or two on two cores)
 	@$(BIN)/python -m banyan.runtime.model.pocket.train

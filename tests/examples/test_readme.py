@@ -12,32 +12,27 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
-SHOWN = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", README, re.DOTALL)
+OUTPUTS = dict(re.findall(r"<!-- output of: (.*?) -->\n```text\n(.*?)```\n", README, re.DOTALL))
+PROGRAM = README.partition("```python\n")[2].partition("```")[0]
 
 
-def test_there_is_something_to_run() -> None:
-    assert len(SHOWN) >= 1
-
-
-@pytest.mark.parametrize(("code", "output"), SHOWN)
-def test_python_gives_the_output_that_stands_below_it(code: str, output: str) -> None:
+def test_the_program_shown_gives_the_output_shown() -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env=environment)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100, env=environment)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == output
+    assert done.stdout == OUTPUTS["the above"]
 
 
-def test_the_demo_shown_is_the_demo_run() -> None:
-    """Questions and answers as they stand in the example; the counts are of a real run, and add up."""
-    shown = re.search(r"```\n(What is .*?right)\n```", README, re.DOTALL)
-    assert shown
+def test_the_demo_shown_is_of_this_demo() -> None:
+    """Its questions and answers are the example's, and its counts add up; tests/examples/test_agents.py runs it."""
+    shown = OUTPUTS["python examples/agents/react_tools.py"]
     example = (ROOT / "examples/agents/react_tools.py").read_text()
-    questions = re.findall(r"^(\w.*[?.])$", shown[1], re.MULTILINE)
-    assert questions
+    questions = re.findall(r"^(.*)\n  model: ", shown, re.MULTILINE)
+    assert len(questions) == 5
     assert all(f'"{question}"' in example for question in questions)
-    counts = re.search(r"prompt (\d+) tokens = (\d+) cached \+ (\d+) computed", shown[1])
-    assert counts
-    assert int(counts[1]) == int(counts[2]) + int(counts[3])
+    assert shown.count("\n  right\n") == 5
+    prompt, cached, computed = map(int, re.findall(r"prompt (\d+) tokens = (\d+) cached \+ (\d+) computed", shown)[0])
+    assert prompt == cached + computed
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/decisions.md"])
