@@ -66,6 +66,7 @@ class Child:
                 [*command, "--alive-fd", str(alive)],
                 pass_fds=(alive, *pass_fds),
                 stdin=subprocess.DEVNULL,
+                stdout=2 if stderr is None else stderr,  # the user's stdout is the user's
                 stderr=stderr,
                 start_new_session=True,
             )

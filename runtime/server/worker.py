@@ -112,9 +112,10 @@ class Server:
 
     def run(self) -> None:
         beat = time.monotonic() + ipc.HEARTBEAT
+        self._poller = self._watch()
         with self._undo:
             while not self.is_stopping:
-                ready = self._poll(max(0.0, beat - time.monotonic()))
+                ready = dict(self._poller.poll(max(0, int(1000 * (beat - time.monotonic()))) + 1))
                 if self.link.socket in ready:
                     self.link.receive(self._report)
                 if self.link.life in ready:
@@ -134,13 +135,13 @@ class Server:
         if self._error is not None:
             raise self._error
 
-    def _poll(self, seconds: float) -> dict[Any, int]:
+    def _watch(self) -> zmq.Poller:
+        """What the loop sleeps on. Made anew with each engine."""
         poller = zmq.Poller()
-        for source in (self.link.socket, self.link.life, self._wake, self._breaks, self._alive_fd):
+        for source in (self.front, self._breaks, self.link.socket, self.link.life, self._wake, self._alive_fd):
             if source is not None:
                 poller.register(source, zmq.POLLIN)
-        poller.register(self.front, zmq.POLLIN)
-        return dict(poller.poll(int(seconds * 1000) + 1))
+        return poller
 
     def stop(self) -> None:
         self.is_stopping = True
@@ -346,6 +347,7 @@ class Server:
         self._error = None
         self._note("quiet", f"{lost.message}; starting another")
         self.link.start()
+        self._poller = self._watch()
         self.requests.replay()
 
     def _tell(self, report: launch.Report) -> None:

@@ -302,6 +302,8 @@ def test_a_message_too_large_is_refused_where_it_is_made(join: Join) -> None:
     assert program.future(0).result(10).samples[0].text == "b"
 
 
+# From Python 3.12 on, a fork beside threads is warned of: this test is about just that.
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_must_connect_itself(serve: Serve) -> None:
     server = serve(say={"a": "b"}, step_ms=2)
     c = connect(server.socket)

@@ -168,6 +168,14 @@ def test_a_server_that_dies_at_once_is_an_error_with_its_last_words(tmp_path: Pa
         launch.start(config.make(), command=command(tmp_path, "print('oh no', file=sys.stderr); sys.exit(5)"))
 
 
+def test_what_a_child_prints_is_not_on_the_users_stdout(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeLost):
+        launch.start(config.make(log="info"), command=command(tmp_path, "print('hello'); sys.exit(5)"))
+    out, err = capfd.readouterr()
+    assert "hello" not in out
+    assert "hello" in err
+
+
 def test_a_talking_server_says_it_on_stderr_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     talk = command(tmp_path, "print('oh no', file=sys.stderr); sys.exit(5)")
     with pytest.raises(RuntimeLost, match="stands above"):
