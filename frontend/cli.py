@@ -13,7 +13,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -142,8 +142,19 @@ def backend(options: argparse.Namespace) -> Iterator[RuntimeEndpoint]:
             raise ConfigError(f"{flags}: the server at {socket} decided that when it started; leave it or --socket out")
         yield banyan.connect(socket)
     else:
-        with banyan.Runtime(**config) as runtime:
+        with _waiting(f"starting {configs.make(**config).model} ..."):
+            runtime = banyan.Runtime(**config)
+        with runtime:
             yield runtime
+
+
+def _waiting(text: str) -> AbstractContextManager[object]:
+    """Show `text` on stderr while the block runs, if somebody looks."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True).status(text)
 
 
 # ---- commands ------------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def talk(runtime: RuntimeEndpoint, *, system: str, temperature: float, max_token
     """Read turns from stdin until /quit or its end."""
     chat = Chat(runtime, system, temperature=temperature, max_tokens=max_tokens)
     welcome = runtime.welcome
-    chat.console.print(f"[bold]{welcome.model}[/], context {welcome.max_context} tokens · {HELP}")
+    chat.console.print(f"[bold]{welcome.model}[/], context {welcome.max_context} tokens\n[dim]{HELP}[/]")
     commands: dict[str, Callable[[], None]] = {
         "/reset": chat.reset,
         "/history": chat.show,

@@ -239,7 +239,8 @@ def test_ctrl_c_stops_a_reply_and_not_the_chat(tiny_model: Callable[..., Path]) 
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "300"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, env=environment) as chat:  # type: ignore[call-overload]
-        chat.stdout.readline()  # what model, and how to use it
+        chat.stdout.readline()  # what model
+        chat.stdout.readline()  # and how to use it
         chat.stdin.write(b"hi\n")
         chat.stdin.flush()
         assert chat.stdout.read(1)
