@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,8 +37,3 @@ def mock() -> bn.Mock:
     backend = bn.Mock(lambda prompt, name: f"<{name}>")
     bn.set_default_backend(backend)
     return backend
-
-
-@pytest.fixture
-def here() -> Path:
-    return Path(__file__).parent
