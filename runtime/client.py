@@ -285,14 +285,16 @@ class _Loop:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poller = zmq.Poller()
         self._poller.register(self._wake, zmq.POLLIN)
-        self._is_stopping = False
+        self._is_woken = self._is_stopping = False
         self.thread = threading.Thread(target=self._run, name="banyan-io", daemon=True)
         self.thread.start()
 
     def call(self, action: Callable[[], None]) -> None:
         """Run `action` on the I/O thread, in the order of calls. Never waits."""
         self._todo.append(action)
-        os.eventfd_write(self._wake, 1)
+        if not self._is_woken:
+            self._is_woken = True
+            os.eventfd_write(self._wake, 1)
 
     def add(self, client: Client) -> None:
         self._poller.register(client.socket, zmq.POLLIN)
@@ -336,6 +338,7 @@ class _Loop:
     def _serve(self, ready: dict[Any, int]) -> None:
         if self._wake in ready:
             os.eventfd_read(self._wake)
+            self._is_woken = False  # before `todo` is emptied: who comes later wakes us again
         while self._todo:
             self._todo.popleft()()
         for client in list(self.clients.values()):
