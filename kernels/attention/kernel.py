@@ -189,11 +189,13 @@ def tile(arch: str, dim: int, group: int, dtype: torch.dtype, *, large: bool) ->
     elif amd:
         rows, keys, warps, stages = (128, 32 if wide else 64, 8, 1)
     elif ampere:
-        rows, keys, warps, stages = (32, 32, 4, 3) if wide else (128, 64 if dim <= 64 else 32, 8, 3)
+        rows, keys, warps, stages = (32, 32, 8, 3) if wide else (128, 64 if dim <= 64 else 32, 8, 3)
     else:
         rows, keys, warps, stages = (128, 32, 8, 2) if wide else (128, 64, 8, 3)
     if group > rows:
-        rows, warps = triton.next_power_of_2(group), 8
+        rows, warps = triton.next_power_of_2(group), 4 if amd and wide else 8
+        if wide and (amd or ampere):
+            stages = 1
     return Tile(rows, keys, warps, stages)
 
 
