@@ -193,8 +193,12 @@ def tile(arch: str, dim: int, group: int, dtype: torch.dtype, *, large: bool) ->
     else:
         rows, keys, warps, stages = (128, 32, 8, 2) if wide else (128, 64, 8, 3)
     if group > rows:
-        rows, warps = triton.next_power_of_2(group), 4 if amd and wide else 8
-        if wide and (amd or ampere):
+        rows, warps = triton.next_power_of_2(group), 8
+        if dtype == torch.float32:
+            warps = 16
+        elif wide and amd:
+            warps, stages = 4, 1
+        elif wide and ampere:
             stages = 1
     return Tile(rows, keys, warps, stages)
 

@@ -15,6 +15,8 @@ from banyan.kernels.write_kv import kernel as write_kv
 
 aot = pytest.importorskip("banyan.kernels.testing.aot")
 
+pytestmark = pytest.mark.timeout(600)  # a compiler on a busy machine
+
 TARGETS = ["sm_80", "sm_90", "gfx942"]
 ALL_OPTIONS = {"window": 4096, "softcap": 30.0, "sinks": True}
 
@@ -83,7 +85,6 @@ def test_the_ops_around_attention(target: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dim", [16, 64, 80, 96, 112, 128, 256])
@@ -93,7 +94,6 @@ def test_every_head_shape(target: str, dtype: torch.dtype, dim: int, heads: tupl
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("page_size", [1, 16, 32, 64])
 @pytest.mark.parametrize("options", [{}, {"window": 4096}, {"softcap": 30.0}, {"sinks": True}, ALL_OPTIONS], ids=str)
