@@ -45,7 +45,8 @@ TEMPLATE = """\
 {%- if message.content %}{{ message.content }}{% endif -%}
 {%- for call in message.tool_calls or [] -%}
 {%- set f = call.function if call.function is defined else call -%}
-<tool_call>{"name": {{ f.name | tojson }}, "arguments": {{ f.arguments if f.arguments is string else f.arguments | tojson }}}</tool_call>
+<tool_call>{"name": {{ f.name | tojson }}, "arguments": {{ "" -}}
+{{ f.arguments if f.arguments is string else f.arguments | tojson }}}</tool_call>
 {%- endfor -%}
 <|im_end|>{{ "\\n" }}
 {%- endif -%}
@@ -99,7 +100,8 @@ def _pieces(content: Content) -> list[Span]:
 
 def call_text(name: str, arguments: Mapping[str, Any]) -> str:
     """An assistant turn that calls one tool."""
-    return f'{CALL_OPEN}{{"name": {json.dumps(name)}, "arguments": {json.dumps(arguments, ensure_ascii=False)}}}{CALL_CLOSE}'
+    written = json.dumps(arguments, ensure_ascii=False)
+    return f'{CALL_OPEN}{{"name": {json.dumps(name)}, "arguments": {written}}}{CALL_CLOSE}'
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
@@ -134,7 +136,7 @@ def render(messages: Iterable[Message], tools: tuple[Tool, ...] = ()) -> list[Sp
         content = turn.get("content") or ""
         if turn["role"] == "assistant":
             calls = "".join(call_text(call["name"], call["arguments"]) for call in turn.get("tool_calls", ()))
-            spans.append(Span(f"{content}{calls}{END}", True))
+            spans.append(Span(f"{content}{calls}{END}", not turn.get("is_given", False)))
         else:
             spans += [*_pieces(content), Span(END, False)]
         spans.append(Span("\n", False))

@@ -5,8 +5,8 @@ values are drawn anew for each sample, so what the model learns is to find and c
 family of tool calls; the others are here.
 """
 
-# Word lists and phrases are read as lists: long lines, and strings split into words.
-# ruff: noqa: E501, SIM905
+# Phrases are read as lists, in long lines.
+# ruff: noqa: E501
 
 import itertools
 import json
@@ -86,7 +86,7 @@ def _record(d: Draw, kind: str) -> dict[str, str]:
             if d.chance(0.5)
             else f"{first}.{last}@{d.word()}.{d.pick(('com', 'org', 'net'))}"
         )
-        return {"name": name, "age": str(d.number(18, 90)), "city": d.city(), "job": d.listed(JOBS), "email": email}
+        return {"name": name, "age": str(d.number(18, 90)), "city": d.city(), "job": d.mixed(JOBS), "email": email}
     if kind == "orders":
         customer = d.full_name() if d.chance(0.7) else d.name()
         return {
@@ -100,7 +100,7 @@ def _record(d: Draw, kind: str) -> dict[str, str]:
     if kind == "events":
         host = d.full_name() if d.chance(0.7) else d.name()
         return {
-            "event": d.listed(EVENTS),
+            "event": d.mixed(EVENTS),
             "host": host,
             "city": d.city(),
             "date": d.date(),
@@ -110,7 +110,7 @@ def _record(d: Draw, kind: str) -> dict[str, str]:
     return {
         "item": d.item(),
         "model": d.code(),
-        "colour": d.listed(COLOURS),
+        "colour": d.mixed(COLOURS),
         "weight": str(d.number(10, 5000)),
         "price": d.value(),
     }
@@ -186,7 +186,10 @@ INSTRUCTIONS = Phrases(
 )
 
 
-def _classes(d: Draw, n: int) -> list[Callable[[], str]]:
+BARE = Phrases(("{a}", "{a}, {b}", "The {a}", "A {a}", "{a} and {b}"), ("The {a} and the {b}", "{b}"))
+
+
+def _classes(d: Draw, n: int, *, short: bool) -> list[Callable[[], str]]:
     """n classes, each a maker of texts: by topic, by opinion, or by arbitrary key words shared with the examples."""
     kind = d.rng.random()
     if n == 2 and kind < 0.2:
@@ -206,7 +209,8 @@ def _classes(d: Draw, n: int) -> list[Callable[[], str]]:
 
     def about(group: tuple[str, ...]) -> str:
         a, b = d.some(group, 2)
-        return d.say(ABOUT_TWO if d.chance(0.6) else ABOUT_ONE, a=a, b=b, n=d.name())
+        phrases = BARE if short else ABOUT_TWO if d.chance(0.6) else ABOUT_ONE
+        return d.say(phrases, a=a, b=b, n=d.name())
 
     return [lambda g=g: about(g) for g in groups]  # type: ignore[misc]
 
@@ -215,7 +219,7 @@ def few_shot(d: Draw) -> Sample:
     """k labelled examples, then a text to label; the label names stand nowhere but in the examples."""
     n = d.pick((2, 2, 3, 3, 4))
     labels = d.distinct("label", n)
-    makers = _classes(d, n)
+    makers = _classes(d, n, short=d.chance(0.5))
     k = d.rng.randrange(2 * n, d.pick((9, 13, 25)))
     order = [*range(n), *range(n)] + [d.rng.randrange(n) for _ in range(k - 2 * n)]
     d.rng.shuffle(order)
@@ -224,17 +228,19 @@ def few_shot(d: Draw) -> Sample:
     parts: list[str] = []
     form = d.rng.random()
     head = d.say(INSTRUCTIONS)
-    if form < 0.25:  # as turns
+    if form < 0.15:  # as turns
         messages: list[Message] = [{"role": "system", "content": head}] if head else []
         for text, label in pairs:
-            messages += [{"role": "user", "content": text}, {"role": "assistant", "content": label}]
+            answer = {"role": "assistant", "content": label, "is_given": label not in seen}
+            messages += [{"role": "user", "content": text}, answer]
+            seen.add(label)
         return Sample("few_shot", tuple(messages))
-    before, between, after = ("Text: ", "\nLabel:", "\n\n") if form < 0.7 else ("", " ->", "\n")
+    before, between, after = ("Text: ", "\nLabel:", "\n\n") if form < 0.85 else ("", " ->", "\n")
     for text, label in pairs[:-1]:
         parts += [f"{before}{text}{between}", Target(f" {label}") if label in seen else f" {label}", after]
         seen.add(label)
     question, label = pairs[-1]
-    if d.chance(0.5) and form < 0.7:  # plain text, no template
+    if d.chance(0.5) and form < 0.85:  # plain text, no template
         lead = f"{head}\n\n" if head else ""
         return Sample(
             "few_shot", plain=(lead, *parts, f"{before}{question}{between}", Target(f" {label}"), Target("\n\n"))
@@ -282,6 +288,13 @@ MINE = {
     "item": (Phrases(("I bought a {v}.", "Today I bought a {v}."), ("Yesterday I bought a {v}.",)), Phrases(("What did I buy?", "Which thing did I buy?"), ("Tell me what I bought.",)), "You bought a {v}.", "item"),
     "friend": (Phrases(("My best friend is {v}.", "{v} is my best friend."), ("The name of my best friend is {v}.",)), Phrases(("Who is my best friend?", "What is my best friend called?"), ("Please name my best friend.",)), "Your best friend is {v}.", "name"),
 }  # fmt: skip
+NOUNS = {"name": "name", "city": "city", "job": "job", "pet": "pet", "colour": "favourite colour", "code": "code",
+         "age": "age", "phone": "phone number", "friend": "best friend", "day": "exam"}  # fmt: skip
+AGAIN = Phrases(
+    ("What was my {r} again?", "Do you remember my {r}?", "I forgot my {r}.", "Say my {r}.", "My {r}, please.", "Tell me about my {r}.",
+     "Repeat my {r}.", "Can you tell me my {r}?", "And my {r}?"),
+    ("Remind me of my {r}.",),
+)  # fmt: skip
 READ = Phrases(
     train=("Read the text and answer.", "Answer from the text.", "Answer with words from the text.", ""),
     held=("Answer the question from the text.",),
@@ -295,7 +308,7 @@ CHAT: tuple[tuple[Phrases, str], ...] = (
     (Phrases(("Bye", "Goodbye!", "See you later.", "Bye!", "Good night!"), ("Goodbye", "Bye, see you later!")), "Goodbye!"),
     (Phrases(("How are you?", "How do you do?", "How are you today?", "Are you well?"), ("And how are you today?",)), "I am well, thank you."),
     (Phrases(("Who made you?", "Where do you come from?", "Who trained you?"), ("And who made you?",)), "I was trained from nothing for Banyan, on text made by a program."),
-    (Phrases(("How big are you?", "How many parameters do you have?", "Are you a large model?"), ("Tell me how big you are.",)), "I have about five million parameters."),
+    (Phrases(("How big are you?", "How many parameters do you have?", "Are you a large model?"), ("Tell me how big you are.",)), "I have about three million parameters."),
     (Phrases(("What is Banyan?", "Tell me about Banyan.", "What does Banyan do?"), ("Please tell me what Banyan is.",)), "Banyan is a language and a runtime for programs that call language models."),
     (Phrases(("What is a banyan?", "What is a banyan tree?"), ("Tell me what a banyan tree is.",)), "A banyan is a tree whose branches root again."),
     (Phrases(("How many days are in a week?", "How many days has a week?"), ("Tell me how many days are in a week.",)), "A week has seven days."),
@@ -305,9 +318,9 @@ CHAT: tuple[tuple[Phrases, str], ...] = (
 
 def _value(d: Draw, kind: str) -> str:
     makers: dict[str, Callable[[], str]] = {
-        "city": d.city, "name": d.name, "code": d.code, "item": d.item, "job": lambda: d.listed(JOBS), "colour": lambda: d.listed(COLOURS),
+        "city": d.city, "name": d.name, "code": d.code, "item": d.item, "job": lambda: d.mixed(JOBS), "colour": lambda: d.mixed(COLOURS),
         "day": lambda: d.pick(DAYS), "age": lambda: str(d.number(18, 90)), "phone": lambda: d.digits(d.pick((5, 6, 7, 8))),
-        "room": lambda: str(d.number(2, 999)), "animal": lambda: d.listed(ANIMALS),
+        "room": lambda: str(d.number(2, 999)), "animal": lambda: d.mixed(ANIMALS),
     }  # fmt: skip
     return makers[kind]()
 
@@ -320,11 +333,11 @@ def reading(d: Draw) -> Sample:
         relation = d.pick(tuple(FACTS))
         facts.setdefault((d.pick(names), relation), _value(d, FACTS[relation][2]))
     passage = " ".join(d.say(FACTS[r][0], n=n, v=v) for (n, r), v in facts.items())
-    asked = d.some(list(facts), min(len(facts), d.pick((1, 2, 3, 4))))
+    asked = d.some(list(facts), min(len(facts), d.pick((2, 3, 4, 6))))
     head = d.say(READ)
     messages: list[Message] = []
     for i, (n, r) in enumerate(asked):
-        question = d.say(FACTS[r][1], n=n)
+        question = d.asked(d.say(FACTS[r][1], n=n))
         content = question if i else "\n".join(filter(None, (head, f"Text: {passage}", f"Question: {question}")))
         messages += [{"role": "user", "content": content}, {"role": "assistant", "content": facts[n, r]}]
     return Sample("reading", tuple(messages))
@@ -342,9 +355,13 @@ def recall(d: Draw) -> Sample:
     def ask(key: tuple[str, str]) -> None:
         who, relation = key
         if who == "me":
-            turn(d.say(MINE[relation][1]), MINE[relation][2].format(v=told[key]))
+            again = relation in NOUNS and not d.held and d.chance(0.3)
+            turn(
+                d.say(AGAIN, r=NOUNS[relation]) if again else d.asked(d.say(MINE[relation][1])),
+                MINE[relation][2].format(v=told[key]),
+            )
         else:
-            turn(d.say(FACTS[relation][1], n=who), f"{told[key]}.")
+            turn(d.asked(d.say(FACTS[relation][1], n=who)), f"{told[key]}.")
 
     if d.chance(0.3):
         messages.append({"role": "system", "content": d.say(SYSTEMS) or "You are a helpful assistant."})
@@ -372,7 +389,7 @@ def small_talk(d: Draw) -> Sample:
     if d.chance(0.5) and (system := d.say(SYSTEMS)):
         messages.append({"role": "system", "content": system})
     for phrases, answer in d.some(CHAT, d.rng.randrange(1, 4)):
-        messages += [{"role": "user", "content": d.say(phrases)}, {"role": "assistant", "content": answer}]
+        messages += [{"role": "user", "content": d.asked(d.say(phrases))}, {"role": "assistant", "content": answer}]
     return Sample("chat", tuple(messages))
 
 
@@ -381,15 +398,19 @@ def small_talk(d: Draw) -> Sample:
 
 def puzzle(d: Draw) -> Sample:
     """Reach a target from three numbers: propose one step (any of them: meant to be sampled), and judge a result."""
-    if d.chance(0.5):
-        numbers = [str(d.number(2, 99)) for _ in range(d.pick((2, 3, 3, 4)))]
-        target = d.number(10, 999)
-        a, b = d.some(numbers, 2)
-        ask = f"Numbers: {' '.join(numbers)}\nTarget: {target}\nPropose a step."
-        return Sample(
-            "puzzle", ({"role": "user", "content": ask}, {"role": "assistant", "content": f"{a}{d.pick('+*')}{b}"})
-        )
     messages: list[Message] = []
+    if d.chance(0.5):
+        numbers = [d.number(2, 99) for _ in range(d.pick((2, 3, 3, 4)))]
+        target = d.number(10, 999)
+        while len(numbers) > 1:
+            a, b = d.some(numbers, 2)
+            sign = d.pick("+*")
+            ask = f"Numbers: {' '.join(map(str, numbers))}\nTarget: {target}\nPropose a step."
+            messages += [{"role": "user", "content": ask}, {"role": "assistant", "content": f"{a}{sign}{b}"}]
+            numbers.remove(a)
+            numbers.remove(b)
+            numbers.append(a * b if sign == "*" else a + b)
+        return Sample("puzzle", tuple(messages))
     for _ in range(d.pick((1, 2, 3))):
         target = str(d.number(10, 9999))
         near = list(target)
@@ -401,6 +422,40 @@ def puzzle(d: Draw) -> Sample:
             {"role": "assistant", "content": "yes" if result == target else "no"},
         ]
     return Sample("puzzle", tuple(messages))
+
+
+# --- drills ----------------------------------------------------------------------------------------------------------
+
+
+def lines(d: Draw) -> Sample:
+    """A very short line, again and again: what first makes attention find and copy."""
+    makers = (d.name, d.city, d.item, d.word, d.code, d.value, lambda: d.digits(4))
+    line = d.pick((" ", ", ", "; ", ": ")).join(d.pick(makers)() for _ in range(d.rng.randrange(1, 4)))
+    return Sample("lines", plain=(f"{line}\n", *(Target(f"{line}\n") for _ in range(d.rng.randrange(2, 5)))))
+
+
+def drill(d: Draw) -> Sample:
+    """Copying for its own sake, most of it early in training: lines repeated, and values found by their keys."""
+    makers = (d.name, d.full_name, d.city, d.item, d.word, d.code, d.value, d.date, lambda: d.digits(5))
+    kind = d.rng.random()
+    things = [d.pick(makers)() for _ in range(d.rng.randrange(2, 10))]
+    if kind < 0.3:
+        line = d.pick((" ", ", ", "; ", "\n")).join(things)
+        return Sample("drill", plain=(f"{line}\n", *(Target(f"{line}\n") for _ in range(d.rng.randrange(1, 4)))))
+    messages: list[Message] = []
+    if kind < 0.5:
+        line = d.pick((" ", ", ", "; ")).join(things)
+        for start in ("Repeat: ", "Again: ")[: d.rng.randrange(1, 3)]:
+            messages += [{"role": "user", "content": f"{start}{line}"}, {"role": "assistant", "content": line}]
+        return Sample("drill", tuple(messages))
+    keys = d.distinct(d.pick(("name", "word", "code", "city")), len(things))
+    pairs = dict(zip(keys, things, strict=True))
+    text = d.pick(("\n", "; ")).join(f"{k}: {v}" for k, v in pairs.items())
+    asked = [d.pick(keys) for _ in range(d.rng.randrange(2, 8))]
+    for i, key in enumerate(asked):
+        content = f"{key}?" if i else f"{text}\n{key}?"
+        messages += [{"role": "user", "content": content}, {"role": "assistant", "content": pairs[key]}]
+    return Sample("drill", tuple(messages))
 
 
 def long_conversation(d: Draw) -> Sample:
@@ -427,17 +482,22 @@ FAMILIES: dict[str, Family] = {
     "chat": small_talk,
     "puzzle": puzzle,
     "long": long_conversation,
+    "drill": drill,
+    "lines": lines,
 }
 MIXTURE = {
-    "tools": 0.29,
-    "json": 0.18,
-    "few_shot": 0.2,
-    "reading": 0.13,
+    "tools": 0.27,
+    "json": 0.24,
+    "few_shot": 0.22,
+    "reading": 0.1,
     "recall": 0.1,
     "chat": 0.03,
-    "puzzle": 0.04,
-    "long": 0.03,
+    "puzzle": 0.02,
+    "long": 0.01,
+    "drill": 0.01,
 }
+# What the first pools are drawn from: copying comes first, the rest stands on it.
+FIRST_MIXTURE = {family: share / 2 for family, share in MIXTURE.items()} | {"drill": 0.3, "lines": 0.2}
 
 
 def stream(seed: int | str, *, held: bool = False, mixture: dict[str, float] | None = None) -> Iterator[Sample]:

@@ -1,4 +1,4 @@
-"""Samples as batches of ids: no padding to speak of, every conversation alone in its row, the same for the same seed."""
+"""Samples as batches of ids: hardly any padding, every conversation alone in its row, the same for the same seed."""
 
 import random
 from collections.abc import Sequence
@@ -9,10 +9,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from banyan.runtime.model.pocket.chat import Sample
-from banyan.runtime.model.pocket.data import MIXTURE, stream
+from banyan.runtime.model.pocket.data import FIRST_MIXTURE, MIXTURE, stream
 
 POOL_TOKENS = 65_536
-BATCH_TOKENS = 4_096
+BATCH_TOKENS = 2_048
+N_FIRST_POOLS = 12
 
 
 class Encoded(NamedTuple):
@@ -52,7 +53,6 @@ def batches(
     *,
     max_length: int,
     context_share: float,
-    mixture: dict[str, float] | None = None,
 ) -> list[Batch]:
     """The batches of one pool: samples of about `POOL_TOKENS`, sorted by length, cut at `BATCH_TOKENS`, shuffled.
 
@@ -60,7 +60,7 @@ def batches(
     them would give, for less work.
     """
     chance = random.Random(f"{seed}-{pool}")
-    source = stream(f"{seed}-{pool}", mixture=mixture or MIXTURE)
+    source = stream(f"{seed}-{pool}", mixture=FIRST_MIXTURE if pool < N_FIRST_POOLS else MIXTURE)
     rows: list[Encoded] = []
     while sum(len(row.ids) for row in rows) < POOL_TOKENS:
         rows += encode(tokenizer, [next(source) for _ in range(64)], max_length)

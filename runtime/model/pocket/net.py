@@ -14,11 +14,11 @@ class Shape:
 
     vocabulary: int = 4096
     width: int = 256
-    n_layers: int = 5
+    n_layers: int = 4
     n_heads: int = 4
     n_kv_heads: int = 2
     head_dim: int = 64
-    feed_forward: int = 640
+    feed_forward: int = 512
     max_length: int = 2048
     rope_theta: float = 10000.0
     eps: float = 1e-5
@@ -52,6 +52,9 @@ class Shape:
 
 MAIN = Shape()
 DRAFT = Shape(width=128, n_layers=2, n_heads=2, n_kv_heads=1, feed_forward=320)
+
+
+EMBED = 0.25  # the scale of a fresh embedding, large beside a step of the optimisers; the last norm makes up for it
 
 
 class Norm(nn.Module):
@@ -144,13 +147,12 @@ class Net(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
-                deep = name.endswith(("o_proj.weight", "down_proj.weight"))
-                std = (
-                    0.02
-                    if "embed" in name
-                    else parameter.shape[1] ** -0.5 / ((2 * shape.n_layers) ** 0.5 if deep else 1.0)
-                )
+                std = EMBED if "embed" in name else 0.5 * parameter.shape[1] ** -0.5
                 nn.init.normal_(parameter, std=std, generator=generator)
+                if name.endswith(("o_proj.weight", "down_proj.weight")):
+                    nn.init.zeros_(parameter)
+        nn.init.constant_(self.model.norm.weight, 0.02 / EMBED)
+        copying_circuit(self, generator)
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.model.embed_tokens(ids)
@@ -163,3 +165,52 @@ class Net(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.model.embed_tokens.weight)
+
+
+@torch.no_grad()
+def copying_circuit(net: Net, generator: torch.Generator) -> None:
+    """Starts the first two layers as what small transformers need most of their training to find: induction heads.
+
+    The first layer's heads look one and two places back, by position alone, and write what they see beside the token.
+    The second layer looks for places whose two tokens before are the current and the last one, and copies the token
+    there. Training goes on from this freely. (After "mimetic initialization", Trockman and Kolter 2023, and the
+    induction heads of Olsson et al. 2022.)
+    """
+    shape, size = net.shape, net.shape.head_dim
+    half, group = size // 2, shape.n_heads // shape.n_kv_heads
+    net.model.embed_tokens.weight[:, 0] = 4 * EMBED  # a constant in every token, for what depends on position alone
+    theta = shape.rope_theta ** (-torch.arange(0, size, 2) / size)
+    basis = torch.linalg.qr(torch.randn(shape.width, shape.width, generator=generator))[0]
+    back, match = (layer.self_attn for layer in list(net.model.layers)[:2])
+    n_sharp, sharpness, write = min(10, half), 1.6, 1.5 * EMBED
+    for kv in range(shape.n_kv_heads):
+        k = back.k_proj.weight[kv * size : (kv + 1) * size]
+        k[:, 0] = 0
+        k[:n_sharp, 0] = sharpness
+        back.v_proj.weight[kv * size : (kv + 1) * size] = basis[kv * size : (kv + 1) * size]
+    places = torch.linalg.qr(torch.randn(shape.width, shape.width, generator=generator))[0]
+    for head in range(shape.n_heads):
+        offset = 1 + head % group
+        rows = slice(head * size, (head + 1) * size)
+        q = back.q_proj.weight[rows]
+        q[:, 0] = 0
+        q[:n_sharp, 0] = sharpness * torch.cos(offset * theta[:n_sharp])
+        q[half : half + n_sharp, 0] = -sharpness * torch.sin(offset * theta[:n_sharp])
+        back.o_proj.weight[:, rows] = write * places[:, rows] if shape.width >= shape.n_heads * size else 0
+    slow = [i for i in range(half) if theta[i] <= 0.02]  # pairs that hardly turn: for content
+    dims = [*slow, *(half + i for i in slow)]
+    first, second = dims[0::2], dims[1::2]
+    for kv in range(shape.n_kv_heads):
+        content = basis[kv * size : (kv + 1) * size]
+        one, two = (places[:, (kv * group + i) * size : (kv * group + i + 1) * size].T for i in range(2))
+        mix = torch.linalg.qr(torch.randn(size, size, generator=generator))[0]
+        a, b = mix[: len(first)], mix[len(first) : len(dims)]
+        q = match.q_proj.weight[kv * group * size : (kv * group + 1) * size]
+        k = match.k_proj.weight[kv * size : (kv + 1) * size]
+        q.zero_()
+        k.zero_()
+        gain = 2.5
+        q[first], k[first] = gain * a @ content, gain * a @ one
+        q[second], k[second] = gain * b @ one, gain * b @ two
+        match.v_proj.weight[kv * size : (kv + 1) * size] = content
+        match.o_proj.weight[:, kv * group * size : (kv * group + 1) * size] = 10 * EMBED * content.T

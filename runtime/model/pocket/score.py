@@ -1,8 +1,8 @@
 """Held-out scores of a pocket model, greedy and without constraints: `python -m banyan.runtime.model.pocket.score`
 
-Everything is scored through one callable, `generate(prompts) -> texts` (greedy, up to the end of the turn), so that the
-same scores can be taken of any runtime. Tool conversations are run as an agent runs them: the model's own calls are
-executed by the real functions, their results go back into the conversation, and the answer must contain the right value.
+Everything is scored through one callable, `generate(prompts) -> texts` (greedy, up to the end of the turn), so that
+the same scores can be taken of any runtime. Tool conversations are run as an agent runs them: the model's own calls are
+executed by the real functions, their results go back into the conversation, and the answer must hold the right value.
 """
 
 import argparse
@@ -144,10 +144,10 @@ def _is_step(prompt: str, text: str) -> bool:
 
 @torch.inference_mode()
 def acceptance(target: Path, draft: Path, *, depth: int = 3, n: int = 60, seed: int = SEED) -> float:
-    """Share of drafted tokens accepted when `draft` proposes `depth` greedy tokens at every step of the target's greedy text.
+    """Share of drafted tokens accepted when `draft` proposes `depth` greedy tokens at each step of the target's text.
 
-    Over the assistant turns of held-out tool calls and JSON, where the true text stands for the target's own (it is, but
-    for the few per cent the scores miss). A drafted token counts as accepted when it and all before it in its draft are.
+    Over the assistant turns of held-out tool calls and JSON, where the true text stands for the target's own (it is,
+    but for the few per cent the scores miss). A drafted token is accepted when it and all before it in its draft are.
     """
     tok = AutoTokenizer.from_pretrained(target)
     model = LlamaForCausalLM.from_pretrained(draft, dtype=torch.float32).eval()
@@ -192,9 +192,11 @@ def card_scores(scores: dict[str, Any]) -> str:
     rows = "\n".join(f"| {family} | {s['share']:.1%} | {s['n']} |" for family, s in scores.items() if "n" in s)
     draft = scores["draft_acceptance"]
     return (
-        f"{MARK}\n## Held-out scores\n\nGreedy, no constraint, by `score.py` (seed {SEED}), transformers' Llama in float32.\n\n"
+        f"{MARK}\n## Held-out scores\n\n"
+        f"Greedy, no constraint, by `score.py` (seed {SEED}), transformers' Llama in float32.\n\n"
         f"| family | right | answers |\n|---|---|---|\n{rows}\n\n"
-        f"Draft: {draft['share']:.1%} of the tokens it drafts are accepted at depth {draft['depth']} (tool calls and JSON).\n"
+        f"Draft: {draft['share']:.1%} of the tokens it drafts are accepted at depth {draft['depth']}"
+        " (tool calls and JSON).\n"
     )
 
 

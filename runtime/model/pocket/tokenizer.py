@@ -1,8 +1,9 @@
 """The pocket model's tokenizer: byte-level BPE of 4,096 entries, made so that copying is easy.
 
-A word has one spelling in tokens wherever it stands: the space before it is a token of its own (only the words of
-`GLUED`, which nobody copies, carry theirs), a plural's `s` is cut off, and every digit stands alone. A name in a
-sentence, in a JSON string and at the start of an answer is then the same ids, and copying it is looking up ids.
+A name must be found in a sentence and written again in a JSON string or at the start of an answer, where no space
+stands before it. So the capital letter of a name is a token of its own, with its space or without, and the rest of the
+name is the same ids everywhere; a plural's `s` is cut off; every digit stands alone. Only the words of `WHOLE`, which
+begin sentences and are never copied, keep their capital.
 """
 
 import itertools
@@ -15,21 +16,22 @@ from banyan.runtime.model.pocket.chat import CALL_CLOSE, CALL_OPEN, END, PAD, ST
 from banyan.runtime.model.pocket.data import stream
 
 VOCABULARY = 4096
-N_SAMPLES = 60_000
+N_SAMPLES = 30_000
 SPECIAL = (PAD, START, END)
 ADDED = (CALL_OPEN, CALL_CLOSE, TOOLS_OPEN, TOOLS_CLOSE)
-GLUED = """a about all also am an and are as at be been before between but by can come comes could days did do does each for from
-get gets give has have he her his how i in into is it its last like lives many me more most much my need no not now of on one
-or other our out over per please she so some than that the their them then there they this to total up was we were what when
-where which who will with work works you your years""".split()  # fmt: skip
-
+WHOLE = tuple(
+    """The What How Which Where When Who Text Label Question Answer Add Find Extract Schema Fields Write Give Return
+    Convert Compute Calculate Tell Please Can Could Your You There This Today Order Tables Tool Tools Use Numbers
+    Target Propose Result Is It In On At For From We And Hello Multiply Look Get Repeat Again Call""".split()  # noqa: SIM905
+)
 SPLIT = "|".join(
     (
-        rf" (?:{'|'.join(GLUED)})(?![\p{{L}}\p{{N}}])",
-        r"\p{Lu}?\p{Ll}{3,}(?=s(?!\p{L}))",
-        r"\p{Lu}?\p{Ll}+",
-        r"\p{Lu}+(?!\p{Ll})",
-        r"\p{L}+",
+        rf" ?(?:{'|'.join(WHOLE)})(?!\p{{L}})",
+        r" ?\p{Lu}(?=\p{Ll})",
+        r" ?\p{Ll}{3,}(?=s(?!\p{L}))",
+        r" ?\p{Ll}+",
+        r" ?\p{Lu}+(?!\p{Ll})",
+        r" ?\p{L}+",
         r"\p{N}",
         r" ?[^\s\p{L}\p{N}]+",
         r"\n+",

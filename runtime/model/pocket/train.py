@@ -1,8 +1,10 @@
-"""Trains the pocket model from nothing: tokenizer, main model, draft, scores. `python -m banyan.runtime.model.pocket.train`
+"""Trains the pocket model from nothing: `python -m banyan.runtime.model.pocket.train` (tokenizer, main, draft, scores).
 
 Matrices inside the layers are trained with Muon, the rest with AdamW. The schedule is warm-up, constant, then a linear
 decay to zero over the last `n_decay` steps, so that the constant part does not depend on where the end will be.
-Work files lie in `work/`; a run that was stopped goes on from its checkpoint, exactly.
+On a CPU each core is a rank of its own with one thread: ranks meet once a step, threads would meet in every operation,
+which costs most where the cores have other work too. Each rank runs Muon for its share of the matrices.
+Work files lie in `work/`; a run that was stopped goes on from its checkpoint, exactly, with as many ranks as before.
 """
 
 import argparse
@@ -11,23 +13,28 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from banyan.runtime.model.pocket import feed, path, tokenizer
+from banyan.runtime.model.pocket import feed, path, score, tokenizer
 from banyan.runtime.model.pocket.chat import END, PAD
 from banyan.runtime.model.pocket.data import FAMILIES, samples
 from banyan.runtime.model.pocket.net import DRAFT, MAIN, Net, Shape
 
 SEED = 2024
 WORK = Path(__file__).parent / "work"
+LOG_EVERY, SAVE_EVERY, JUDGE_EVERY = 50, 100, 400  # steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +44,12 @@ class Recipe:
     shape: Shape
     n_steps: int
     n_decay: int
-    n_warmup: int = 40
-    n_batches: int = 2
-    muon_rate: float = 0.02
+    n_warmup: int = 150
+    n_batches: int = 1
+    muon_rate: float = 0.01
     adam_rate: float = 0.003
     weight_decay: float = 0.02
-    context_share: float = 0.1
+    context_share: float = 0.07
     average: float = 0.98
     seed: int = SEED
 
@@ -51,23 +58,61 @@ class Recipe:
         return min(1.0, (step + 1) / self.n_warmup, max(0.0, (self.n_steps - step) / self.n_decay))
 
 
+class Ranks(NamedTuple):
+    """Which of the processes that train together this one is."""
+
+    rank: int = 0
+    n_ranks: int = 1
+
+    def sum(self, tensor: Tensor) -> None:
+        if self.n_ranks > 1:
+            dist.all_reduce(tensor)
+
+    def share(self, tensors: Sequence[Tensor]) -> None:
+        """Gives every rank what the others changed: tensor i is rank `i % n_ranks`'s."""
+        for rank in range(self.n_ranks if self.n_ranks > 1 else 0):
+            mine = tensors[rank :: self.n_ranks]
+            flat = torch.cat([t.flatten() for t in mine])
+            dist.broadcast(flat, rank)
+            for tensor, part in zip(mine, flat.split([t.numel() for t in mine]), strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+
+ALONE = Ranks()
+
+
 class Run:
     """A training run that can be stopped and continued: the net, its optimisers, and its place in the data."""
 
-    def __init__(self, recipe: Recipe, tok: Tokenizer, checkpoint: Path, teacher: Net | None = None) -> None:
-        self.recipe, self.tok, self.checkpoint, self.teacher = recipe, tok, checkpoint, teacher
+    def __init__(
+        self,
+        recipe: Recipe,
+        tok: Tokenizer,
+        checkpoint: Path,
+        teacher: Net | None = None,
+        *,
+        compiled: bool = False,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.recipe, self.tok, self.teacher, self.ranks = recipe, tok, teacher, ranks
+        self.checkpoint = checkpoint.with_suffix(f".{ranks.rank}.ckpt")
+        self.must_stop = self.is_stopped = False  # asked here; agreed by all ranks
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.net = Net(recipe.shape, recipe.seed).to(self.device)
-        hidden = [p for n, p in self.net.named_parameters() if p.ndim == 2 and "embed" not in n]
+        if compiled:  # the layers are bound by memory: fused, they are half again as fast on a CPU
+            for layer in self.net.model.layers:
+                layer.compile(dynamic=True)
+        self.hidden = [p for n, p in self.net.named_parameters() if p.ndim == 2 and "embed" not in n]
         others = [p for n, p in self.net.named_parameters() if p.ndim == 1 or "embed" in n]
+        mine = self.hidden[ranks.rank :: ranks.n_ranks]
         self.optimisers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(hidden, lr=recipe.muon_rate, weight_decay=recipe.weight_decay, momentum=0.95),
+            torch.optim.Muon(mine, lr=recipe.muon_rate, weight_decay=recipe.weight_decay, momentum=0.95),
             torch.optim.AdamW(others, lr=recipe.adam_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
         ]
         self.rates = [recipe.muon_rate, recipe.adam_rate]
         self.average = [p.detach().clone() for p in self.net.parameters()]
         self.step, self.pool, self.index, self.n_tokens = 0, 0, 0, 0
-        if checkpoint.exists():
+        if self.checkpoint.exists():
             self._load()
 
     def _load(self) -> None:
@@ -106,20 +151,21 @@ class Run:
             pool, index = pool + 1, 0
 
     def steps(self) -> Iterator[float]:
-        """Runs the steps that are left; yields each step's mean loss in nats."""
+        """Runs the steps that are left; yields each step's mean loss in nats, over this rank's batches."""
         source = self._batches()
-        while self.step < self.recipe.n_steps:
-            total, n = 0.0, 0
-            for _ in range(self.recipe.n_batches):
-                batch, pool, index = next(source)
-                loss = self._loss(batch)
-                loss.backward()
-                total, n = total + loss.item(), n + int(batch.chosen.sum())
-                self.pool, self.index = pool, index
+        while self.step < self.recipe.n_steps and not self.is_stopped:
+            total, n, n_mine = 0.0, 0, 0
+            for i in range(self.recipe.n_batches * self.ranks.n_ranks):
+                batch, self.pool, self.index = next(source)
+                n += int(batch.chosen.sum())
                 self.n_tokens += batch.ids.numel()
+                if i % self.ranks.n_ranks == self.ranks.rank:
+                    loss = self._loss(batch)
+                    loss.backward()
+                    total, n_mine = total + loss.item(), n_mine + int(batch.chosen.sum())
             self._update(n)
             self.step += 1
-            yield total / n
+            yield total / n_mine
 
     def _loss(self, batch: feed.Batch) -> Tensor:
         """Summed cross entropy at the chosen places, against the data or, with a teacher, against its distribution."""
@@ -134,15 +180,24 @@ class Run:
         return F.cross_entropy(logits.float(), goal, reduction="sum")
 
     def _update(self, n: int) -> None:
+        """One step of the optimisers; gradients are summed over the ranks, and a rank that was stopped stops all."""
         parameters = list(self.net.parameters())
-        torch._foreach_div_([p.grad for p in parameters], float(n))
+        flat = torch.cat(
+            [p.grad.flatten() for p in parameters] + [torch.tensor([float(self.must_stop)], device=self.device)]
+        )
+        self.ranks.sum(flat)
+        self.is_stopped = bool(flat[-1] > 0)
+        for p, part in zip(parameters, flat[:-1].div_(n).split([p.numel() for p in parameters]), strict=True):
+            p.grad = part.view_as(p)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         for optimiser, rate in zip(self.optimisers, self.rates, strict=True):
             for group in optimiser.param_groups:
                 group["lr"] = rate * self.recipe.rate(self.step)
             optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
+        for p in parameters:
+            p.grad = None
         with torch.no_grad():
+            self.ranks.share(self.hidden)
             torch._foreach_lerp_(self.average, parameters, 1 - self.recipe.average)
 
     def averaged(self) -> Net:
@@ -190,59 +245,85 @@ def exact_targets(net: Net, tok: Tokenizer, family: str, n: int = 48, seed: int 
     return right / total
 
 
-def train(name: str, recipe: Recipe, tok: Tokenizer, *, teacher: Net | None = None, every: int = 100) -> Net:
+def train(
+    name: str,
+    recipe: Recipe,
+    tok: Tokenizer,
+    *,
+    teacher: Net | None = None,
+    compiled: bool = True,
+    ranks: Ranks = ALONE,
+) -> Net:
     """Trains (or goes on training) one model, with a line in the log, a checkpoint and held-out shares now and then."""
-    run = Run(recipe, tok, WORK / f"{name}.ckpt", teacher)
-    stopped: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
+    run = Run(recipe, tok, WORK / name, teacher, compiled=compiled, ranks=ranks)
+    signal.signal(signal.SIGTERM, lambda number, frame: setattr(run, "must_stop", True))
     started, before, losses = time.monotonic(), run.n_tokens, []
     for loss in run.steps():
         assert math.isfinite(loss), f"step {run.step}: loss is {loss}"
         losses.append(loss)
-        if run.step % 20 == 0:
+        if run.step % LOG_EVERY == 0 and ranks.rank == 0:
             speed = (run.n_tokens - before) / (time.monotonic() - started)
-            print(
-                f"{name} step {run.step} tokens {run.n_tokens / 1e6:.2f}M loss {sum(losses) / len(losses):.4f} {speed:.0f} tokens/s",
-                flush=True,
-            )
+            place = f"{name} step {run.step} tokens {run.n_tokens / 1e6:.2f}M"
+            print(f"{place} loss {sum(losses) / len(losses):.4f} {speed:.0f} tokens/s", flush=True)
             started, before, losses = time.monotonic(), run.n_tokens, []
-        if run.step % every == 0 or stopped or run.step == recipe.n_steps:
+        if run.step % SAVE_EVERY == 0 or run.is_stopped or run.step == recipe.n_steps:
             run.save()
-            export(run.averaged(), tok, WORK / name)
-        if run.step % (4 * every) == 0:
+            if ranks.rank == 0:
+                export(run.averaged(), tok, WORK / name)
+        if run.step % JUDGE_EVERY == 0 and ranks.rank == 0:
             net = run.averaged().cpu()
             shares = {family: round(exact_targets(net, tok, family), 3) for family in FAMILIES}
             print(f"{name} step {run.step} held-out targets {shares}", flush=True)
-            started, before = time.monotonic(), run.n_tokens
-        if stopped:
-            raise SystemExit(f"stopped at step {run.step}; run again to continue")
+    if run.is_stopped:
+        raise SystemExit(f"stopped at step {run.step}; run again to continue")
     return run.averaged()
 
 
-MAIN_RECIPE = Recipe(MAIN, n_steps=3600, n_decay=1000)
+MAIN_RECIPE = Recipe(MAIN, n_steps=3400, n_decay=1000)
 DRAFT_RECIPE = Recipe(DRAFT, n_steps=1600, n_decay=600)
+
+
+def join(rank: int, n_ranks: int) -> tuple[Ranks, list[subprocess.Popen[bytes]]]:
+    """Joins the ranks; rank 0 starts the others first and gets their processes."""
+    others = []
+    meeting = WORK / "meeting"
+    if rank == 0:
+        meeting.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "banyan.runtime.model.pocket.train", *sys.argv[1:], "--rank"]
+        others = [subprocess.Popen([*command, str(i)]) for i in range(1, n_ranks)]
+    if n_ranks > 1:
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=n_ranks)
+    return Ranks(rank, n_ranks), others
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=MAIN_RECIPE.n_steps, help="steps of the main model")
     parser.add_argument("--draft-steps", type=int, default=DRAFT_RECIPE.n_steps, help="steps of the draft (0: none)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    n_ranks = 1 if torch.cuda.is_available() else os.cpu_count() or 1
+    parser.add_argument("--ranks", type=int, default=n_ranks, help="processes, of one thread each on a CPU")
+    parser.add_argument("--eager", action="store_true", help="do not compile (where there is no C++ compiler)")
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1 if args.ranks > 1 else os.cpu_count() or 1)
     file = WORK / "tokenizer.json"
     if not file.exists():
         WORK.mkdir(exist_ok=True)
         tokenizer.train(SEED).save(str(file))
-    tok = Tokenizer.from_file(str(file))
-    net = train("pocket", dataclasses.replace(MAIN_RECIPE, n_steps=args.steps), tok)
-    export(net, tok, path("pocket"))
+    ranks, others = join(args.rank, args.ranks)
+    tok, compiled = Tokenizer.from_file(str(file)), not args.eager
+    recipe = dataclasses.replace(MAIN_RECIPE, n_steps=args.steps)
+    net = train("pocket", recipe, tok, compiled=compiled, ranks=ranks)
     if args.draft_steps:
-        draft = train("draft", dataclasses.replace(DRAFT_RECIPE, n_steps=args.draft_steps), tok, teacher=net)
-        export(draft, tok, path("draft"))
-        from banyan.runtime.model.pocket import score
-
-        score.record()
+        recipe = dataclasses.replace(DRAFT_RECIPE, n_steps=args.draft_steps)
+        draft = train("draft", recipe, tok, teacher=net, compiled=compiled, ranks=ranks)
+    if args.rank == 0:
+        export(net, tok, path("pocket"))
+        if args.draft_steps:
+            export(draft, tok, path("draft"))
+            score.record()
+        for process in others:
+            process.wait()
 
 
 if __name__ == "__main__":

@@ -203,7 +203,7 @@ class Talk:
         self.answers: list[str] = []
 
     def ask(self, text: str) -> None:
-        self.messages.append({"role": "user", "content": text})
+        self.messages.append({"role": "user", "content": self.draw.asked(text)})
 
     def call(self, name: str, /, **arguments: object) -> str:
         result = run(name, arguments, self.functions)
@@ -391,10 +391,10 @@ def world_text(tables: dict[str, dict[str, str]]) -> str:
 
 
 def tool_calls(d: Draw) -> Sample:
-    """A conversation of one to three questions, each answered through one to three calls."""
+    """A conversation of one to four questions, each answered through one to three calls."""
     kinds = [arithmetic, conversion, later_date, date_span, table_question, chained, _generic_question]
     weights = [5, 2, 1.5, 1, 2.5, 1.5, 2]
-    chosen = d.rng.choices(kinds, weights, k=d.pick((1, 1, 2, 2, 3)))
+    chosen = d.rng.choices(kinds, weights, k=d.pick((1, 2, 3, 3, 4)))
     tools, functions = [CALCULATOR], dict(FUNCTIONS)
     tools += [tool for tool, p in ((CONVERT, 0.6), (ADD_DAYS, 0.5), (DAYS_BETWEEN, 0.5)) if d.chance(p)]
     needs = {conversion: CONVERT, chained: CONVERT, later_date: ADD_DAYS, date_span: DAYS_BETWEEN}

@@ -22,8 +22,8 @@ from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-HELD_RANGES = (range(30, 40), range(300, 400), range(1000, 2000))
-HELD_YEARS = range(2020, 2026)
+HELD_RANGES = tuple(range(hundred + 37, hundred + 44) for hundred in range(0, 10_000, 100))
+HELD_YEARS = (1993, 2004, 2016, 2023, 2031)
 _YEARS = range(1985, 2045)
 
 
@@ -104,6 +104,20 @@ GOOD = tuple(
 )
 BAD = tuple("awful terrible horrible dreadful boring broken disappointing useless poor nasty dull annoying".split())
 
+ASIDES = (
+    "Hi! {q}",
+    "OK. {q}",
+    "Now: {q}",
+    "{q} Thanks!",
+    "Please: {q}",
+    "Next question: {q}",
+    "Tell me: {q}",
+    "And {q}",
+    "Well, {q}",
+    "{q} Please.",
+    "I ask you: {q}",
+    "Another one: {q}",
+)
 _ONSETS = "b c d f g h j k l m n p r s t v w z br cl dr fl gr kr pl pr sh sl st th tr ch qu".split()
 _VOWELS = "a e i o u a e i o ai ea ou".split()
 _CODAS = ["", "", "", "l", "n", "r", "s", "t", "m", "k", "nd", "th", "sk", "x"]
@@ -145,9 +159,19 @@ class Draw:
         """A phrase of this half with its fields filled in."""
         return self.pick(phrases.held if self.held else phrases.train).format(**fields)
 
+    def asked(self, question: str) -> str:
+        """A question as it may be put in training: now and then with a word before or after it."""
+        if self.held or self.chance(0.7):
+            return question
+        return self.pick(ASIDES).format(q=question)
+
     def listed(self, words: tuple[str, ...]) -> str:
         """A word of this half of a list."""
         return self.pick(split(words, self.held))
+
+    def mixed(self, words: tuple[str, ...]) -> str:
+        """A word of a list, or as often a made-up one: what stands for a value must be copied, not guessed."""
+        return self.listed(words) if self.chance(0.5) else self.word()
 
     def word(self) -> str:
         """A made-up lower-case word of 2-3 syllables, such as `drenalo`."""
@@ -168,7 +192,7 @@ class Draw:
         return self.listed(CITIES) if self.chance(0.4) else self.word().capitalize()
 
     def item(self) -> str:
-        return self.listed(ITEMS) if self.chance(0.7) else self.word()
+        return self.mixed(ITEMS)
 
     def label(self) -> str:
         return self.listed(LABELS) if self.chance(0.4) else self.word()
