@@ -1,37 +1,12 @@
 """Attention on a CPU through the compiled library; what it does not know goes to `plain.py`."""
 
-import ctypes
-from typing import Any, NamedTuple
-
-import torch
 from torch import Tensor
 
-from banyan.kernels.attention import plain
+from banyan.kernels.attention import native, plain
 from banyan.kernels.attention.batch import Ragged
-from banyan.kernels.attention.plan import Tiles, plan
 from banyan.kernels.native import build
 
-LOG2E = 1.4426950408889634
-ROWS = 64  # of a chunk's tile: tokens times heads of a group; K and V of a block are prepared once for all of them
 MAX_ROWS, MAX_DIM = 256, 256  # as ops.cpp has them
-SMALL_WORK = 1 << 17  # multiply-adds below which waking a second thread costs more than it saves
-
-
-class _Call(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "sinks", "table", "part", "lse")),
-        *((name, ctypes.c_int64) for name in ("s_q", "s_out", "s_page", "s_slot")),
-        *((name, ctypes.c_int32) for name in ("s_table", "n_heads", "n_kv_heads", "dim", "page", "window")),
-        *((name, ctypes.c_float) for name in ("scale", "softcap")),
-    )
-
-
-class _Work(NamedTuple):
-    """A plan as the library takes it."""
-
-    tables: tuple[Any, ...]  # arrays whose memory `arguments` points to
-    arguments: tuple[int, ...]  # small, n_small, large, n_large, merges, n_merges, n_threads
-    n_partials: int
 
 
 def attention(
@@ -49,7 +24,7 @@ def attention(
     library = build.library()
     if library is None or not is_known(q, k_pool, v_pool):
         return plain.attention(q, k_pool, v_pool, ragged, scale=scale, softcap=softcap, window=window, sinks=sinks)
-    return attend(library, q, k_pool, v_pool, ragged, scale=scale, softcap=softcap, window=window, sinks=sinks)
+    return native.attend(library, q, k_pool, v_pool, ragged, scale=scale, softcap=softcap, window=window, sinks=sinks)
 
 
 def is_known(q: Tensor, k_pool: Tensor, v_pool: Tensor) -> bool:
@@ -66,67 +41,3 @@ def is_known(q: Tensor, k_pool: Tensor, v_pool: Tensor) -> bool:
         and k_pool.is_contiguous()
         and v_pool.is_contiguous()
     )
-
-
-def attend(
-    library: ctypes.CDLL,
-    q: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
-    ragged: Ragged,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    window: int = 0,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """`attention` by this library, for inputs that it knows."""
-    n_rows, n_heads, dim = q.shape
-    _, page_size, n_kv_heads, _ = k_pool.shape
-    out = torch.empty((n_rows, n_heads, dim), dtype=q.dtype)
-    work = _plan(ragged, n_heads, n_kv_heads, dim, window)
-    part = torch.empty((work.n_partials, n_heads, dim + 1))  # one buffer: results, then their log-sum-exps
-    if sinks is not None:
-        sinks = sinks.to(torch.float32).contiguous()
-    call = _Call(
-        q.data_ptr(),
-        k_pool.data_ptr(),
-        v_pool.data_ptr(),
-        out.data_ptr(),
-        None if sinks is None else sinks.data_ptr(),
-        ragged.page_table.data_ptr(),
-        part.data_ptr(),
-        part.data_ptr() + 4 * work.n_partials * n_heads * dim,
-        q.stride(0),
-        n_heads * dim,
-        page_size * n_kv_heads * dim,
-        n_kv_heads * dim,
-        ragged.page_table.stride(0),
-        n_heads,
-        n_kv_heads,
-        dim,
-        page_size,
-        window,
-        scale * LOG2E * (2.0 / softcap if softcap else 1.0),
-        softcap,
-    )
-    library.banyan_attention(q.dtype == torch.bfloat16, ctypes.addressof(call), *work.arguments)
-    return out
-
-
-def _plan(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int) -> _Work:
-    n_threads = torch.get_num_threads()
-    key = ("native", n_heads, n_kv_heads, dim, window, n_threads)
-    plans = {} if ragged.plans is None else ragged.plans
-    if key not in plans:
-        pairs = sum(q * kv for q, kv in zip(ragged.q_lens, ragged.kv_lens, strict=True))
-        if pairs * n_heads * dim < SMALL_WORK:
-            n_threads = 1
-        tiles = Tiles(small=1, large=max(1, ROWS * n_kv_heads // n_heads))
-        made = plan(
-            ragged.q_lens, ragged.kv_lens, tiles=tiles, n_kv_heads=1, n_processors=n_threads, window=window
-        )  # fmt: skip
-        arguments = (x for table in made[:3] for x in (table.ctypes.data, len(table)))
-        plans[key] = _Work(made[:3], (*arguments, n_threads), made.n_partials)
-    work: _Work = plans[key]
-    return work

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import torch
 
+from banyan.kernels.native import trial
+
 SOURCE = Path(__file__).with_name("ops.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
 DTYPES = (torch.float32, torch.bfloat16)  # what the library computes on; all others go to torch
@@ -51,7 +53,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "banyan" / "kernels"
 
 
-def load(compiler: str, folder: Path, trial: Callable[[ctypes.CDLL], None] | None = None) -> ctypes.CDLL:
+def load(compiler: str, folder: Path, check: Callable[[ctypes.CDLL], None] = trial.run) -> ctypes.CDLL:
     """Build what `folder` does not have yet, try it, and load it.
 
     Raises CalledProcessError when the compiler fails, AssertionError when the trial does, OSError when the library does
@@ -64,7 +66,7 @@ def load(compiler: str, folder: Path, trial: Callable[[ctypes.CDLL], None] | Non
             built = Path(scratch) / path.name
             command = [compiler, *FLAGS, str(SOURCE), "-o", str(built)]
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-            (trial or _trial)(_declare(ctypes.CDLL(str(built))))
+            check(_declare(ctypes.CDLL(str(built))))
             built.rename(path)
     return _declare(ctypes.CDLL(str(path)))
 
@@ -92,10 +94,3 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     for name in ("attention", "rms_norm", "rope", "silu_mul"):
         getattr(library, f"banyan_{name}").restype = None
     return library
-
-
-def _trial(library: ctypes.CDLL) -> None:
-    """A fresh build must agree with the references; AssertionError where it does not."""
-    from banyan.kernels.native.trial import run
-
-    run(library)

@@ -5,7 +5,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from banyan.kernels.attention import cpu
+from banyan.kernels.attention import native
 from banyan.kernels.attention import reference as attention
 from banyan.kernels.attention.batch import ragged
 from banyan.kernels.rms_norm import reference as rms_norm
@@ -38,7 +38,7 @@ def _attention(library: ctypes.CDLL, chance: torch.Generator, dtype: torch.dtype
         wide = q.double(), k_pool.double(), v_pool.double()
         sinks = torch.randn(heads, generator=chance)
         for softcap, window, sink in ((0.0, 0, None), (5.0, 40, sinks)):
-            got = cpu.attend(
+            got = native.attend(
                 library, q, k_pool, v_pool, batch, scale=0.1, softcap=softcap, window=window, sinks=sink
             )  # fmt: skip
             want = attention.attention(*wide, batch, scale=0.1, softcap=softcap, window=window, sinks=sink)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from banyan.kernels.attention import cpu, plain
+from banyan.kernels.attention import cpu, native, plain
 from banyan.kernels.native import build
 from banyan.kernels.testing.cases import Case, attention_case
 
@@ -27,7 +27,7 @@ def run(case: Case) -> None:
     case.check(plain.attention(*args, **case.options))
     library = build.library()
     if library is not None and cpu.is_known(*case[:3]):
-        case.check(cpu.attend(library, *args, **case.options))
+        case.check(native.attend(library, *args, **case.options))
 
 
 @pytest.mark.usefixtures("native")

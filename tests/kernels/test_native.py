@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from banyan.kernels import ops
-from banyan.kernels.attention import cpu
+from banyan.kernels.attention import native
 from banyan.kernels.native import build
 from banyan.kernels.testing.cases import attention_case
 from banyan.kernels.testing.small_ops import CHECKS
@@ -62,18 +62,18 @@ def test_a_build_is_tried_before_it_gets_its_name(tmp_path: Path, monkeypatch: p
         raise AssertionError("wrong on this machine")
 
     with pytest.raises(AssertionError, match="wrong on this machine"):
-        build.load(COMPILER, tmp_path, trial=refuse)
+        build.load(COMPILER, tmp_path, check=refuse)
     assert not list(tmp_path.iterdir())
 
     library = build.load(COMPILER, tmp_path)  # the narrowest vectors, no optimiser: the same answers
     case = attention_case(2, [1, 40], [70, 90], window=50, softcap=4.0, sinks=True)
-    case.check(cpu.attend(library, *case[:4], **case.options))
+    case.check(native.attend(library, *case[:4], **case.options))
 
     def forbid(*args: object, **options: object) -> None:
         raise AssertionError("built twice")
 
     monkeypatch.setattr(subprocess, "run", lambda command, **options: _version_only(command, forbid, **options))
-    build.load(COMPILER, tmp_path, trial=refuse)
+    build.load(COMPILER, tmp_path, check=refuse)
 
 
 _run = subprocess.run
