@@ -62,6 +62,6 @@ $(READY): pyproject.toml
 	if [[ ! -e $@ || pyproject.toml -nt $@ ]]; then \
 		echo 'Setting up $(VENV) (a few minutes the first time) ...'; \
 		$(PYTHON) -m venv $(VENV); \
-		$(BIN)/pip install $$([[ -t 1 ]] || echo --quiet) -e '.[test]'; \
+		$(BIN)/pip install $$([[ -t 2 ]] || echo --quiet) -e '.[test]'; \
 		touch $@; \
 	fi
