@@ -86,16 +86,14 @@ def test_the_ops_around_attention(target: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("dim", [16, 64, 80, 96, 112, 128, 256])
+@pytest.mark.parametrize("dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("heads", [(32, 8), (8, 8), (64, 1)], ids=str)
-def test_every_head_shape(target: str, dtype: torch.dtype, dim: int, heads: tuple[int, int]) -> None:
-    compile_attention(target, dtype, heads, dim)
+def test_every_head_shape(target: str, dim: int, heads: tuple[int, int]) -> None:
+    compile_attention(target, torch.bfloat16, heads, dim)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("page_size", [1, 16, 32, 64])
-@pytest.mark.parametrize("options", [{}, {"window": 4096}, {"softcap": 30.0}, {"sinks": True}, ALL_OPTIONS], ids=str)
-def test_every_option(target: str, page_size: int, options: dict[str, Any]) -> None:
-    compile_attention(target, torch.bfloat16, (32, 8), 128, page_size, **options)
+@pytest.mark.parametrize("page_size", [1, 64])
+@pytest.mark.parametrize("options", [{"window": 4096}, {"softcap": 30.0}, {"sinks": True}, ALL_OPTIONS], ids=str)
+def test_every_option(page_size: int, options: dict[str, Any]) -> None:
+    compile_attention("sm_90", torch.bfloat16, (32, 8), 128, page_size, **options)

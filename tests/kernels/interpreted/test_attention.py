@@ -100,8 +100,8 @@ def test_random_batches(call: dict, min_split: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1200)
-@settings(max_examples=1000, deadline=None)
+@pytest.mark.timeout(1500)
+@settings(max_examples=300, deadline=None)
 @given(call=calls, min_split=st.sampled_from([32, 256]))
 def test_many_random_batches(call: dict, min_split: int) -> None:
     run_random(call, min_split)
