@@ -29,7 +29,7 @@ def show() -> int:
         _add(table, path.name, path, spec.read_spec, "ships with Banyan")
     for name, path in _cached():
         _add(table, name, path, spec.read_spec, "in the hub cache")
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     console.print(
         f"\nRun one with --model: a name above, a directory, or a hub id in Hugging Face format (safetensors).\n"

@@ -11,7 +11,7 @@ import banyan as bn
 from common import Saved, choose_runtime, verdict
 
 PUZZLES = [((4, 6, 9), 33), ((12, 5, 3), 180), ((7, 8, 20), 76)]
-WIDTH = 8  # proposals of each branch
+WIDTH = 16  # proposals of each branch
 
 
 def step(text: str, numbers: tuple[int, ...]) -> tuple[int, ...] | None:
