@@ -1,4 +1,4 @@
-"""Trains the pocket model from nothing: `python -m banyan.runtime.model.pocket.train` (tokenizer, main, draft, scores).
+"""Trains the pocket model from nothing: `python -m banyan.runtime.model.pocket.train` (tokenizer, models, scores).
 
 Matrices inside the layers are trained with Muon, the rest with AdamW. The schedule is warm-up, constant, then a linear
 decay to zero over the last `n_decay` steps, so that the constant part does not depend on where the end will be.
@@ -89,16 +89,18 @@ class Run:
         recipe: Recipe,
         tok: Tokenizer,
         checkpoint: Path,
-        teacher: Net | None = None,
         *,
         compiled: bool = False,
         ranks: Ranks = ALONE,
+        start: Path | None = None,
     ) -> None:
-        self.recipe, self.tok, self.teacher, self.ranks = recipe, tok, teacher, ranks
+        self.recipe, self.tok, self.ranks = recipe, tok, ranks
         self.checkpoint = checkpoint.with_suffix(f".{ranks.rank}.ckpt")
         self.must_stop = self.is_stopped = False  # asked here; agreed by all ranks
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.net = Net(recipe.shape, recipe.seed).to(self.device)
+        if start:
+            self.net.load_state_dict(load(start, recipe.shape).state_dict())
         if compiled:  # the layers are bound by memory: fused, they are half again as fast on a CPU
             for layer in self.net.model.layers:
                 layer.compile(dynamic=True)
@@ -168,16 +170,11 @@ class Run:
             yield total / n_mine
 
     def _loss(self, batch: feed.Batch) -> Tensor:
-        """Summed cross entropy at the chosen places, against the data or, with a teacher, against its distribution."""
+        """Summed cross entropy at the chosen places."""
         ids, chosen = batch.ids.to(self.device), batch.chosen.to(self.device)
         with torch.autocast(self.device.type, dtype=torch.bfloat16):
             logits = self.net.logits(self.net(ids)[:, :-1][chosen])
-            if self.teacher is None:
-                goal: Tensor = ids[:, 1:][chosen]
-            else:
-                with torch.no_grad():
-                    goal = self.teacher.logits(self.teacher(ids)[:, :-1][chosen]).float().softmax(-1)
-        return F.cross_entropy(logits.float(), goal, reduction="sum")
+        return F.cross_entropy(logits.float(), ids[:, 1:][chosen], reduction="sum")
 
     def _update(self, n: int) -> None:
         """One step of the optimisers; gradients are summed over the ranks, and a rank that was stopped stops all."""
@@ -250,12 +247,15 @@ def train(
     recipe: Recipe,
     tok: Tokenizer,
     *,
-    teacher: Net | None = None,
     compiled: bool = True,
     ranks: Ranks = ALONE,
+    start: Path | None = None,
 ) -> Net:
-    """Trains (or goes on training) one model, with a line in the log, a checkpoint and held-out shares now and then."""
-    run = Run(recipe, tok, WORK / name, teacher, compiled=compiled, ranks=ranks)
+    """Trains (or goes on training) one model, with a line in the log, a checkpoint and held-out shares now and then.
+
+    Where there is no checkpoint yet it begins with the weights of the folder `start`, or with fresh ones.
+    """
+    run = Run(recipe, tok, WORK / name, compiled=compiled, ranks=ranks, start=start)
     signal.signal(signal.SIGTERM, lambda number, frame: setattr(run, "must_stop", True))
     started, before, losses = time.monotonic(), run.n_tokens, []
     for loss in run.steps():
@@ -279,8 +279,10 @@ def train(
     return run.averaged()
 
 
-MAIN_RECIPE = Recipe(MAIN, n_steps=3400, n_decay=1000)
-DRAFT_RECIPE = Recipe(DRAFT, n_steps=1600, n_decay=600)
+RECIPES = {
+    "pocket": Recipe(MAIN, n_steps=3400, n_decay=1000),
+    "draft": Recipe(DRAFT, n_steps=2400, n_decay=1000),
+}
 
 
 def join(rank: int, n_ranks: int) -> tuple[Ranks, list[subprocess.Popen[bytes]]]:
@@ -298,32 +300,35 @@ def join(rank: int, n_ranks: int) -> tuple[Ranks, list[subprocess.Popen[bytes]]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=MAIN_RECIPE.n_steps, help="steps of the main model")
-    parser.add_argument("--draft-steps", type=int, default=DRAFT_RECIPE.n_steps, help="steps of the draft (0: none)")
+    parser.add_argument("--models", nargs="*", choices=RECIPES, default=list(RECIPES), help="which to train")
+    parser.add_argument("--steps", type=int, help="how many steps, where not the recipe's")
     n_ranks = 1 if torch.cuda.is_available() else os.cpu_count() or 1
     parser.add_argument("--ranks", type=int, default=n_ranks, help="processes, of one thread each on a CPU")
     parser.add_argument("--eager", action="store_true", help="do not compile (where there is no C++ compiler)")
+    parser.add_argument("--shipped", action="store_true", help="begin with the shipped weights and tokenizer")
+    parser.add_argument("--no-score", action="store_true", help="leave scores.json and the card as they are")
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    torch.set_num_threads(1 if args.ranks > 1 else os.cpu_count() or 1)
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)
     file = WORK / "tokenizer.json"
     if not file.exists():
         WORK.mkdir(exist_ok=True)
-        tokenizer.train(SEED).save(str(file))
+        shipped = path() / "tokenizer.json"
+        file.write_bytes(shipped.read_bytes()) if args.shipped else tokenizer.train(SEED).save(str(file))
     ranks, others = join(args.rank, args.ranks)
-    tok, compiled = Tokenizer.from_file(str(file)), not args.eager
-    recipe = dataclasses.replace(MAIN_RECIPE, n_steps=args.steps)
-    net = train("pocket", recipe, tok, compiled=compiled, ranks=ranks)
-    if args.draft_steps:
-        recipe = dataclasses.replace(DRAFT_RECIPE, n_steps=args.draft_steps)
-        draft = train("draft", recipe, tok, teacher=net, compiled=compiled, ranks=ranks)
-    if args.rank == 0:
-        export(net, tok, path("pocket"))
-        if args.draft_steps:
-            export(draft, tok, path("draft"))
-            score.record()
-        for process in others:
-            process.wait()
+    tok = Tokenizer.from_file(str(file))
+    for name in args.models:
+        recipe = RECIPES[name]
+        recipe = dataclasses.replace(recipe, n_steps=args.steps or recipe.n_steps)
+        start = path(name) if args.shipped else None
+        net = train(name, recipe, tok, compiled=not args.eager, ranks=ranks, start=start)
+        if ranks.rank == 0:
+            export(net, tok, path(name))
+    for process in others:
+        process.wait()
+    if ranks.rank == 0 and not args.no_score:
+        score.record()
 
 
 if __name__ == "__main__":
