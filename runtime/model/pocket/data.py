@@ -376,12 +376,12 @@ FAMILIES: dict[str, Family] = {
 }
 MIXTURE = {
     "tools": 0.27,
-    "json": 0.24,
+    "json": 0.28,
     "few_shot": 0.22,
     "reading": 0.1,
     "recall": 0.1,
-    "chat": 0.03,
-    "puzzle": 0.02,
+    "chat": 0.02,
+    "puzzle": 0.01,
     "long": 0.01,
     "drill": 0.01,
 }

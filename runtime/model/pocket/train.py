@@ -280,7 +280,7 @@ def train(
 
 
 RECIPES = {
-    "pocket": Recipe(MAIN, n_steps=3400, n_decay=1000),
+    "pocket": Recipe(MAIN, n_steps=4300, n_decay=1300),
     "draft": Recipe(DRAFT, n_steps=2400, n_decay=1000),
 }
 
