@@ -188,7 +188,7 @@ READ = Phrases(
     train=("Read the text and answer.", "Answer from the text.", "Answer with words from the text.", ""),
     held=("Answer the question from the text.",),
 )
-ACKNOWLEDGE = ("I will remember that.", "Noted.")
+ACKNOWLEDGE = "I will remember that."
 CHAT: tuple[tuple[Phrases, str], ...] = (
     (Phrases(("Hello", "Hello!", "Hi", "Hi!", "Hi there!", "Good morning!", "Good evening!", "Hey", "Hello there"), ("Hi, hello!", "Good morning")), "Hello! How can I help you?"),
     (Phrases(("Who are you?", "What are you?", "What is your name?", "Tell me who you are."), ("Please tell me who you are.", "And who are you?")), "I am the Banyan pocket model, a very small language model."),
@@ -257,14 +257,14 @@ def recall(d: Draw) -> Sample:
     for relation in facts:
         told["me", relation] = _value(d, MINE[relation][3])
         text = d.say(MINE[relation][0], v=told["me", relation])
-        turn(text, f"Hello {told['me', relation]}!" if relation == "name" else ACKNOWLEDGE[0])
+        turn(text, f"Hello {told['me', relation]}!" if relation == "name" else ACKNOWLEDGE)
         while d.chance(0.35):
             phrases, answer = d.pick(CHAT)
             turn(d.say(phrases), answer)
         if d.chance(0.3):
             who, other = d.name(), d.pick(tuple(FACTS))
             told[who, other] = _value(d, FACTS[other][2])
-            turn(d.say(FACTS[other][0], n=who, v=told[who, other]), ACKNOWLEDGE[0])
+            turn(d.say(FACTS[other][0], n=who, v=told[who, other]), ACKNOWLEDGE)
         if d.chance(0.3):
             ask(d.pick(list(told)))
     for key in d.some(list(told), min(len(told), d.pick((1, 2, 3)))):

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from banyan.runtime.model.pocket import path
 from banyan.runtime.model.pocket.chat import END, GENERATE, Message, Sample, parse_call, render
-from banyan.runtime.model.pocket.data import samples
+from banyan.runtime.model.pocket.data import ACKNOWLEDGE, CHAT, samples
 from banyan.runtime.model.pocket.tools import run
 
 Generate = Callable[[list[str]], list[str]]
@@ -100,12 +100,9 @@ def _questions(sample: Sample) -> list[tuple[str, str]]:
     turns = [i for i, m in enumerate(sample.messages) if m["role"] == "assistant"]
     if sample.family == "few_shot":
         turns = turns[-1:]
-    if sample.family == "recall":  # only what is asked for, not the acknowledgements
-        turns = [
-            i
-            for i in turns
-            if sample.messages[i - 1]["content"].endswith(("?", "me.", "job.", "friend.", "number.", "bought."))
-        ]
+    if sample.family == "recall":  # only the facts asked for, not the chat between
+        told = {ACKNOWLEDGE, *(answer for _, answer in CHAT)}
+        turns = [i for i in turns if not {(said := str(sample.messages[i]["content"])), said[:6]} & {*told, "Hello "}]
     return [(_text(sample.messages[:i], sample), str(sample.messages[i]["content"])) for i in turns]
 
 
