@@ -27,7 +27,7 @@ def test_the_demo_shown_is_of_this_demo() -> None:
     """Its questions and answers are the example's, and its counts add up; tests/examples/test_agents.py runs it."""
     shown = OUTPUTS["python examples/agents/react_tools.py"]
     example = (ROOT / "examples/agents/react_tools.py").read_text()
-    questions = re.findall(r"^(.*)\n  model: ", shown, re.MULTILINE)
+    questions = re.findall(r"^(\S.*)\n  model: ", shown, re.MULTILINE)
     assert len(questions) == 5
     assert all(f'"{question}"' in example for question in questions)
     assert shown.count("\n  right\n") == 5
