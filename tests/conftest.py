@@ -12,22 +12,28 @@ from typing import Any
 import pytest
 
 
-def _sibling(name: str) -> ModuleType:
-    """tests/<name>.py as a module: `--import-mode=importlib` puts no test folder on sys.path."""
-    module_name = f"banyan_tests_{name}"
-    if module_name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(module_name, Path(__file__).with_name(f"{name}.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[module_name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[module_name]
+@pytest.fixture(scope="session")
+def module_at() -> Callable[[Path], ModuleType]:
+    """`module_at(path)`: a file as a module, loaded once; `--import-mode=importlib` puts no test folder on sys.path."""
+    loaded: dict[Path, ModuleType] = {}
+
+    def load(path: Path) -> ModuleType:
+        if path not in loaded:
+            name = f"banyan_tests_{path.parent.name}_{path.stem}"
+            spec = importlib.util.spec_from_file_location(name, path)
+            assert spec is not None
+            assert spec.loader is not None
+            sys.modules[name] = loaded[path] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(loaded[path])
+        return loaded[path]
+
+    return load
 
 
 @pytest.fixture(scope="session")
-def tiny() -> ModuleType:
+def tiny(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     """The module tests/tiny.py: `make_tiny`, `make_tokenizer`, `reference`, `VOCAB`, ids of the special tokens."""
-    return _sibling("tiny")
+    return module_at(Path(__file__).with_name("tiny.py"))
 
 
 @pytest.fixture(scope="session")

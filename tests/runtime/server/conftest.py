@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
@@ -21,20 +19,9 @@ from banyan.runtime.server.state import unpack
 from banyan.runtime.server.tokenizer import Files, Span, Tokenizer
 
 
-def _load(name: str) -> ModuleType:
-    module_name = f"banyan_tests_server_{name}"
-    if module_name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(module_name, Path(__file__).with_name(f"{name}.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[module_name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[module_name]
-
-
 @pytest.fixture(scope="session")
-def fake_engine() -> ModuleType:
-    return _load("fake_engine")
+def fake_engine(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    return module_at(Path(__file__).with_name("fake_engine.py"))
 
 
 @pytest.fixture(scope="session")
