@@ -16,6 +16,15 @@
         ├── PromptTooLong    ... a prompt beyond the model's context
         ├── Cancelled        ... because someone asked for it
         ├── DeadlineExceeded ... because its time was up (also a TimeoutError)
+        ├── ConstraintError  ... the constraint of a gen cannot be used
+        │   ├── ConstraintSyntax        it is no regex, no JSON Schema, no grammar
+        │   ├── ConstraintUnsupported   it holds what cannot be enforced; names the construct
+        │   ├── ConstraintUnsatisfiable no output could match it
+        │   ├── ConstraintTooLarge      beyond a limit; says the numbers
+        │   ├── ConstraintTimeout       it did not compile in the time there is
+        │   ├── ConstraintCrashed       its compiler ended on it
+        │   ├── ConstraintBusy          too many are compiled at once; try again
+        │   └── ConstraintBroke         it met a limit in the middle of the output
         └── BatchError       some runs of a batch failed; holds the results of all
 
 An error rises where the user reads, with its cause chained (the shape is httpx's and trio's: one tree, drawn, tested).
@@ -115,6 +124,44 @@ class Cancelled(ProgramError):
 
 class DeadlineExceeded(ProgramError, TimeoutError):
     code = "deadline_exceeded"
+
+
+class ConstraintError(ProgramError, ValueError):
+    """The output of a gen was to match something that cannot be used. The gen fails; it never runs unconstrained."""
+
+    code = "constraint"
+
+
+class ConstraintSyntax(ConstraintError):
+    code = "constraint_syntax"
+
+
+class ConstraintUnsupported(ConstraintError):
+    code = "constraint_unsupported"
+
+
+class ConstraintUnsatisfiable(ConstraintError):
+    code = "constraint_unsatisfiable"
+
+
+class ConstraintTooLarge(ConstraintError):
+    code = "constraint_too_large"
+
+
+class ConstraintTimeout(ConstraintError):
+    code = "constraint_timeout"
+
+
+class ConstraintCrashed(ConstraintError):
+    code = "constraint_crashed"
+
+
+class ConstraintBusy(ConstraintError):
+    code = "constraint_busy"
+
+
+class ConstraintBroke(ConstraintError):
+    code = "constraint_broke"
 
 
 class BatchError(ProgramError):

@@ -60,6 +60,28 @@ class End(Wire, frozen=True):
 Part = str | Raw | Ref | Begin | End
 
 
+class ConstraintSpec(Wire, frozen=True):
+    """What the output of a gen must match, from its first character to its last. The server compiles it; an output that
+    ended by itself (finish_reason "stop", `matched` no stop string) is whole and matches.
+
+    text: a regex (Rust's syntax; no look-around, no back-references) | a JSON Schema, as JSON | a context-free grammar
+    in Lark, as llguidance reads it | a JSON list of strings, of which the output is one.
+    style: how JSON is spaced: {"a": 1, "b": 2}, {"a":1,"b":2}, or any whitespace.
+    after: free text comes first, until one of these strings stands in it; from there on (a little whitespace is free)
+    the constraint holds. (): from the first token. Special tokens count as what they spell ("</think>").
+    scope: with `after`, whether the output may also end without a value: "must" not, "may", "repeat": may, and after
+    each value free text goes on and may come to another.
+    end: stands right behind each value, and belongs to what is forced ("\\n</tool_call>").
+    """
+
+    kind: Literal["regex", "json_schema", "grammar", "choices"]
+    text: str
+    style: Literal["spaced", "compact", "flexible"] = "spaced"
+    after: tuple[str, ...] = ()
+    scope: Literal["must", "may", "repeat"] = "must"
+    end: str = ""
+
+
 class Sampling(Wire, frozen=True):
     """How one gen draws its tokens. One value, built once in the language and carried untouched to the sampler.
 
@@ -85,6 +107,8 @@ class Sampling(Wire, frozen=True):
     seed: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
+    constraint: ConstraintSpec | None = None
+    """Masks what may come next: last of all edits, before temperature. Logprobs stay the model's own."""
 
 
 class Append(Wire, frozen=True):
