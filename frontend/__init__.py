@@ -54,6 +54,15 @@ if TYPE_CHECKING:
     from banyan.runtime.errors import Cancelled as Cancelled
     from banyan.runtime.errors import ConfigError as ConfigError
     from banyan.runtime.errors import ConnectFailed as ConnectFailed
+    from banyan.runtime.errors import ConstraintBroke as ConstraintBroke
+    from banyan.runtime.errors import ConstraintBusy as ConstraintBusy
+    from banyan.runtime.errors import ConstraintCrashed as ConstraintCrashed
+    from banyan.runtime.errors import ConstraintError as ConstraintError
+    from banyan.runtime.errors import ConstraintSyntax as ConstraintSyntax
+    from banyan.runtime.errors import ConstraintTimeout as ConstraintTimeout
+    from banyan.runtime.errors import ConstraintTooLarge as ConstraintTooLarge
+    from banyan.runtime.errors import ConstraintUnsatisfiable as ConstraintUnsatisfiable
+    from banyan.runtime.errors import ConstraintUnsupported as ConstraintUnsupported
     from banyan.runtime.errors import DeadlineExceeded as DeadlineExceeded
     from banyan.runtime.errors import EngineLost as EngineLost
     from banyan.runtime.errors import ModelNotFound as ModelNotFound
@@ -81,6 +90,8 @@ _WHERE = {
     "program": ("Program", "function"),
     "runtime.errors": (
         *("BadMessage", "BadModel", "BadProgram", "BanyanError", "BatchError", "Cancelled", "ConfigError"),
+        *("ConstraintBroke", "ConstraintBusy", "ConstraintCrashed", "ConstraintError", "ConstraintSyntax"),
+        *("ConstraintTimeout", "ConstraintTooLarge", "ConstraintUnsatisfiable", "ConstraintUnsupported"),
         *("ConnectFailed", "DeadlineExceeded", "EngineLost", "ModelNotFound", "OutOfMemory", "ProgramError"),
         *("PromptTooLong", "RuntimeLost", "UnknownVariable", "Unsupported"),
     ),
@@ -99,6 +110,15 @@ __all__ = [
     "Cancelled",
     "ConfigError",
     "ConnectFailed",
+    "ConstraintBroke",
+    "ConstraintBusy",
+    "ConstraintCrashed",
+    "ConstraintError",
+    "ConstraintSyntax",
+    "ConstraintTimeout",
+    "ConstraintTooLarge",
+    "ConstraintUnsatisfiable",
+    "ConstraintUnsupported",
     "DeadlineExceeded",
     "EngineLost",
     "Group",
