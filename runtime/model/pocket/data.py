@@ -2,180 +2,65 @@
 
 Every family takes a `Draw` and returns a `Sample`. Nothing is memorised that could be copied: names, codes, labels and
 values are drawn anew for each sample, so what the model learns is to find and copy. `transcripts.tool_calls` is the
-family of tool calls, `few_shot.few_shot` that of classification; the others are here.
+family of tool calls, `records.extraction` that of JSON, `few_shot.few_shot` that of classification; the others are here.
 """
 
 # Phrases are read as lists, in long lines.
 # ruff: noqa: E501
 
 import itertools
-import json
 from collections.abc import Callable, Iterator
 
 from banyan.runtime.model.pocket.chat import Message, Sample, Target
 from banyan.runtime.model.pocket.few_shot import few_shot
+from banyan.runtime.model.pocket.records import extraction
 from banyan.runtime.model.pocket.transcripts import SYSTEMS, tool_calls
 from banyan.runtime.model.pocket.words import (
     ANIMALS,
     COLOURS,
     DAYS,
-    EVENTS,
     JOBS,
     Draw,
     Phrases,
 )
 
-# --- JSON extraction -------------------------------------------------------------------------------------------------
-
-RECORDS: dict[str, Phrases] = {
-    "people": Phrases(
-        train=("{name} is {age} years old and lives in {city}. {name1} works as a {job} and can be reached at {email}.",
-               "{name}, a {job} from {city}, is {age}. Write to {email}.",
-               "Meet {name}: {age} years old, {job}, living in {city}, email {email}.",
-               "From {city} comes {name}, who is {age} and works as a {job} ({email}).",
-               "The {job} {name} ({age}) lives in {city}. Email: {email}.",
-               "Name: {name}. Age: {age}. Job: {job}. City: {city}. Email: {email}."),
-        held=("{name} lives in {city}, is {age} years old and works as a {job}. Email: {email}.",
-              "Our new {job} is {name}, {age}, from {city}. Write to {email}."),
-    ),
-    "orders": Phrases(
-        train=("{customer} ordered {quantity} {item}s for {price} euros. The order {order_id} ships on {date}.",
-               "Order {order_id}: {quantity} {item}s at {price} euros for {customer}, to be sent on {date}.",
-               "On {date}, {customer} bought {quantity} {item}s (order {order_id}) and paid {price} euros.",
-               "We send {quantity} {item}s to {customer} on {date}. Price: {price} euros. Order number: {order_id}.",
-               "{order_id} is the order of {customer}: {quantity} {item}s, {price} euros, {date}."),
-        held=("{customer} paid {price} euros for {quantity} {item}s on {date}. The order number is {order_id}.",
-              "The order {order_id} of {customer} has {quantity} {item}s, costs {price} euros and ships on {date}."),
-    ),
-    "events": Phrases(
-        train=("The {event} with {host} takes place in {city} on {date} at {time}. There are {seats} seats.",
-               "On {date} at {time}, {host} opens the {event} in {city}, with {seats} seats.",
-               "{host} invites you to a {event} in {city} on {date}, {time}. Seats: {seats}.",
-               "{city}, {date}: {event} with {host}, start {time}, {seats} seats.",
-               "{seats} people can join the {event} of {host} on {date} at {time} in {city}."),
-        held=("Join the {event} of {host} in {city}. It starts on {date} at {time} and has {seats} seats.",
-              "In {city}, {host} gives a {event} for {seats} people on {date} at {time}."),
-    ),
-    "products": Phrases(
-        train=("The {item} {model} is {colour}, weighs {weight} grams and costs {price} euros.",
-               "{model}: a {colour} {item} of {weight} grams for {price} euros.",
-               "For {price} euros you get the {colour} {item} {model}, which weighs {weight} grams.",
-               "New: {item} {model} in {colour}, {weight} grams, {price} euros."),
-        held=("The {colour} {item} {model} costs {price} euros and weighs {weight} grams.", "A {item} in {colour}, {weight} grams, {price} euros: the {model}."),
-    ),
-}  # fmt: skip
-EXTRACT = Phrases(
-    train=("Extract {f} as JSON.", "Extract these fields as JSON: {f}.", "Give {f} as JSON.", "Return JSON with the fields {f}.",
-           "Write the {f} from the text as JSON.", "Fields: {f}. Answer with JSON.", "Turn the text into JSON with {f}."),
-    held=("Extract the fields {f} as JSON.", "Answer with JSON. Fields: {f}."),
-)  # fmt: skip
-INTEGERS = ("age", "quantity", "seats", "weight")
-NUMBERS = ("price",)
-
-
-def _record(d: Draw, kind: str) -> dict[str, str]:
-    """Field values of one record, as they stand in the text."""
-    if kind == "people":
-        name = d.full_name()
-        first, last = name.lower().split()
-        email = (
-            f"{first}@{d.word()}.{d.pick(('com', 'org', 'net'))}"
-            if d.chance(0.5)
-            else f"{first}.{last}@{d.word()}.{d.pick(('com', 'org', 'net'))}"
-        )
-        return {"name": name, "age": str(d.number(18, 90)), "city": d.city(), "job": d.mixed(JOBS), "email": email}
-    if kind == "orders":
-        customer = d.full_name() if d.chance(0.7) else d.name()
-        return {
-            "customer": customer,
-            "quantity": str(d.number(2, 999)),
-            "item": d.item(),
-            "price": d.value(),
-            "date": d.date(),
-            "order_id": d.code(),
-        }
-    if kind == "events":
-        host = d.full_name() if d.chance(0.7) else d.name()
-        return {
-            "event": d.mixed(EVENTS),
-            "host": host,
-            "city": d.city(),
-            "date": d.date(),
-            "time": d.time(),
-            "seats": str(d.number(10, 900)),
-        }
-    return {
-        "item": d.item(),
-        "model": d.code(),
-        "colour": d.mixed(COLOURS),
-        "weight": str(d.number(10, 5000)),
-        "price": d.value(),
-    }
-
-
-def _typed(name: str, value: str) -> object:
-    if name in INTEGERS:
-        return int(value)
-    return (float(value) if "." in value else int(value)) if name in NUMBERS else value
-
-
-def extraction(d: Draw) -> Sample:
-    """One to three texts, each to be turned into a JSON object with the fields named in the prompt."""
-    system = d.say(SYSTEMS) if d.chance(0.3) else ""
-    messages: list[Message] = [{"role": "system", "content": system}] if system else []
-    fixed = d.pick(tuple(RECORDS)) if d.chance(0.5) else ""
-    for _ in range(d.pick((1, 1, 2, 3))):
-        kind = fixed or d.pick(tuple(RECORDS))
-        record = _record(d, kind)
-        text = d.say(RECORDS[kind], **record, name1=record.get("name", "").split(" ")[0])
-        fields = d.some(tuple(record), d.rng.randrange(2, len(record) + 1))
-        types = {f: "integer" if f in INTEGERS else "number" if f in NUMBERS else "string" for f in fields}
-        if d.chance(0.3):
-            prompt = f"Extract JSON.\nSchema: {json.dumps(types)}\nText: {text}"
-        else:
-            prompt = f"{d.say(EXTRACT, f=', '.join(fields))}\nText: {text}"
-        answer = json.dumps({f: _typed(f, record[f]) for f in fields}, ensure_ascii=False)
-        messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
-    return Sample("json", tuple(messages))
-
-
 # --- reading, recall, chat -------------------------------------------------------------------------------------------
 
 # relation -> (statement, question), {n} the one it is about, {v} the value.
 FACTS: dict[str, tuple[Phrases, Phrases, str]] = {
-    "city": (Phrases(("{n} lives in {v}.", "The home of {n} is in {v}.", "{n} moved to {v} and lives there."), ("Today {n} lives in {v}.",)),
-             Phrases(("Where does {n} live?", "In which city does {n} live?", "Which city is the home of {n}?"), ("In what city does {n} live?",)), "city"),
-    "job": (Phrases(("{n} works as a {v}.", "{n} is a {v}.", "The job of {n} is {v}."), ("By profession, {n} works as a {v}.",)),
-            Phrases(("What is the job of {n}?", "What does {n} work as?", "Which job does {n} have?"), ("What job does {n} have?",)), "job"),
-    "pet": (Phrases(("{n} has a pet called {v}.", "The pet of {n} is called {v}.", "{v} is the pet of {n}."), ("At home, {n} has a pet called {v}.",)),
-            Phrases(("What is the pet of {n} called?", "Which pet does {n} have?", "Who is the pet of {n}?"), ("How is the pet of {n} called?",)), "name"),
-    "colour": (Phrases(("{n} likes the colour {v}.", "The favourite colour of {n} is {v}.", "{n} always wears {v}, a favourite colour."), ("The colour that {n} likes is {v}.",)),
-               Phrases(("Which colour does {n} like?", "What is the favourite colour of {n}?"), ("What colour does {n} like?",)), "colour"),
-    "code": (Phrases(("The code of {n} is {v}.", "{n} got the code {v}.", "{n} uses {v} as a code."), ("{n} has the code {v}.",)),
-             Phrases(("What is the code of {n}?", "Which code does {n} have?", "Which code does {n} use?"), ("What code does {n} use?",)), "code"),
-    "day": (Phrases(("{n} comes on {v}.", "The visit of {n} is on {v}.", "On {v}, {n} comes to visit."), ("We expect the visit of {n} on {v}.",)),
-            Phrases(("When does {n} come?", "On which day does {n} visit?", "Which day is the visit of {n}?"), ("On what day does {n} come?",)), "day"),
-    "age": (Phrases(("{n} is {v} years old.", "The age of {n} is {v}.", "{n} turned {v} years."), ("At present {n} is {v} years old.",)),
-            Phrases(("How old is {n}?", "What is the age of {n}?"), ("What age is {n}?",)), "age"),
-    "phone": (Phrases(("The phone number of {n} is {v}.", "{n} can be called at {v}.", "To call {n}, dial {v}."), ("Call {n} at {v}.",)),
-              Phrases(("What is the phone number of {n}?", "Which number do I call for {n}?"), ("What number do I dial to call {n}?",)), "phone"),
-    "item": (Phrases(("{n} bought a {v}.", "{n} came home with a new {v}.", "A {v} was bought by {n}."), ("Yesterday {n} bought a {v}.",)),
-             Phrases(("What did {n} buy?", "What was bought by {n}?"), ("Which thing did {n} buy?",)), "item"),
-    "room": (Phrases(("{n} is in room {v}.", "The room of {n} is {v}.", "You find {n} in room {v}."), ("{n} stays in room {v}.",)),
-             Phrases(("In which room is {n}?", "What is the room of {n}?", "Where do I find {n}?"), ("Which room is {n} in?",)), "room"),
+    "city": (Phrases(("{n} lives in {v}.", "The home of {n} is in {v}.", "{n} moved to {v} and lives there.", "{n} is at home in {v}.", "Since May {n} lives in {v}.", "{v} is the city of {n}.", "{n} has a home in {v}."), ("Today {n} lives in {v}.",)),
+             Phrases(("Where does {n} live?", "In which city does {n} live?", "Which city is the home of {n}?", "What city is the home of {n}?", "What is the city of {n}?", "Which city does {n} live in?"), ("In what city does {n} live?",)), "city"),
+    "job": (Phrases(("{n} works as a {v}.", "{n} is a {v}.", "The job of {n} is {v}.", "{n} earns money as a {v}.", "As a job, {n} is a {v}.", "By day {n} works as a {v}.", "{n} has the job of a {v}."), ("By profession, {n} works as a {v}.",)),
+            Phrases(("What is the job of {n}?", "What does {n} work as?", "Which job does {n} have?", "What is the work of {n}?", "What job is it that {n} has?", "As what does {n} work?"), ("What job does {n} have?",)), "job"),
+    "pet": (Phrases(("{n} has a pet called {v}.", "The pet of {n} is called {v}.", "{v} is the pet of {n}.", "{n} and the pet {v} are always together.", "{n} feeds a pet called {v}.", "The pet that {n} has is called {v}."), ("At home, {n} has a pet called {v}.",)),
+            Phrases(("What is the pet of {n} called?", "Which pet does {n} have?", "Who is the pet of {n}?", "What is the name of the pet of {n}?", "What pet does {n} have?", "How does {n} call the pet?"), ("How is the pet of {n} called?",)), "name"),
+    "colour": (Phrases(("{n} likes the colour {v}.", "The favourite colour of {n} is {v}.", "{n} always wears {v}, a favourite colour.", "The colour of {n} is {v}.", "{v} is the colour that {n} likes.", "{n} loves the colour {v}."), ("The colour that {n} likes is {v}.",)),
+               Phrases(("Which colour does {n} like?", "What is the favourite colour of {n}?", "Which colour is the favourite of {n}?", "What colour is the favourite of {n}?", "Which is the colour of {n}?"), ("What colour does {n} like?",)), "colour"),
+    "code": (Phrases(("The code of {n} is {v}.", "{n} got the code {v}.", "{n} uses {v} as a code.", "{v} is the code of {n}.", "With {v} as code {n} gets in.", "{n} was given the code {v}."), ("{n} has the code {v}.",)),
+             Phrases(("What is the code of {n}?", "Which code does {n} have?", "Which code does {n} use?", "What code was given to {n}?", "What code does {n} have?", "With which code does {n} get in?"), ("What code does {n} use?",)), "code"),
+    "day": (Phrases(("{n} comes on {v}.", "The visit of {n} is on {v}.", "On {v}, {n} comes to visit.", "{n} visits us on {v}.", "{v} is the day of the visit of {n}.", "The day {n} comes is {v}."), ("We expect the visit of {n} on {v}.",)),
+            Phrases(("When does {n} come?", "On which day does {n} visit?", "Which day is the visit of {n}?", "What day does {n} visit?", "When is the visit of {n}?", "On which day does {n} come?", "What is the day of the visit of {n}?"), ("On what day does {n} come?",)), "day"),
+    "age": (Phrases(("{n} is {v} years old.", "The age of {n} is {v}.", "{n} turned {v} years.", "{n} has the age of {v} years.", "Now {n} is {v} years old.", "{n} is aged {v}."), ("At present {n} is {v} years old.",)),
+            Phrases(("How old is {n}?", "What is the age of {n}?", "Which age is {n}?", "What is the age that {n} has?", "How many years old is {n}?", "At what age is {n}?"), ("What age is {n}?",)), "age"),
+    "phone": (Phrases(("The phone number of {n} is {v}.", "{n} can be called at {v}.", "To call {n}, dial {v}.", "{n} answers the phone at {v}.", "The number of {n} is {v}.", "Dial {v} for {n}.", "You reach {n} at {v}."), ("Call {n} at {v}.",)),
+              Phrases(("What is the phone number of {n}?", "Which number do I call for {n}?", "What is the number of {n}?", "How do I call {n}?", "What number do I call for {n}?", "Which number do I dial for {n}?"), ("What number do I dial to call {n}?",)), "phone"),
+    "item": (Phrases(("{n} bought a {v}.", "{n} came home with a new {v}.", "A {v} was bought by {n}.", "{n} went out and bought a {v}.", "Today {n} bought a {v}.", "{n} paid for a {v}."), ("Yesterday {n} bought a {v}.",)),
+             Phrases(("What did {n} buy?", "What was bought by {n}?", "Which thing was bought by {n}?", "What thing did {n} pay for?", "Which new thing does {n} have?"), ("Which thing did {n} buy?",)), "item"),
+    "room": (Phrases(("{n} is in room {v}.", "The room of {n} is {v}.", "You find {n} in room {v}.", "{n} works in room {v}.", "{n} waits in room {v}.", "Room {v} is the room of {n}.", "{n} has the room {v}."), ("{n} stays in room {v}.",)),
+             Phrases(("In which room is {n}?", "What is the room of {n}?", "Where do I find {n}?", "Which room has {n}?", "What room is {n} in?", "Which room does {n} have?", "In what room do I find {n}?"), ("Which room is {n} in?",)), "room"),
 }  # fmt: skip
 MINE = {
-    "name": (Phrases(("My name is {v}.", "I am called {v}.", "Hello, I am {v}.", "Hi, my name is {v}."), ("Hello, my name is {v}.",)), Phrases(("What is my name?", "Who am I?", "Do you know my name?"), ("Please tell me my name.",)), "Your name is {v}.", "name"),
-    "city": (Phrases(("I live in {v}.", "My home is in {v}.", "My city is {v}."), ("I live in the city of {v}.",)), Phrases(("Where do I live?", "In which city do I live?", "Which city is my home?"), ("What city do I live in?",)), "You live in {v}.", "city"),
-    "job": (Phrases(("I work as a {v}.", "My job is {v}.", "I am a {v}."), ("These days I work as a {v}.",)), Phrases(("What is my job?", "What do I work as?"), ("Tell me my job.",)), "Your job is {v}.", "job"),
-    "pet": (Phrases(("My pet is called {v}.", "I have a pet called {v}.", "{v} is my pet."), ("At home I have a pet called {v}.",)), Phrases(("What is my pet called?", "Which pet do I have?"), ("How is my pet called?",)), "Your pet is called {v}.", "name"),
-    "colour": (Phrases(("My favourite colour is {v}.", "I like the colour {v}."), ("The colour I like is {v}.",)), Phrases(("What is my favourite colour?", "Which colour do I like?"), ("What colour do I like?",)), "Your favourite colour is {v}.", "colour"),
-    "code": (Phrases(("My code is {v}.", "Remember the code {v}.", "The door code is {v}."), ("Please remember the code {v}.",)), Phrases(("What is the code?", "Which code did I tell you?", "What is my code?"), ("What code did I tell you?",)), "The code is {v}.", "code"),
-    "day": (Phrases(("My exam is on {v}.", "The exam is on {v}."), ("I have an exam on {v}.",)), Phrases(("When is my exam?", "On which day is the exam?"), ("What day is my exam?",)), "Your exam is on {v}.", "day"),
-    "age": (Phrases(("I am {v} years old.", "My age is {v}."), ("I just turned {v} years old.",)), Phrases(("How old am I?", "What is my age?"), ("What age am I?",)), "You are {v} years old.", "age"),
-    "phone": (Phrases(("My phone number is {v}.", "You can call me at {v}."), ("My number for the phone is {v}.",)), Phrases(("What is my phone number?", "Which number is mine?"), ("Tell me my phone number.",)), "Your phone number is {v}.", "phone"),
-    "item": (Phrases(("I bought a {v}.", "Today I bought a {v}."), ("Yesterday I bought a {v}.",)), Phrases(("What did I buy?", "Which thing did I buy?"), ("Tell me what I bought.",)), "You bought a {v}.", "item"),
-    "friend": (Phrases(("My best friend is {v}.", "{v} is my best friend."), ("The name of my best friend is {v}.",)), Phrases(("Who is my best friend?", "What is my best friend called?"), ("Please name my best friend.",)), "Your best friend is {v}.", "name"),
+    "name": (Phrases(("My name is {v}.", "I am called {v}.", "Hello, I am {v}.", "Hi, my name is {v}.", "I am {v}.", "Good morning, my name is {v}.", "People call me {v}.", "Hello, I am called {v}."), ("Hello, my name is {v}.",)), Phrases(("What is my name?", "Who am I?", "Do you know my name?", "Tell me my name.", "Say my name, please.", "What am I called?", "Can you tell me my name?", "Please say who I am."), ("Please tell me my name.",)), "Your name is {v}.", "name"),
+    "city": (Phrases(("I live in {v}.", "My home is in {v}.", "My city is {v}.", "My home is the city of {v}.", "I moved to {v}.", "Now I live in {v}.", "I am at home in {v}."), ("I live in the city of {v}.",)), Phrases(("Where do I live?", "In which city do I live?", "Which city is my home?", "Which city do I live in?", "What is my city?", "What city is my home?", "Tell me where I live.", "Do you know where I live?"), ("What city do I live in?",)), "You live in {v}.", "city"),
+    "job": (Phrases(("I work as a {v}.", "My job is {v}.", "I am a {v}.", "Now I work as a {v}.", "As a job, I am a {v}.", "I earn money as a {v}."), ("These days I work as a {v}.",)), Phrases(("What is my job?", "What do I work as?", "Do you know my job?", "Which job do I have?", "Say what my job is.", "Please tell me what my job is.", "As what do I work?"), ("Tell me my job.",)), "Your job is {v}.", "job"),
+    "pet": (Phrases(("My pet is called {v}.", "I have a pet called {v}.", "{v} is my pet.", "My pet has the name {v}.", "I live with a pet called {v}.", "I feed my pet {v}."), ("At home I have a pet called {v}.",)), Phrases(("What is my pet called?", "Which pet do I have?", "What is the name of my pet?", "How do I call my pet?", "Tell me what my pet is called.", "Do you know my pet?", "Who is my pet?"), ("How is my pet called?",)), "Your pet is called {v}.", "name"),
+    "colour": (Phrases(("My favourite colour is {v}.", "I like the colour {v}.", "I love the colour {v}.", "The colour I love is {v}.", "{v} is the colour I like.", "{v} is my favourite colour."), ("The colour I like is {v}.",)), Phrases(("What is my favourite colour?", "Which colour do I like?", "What colour is my favourite?", "Tell me my favourite colour.", "Do you know which colour I like?", "Which is my colour?"), ("What colour do I like?",)), "Your favourite colour is {v}.", "colour"),
+    "code": (Phrases(("My code is {v}.", "Remember the code {v}.", "The door code is {v}.", "Keep the code {v} in mind.", "The code {v} is mine.", "Please keep the code {v}.", "I use the code {v}."), ("Please remember the code {v}.",)), Phrases(("What is the code?", "Which code did I tell you?", "What is my code?", "What was the code?", "Tell me the code.", "Which code is mine?", "Do you know the code I told you?", "What code do I use?"), ("What code did I tell you?",)), "The code is {v}.", "code"),
+    "day": (Phrases(("My exam is on {v}.", "The exam is on {v}.", "On {v} I have my exam.", "{v} is the day of my exam.", "I take the exam on {v}.", "There is an exam on {v} for me."), ("I have an exam on {v}.",)), Phrases(("When is my exam?", "On which day is the exam?", "Which day is my exam?", "What is the day of my exam?", "When do I have the exam?", "Tell me when my exam is.", "What day do I have the exam?"), ("What day is my exam?",)), "Your exam is on {v}.", "day"),
+    "age": (Phrases(("I am {v} years old.", "My age is {v}.", "I turned {v}.", "Today I am {v} years old.", "Now I am {v} years old.", "I turned {v} years old this week."), ("I just turned {v} years old.",)), Phrases(("How old am I?", "What is my age?", "Which age am I?", "Tell me my age.", "Tell me how old I am.", "Do you know my age?", "What age do I have?", "At what age am I?", "Say how old I am."), ("What age am I?",)), "You are {v} years old.", "age"),
+    "phone": (Phrases(("My phone number is {v}.", "You can call me at {v}.", "Call me at {v}.", "My number is {v}.", "Dial {v} to call me.", "The number of my phone is {v}."), ("My number for the phone is {v}.",)), Phrases(("What is my phone number?", "Which number is mine?", "What is my number?", "Tell me my number.", "Which phone number did I tell you?", "Do you know my phone number?", "At which number can you call me?"), ("Tell me my phone number.",)), "Your phone number is {v}.", "phone"),
+    "item": (Phrases(("I bought a {v}.", "Today I bought a {v}.", "I came home with a new {v}.", "This week I bought a {v}.", "I went out and bought a {v}.", "A {v} is what I bought."), ("Yesterday I bought a {v}.",)), Phrases(("What did I buy?", "Which thing did I buy?", "What thing did I buy?", "Say what I bought.", "Do you know what I bought?", "What was it that I bought?", "Tell me which thing I bought."), ("Tell me what I bought.",)), "You bought a {v}.", "item"),
+    "friend": (Phrases(("My best friend is {v}.", "{v} is my best friend.", "My best friend is called {v}.", "I have a best friend, {v}.", "My best friend has the name {v}.", "The best friend I have is {v}."), ("The name of my best friend is {v}.",)), Phrases(("Who is my best friend?", "What is my best friend called?", "Please tell me who my best friend is.", "What is the name of my best friend?", "Name my best friend.", "Do you know my best friend?", "Tell me the name of my best friend."), ("Please name my best friend.",)), "Your best friend is {v}.", "name"),
 }  # fmt: skip
 NOUNS = {"name": "name", "city": "city", "job": "job", "pet": "pet", "colour": "favourite colour", "code": "code",
          "age": "age", "phone": "phone number", "friend": "best friend", "day": "exam"}  # fmt: skip
@@ -376,8 +261,8 @@ FAMILIES: dict[str, Family] = {
 }
 MIXTURE = {
     "tools": 0.27,
-    "json": 0.28,
-    "few_shot": 0.22,
+    "json": 0.26,
+    "few_shot": 0.24,
     "reading": 0.1,
     "recall": 0.1,
     "chat": 0.02,

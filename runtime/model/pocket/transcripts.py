@@ -29,7 +29,8 @@ SYSTEMS = Phrases(
 OPENINGS = Phrases(
     train=("What is {x}?", "Compute {x}.", "Calculate {x}.", "Work out {x}.", "How much is {x}?", "Tell me what {x} is.",
            "Please compute {x}.", "Can you work out {x}?", "I need {x}.", "What does {x} come to?", "{x} = ?", "{x}",
-           "Find {x}.", "Give me the result of {x}.", "Hello! What is {x}?", "What do you get for {x}?"),
+           "Find {x}.", "Give me the result of {x}.", "Hello! What is {x}?", "What do you get for {x}?", "Please tell me what {x} is.", "Could you compute {x}?", "I want to know {x}.",
+           "Help me with {x}.", "Could you tell me {x}?", "Solve {x}.", "Figure out {x}.", "How much would {x} be?", "Please: what is {x}?", "Tell me how much {x} is."),
     held=("Could you figure out {x}?", "Evaluate {x}.", "Please tell me how much {x} is.", "Help me: what is {x}?"),
 )  # fmt: skip
 OPERATORS = {
@@ -48,7 +49,10 @@ PROBLEMS: dict[str, Phrases] = {
                "Add {a} and {b}.", "What is the sum of {a} and {b}?", "{n} walked {a} steps, then {b} steps more. How many together?",
                "We had {a} {i}s. Then {b} more came. How many do we have now?",
                "{n} found {a} {i}s and {m} found {b}. How many did they find together?",
-               "A {i} costs {a} and a {j} costs {b}. What do they cost together?"),
+               "A {i} costs {a} and a {j} costs {b}. What do they cost together?", "{n} had {a} {i}s and bought {b} more. How many in total?",
+               "In the box there are {a} {i}s and in the bag {b}. How many are there in all?", "{n} paid {a} for the {i}, then {b} for the {j}. How much was it in total?",
+               "{n} spent {a} on a {i} and {b} on a {j}. How much in total?", "There are {a} {i}s here and {b} there. How many are there together?", "{n} has {a} {i}s. {m} brings {b} more. How many {i}s are there?",
+               "A {i} is {a} and a {j} is {b}. What is the sum?", "{n} owns {a} {i}s and gets {b} more. How many is that in total?"),
         held=("{n} owns {a} {i}s and buys {b} more. How many {i}s in total?",
               "In one room there are {a} {i}s and in the other {b}. How many are there together?",
               "{n} paid {a} for a {j} and {b} for a {i}. How much in total?"),
@@ -59,7 +63,9 @@ PROBLEMS: dict[str, Phrases] = {
                "Subtract {b} from {a}.", "What is the difference between {a} and {b}?",
                "A tank held {a} litres and lost {b}. How much is left?", "{n} read {b} of {a} pages. How many pages remain?",
                "A {i} costs {a}. {n} has only {b}. How much is missing?", "Take {b} away from {a}. What remains?",
-               "From {a} {i}s, {n} took {b}. How many remain?"),
+               "From {a} {i}s, {n} took {b}. How many remain?", "{n} lost {b} of {a} {i}s. How many are left?", "The shop had {a} {i}s. It sold {b}. How many are left?",
+               "There were {a} {i}s but {b} were lost. How many remain?", "{b} of {a} {i}s were sold. How many are left?", "{n} gave away {b} of the {a} {i}s. How many remain?",
+               "Of the {a} {i}s, {b} were given to {m}. How many are left?", "The box had {a} {i}s and {n} took {b} out. How many {i}s remain?", "{n} had {a} {i}s and sold {b}. How many are left?"),
         held=("{n} had {a} {i}s but lost {b}. How many are left?", "{b} of the {a} {i}s were given away. How many remain?",
               "The shop had {a} {i}s and sold {b}. How many {i}s are left?"),
     ),
@@ -69,7 +75,8 @@ PROBLEMS: dict[str, Phrases] = {
                "{n} earns {a} each day. How much in {b} days?", "A {i} weighs {a} grams. What do {b} of them weigh?",
                "Every bag has {a} {i}s. How many are in {b} bags?", "What is the product of {a} and {b}?", "Multiply {a} by {b}.",
                "{n} runs {a} km each day. How many km in {b} days?", "Each of {b} people pays {a}. How much is that?",
-               "How much do {b} {i}s cost at {a} each?"),
+               "How much do {b} {i}s cost at {a} each?", "Each {i} is {a}. What do {b} {i}s cost?", "A {i} costs {a}. How much do {b} of them cost?", "There are {b} boxes with {a} {i}s each. How many is that?",
+               "{n} wants {b} {i}s. Each costs {a}. What is the price?", "{b} bags hold {a} {i}s each. How many in total?", "One {i} is {a}. {n} buys {b}. What is the price?", "{n} pays {a} for each of {b} {i}s. How much is that?"),
         held=("{n} buys {b} {i}s. One costs {a}. What is the price?", "There are {b} bags with {a} {i}s each. How many is that?",
               "Each {i} costs {a}. How much do {b} of them cost?"),
     ),
@@ -78,25 +85,34 @@ PROBLEMS: dict[str, Phrases] = {
                "{a} {i}s are packed equally into {b} boxes. How many are in each box?", "{b} friends share a bill of {a}. How much does each pay?",
                "Split {a} into {b} equal parts. How big is each part?", "{b} {i}s cost {a}. What does one cost?",
                "A rope of {a} m is cut into {b} equal pieces. How long is each?", "{n} drives {a} km in {b} hours. How many km per hour?",
-               "What is {a} shared by {b}?"),
+               "What is {a} shared by {b}?", "{b} people split {a} {i}s equally. How many does each get?", "{n} packs {a} {i}s into {b} boxes. How many are in each box?",
+               "A bill of {a} is shared by {b} friends. How much does each pay?", "{b} boxes hold {a} {i}s in all, equally. How many does each hold?", "{a} {i}s go to {b} people in equal parts. How many does each get?",
+               "There are {a} {i}s for {b} people. What does each get?"),
         held=("{b} people share {a} {i}s equally. How many does each get?", "A bill of {a} is split equally by {b} friends. What does each pay?",
               "{b} boxes hold {a} {i}s, equally. How many are in each box?"),
     ),
     "{a}*{b}+{c}": Phrases(
         train=("{n} buys {b} {i}s at {a} each and a {j} for {c}. What is the total?", "Multiply {a} by {b}, then add {c}.",
-               "There are {b} boxes of {a} {i}s and {c} more {i}s. How many in total?",
+               "There are {b} boxes of {a} {i}s and {c} more {i}s. How many in total?", "{b} rows hold {a} {i}s each, and {c} are on the floor. How many {i}s in total?",
+               "{n} pays {a} for each of {b} {i}s and {c} for a {j}. What is the total?", "A shelf has {b} rows of {a} {i}s. {c} more come. How many are there?",
+               "{n} buys {b} {i}s at {a} each. A {j} costs {c} more. What does it all cost?", "Multiply {a} by {b} and add {c}.", "There are {b} bags of {a} {i}s, and {c} more. How many in total?",
                "A taxi takes {a} per km and {c} to start. What do {b} km cost?",
                "{n} fills {b} bags with {a} {i}s each and has {c} left over. How many in total?"),
         held=("There are {b} rows of {a} {i}s and {c} more. How many {i}s in total?", "{n} buys {b} {i}s at {a} each and pays {c} for a {j}. What is the total?"),
     ),
     "({a}+{b})*{c}": Phrases(
         train=("Add {a} and {b}, then multiply by {c}.", "A {i} costs {a} and a {j} costs {b}. What do {c} of each cost?",
-               "{n} gets {a} and {b} each day. How much in {c} days?", "What is the sum of {a} and {b}, times {c}?"),
+               "{n} gets {a} and {b} each day. How much in {c} days?", "What is the sum of {a} and {b}, times {c}?",
+               "Add {a} and {b}. Multiply the sum by {c}.", "Take the sum of {a} and {b} and multiply it by {c}.", "Add {a} to {b}, then multiply by {c}.",
+               "A {i} costs {a}, a {j} {b}. {n} buys {c} of each. What is the price?", "{n} buys {c} of each: a {i} at {a} and a {j} at {b}. How much is it?", "{c} people each pay {a} and {b}. How much is that?",
+               "Multiply the sum of {a} and {b} by {c}.", "One {i} is {a} and one {j} is {b}. What do {c} of each cost?"),
         held=("Add {a} to {b} and multiply the sum by {c}.", "A {j} costs {a} and a {i} {b}. What do {c} of each cost?"),
     ),
     "{b}*{a}/100": Phrases(
         train=("What is {a}% of {b}?", "How much is {a} percent of {b}?", "Compute {a}% of {b}.", "{n} saves {a}% of {b}. How much is that?",
-               "A {i} costs {b}. The tax is {a}%. How much is the tax?"),
+               "A {i} costs {b}. The tax is {a}%. How much is the tax?", "{n} spends {a} percent of {b}. How much is it?", "Work out {a} percent of {b}.",
+               "{n} pays {a}% of {b}. What does {n} pay?", "Of {b} {i}s, {a} percent are new. How many is that?", "What do you get for {a}% of {b}?", "{n} gave away {a} percent of {b}. How much was that?",
+               "I want {a}% of {b}.", "Find {a} percent of {b}.", "{a}% of {b}?", "{n} gets {a} percent of {b}. What is that?"),
         held=("Please work out {a}% of {b}.", "{n} pays {a} percent of {b}. How much is that?"),
     ),
 }  # fmt: skip
@@ -109,28 +125,33 @@ UNITS = (
 CONVERSIONS = Phrases(
     train=("Convert {v} {f} to {t}.", "How many {t} is {v} {f}?", "How many {t} are {v} {f}?", "What is {v} {f} in {t}?",
            "{v} {f} in {t}?", "Change {v} {f} into {t}.", "Please convert {v} {f} to {t}.", "I have {v} {f}. How many {t} is that?",
-           "{n} needs {v} {f} in {t}.", "Express {v} {f} in {t}.", "A {i} measures {v} {f}. What is that in {t}?"),
+           "{n} needs {v} {f} in {t}.", "Express {v} {f} in {t}.", "A {i} measures {v} {f}. What is that in {t}?", "Could you change {v} {f} to {t}?", "How much is {v} {f} when given in {t}?",
+           "{n} has {v} {f}. What is that in {t}?", "{n} needs {v} {f}. How many {t} is that?", "Turn {v} {f} into {t}.", "Give {v} {f} in {t}.", "Can you convert {v} {f} to {t}?", "There are {v} {f}. How many {t} are that?"),
     held=("Could you convert {v} {f} into {t}?", "How much is {v} {f} in {t}?", "{n} has {v} {f}. How many {t} is that?"),
 )  # fmt: skip
 AFTER = Phrases(
     train=("What date is {k} days after {d}?", "Add {k} days to {d}.", "Which date comes {k} days after {d}?", "It is {d}. What is the date in {k} days?",
            "{n} leaves on {d} and comes back {k} days later. On which date?", "What day will it be {k} days after {d}?",
-           "An order of {d} arrives {k} days later. When?", "Today is {d}. The {e} is in {k} days. On which date is it?"),
+           "An order of {d} arrives {k} days later. When?", "Today is {d}. The {e} is in {k} days. On which date is it?", "Which date is {k} days after {d}?", "The {e} comes {k} days after {d}. On which date is it?",
+           "Today is {d}. What date will we have in {k} days?", "What is the date {k} days after {d}?", "When is the {e}, if it is {k} days after {d}?", "Which day will it be {k} days after {d}?"),
     held=("Which day is {k} days after {d}?", "Today is {d}. What date will it be in {k} days?", "The {e} is {k} days after {d}. When is it?"),
 )  # fmt: skip
 BEFORE = Phrases(
     train=("What date is {k} days before {d}?", "Which date was {k} days before {d}?", "It is {d}. What was the date {k} days ago?",
-           "Go back {k} days from {d}.", "{n} left {k} days before {d}. On which date?", "Today is {d}. The {e} was {k} days ago. On which date was it?"),
+           "Go back {k} days from {d}.", "{n} left {k} days before {d}. On which date?", "Today is {d}. The {e} was {k} days ago. On which date was it?", "What was the date {k} days before {d}?", "Which day was it {k} days before {d}?", "Today is {d}. What was the date {k} days ago?",
+           "The {e} was {k} days before {d}. When was it?", "Which date do we get {k} days before {d}?"),
     held=("Which day was {k} days before {d}?", "Today is {d}. What date was it {k} days ago?"),
 )  # fmt: skip
 BETWEEN = Phrases(
     train=("How many days are between {d} and {f}?", "How many days is it from {d} to {f}?", "Count the days from {d} to {f}.",
-           "{n} is away from {d} to {f}. How many days is that?", "The {e} runs from {d} until {f}. How many days?", "How long is it from {d} to {f}?"),
+           "{n} is away from {d} to {f}. How many days is that?", "The {e} runs from {d} until {f}. How many days?", "How long is it from {d} to {f}?", "{n} stays from {d} to {f}. How many days?", "How many days are there between {d} and {f}?", "How many days lie between {d} and {f}?",
+           "The {e} is from {d} to {f}. How many days is that?", "{n} works from {d} until {f}. How many days is it?"),
     held=("How many days are there from {d} to {f}?", "{n} stays from {d} until {f}. How many days is that?"),
 )  # fmt: skip
 LOOKUPS = Phrases(
     train=("Look up {k} in {t}.", "What does the table {t} say for {k}?", "Find {k} in the table {t}.", "What is the entry for {k} in {t}?",
-           "In {t}, what is the value of {k}?", "Check {t} for {k}.", "Please look {k} up in {t}.", "I need the entry of {k} from {t}."),
+           "In {t}, what is the value of {k}?", "Check {t} for {k}.", "Please look {k} up in {t}.", "I need the entry of {k} from {t}.", "Search the table {t} for {k}.", "Please find {k} in the table {t}.", "What is there in {t} for {k}?", "Look in {t} for {k}.", "Find {k} in {t}.", "Please check {t} for {k}.",
+           "Give me {k} from {t}.", "Get {k} from {t}.", "What does {t} say about {k}?", "What is {k} in {t}?"),
     held=("Search {t} for {k}.", "What is in the table {t} for {k}?", "Please find {k} in {t}."),
 )  # fmt: skip
 PRICE = Phrases(
@@ -140,6 +161,11 @@ PRICE = Phrases(
         "What is the price of the {k}?",
         "How much does the {k} cost?",
         "Tell me the price of a {k}.",
+        "What is the cost of a {k}?",
+        "How much do I pay for the {k}?",
+        "I want to know the price of the {k}.",
+        "What does the {k} cost?",
+        "Give me the price of the {k}.",
     ),
     held=("How much does a {k} cost?", "I need the price of the {k}."),
 )
@@ -149,6 +175,13 @@ PRICES = Phrases(
         "How much do {q} {k}s cost?",
         "{n} buys {q} {k}s. What is the price?",
         "What is the price of {q} {k}s?",
+        "How much do I pay for {q} {k}s?",
+        "{n} needs {q} {k}s. What do they cost?",
+        "{n} orders {q} {k}s. How much are they?",
+        "How much is it for {q} {k}s?",
+        "I want {q} {k}s. What is the price?",
+        "What is the cost of {q} {k}s?",
+        "{n} gets {q} {k}s. How much is that?",
     ),
     held=("How much are {q} {k}s?", "{n} wants {q} {k}s. What do they cost?"),
 )
@@ -157,6 +190,11 @@ BOTH = Phrases(
         "What do a {k} and a {j} cost together?",
         "How much do a {k} and a {j} cost?",
         "{n} buys a {k} and a {j}. What is the total?",
+        "What is the price of a {k} and a {j} together?",
+        "{n} wants a {k} and a {j}. What is the price?",
+        "What do the {k} and the {j} cost together?",
+        "{n} needs a {k} and a {j}. How much are they together?",
+        "I buy a {k} and a {j}. What do they cost?",
     ),
     held=("{n} wants a {k} and a {j}. What do they cost together?", "How much are a {k} and a {j} together?"),
 )
@@ -166,12 +204,18 @@ STOCK = Phrases(
         "How many {k}s do we have?",
         "Is there a {k} in stock?",
         "What is the stock of the {k}?",
+        "How many {k}s does the stock have?",
+        "Do we still have {k}s?",
+        "How many {k}s are there?",
+        "Are there {k}s in stock?",
+        "Tell me the stock of {k}s.",
     ),
     held=("How many {k}s are there in stock?", "Do we have {k}s in stock?"),
 )
 GENERIC = Phrases(
     train=("What is the {a} of {x}?", "Tell me the {a} of {x}.", "I want to know the {a} of {x}.", "Find the {a} of {x}.", "Get the {a} of {x}, please.",
-           "Do you know the {a} of {x}?", "Which {a} does {x} have?", "{x}: what is the {a}?"),
+           "Do you know the {a} of {x}?", "Which {a} does {x} have?", "{x}: what is the {a}?", "Can you find the {a} of {x}?", "Give me the {a} of {x}.", "Please tell me the {a} of {x}.", "I need the {a} of {x}.",
+           "Look for the {a} of {x}.", "What is the {a} that {x} has?", "Could you get the {a} of {x}?", "For {x}, what is the {a}?", "Say the {a} of {x}."),
     held=("Please give me the {a} of {x}.", "What {a} does {x} have?", "Could you find the {a} of {x}?"),
 )  # fmt: skip
 ASPECTS = tuple(

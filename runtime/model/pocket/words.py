@@ -1,10 +1,10 @@
 """Words, names and numbers of the pocket model's training text, each split in two.
 
 What a sample is made of comes from `Draw`, which knows whether it draws for training or for the held-out set.
-The two never share a name, a word, a label, a phrase or a range of numbers:
+The two never share a name, a word, a label, a phrase or a number:
 
 * a made-up or listed word belongs to the held-out set when `is_held(word)`: one word in six, by its checksum;
-* a number belongs to it when it lies in `HELD_RANGES`, a year when it lies in `HELD_YEARS`;
+* a number of two digits or more belongs to it by the same rule, a year when it lies in `HELD_YEARS`;
 * a phrase belongs to it when it stands in the `held` half of its `Phrases`.
 
 Numbers below 10 and words of grammar are shared: there is nothing to copy in them.
@@ -22,7 +22,6 @@ from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-HELD_RANGES = tuple(range(hundred + 37, hundred + 44) for hundred in range(0, 10_000, 100))
 HELD_YEARS = (1993, 2004, 2016, 2023, 2031)
 _YEARS = range(1985, 2045)
 
@@ -35,7 +34,7 @@ class Phrases(NamedTuple):
 
 
 def is_held(word: str) -> bool:
-    """Whether a word or name is kept out of training (one in six)."""
+    """Whether a word, name or number is kept out of training (one in six)."""
     return zlib.crc32(word.lower().encode()) % 6 == 0
 
 
@@ -135,7 +134,7 @@ def split(words: tuple[str, ...], held: bool) -> tuple[str, ...]:
 @functools.cache
 def _numbers(low: int, high: int, held: bool) -> tuple[int, ...]:
     """Allowed numbers of [low, high]; all of them where the interval holds no number of this half."""
-    inside = [n for n in range(low, high + 1) if any(n in r for r in HELD_RANGES) == held]
+    inside = [n for n in range(low, high + 1) if n < 10 or is_held(str(n)) == held]
     return tuple(inside) or tuple(range(low, high + 1))
 
 

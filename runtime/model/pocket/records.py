@@ -1,0 +1,319 @@
+"""JSON extraction: records told in words, to be turned into the fields that are asked for.
+
+What a text says is put together from clauses, so that training sees thousands of ways to tell a record: a model that saw
+each kind in five sentences learned the places of the values in them, and not what the words around a value mean.
+"""
+
+# Phrases are read as lists, in long lines.
+# ruff: noqa: E501
+
+import json
+import string
+from typing import NamedTuple
+
+from banyan.runtime.model.pocket.chat import Message, Sample
+from banyan.runtime.model.pocket.transcripts import ASPECTS, SYSTEMS
+from banyan.runtime.model.pocket.words import COLOURS, EVENTS, JOBS, Draw, Phrases
+
+
+class Frame(NamedTuple):
+    """A way to begin a sentence, and what can be said after it: field -> predicates."""
+
+    subjects: tuple[str, ...]
+    predicates: dict[str, tuple[str, ...]]
+
+
+class Kind(NamedTuple):
+    """How one kind of record is told: whole texts, or clauses that are put together."""
+
+    whole: Phrases
+    frames: tuple[Frame, ...]
+    notes: dict[str, tuple[str, ...]]  # field -> sentences of its own
+
+
+KINDS: dict[str, Kind] = {
+    "people": Kind(
+        Phrases(
+            train=("{name} is {age} years old and lives in {city}. {name1} works as a {job} and can be reached at {email}.",
+                   "{name}, a {job} from {city}, is {age}. Write to {email}.",
+                   "Meet {name}: {age} years old, {job}, living in {city}, email {email}.",
+                   "From {city} comes {name}, who is {age} and works as a {job} ({email}).",
+                   "The {job} {name} ({age}) lives in {city}. Email: {email}.",
+                   "Name: {name}. Age: {age}. Job: {job}. City: {city}. Email: {email}.",
+                   "We welcome {name}, {age}, a {job}. Home: {city}. Mail goes to {email}.",
+                   "In {city} there is a {job} of {age} years called {name}. The address is {email}.",
+                   "My colleague {name} is a {job}, {age} years old, in {city}: {email}."),
+            held=("{name} lives in {city}, is {age} years old and works as a {job}. Email: {email}.",
+                  "Our new {job} is {name}, {age}, from {city}. Write to {email}."),
+        ),
+        (
+            Frame(("{name}", "{name}", "{name}, who", "The {job} {name}", "{name} ({age})", "{name}, {age},", "{name}, a {job},", "{name} from {city}", "A {job} called {name}", "Our {job} {name}",
+                   "{name}, {job},", "Our neighbour {name}", "The new {job}, {name},", "My friend {name}", "From {city}, {name}"),
+                  {"age": ("is {age} years old", "is {age}", "turned {age}", "is aged {age}", "has the age of {age}"),
+                   "city": ("lives in {city}", "comes from {city}", "is from {city}", "has a home in {city}", "moved to {city}", "stays in {city}"),
+                   "job": ("works as a {job}", "is a {job}", "has a job as a {job}", "is our {job}", "became a {job}"),
+                   "email": ("can be reached at {email}", "has the email {email}", "answers to {email}", "writes from {email}", "uses {email}")}),
+            Frame(("Our {job}", "The {job}", "A new {job}", "Their {job}", "The best {job} of {city}", "The {job} from {city}", "The person we met"),
+                  {"name": ("is {name}", "is called {name}", "has the name {name}", "is named {name}"),
+                   "age": ("is {age} years old", "is {age}", "turned {age}"),
+                   "city": ("lives in {city}", "is from {city}", "comes from {city}"),
+                   "email": ("has the email {email}", "can be reached at {email}")}),
+        ),
+        {"name": ("The name is {name}.", "Name: {name}.", "Here is {name}.", "This is {name}."),
+         "age": ("Age: {age}.", "The age is {age}.", "{name1} is {age} years old.", "{age} years old."),
+         "city": ("City: {city}.", "Home: {city}.", "{name1} lives in {city}.", "The city is {city}.", "Lives in {city}."),
+         "job": ("Job: {job}.", "The job is {job}.", "{name1} works as a {job}.", "Works as a {job}.", "By trade a {job}."),
+         "email": ("Email: {email}.", "Write to {email}.", "Mail: {email}.", "The email is {email}.", "Contact: {email}.", "Send mail to {email}.", "{name1} can be reached at {email}.")},
+    ),
+    "orders": Kind(
+        Phrases(
+            train=("{customer} ordered {quantity} {item}s for {price} euros. The order {order_id} ships on {date}.",
+                   "Order {order_id}: {quantity} {item}s at {price} euros for {customer}, to be sent on {date}.",
+                   "On {date}, {customer} bought {quantity} {item}s (order {order_id}) and paid {price} euros.",
+                   "We send {quantity} {item}s to {customer} on {date}. Price: {price} euros. Order number: {order_id}.",
+                   "{order_id} is the order of {customer}: {quantity} {item}s, {price} euros, {date}.",
+                   "For {price} euros, {customer} gets {quantity} {item}s on {date}. This is order {order_id}.",
+                   "Dated {date}: {quantity} {item}s, {price} euros, order {order_id}, customer {customer}.",
+                   "{quantity} {item}s go to {customer} on {date} for {price} euros as order {order_id}."),
+            held=("{customer} paid {price} euros for {quantity} {item}s on {date}. The order number is {order_id}.",
+                  "The order {order_id} of {customer} has {quantity} {item}s, costs {price} euros and ships on {date}."),
+        ),
+        (
+            Frame(("{customer}", "{customer}", "On {date}, {customer}", "Our customer {customer}", "The customer {customer}", "In order {order_id}, {customer}", "For {price} euros, {customer}", "Yesterday {customer}"),
+                  {"item": ("ordered {quantity} {item}s", "bought {quantity} {item}s", "wants {quantity} {item}s", "gets {quantity} {item}s", "asked for {quantity} {item}s", "receives {quantity} {item}s"),
+                   "price": ("paid {price} euros", "pays {price} euros", "spent {price} euros", "owes {price} euros"),
+                   "date": ("expects it on {date}", "gets it on {date}", "is served on {date}"),
+                   "order_id": ("has the order number {order_id}", "made the order {order_id}", "sent order {order_id}")}),
+            Frame(("Order {order_id}", "The order {order_id}", "{order_id}", "The order of {customer}", "The order", "The parcel of {customer}", "The parcel {order_id}"),
+                  {"item": ("is for {quantity} {item}s", "holds {quantity} {item}s", "lists {quantity} {item}s", "consists of {quantity} {item}s", "brings {quantity} {item}s"),
+                   "price": ("costs {price} euros", "comes to {price} euros", "has a price of {price} euros", "is worth {price} euros"),
+                   "customer": ("goes to {customer}", "is for {customer}", "was made by {customer}", "came from {customer}"),
+                   "date": ("ships on {date}", "leaves on {date}", "is sent on {date}", "is due on {date}", "arrives on {date}"),
+                   "order_id": ("has the number {order_id}", "is number {order_id}")}),
+            Frame(("{quantity} {item}s", "The {quantity} {item}s", "{quantity} {item}s of order {order_id}", "{quantity} {item}s for {customer}"),
+                  {"price": ("cost {price} euros", "were sold for {price} euros", "cost {price} euros in total"),
+                   "customer": ("go to {customer}", "are for {customer}", "were ordered by {customer}"),
+                   "date": ("ship on {date}", "leave on {date}", "are sent on {date}", "are due on {date}"),
+                   "order_id": ("have the order number {order_id}", "make up order {order_id}", "belong to {order_id}")}),
+        ),
+        {"customer": ("Customer: {customer}.", "The customer is {customer}.", "It goes to {customer}.", "It is for {customer}."),
+         "item": ("{quantity} {item}s were ordered.", "Content: {quantity} {item}s.", "It is {quantity} {item}s.", "We sold {quantity} {item}s."),
+         "price": ("Price: {price} euros.", "The price is {price} euros.", "It costs {price} euros.", "Total: {price} euros.", "To pay: {price} euros."),
+         "date": ("Date: {date}.", "It ships on {date}.", "The date is {date}.", "It leaves on {date}.", "Delivery on {date}."),
+         "order_id": ("Order: {order_id}.", "Order number: {order_id}.", "This is order {order_id}.", "The number of the order is {order_id}.", "Its number is {order_id}.", "Reference: {order_id}.")},
+    ),
+    "events": Kind(
+        Phrases(
+            train=("The {event} with {host} takes place in {city} on {date} at {time}. There are {seats} seats.",
+                   "On {date} at {time}, {host} opens the {event} in {city}, with {seats} seats.",
+                   "{host} invites you to a {event} in {city} on {date}, {time}. Seats: {seats}.",
+                   "{city}, {date}: {event} with {host}, start {time}, {seats} seats.",
+                   "{seats} people can join the {event} of {host} on {date} at {time} in {city}.",
+                   "Come to {city} on {date}: at {time} the {event} of {host} begins, for {seats} people.",
+                   "At {time} on {date} there is a {event} by {host} in {city}. We have {seats} seats.",
+                   "Do not miss the {event} by {host}! {city}, {date}, {time}, {seats} seats."),
+            held=("Join the {event} of {host} in {city}. It starts on {date} at {time} and has {seats} seats.",
+                  "In {city}, {host} gives a {event} for {seats} people on {date} at {time}."),
+        ),
+        (
+            Frame(("{host}", "{host}", "On {date}, {host}", "At {time}, {host}", "On {date} at {time}, {host}", "Our host {host}", "From {city}, {host}"),
+                  {"event": ("opens a {event}", "invites you to a {event}", "leads the {event}", "holds a {event}", "plans a {event}", "welcomes you to the {event}"),
+                   "city": ("comes to {city}", "meets you in {city}", "is in {city}", "waits for you in {city}"),
+                   "date": ("comes on {date}", "begins on {date}", "expects you on {date}"),
+                   "time": ("starts at {time}", "begins at {time}", "expects you at {time}"),
+                   "seats": ("has {seats} seats", "offers {seats} seats", "expects {seats} people", "has room for {seats} people")}),
+            Frame(("The {event}", "The {event}", "A {event}", "The {event} with {host}", "The {event} by {host}", "Our {event} in {city}", "The {city} {event}", "This {event}", "The {event} of {host}", "The {event} on {date}"),
+                  {"host": ("is led by {host}", "is held by {host}", "is with {host}", "is opened by {host}", "has {host} as host"),
+                   "city": ("is in {city}", "takes place in {city}", "comes to {city}", "is held in {city}"),
+                   "date": ("is on {date}", "takes place on {date}", "comes on {date}", "begins on {date}"),
+                   "time": ("starts at {time}", "begins at {time}", "opens at {time}", "is at {time}"),
+                   "seats": ("has {seats} seats", "offers {seats} seats", "is for {seats} people", "holds {seats} people", "has room for {seats} people")}),
+            Frame(("Join us: it", "It", "All of it", "This"),
+                  {"event": ("is a {event}", "is the {event} of {host}"), "city": ("is in {city}", "takes place in {city}"), "date": ("is on {date}", "starts on {date}"),
+                   "time": ("starts at {time}", "begins at {time}"), "seats": ("has {seats} seats", "is for {seats} people"), "host": ("is led by {host}", "is held by {host}")}),
+        ),
+        {"event": ("Event: {event}.", "It is a {event}.", "Join the {event}.", "Come to the {event}."),
+         "host": ("Host: {host}.", "The host is {host}.", "With {host}.", "{host} is the host.", "{host} leads it."),
+         "city": ("City: {city}.", "Place: {city}.", "It is in {city}.", "We meet in {city}."),
+         "date": ("Date: {date}.", "It is on {date}.", "On {date}.", "The date is {date}."),
+         "time": ("Time: {time}.", "It starts at {time}.", "Start: {time}.", "Doors open at {time}.", "At {time}."),
+         "seats": ("Seats: {seats}.", "There are {seats} seats.", "{seats} seats.", "It has {seats} seats.", "{seats} people can come.")},
+    ),
+    "products": Kind(
+        Phrases(
+            train=("The {item} {model} is {colour}, weighs {weight} grams and costs {price} euros.",
+                   "{model}: a {colour} {item} of {weight} grams for {price} euros.",
+                   "For {price} euros you get the {colour} {item} {model}, which weighs {weight} grams.",
+                   "New: {item} {model} in {colour}, {weight} grams, {price} euros.",
+                   "A {weight} gram {item}, the {colour} {model}, sells for {price} euros.",
+                   "We offer a {item} at {price} euros: {model}, {colour}, {weight} grams.",
+                   "In {colour}, {price} euros, {weight} grams: {item} {model}.",
+                   "The {model} is our {item} in {colour}. It weighs {weight} grams. Price: {price} euros."),
+            held=("The {colour} {item} {model} costs {price} euros and weighs {weight} grams.", "A {item} in {colour}, {weight} grams, {price} euros: the {model}."),
+        ),
+        (
+            Frame(("The {item} {model}", "The {model}", "The {item}", "A {item}", "This {item}", "The {colour} {item}", "The {colour} {model}", "Our {item} {model}", "A {colour} {item}", "{model}", "The {item} called {model}", "The {model} {item}"),
+                  {"item": ("is a {item}", "is our {item}", "is a new {item}"),
+                   "model": ("is called {model}", "has the model number {model}", "is the model {model}", "is named {model}"),
+                   "colour": ("is {colour}", "comes in {colour}", "has the colour {colour}", "is sold in {colour}"),
+                   "weight": ("weighs {weight} grams", "has a weight of {weight} grams", "is {weight} grams heavy"),
+                   "price": ("costs {price} euros", "sells for {price} euros", "is sold for {price} euros", "has a price of {price} euros", "is yours for {price} euros")}),
+            Frame(("For {price} euros there is the {item}, which", "In our shop, the {item}", "For {price} euros, the {item} {model}", "At {weight} grams, the {item}", "Look: the {item}", "In {colour}, the {item}"),
+                  {"model": ("is called {model}", "is the {model}"), "colour": ("is {colour}", "comes in {colour}"),
+                   "weight": ("weighs {weight} grams", "is {weight} grams heavy"), "price": ("costs {price} euros", "sells for {price} euros")}),
+        ),
+        {"item": ("Item: {item}.", "It is a {item}.", "We sell a {item}.", "Product: {item}."),
+         "model": ("Model: {model}.", "The model is {model}.", "Its name is {model}.", "It is the {model}.", "The {model}."),
+         "colour": ("Colour: {colour}.", "The colour is {colour}.", "It is {colour}.", "It comes in {colour}.", "In {colour}."),
+         "weight": ("Weight: {weight} grams.", "It weighs {weight} grams.", "The weight is {weight} grams.", "{weight} grams."),
+         "price": ("Price: {price} euros.", "It costs {price} euros.", "The price is {price} euros.", "{price} euros.", "Yours for {price} euros.")},
+    ),
+}  # fmt: skip
+EXTRACT = Phrases(
+    train=("Extract {f} as JSON.", "Extract these fields as JSON: {f}.", "Give {f} as JSON.", "Return JSON with the fields {f}.",
+           "Write the {f} from the text as JSON.", "Fields: {f}. Answer with JSON.", "Turn the text into JSON with {f}.", "Please extract {f} as JSON.",
+           "Find {f} and answer with JSON.", "I need {f} as JSON.", "As JSON, please: {f}.", "Read the text and give JSON with the fields {f}.",
+           "Extract JSON. Fields: {f}.", "Use JSON for {f}.", "Get the fields {f} as JSON."),
+    held=("Extract the fields {f} as JSON.", "Answer with JSON. Fields: {f}."),
+)  # fmt: skip
+INTEGERS = ("age", "quantity", "seats", "weight")
+NUMBERS = ("price",)
+UNTYPED = tuple(word for word in ASPECTS if word not in (*INTEGERS, *NUMBERS))
+TIED = {"quantity": "item"}  # told together: what is said of the one field says the other
+LINKS = (", ", " and ", ", and ")
+
+
+def told_of(template: str) -> set[str]:
+    """The fields that a phrase names."""
+    return {name for _, name, _, _ in string.Formatter().parse(template) if name}
+
+
+def _record(d: Draw, kind: str) -> dict[str, str]:
+    """Field values of one record, as they stand in the text."""
+    if kind == "people":
+        name = d.full_name()
+        first, last = name.lower().split()
+        user = first if d.chance(0.5) else f"{first}.{last}"
+        email = f"{user}@{d.word()}.{d.pick(('com', 'org', 'net'))}"
+        return {"name": name, "age": str(d.number(18, 90)), "city": d.city(), "job": d.mixed(JOBS), "email": email}
+    person = d.full_name() if d.chance(0.7) else d.name()
+    if kind == "orders":
+        return {
+            "customer": person,
+            "quantity": str(d.number(2, 999)),
+            "item": d.item(),
+            "price": d.value(),
+            "date": d.date(),
+            "order_id": d.code(),
+        }
+    if kind == "events":
+        return {
+            "event": d.mixed(EVENTS),
+            "host": person,
+            "city": d.city(),
+            "date": d.date(),
+            "time": d.time(),
+            "seats": str(d.number(10, 900)),
+        }
+    return {
+        "item": d.item(),
+        "model": d.code(),
+        "colour": d.mixed(COLOURS),
+        "weight": str(d.number(10, 5000)),
+        "price": d.value(),
+    }
+
+
+def _composed(d: Draw, kind: Kind, wanted: set[str]) -> str:
+    """A template of clauses that tells the wanted fields, in any order, and hardly one twice."""
+    left = {TIED.get(field, field) for field in wanted}
+    sentences: list[str] = []
+    for _ in range(d.pick((0, 1, 1, 1, 2))):
+        frame = d.pick(kind.frames)
+        subject = d.pick(frame.subjects)
+        fitting = left - told_of(subject)
+        said = [field for field in frame.predicates if field in fitting]
+        if not said:
+            continue
+        said = d.some(said, min(len(said), d.pick((1, 2, 2, 3, 3, 4))))
+        clauses = [d.pick(frame.predicates[field]) for field in said]
+        for clause in (subject, *clauses):
+            left -= told_of(clause)
+        if subject.endswith(" who") and len(clauses) == 1:
+            subject = subject.removesuffix(", who")
+        ending = clauses[0] if len(clauses) == 1 else ", ".join(clauses[:-1]) + d.pick(LINKS[1:]) + clauses[-1]
+        sentences.append(f"{subject} {ending}.")
+    rest = [d.pick(kind.notes[field]) for field in sorted(left)]
+    d.rng.shuffle(rest)
+    if d.chance(0.25):  # as a list: `a, b, c.`
+        rest = [", ".join(note.rstrip(".") for note in rest) + "."] if rest else []
+    if d.chance(0.3):
+        sentences = [*rest, *sentences]
+    else:
+        sentences += rest
+    return " ".join(sentences)
+
+
+def _listed(d: Draw, fields: list[str]) -> str:
+    """A template that lists fields by name."""
+    between, end = d.pick(((": ", "; "), (": ", "\n"), (" = ", ", "), (": ", ", "), (" is ", ", "), (": ", " | ")))
+    return end.join(f"{field}{between}{{{field}}}" for field in d.some(fields, len(fields)))
+
+
+def _telling(d: Draw, kind: Kind, record: dict[str, str], wanted: list[str]) -> str:
+    """How a record is told: the template of its text."""
+    if d.held:
+        return d.pick(kind.whole.held)
+    way = d.rng.random()
+    if way < 0.25:
+        return d.pick(kind.whole.train)
+    told = {field for field in record if field in wanted or d.chance(0.7)}
+    if way < 0.32:
+        return _listed(d, sorted(told))
+    while (template := _composed(d, kind, told)) in kind.whole.held:
+        pass
+    return template
+
+
+ANYTHING = ("The {f} is {{{f}}}.", "It has the {f} {{{f}}}.", "{f}: {{{f}}}.", "Its {f} is {{{f}}}.", "The {f} of it is {{{f}}}.",
+            "{{{f}}} is the {f}.", "With {{{f}}} as {f}.", "We know the {f}: {{{f}}}.")  # fmt: skip
+
+
+def _anything(d: Draw) -> tuple[dict[str, str], str]:
+    """A record whose fields are any words, and its template: what counts is the name beside the value."""
+    names = [d.listed(UNTYPED) if d.chance(0.6) else d.word() for _ in range(d.rng.randrange(2, 7))]
+    record = {name: d.pick((d.name, d.city, d.item, d.word, d.code, d.value, d.date))() for name in names}
+    if d.chance(0.3):
+        return record, _listed(d, list(record))
+    return record, " ".join(d.pick(ANYTHING).format(f=f) for f in record)
+
+
+def _typed(name: str, value: str) -> object:
+    if name in INTEGERS:
+        return int(value)
+    return (float(value) if "." in value else int(value)) if name in NUMBERS else value
+
+
+def extraction(d: Draw) -> Sample:
+    """One to three texts, each to be turned into a JSON object with the fields named in the prompt."""
+    system = d.say(SYSTEMS) if d.chance(0.3) else ""
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    fixed = d.pick(tuple(KINDS)) if d.chance(0.5) else ""
+    for _ in range(d.pick((1, 1, 2, 3))):
+        if not d.held and d.chance(0.12):
+            record, template = _anything(d)
+            fields = d.some(tuple(record), d.rng.randrange(1, len(record) + 1))
+        else:
+            kind = fixed or d.pick(tuple(KINDS))
+            record = _record(d, kind)
+            fields = d.some(tuple(record), d.rng.randrange(2, len(record) + 1))
+            template = _telling(d, KINDS[kind], record, fields)
+        text = template.format(**record, name1=record.get("name", "").split(" ")[0])
+        types = {f: "integer" if f in INTEGERS else "number" if f in NUMBERS else "string" for f in fields}
+        if d.chance(0.3):
+            prompt = f"Extract JSON.\nSchema: {json.dumps(types)}\nText: {text}"
+        else:
+            prompt = f"{d.say(EXTRACT, f=', '.join(fields))}\nText: {text}"
+        answer = json.dumps({f: _typed(f, record[f]) for f in fields}, ensure_ascii=False)
+        messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+    return Sample("json", tuple(messages))
