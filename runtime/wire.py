@@ -172,11 +172,15 @@ class Mark(Wire, frozen=True):
 
 
 class Read(Wire, frozen=True):
-    """The state's text, markers included, from `mark` (None: from its start) to here becomes value `ref`."""
+    """The state's text, markers included, from `mark` (None: from its start) to here becomes value `ref`.
+
+    tokens: its tokens too, in Value.tokens; only of the whole state, without a mark.
+    """
 
     state: int
     ref: int
     mark: int | None = None
+    tokens: bool = False
 
 
 class Drop(Wire, frozen=True):
@@ -258,11 +262,41 @@ class Welcome(Wire, frozen=True):
 
 
 class Usage(Wire, frozen=True):
-    """Tokens of one gen. prompt = cached + computed (of the prompt); generated is the output, all samples."""
+    """Tokens of one gen. prompt = cached + computed (of the prompt); generated is the output, all samples.
+
+    drafted: proposed for the output before they were computed; accepted: so many of those became part of it.
+    """
 
     prompt: int = 0
     cached: int = 0
     generated: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Times(Wire, frozen=True):
+    """When a gen or select got how far, in seconds of the monotonic clock that all processes of a machine share.
+
+    ready: its turn had come. sent: its text was ids. started: the engine began to compute it. first: there was a first
+    token. ended: its output was complete. 0.0: not known, or it did not happen (a select has no first token).
+    """
+
+    ready: float = 0.0
+    sent: float = 0.0
+    started: float = 0.0
+    first: float = 0.0
+    ended: float = 0.0
+
+
+class Tokens(Wire, frozen=True):
+    """A text as tokens. ids: int32 `bytes`. lengths: int32 `bytes`, characters of each (0: ends inside a character).
+
+    made: (n_tokens, whether a gen made them) of one stretch after the other.
+    """
+
+    ids: bytes = b""
+    lengths: bytes = b""
+    made: tuple[tuple[int, bool], ...] = ()
 
 
 class TokenLogprob(Wire, frozen=True):
@@ -315,6 +349,9 @@ class Value(Wire, frozen=True):
     samples: tuple[Sample, ...]
     usage: Usage = Usage()
     scores: Scores | None = None
+    times: Times = Times()
+    tokens: Tokens | None = None
+    """Of a Read that asked for them."""
 
 
 class Failed(Wire, frozen=True):
@@ -380,6 +417,7 @@ class Finish(Wire, frozen=True):
     """How a request ended. stop_id: the id of stop_ids that ended it (-1: none did).
 
     scores: float32 `bytes`, the logprobs that score_from asked for. n_cached: prompt tokens that came from the tree.
+    started: when the engine began to compute it (see Times). n_drafted, n_accepted: as in Usage.
     """
 
     rid: int
@@ -388,6 +426,9 @@ class Finish(Wire, frozen=True):
     n_prompt: int = 0
     n_cached: int = 0
     scores: bytes = b""
+    started: float = 0.0
+    n_drafted: int = 0
+    n_accepted: int = 0
 
 
 class TopLogprobs(Wire, frozen=True):

@@ -37,6 +37,7 @@ class Request:
         "sampling",
         "scores",
         "seen",
+        "started",
         "stop_ids",
     )
 
@@ -53,6 +54,7 @@ class Request:
         self.end = end
         self.n_computed = 0
         self.n_published = 0
+        self.started = 0.0  # when it was first planned
         self.n_cached = -1  # prompt tokens found in the tree at its first start; -1 before
         self.scores = array("f")  # logprobs of the prompt tokens from score_from on, as far as computed
         self.lease: Lease | None = None  # held while it runs

@@ -161,7 +161,7 @@ class Scheduler:
                 works.append(_work(request, min(budget, request.n_total - request.n_computed)))
                 budget -= works[-1].n_new
         copies: list[tuple[int, int, int]] = []
-        self._start(works, copies, budget)
+        self._start(works, copies, budget, now)
         return Plan(tuple(works), tuple(copies)) if works else None
 
     def _has_grown(self, request: Request) -> bool:
@@ -174,7 +174,7 @@ class Scheduler:
                 return False
         return True
 
-    def _start(self, works: list[Work], copies: list[tuple[int, int, int]], budget: int) -> None:
+    def _start(self, works: list[Work], copies: list[tuple[int, int, int]], budget: int, now: float) -> None:
         """Start waiting requests in rank, as long as there are tokens, places and pages. None overtakes the first."""
         if not self.waiting or len(self.running) == self.max_running:
             return
@@ -195,6 +195,7 @@ class Scheduler:
             del self.waiting[0]
             insort(self.running, request, key=_rank)
             request.lease = lease
+            request.started = request.started or now
             request.n_computed = request.n_published = lease.n_cached
             if request.n_cached < 0:
                 request.n_cached = min(lease.n_cached, request.n_prompt)
@@ -309,9 +310,8 @@ class Scheduler:
 
     def _finish(self, request: Request, reason: FinishReason, stop_id: int = -1) -> None:
         self._release(request)
-        self._finished.append(
-            Finish(request.rid, reason, stop_id, request.n_prompt, max(request.n_cached, 0), request.scores.tobytes())
-        )
+        n_cached, scores = max(request.n_cached, 0), request.scores.tobytes()
+        self._finished.append(Finish(request.rid, reason, stop_id, request.n_prompt, n_cached, scores, request.started))
 
     def _fail(self, request: Request, code: str, message: str) -> None:
         self._release(request)

@@ -42,6 +42,8 @@ class Outcome(NamedTuple):
     pieces: tuple[Piece, ...]
     usage: wire.Usage
     scores: wire.Scores | None = None
+    times: wire.Times = wire.Times()
+    tokens: wire.Tokens | None = None
 
 
 class Generation:
@@ -50,6 +52,7 @@ class Generation:
     def __init__(self, op: wire.Gen | wire.Select, requests: Requests, done: Callable[[Outcome | Error], None]) -> None:
         self.op, self._requests, self._done = op, requests, done
         self.requests: list[Request] = []
+        self.ready = requests.clock()
         self.is_over = False
 
     def stop(self) -> None:
@@ -68,6 +71,18 @@ class Generation:
             if request.failed is not None:
                 self.end(Error(request.failed.code, request.failed.message))
         return not self.is_over and all(request.finish is not None for request in self.requests)
+
+    def times(self) -> wire.Times:
+        """Of all requests that have ended: from the first that began to the last that ended."""
+        started = [r.finish.started for r in self.requests if r.finish is not None and r.finish.started]
+        first = [r.first for r in self.requests if r.first]
+        return wire.Times(
+            ready=self.ready,
+            sent=min(r.sent for r in self.requests),
+            started=min(started, default=0.0),
+            first=min(first, default=0.0),
+            ended=max(r.ended for r in self.requests),
+        )
 
 
 class Generator:
@@ -165,6 +180,7 @@ class Generator:
                 samples=tuple(map(self._requests.sample, generation.requests)),
                 pieces=(Made(text[:n_chars], bytes(first.ids[: 4 * n_kept])), Span(text[n_chars:])),
                 usage=_usage(generation.requests, n_prompts=1),
+                times=generation.times(),
             )
         )
 
@@ -202,6 +218,7 @@ class Generator:
                 pieces=(Span(text),),
                 usage=_usage(generation.requests, n_prompts=len(generation.requests)),
                 scores=wire.Scores(choice.normalized, tuple(tokens[:n]), choice.weights, tuple(tokens[n:])),
+                times=generation.times(),
             )
         )
 
@@ -237,4 +254,10 @@ def _usage(requests: Sequence[Request], n_prompts: int) -> wire.Usage:
     computed = sum(end.n_prompt - end.n_cached for end in ends)
     prompt = sum(end.n_prompt for end in ends[:n_prompts])
     n_generated = sum(request.text.n_tokens for request in requests)
-    return wire.Usage(prompt=prompt, cached=max(0, prompt - computed), generated=n_generated)
+    return wire.Usage(
+        prompt=prompt,
+        cached=max(0, prompt - computed),
+        generated=n_generated,
+        drafted=sum(end.n_drafted for end in ends),
+        accepted=sum(end.n_accepted for end in ends),
+    )

@@ -227,10 +227,14 @@ class Programs:
     def _read(self, program: Program, state: State, op: wire.Read) -> None:
         if op.mark is not None and op.mark not in state.marks:
             raise BadProgram(f"Read names mark {op.mark}, which no Mark of its state makes")
+        if op.mark is not None and op.tokens:
+            raise BadProgram("Read has a mark and asks for tokens; tokens are of a whole state")
         start = 0 if op.mark is None else state.marks[op.mark]
         generator = self._generator
         text = state.text.read(generator.tokenizer, generator.template, program.started, start)
-        self._give(program, op.ref, Outcome((wire.Sample(text=text, finish_reason="stop"),), (), wire.Usage()))
+        tokens = state.text.tokens(generator.tokenizer, generator.template, program.started) if op.tokens else None
+        sample = wire.Sample(text=text, finish_reason="stop")
+        self._give(program, op.ref, Outcome((sample,), (), wire.Usage(), tokens=tokens))
 
     def _generate(self, program: Program, state: State, op: wire.Gen | wire.Select) -> None:
         listener = partial(self._delta, program, op.ref) if isinstance(op, wire.Gen) and op.stream else None
@@ -276,6 +280,8 @@ class Programs:
             samples=outcome.samples,
             usage=outcome.usage,
             scores=outcome.scores,
+            times=outcome.times,
+            tokens=outcome.tokens,
         )
         self._send(program.client, message)
         self._wake(program, ref)

@@ -6,6 +6,7 @@ results: `replay` sends each living request again, with what it had.
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,10 +28,12 @@ class Request:
     ids          generated so far, int32
     finish       how it ended; None while it runs
     failed       the engine's refusal
+    sent, first, ended   as in wire.Times
     """
 
-    def __init__(self, run: wire.Run, text: Detokenizer, done: Callable[[Request], None]) -> None:
+    def __init__(self, run: wire.Run, text: Detokenizer, done: Callable[[Request], None], sent: float = 0.0) -> None:
         self.run, self.text, self.done = run, text, done
+        self.sent, self.first, self.ended = sent, 0.0, 0.0
         self.ids = bytearray()
         self.logprobs: list[wire.TopLogprobs] = []
         self.finish: wire.Finish | None = None
@@ -50,9 +53,13 @@ class Requests:
     """All requests that run. `send` gives an order to the engine."""
 
     def __init__(
-        self, tokenizer: Tokenizer, n_vocabulary: int | None, send: Callable[[wire.EngineOrder], None]
+        self,
+        tokenizer: Tokenizer,
+        n_vocabulary: int | None,
+        send: Callable[[wire.EngineOrder], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tokenizer, self._n_vocabulary, self._send = tokenizer, n_vocabulary, send
+        self._tokenizer, self._n_vocabulary, self._send, self.clock = tokenizer, n_vocabulary, send, clock
         self._living: dict[int, Request] = {}
         self._n_started = 0
 
@@ -94,7 +101,7 @@ class Requests:
             order=order,
         )
         text = Detokenizer(known.spelling, known.special, sampling.stop, sampling.min_tokens)
-        request = Request(run, text, done)
+        request = Request(run, text, done, self.clock())
         request.stop_strings, request.listener = cutting, listener
         self._n_started += 1
         self._living[run.rid] = request
@@ -156,6 +163,7 @@ class Requests:
         if request.text.matched is not None:
             return  # the engine had not yet heard of the Abort
         request.n_deaths = 0
+        request.first = request.first or self.clock()
         new = request.text.feed(ids)
         n = request.text.n_tokens - len(request.ids) // 4
         request.ids += ids[:n]
@@ -167,7 +175,7 @@ class Requests:
             request.listener(new)
 
     def _end(self, request: Request, finish: wire.Finish) -> None:
-        request.finish = finish
+        request.finish, request.ended = finish, self.clock()
         rest = request.text.finish(finish.stop_id if finish.stop_id in request.stop_strings else None)
         if rest and request.listener is not None:
             request.listener(rest)

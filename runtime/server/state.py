@@ -8,11 +8,13 @@ rewrites earlier turns costs the changed tail and nothing else.
 
 from __future__ import annotations
 
+import codecs
 from array import array
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram
 from banyan.runtime.server.chat import Message, Template
 from banyan.runtime.server.detokenizer import Detokenizer
@@ -128,6 +130,18 @@ class Text:
         self.runs = self.runs[:n]
         return Prompt(self.runs, tuple(_from(atoms, at, n_silent)))
 
+    def tokens(self, tokenizer: Tokenizer, template: Template | None, now: datetime) -> wire.Tokens:
+        """All of them, as a gen here would be given them."""
+        runs = self.prompt(tokenizer, template, now).encode(tokenizer)
+        lengths = array("i")
+        for run in runs:
+            lengths.extend(_lengths(run, tokenizer))
+        return wire.Tokens(
+            ids=b"".join(run.ids for run in runs),
+            lengths=lengths.tobytes(),
+            made=tuple((len(run.ids) // 4, run.made) for run in runs if run.ids),
+        )
+
     def read(self, tokenizer: Tokenizer, template: Template | None, now: datetime, mark: int = 0) -> str:
         """The text from piece `mark` on, markers included."""
         rest, text = self.pieces[mark:], ""
@@ -152,6 +166,27 @@ class Text:
         if not whole.startswith(before):  # the template rewrote what stood before the mark
             n = next(k for k, pair in enumerate(zip(before, whole + "\0", strict=False)) if pair[0] != pair[1])
         return text + whole[n:]
+
+
+def _lengths(run: Run, tokenizer: Tokenizer) -> list[int]:
+    """Characters of `run.text` that each of its ids spells; together all of them.
+
+    An id may spell what is not in the text: a begin-of-text in front of it, a space that the tokenizer puts there, an
+    end that is not shown. Those get what is left for them.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    hidden = tokenizer.special if run.made else frozenset()
+    spelled = ["" if i in hidden else decoder.decode(tokenizer.spelling[i]) for i in unpack(run.ids)]
+    surplus = sum(map(len, spelled)) - len(run.text)
+    for k, piece in enumerate(spelled):
+        if surplus <= 0:
+            break
+        spelled[k] = piece[surplus:]
+        surplus -= len(piece)
+    lengths = [len(piece) for piece in spelled]
+    if lengths:
+        lengths[-1] += len(run.text) - sum(lengths)
+    return lengths
 
 
 class _Turn(NamedTuple):

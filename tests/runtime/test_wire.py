@@ -79,8 +79,8 @@ def test_tags_never_change() -> None:
     assert sorted(cls.__struct_config__.tag for cls in MESSAGES if cls is not wire.Wire) == [
         "abort", "answer", "append", "ask", "begin", "cancel", "chatmarkers", "constraintspec", "delta", "drop", "end",
         "failed", "finish", "fork", "gen", "hello", "join", "mark", "ping", "pong", "raw", "read", "ready", "ref",
-        "run", "sample", "sampling", "scores", "select", "step", "submit", "tokenlogprob", "toplogprobs", "usage",
-        "value", "welcome",
+        "run", "sample", "sampling", "scores", "select", "step", "submit", "times", "tokenlogprob", "tokens",
+        "toplogprobs", "usage", "value", "welcome",
     ]  # fmt: skip
     assert wire.VERSION == 1
 

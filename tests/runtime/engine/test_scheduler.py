@@ -457,3 +457,18 @@ def test_the_same_messages_give_the_same_plans(fake: ModuleType, monkeypatch: py
         return seen
 
     assert plans() == plans()
+
+
+def test_a_finish_tells_when_the_request_was_started(fake: ModuleType) -> None:
+    e = fake.engine(max_running=1)
+    now = 9.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 1
+        return now
+
+    e.clock = clock
+    asked = [fake.run(rid, [rid, 1, 2, 3]) for rid in (0, 1)]
+    started = [output.finish.started for output in fake.drive(e, asked).values()]
+    assert started == [10.0, 10.0 + fake.GREEDY.max_tokens], "the second when the first had made room"
