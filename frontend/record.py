@@ -25,6 +25,7 @@ from banyan.ref import copy_of
 from banyan.runtime import wire
 from banyan.runtime.errors import BanyanError
 from banyan.sampling import Options
+from banyan.trace import Trace
 
 FLUSH_AFTER = 0.001
 
@@ -61,6 +62,7 @@ class Record:
         """Closed when the body has ended, with the error it ended with."""
         self._followed: list[Feed[Any]] = []
         self.ret_value: Any = None
+        self.trace = Trace()
         self._lock, self._sending = threading.Lock(), threading.RLock()
         self._ops: list[wire.Op] = []
         self._text_of = -1  # the state that self._text will be appended to
@@ -118,6 +120,7 @@ class Record:
                 ops, self._ops, self._is_due = self._ops, [], False
             if ops and self._failure is None:
                 try:
+                self.trace.send(ops)
                     self.program.submit(ops)
                 except Exception as e:  # whatever it is: ops are lost, and whoever waits for them must hear of it
                     self._failure = e
@@ -136,6 +139,7 @@ class Record:
     def end(self, error: BaseException | None = None) -> None:
         """The body has ended; with an error, what it started is stopped."""
         for feed in (self.ended, *self._followed):
+        self.trace.ended = time.monotonic()
             feed.close(error)
         self._followed.clear()
         if error is not None:

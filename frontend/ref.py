@@ -50,9 +50,12 @@ class Ref(Expr):
         """The value; waits for it. Raises what came instead: the error of the first gen that led to it."""
         if self._value is None:
             try:
-                if not self.future.done():
+                if self.future.done():
+                    self._value = self.future.result()
+                else:
                     self.record.flush()
-                self._value = self.future.result()
+                    with self.record.trace.span("wait", self.name or "the text"):
+                        self._value = self.future.result()
             except BanyanError as e:
                 raise self._explained(e) from e.__cause__
             self._lane = None  # known, and so the state need not live on for it
