@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, overload
 
 from banyan.expr import Expr, Expression
 from banyan.runtime.errors import BadProgram
 
 if TYPE_CHECKING:
-    from banyan.state import State
+    from banyan.prompt import Prompt
 
 Branchwise = list[Expression] | tuple[Expression, ...] | Callable[[int], Expression]
 
+S = TypeVar("S", bound="Prompt")
 
-class Group:
+
+class Group(Generic[S]):
     """The states of a fork, in order. Each begins with all that its parent had, and goes its own way."""
 
     __slots__ = ("_joins", "_states")
 
-    def __init__(self, states: list[State], joins: dict[str, Callable[[list[State]], None]]) -> None:
+    def __init__(self, states: list[S], joins: dict[str, Callable[[list[Any]], None]]) -> None:
         """`joins`: mode -> how the parent takes its branches back. For `State.fork` to make, not for users."""
         self._states, self._joins = states, joins
 
     def __len__(self) -> int:
         return len(self._states)
 
-    def __iter__(self) -> Iterator[State]:
+    def __iter__(self) -> Iterator[S]:
         return iter(self._states)
 
     @overload
-    def __getitem__(self, i: int) -> State: ...
+    def __getitem__(self, i: int) -> S: ...
     @overload
-    def __getitem__(self, i: slice) -> list[State]: ...
-    def __getitem__(self, i: int | slice) -> State | list[State]:
+    def __getitem__(self, i: slice) -> list[S]: ...
+    def __getitem__(self, i: int | slice) -> S | list[S]:
         return self._states[i]
 
-    def __iadd__(self, what: Expression | Branchwise) -> Group:
+    def __iadd__(self, what: Expression | Branchwise) -> Self:
         """Append to every branch: the same expression to all, or to branch i `what[i]` of a list or `what(i)`."""
         if isinstance(what, str | Expr):
             each: list[Expression] = [what] * len(self)

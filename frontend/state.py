@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
 from copy import copy
-from typing import Any, Literal, overload
+from typing import Any
 
-from msgspec.structs import replace
-
-from banyan.expr import NOTHING, Begin, End, Expression, Gen, Leaf, Raw, Select, Seq, checked_name, leaves
-from banyan.expr import role as turn
-from banyan.feed import Feed
-from banyan.group import Group
-from banyan.pieces import pieces, pieces_async
-from banyan.record import Lane, Record
-from banyan.ref import Gathered, Ref, meta_info, read
+from banyan.pieces import pieces
+from banyan.prompt import Prompt
+from banyan.ref import Ref, meta_info, read
 from banyan.runtime import wire
-from banyan.runtime.errors import BadProgram, UnknownVariable, Unsupported
-from banyan.sampling import mix
-from banyan.transcript import Renderer, Transcript, messages
-
-_END = wire.End()
+from banyan.transcript import Renderer, messages
 
 
-class State:
+class State(Prompt):
     """The running prompt of a program, which `s += ...` makes longer, and its variables, which `s["x"]` reads.
 
     `+=` takes an expression, a string, or a list of them, records it and returns: nothing waits before a value is read.
@@ -36,174 +23,10 @@ class State:
     the runtime lives, and raises what happened instead: a ProgramError names the program, the line and the gen.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_is_handle",
-        "_is_joined",
-        "_lane",
-        "_names",
-        "_numbers",
-        "_record",
-        "_seed",
-        "_transcript",
-        "_values",
-    )
-
-    def __init__(self, record: Record, lane: Lane, seed: int | None, transcript: Transcript) -> None:
-        """For programs and forks to make, not for users."""
-        self._record, self._lane, self._seed, self._transcript = record, lane, seed, transcript
-        self._values: dict[str, Any] = {}
-        self._names: Feed[str] = Feed()  # of variables as they are set, for those who wait for one
-        self._numbers: list[Any] = []  # those of its gens and, as lists inside it, of its branches' gens
-        self._is_joined = False
-        self._is_handle = False  # for those outside of a body that runs on a thread of its own
-
-    def __repr__(self) -> str:
-        variables = ", ".join(self._values) or "none"
-        return f"<State of program {self._record.name}, variables: {variables}>"
+    __slots__ = ()
 
     def __str__(self) -> str:
         return self.text()
-
-    @property
-    def _is_watched(self) -> bool:
-        """Whether we look on while the body runs: what is not there yet may still come."""
-        return self._is_handle and not self._record.ended.is_closed
-
-    # ---- appending -------------------------------------------------------------------------------------------------
-
-    def __iadd__(self, what: Expression) -> State:
-        self._append(what)
-        return self
-
-    def _append(self, what: Expression) -> None:
-        self._check_open()
-        flat = leaves(what)
-        # All that can be refused is refused here, before anything is recorded.
-        role, line = self._turn_after(flat), ""
-        samplings = iter([leaf.options.over(self._record.sampling) for leaf in flat if isinstance(leaf, Gen)])
-        parts: list[wire.Part] = []
-        for leaf in flat:
-            match leaf:
-                case str():
-                    parts.append(leaf)
-                case Begin(role=name):
-                    parts.append(wire.Begin(name))
-                case End():
-                    parts.append(_END)
-                case Gen() | Select():
-                    self._record.text(self._lane, parts)
-                    parts, line = [], line or source_line()
-                    leaf = self._generate(leaf, line, samplings)
-                case Ref():
-                    parts.append(wire.Ref(leaf.number))
-                case Raw(text=text):
-                    parts.append(wire.Raw(text))
-            self._transcript.own.put(leaf)
-        self._record.text(self._lane, parts)
-        self._transcript.role = role
-
-    def _check_open(self) -> None:
-        if self._is_watched:
-            raise BadProgram("this state belongs to a program that still runs; it can be read, but not appended to")
-        if self._is_joined:
-            raise BadProgram("this branch was appended to its parent; it takes no more text")
-
-    def _turn_after(self, flat: list[str | Leaf]) -> str | None:
-        """The turn that is open after `flat`. BadProgram: turns in turns, or the end of one that is not open."""
-        role = self._transcript.role
-        for leaf in flat:
-            if isinstance(leaf, Begin):
-                if role is not None:
-                    raise BadProgram(f"a turn of {leaf.role!r} begins inside a turn of {role!r}; end that first")
-                role = leaf.role
-            elif isinstance(leaf, End):
-                if role != leaf.role:
-                    raise BadProgram(f"a turn of {leaf.role!r} ends, but the open one is {role!r}")
-                role = None
-            elif isinstance(leaf, Ref) and leaf.record is not self._record:
-                raise BadProgram(f"{leaf!r} is of another program; append its value: state[{leaf.name!r}]")
-        return role
-
-    def _generate(self, leaf: Gen | Select, line: str, samplings: Iterator[wire.Sampling]) -> Ref:
-        record = self._record
-        ref = self._transcript.last = Ref(record, self._lane, self._transcript.last, leaf.name or "", line)
-        self._numbers.append(ref.number)
-        self._transcript.n_draws += 1
-        seed = mix(self._seed, self._transcript.n_draws)
-        if isinstance(leaf, Select):
-            record.add(self._select_op(leaf, ref, seed))
-        else:
-            record.add(self._gen_op(leaf, ref, next(samplings), seed))
-        if leaf.name is not None:
-            self._set(leaf.name, ref)
-        return ref
-
-    def _gen_op(self, leaf: Gen, ref: Ref, sampling: wire.Sampling, seed: int | None) -> wire.Gen:
-        run, wishes = self._record.options, leaf.options
-        seed = seed if wishes.seed is None else wishes.seed
-        if seed is not None:
-            sampling = replace(sampling, seed=seed)
-        with_text = wishes.return_text_in_logprobs
-        ref.with_text = bool(run.return_text_in_logprobs if with_text is None else with_text)
-        if run.stream:
-            ref.stream()
-        return wire.Gen(self._lane.number, ref.number, sampling, run.stream, ref.name, ref.line)
-
-    def _select_op(self, leaf: Select, ref: Ref, seed: int | None) -> wire.Select:
-        seed = seed if leaf.seed is None else leaf.seed
-        return wire.Select(
-            self._lane.number, ref.number, leaf.choices, leaf.method, leaf.temperature, seed, ref.name, ref.line
-        )
-
-    # ---- turns -----------------------------------------------------------------------------------------------------
-
-    @overload
-    def role(self, name: str, expr: None = None) -> AbstractContextManager[State]: ...
-    @overload
-    def role(self, name: str, expr: Expression) -> Seq: ...
-    def role(self, name: str, expr: Expression | None = None) -> AbstractContextManager[State] | Seq:
-        """Append a turn: of `expr`, at once, or of what a `with` block appends. It ends also where the block raises."""
-        if expr is None:
-            return self._turn(name)
-        self._append(turn(name, expr))
-        return NOTHING  # so that `s += s.user("x")` is one turn, not two
-
-    @contextmanager
-    def _turn(self, name: str) -> Iterator[State]:
-        begin, *_, end = turn(name).parts
-        self._append(begin)
-        try:
-            yield self
-        except BaseException:
-            if self._transcript.role == name:
-                self._append(end)
-            raise
-        self._append(end)
-
-    @overload
-    def system(self, expr: None = None) -> AbstractContextManager[State]: ...
-    @overload
-    def system(self, expr: Expression) -> Seq: ...
-    def system(self, expr: Expression | None = None) -> AbstractContextManager[State] | Seq:
-        """`role("system", expr)`."""
-        return self.role("system", expr)
-
-    @overload
-    def user(self, expr: None = None) -> AbstractContextManager[State]: ...
-    @overload
-    def user(self, expr: Expression) -> Seq: ...
-    def user(self, expr: Expression | None = None) -> AbstractContextManager[State] | Seq:
-        """`role("user", expr)`."""
-        return self.role("user", expr)
-
-    @overload
-    def assistant(self, expr: None = None) -> AbstractContextManager[State]: ...
-    @overload
-    def assistant(self, expr: Expression) -> Seq: ...
-    def assistant(self, expr: Expression | None = None) -> AbstractContextManager[State] | Seq:
-        """`role("assistant", expr)`."""
-        return self.role("assistant", expr)
 
     # ---- variables -------------------------------------------------------------------------------------------------
 
@@ -214,24 +37,7 @@ class State:
         """
         return read(self._lookup(name))
 
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._set(checked_name(name), value)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
-
     get_var = __getitem__
-    set_var = __setitem__
-
-    def ref(self, name: str) -> Expression:
-        """The text of a variable, to be appended to any state of this program, without waiting for it.
-
-        Where the value is not known yet, the server puts it in when it is.
-        """
-        value = self._lookup(name)
-        if isinstance(value, Ref | str):
-            return value
-        raise BadProgram(f"variable {name!r} holds no single text; append what you need of s[{name!r}]")
 
     def get_meta_info(self, name: str) -> Any:
         """What is known about how the variable was generated, as a dict; None for one that was not.
@@ -248,46 +54,12 @@ class State:
         self._await_body()
         return self._record.ret_value
 
-    @contextmanager
-    def var_scope(self, name: str) -> Iterator[State]:
-        """`with s.var_scope("x"): ...` makes all text that the block appends, markers included, variable x."""
-        self._check_open()
-        checked_name(name)
-        mark = next(self._record.marks)
-        self._record.add(wire.Mark(self._lane.number, mark))
-        try:
-            yield self
-        finally:
-            self._set(name, self._read(mark, name))
-
-    def _set(self, name: str, value: Any) -> None:
-        self._values[name] = value
-        self._names.put(name)
-
     def _lookup(self, name: str) -> Any:
         if name not in self._values and self._is_watched:
             for _ in self._names:  # raises what the body raised
                 if name in self._values:
                     break
         return self._found(name)
-
-    async def _lookup_async(self, name: str) -> Any:
-        if name not in self._values and self._is_watched:
-            async for _ in self._names:
-                if name in self._values:
-                    break
-        return self._found(name)
-
-    def _found(self, name: str) -> Any:
-        try:
-            return self._values[name]
-        except KeyError:
-            if self._record.error is not None:  # the body never got there
-                raise self._record.error from None
-            have = ", ".join(map(repr, self._values)) or "none"
-            raise UnknownVariable(
-                f"there is no variable {name!r}; there are: {have}", program=self._record.name, line=source_line()
-            ) from None
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
@@ -336,13 +108,6 @@ class State:
         done = [future.result().usage for future in futures if future.exception() is None]
         return wire.Usage(sum(u.prompt for u in done), sum(u.cached for u in done), sum(u.generated for u in done))
 
-    def cancel(self) -> None:
-        """Stop what the program still does on the server. What is not finished raises Cancelled where it is read.
-
-        A state that nobody holds any more does this by itself.
-        """
-        self._record.program.cancel()
-
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """The text as it comes, of one variable or of the whole state; in one piece if the program does not stream.
 
@@ -357,97 +122,10 @@ class State:
             for item in self._transcript.follow(self._is_handle):
                 yield from pieces(render(item))
 
-    @overload
-    def text_async_iter(
-        self, var_name: str | None = None, return_meta_data: Literal[False] = False
-    ) -> AsyncIterator[str]: ...
-    @overload
-    def text_async_iter(
-        self, var_name: str | None = None, *, return_meta_data: Literal[True]
-    ) -> AsyncIterator[tuple[str, Any]]: ...
-    async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
-        """`text_iter` for an event loop, which it never holds up. With meta data: pairs of a piece and the meta info.
-
-        The meta info comes with a value's last piece, which is "" where it streams; before that it is None.
-        """
-        async for text, meta in self._pairs_async(var_name):
-            if return_meta_data:
-                yield text, meta
-            elif text:
-                yield text
-
-    async def _pairs_async(self, name: str | None) -> AsyncIterator[tuple[str, Any]]:
-        if name is not None or not self._record.options.stream:
-            value = self._read(None) if name is None else await self._lookup_async(name)
-            async for pair in pieces_async(value):
-                yield pair
-            return
-        render = Renderer(self._record.backend.welcome.chat)
-        async for item in self._transcript.follow_async(self._is_handle):
-            async for pair in pieces_async(render(item)):
-                yield pair
-
-    def _read(self, mark: int | None, name: str = "") -> Ref:
-        ref = Ref(self._record, self._lane, self._transcript.last, name, source_line())
-        self._record.add(wire.Read(self._lane.number, ref.number, mark))
-        return ref
-
     def _await_body(self) -> None:
         if self._is_handle:
             for _ in self._record.ended:
                 pass
-
-    # ---- branching -------------------------------------------------------------------------------------------------
-
-    def fork(self, size: int = 1, position_ids_offset: None = None) -> Group:
-        """`size` states that begin with all that this one has: text, open turn, variables. None of it is sent again."""
-        self._check_open()
-        if position_ids_offset is not None:
-            raise Unsupported("position_ids_offset: a branch goes on at the position of its parent; leave it out")
-        if size < 1:
-            raise BadProgram(f"a fork of {size} branches; it needs at least one")
-        self._transcript.n_draws += 1
-        children = [self._branch(i) for i in range(size)]
-        self._record.add(wire.Fork(self._lane.number, tuple(child._lane.number for child in children)))
-        return Group(children, {"gather_variable": self._gather, "concate_and_append": self._concatenate})
-
-    @contextmanager
-    def copy(self, position_ids_offset: None = None) -> Iterator[State]:
-        """`with s.copy() as t: ...`: a fork of one, joined at the end of the block. Variables come as lists of one."""
-        group = self.fork(1, position_ids_offset)
-        try:
-            yield group[0]
-        finally:
-            group.join()
-
-    def _branch(self, i: int) -> State:
-        lane, seed = self._record.new_lane(self._lane), mix(self._seed, self._transcript.n_draws, i)
-        child = State(self._record, lane, seed, Transcript(self._transcript))
-        child._values = dict(self._values)
-        self._numbers.append(child._numbers)
-        return child
-
-    def _gather(self, branches: list[State]) -> None:
-        self._check_open()
-        names = dict.fromkeys(name for branch in branches for name in branch._values)  # in the order they appeared
-        for name in names:
-            if name not in self._values:
-                self._set(name, Gathered([branch._values.get(name) for branch in branches]))
-
-    def _concatenate(self, branches: list[State]) -> None:
-        self._check_open()
-        for branch in branches:
-            branch._check_open()
-            if branch._transcript.role != self._transcript.role:
-                raise BadProgram(
-                    f"the open turn is {branch._transcript.role!r} in a branch and {self._transcript.role!r} in its "
-                    "parent; they must be the same to be joined"
-                )
-        for branch in branches:
-            for item in branch._transcript.own.items:
-                self._transcript.own.put(item)
-            branch._is_joined = True
-        self._record.add(wire.Join(self._lane.number, tuple(branch._lane.number for branch in branches)))
 
 
 def watched(state: State) -> State:
@@ -457,17 +135,6 @@ def watched(state: State) -> State:
     handle = copy(state)
     handle._is_handle = True
     return handle
-
-
-_HERE = os.path.dirname(__file__) + os.sep
-
-
-def source_line() -> str:
-    """Where the user's code stands: the nearest caller outside of this package, as "file.py:12"."""
-    frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(_HERE) and frame.f_back is not None:
-        frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def _flat(numbers: list[Any]) -> Iterator[int]:

@@ -190,7 +190,7 @@ def test_signatures(name: str) -> None:
 
 def test_a_state_has_no_other_public_names() -> None:
     tested = {name.partition(".")[2] for name in SIGNATURES if name.startswith("State.")}
-    assert {name for name in vars(bn.State) if not name.startswith("_")} == {
+    assert {name for name in dir(bn.State) if not name.startswith("_")} == {
         *(name for name in tested if not name.startswith("_")),
         "ret_value",
         "usage",
