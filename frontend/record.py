@@ -68,7 +68,8 @@ class Record:
         self._text_of = -1  # the state that self._text will be appended to
         self._text: list[wire.Part] = []
         self._dropped: deque[int] = deque()
-        self._is_due = False
+        self.is_due = False
+        """Whether a gen was recorded that is not sent yet."""
         self._failure: Exception | None = None
 
     @property
@@ -98,8 +99,8 @@ class Record:
         with self._lock:
             self._close_text()
             self._ops.append(op)
-            is_first = isinstance(op, wire.Gen | wire.Select) and not self._is_due
-            self._is_due |= is_first
+            is_first = isinstance(op, wire.Gen | wire.Select) and not self.is_due
+            self.is_due |= is_first
         if is_first:
             _ticker.remind(self)
 
@@ -117,10 +118,10 @@ class Record:
                 self._close_text()
                 while self._dropped:
                     self._ops.append(wire.Drop(self._dropped.popleft()))
-                ops, self._ops, self._is_due = self._ops, [], False
+                ops, self._ops, self.is_due = self._ops, [], False
             if ops and self._failure is None:
-                try:
                 self.trace.send(ops)
+                try:
                     self.program.submit(ops)
                 except Exception as e:  # whatever it is: ops are lost, and whoever waits for them must hear of it
                     self._failure = e
@@ -138,8 +139,8 @@ class Record:
 
     def end(self, error: BaseException | None = None) -> None:
         """The body has ended; with an error, what it started is stopped."""
-        for feed in (self.ended, *self._followed):
         self.trace.ended = time.monotonic()
+        for feed in (self.ended, *self._followed):
             feed.close(error)
         self._followed.clear()
         if error is not None:
@@ -190,17 +191,20 @@ class Unreachable:
 
 
 class _Ticker:
-    """One thread per process that flushes each record FLUSH_AFTER seconds after it asked for it. Asleep otherwise."""
+    """One thread per process that flushes what has waited for FLUSH_AFTER seconds. Asleep while nothing waits.
+
+    It looks once per FLUSH_AFTER, however many records ask: to wake a thread costs more than to run a whole program.
+    """
 
     def __init__(self) -> None:
-        self._due: deque[tuple[float, weakref.ref[Record]]] = deque()
-        """In the order of time: all wait equally long."""
+        self._waiting: deque[tuple[float, weakref.ref[Record]]] = deque()
+        """(since when, who), in the order of time."""
         self._bell = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
 
     def remind(self, record: Record) -> None:
-        self._due.append((time.monotonic() + FLUSH_AFTER, weakref.ref(record)))
+        self._waiting.append((time.monotonic(), weakref.ref(record)))
         if self._thread is None:
             with self._starting:
                 if self._thread is None:
@@ -212,14 +216,20 @@ class _Ticker:
     def _run(self) -> None:
         while True:
             self._bell.wait()
+            while self._waiting:
+                time.sleep(FLUSH_AFTER)
+                self._flush(until=time.monotonic() - FLUSH_AFTER)
             self._bell.clear()
-            while self._due:
-                when, reference = self._due.popleft()
-                time.sleep(max(0.0, when - time.monotonic()))
-                if (record := reference()) is not None:
-                    with contextlib.suppress(BaseException):  # the record keeps it for those who observe
-                        record.flush()
-                del record  # or it would live until the next one comes
+            if self._waiting:  # from one who saw the bell still set
+                self._bell.set()
+
+    def _flush(self, until: float) -> None:
+        """Flush who has waited since `until` or longer. Most have been flushed long since."""
+        while self._waiting and self._waiting[0][0] <= until:
+            record = self._waiting.popleft()[1]()
+            if record is not None and record.is_due:
+                with contextlib.suppress(BaseException):  # the record keeps it for those who observe
+                    record.flush()
 
 
 def _renew_ticker() -> None:

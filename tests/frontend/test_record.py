@@ -80,7 +80,7 @@ def test_a_ticker_sends_each_record_in_its_time_and_keeps_none_alive(mock: bn.Mo
     ticker = _Ticker()
     kept, lost = Record("kept", mock, Options()), Record("lost", mock, Options())
     for one in (kept, lost):
-        one.text(one.new_lane(), ["x"])
+        one.add(wire.Gen(0, one.new_ref()))
         ticker.remind(one)
     gone = weakref.ref(lost)
     del lost, one
@@ -88,7 +88,7 @@ def test_a_ticker_sends_each_record_in_its_time_and_keeps_none_alive(mock: bn.Mo
     while not mock.submits or gone() is not None:
         assert time.monotonic() < deadline
         time.sleep(0.001)
-    kept.add(wire.Read(0, kept.new_ref()))
+    kept.add(wire.Gen(0, kept.new_ref()))
     ticker.remind(kept)
     while len(mock.submits) < 2:
         assert time.monotonic() < deadline
@@ -110,7 +110,7 @@ def test_an_error_while_the_ticker_sends_is_told_to_who_looks(mock: bn.Mock) -> 
     asked = threading.Event()
     ticker = _Ticker()
     one = Record("p", Lost(), Options())
-    one.text(one.new_lane(), ["x"])
+    one.add(wire.Gen(0, one.new_ref()))
     ticker.remind(one)
     assert asked.wait(10)
     for _ in range(2):
