@@ -65,11 +65,13 @@ if TYPE_CHECKING:
     from banyan.runtime.errors import ConstraintUnsupported as ConstraintUnsupported
     from banyan.runtime.errors import DeadlineExceeded as DeadlineExceeded
     from banyan.runtime.errors import EngineLost as EngineLost
+    from banyan.runtime.errors import ForkError as ForkError
     from banyan.runtime.errors import ModelNotFound as ModelNotFound
     from banyan.runtime.errors import OutOfMemory as OutOfMemory
     from banyan.runtime.errors import ProgramError as ProgramError
     from banyan.runtime.errors import PromptTooLong as PromptTooLong
     from banyan.runtime.errors import RuntimeLost as RuntimeLost
+    from banyan.runtime.errors import ToolError as ToolError
     from banyan.runtime.errors import UnknownVariable as UnknownVariable
     from banyan.runtime.errors import Unsupported as Unsupported
     from banyan.sampling import Options as Options
@@ -92,8 +94,8 @@ _WHERE = {
         *("BadMessage", "BadModel", "BadProgram", "BanyanError", "BatchError", "Cancelled", "ConfigError"),
         *("ConstraintBroke", "ConstraintBusy", "ConstraintCrashed", "ConstraintError", "ConstraintSyntax"),
         *("ConstraintTimeout", "ConstraintTooLarge", "ConstraintUnsatisfiable", "ConstraintUnsupported"),
-        *("ConnectFailed", "DeadlineExceeded", "EngineLost", "ModelNotFound", "OutOfMemory", "ProgramError"),
-        *("PromptTooLong", "RuntimeLost", "UnknownVariable", "Unsupported"),
+        *("ConnectFailed", "DeadlineExceeded", "EngineLost", "ForkError", "ModelNotFound", "OutOfMemory"),
+        *("ProgramError", "PromptTooLong", "RuntimeLost", "ToolError", "UnknownVariable", "Unsupported"),
     ),
     "sampling": ("Options",),
     "state": ("State",),
@@ -121,6 +123,7 @@ __all__ = [
     "ConstraintUnsupported",
     "DeadlineExceeded",
     "EngineLost",
+    "ForkError",
     "Group",
     "Mock",
     "ModelNotFound",
@@ -133,6 +136,7 @@ __all__ = [
     "RuntimeEndpoint",
     "RuntimeLost",
     "State",
+    "ToolError",
     "UnknownVariable",
     "Unsupported",
     "assistant",

@@ -25,6 +25,8 @@
         │   ├── ConstraintCrashed       its compiler ended on it
         │   ├── ConstraintBusy          too many are compiled at once; try again
         │   └── ConstraintBroke         it met a limit in the middle of the output
+        ├── ToolError        ... a gen with tools does not come to its end, or this model has no form for calls
+        ├── ForkError        ... a branch of a fork failed; says which
         └── BatchError       some runs of a batch failed; holds the results of all
 
 An error rises where the user reads, with its cause chained (the shape is httpx's and trio's: one tree, drawn, tested).
@@ -162,6 +164,22 @@ class ConstraintBusy(ConstraintError):
 
 class ConstraintBroke(ConstraintError):
     code = "constraint_broke"
+
+
+class ToolError(ProgramError):
+    """A gen with tools cannot go on. What a tool raises is none: that goes to the model, as text."""
+
+    code = "tool"
+
+
+class ForkError(ProgramError):
+    """A branch of a fork failed. index: which one. `__cause__`: what happened there. Raised on the user's side only."""
+
+    code = "fork"
+
+    def __init__(self, message: str, *, index: int = -1, **where: str) -> None:
+        super().__init__(message, **where)
+        self.index = index
 
 
 class BatchError(ProgramError):

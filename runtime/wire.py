@@ -5,7 +5,7 @@ with a default, so that old readers take new messages and the reverse; VERSION c
 Token ids travel as little-endian int32 `bytes` (8,192 ids: 0.5 us to decode against 140 us as a list).
 
     client -> server   Hello, Submit, Cancel, Ask, Ping
-    server -> client   Welcome, Delta, Value, Failed, Answer, Pong
+    server -> client   Welcome, Delta, Called, Value, Failed, Answer, Pong
     server -> engine   Run, Abort, Ask
     engine -> server   Ready, Step, Failed, Answer
 
@@ -111,6 +111,27 @@ class Sampling(Wire, frozen=True):
     """Masks what may come next: last of all edits, before temperature. Logprobs stay the model's own."""
 
 
+class ToolCall(Wire, frozen=True):
+    """What the model wants to be called, as it wrote it, in the order of its calls.
+
+    arguments: a JSON object. error: why this is no call that can be made (its JSON breaks off ...); "" if it is one.
+    """
+
+    id: str
+    name: str
+    arguments: str = "{}"
+    error: str = ""
+
+
+class Tools(Wire, frozen=True):
+    """What a gen may call. specs: one JSON each, {"type": "function", "function": {name, description, parameters}};
+    the model's chat template writes them where it sees fit. max_rounds: turns with calls, after which it must answer.
+    """
+
+    specs: tuple[str, ...]
+    max_rounds: int = 4
+
+
 class Append(Wire, frozen=True):
     """Put `parts` at the end of a state."""
 
@@ -129,6 +150,10 @@ class Gen(Wire, frozen=True):
     name: str = ""
     line: str = ""
     """Source position of the append, for errors: "file.py:12"."""
+    tools: Tools | None = None
+    """With tools the gen stands in an assistant's turn, and goes on over several: where the model calls, the turn ends,
+    a Called goes to the client, the Results that come back are turns of tools, and the model has the next turn. The
+    value is what it says in the one where it calls nothing. Sampling is of each turn."""
 
 
 ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
@@ -184,12 +209,28 @@ class Read(Wire, frozen=True):
 
 
 class Drop(Wire, frozen=True):
-    """The state will not be used again: stop what runs in it, let its KV go first."""
+    """The state will not be used again: stop what runs in it, let its KV go first.
+
+    tree: the same for all that was forked from it, at any depth.
+    """
 
     state: int
+    tree: bool = False
 
 
-Op = Append | Gen | Select | Fork | Join | Mark | Read | Drop
+class Results(Wire, frozen=True):
+    """What the calls of a Called gave, one text for each, in order. Not queued: gen `ref` of the state waits for it.
+
+    Results that nothing waits for any more are ignored.
+    """
+
+    state: int
+    ref: int
+    round: int
+    texts: tuple[str, ...]
+
+
+Op = Append | Gen | Select | Fork | Join | Mark | Read | Drop | Results
 
 
 # ---- client -> server ----------------------------------------------------------------------------------------------
@@ -241,12 +282,15 @@ class ChatMarkers(Wire, frozen=True):
     """What the model's chat template writes around a turn, for those who show or stop at it.
 
     roles: role -> (prefix, suffix). default_system: the system text that the template adds where the first turn is not
-    the system's ("" if none). stop: strings that end an assistant turn.
+    the system's ("" if none). stop: strings that end an assistant turn. calls: how it writes a call of `f` with x = 1
+    ("": a gen cannot have tools here, and no_calls says why).
     """
 
     roles: dict[str, tuple[str, str]]
     default_system: str = ""
     stop: tuple[str, ...] = ()
+    calls: str = ""
+    no_calls: str = ""
 
 
 class Welcome(Wire, frozen=True):
@@ -338,6 +382,21 @@ class Delta(Wire, frozen=True):
     seq: int
     ref: int
     text: str
+
+
+class Called(Wire, frozen=True):
+    """The gen `ref` calls tools, for the `round`-th time (from 0), and waits for Results.
+
+    text: the whole of its turn, the calls as the model wrote them. usage: of this turn alone.
+    """
+
+    program: int
+    seq: int
+    ref: int
+    round: int
+    calls: tuple[ToolCall, ...]
+    text: str = ""
+    usage: Usage = Usage()
 
 
 class Value(Wire, frozen=True):
@@ -465,7 +524,7 @@ class Ready(Wire, frozen=True):
 
 
 ClientMessage = Hello | Submit | Cancel | Ask | Ping
-ServerMessage = Welcome | Delta | Value | Failed | Answer | Pong
+ServerMessage = Welcome | Delta | Called | Value | Failed | Answer | Pong
 EngineOrder = Run | Abort | Ask
 EngineReport = Ready | Step | Failed | Answer
 

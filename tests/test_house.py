@@ -90,7 +90,7 @@ def test_the_changelog_knows_the_version() -> None:
 # ---- size ----------------------------------------------------------------------------------------------------------
 
 # path, or path:function -> why it is longer than the rest.
-LONGER: dict[str, str] = {}
+LONGER: dict[str, str] = {"runtime/wire.py": "the one protocol, on one page"}
 
 
 def test_files_and_functions_stay_small() -> None:
