@@ -9,8 +9,10 @@ rewrites earlier turns costs the changed tail and nothing else.
 from __future__ import annotations
 
 import codecs
+import re
+import secrets
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -222,11 +224,16 @@ def layout(pieces: Sequence[Piece], tokenizer: Tokenizer, template: Template | N
         if markers is None:
             raise BadProgram("the model's chat template moves turns around; do not put text between them")
         return _interleave(turns, after, is_open, markers, template, now)
-    messages = [Message(t.role, t.text) for t in closed]
-    real = template.render(messages, now=now) if opening is None else template.prefix(messages, opening, now)
-    head = None if markers is None else _align(real, markers, closed, tokenizer)
+
+    def render(contents: Iterable[str]) -> str:
+        messages = [Message(turn.role, content) for turn, content in zip(closed, contents, strict=True)]
+        return template.render(messages, now=now) if opening is None else template.prefix(messages, opening, now)
+
+    head = None
+    if markers is not None:
+        head = _align(render(turn.text for turn in closed), markers, closed, tokenizer)
     if head is None:
-        head = _as_rendered(real, markers, closed, tokenizer)
+        head = _as_rendered(render, closed, tokenizer)
     return head + (turns[-1].atoms if is_open else [])
 
 
@@ -310,18 +317,33 @@ def _from(atoms: Iterable[Atom], start: int, n_silent: int = 0) -> Iterable[Atom
         at = end
 
 
-def _as_rendered(
-    real: str, markers: tuple[str, ...] | None, turns: Sequence[_Turn], tokenizer: Tokenizer
-) -> list[Atom]:
-    """A conversation that the template rewrote. Its special tokens are the template's, if no turn's text spells any."""
-    if not any(tokenizer.holds_special(turn.text) for turn in turns):
-        return [Span(real, meant=True)]
-    if markers is None:
-        raise BadProgram("the model's chat template rewrites turns, and the text of one spells a special token")
-    atoms: list[Atom] = []
-    for turn, marker in zip(turns, markers, strict=False):
-        atoms += [Span(marker, meant=True), *turn.atoms]
-    return [*atoms, Span(markers[-1], meant=True)]
+_HIDDEN = f"\ue000{secrets.token_hex(8)}"
+"""Stands around the number of what is hidden; drawn by this process, so that nobody's words can be taken for it."""
+
+
+def _kind(atom: Atom) -> str:
+    return "made" if isinstance(atom, Made) else "meant" if atom.meant else "data"
+
+
+def _as_rendered(render: Callable[[Iterable[str]], str], turns: Sequence[_Turn], tokenizer: Tokenizer) -> list[Atom]:
+    """A conversation that the template rewrites, as it writes it. The control tokens in it are the template's own, and
+    those that a model wrote (`<think>`); what only looks like one is hidden from the template."""
+    hidden: list[str] = []
+
+    def content(turn: _Turn) -> str:
+        text = turn.text
+        kinds = [kind for atom in turn.atoms for kind in [_kind(atom)] * len(atom.text)]
+        shown, done = "", 0
+        for start, end, token in tokenizer.controls(text):
+            # Special tokens are never shown: text of a model that spells one is not one.
+            if "data" in (kind := kinds[start:end]) or ("made" in kind and token in tokenizer.special):
+                shown += f"{text[done:start]}{_HIDDEN}{len(hidden)}{_HIDDEN}"
+                hidden.append(text[start:end])
+                done = end
+        return shown + text[done:]
+
+    parts = re.split(f"{_HIDDEN}(\\d+){_HIDDEN}", render(map(content, turns)))
+    return [Span(hidden[int(part)] if k % 2 else part, meant=not k % 2) for k, part in enumerate(parts)]
 
 
 def _interleave(

@@ -1,16 +1,20 @@
 """Text to ids, and what each id spells. The only place where text becomes ids.
 
-Text comes as spans: where a span is *meant*, the special tokens that it spells are those tokens; elsewhere it is data,
-and `<|im_end|>` in it is nine characters. Spans are joined before they are encoded, so that a border between them
+Text comes as spans: where a span is *meant*, the control tokens that it spells are those tokens; elsewhere it is data,
+and `<|im_end|>` in it is ten characters. Spans are joined before they are encoded, so that a border between them
 leaves no mark in the tokens.
+
+A control token is one that was added to the vocabulary, but for those that are plain words or white space (some
+vocabularies add runs of spaces). Whether its makers call it special says nothing: `<tool_call>` and `<think>` often are
+not, and what they do to a model is no text.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +27,7 @@ from banyan.runtime.errors import BadModel, Unsupported
 class Span(NamedTuple):
     text: str
     meant: bool = False
-    """Special tokens in it are meant."""
+    """Control tokens in it are meant."""
 
 
 class _Facts(msgspec.Struct):
@@ -89,10 +93,10 @@ class Tokenizer:
         added = self._on.get_added_tokens_decoder()
         self.special = frozenset(i for i, token in added.items() if token.special)
         self.added = {token.content: i for i, token in added.items()}
+        self._control = frozenset(i for i, t in added.items() if t.special or is_control(t.content))
         self.spelling = _spellings(self._on, {i: token.content for i, token in added.items()}, decoder)
-        specials = sorted((added[i].content for i in self.special), key=len, reverse=True)
-        self._specials = re.compile("|".join(map(re.escape, specials))) if specials else None
-        self._off: tokenizers.Tokenizer | None = None  # made when first needed: data that spells a special token
+        self._marks = Marks({added[i].content: i for i in self._control})
+        self._off: tokenizers.Tokenizer | None = None  # made when first needed: data that spells a control token
         self.eos_ids = self._find_eos(files)
         self._start = self._prefix()
         bos = self._on.token_to_id(files.special_tokens.get("bos_token", ""))
@@ -115,17 +119,16 @@ class Tokenizer:
             return prefix + self._encode(self._on, text, at_start)
         ids = list(prefix)
         for k, piece in enumerate(pieces):
-            ids += (
-                [piece] if isinstance(piece, int) else self._encode(self._without_specials(), piece, at_start and not k)
-            )
+            ids += [piece] if isinstance(piece, int) else self._encode_data(piece, at_start and not k)
         return ids
 
     def text_of(self, ids: Iterable[int]) -> str:
         """What the ids spell, special tokens included."""
         return b"".join(self.spelling[i] for i in ids).decode(errors="replace")
 
-    def holds_special(self, text: str) -> bool:
-        return self._specials is not None and self._specials.search(text) is not None
+    def controls(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """(start, end, id) of each control token that `text` spells, in order."""
+        return self._marks.find(text)
 
     def stop_ids(self, stop: str) -> frozenset[int]:
         """Every id whose spelling contains `stop` whole. Kept per string; the first time scans the vocabulary."""
@@ -151,26 +154,38 @@ class Tokenizer:
         anchor, ids = self._anchor
         return tokenizer.encode(anchor + text, add_special_tokens=False).ids[len(ids) :]
 
+    def _encode_data(self, text: str, at_start: bool) -> list[int]:
+        """No control token is among these ids."""
+        ids = self._encode(self._without_controls(), text, at_start)
+        if self._control.isdisjoint(ids) or len(text) < 2:
+            return ids
+        # A model whose own merges lead to one: cut behind its first character, and it cannot be put together.
+        cuts = [start + 1 for start, *_ in self.controls(text)] or range(1, len(text))
+        pieces = [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
+        return [i for k, piece in enumerate(pieces) for i in self._encode_data(piece, at_start and not k)]
+
     def _split(self, text: str, spans: Sequence[Span]) -> list[str | int] | None:
-        """Text between meant special tokens, and their ids; None where every special token in the text is meant."""
-        if self._specials is None:
-            return None
+        """Text between meant control tokens, and their ids; None where every control token in the text is meant."""
         ends = list(accumulate(len(span.text) for span in spans))
         pieces: list[str | int] = []
         done, all_meant = 0, True
-        for match in self._specials.finditer(text):
-            k = bisect_right(ends, match.start())
-            if not (spans[k].meant and match.end() <= ends[k]):
+        for start, end, token in self.controls(text):
+            k = bisect_right(ends, start)
+            if not (spans[k].meant and end <= ends[k]):
                 all_meant = False
                 continue
-            pieces += [text[done : match.start()], self.added[match[0]]]
-            done = match.end()
+            pieces += [text[done:start], token]
+            done = end
         pieces.append(text[done:])
         return None if all_meant else [piece for piece in pieces if piece != ""]
 
-    def _without_specials(self) -> tokenizers.Tokenizer:
+    def _without_controls(self) -> tokenizers.Tokenizer:
+        """The same tokenizer, blind to control tokens: called special, they can be switched off all together."""
         if self._off is None:
-            off = tokenizers.Tokenizer.from_str(self._on.to_str())
+            whole = msgspec.json.decode(self._on.to_str())
+            for token in whole["added_tokens"]:
+                token["special"] = token["id"] in self._control
+            off = tokenizers.Tokenizer.from_str(msgspec.json.encode(whole).decode())
             off.encode_special_tokens = True
             self._off = off
         return self._off
@@ -205,6 +220,39 @@ class Tokenizer:
         if eos is not None and (i := self._on.token_to_id(eos)) is not None:
             found.append(i)
         return tuple(dict.fromkeys(found))
+
+
+class Marks:
+    """Finds control tokens in text. `ids`: how each is written -> its id.
+
+    One pass over the text, whatever the number of tokens (some vocabularies have thousands); of those that begin at one
+    place, the longest.
+    """
+
+    def __init__(self, ids: dict[str, int]) -> None:
+        self._ids = ids
+        self._lengths: dict[str, list[int]] = {}  # first character -> lengths, the longest first
+        for first in {token[0] for token in ids}:
+            self._lengths[first] = sorted({len(token) for token in ids if token[0] == first}, reverse=True)
+        self._firsts = re.compile("|".join(map(re.escape, self._lengths))) if ids else None
+
+    def find(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """(start, end, id) of each, in order; they do not overlap."""
+        done = 0
+        for match in self._firsts.finditer(text) if self._firsts is not None else ():
+            if (start := match.start()) < done:
+                continue
+            for length in self._lengths[match[0]]:
+                token = text[start : start + length]
+                if (i := self._ids.get(token)) is not None:
+                    done = start + len(token)
+                    yield start, done, i
+                    break
+
+
+def is_control(token: str) -> bool:
+    """Whether an added token is a mark, not text: it holds a character that is no letter, digit or space."""
+    return len(token) > 1 and re.search(r"[^\w\s\u2581]", token) is not None
 
 
 def merge(spans: Iterable[Span]) -> list[Span]:

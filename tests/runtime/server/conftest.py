@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import tokenizers
 
 from banyan.runtime import wire
 from banyan.runtime.server.chat import Template
@@ -35,6 +36,16 @@ def words_dir(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture(scope="session")
 def words(words_dir: Path) -> Tokenizer:
     return Tokenizer(words_dir, Files.read(words_dir))
+
+
+@pytest.fixture(scope="session")
+def marked(words_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Control tokens that are not called special, and added tokens that are text: a run of spaces, a word."""
+    path = tmp_path_factory.mktemp("marked")
+    tokenizer = tokenizers.Tokenizer.from_file(str(words_dir / "tokenizer.json"))
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>", "[INST]", "    ", "banyan"])
+    tokenizer.save(str(path / "tokenizer.json"))
+    return Tokenizer(path, Files.read(path))
 
 
 @pytest.fixture(scope="session")

@@ -124,6 +124,18 @@ def test_where_the_template_rewrites_turns_only_the_changed_tail_is_encoded_agai
     assert w.read().endswith("<|im_start|>assistant\n")
 
 
+def test_a_rewriting_template_goes_by_what_the_model_wrote_and_not_by_data(marked: Tokenizer) -> None:
+    think, thought = marked.added["<think>"], marked.added["</think>"]
+    w = Writer(marked, FORGETS_THOUGHTS).turn("user", "one").put(Open("assistant"))
+    w.seal()
+    w.put(Made("<think>hm</think>yes", pack([think, *marked.encode([Span("hm")]), thought, 68])), Shut())
+    assert think in w.seal()
+    w.turn("user", "two")
+    assert not {think, thought} & set(w.seal()), "the template forgot the thought"
+    w.put(Open("assistant"), "ok", Shut()).turn("user", "<think>")
+    assert think not in w.seal(), "a word of the user"
+
+
 def test_a_rewriting_template_does_not_make_control_tokens_of_data(write: Any) -> None:
     w = write(FORGETS_THOUGHTS).turn("user", "<|im_start|>").put(Open("assistant")).made("a</think>b").put(Shut())
     w.turn("user", "two").put(Open("assistant"))
@@ -138,11 +150,12 @@ def test_a_template_that_moves_turns_is_rendered_whole(write: Any) -> None:
     assert w.ids.count(1) == 2
 
 
-def test_a_template_that_moves_turns_refuses_control_tokens_in_them(write: Any) -> None:
-    w = write(SYSTEM_IN_USER).turn("system", "S").turn("user", "<|im_start|>").put(Open("assistant"))
-    w.template = Template("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", {})
-    with pytest.raises(BadProgram, match="rewrites turns"):
-        w.seal()
+def test_a_template_that_moves_turns_makes_no_control_tokens_of_data(write: Any) -> None:
+    w = write(SYSTEM_IN_USER).turn("system", "<|im_start|>").turn("user", "<|im_end|>")
+    w.template = Template("{% for m in messages %}<|im_start|>{{ m.content }}{{ m.content }}{% endfor %}", {})
+    w.seal()
+    assert w.spelled == "<|im_start|>" * 3 + "<|im_start|>" + "<|im_end|>" * 2
+    assert (w.ids.count(1), w.ids.count(2)) == (2, 0)
 
 
 def test_text_outside_turns_stands_where_it_was_put(write: Any) -> None:

@@ -158,3 +158,35 @@ def test_truncation_in_the_file_is_not_ours(tiny: ModuleType, tmp_path: Path) ->
 def test_neighbours_of_a_kind_merge() -> None:
     spans = [Span("a"), Span(""), Span("b"), Span("", True), Span("c", True), Span("d", True), Span("e")]
     assert merge(spans) == [Span("ab"), Span("cd", True), Span("e")]
+
+
+MARKS = ["<tool_call>", "</tool_call>", "<think>", "<|im_end|>", "[INST]"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([*MARKS, "<tool", "_call>", "    ", "banyan ", "the "]), st.booleans())))
+def test_a_control_token_in_data_is_letters_called_special_or_not(
+    marked: Tokenizer, parts: list[tuple[str, bool]]
+) -> None:
+    spans = [Span(*part) for part in parts]
+    ids = marked.encode(spans)
+    assert marked.text_of(ids) == "".join(text for text, _ in parts)
+    controls = {marked.added[mark] for mark in MARKS}
+    meant = sum(span.text.count(mark) for span in merge(spans) if span.meant for mark in MARKS)
+    assert sum(i in controls for i in ids) == meant
+
+
+def test_words_and_spaces_that_were_added_stay_one_token_in_data(marked: Tokenizer) -> None:
+    for text in ("banyan", "    "):
+        assert marked.encode([Span(text)]) == [marked.added[text]]
+        assert marked.added[text] in marked.encode([Span(text + "<think>")])
+
+
+def test_a_control_token_that_merges_lead_to_is_cut_apart_in_data(tmp_path: Path) -> None:
+    pieces = ["<", "t", ">", "<t", "<t>", "a"]
+    t = tokenizers.Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [("<", "t"), ("<t", ">")]))
+    t.decoder = decoders.ByteLevel()
+    t.add_tokens(["<t>"])
+    found = save(tmp_path, t)
+    assert found.encode([Span("a<t>a", meant=True)]) == [5, 4, 5]
+    assert found.encode([Span("a<t>a")]) == [5, 0, 1, 2, 5]
