@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from typing import Any
 
 import pytest
@@ -112,3 +114,115 @@ def test_join_and_ref_pass_a_failure_on() -> None:
 
     with pytest.raises(bn.ProgramError, match="spliced here failed"):
         program.run(backend=bn.Mock(script))["second"]["next"]
+
+
+# ---- names, patterns, functions, failures --------------------------------------------------------------------------
+
+
+def test_a_dict_by_name_and_by_pattern() -> None:
+    script = {
+        "b": lambda prompt, name: f"{name}{len(prompt)}",
+        re.compile(r"^Q$"): ["first", "second"],
+        re.compile("Q"): "later",
+    }
+    mock = bn.Mock(script)
+    assert asks.run(backend=mock).text() == "Qfirst|b7|later"
+    assert asks.run(backend=mock)["a"] == "later"
+    state = asks.run(backend=mock)
+    with pytest.raises(bn.ProgramError, match=r"only 2 answers for '\^Q\$'"):
+        state["b"]
+
+
+def test_a_dict_says_what_it_has() -> None:
+    state = asks.run(backend=bn.Mock({"b": "x", re.compile("never"): "y"}))
+    with pytest.raises(bn.ProgramError, match="no answer for 'a', only for b, and none of its 1 patterns"):
+        state["a"]
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.01])
+def test_failures_are_scripted(latency: float) -> None:
+    lost = bn.RuntimeLost("gone")
+    state = asks.run(backend=bn.Mock({"a": "A", "b": lost}, latency=latency))
+    with pytest.raises(bn.RuntimeLost, match="gone"):
+        state["b"]
+    state = asks.run(backend=bn.Mock(["x", ValueError("no")], latency=latency))
+    with pytest.raises(bn.ProgramError, match="ValueError: no") as raised:
+        state["b"]
+    assert (raised.value.gen, raised.value.prompt_tail) == ("b", "Qx|")
+
+
+# ---- latency -------------------------------------------------------------------------------------------------------
+
+
+def test_latency_is_waited_for_by_who_reads_and_states_wait_side_by_side() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        forks = s.fork(20)
+        forks += bn.gen("a")
+        forks.join()
+
+    start = time.monotonic()
+    state = program.run(backend=bn.Mock("x", latency=0.2))
+    assert state["a"] == ["x"] * 20
+    assert 0.2 <= time.monotonic() - start < 2.0, "not 20 times 0.2 s"
+
+
+def test_latency_of_each_call() -> None:
+    seen: list[tuple[str, str]] = []
+
+    def latency(call: Any) -> float:
+        seen.append((call.prompt, call.name))
+        return 0.01 if call.name == "a" else 0.0
+
+    assert asks.run(backend=bn.Mock("x", latency=latency)).text() == "Qx|x|x"
+    assert seen == [("Q", "a"), ("Qx|", "b"), ("Qx|x|", "a")]
+    with pytest.raises(bn.ConfigError, match="latency is -1"):
+        bn.Mock("x", latency=-1)
+
+
+def test_what_streams_is_spread_over_the_latency() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += "Q" + bn.gen("a")
+
+    start = time.monotonic()
+    arrivals = [(piece, time.monotonic() - start) for piece in
+                program.run(backend=bn.Mock("one two three", latency=0.4), stream=True).text_iter("a")]  # fmt: skip
+    assert [piece for piece, _ in arrivals] == ["one ", "two ", "three"]
+    assert 0.1 <= arrivals[0][1] < arrivals[1][1] < arrivals[2][1]
+
+
+def test_cancel_does_not_wait_for_a_slow_answer() -> None:
+    mock = bn.Mock("x", latency=60)
+    state = asks.run(backend=mock)
+    state._record.flush()
+    state.cancel()
+    with pytest.raises(bn.Cancelled):
+        state["b"]
+    assert len(mock.calls) == 1
+
+
+def test_a_dropped_branch_is_stopped() -> None:
+    mock = bn.Mock({"slow": "x", "go": "y"}, latency=lambda call: 60 if call.name == "slow" else 0)
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        fork = s.fork(1)
+        fork += bn.gen("slow") + bn.gen("never")
+        s._record.flush()
+        del fork
+        s += bn.gen("go")
+
+    state = program.run(backend=mock)
+    assert state["go"] == "y"
+    assert [call.name for call in mock.calls] == ["slow", "go"]
+    assert not [s.job for s in state._record.program._states.values() if s.job]
+
+
+def test_a_thousand_gens_in_a_row_are_no_recursion() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        for _ in range(3000):
+            s += bn.gen()
+
+    assert program.run(backend=bn.Mock("x")).text() == "x" * 3000

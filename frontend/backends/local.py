@@ -1,0 +1,507 @@
+"""Programs run in this process, for backends that know only how to generate: Mock, OpenAI, Replay.
+
+The instruction set of wire.py, done as the server does it: the ops of one state in order, states beside each other,
+held back only by the values they use. What a state says is a list of pieces; a backend gets them with each gen, and
+answers when it can, from whatever thread. A backend that answers at once does so in the caller's thread, op by op.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from copy import copy
+from typing import NamedTuple, Protocol, TypeAlias
+
+from banyan.runtime import wire
+from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, ProgramError
+
+CHATML = wire.ChatMarkers(
+    roles={name: (f"<|im_start|>{name}\n", "<|im_end|>\n") for name in ("system", "user", "assistant", "tool")},
+    stop=("<|im_end|>",),
+)
+"""Markers around turns, where the model's own are not known."""
+
+
+class Made(NamedTuple):
+    """What a gen or select put into a state."""
+
+    text: str
+
+
+Piece: TypeAlias = "str | wire.Raw | wire.Begin | wire.End | Made"
+
+
+class Outcome(NamedTuple):
+    """What a backend has to say to a job. first: when its first token came, where that is known."""
+
+    samples: tuple[wire.Sample, ...]
+    usage: wire.Usage = wire.Usage()
+    scores: wire.Scores | None = None
+    first: float = 0.0
+
+
+class Job:
+    """One gen or select, to be answered by one call of `give` or `fail`. After `is_stopped` nobody listens any more."""
+
+    __slots__ = ("_program", "_state", "_stop", "is_stopped", "op", "pieces", "ready")
+
+    def __init__(self, program: Program, state: _State, op: wire.Gen | wire.Select) -> None:
+        self._program, self._state, self.op = program, state, op
+        self.pieces: Sequence[Piece] = tuple(state.pieces)
+        """The prompt."""
+        self.ready = time.monotonic()
+        self.is_stopped = False
+        self._stop: Callable[[], None] | None = None
+
+    @property
+    def program(self) -> str:
+        return self._program.name
+
+    @property
+    def state(self) -> int:
+        return self._state.number
+
+    @property
+    def role(self) -> str | None:
+        """Of the turn that is open here."""
+        return self._state.role
+
+    @property
+    def text(self) -> str:
+        """The prompt as text, with the markers of the backend around its turns."""
+        return self._state.text(self._program.chat)
+
+    def on_stop(self, stop: Callable[[], None]) -> None:
+        """Call `stop`, from any thread, when the answer is not wanted any more: at once, if that is so already."""
+        self._stop = stop
+        if self.is_stopped:
+            stop()
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        if self._stop is not None:
+            self._stop()
+
+    def deliver(self, text: str) -> None:
+        """More text of a gen that streams."""
+        self._program.deliver(self.op.ref, text)
+
+    def give(self, outcome: Outcome) -> None:
+        self._program.finish(self, self._state, outcome)
+
+    def fail(self, error: BaseException) -> None:
+        """A BanyanError goes to who reads the value; any other is the cause of a ProgramError that does."""
+        if not isinstance(error, BanyanError):
+            reason = ProgramError(f"the backend failed: {type(error).__name__}: {error}")
+            reason.__cause__ = error
+            error = reason
+        if isinstance(error, ProgramError):
+            error.program, error.gen = error.program or self.program, error.gen or self.op.name
+            error.line, error.prompt_tail = error.line or self.op.line, error.prompt_tail or self.text[-80:]
+        self._program.finish(self, self._state, error)
+
+
+class Backend(Protocol):
+    """What a program needs of its backend."""
+
+    @property
+    def welcome(self) -> wire.Welcome: ...
+
+    def start(self, job: Job) -> None:
+        """Answer `job`, now or later. What it raises is the answer too."""
+
+
+class _Gathering:
+    """A Join on its way: what each child had where the Join stands among the child's ops."""
+
+    __slots__ = ("ends", "n_missing")
+
+    def __init__(self, children: tuple[int, ...]) -> None:
+        self.ends: dict[int, int | BanyanError] = {}
+        self.n_missing = len(children)
+
+
+class _Point(NamedTuple):
+    """Stands in a child's queue where a Join takes its text."""
+
+    join: _Gathering
+    child: int
+
+
+class _Joining(NamedTuple):
+    """A Join in its state's queue."""
+
+    op: wire.Join
+    gathering: _Gathering
+
+
+_Step: TypeAlias = "wire.Op | _Point | _Joining"
+
+
+class _State:
+    """One running prompt and the ops that are still to be done to it."""
+
+    __slots__ = ("_n_rendered", "_text", "error", "is_born", "job", "marks", "n_inherited", "number", "pieces",
+                 "queue", "role")  # fmt: skip
+
+    def __init__(self, number: int, is_born: bool) -> None:
+        self.number, self.is_born = number, is_born
+        self.pieces: list[Piece] = []
+        self.n_inherited = 0
+        self.role: str | None = None
+        self.marks: dict[int, int] = {}
+        self.queue: deque[_Step] = deque()
+        self.job: Job | None = None
+        self.error: BanyanError | None = None
+        self._text, self._n_rendered = "", 0
+
+    def inherit(self, parent: _State) -> None:
+        self.is_born, self.pieces, self.n_inherited = True, list(parent.pieces), len(parent.pieces)
+        self.role, self.marks = parent.role, dict(parent.marks)
+        self._text, self._n_rendered = parent._text, parent._n_rendered
+
+    def text(self, chat: wire.ChatMarkers | None) -> str:
+        if self._n_rendered < len(self.pieces):
+            self._text += render(self.pieces[self._n_rendered :], chat, open_role(self.pieces, self._n_rendered))
+            self._n_rendered = len(self.pieces)
+        return self._text
+
+
+class Program:
+    """One program. Safe to use from any thread; every future resolves."""
+
+    def __init__(self, backend: Backend, name: str) -> None:
+        self.name, self._backend = name, backend
+        self._lock = threading.RLock()
+        self._states = {0: _State(0, is_born=True)}
+        self._values: dict[int, str | BanyanError] = {}
+        self._makers: dict[int, _State] = {}  # ref -> the state whose op makes it
+        self._futures: dict[int, Future[wire.Value]] = {}
+        self._listeners: dict[int, Callable[[str], None]] = {}
+        self._heard: dict[int, list[str]] = {}
+        self._dropped: set[int] = set()
+        self._ready: deque[_State] = deque()
+        self._waiting: dict[int | _Gathering, list[_State]] = {}
+        self._starts: deque[Job] = deque()
+        self._resolved: deque[tuple[Future[wire.Value], wire.Value | BanyanError]] = deque()
+        self._pumping: set[int] = set()  # threads inside `_pump`
+        self._is_cancelled = False
+
+    @property
+    def chat(self) -> wire.ChatMarkers | None:
+        return self._backend.welcome.chat
+
+    # ---- what the language calls -----------------------------------------------------------------------------------
+
+    def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
+        for op in ops:
+            with self._lock:
+                self._queue(op)
+            self._pump()
+
+    def future(self, ref: int) -> Future[wire.Value]:
+        with self._lock:
+            future = self._futures.get(ref)
+            if future is None:
+                future = self._futures[ref] = Future()
+                if self._is_cancelled:
+                    future.set_exception(self._cancelled())
+            return future
+
+    def on_delta(self, ref: int, callback: Callable[[str], None]) -> None:
+        with self._lock:
+            self._listeners[ref] = callback
+            heard = self._heard.pop(ref, ())
+        for text in heard:
+            callback(text)
+
+    def cancel(self) -> None:
+        with self._lock:
+            if self._is_cancelled:
+                return
+            self._is_cancelled = True
+            jobs = [state.job for state in self._states.values() if state.job is not None]
+            pending = [future for future in self._futures.values() if not future.done()]
+            for state in self._states.values():
+                state.queue.clear()
+                state.job = None
+            self._resolved.extend((future, self._cancelled()) for future in pending)
+        for job in jobs:
+            job.stop()
+        self._pump()
+
+    def _cancelled(self) -> Cancelled:
+        return Cancelled("the program was cancelled", program=self.name)
+
+    # ---- what jobs call --------------------------------------------------------------------------------------------
+
+    def deliver(self, ref: int, text: str) -> None:
+        with self._lock:
+            listener = self._listeners.get(ref)
+            if listener is None:
+                self._heard.setdefault(ref, []).append(text)
+        if listener is not None:
+            listener(text)
+
+    def finish(self, job: Job, state: _State, outcome: Outcome | BanyanError) -> None:
+        with self._lock:
+            if state.job is not job:
+                return  # stopped meanwhile
+            state.job = None
+            if isinstance(outcome, BanyanError):
+                self._break(state, job.op, outcome)
+            else:
+                state.pieces.append(Made(outcome.samples[0].text))
+                self._give(job.op.ref, outcome, job.ready)
+            self._ready.append(state)
+        self._pump()
+
+    # ---- going on --------------------------------------------------------------------------------------------------
+
+    def _queue(self, op: wire.Op) -> None:
+        if self._is_cancelled:
+            if isinstance(op, wire.Gen | wire.Select | wire.Read):
+                self._resolve(op.ref, self._cancelled())
+            return
+        state = self._states[op.state]
+        step: _Step = op
+        match op:
+            case wire.Gen(ref=ref) | wire.Select(ref=ref) | wire.Read(ref=ref):
+                self._makers[ref] = state
+            case wire.Fork(children=children):
+                for child in children:
+                    self._states[child] = _State(child, is_born=False)
+            case wire.Join(children=children):
+                step = _Joining(op, _Gathering(children))
+                for child in children:
+                    self._put(self._states[child], _Point(step.gathering, child))
+            case wire.Drop():
+                self._dropped.add(op.state)
+                return
+        self._put(state, step)
+
+    def _put(self, state: _State, step: _Step) -> None:
+        state.queue.append(step)
+        self._ready.append(state)
+
+    def _pump(self) -> None:
+        """Do all that can be done now. What backends and readers do in return happens outside of the lock."""
+        me = threading.get_ident()
+        if me in self._pumping:
+            return  # the outer call goes on
+        self._pumping.add(me)
+        try:
+            while True:
+                with self._lock:
+                    while self._ready:
+                        self._advance(self._ready.popleft())
+                    stopped = self._reap() if self._dropped else []
+                    if not (self._starts or self._resolved or stopped or self._ready):
+                        return
+                    starts, self._starts = self._starts, deque()
+                    resolved, self._resolved = self._resolved, deque()
+                for job in stopped:
+                    job.stop()
+                for future, outcome in resolved:
+                    _settle(future, outcome)
+                for job in starts:
+                    self._start(job)
+        finally:
+            self._pumping.discard(me)
+
+    def _start(self, job: Job) -> None:
+        try:
+            self._backend.start(job)
+        except Exception as e:
+            job.fail(e)
+
+    def _advance(self, state: _State) -> None:
+        while state.queue and state.is_born and state.job is None:
+            step = state.queue[0]
+            if state.error is None and (blocker := self._blocker(step)) is not None:
+                self._waiting.setdefault(blocker, []).append(state)
+                return
+            state.queue.popleft()
+            if state.error is not None:
+                self._fail(step, again(state.error))
+                continue
+            try:
+                self._do(state, step)
+            except BanyanError as e:
+                self._break(state, step, e)
+
+    def _blocker(self, step: _Step) -> int | _Gathering | None:
+        """The value or the children that `step` has to wait for."""
+        match step:
+            case wire.Append(parts=parts):
+                refs = (part.ref for part in parts if isinstance(part, wire.Ref))
+                return next((ref for ref in refs if ref not in self._values), None)
+            case _Joining(gathering=gathering) if gathering.n_missing:
+                return gathering
+        return None
+
+    def _wake(self, what: int | _Gathering) -> None:
+        self._ready.extend(self._waiting.pop(what, ()))
+
+    def _do(self, state: _State, step: _Step) -> None:
+        match step:
+            case wire.Append(parts=parts):
+                for part in parts:
+                    self._append(state, part)
+            case wire.Gen() | wire.Select():
+                state.job = Job(self, state, step)
+                self._starts.append(state.job)
+            case wire.Fork(children=children):
+                for child in children:
+                    self._states[child].inherit(state)
+                    self._ready.append(self._states[child])
+            case _Joining(op=op, gathering=gathering):
+                for child in op.children:
+                    if isinstance(end := gathering.ends[child], BanyanError):
+                        raise again(end)
+                    for piece in self._states[child].pieces[self._states[child].n_inherited : end]:
+                        state.pieces.append(piece)
+            case _Point():
+                self._reach(step, len(state.pieces))
+            case wire.Mark(mark=mark):
+                state.marks[mark] = len(state.pieces)
+            case wire.Read(ref=ref, mark=mark):
+                start = 0 if mark is None else state.marks[mark]
+                text = render(state.pieces[start:], self.chat, open_role(state.pieces, start))
+                self._give(ref, Outcome((wire.Sample(text, "stop"),)), 0.0)
+
+    def _append(self, state: _State, part: wire.Part) -> None:
+        piece: Piece
+        match part:
+            case wire.Ref(ref=ref):
+                value = self._values[ref]
+                if isinstance(value, BanyanError):
+                    raise again(value, "a value that is spliced here failed: ")
+                piece = value
+            case wire.Begin(role=role):
+                if self.chat is None or role not in self.chat.roles:
+                    raise BadProgram(f"the chat markers of this backend know no role {role!r}", program=self.name)
+                state.role, piece = role, part
+            case wire.End():
+                state.role, piece = None, part
+            case str() | wire.Raw():
+                piece = part
+        state.pieces.append(piece)
+
+    def _reach(self, point: _Point, end: int | BanyanError) -> None:
+        point.join.ends[point.child] = end
+        point.join.n_missing -= 1
+        if not point.join.n_missing:
+            self._wake(point.join)
+
+    # ---- values and errors -----------------------------------------------------------------------------------------
+
+    def _give(self, ref: int, outcome: Outcome, ready: float) -> None:
+        self._values[ref] = outcome.samples[0].text
+        times = wire.Times(ready, ready, ready, outcome.first, time.monotonic()) if ready else wire.Times()
+        self._resolve(ref, wire.Value(0, 0, ref, outcome.samples, outcome.usage, outcome.scores, times))
+
+    def _resolve(self, ref: int, outcome: wire.Value | BanyanError) -> None:
+        if ref not in self._futures:
+            self._futures[ref] = Future()
+        self._resolved.append((self._futures[ref], outcome))
+        self._wake(ref)
+
+    def _break(self, state: _State, step: _Step, error: BanyanError) -> None:
+        """`step` failed, and its state with it: what follows there fails too. Other states go on."""
+        state.error = error
+        self._fail(step, error)
+
+    def _fail(self, step: _Step, error: BanyanError) -> None:
+        match step:
+            case wire.Gen(ref=ref) | wire.Select(ref=ref) | wire.Read(ref=ref):
+                self._values[ref] = error
+                self._resolve(ref, error)
+            case wire.Fork(children=children):
+                for child in map(self._states.__getitem__, children):
+                    child.error, child.is_born = child.error or error, True
+                    self._ready.append(child)
+            case _Point():
+                self._reach(step, error)
+
+    # ---- states that nobody holds ----------------------------------------------------------------------------------
+
+    def _reap(self) -> list[Job]:
+        """End dropped states that nobody needs any more; gives the jobs that are to be stopped for that."""
+        jobs = []
+        for number in self._dropped.difference(self._needed()):
+            self._dropped.discard(number)
+            state = self._states[number]
+            state.error = state.error or Cancelled("its state was dropped", program=self.name)
+            if state.job is not None:
+                jobs.append(state.job)
+                self._fail(state.job.op, state.error)
+                state.job = None
+            state.pieces, state.is_born = [], True
+            self._ready.append(state)
+        return jobs
+
+    def _needed(self) -> Iterator[int]:
+        """States that others wait for: for a value, to join them, or to be forked from them."""
+        for state in self._states.values():
+            for step in state.queue:
+                match step:
+                    case wire.Append(parts=parts):
+                        for part in parts:
+                            if isinstance(part, wire.Ref) and part.ref not in self._values:
+                                maker = self._makers.get(part.ref)
+                                if maker is not None and maker is not state:
+                                    yield maker.number
+                    case _Joining(op=op):
+                        yield from op.children
+                    case wire.Fork(children=children) if not self._dropped.issuperset(children):
+                        yield state.number
+
+
+def again(error: BanyanError, why: str = "") -> BanyanError:
+    """A fresh error of the same content: one that is raised twice would mix its tracebacks."""
+    fresh = copy(error)
+    fresh.message = why + error.message
+    fresh.args = (fresh.message, *error.args[1:])
+    fresh.__cause__ = error.__cause__
+    return fresh
+
+
+def _settle(future: Future[wire.Value], outcome: wire.Value | BanyanError) -> None:
+    if future.done():
+        return
+    if isinstance(outcome, BanyanError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
+def open_role(pieces: Sequence[Piece], at: int) -> str | None:
+    """The role of the turn that piece `at` stands in."""
+    for piece in reversed(pieces[:at]):
+        if isinstance(piece, wire.Begin):
+            return piece.role
+        if isinstance(piece, wire.End):
+            return None
+    return None
+
+
+def render(pieces: Iterable[Piece], chat: wire.ChatMarkers | None, role: str | None = None) -> str:
+    """The pieces as text, with markers around their turns. role: of the turn that is open where they begin."""
+    texts: list[str] = []
+    for piece in pieces:
+        match piece:
+            case str():
+                texts.append(piece)
+            case wire.Begin():
+                role = piece.role
+                texts.append(chat.roles[role][0] if chat else "")
+            case wire.End():
+                texts.append(chat.roles[role][1] if chat and role else "")
+                role = None
+            case wire.Raw(text=text) | Made(text=text):
+                texts.append(text)
+    return "".join(texts)
