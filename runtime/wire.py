@@ -115,6 +115,8 @@ class ToolCall(Wire, frozen=True):
     """What the model wants to be called, as it wrote it, in the order of its calls.
 
     arguments: a JSON object. error: why this is no call that can be made (its JSON breaks off ...); "" if it is one.
+    stop_regex: tuple[str, ...] = ()
+    """Patterns (RE2's syntax). As soon as one matches, the text ends, behind the match."""
     """
 
     id: str
@@ -356,7 +358,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class Sample(Wire, frozen=True):
-    """One finished output. `matched`: the stop string or id that ended it, None where max_tokens did."""
+    """One finished output. `matched`: the stop string, pattern or id that ended it, None where max_tokens did."""
 
     text: str
     finish_reason: FinishReason

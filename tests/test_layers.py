@@ -46,7 +46,7 @@ LAW = {
     f"{RUNTIME}.launch": Room((*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.client"), ("msgspec", "psutil", "zmq")),
     f"{RUNTIME}.server": Room(
         (*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.launch", f"{RUNTIME}.metrics"),
-        ("jinja2", "msgspec", "outlines_core", "psutil", "tokenizers", "zmq"),
+        ("jinja2", "msgspec", "outlines_core", "psutil", "re2", "tokenizers", "zmq"),
     ),
     f"{RUNTIME}.engine.scheduler": Room((*CORE, f"{RUNTIME}.engine.request", "banyan.radix_cache")),
     f"{RUNTIME}.engine.request": Room((*CORE, "banyan.radix_cache")),

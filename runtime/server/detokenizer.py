@@ -5,25 +5,36 @@ from __future__ import annotations
 import codecs
 from collections.abc import Collection, Iterable, Sequence
 
+from banyan.runtime.server.patterns import REACH, Patterns
+
 
 class Detokenizer:
     """The text of one output.
 
-    A stop string ends the text before it, wherever it begins inside a token and however many tokens it spans. Of
-    several the one that is complete first counts, and of those the longest; so what comes out does not depend on how
-    the text is cut into tokens. A stop is not looked for before `min_tokens` tokens are there.
+    A stop string ends the text before it, wherever it begins inside a token and however many tokens it spans; a pattern
+    ends it behind its match. Of several the one that is complete first counts, and of those the longest; so what comes
+    out does not depend on how the text is cut into tokens. None is looked for before `min_tokens` tokens are there.
 
     text       all text so far, cut at the stop
-    matched    the stop string that ended it, or None
+    matched    the stop string or pattern that ended it, or None
     n_tokens   tokens taken, the one that completed a stop included
     """
 
     def __init__(
-        self, spelling: Sequence[bytes], hidden: Collection[int], stops: Iterable[str] = (), min_tokens: int = 0
+        self,
+        spelling: Sequence[bytes],
+        hidden: Collection[int],
+        stops: Iterable[str] = (),
+        min_tokens: int = 0,
+        patterns: Sequence[str] = (),
     ) -> None:
+        """BadProgram: patterns that cannot be used; also from `feed` and `finish`, for those that take too long."""
         self._spelling, self._hidden, self._min_tokens = spelling, hidden, min_tokens
         self._stops = tuple(dict.fromkeys(stops))
+        self._patterns = Patterns(patterns)
         self._reach = max(map(len, self._stops), default=1) - 1  # characters that may begin a stop
+        if self._patterns:
+            self._reach = max(self._reach, REACH)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pieces: list[str] = []
         self._length = 0
@@ -104,6 +115,11 @@ class Detokenizer:
             start = window.find(stop, max(0, len(self._tail) - len(stop) + 1))
             if start >= 0 and (best is None or (start + len(stop), start) < best):
                 best, self.matched = (start + len(stop), start), stop
+        if self._patterns:
+            is_whole = len(self._tail) == self._length
+            found = self._patterns.first_end(window, len(self._tail), is_whole)
+            if found is not None and (best is None or found[0] < best[0]):
+                best, self.matched = (found[0], found[0]), found[1]
         return None if best is None else self._length - len(self._tail) + best[1]
 
     def _certain(self) -> str:

@@ -14,6 +14,7 @@ from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram, BanyanError
 from banyan.runtime.server import select
 from banyan.runtime.server.chat import ASSISTANT, Template
+from banyan.runtime.server.patterns import Patterns
 from banyan.runtime.server.requests import Request, Requests
 from banyan.runtime.server.state import Made, Piece, Run, Text, pack, unpack
 from banyan.runtime.server.tokenizer import Span, Tokenizer
@@ -239,6 +240,7 @@ def _check(op: wire.Gen | wire.Select) -> None:
             raise BadProgram(f"n is {op.sampling.n}; a gen has at least one sample")
         if not all(op.sampling.stop):
             raise BadProgram("a stop string is empty; it would stop before anything")
+        Patterns(op.sampling.stop_regex)
         return
     if not op.choices:
         raise BadProgram("a select has no choices; it needs at least one")

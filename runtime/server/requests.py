@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from banyan.runtime import wire
+from banyan.runtime.errors import BadProgram
 from banyan.runtime.server.detokenizer import Detokenizer
 from banyan.runtime.server.state import pack, unpack
 from banyan.runtime.server.tokenizer import Tokenizer
@@ -100,7 +101,7 @@ class Requests:
             score_from=score_from,
             order=order,
         )
-        text = Detokenizer(known.spelling, known.special, sampling.stop, sampling.min_tokens)
+        text = Detokenizer(known.spelling, known.special, sampling.stop, sampling.min_tokens, sampling.stop_regex)
         request = Request(run, text, done, self.clock())
         request.stop_strings, request.listener = cutting, listener
         self._n_started += 1
@@ -157,6 +158,12 @@ class Requests:
         for rid in list(self._living):
             self.fail(wire.Failed(program=rid, seq=0, code=code, message=message))
 
+    def _give_up(self, request: Request, error: BadProgram) -> None:
+        """What it asked for cannot be done with the text that came."""
+        self.abort(request)
+        request.failed = wire.Failed(program=request.run.rid, seq=0, code=error.code, message=error.message)
+        request.done(request)
+
     # ---- how -------------------------------------------------------------------------------------------------------
 
     def _grow(self, request: Request, ids: memoryview, logprobs: Sequence[wire.TopLogprobs]) -> None:
@@ -164,7 +171,11 @@ class Requests:
             return  # the engine had not yet heard of the Abort
         request.n_deaths = 0
         request.first = request.first or self.clock()
-        new = request.text.feed(ids)
+        try:
+            new = request.text.feed(ids)
+        except BadProgram as e:
+            self._give_up(request, e)
+            return
         n = request.text.n_tokens - len(request.ids) // 4
         request.ids += ids[:n]
         request.logprobs += logprobs[:n]
@@ -176,7 +187,11 @@ class Requests:
 
     def _end(self, request: Request, finish: wire.Finish) -> None:
         request.finish, request.ended = finish, self.clock()
-        rest = request.text.finish(finish.stop_id if finish.stop_id in request.stop_strings else None)
+        try:
+            rest = request.text.finish(finish.stop_id if finish.stop_id in request.stop_strings else None)
+        except BadProgram as e:
+            self._give_up(request, e)
+            return
         if rest and request.listener is not None:
             request.listener(rest)
         request.done(request)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from banyan.runtime import wire
+from banyan.runtime.server import patterns
 from banyan.runtime.server.state import unpack
 from banyan.runtime.server.tokenizer import Span, Tokenizer
 from banyan.runtime.wire import Append, Begin, End, Gen, Raw, Read, Ref, Select
@@ -116,6 +117,35 @@ def test_a_stop_over_two_tokens_aborts_the_request_and_reports_its_numbers(
     assert b.engine.aborted == [0]
     assert b.value(0).usage == wire.Usage(prompt=7, cached=3, generated=4)  # what the engine's Finish says
     assert b.value(0).samples[0].finish_reason == "stop"
+
+
+def test_a_pattern_ends_the_output_behind_its_match_and_the_request_with_it(bench: Any, greedy: Sampler) -> None:
+    b = bench({"a": " one, 22 thousand"})
+    b.submit(Append(0, ("a",)), Gen(0, 0, greedy(stop_regex=(r"\d+ ?[a-z]",))), Append(0, ("!",)), Read(0, 1))
+    b.run()
+    (sample,) = b.value(0).samples
+    assert (sample.text, sample.finish_reason, sample.matched) == (" one, 22 t", "stop", r"\d+ ?[a-z]")
+    assert b.text(1) == "a one, 22 t!"
+    assert len(b.requests) == 0
+
+
+def test_a_pattern_that_cannot_be_used_fails_its_gen(bench: Any, greedy: Sampler) -> None:
+    b = bench()
+    b.submit(Append(0, ("a",)), Gen(0, 0, greedy(stop_regex=("(",))))
+    assert b.failed(0).code == "bad_program"
+    assert "stop_regex '('" in b.failed(0).message
+    assert len(b.requests) == 0
+
+
+def test_patterns_that_take_too_long_fail_their_gen_and_free_its_request(
+    bench: Any, greedy: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patterns, "ALLOWANCE", -1.0)
+    b = bench({"a": " one, two"})
+    b.submit(Append(0, ("a",)), Gen(0, 0, greedy(stop_regex=("zzz",), n=2)))
+    b.run()
+    assert "too long" in b.failed(0).message
+    assert len(b.requests) == 0
 
 
 def test_a_vocabulary_token_that_holds_the_stop_is_a_stop_id(bench: Any, words: Tokenizer, greedy: Sampler) -> None:

@@ -1,0 +1,85 @@
+"""Patterns that end an output: regular expressions in RE2's syntax.
+
+RE2 takes time in proportion to the text, whatever a pattern says (Cox, "Regular Expression Matching in the Wild",
+2010), so none can hold up the server's loop; limits on size and on the time of one output bound the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import re2
+
+from banyan.runtime.errors import BadProgram
+
+REACH = 4096
+"""Characters that a match may be long."""
+
+MAX_PATTERNS, MAX_LENGTH, MAX_STEPS = 16, 1000, 1000
+ALLOWANCE, PER_SEARCH = 0.25, 1e-4
+"""Seconds of CPU time that one output's patterns may take: in all, and for each search on top. RE2 takes 6 us for 4,096
+characters and, at MAX_STEPS, 10 ms at worst (one core of an AMD EPYC)."""
+
+_OPTIONS = re2.Options()
+_OPTIONS.log_errors = False
+_OPTIONS.never_capture = True
+_OPTIONS.max_mem = 4 << 20
+_LOOKS_AHEAD = ("$", r"\b", r"\B", r"\z")
+
+
+@lru_cache(maxsize=32)
+def compiled(pattern: str) -> Any:
+    """BadProgram: no regex, or one that is too large."""
+    if len(pattern) > MAX_LENGTH:
+        raise BadProgram(f"a stop_regex has {len(pattern)} characters; the limit is {MAX_LENGTH}")
+    try:
+        found = re2.compile(pattern, options=_OPTIONS)
+    except re2.error as e:
+        why = e.args[0].decode(errors="replace") if isinstance(e.args[0], bytes) else str(e)
+        raise BadProgram(
+            f"stop_regex {pattern[:200]!r} cannot be used: {why}; RE2's syntax, without look-around and back-references"
+        ) from e
+    if found.programsize > MAX_STEPS:
+        raise BadProgram(
+            f"stop_regex {pattern[:200]!r} has {found.programsize} steps; the limit is {MAX_STEPS}: "
+            "repeat less, or without a bound"
+        )
+    if found.search("") is not None:
+        raise BadProgram(f"stop_regex {pattern[:200]!r} matches empty text: every output would end at once")
+    return found
+
+
+class Patterns:
+    """The patterns of one output. BadProgram: too many, or one that `compiled` refuses."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        if len(patterns) > MAX_PATTERNS:
+            raise BadProgram(f"stop_regex holds {len(patterns)} patterns; the limit is {MAX_PATTERNS}")
+        self._patterns = [(p, compiled(p), any(mark in p for mark in _LOOKS_AHEAD)) for p in dict.fromkeys(patterns)]
+        self._left = ALLOWANCE
+
+    def __bool__(self) -> bool:
+        return bool(self._patterns)
+
+    def first_end(self, text: str, n_old: int, is_whole: bool) -> tuple[int, str] | None:
+        """(end, pattern): where, behind the first `n_old` characters, a pattern has first matched. Each is looked for
+        in the text up to every character in turn, so it is all one how the text came in pieces.
+
+        is_whole: `text` begins where the output does; else its first character is context alone.
+        """
+        started = time.thread_time()
+        best: tuple[int, str] | None = None
+        for pattern, regex, looks_ahead in self._patterns:
+            if not looks_ahead and regex.search(text, not is_whole) is None:
+                continue
+            for end in range(n_old + 1, (len(text) if best is None else best[0] - 1) + 1):
+                if regex.search(text[:end], not is_whole) is not None:
+                    best = end, pattern
+                    break
+        self._left += PER_SEARCH - (time.thread_time() - started)
+        if self._left < 0:
+            raise BadProgram("the patterns of stop_regex take too long to look for; write simpler ones")
+        return best
