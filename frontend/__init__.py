@@ -17,10 +17,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from banyan.async_state import AsyncState as AsyncState
     from banyan.backends.base import Backend as Backend
     from banyan.backends.default import flush_cache as flush_cache
     from banyan.backends.default import get_server_info as get_server_info
     from banyan.backends.default import set_default_backend as set_default_backend
+    from banyan.backends.default import using as using
     from banyan.backends.mock import Mock as Mock
     from banyan.backends.runtime import Runtime as Runtime
     from banyan.backends.runtime import RuntimeEndpoint as RuntimeEndpoint
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from banyan.expr import user_begin as user_begin
     from banyan.expr import user_end as user_end
     from banyan.group import Group as Group
+    from banyan.program import AsyncProgram as AsyncProgram
     from banyan.program import Program as Program
     from banyan.program import function as function
     from banyan.runtime.errors import BadMessage as BadMessage
@@ -78,8 +81,9 @@ if TYPE_CHECKING:
     from banyan.state import State as State
 
 _WHERE = {
+    "async_state": ("AsyncState",),
     "backends.base": ("Backend",),
-    "backends.default": ("flush_cache", "get_server_info", "set_default_backend"),
+    "backends.default": ("flush_cache", "get_server_info", "set_default_backend", "using"),
     "backends.mock": ("Mock",),
     "backends.runtime": ("Runtime", "RuntimeEndpoint", "connect"),
     "choices": ("greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized"),
@@ -89,7 +93,7 @@ _WHERE = {
         *("user", "user_begin", "user_end"),
     ),
     "group": ("Group",),
-    "program": ("Program", "function"),
+    "program": ("AsyncProgram", "Program", "function"),
     "runtime.errors": (
         *("BadMessage", "BadModel", "BadProgram", "BanyanError", "BatchError", "Cancelled", "ConfigError"),
         *("ConstraintBroke", "ConstraintBusy", "ConstraintCrashed", "ConstraintError", "ConstraintSyntax"),
@@ -103,6 +107,8 @@ _WHERE = {
 _HOME = {name: f"{__name__}.{module}" for module, names in _WHERE.items() for name in names}
 
 __all__ = [
+    "AsyncProgram",
+    "AsyncState",
     "Backend",
     "BadMessage",
     "BadModel",
@@ -162,6 +168,7 @@ __all__ = [
     "user",
     "user_begin",
     "user_end",
+    "using",
 ]
 
 

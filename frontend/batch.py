@@ -11,6 +11,7 @@ from contextvars import copy_context
 from typing import Literal
 
 from banyan.record import Record
+from banyan.running import Run
 from banyan.runtime.errors import BatchError
 from banyan.state import State
 
@@ -23,18 +24,17 @@ PATIENCE = 0.001
 
 
 class Batch:
-    """`n` runs. start(i) makes the record and the state of run i, and play(record, state, i) runs its body."""
+    """`n` runs; start(i) makes run i."""
 
     def __init__(
         self,
         n: int,
-        start: Callable[[int], tuple[Record, State]],
-        play: Callable[[Record, State, int], None],
+        start: Callable[[int], Run[State]],
         n_threads: int,
         title: str | None = None,
     ) -> None:
         """title: what a progress bar on stderr says; None: there is none."""
-        self._start, self._play, self._title = start, play, title
+        self._start, self._title = start, title
         self._indices = iter(range(n))
         self._taking = threading.Lock()
         self._n = n
@@ -108,21 +108,21 @@ class Batch:
     def _run(self, i: int) -> None:
         result = self._results[i]
         try:
-            record, state = self._start(i)
+            run = self._start(i)
         except BaseException as e:
             self._slots.release()
             result.set_exception(e)
             return
-        self._running[i] = record
+        self._running[i] = record = run.record
         if self._is_stopped:
             record.program.cancel()
         with suppress(BaseException):  # the record has it, and `state.error()` tells
-            self._play(record, state, i)
+            run.play()
 
         def settled() -> None:
             del self._running[i]
             self._slots.release()
-            result.set_result(state)
+            result.set_result(run.state)
 
         record.when_settled(settled)
 

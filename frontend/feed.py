@@ -14,7 +14,7 @@ class Feed(Generic[T]):
     """Append with `put`, end with `close`. Reading waits for what is still to come, and ends where the feed does.
 
     No lock: a writer appends and *then* looks for waiters, a reader registers and *then* looks for items, so that one
-    of the two always sees the other.
+    of the two always sees the other. Any number of writers, too.
     """
 
     __slots__ = ("_waiters", "error", "is_closed", "items")
@@ -38,9 +38,9 @@ class Feed(Generic[T]):
             self._wake()
 
     def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for wake in waiters:
-            wake()
+        for _ in range(len(self._waiters)):
+            with contextlib.suppress(IndexError):  # another writer woke it
+                self._waiters.pop()()  # one by one: swapping the list could lose who comes in between
 
     def _has(self, i: int) -> bool | None:
         """Whether item `i` is there; None if that is not known yet. Raises the error the feed ended with."""

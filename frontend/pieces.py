@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from banyan.ref import Ref, read
+from banyan.ref import Gathered, Ref, read
 from banyan.runtime.errors import BanyanError
 
 
@@ -23,6 +23,7 @@ def pieces(value: Any) -> Iterator[str]:
 async def pieces_async(value: Any) -> AsyncIterator[tuple[str, Any]]:
     """The same, each piece with a meta info: None before a value's last piece, which is "" for one that streams."""
     if not isinstance(value, Ref):
+        await known(value)
         for text in _whole(read(value)):
             yield text, None
         return
@@ -34,13 +35,17 @@ async def pieces_async(value: Any) -> AsyncIterator[tuple[str, Any]]:
     yield ("" if value.deltas is not None else value.text()), value.meta_info()
 
 
-async def known(ref: Ref) -> None:
-    """Wait for a value without holding up the event loop. What went wrong is for its readers to raise."""
-    import asyncio  # here, as in feed.py: programs without an event loop should not pay for one
+async def known(value: Any) -> None:
+    """Wait for what is stored under a name without holding up the event loop. What went wrong, its readers raise."""
+    if isinstance(value, Gathered):
+        for one in value.values:
+            await known(one)
+    elif isinstance(value, Ref) and not value.is_done:
+        from banyan.aio import arrived  # here: it loads asyncio, and most programs never need it
 
-    ref.record.flush()
-    with contextlib.suppress(BanyanError):
-        await asyncio.wrap_future(ref.future)
+        with contextlib.suppress(BanyanError):
+            value.record.flush()
+        await arrived(value.future)
 
 
 def _whole(value: object) -> Iterator[str]:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from contextvars import copy_context
-from typing import Any, Literal, overload
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, Self, overload
 
 from msgspec import structs
 
+from banyan.async_state import AsyncState
 from banyan.backends.base import Backend
-from banyan.backends.default import CURRENT, find
+from banyan.backends.default import find
 from banyan.batch import Batch
-from banyan.record import Record
+from banyan.running import P, Run, aside, finished, finished_on_thread
 from banyan.runtime.errors import BadProgram, Unsupported
-from banyan.sampling import LATER, RUN_OPTIONS, Options, make, mix, near, refuse
-from banyan.state import State, watched
-from banyan.transcript import Transcript
+from banyan.sampling import LATER, RUN_OPTIONS, Options, make, near, refuse
+from banyan.state import State
 
 OPTS = "opts"
 """The one keyword of `run` that no program can have as a parameter."""
@@ -43,20 +40,23 @@ class Program:
         self._takes_any = any(p.kind is p.VAR_KEYWORD for p in rest)
         functools.update_wrapper(self, func)
 
+    is_async = False
+    """Whether the body is an `async def`."""
+
     def __repr__(self) -> str:
         return f"<program {self.name}>"
 
-    def __get__(self, instance: object, owner: type | None = None) -> Program:
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
         """A program that is a method: its state is the parameter after `self`."""
-        return self if instance is None else Program(self.func.__get__(instance, owner), self._bound)
+        return self if instance is None else type(self)(self.func.__get__(instance, owner), self._bound)
 
-    def bind(self, **arguments: Any) -> Program:
+    def bind(self, **arguments: Any) -> Self:
         """The same program with some arguments given. Those given later, to `run` or to another `bind`, win."""
         if not self._takes_any:
             for name in arguments:
                 if name not in self._parameters:
                     raise TypeError(f"{self.name} has no parameter {name!r}{near(name, self._parameters)}")
-        return Program(self.func, {**self._bound, **arguments})
+        return type(self)(self.func, {**self._bound, **arguments})
 
     def run(self, *args: Any, opts: Options | None = None, **kwargs: Any) -> State:
         """Run the body with these arguments. What it raises is raised here, and what it started is stopped.
@@ -65,15 +65,29 @@ class Program:
         gens share: max_new_tokens=128, temperature=1.0 and the other fields of Options, also `stream=True` and
         `backend=`. They can be given as `opts=Options(...)` as well.
         """
+        self._refuse_to_block("run")
         own, options = self._sort(kwargs, opts)
         arguments = self._arrange(args, own)
-        record, state = self._begin(find(options.backend), options)
+        run = self._begin(State, arguments, find(options.backend), options)
         if options.stream:
-            return self._run_aside(record, state, arguments)
-        self._play(record, state, arguments)
-        return state
+            return aside(run)
+        run.play()
+        return run.state
 
     __call__ = run
+
+    async def run_async(self, *args: Any, opts: Options | None = None, **kwargs: Any) -> AsyncState:
+        """`run` on an event loop, which it never holds up. Returns when all that the program does is done.
+
+        The body of an `async def` runs in the task that awaits this, that of a `def` on one of a bounded number of
+        threads. Raises what the body raised, or the first error of what it appended. Who cancels the task, also by
+        `asyncio.timeout` or Ctrl-C, stops the program on the server. With `stream=True`, gens can be read as they come.
+        """
+        own, options = self._sort(kwargs, opts)
+        arguments = self._arrange(args, own)
+        if self.is_async:
+            return await finished(self._begin(AsyncState, arguments, find(options.backend), options))
+        return await finished_on_thread(self._begin(State, arguments, find(options.backend), options))
 
     @overload
     def run_batch(
@@ -120,6 +134,7 @@ class Program:
         too (an iterator raises the item's own error when it comes to it, and stops the rest). "return" gives the state
         of an item that failed like any other: its `error()` says what happened.
         """
+        self._refuse_to_block("run_batch")
         if on_error not in ("raise", "return"):
             raise BadProgram(f"on_error is {on_error!r}; it must be 'raise' or 'return'")
         if num_threads != "auto" and num_threads < 1:
@@ -135,8 +150,7 @@ class Program:
         backend = find(options.backend)
         batch = Batch(
             len(arguments),
-            start=lambda i: self._begin(backend, options, i),
-            play=lambda record, state, i: self._play(record, state, arguments[i]),
+            start=lambda i: self._begin(State, arguments[i], backend, options, i),
             n_threads=min(64, len(arguments)) if num_threads == "auto" else num_threads,
             title=self.name if progress_bar else None,
         )
@@ -179,36 +193,32 @@ class Program:
             raise TypeError(f"item {i} of the batch: {e}") from None
         raise TypeError(f"item {i} of the batch is a {type(item).__name__}; it must be a dict or a tuple of arguments")
 
-    # ---- running ---------------------------------------------------------------------------------------------------
+    def _begin(
+        self, kind: type[P], arguments: inspect.BoundArguments, backend: Backend, options: Options, *path: int
+    ) -> Run[P]:
+        body = partial(_call, self.func, arguments.args, arguments.kwargs)
+        return Run(self.name, body, backend, options, kind, *path)
 
-    def _begin(self, backend: Backend, options: Options, *path: int) -> tuple[Record, State]:
-        record = Record(self.name, backend, options)
-        seed = mix(options.seed, *path) if path else options.seed
-        return record, State(record, record.new_lane(), seed, Transcript())
+    def _refuse_to_block(self, name: str) -> None:
+        """For programs whose bodies need an event loop."""
 
-    def _play(self, record: Record, state: State, arguments: inspect.BoundArguments) -> None:
-        token = CURRENT.set(record.backend)
-        try:
-            record.ret_value = self.func(state, *arguments.args, **arguments.kwargs)
-            record.flush()
-        except BaseException as e:
-            record.end(e)
-            raise
-        finally:
-            CURRENT.reset(token)
-        record.end()
 
-    def _run_aside(self, record: Record, state: State, arguments: inspect.BoundArguments) -> State:
-        handle = watched(state)
-        # Nobody reads any more: the body's next look at a value, at the latest, ends it.
-        weakref.finalize(handle, record.program.cancel).atexit = False
+class AsyncProgram(Program):
+    """What `@function` makes of an `async def`: it runs on the event loop that awaits it. A call is `run_async`."""
 
-        def body() -> None:
-            with suppress(BaseException):  # the record has it, and raises it to whoever reads
-                self._play(record, state, arguments)
+    __call__ = Program.run_async  # type: ignore[assignment]  # awaited, as a call of any `async def` is
 
-        threading.Thread(target=copy_context().run, args=(body,), name=f"banyan-{self.name}", daemon=True).start()
-        return handle
+    is_async = True
+
+    def _refuse_to_block(self, name: str) -> None:
+        raise BadProgram(
+            f"{self.name} is an `async def`, which runs on an event loop: write `await {self.name}.{name}_async(...)`, "
+            f"or, where there is no loop, `asyncio.run({self.name}.{name}_async(...))`"
+        )
+
+
+def _call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], state: Any) -> Any:
+    return func(state, *args, **kwargs)
 
 
 def _options(asked: dict[str, Any], opts: Options | None) -> Options:
@@ -225,6 +235,8 @@ _NONE = Options()
 
 
 @overload
+def function(func: Callable[..., Coroutine[Any, Any, Any]], num_api_spec_tokens: None = None) -> AsyncProgram: ...
+@overload
 def function(func: Callable[..., Any], num_api_spec_tokens: None = None) -> Program: ...
 @overload
 def function(func: None = None, num_api_spec_tokens: None = None) -> Callable[[Callable[..., Any]], Program]: ...
@@ -233,8 +245,10 @@ def function(
 ) -> Program | Callable[[Callable[..., Any]], Program]:
     """Make a program of a function, with or without parentheses. Its first parameter, of any name, is the state.
 
+    An `async def` makes an AsyncProgram, whose state is an AsyncState.
+
     BadProgram: a function without parameters, a generator, or one with a parameter called "opts".
-    Unsupported: an `async def`; num_api_spec_tokens.
+    Unsupported: num_api_spec_tokens.
     """
     if num_api_spec_tokens is not None:
         raise Unsupported("num_api_spec_tokens: nothing here guesses ahead over an API; leave it out")
@@ -242,11 +256,6 @@ def function(
 
 
 def _checked(func: Callable[..., Any]) -> Program:
-    if inspect.iscoroutinefunction(func) or inspect.isasyncgenfunction(func):
-        raise Unsupported(
-            f"{func.__name__} is an `async def`, and programs are not, yet: write `def`, run it with "
-            "`await asyncio.to_thread(program.run, ...)`, and stream with `async for ... in state.text_async_iter()`"
-        )
     parameters = list(inspect.signature(func).parameters.values())
     if not parameters or parameters[0].kind not in (
         inspect.Parameter.POSITIONAL_ONLY,
@@ -255,6 +264,6 @@ def _checked(func: Callable[..., Any]) -> Program:
         raise BadProgram(f"the first parameter of a program is its state, and {func.__name__} has none")
     if any(p.name == OPTS for p in parameters):
         raise BadProgram(f"no parameter of a program can be called {OPTS!r}: that is how `run` takes its options")
-    if inspect.isgeneratorfunction(func):
+    if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
         raise BadProgram(f"{func.__name__} holds a `yield`; a program writes its state, and returns what it has to say")
-    return Program(func)
+    return AsyncProgram(func) if inspect.iscoroutinefunction(func) else Program(func)

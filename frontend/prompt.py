@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 from msgspec.structs import replace
 
@@ -16,10 +17,12 @@ from banyan.pieces import pieces_async
 from banyan.record import Lane, Record
 from banyan.ref import Gathered, Ref
 from banyan.runtime import wire
-from banyan.runtime.errors import BadProgram, UnknownVariable, Unsupported
+from banyan.runtime.errors import BadProgram, Cancelled, UnknownVariable, Unsupported
 from banyan.sampling import mix
 from banyan.source import source_line
 from banyan.transcript import Renderer, Transcript
+
+P = TypeVar("P", bound="Prompt")
 
 _END = wire.End()
 
@@ -60,6 +63,13 @@ class Prompt:
     def _is_watched(self) -> bool:
         """Whether we look on while the body runs: what is not there yet may still come."""
         return self._is_handle and not self._record.ended.is_closed
+
+    def _as(self, kind: type[P]) -> P:
+        """The same prompt, in the hands of others."""
+        view = kind.__new__(kind)
+        for slot in Prompt.__slots__[1:]:
+            setattr(view, slot, getattr(self, slot))
+        return view
 
     # ---- appending -------------------------------------------------------------------------------------------------
 
@@ -260,7 +270,16 @@ class Prompt:
 
         A state that nobody holds any more does this by itself.
         """
-        self._record.program.cancel()
+        self._record.stop(Cancelled("the program was cancelled"))
+
+    def _futures(self) -> list[Future[wire.Value]]:
+        """Those of all its gens and of its branches' gens."""
+        return [self._record.program.future(number) for number in _flat(self._numbers)]
+
+    def _usage(self) -> wire.Usage:
+        futures = [future for future in self._futures() if future.done() and future.exception() is None]
+        done = [future.result().usage for future in futures]
+        return wire.Usage(sum(u.prompt for u in done), sum(u.cached for u in done), sum(u.generated for u in done))
 
     @overload
     def text_async_iter(
@@ -348,3 +367,11 @@ class Prompt:
                 self._transcript.own.put(item)
             branch._is_joined = True
         self._record.add(wire.Join(self._lane.number, tuple(branch._lane.number for branch in branches)))
+
+
+def _flat(numbers: list[Any]) -> Iterator[int]:
+    for number in numbers:
+        if isinstance(number, list):
+            yield from _flat(number)
+        else:
+            yield number

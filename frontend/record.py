@@ -23,7 +23,7 @@ from banyan.backends.base import Backend, OpenProgram
 from banyan.feed import Feed
 from banyan.ref import copy_of
 from banyan.runtime import wire
-from banyan.runtime.errors import BanyanError
+from banyan.runtime.errors import BanyanError, Cancelled
 from banyan.sampling import Options
 from banyan.trace import Trace
 
@@ -70,7 +70,9 @@ class Record:
         self._dropped: deque[int] = deque()
         self.is_due = False
         """Whether a gen was recorded that is not sent yet."""
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
+        """What stopped it: a backend that took its ops no more, its time or its tokens that ran out, or its user."""
+        self._on_stop: list[Callable[[], None]] = []
 
     @property
     def error(self) -> BaseException | None:
@@ -119,19 +121,37 @@ class Record:
                 while self._dropped:
                     self._ops.append(wire.Drop(self._dropped.popleft()))
                 ops, self._ops, self.is_due = self._ops, [], False
-            if ops and self._failure is None:
+            if ops and self.failure is None:
                 self.trace.send(ops)
                 try:
                     self.program.submit(ops)
                 except Exception as e:  # whatever it is: ops are lost, and whoever waits for them must hear of it
-                    self._failure = e
-                    self.program.cancel()
-        if isinstance(self._failure, BanyanError):
-            error = copy_of(self._failure)
-            error.add_note(f"while program {self.name} was sent to its backend")
-            raise error from self._failure.__cause__
-        if self._failure is not None:
-            raise self._failure
+                    e.add_note(f"while program {self.name} was sent to its backend")
+                    self.stop(e)
+        if isinstance(self.failure, BanyanError):
+            raise copy_of(self.failure) from self.failure.__cause__
+        if self.failure is not None:
+            raise self.failure
+
+    def stop(self, error: Exception) -> None:
+        """What is not finished fails with `error`, and stops on the server. From any thread; the first call counts."""
+        with self._lock:
+            if self.failure is not None:
+                return
+            self.failure = error
+        self.program.cancel()
+        self._tell()
+
+    def on_stop(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the program is stopped, on whatever thread does it; at once, if that is so already."""
+        self._on_stop.append(callback)
+        if self.failure is not None:
+            self._tell()
+
+    def _tell(self) -> None:
+        with contextlib.suppress(IndexError):  # told by all who find somebody to be told, each one once
+            while True:
+                self._on_stop.pop()()
 
     def close_at_end(self, feed: Feed[Any]) -> None:
         """Close `feed` when the body ends, with what it raised."""
@@ -139,6 +159,9 @@ class Record:
 
     def end(self, error: BaseException | None = None) -> None:
         """The body has ended; with an error, what it started is stopped."""
+        if error is not None and not isinstance(error, Exception):  # Ctrl-C or a cancelled task, for this thread alone
+            stopped = Cancelled(f"the run was stopped by {type(error).__name__}", program=self.name)
+            stopped.__cause__, error = error, stopped
         self.trace.ended = time.monotonic()
         for feed in (self.ended, *self._followed):
             feed.close(error)

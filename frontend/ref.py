@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from banyan.expr import Expr
 from banyan.feed import Feed
 from banyan.runtime import wire
-from banyan.runtime.errors import BanyanError, ProgramError
+from banyan.runtime.errors import BanyanError, Cancelled, ProgramError
 
 if TYPE_CHECKING:
     from banyan.record import Lane, Record
@@ -40,6 +40,11 @@ class Ref(Expr):
     def future(self) -> Future[wire.Value]:
         return self.record.program.future(self.number)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether reading it waits for nothing: it is known, or known to have failed."""
+        return self._value is not None or self.future.done()
+
     def stream(self) -> None:
         """Collect the text as it comes. To be called before the op is sent."""
         deltas = self.deltas = Feed[str]()
@@ -64,6 +69,8 @@ class Ref(Expr):
     def _explained(self, error: BanyanError) -> BaseException:
         if self.record.error is not None:  # the body raised, and took its gens with it
             return self.record.error
+        if isinstance(error, Cancelled) and (failure := self.record.failure) is not None:
+            return placed(failure, self) if isinstance(failure, BanyanError) else failure
         place, ref = self, self.before
         while ref is not None:
             if ref.future.done() and isinstance(found := ref.future.exception(), BanyanError):
@@ -132,6 +139,13 @@ class Gathered:
 
     def __init__(self, values: list[Any]) -> None:
         self.values = values
+
+
+def is_done(value: Any) -> bool:
+    """Whether `read` waits for nothing."""
+    if isinstance(value, Gathered):
+        return all(map(is_done, value.values))
+    return not isinstance(value, Ref) or value.is_done
 
 
 def read(value: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import copy
+from concurrent.futures import wait
+from contextlib import suppress
 from typing import Any
 
 from banyan.pieces import pieces
@@ -100,13 +101,10 @@ class State(Prompt):
         Waits for them; what failed or was stopped counts nothing.
         """
         self._await_body()
-        futures = [self._record.program.future(number) for number in _flat(self._numbers)]
-        try:
+        with suppress(Exception):  # what was not sent will never be known
             self._record.flush()
-        except Exception:  # what was not sent will never be known
-            futures = [future for future in futures if future.done()]
-        done = [future.result().usage for future in futures if future.exception() is None]
-        return wire.Usage(sum(u.prompt for u in done), sum(u.cached for u in done), sum(u.generated for u in done))
+            wait(self._futures())
+        return self._usage()
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """The text as it comes, of one variable or of the whole state; in one piece if the program does not stream.
@@ -126,20 +124,3 @@ class State(Prompt):
         if self._is_handle:
             for _ in self._record.ended:
                 pass
-
-
-def watched(state: State) -> State:
-    """A handle for those outside on the state of a program that still runs."""
-    for feed in (state._names, state._transcript.own):
-        state._record.close_at_end(feed)
-    handle = copy(state)
-    handle._is_handle = True
-    return handle
-
-
-def _flat(numbers: list[Any]) -> Iterator[int]:
-    for number in numbers:
-        if isinstance(number, list):
-            yield from _flat(number)
-        else:
-            yield number

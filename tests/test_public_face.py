@@ -14,6 +14,8 @@ import banyan as bn
 from banyan.runtime import errors
 
 NAMES = [
+    "AsyncProgram",
+    "AsyncState",
     "Backend",
     "BadMessage",
     "BadModel",
@@ -73,6 +75,7 @@ NAMES = [
     "user",
     "user_begin",
     "user_end",
+    "using",
 ]
 
 
@@ -145,6 +148,7 @@ SIGNATURES = {
     "RuntimeEndpoint": ["base_url", "api_key", "verify", "chat_template_name", "*timeout"],
     "Mock": ["script", "*chat"],
     "Program.run": ["self", "*args", "*opts", "**kwargs"],
+    "Program.run_async": ["self", "*args", "*opts", "**kwargs"],
     "Program.run_batch": [
         *["self", "batch_kwargs", "*num_threads", "*progress_bar", "*generator_style", "*on_error", "*opts"],
         "**kwargs",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 from banyan.backends.base import Backend
 from banyan.runtime.errors import ConfigError
 
 CURRENT: ContextVar[Backend | None] = ContextVar("banyan_backend", default=None)
-"""That of the program whose body runs here: programs that it calls go where it went."""
+"""That of the `using` block or of the program whose body runs here: programs that it calls go where it went."""
 
 _default: Backend | None = None
 
@@ -20,8 +22,18 @@ def set_default_backend(backend: Backend | None) -> None:
     _default = backend
 
 
+@contextmanager
+def using(backend: Backend) -> Iterator[Backend]:
+    """`with bn.using(backend): ...` runs the block's programs on `backend`: in this thread or task, not in others."""
+    token = CURRENT.set(backend)
+    try:
+        yield backend
+    finally:
+        CURRENT.reset(token)
+
+
 def find(backend: Backend | None = None) -> Backend:
-    """`backend`; else that of the program we are in; else the default; else the server that BANYAN_SOCKET names.
+    """`backend`; else that of the program or block around us; else the default; else the server of BANYAN_SOCKET.
 
     ConfigError, with what to do, where there is none of them.
     """

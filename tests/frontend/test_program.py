@@ -133,9 +133,6 @@ def test_bind(mock: bn.Mock) -> None:
 # ---- what is no program --------------------------------------------------------------------------------------------
 
 
-async def _coroutine(s: bn.State) -> None: ...
-
-
 async def _async_generator(s: bn.State) -> Any:
     yield
 
@@ -156,8 +153,7 @@ def _opts(s: bn.State, opts: Any) -> None: ...
 @pytest.mark.parametrize(
     ("func", "error", "why"),
     [
-        (_coroutine, bn.Unsupported, "async def"),
-        (_async_generator, bn.Unsupported, "async def"),
+        (_async_generator, bn.BadProgram, "yield"),
         (_generator, bn.BadProgram, "yield"),
         (_no_state, bn.BadProgram, "first parameter"),
         (_keyword_state, bn.BadProgram, "first parameter"),

@@ -1,0 +1,75 @@
+"""What is made on threads, awaited on an event loop.
+
+Loaded with the first program that is awaited: asyncio costs more than all of `import banyan`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+from banyan.pool import bodies
+from banyan.record import Record
+
+
+async def arrived(future: Future[Any]) -> None:
+    """Wait until `future` is done, whatever it holds, without holding up the loop.
+
+    Who stops to wait cancels nothing (`asyncio.wrap_future` would pass that on to the future).
+    """
+    if future.done():
+        return
+    loop = asyncio.get_running_loop()
+    waiter = loop.create_future()
+
+    def wake() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    future.add_done_callback(lambda _: _from_outside(loop, wake))
+    await waiter
+
+
+async def on_thread(work: Callable[[], None]) -> None:
+    """Run `work` on a thread of the pool, and raise what it raises. Who stops to wait leaves it running."""
+    done: Future[None] = Future()
+
+    def body() -> None:
+        try:
+            work()
+        except BaseException as e:
+            done.set_exception(e)
+        else:
+            done.set_result(None)
+
+    bodies().run(body)
+    await arrived(done)
+    done.result()
+
+
+@asynccontextmanager
+async def until_stopped(record: Record) -> AsyncIterator[None]:
+    """Run a block of this task until `record` is stopped: then it is cancelled, and raises what stopped the program."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(None) as scope:
+            record.on_stop(partial(_from_outside, loop, partial(_end, loop, scope)))
+            yield
+    except TimeoutError:
+        if scope.expired():
+            record.flush()  # raises why
+        raise
+
+
+def _end(loop: asyncio.AbstractEventLoop, scope: asyncio.Timeout) -> None:
+    with suppress(RuntimeError):  # the block has ended by itself
+        scope.reschedule(loop.time())
+
+
+def _from_outside(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
+    with suppress(RuntimeError):  # the loop is closed: nothing runs on it any more
+        loop.call_soon_threadsafe(action)

@@ -1,0 +1,114 @@
+"""A state on an event loop: what waits in `State` is awaited here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from banyan.pieces import known
+from banyan.prompt import Prompt
+from banyan.ref import Ref, is_done, meta_info, read
+from banyan.runtime import wire
+from banyan.runtime.errors import BadProgram
+from banyan.transcript import messages
+
+
+class AsyncState(Prompt):
+    """The state of an `async def` program, and what `run_async` gives: appended to like any, and awaited to be read.
+
+    `await s.value("x")` waits for one variable; `s["x"]` gives it once it is known, and never holds up the event loop.
+    What is awaited raises what happened instead: a ProgramError names the program, the line and the gen.
+    """
+
+    __slots__ = ()
+
+    # ---- variables -------------------------------------------------------------------------------------------------
+
+    async def value(self, name: str) -> Any:
+        """The variable, as soon as it is known. UnknownVariable (a KeyError): there is none."""
+        value = await self._lookup_async(name)
+        await known(value)
+        return read(value)
+
+    def __getitem__(self, name: str) -> Any:
+        """The variable, if it is known by now, as all are once `run_async` has returned.
+
+        UnknownVariable (a KeyError): there is none. BadProgram: it is still in the making.
+        """
+        value = self._found(name)
+        if not is_done(value):
+            raise BadProgram(
+                f"{name!r} is not known yet, and to wait for it here would hold up the event loop; "
+                f"write `await s.value({name!r})`",
+                program=self._record.name,
+            )
+        return read(value)
+
+    get_var = __getitem__
+
+    async def get_meta_info(self, name: str) -> Any:
+        """`State.get_meta_info`, as soon as it is known."""
+        value = await self._lookup_async(name)
+        await known(value)
+        return meta_info(value)
+
+    @property
+    def ret_value(self) -> Any:
+        """What the program's body returned; None before it did."""
+        return self._record.ret_value
+
+    @property
+    def usage(self) -> wire.Usage:
+        """Tokens of the finished gens of this state and its branches, summed: prompt, of it cached, and generated."""
+        return self._usage()
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    async def text(self) -> str:
+        """The whole prompt as the server has it, markers included."""
+        await self._body_ended()
+        ref = self._read(None)
+        await known(ref)
+        return ref.text()
+
+    async def messages(self) -> list[dict[str, str]]:
+        """The finished turns as `{"role": ..., "content": ...}`, contents stripped on the left."""
+        await self._all_known()
+        return messages(self._transcript, self._record.backend.welcome.chat)
+
+    async def sync(self) -> None:
+        """Wait until all that was appended is done. Raises the first error."""
+        for ref in await self._all_known():
+            ref.wait()
+
+    async def error(self) -> BaseException | None:
+        """Wait as `sync` does, and give what it would raise, or None."""
+        if self._record.error is not None:
+            return self._record.error
+        try:
+            await self.sync()
+        except Exception as e:
+            return e
+        return None
+
+    def text_iter(self, var_name: str | None = None) -> AsyncIterator[str]:
+        """The text as it comes, of one variable or of the whole state; in one piece if the program does not stream.
+
+        Any number of readers, each from the start. Raises, where the text breaks off, what broke it.
+        """
+        return self.text_async_iter(var_name)
+
+    async def _body_ended(self) -> None:
+        if self._is_handle:
+            async for _ in self._record.ended:
+                pass
+
+    async def _all_known(self) -> list[Ref]:
+        """All values in the making of this state, none of which is so any more."""
+        await self._body_ended()
+        refs = [item for item in self._transcript if isinstance(item, Ref)]
+        if not all(ref.is_done for ref in refs):
+            self._record.flush()
+        for ref in refs:
+            await known(ref)
+        return refs
