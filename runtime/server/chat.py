@@ -6,6 +6,7 @@ The environment is the one that Hugging Face templates are written for (sandboxe
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from datetime import datetime
@@ -25,8 +26,32 @@ ASSISTANT = "assistant"
 
 
 class Message(NamedTuple):
+    """A turn. calls: those that the template is to write into an assistant's. answers: the call that a tool's is of."""
+
     role: str
-    content: str
+    content: str = ""
+    calls: tuple[wire.ToolCall, ...] = ()
+    answers: wire.ToolCall | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As templates are given it. They ask whether a key is there: no key without a value."""
+        turn: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.calls:
+            turn["tool_calls"] = [
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": json.loads(c.arguments)}}
+                for c in self.calls
+            ]
+        if self.answers is not None:
+            turn |= {"tool_call_id": self.answers.id, "name": self.answers.name}
+        return turn
+
+
+Turns = Sequence[str | Message]
+"""Turns whatever they say: a role alone, or a message with its calls."""
+
+
+def message(turn: str | Message) -> Message:
+    return Message(turn) if isinstance(turn, str) else turn
 
 
 class _Generation(jinja2.ext.Extension):
@@ -68,16 +93,27 @@ class Template:
             raise BadModel(f"the model's chat template cannot be compiled: {e}") from e
         self._names = names
         self._tells_time = "strftime_now" in source
+        self._tools: list[Any] | None = None
         self._probe = lru_cache(maxsize=512)(self._probe_afresh)
+        self.told = lru_cache(maxsize=64)(self._told_afresh)
+
+    def _told_afresh(self, specs: tuple[str, ...]) -> Template:
+        """The same template in conversations with these tools (see wire.Tools), which it writes where it sees fit."""
+        if not specs:
+            return self
+        told = copy.copy(self)
+        told._tools = [json.loads(spec) for spec in specs]
+        told._probe = lru_cache(maxsize=512)(told._probe_afresh)
+        return told
 
     def render(self, messages: Sequence[Message], prompt: bool = False, now: datetime | None = None) -> str:
         """The whole conversation as text; `prompt`: and the beginning of an assistant's turn behind it."""
         clock = now or datetime.now()
         try:
             return self._template.render(
-                messages=[m._asdict() for m in messages],
+                messages=[m.as_dict() for m in messages],
                 add_generation_prompt=prompt,
-                tools=None,
+                tools=self._tools,
                 documents=None,
                 strftime_now=clock.strftime,
                 **self._names,
@@ -88,7 +124,7 @@ class Template:
             raise BadProgram(f"the model's chat template fails on this conversation: {type(e).__name__}: {e}") from e
 
     def markers(
-        self, roles: tuple[str, ...], opening: str | None = None, now: datetime | None = None
+        self, roles: tuple[str | Message, ...], opening: str | None = None, now: datetime | None = None
     ) -> tuple[str, ...] | None:
         """The text before each turn of `roles`, whatever the turns say, and behind the last one.
 
@@ -97,13 +133,38 @@ class Template:
         """
         return self._probe(roles, opening, now if self._tells_time else None)
 
-    def _probe_afresh(
-        self, roles: tuple[str, ...], opening: str | None, now: datetime | None
-    ) -> tuple[str, ...] | None:
+    def _probe_afresh(self, roles: Turns, opening: str | None, now: datetime | None) -> tuple[str, ...] | None:
         signs = [f"\ue000{k}\ue001" for k in range(len(roles) + 1)]
-        messages = [Message(role, sign) for role, sign in zip(roles, signs, strict=False)]
+        turns = [message(role) for role in roles]
+        messages = [
+            turn if turn.calls else turn._replace(content=sign) for turn, sign in zip(turns, signs, strict=False)
+        ]
         text = self.prefix(messages, opening, now) if opening is not None else self.render(messages, now=now)
+        at = 0
+        for turn, sign in zip(turns, signs, strict=False):
+            if turn.calls:  # what is written for them stands where the content would
+                written = self.calling(turn.calls, now)
+                start = text.find(written, at)
+                if start < 0:
+                    return None
+                text = text[:start] + sign + text[start + len(written) :]
+            at = text.find(sign, at)
+            if at < 0:
+                return None
         return _split(text, signs[: len(roles)])
+
+    def calling(self, calls: tuple[wire.ToolCall, ...], now: datetime | None = None) -> str:
+        """What it writes as the content of an assistant's turn that makes these calls.
+
+        The thoughts that some templates put into the last turn are no part of it.
+        """
+        question = Message("user", "?")
+        before = self.prefix([question], ASSISTANT, now)
+        whole = self.render([question, Message(ASSISTANT, "", calls)], now=now)
+        if not whole.startswith(before):
+            raise BadProgram("the model's chat template begins a turn with calls unlike one without")
+        written = whole[len(before) :].rpartition("</think>")[2].strip()
+        return written.removesuffix(self.ending(("user", ASSISTANT), now).strip()).rstrip()
 
     def prefix(self, messages: Sequence[Message], opening: str, now: datetime | None = None) -> str:
         """The conversation up to where the content of a new turn of role `opening` starts."""
@@ -122,10 +183,10 @@ class Template:
             raise BadProgram(f"the model's chat template does not write the turns of role {opening!r}")
         return before
 
-    def ending(self, roles: tuple[str, ...], now: datetime | None = None) -> str:
+    def ending(self, roles: tuple[str | Message, ...], now: datetime | None = None) -> str:
         """What ends the last of these turns where another follows it. ("" where that cannot be told.)"""
         found = self._try(roles, None, now)
-        after = self._try(roles, "user" if roles[-1] == ASSISTANT else ASSISTANT, now)
+        after = self._try(roles, "user" if message(roles[-1]).role == ASSISTANT else ASSISTANT, now)
         if found is None or after is None or after[-1].startswith(found[-1]):
             return found[-1] if found else ""
         # Some templates write an end-of-text token behind the last turn, and only there.
@@ -149,13 +210,19 @@ class Template:
             alone = self._try(("user",))
             if alone and alone[0].startswith(systemic[0]) and alone[0].endswith(systemic[1]):
                 default = alone[0][len(systemic[0]) : len(alone[0]) - len(systemic[1])]
-        if (m := self._try(("user", ASSISTANT, "tool"))) is not None:
-            roles["tool"] = m[2].removeprefix(assistant_end), self.ending(("user", ASSISTANT, "tool"))
+        call = wire.ToolCall("000000000", "f")
+        for talk in (
+            ("user", ASSISTANT, "tool"),
+            ("user", Message(ASSISTANT, calls=(call,)), Message("tool", answers=call)),
+        ):
+            if (m := self._try(talk)) is not None:
+                roles["tool"] = m[2].removeprefix(assistant_end), self.ending(talk)
+                break
         stop = assistant_end.strip()
         return wire.ChatMarkers(roles=roles, default_system=default, stop=(stop,) if stop else ())
 
     def _try(
-        self, roles: tuple[str, ...], opening: str | None = None, now: datetime | None = None
+        self, roles: tuple[str | Message, ...], opening: str | None = None, now: datetime | None = None
     ) -> tuple[str, ...] | None:
         try:
             return self.markers(roles, opening, now)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from banyan.runtime import wire
 from banyan.runtime.server.generate import Error, Generation
+from banyan.runtime.server.rounds import Rounds
 from banyan.runtime.server.state import Made, Text
 from banyan.runtime.server.tokenizer import Span
 
@@ -43,9 +44,10 @@ class State:
         self.marks: dict[int, int] = {}  # -> pieces that stood before it
         self.queue: deque[wire.Op | Point] = deque()
         self.n_done = 0
-        self.generation: Generation | None = None
+        self.generation: Generation | Rounds | None = None
         """The gen or select that runs; the queue stands still meanwhile."""
         self.error: Error | None = None
+        self.children: tuple[int, ...] = ()  # forked from it
 
     def tail(self) -> str:
         """The last characters that were appended."""
@@ -80,6 +82,13 @@ class Program:
     def is_settled(self) -> bool:
         """Nothing is left to do with the ops that came so far."""
         return not self.running and not any(state.queue for state in self.states.values())
+
+    def subtree(self, number: int) -> Iterator[int]:
+        """A state and all that was forked from it, at any depth."""
+        left = [number]
+        while left:
+            yield (number := left.pop())
+            left += self.states[number].children
 
     def blocker(self, op: wire.Op | Point) -> int | Gathering | None:
         """The value or the children that `op` has to wait for."""

@@ -14,9 +14,10 @@ from functools import partial
 
 from banyan.runtime import wire
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled
-from banyan.runtime.server.generate import Error, Generator, Outcome
+from banyan.runtime.server.generate import Error, Generation, Generator, Outcome
 from banyan.runtime.server.program import Client, Gathering, Point, Program, State
 from banyan.runtime.server.requests import Requests
+from banyan.runtime.server.rounds import Rounds, Tooling
 from banyan.runtime.server.state import Open, Shut, Text
 from banyan.runtime.server.tokenizer import Span
 
@@ -37,6 +38,7 @@ class Programs:
 
     def __init__(self, generator: Generator, send: Callable[[Client, wire.ServerMessage], None]) -> None:
         self._generator, self._send = generator, send
+        self.tooling = Tooling(generator)
         self._programs: dict[tuple[Client, int], Program] = {}
         self._ended: OrderedDict[tuple[Client, int], None] = OrderedDict()  # the last N_ENDED, so as to know duplicates
         self._n_made = 0
@@ -84,6 +86,9 @@ class Programs:
             program.is_last = message.last
             for op in message.ops:
                 self._queue(program, op)
+            for op in message.ops:
+                if isinstance(op, wire.Results):
+                    self._resume(program, op)
         except BanyanError as e:
             self._end(program, Error(e.code, e.message))
         self._pump(program)
@@ -111,6 +116,7 @@ class Programs:
                     if child in program.states:
                         raise BadProgram(f"Fork makes state {child}, which is there already")
                     program.states[child] = State(child, is_born=False)
+                state.children += children
             case wire.Join(children=children):
                 join = Gathering(children)
                 for child in children:
@@ -119,9 +125,16 @@ class Programs:
                     self._put(program, program.states[child], Point(join, child))
                 program.joins.setdefault(op.state, deque()).append(join)
             case wire.Drop():
-                program.dropped.add(op.state)
+                program.dropped.update(program.subtree(op.state) if op.tree else (op.state,))
                 return
+            case wire.Results():
+                return  # not queued: the state stands still for them
         self._put(program, state, op)
+
+    def _resume(self, program: Program, results: wire.Results) -> None:
+        generation = program.states[results.state].generation
+        if isinstance(generation, Rounds) and generation.op.ref == results.ref:
+            generation.resume(results.round, results.texts)
 
     def _put(self, program: Program, state: State, op: wire.Op | Point) -> None:
         state.queue.append(op)
@@ -217,6 +230,7 @@ class Programs:
             text = program.states[number].text
             for piece in text.pieces[text.n_inherited : end]:
                 state.text.append(piece)
+            state.text.tools = state.text.tools or text.tools
 
     def _reach(self, program: Program, point: Point, at: int | Error) -> None:
         point.join.ends[point.child] = at
@@ -238,14 +252,14 @@ class Programs:
 
     def _generate(self, program: Program, state: State, op: wire.Gen | wire.Select) -> None:
         listener = partial(self._delta, program, op.ref) if isinstance(op, wire.Gen) and op.stream else None
-        generation = self._generator.start(
-            op,
-            state.text,
-            program.started,
-            (program.serial, state.number, state.n_done),
-            partial(self._generated, program, state, op),
-            listener,
-        )
+        order = program.serial, state.number, state.n_done
+        done = partial(self._generated, program, state, op)
+        generation: Generation | Rounds
+        if isinstance(op, wire.Gen) and op.tools is not None:
+            call = partial(self._called, program, op.ref)
+            generation = self.tooling.start(op, state.text, program.started, order, done, call, listener)
+        else:
+            generation = self._generator.start(op, state.text, program.started, order, done, listener)
         if not generation.is_over:
             state.generation = generation
             program.running.add(state)
@@ -254,6 +268,13 @@ class Programs:
         """Its generation is over."""
         state.generation = None
         program.running.discard(state)
+
+    def _called(
+        self, program: Program, ref: int, number: int, calls: tuple[wire.ToolCall, ...], text: str, usage: wire.Usage
+    ) -> None:
+        seq = self._next(program)
+        called = wire.Called(program.number, seq, ref, number, calls, text, usage)
+        self._send(program.client, called)
 
     def _delta(self, program: Program, ref: int, text: str) -> None:
         self._send(program.client, wire.Delta(program=program.number, seq=self._next(program), ref=ref, text=text))

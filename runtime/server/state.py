@@ -9,12 +9,15 @@ rewrites earlier turns costs the changed tail and nothing else.
 from __future__ import annotations
 
 import codecs
+import json
 import re
 import secrets
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram
@@ -32,10 +35,13 @@ class Made(NamedTuple):
 
 class Open(NamedTuple):
     role: str
+    answers: wire.ToolCall | None = None
+    """Of a tool's turn: the call that it answers."""
 
 
 class Shut(NamedTuple):
-    pass
+    calls: tuple[wire.ToolCall, ...] = ()
+    """Those that the turn makes, where the template writes them unlike text and must be told."""
 
 
 Atom = Span | Made
@@ -100,9 +106,13 @@ class Text:
         """Of the open turn; None outside of turns."""
         self.n_inherited = len(self.pieces)
         """Pieces that were there when this copy was made."""
+        self.tools: tuple[str, ...] = ()
+        """What the template is told of; see wire.Tools."""
 
     def copy(self) -> Text:
-        return Text(self.pieces, self.runs, self.role)
+        copied = Text(self.pieces, self.runs, self.role)
+        copied.tools = self.tools
+        return copied
 
     def append(self, piece: Piece) -> None:
         """BadProgram: a turn inside a turn, or the end of none."""
@@ -121,6 +131,7 @@ class Text:
 
     def prompt(self, tokenizer: Tokenizer, template: Template | None, now: datetime) -> Prompt:
         """What is known and what is to encode. Forgets runs that the template rewrote."""
+        template = template and template.told(self.tools)
         atoms = layout(self.pieces, tokenizer, template, now)
         text = "".join(atom.text for atom in atoms)
         at, n, n_silent = 0, 0, 0
@@ -146,6 +157,7 @@ class Text:
 
     def read(self, tokenizer: Tokenizer, template: Template | None, now: datetime, mark: int = 0) -> str:
         """The text from piece `mark` on, markers included."""
+        template = template and template.told(self.tools)
         rest, text = self.pieces[mark:], ""
         kinds = [type(piece) for piece in self.pieces[:mark]]
         if kinds.count(Open) > kinds.count(Shut):
@@ -160,7 +172,7 @@ class Text:
             for pieces in (self.pieces[:mark], self.pieces)
         )
         if mark and isinstance(self.pieces[mark - 1], Shut) and template is not None:
-            roles = tuple(piece.role for piece in self.pieces[:mark] if isinstance(piece, Open))
+            roles = tuple(turn.shape for turn in _turns(self.pieces[:mark])[0])
             end, last = template.ending(roles, now), (template.markers(roles, None, now) or ("",))[-1]
             before = before.removesuffix(last) + end  # what stands behind the last turn alone goes when another follows
             text += end if mark > len(self.pieces) - len(rest) else ""
@@ -196,10 +208,19 @@ class _Turn(NamedTuple):
     atoms: list[Atom]
     gap: list[Atom]
     """Text between the turn before and this one."""
+    answers: wire.ToolCall | None = None
+    calls: tuple[wire.ToolCall, ...] = ()
 
     @property
     def text(self) -> str:
         return "".join(atom.text for atom in self.atoms)
+
+    @property
+    def shape(self) -> str | Message:
+        """The turn whatever it says."""
+        if self.answers is None and not self.calls:
+            return self.role
+        return Message(self.role, "", tuple(wire.ToolCall(call.id, "f") for call in self.calls), self.answers)
 
 
 def layout(pieces: Sequence[Piece], tokenizer: Tokenizer, template: Template | None, now: datetime) -> list[Atom]:
@@ -219,19 +240,20 @@ def layout(pieces: Sequence[Piece], tokenizer: Tokenizer, template: Template | N
         )
     closed = turns[:-1] if is_open else turns
     opening = turns[-1].role if is_open else None
-    markers = template.markers(tuple(t.role for t in closed), opening, now)
+    markers = template.markers(tuple(t.shape for t in closed), opening, now)
     if after or any(turn.gap for turn in turns):
         if markers is None:
             raise BadProgram("the model's chat template moves turns around; do not put text between them")
         return _interleave(turns, after, is_open, markers, template, now)
 
-    def render(contents: Iterable[str]) -> str:
-        messages = [Message(turn.role, content) for turn, content in zip(closed, contents, strict=True)]
+    def render(messages: Sequence[Message]) -> str:
         return template.render(messages, now=now) if opening is None else template.prefix(messages, opening, now)
 
     head = None
     if markers is not None:
-        head = _align(render(turn.text for turn in closed), markers, closed, tokenizer)
+        contents = [template.calling(turn.calls, now) if turn.calls else turn.text for turn in closed]
+        real = render([Message(t.role, "" if t.calls else t.text, t.calls, t.answers) for t in closed])
+        head = _align(real, markers, closed, contents, tokenizer)
     if head is None:
         head = _as_rendered(render, closed, tokenizer)
     return head + (turns[-1].atoms if is_open else [])
@@ -244,10 +266,11 @@ def _turns(pieces: Sequence[Piece]) -> tuple[list[_Turn], list[Atom], bool]:
     is_open = False
     for piece in pieces:
         match piece:
-            case Open(role=role):
-                turns.append(_Turn(role, [], loose))
+            case Open(role=role, answers=answers):
+                turns.append(_Turn(role, [], loose, answers))
                 loose, is_open = [], True
-            case Shut():
+            case Shut(calls=calls):
+                turns[-1] = turns[-1]._replace(calls=calls)
                 is_open = False
             case _ if is_open:
                 turns[-1].atoms.append(piece)
@@ -256,22 +279,30 @@ def _turns(pieces: Sequence[Piece]) -> tuple[list[_Turn], list[Atom], bool]:
     return turns, loose, is_open
 
 
-def _align(real: str, markers: tuple[str, ...], turns: Sequence[_Turn], tokenizer: Tokenizer) -> list[Atom] | None:
-    """`real` as markers and contents, where it is that, the contents perhaps stripped; else None."""
+def _align(
+    real: str, markers: tuple[str, ...], turns: Sequence[_Turn], contents: Sequence[str], tokenizer: Tokenizer
+) -> list[Atom] | None:
+    """`real` as markers and contents, where it is that, the contents perhaps stripped or escaped for JSON; else None.
+
+    contents: what the template makes of each turn. The atoms stay what was said.
+    """
     if not real.startswith(markers[0]):
         return None
     atoms: list[Atom] = [Span(markers[0], meant=True)]
     at = len(markers[0])
-    for turn, marker in zip(turns, markers[1:], strict=True):
-        content = turn.text
-        for variant in (content, content.strip(), content.lstrip(), content.rstrip()):
+    for turn, content, marker in zip(turns, contents, markers[1:], strict=True):
+        escaped = json.dumps(content, ensure_ascii=False)[1:-1]
+        for variant in (content, content.strip(), content.lstrip(), content.rstrip(), escaped):
             if real.startswith(variant + marker, at):
                 break
         else:
             return None
-        atoms += (
-            turn.atoms if variant == content else _strip(turn.atoms, content.find(variant), len(variant), tokenizer)
-        )
+        if variant == content:
+            atoms += turn.atoms
+        elif variant == escaped:
+            atoms.append(Span(escaped))
+        else:
+            atoms += _strip(turn.atoms, content.find(variant), len(variant), tokenizer)
         atoms.append(Span(marker, meant=True))
         at += len(variant) + len(marker)
     return atoms if at == len(real) else None
@@ -325,14 +356,15 @@ def _kind(atom: Atom) -> str:
     return "made" if isinstance(atom, Made) else "meant" if atom.meant else "data"
 
 
-def _as_rendered(render: Callable[[Iterable[str]], str], turns: Sequence[_Turn], tokenizer: Tokenizer) -> list[Atom]:
+def _as_rendered(
+    render: Callable[[Sequence[Message]], str], turns: Sequence[_Turn], tokenizer: Tokenizer
+) -> list[Atom]:
     """A conversation that the template rewrites, as it writes it. The control tokens in it are the template's own, and
     those that a model wrote (`<think>`); what only looks like one is hidden from the template."""
     hidden: list[str] = []
 
-    def content(turn: _Turn) -> str:
-        text = turn.text
-        kinds = [kind for atom in turn.atoms for kind in [_kind(atom)] * len(atom.text)]
+    def hide(text: str, kinds: Sequence[str]) -> str:
+        """`text` without the control tokens that are none. kinds: that of each character."""
         shown, done = "", 0
         for start, end, token in tokenizer.controls(text):
             # Special tokens are never shown: text of a model that spells one is not one.
@@ -342,7 +374,15 @@ def _as_rendered(render: Callable[[Iterable[str]], str], turns: Sequence[_Turn],
                 done = end
         return shown + text[done:]
 
-    parts = re.split(f"{_HIDDEN}(\\d+){_HIDDEN}", render(map(content, turns)))
+    def message(turn: _Turn) -> Message:
+        if turn.calls:
+            calls = (replace(c, arguments=hide(c.arguments, ["data"] * len(c.arguments))) for c in turn.calls)
+            return Message(turn.role, "", tuple(calls))
+        kinds = [kind for atom in turn.atoms for kind in [_kind(atom)] * len(atom.text)]
+        return Message(turn.role, hide(turn.text, kinds), answers=turn.answers)
+
+    real = render([message(turn) for turn in turns])
+    parts = re.split(f"{_HIDDEN}(\\d+){_HIDDEN}", real)
     return [Span(hidden[int(part)] if k % 2 else part, meant=not k % 2) for k, part in enumerate(parts)]
 
 
@@ -355,7 +395,7 @@ def _interleave(
     now: datetime,
 ) -> list[Atom]:
     """Markers, contents, and the text between turns: behind the end of one and before the beginning of the next."""
-    roles = tuple(t.role for t in turns)
+    roles = tuple(t.shape for t in turns)
     atoms: list[Atom] = []
     for k, turn in enumerate(turns):
         marker = markers[k]

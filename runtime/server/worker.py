@@ -102,11 +102,11 @@ class Server:
         files = Files.read(directory)
         self.tokenizer = Tokenizer(directory, files)
         template = Template(files.template, files.special_tokens) if files.template else None
-        self.chat = template.chat_markers() if template else None
         text_config = files.config.get("text_config") or files.config
         self.requests = Requests(self.tokenizer, text_config.get("vocab_size"), self._order)
         generator = Generator(self.tokenizer, template, self.requests, self._offload, Random())
         self.programs = Programs(generator, self._say)
+        self.chat = self.programs.tooling.told(template.chat_markers()) if template else None
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ def test_it_is_the_text_that_transformers_gives(
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(words_dir / "tokenizer.json"), **NAMES)
     messages = [Message(*turn) for turn in talk]
     expected = theirs.apply_chat_template(
-        [m._asdict() for m in messages], chat_template=source, tokenize=False, add_generation_prompt=prompt
+        [m.as_dict() for m in messages], chat_template=source, tokenize=False, add_generation_prompt=prompt
     )
     assert Template(source, NAMES).render(messages, prompt) == expected
 
