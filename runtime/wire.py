@@ -4,7 +4,7 @@ Frozen msgspec structs in tagged unions, encoded as MessagePack; no pickle anywh
 with a default, so that old readers take new messages and the reverse; VERSION changes only when that cannot be kept.
 Token ids travel as little-endian int32 `bytes` (8,192 ids: 0.5 us to decode against 140 us as a list).
 
-    client -> server   Hello, Submit, Cancel, Ask, Ping
+    client -> server   Hello, Submit, Define, Undefine, Cancel, Ask, Ping
     server -> client   Welcome, Delta, Called, Value, Failed, Answer, Pong
     server -> engine   Run, Abort, Ask
     engine -> server   Ready, Step, Failed, Answer
@@ -57,7 +57,13 @@ class End(Wire, frozen=True):
     """The open turn ends."""
 
 
-Part = str | Raw | Ref | Begin | End
+class Arg(Wire, frozen=True):
+    """In a template only: the text of the `i`-th argument of its Use. As data."""
+
+    i: int
+
+
+Part = str | Raw | Ref | Begin | End | Arg
 
 
 class ConstraintSpec(Wire, frozen=True):
@@ -220,6 +226,22 @@ class Drop(Wire, frozen=True):
     tree: bool = False
 
 
+class Use(Wire, frozen=True):
+    """All ops of a template, in order, with `args` where its Args stand.
+
+    The template's state 0 is `state`; its other states, its refs and its marks are numbered on from `child`, `ref` and
+    `mark`. seeds: of its gens and selects that have none, in order; (): they stay without.
+    """
+
+    state: int
+    template: int
+    args: tuple[str, ...] = ()
+    child: int = 1
+    ref: int = 0
+    mark: int = 0
+    seeds: tuple[int, ...] = ()
+
+
 class Results(Wire, frozen=True):
     """What the calls of a Called gave, one text for each, in order. Not queued: gen `ref` of the state waits for it.
 
@@ -232,7 +254,8 @@ class Results(Wire, frozen=True):
     texts: tuple[str, ...]
 
 
-Op = Append | Gen | Select | Fork | Join | Mark | Read | Drop | Results
+Op = Append | Gen | Select | Fork | Join | Mark | Read | Drop | Use | Results
+TemplateOp = Append | Gen | Select | Fork | Join | Mark | Read | Drop
 
 
 # ---- client -> server ----------------------------------------------------------------------------------------------
@@ -253,6 +276,20 @@ class Submit(Wire, frozen=True):
     ops: tuple[Op, ...]
     last: bool = False
     name: str = ""
+
+
+class Define(Wire, frozen=True):
+    """From now on the client's programs may Use `template`, a number that the client chose. Its ops are those of a
+    whole program: state 0 is there, and all others come from Forks among them."""
+
+    template: int
+    ops: tuple[TemplateOp, ...]
+
+
+class Undefine(Wire, frozen=True):
+    """No message after this one uses the template."""
+
+    template: int
 
 
 class Cancel(Wire, frozen=True):
@@ -525,7 +562,7 @@ class Ready(Wire, frozen=True):
     """Lines for a person: what was chosen and why (device, dtype, memory, threads)."""
 
 
-ClientMessage = Hello | Submit | Cancel | Ask | Ping
+ClientMessage = Hello | Submit | Define | Undefine | Cancel | Ask | Ping
 ServerMessage = Welcome | Delta | Called | Value | Failed | Answer | Pong
 EngineOrder = Run | Abort | Ask
 EngineReport = Ready | Step | Failed | Answer

@@ -20,6 +20,7 @@ from banyan.runtime.server.requests import Requests
 from banyan.runtime.server.rounds import Rounds, Tooling
 from banyan.runtime.server.state import Open, Shut, Text
 from banyan.runtime.server.tokenizer import Span
+from banyan.runtime.template import ProgramTemplate
 
 N_ENDED = 4096
 """Programs remembered after their end, all clients together."""
@@ -40,6 +41,7 @@ class Programs:
         self._generator, self._send = generator, send
         self.tooling = Tooling(generator)
         self._programs: dict[tuple[Client, int], Program] = {}
+        self._templates: dict[tuple[Client, int], ProgramTemplate] = {}
         self._ended: OrderedDict[tuple[Client, int], None] = OrderedDict()  # the last N_ENDED, so as to know duplicates
         self._n_made = 0
         self._ready: deque[tuple[Program, State]] = deque()
@@ -97,10 +99,18 @@ class Programs:
         if program := self._programs.get((client, message.program)):
             self._end(program, Error(Cancelled.code, "the program was cancelled"))
 
+    def define(self, client: Client, message: wire.Define) -> None:
+        self._templates[client, message.template] = ProgramTemplate(message.ops)
+
+    def undefine(self, client: Client, message: wire.Undefine) -> None:
+        self._templates.pop((client, message.template), None)
+
     def forget(self, client: Client) -> None:
         """The client is gone: stop all it had."""
         for key in [key for key in self._programs if key[0] == client]:
             self._end(self._programs[key], None)
+        for key in [key for key in self._templates if key[0] == client]:
+            del self._templates[key]
 
     def _queue(self, program: Program, op: wire.Op) -> None:
         state = program.states.get(op.state)
@@ -129,6 +139,12 @@ class Programs:
                 return
             case wire.Results():
                 return  # not queued: the state stands still for them
+            case wire.Use():
+                if (template := self._templates.get((program.client, op.template))) is None:
+                    raise BadProgram(f"Use names template {op.template}, which no Define makes")
+                for one in template.expand(op):
+                    self._queue(program, one)
+                return
         self._put(program, state, op)
 
     def _resume(self, program: Program, results: wire.Results) -> None:
@@ -216,6 +232,8 @@ class Programs:
                 if isinstance(value, Error):
                     raise Broken(value.because("a value that is spliced here failed"))
                 state.text.append(Span(value))
+            case wire.Arg(i=i):
+                raise BadProgram(f"argument {i} of a template stands outside of one")
 
     def _bear(self, program: Program, child: State) -> None:
         child.is_born = True

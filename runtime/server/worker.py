@@ -213,6 +213,10 @@ class Server:
         match message:
             case wire.Submit():
                 self.programs.submit(client, message)
+            case wire.Define():
+                self.programs.define(client, message)
+            case wire.Undefine():
+                self.programs.undefine(client, message)
             case wire.Cancel():
                 self.programs.cancel(client, message)
             case wire.Ask():

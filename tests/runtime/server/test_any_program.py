@@ -148,3 +148,50 @@ def test_every_value_resolves_once_also_where_states_are_dropped(
     if not selects:
         assert all(m.samples[0].text == expected[m.ref] for m in b.messages(wire.Value))
     assert (len(b.programs), len(b.requests)) == (0, 0)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ops=program(may_drop=False), data=st.data())
+def test_a_template_does_what_its_ops_say(bench: Any, ops: list[wire.Op], data: st.DataObject) -> None:
+    """Used by itself and amid another program, with any of its texts as arguments: the same values, the same ids."""
+    args: list[str] = []
+    holed = [_with_holes(op, args, data) for op in ops]
+
+    def values(b: Any, *ops: wire.Op) -> list[wire.Value]:
+        b.engine.speak = lambda ids: b.words.encode([Span(answer(b.words.text_of(ids).removeprefix("<|im_end|>")))])
+        b.submit(*ops, last=True)
+        b.run()
+        assert not b.messages(wire.Failed)
+        return b.messages(wire.Value)
+
+    def defined() -> Any:
+        b = bench()
+        b.programs.define(b"me", wire.Define(7, tuple(holed)))
+        return b
+
+    plainly, alone, within = bench(), defined(), defined()
+    expected = {m.ref: m.samples for m in values(plainly, *ops)}
+    assert {m.ref: m.samples for m in values(alone, wire.Use(0, 7, tuple(args)))} == expected
+    use = wire.Use(1, 7, tuple(args), child=2, ref=1, mark=1)
+    found = {m.ref: m.samples for m in values(within, wire.Read(0, 0), wire.Fork(0, (1,)), wire.Mark(1, 0), use)}
+    assert found.pop(0)[0].text == ""
+    assert found == {ref + 1: samples for ref, samples in expected.items()}
+    assert _asked(alone) == _asked(within) == _asked(plainly)
+
+
+def _with_holes(op: wire.Op, args: list[str], data: st.DataObject) -> wire.Op:
+    if not isinstance(op, wire.Append):
+        return op
+    parts: list[wire.Part] = []
+    for part in op.parts:
+        if isinstance(part, str) and data.draw(st.booleans(), label="an argument"):
+            parts.append(wire.Arg(len(args)))
+            args.append(part)
+        else:
+            parts.append(part)
+    return wire.Append(op.state, tuple(parts))
+
+
+def _asked(b: Any) -> set[tuple[int, ...]]:
+    """The prompts that the engine got, in whatever order."""
+    return {tuple(b.ids(k)) for k in range(len(b.engine.runs))}

@@ -11,7 +11,7 @@ import pytest
 
 from banyan.runtime import wire
 from banyan.runtime.server.tokenizer import Span, Tokenizer
-from banyan.runtime.wire import Append, Begin, Drop, End, Fork, Gen, Join, Mark, Read, Ref
+from banyan.runtime.wire import Append, Arg, Begin, Drop, End, Fork, Gen, Join, Mark, Read, Ref, Use
 
 IM_START, IM_END = 1, 2
 
@@ -108,6 +108,35 @@ def test_a_program_is_forgotten_when_its_last_op_is_done(bench: Any, greedy: Sam
     b.submit(program=1, last=True)
     assert len(b.programs) == 0
     assert len(b.requests) == 0
+
+
+# ---- templates ------------------------------------------------------------------------------------------------------
+
+
+def test_a_template_is_its_clients_own_until_that_takes_it_back(bench: Any, greedy: Sampler) -> None:
+    b = bench({"tea?": "yes"})
+    b.programs.define(b"me", wire.Define(3, (Append(0, (Arg(0), "?")), Gen(0, 0, greedy(), name="a"))))
+    for program, drink in enumerate(("tea", "tea")):
+        b.submit(Use(0, 3, (drink,)), program=program)
+    b.run()
+    assert [b.text(0, program) for program in range(2)] == ["yes"] * 2
+    b.submit(Use(0, 3, ("tea",)), client=b"you", program=2)
+    assert "names template 3" in b.failed(None, 2).message
+    b.programs.undefine(b"me", wire.Undefine(3))
+    b.submit(Use(0, 3, ("tea",)), program=3)
+    assert b.failed(None, 3).code == "bad_program"
+    b.programs.define(b"me", wire.Define(4, ()))
+    b.programs.forget(b"me")
+    assert not b.programs._templates
+
+
+def test_a_use_that_does_not_fit_ends_its_program(bench: Any) -> None:
+    b = bench()
+    b.programs.define(b"me", wire.Define(0, (Append(0, (Arg(0),)),)))
+    b.submit(Use(0, 0, ()), Read(0, 0))
+    assert "takes 1 arguments, not 0" in b.failed(None).message
+    b.submit(Append(0, (Arg(0),)), Read(0, 0), program=1)
+    assert "outside of" in b.failed(0, 1).message
 
 
 # ---- failures ------------------------------------------------------------------------------------------------------
