@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from banyan.runtime.errors import BadProgram as BadProgram
     from banyan.runtime.errors import BanyanError as BanyanError
     from banyan.runtime.errors import BatchError as BatchError
+    from banyan.runtime.errors import BadOutput as BadOutput
     from banyan.runtime.errors import Cancelled as Cancelled
     from banyan.runtime.errors import ConfigError as ConfigError
     from banyan.runtime.errors import ConnectFailed as ConnectFailed
@@ -95,7 +96,7 @@ _WHERE = {
     "group": ("Group",),
     "program": ("AsyncProgram", "Program", "function"),
     "runtime.errors": (
-        *("BadMessage", "BadModel", "BadProgram", "BanyanError", "BatchError", "Cancelled", "ConfigError"),
+        *("BadMessage", "BadModel", "BadOutput", "BadProgram", "BanyanError", "BatchError", "Cancelled", "ConfigError"),
         *("ConstraintBroke", "ConstraintBusy", "ConstraintCrashed", "ConstraintError", "ConstraintSyntax"),
         *("ConstraintTimeout", "ConstraintTooLarge", "ConstraintUnsatisfiable", "ConstraintUnsupported"),
         *("ConnectFailed", "DeadlineExceeded", "EngineLost", "ForkError", "ModelNotFound", "OutOfMemory"),
@@ -127,6 +128,7 @@ __all__ = [
     "ConstraintTooLarge",
     "ConstraintUnsatisfiable",
     "ConstraintUnsupported",
+    "BadOutput",
     "DeadlineExceeded",
     "EngineLost",
     "ForkError",

@@ -7,7 +7,7 @@ from typing import Any
 
 from banyan.pieces import known
 from banyan.prompt import Prompt
-from banyan.ref import Ref, is_done, meta_info, read
+from banyan.ref import Ref, is_done, meta_info, read, read_object
 from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram
 from banyan.transcript import messages
@@ -25,10 +25,13 @@ class AsyncState(Prompt):
     # ---- variables -------------------------------------------------------------------------------------------------
 
     async def value(self, name: str) -> Any:
-        """The variable, as soon as it is known. UnknownVariable (a KeyError): there is none."""
+        """The variable, as soon as it is known, as the object that its gen's `type` asked for.
+
+        UnknownVariable (a KeyError): there is none. BadOutput: the text is no such object.
+        """
         value = await self._lookup_async(name)
         await known(value)
-        return read(value)
+        return read_object(value)
 
     def __getitem__(self, name: str) -> Any:
         """The variable, if it is known by now, as all are once `run_async` has returned.

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
+from banyan import typed
 from banyan.choices import checked_choices, checked_method, token_length_normalized
 from banyan.runtime.errors import BadProgram
-from banyan.runtime.wire import ChoicesMethod
+from banyan.runtime.wire import ChoicesMethod, Sampling
 from banyan.sampling import GenOptions, make, refuse
 
 if TYPE_CHECKING:
@@ -71,10 +72,24 @@ class End(_Node, frozen=True):
 
 
 class Gen(_Node, frozen=True):
-    """Generate here. `name`: the variable it makes, if any."""
+    """Generate here. `name`: the variable it makes, if any.
+
+    answer: what its text is to be. retries: how often it may try again where it is not.
+    """
 
     name: str | None = None
     options: GenOptions = GenOptions()
+    answer: Any = None
+    """A typed.Answer; inside an f-string, its number."""
+    retries: int = 0
+
+    def sampling(self, base: Sampling) -> Sampling:
+        """`base`, with what this gen wants in its place."""
+        merged = self.options.over(base)
+        if self.answer is None:
+            return merged
+        stop = tuple(dict.fromkeys((*merged.stop, *self.answer.stop)))
+        return msgspec.structs.replace(merged, constraint=self.answer.spec, stop=stop)
 
 
 class Select(_Node, frozen=True):
@@ -124,12 +139,14 @@ def gen(
     choices: Sequence[str] | None = None,
     choices_method: ChoicesMethod | None = None,
     regex: str | None = None,
-    json_schema: str | None = None,
+    json_schema: str | dict[str, Any] | None = None,
     *,
     repetition_penalty: float | None = None,
     logit_bias: dict[int, float] | None = None,
     seed: int | None = None,
-    type: object = None,
+    type: Any = None,
+    grammar: str | None = None,
+    retries: int | None = None,
     tools: object = None,
 ) -> Gen | Select:
     """Generate text where this is appended, and call it `name`.
@@ -137,7 +154,18 @@ def gen(
     Every option that is left out is as the run says (see `Options` for what each one means). With `choices`, this is
     `select`, at temperature 0 unless one is given.
 
-    BadProgram: a value that cannot be. Unsupported: stop_regex, dtype, regex, json_schema, type and tools.
+    One of these holds the text to a form while it is generated. `s[name]` is the text, `s.value(name)` the object:
+
+    type         int, float, bool, str, date, Literal, Enum: as they stand in a text. list, dict, TypedDict, dataclass,
+                 msgspec.Struct, pydantic models, and all that they hold: as JSON, and checked. Types of outlines.
+    json_schema  the object is what json.loads gives
+    regex        Rust's syntax, without look-around. grammar: context-free, in Lark's notation. The object is the text
+    dtype        SGLang's int, float, bool and str (in quotes, letters and spaces)
+
+    retries: so often the model is told what is wrong with its text, where that is no such object after all (a check of
+    pydantic's says no, or max_tokens cut it), and asked again, beside the prompt, which keeps only the last answer.
+
+    BadProgram: a value that cannot be. Unsupported: tools.
     """
     asked = {key: value for key, value in locals().items() if value is not None}  # the first line: locals are arguments
     asked.pop("name", None)
@@ -150,17 +178,39 @@ def gen(
         return select(name, choices, **wishes)
     if "choices_method" in asked:
         raise BadProgram("choices_method says how choices are scored, but there are no choices")
-    return Gen(None if name is None else checked_name(name), make(GenOptions, asked) if asked else _NO_WISHES)
+    answer, retries = typed.asked(asked), asked.pop("retries", 0)
+    if retries and answer is None:
+        raise BadProgram("retries says how often an answer of the wrong form may be given anew; say the form: type=")
+    if not isinstance(retries, int) or not 0 <= retries <= MAX_RETRIES:
+        raise BadProgram(f"retries is {retries!r}; it must be a number from 0 to {MAX_RETRIES}")
+    return Gen(
+        None if name is None else checked_name(name),
+        make(GenOptions, asked) if asked else _NO_WISHES,
+        answer,
+        retries,
+    )
 
 
-def gen_int(name: str | None = None, **options: Any) -> Gen | Select:
+def gen_int(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    **options: Any,
+) -> Gen | Select:
     """`gen(name, dtype=int)`."""
-    return gen(name, dtype=int, **options)
+    return gen(name, max_tokens, n=n, stop=stop, dtype=int, **options)
 
 
-def gen_string(name: str | None = None, **options: Any) -> Gen | Select:
+def gen_string(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    **options: Any,
+) -> Gen | Select:
     """`gen(name, dtype=str)`."""
-    return gen(name, dtype=str, **options)
+    return gen(name, max_tokens, n=n, stop=stop, dtype=str, **options)
 
 
 def select(
@@ -246,6 +296,7 @@ def assistant_end() -> End:
     return End("assistant")
 
 
+MAX_RETRIES = 100
 _NO_WISHES = GenOptions()
 NOTHING = Seq(())
 """What appends nothing: `s.user("x")` has done its work when it returns, so `s += s.user("x")` adds no second turn."""
@@ -314,6 +365,8 @@ def _seal(leaf: Leaf) -> str:
         key = f"&{next(_numbers)}"
         _refs[key] = leaf
         return f"{_OPEN}{key}{_CLOSE}"
+    if isinstance(leaf, Gen) and leaf.answer is not None:
+        leaf = msgspec.structs.replace(leaf, answer=leaf.answer.number)
     return f"{_OPEN}{base64.b64encode(_encode(leaf)).decode()}{_CLOSE}"
 
 
@@ -334,6 +387,8 @@ def _unseal(text: str) -> Iterator[str | Leaf]:
 def _opened(body: str) -> Raw | Begin | End | Gen | Select | None:
     try:
         leaf: Raw | Begin | End | Gen | Select = _decode(base64.b64decode(body, validate=True))
-    except (ValueError, msgspec.DecodeError):
+        if isinstance(leaf, Gen) and leaf.answer is not None:
+            leaf = msgspec.structs.replace(leaf, answer=typed.numbered(leaf.answer))
+    except (ValueError, LookupError, msgspec.DecodeError):
         return None
     return leaf

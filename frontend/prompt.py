@@ -82,7 +82,7 @@ class Prompt:
         flat = leaves(what)
         # All that can be refused is refused here, before anything is recorded.
         role, line = self._turn_after(flat), ""
-        samplings = iter([leaf.options.over(self._record.sampling) for leaf in flat if isinstance(leaf, Gen)])
+        samplings = iter([leaf.sampling(self._record.sampling) for leaf in flat if isinstance(leaf, Gen)])
         parts: list[wire.Part] = []
         for leaf in flat:
             match leaf:
@@ -147,6 +147,7 @@ class Prompt:
             sampling = replace(sampling, seed=seed)
         with_text = wishes.return_text_in_logprobs
         ref.with_text = bool(run.return_text_in_logprobs if with_text is None else with_text)
+        ref.answer = leaf.answer
         if run.stream:
             ref.stream()
         return wire.Gen(self._lane.number, ref.number, sampling, run.stream, ref.name, ref.line)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from banyan.expr import Expr
 from banyan.feed import Feed
 from banyan.runtime import wire
-from banyan.runtime.errors import BanyanError, Cancelled, ProgramError
+from banyan.runtime.errors import BadOutput, BanyanError, Cancelled, ProgramError
 
 if TYPE_CHECKING:
     from banyan.record import Lane, Record
+    from banyan.typed import Answer
 
 E = TypeVar("E", bound=BanyanError)
 
@@ -20,7 +21,10 @@ E = TypeVar("E", bound=BanyanError)
 class Ref(Expr):
     """A value in the making. Appended to a state, it is spliced on the server: nobody waits for it here."""
 
-    __slots__ = ("__weakref__", "_lane", "_value", "before", "deltas", "line", "name", "number", "record", "with_text")
+    __slots__ = (
+        *("__weakref__", "_lane", "_objects", "_value", "answer", "before", "deltas", "line", "name", "number"),
+        *("record", "with_text"),
+    )
 
     def __init__(self, record: Record, lane: Lane, before: Ref | None, name: str = "", line: str = "") -> None:
         self.record, self.number, self.name, self.line = record, record.new_ref(), name, line
@@ -30,8 +34,11 @@ class Ref(Expr):
         """Its text as it comes, where the program streams."""
         self.with_text = False
         """Whether the meta info shows the text of each token."""
+        self.answer: Answer | None = None
+        """What its text is to be."""
         self._lane: Lane | None = lane
         self._value: wire.Value | None = None
+        self._objects: list[Any] | None = None
 
     def __repr__(self) -> str:
         return f"<Ref {self.name or self.number} of program {self.record.name}>"
@@ -88,6 +95,18 @@ class Ref(Expr):
     def text(self) -> str:
         """The text that stands in the prompt: that of the first sample."""
         return self.wait().samples[0].text
+
+    def value(self) -> Any:
+        """The object that the text is, where it has a type; with n > 1, a list of all n. BadOutput: it is none."""
+        samples = self.wait().samples
+        if self.answer is None:
+            return self.read()
+        if self._objects is None:
+            try:
+                self._objects = [self.answer.of(sample) for sample in samples]
+            except BadOutput as e:
+                raise placed(e, self) from e.__cause__
+        return self._objects[0] if len(samples) == 1 else self._objects
 
     def meta_info(self) -> dict[str, Any] | list[dict[str, Any]]:
         """What is known about how the text came about; with n > 1, a list of all n."""
@@ -154,6 +173,15 @@ def read(value: Any) -> Any:
         return value.read()
     if isinstance(value, Gathered):
         return [read(one) for one in value.values]
+    return value
+
+
+def read_object(value: Any) -> Any:
+    """What `s.value(name)` gives: as `read`, with the objects of gens that have a type."""
+    if isinstance(value, Ref):
+        return value.value()
+    if isinstance(value, Gathered):
+        return [read_object(one) for one in value.values]
     return value
 
 

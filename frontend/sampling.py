@@ -27,6 +27,9 @@ class GenOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     stop: str | tuple[str, ...] | None = None
     """The output ends before the first of these strings, wherever it begins inside a token."""
     stop_token_ids: tuple[int, ...] | None = None
+    stop_regex: str | tuple[str, ...] | None = None
+    """The output ends as soon as one of these patterns (RE2's syntax) matches, behind the match: unlike a stop string,
+    what matched stays. A match is 4,096 characters long at most."""
     temperature: Annotated[float, Meta(ge=0.0)] | None = None
     """1.0; 0 is greedy."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
@@ -44,23 +47,22 @@ class GenOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """On a gen: the seed, as it is. On a run: where the seeds of all its gens come from, a different one for each."""
     return_logprob: bool | None = None
     """Put the log-probability of each output token into the meta info."""
-    logprob_start_len: int | None = None
-    """Only -1, which is the output alone: log-probabilities of the prompt are not to be had."""
+    logprob_start_len: Annotated[int, Meta(ge=-1)] | None = None
+    """Put those of the prompt's tokens from this one on into the meta info too (-1: none); needs return_logprob."""
     top_logprobs_num: Annotated[int, Meta(ge=0)] | None = None
     """How many alternatives at each output token; needs return_logprob."""
     return_text_in_logprobs: bool | None = None
     """Put each token's text beside its log-probability."""
 
     def __post_init__(self) -> None:
-        if self.logprob_start_len not in (None, -1):
-            raise Unsupported("logprob_start_len: only the output has log-probabilities (-1)")
         if self.top_k == 0:
             raise ValueError("top_k is 0, which leaves no token to draw; -1 means all of them")
-        if self.stop is not None:
-            stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-            if "" in stop:
-                raise ValueError("stop holds an empty string, which would end every output at once")
-            msgspec.structs.force_setattr(self, "stop", stop)
+        for name in ("stop", "stop_regex"):
+            if (given := getattr(self, name)) is not None:
+                stops = (given,) if isinstance(given, str) else tuple(given)
+                if "" in stops:
+                    raise ValueError(f"{name} holds an empty string, which would end every output at once")
+                msgspec.structs.force_setattr(self, name, stops)
 
     def over(self, base: wire.Sampling) -> wire.Sampling:
         """`base`, with what is set here in its place. Does not look at `seed`: see `mix`."""
@@ -70,8 +72,11 @@ class GenOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         merged = msgspec.structs.replace(base, **changes)
         if merged.min_tokens > merged.max_tokens:
             raise BadProgram(f"min_tokens is {merged.min_tokens}, more than max_tokens, which is {merged.max_tokens}")
-        if merged.top_logprobs and not merged.logprobs:
-            raise BadProgram(f"top_logprobs_num={merged.top_logprobs} needs return_logprob=True")
+        wants = {"top_logprobs_num": merged.top_logprobs > 0, "logprob_start_len": merged.logprob_start >= 0}
+        if any(wants.values()) and not merged.logprobs:
+            raise BadProgram(f"{' and '.join(name for name in wants if wants[name])} needs return_logprob=True")
+        if all(wants.values()):
+            raise Unsupported("top_logprobs_num with logprob_start_len: only the output's tokens have alternatives")
         return merged
 
 
@@ -83,11 +88,24 @@ class Options(GenOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_
 
     stream: bool = False
     """Run the body on a thread of its own and return at once; read with `text_iter`."""
+    use_thread: bool = True
+    """SGLang's; there is no thread per state here, and appends never wait."""
     backend: Any = None
     """Where to run; default: that of the program which calls, or the one that `set_default_backend` was given."""
 
+    def __post_init__(self) -> None:
+        GenOptions.__post_init__(self)
+        if not self.use_thread:
+            raise Unsupported(
+                "use_thread=False: appends never wait here; leave it out, and read where you want to wait"
+            )
 
-_SAME = {"return_logprob": "logprobs", "top_logprobs_num": "top_logprobs"}
+
+_SAME = {
+    "return_logprob": "logprobs",
+    "top_logprobs_num": "top_logprobs",
+    "logprob_start_len": "logprob_start",
+}
 _HERE = [
     name
     for name in GenOptions.__struct_fields__
@@ -99,15 +117,7 @@ _wishes = attrgetter(*_HERE)
 RUN_OPTIONS = {("max_new_tokens" if name == "max_tokens" else name): name for name in Options.__struct_fields__}
 """Keyword of `run` -> field of Options."""
 
-LATER = {
-    "regex": "constrained decoding",
-    "json_schema": "constrained decoding",
-    "dtype": "constrained decoding",
-    "type": "typed results",
-    "stop_regex": "stopping at a pattern",
-    "tools": "tools driven by gen",
-    "use_thread": "a thread per state; there is none here, and appends never wait",
-}
+LATER = {"tools": "tools driven by gen"}
 """Option -> what it would need that is not here. They are refused by name."""
 
 T = TypeVar("T", bound=GenOptions)

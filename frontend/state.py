@@ -9,7 +9,7 @@ from typing import Any
 
 from banyan.pieces import pieces
 from banyan.prompt import Prompt
-from banyan.ref import Ref, meta_info, read
+from banyan.ref import Ref, meta_info, read, read_object
 from banyan.runtime import wire
 from banyan.transcript import Renderer, messages
 
@@ -39,6 +39,13 @@ class State(Prompt):
         return read(self._lookup(name))
 
     get_var = __getitem__
+
+    def value(self, name: str) -> Any:
+        """The variable as the object that its gen's `type` asked for; else as `s[name]`. A list where that is one.
+
+        BadOutput: the text is no such object, such as one that max_tokens cut.
+        """
+        return read_object(self._lookup(name))
 
     def get_meta_info(self, name: str) -> Any:
         """What is known about how the variable was generated, as a dict; None for one that was not.

@@ -16,6 +16,7 @@
         ├── PromptTooLong    ... a prompt beyond the model's context
         ├── Cancelled        ... because someone asked for it
         ├── DeadlineExceeded ... because its time was up (also a TimeoutError)
+        ├── BadOutput        ... the text of a gen is not what it was to be (also a ValueError)
         ├── ConstraintError  ... the constraint of a gen cannot be used
         │   ├── ConstraintSyntax        it is no regex, no JSON Schema, no grammar
         │   ├── ConstraintUnsupported   it holds what cannot be enforced; names the construct
@@ -129,6 +130,12 @@ class DeadlineExceeded(ProgramError, TimeoutError):
 
 
 class ConstraintError(ProgramError, ValueError):
+class BadOutput(ProgramError, ValueError):
+    """The text of a gen is no value of its type. Its cause is what the type had against it."""
+
+    code = "bad_output"
+
+
     """The output of a gen was to match something that cannot be used. The gen fails; it never runs unconstrained."""
 
     code = "constraint"

@@ -117,6 +117,10 @@ class Sampling(Wire, frozen=True):
     """Masks what may come next: last of all edits, before temperature. Logprobs stay the model's own."""
 
 
+    stop_regex: tuple[str, ...] = ()
+    """Patterns (RE2's syntax). As soon as one matches, the text ends, behind the match."""
+    logprob_start: int = -1
+    """With logprobs, those of the prompt's tokens too, from this one on. -1: none."""
 class ToolCall(Wire, frozen=True):
     """What the model wants to be called, as it wrote it, in the order of its calls.
 

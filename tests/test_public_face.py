@@ -19,6 +19,7 @@ NAMES = [
     "Backend",
     "BadMessage",
     "BadModel",
+    "BadOutput",
     "BadProgram",
     "BanyanError",
     "BatchError",
@@ -138,7 +139,7 @@ GEN = [
 ]
 SIGNATURES = {
     "function": ["func", "num_api_spec_tokens"],
-    "gen": [*GEN, "*repetition_penalty", "*logit_bias", "*seed", "*type", "*tools"],
+    "gen": [*GEN, "*repetition_penalty", "*logit_bias", "*seed", "*type", "*grammar", "*retries", "*tools"],
     "select": ["name", "choices", "temperature", "choices_method", "*seed"],
     "role": ["name", "expr"],
     "user": ["expr"],
@@ -175,6 +176,7 @@ SIGNATURES = {
     "State.error": ["self"],
     "State.cancel": ["self"],
     "State.text_iter": ["self", "var_name"],
+    "State.value": ["self", "name"],
     "State.text_async_iter": ["self", "var_name", "return_meta_data"],
     "Group.join": ["self", "mode"],
 }

@@ -29,6 +29,8 @@ OPTIONS: list[tuple[str, Any, str, Any]] = [
     ("ignore_eos", True, "ignore_eos", True),
     ("seed", 11, "seed", 11),
     ("return_logprob", True, "logprobs", True),
+    ("stop_regex", ["a+", "b"], "stop_regex", ("a+", "b")),
+    ("stop_regex", "a+", "stop_regex", ("a+",)),
 ]
 
 
@@ -75,7 +77,7 @@ def test_keywords_win_over_opts(mock: bn.Mock) -> None:
 
 
 def test_every_option_of_a_gen_is_an_option_of_a_run() -> None:
-    assert set(RUN_OPTIONS.values()) - {"stream", "backend"} == set(GenOptions.__struct_fields__)
+    assert set(RUN_OPTIONS.values()) - {"stream", "backend", "use_thread"} == set(GenOptions.__struct_fields__)
     arriving = {name for name, *_ in OPTIONS}
     seen_in_meta = {"top_logprobs_num", "return_text_in_logprobs", "logprob_start_len"}  # test_ref.py, and below
     assert arriving | seen_in_meta == set(GenOptions.__struct_fields__)
@@ -98,6 +100,9 @@ def test_every_option_of_a_gen_is_an_option_of_a_run() -> None:
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"stop": ["a", ""]}, "empty string"),
         ({"stop": 5}, "stop"),
+        ({"stop_regex": [""]}, "empty string"),
+        ({"stop_regex": 5}, "stop_regex"),
+        ({"logprob_start_len": -2}, "logprob_start_len"),
         ({"stop_token_ids": ["a"]}, "stop_token_ids"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"seed": "x"}, "seed"),
@@ -128,10 +133,20 @@ def test_what_a_run_cannot_do_is_refused_by_name(mock: bn.Mock, name: str) -> No
         one.run({}, **{name: "x"})
 
 
-def test_logprobs_of_the_prompt_are_not_to_be_had(mock: bn.Mock) -> None:
-    one.run({"logprob_start_len": -1})  # means the output alone, which is what we do
-    with pytest.raises(bn.Unsupported, match="logprob_start_len"):
-        bn.Options(logprob_start_len=0)
+def test_logprobs_of_the_prompt(mock: bn.Mock) -> None:
+    one.run({"logprob_start_len": -1})  # the output alone
+    one.run({"logprob_start_len": 2, "return_logprob": True})
+    assert sampling(mock).logprob_start == 2
+    with pytest.raises(bn.BadProgram, match="logprob_start_len needs return_logprob"):
+        one.run({"logprob_start_len": 0})
+    with pytest.raises(bn.Unsupported, match="top_logprobs_num with logprob_start_len"):
+        one.run({"logprob_start_len": 0, "return_logprob": True, "top_logprobs_num": 1})
+
+
+def test_use_thread_is_what_it_always_is(mock: bn.Mock) -> None:
+    assert one.run({}, use_thread=True)["x"] == "<x>"
+    with pytest.raises(bn.Unsupported, match="use_thread=False"):
+        one.run({}, use_thread=False)
 
 
 # ---- seeds ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,238 @@
+"""Types of gens: the form that is asked for, and the object that comes of the text."""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypedDict
+
+import msgspec
+import pydantic
+import pytest
+
+import banyan as bn
+from banyan import typed
+from banyan.runtime import wire
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = 2
+
+
+class Point(TypedDict):
+    x: int
+
+
+@dataclass
+class Hero:
+    name: str
+    points: list[Point]
+
+
+class Packed(msgspec.Struct):
+    n: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Model(pydantic.BaseModel):
+    n: int
+
+    @pydantic.field_validator("n")
+    @classmethod
+    def even(cls, n: int) -> int:
+        if n % 2:
+            raise ValueError("n must be even")
+        return n
+
+
+def run(answer: bn.Mock | str | wire.Sample, **options: Any) -> bn.State:
+    mock = answer if isinstance(answer, bn.Mock) else bn.Mock(lambda prompt, name: answer)
+    return bn.function(lambda s: s.__iadd__("?" + bn.gen("x", **options))).run(backend=mock)
+
+
+def spec(**options: Any) -> wire.ConstraintSpec:
+    mock = bn.Mock("1")
+    run(mock, **options)
+    op = mock.calls[0].op
+    assert isinstance(op, wire.Gen)
+    assert op.sampling.constraint is not None
+    return op.sampling.constraint
+
+
+TYPES: list[tuple[Any, str, Any]] = [
+    (int, "-42", -42),
+    (float, "2.5", 2.5),
+    (bool, "False", False),
+    (str, "any text", "any text"),
+    (Literal["a", 1, True], "1", 1),
+    (Literal["a", 1, True], "True", True),
+    (Colour, "red", Colour.RED),
+    (Colour, "2", Colour.BLUE),
+    (re.compile("a+"), "aa", "aa"),
+    (list[int], "[1, 2]", [1, 2]),
+    (dict[str, float], '{"a": 1.5}', {"a": 1.5}),
+    (int | None, "null", None),
+    (tuple[int, str], '[1, "b"]', (1, "b")),
+    (Point, '{"x": 3}', {"x": 3}),
+    (Hero, '{"name": "A", "points": [{"x": 1}]}', Hero("A", [{"x": 1}])),
+    (Packed, '{"n": 1}', Packed(1)),
+    (Annotated[int, msgspec.Meta(le=3)], "3", 3),
+    (Model, '{"n": 4}', Model(n=4)),
+    (list[Model], '[{"n": 4}]', [Model(n=4)]),
+    ({"type": "array"}, "[1]", [1]),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "expected"), TYPES, ids=str)
+def test_a_type_gives_an_object_and_the_text_stays(kind: Any, text: str, expected: Any) -> None:
+    state = run(text, type=kind)
+    assert state["x"] == text
+    assert state.text() == "?" + text
+    assert state.value("x") == expected
+    assert type(state.value("x")) is type(expected)
+    assert state.value("x") is state.value("x")
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"type": Literal["a", 1]}, "choices", '["a", "1"]'),
+        ({"type": bool}, "choices", '["True", "False"]'),
+        ({"type": Colour}, "choices", '["red", "2"]'),
+        ({"regex": "a|b"}, "regex", "a|b"),
+        ({"grammar": 'start: "a"'}, "grammar", 'start: "a"'),
+        ({"json_schema": '{"type":   "null"}'}, "json_schema", '{"type": "null"}'),
+        ({"json_schema": {"type": "null"}}, "json_schema", '{"type": "null"}'),
+        ({"type": list[int]}, "json_schema", '{"type": "array", "items": {"type": "integer"}}'),
+        ({"dtype": "bool"}, "regex", "(True|False)"),
+    ],
+)
+def test_what_the_server_is_asked_to_hold_the_text_to(options: dict[str, Any], kind: str, text: str) -> None:
+    assert (spec(**options).kind, spec(**options).text) == (kind, text)
+
+
+@pytest.mark.parametrize("kind", [Point, Hero, Packed, Model, list[Model]])
+def test_objects_have_the_properties_of_their_type_and_no_others(kind: Any) -> None:
+    schema = json.loads(spec(type=kind).text)
+    objects = [part for part in [schema, *schema.get("$defs", {}).values()] if "properties" in part]
+    assert objects
+    assert all(part["additionalProperties"] is False for part in objects)
+
+
+def test_a_schema_of_the_users_own_is_left_as_it_is() -> None:
+    schema = {"type": "object", "properties": {"a": {}}}
+    assert json.loads(spec(json_schema=schema).text) == schema
+
+
+@pytest.mark.parametrize(("dtype", "text", "expected"), [(int, "7", 7), ("float", ".5", 0.5), (bool, "True", True)])
+def test_a_dtype_is_text_as_in_sglang_and_an_object_too(dtype: Any, text: str, expected: Any) -> None:
+    state = run(text, dtype=dtype)
+    assert state["x"] == text
+    assert state.value("x") == expected
+    assert run('"a b"', dtype=str)["x"] == '"a b"'
+    assert run('"a b"', dtype=str).value("x") == "a b"
+
+
+def test_a_number_ends_at_a_space_beside_the_stops_of_its_gen() -> None:
+    stop = ["!"]
+    mock = bn.Mock("42 apples")
+    state = run(mock, type=int, stop=stop)
+    assert (state["x"], state.value("x"), stop) == ("42", 42, ["!"])
+    assert isinstance(op := mock.calls[0].op, wire.Gen)
+    assert op.sampling.stop == ("!", " ", "\n")
+
+
+def test_what_is_no_such_object_says_so_where_it_is_read() -> None:
+    state = run('{"n": 3}', type=Model)
+    assert state["x"] == '{"n": 3}'
+    with pytest.raises(bn.BadOutput, match=r"(?s)no Model.*n must be even.*gen 'x', test_typed\.py") as caught:
+        state.value("x")
+    assert isinstance(caught.value.__cause__, pydantic.ValidationError)
+    assert state.error() is None, "the program has not failed: its text is what the model wrote"
+
+
+def test_a_value_that_was_cut_is_none() -> None:
+    cut = wire.Sample("12", "length", n_tokens=2)
+    with pytest.raises(bn.BadOutput, match="max_tokens cut it at 2"):
+        run(cut, type=int).value("x")
+    assert run(cut, type=str).value("x") == "12"
+
+
+def test_values_of_several_samples_and_branches() -> None:
+    script = iter(["1", "2", "3", "4"])
+    mock = bn.Mock(lambda prompt, name: next(script))
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("many", type=int, n=2)
+        forks = s.fork(2)
+        forks += bn.gen("one", type=int)
+        forks.join()
+        s["set"] = "by hand"
+
+    state = program.run(backend=mock)
+    assert (state.value("many"), state.value("one"), state.value("set")) == ([1, 2], [3, 4], "by hand")
+    assert (state["many"], state["one"]) == (["1", "2"], ["3", "4"])
+
+
+def test_a_type_goes_through_an_f_string() -> None:
+    mock = bn.Mock({"a": "7", "b": "[1]"})
+
+    @bn.function
+    def program(s: bn.State) -> int:
+        s += f"So {bn.gen('a', type=int)} and {bn.gen('b', type=list[int], retries=1)}."
+        return s.value("a") + s.value("b")[0]  # type: ignore[no-any-return]
+
+    assert program.run(backend=mock).ret_value == 8
+
+
+class Mute:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"type": int, "regex": "a"}, "type, regex|regex, type"),
+        ({"dtype": int, "json_schema": "{}"}, "one form"),
+        ({"dtype": list}, "int, float, bool, str"),
+        ({"dtype": []}, "dtype"),
+        ({"json_schema": "{"}, "not valid JSON"),
+        ({"json_schema": "[1]"}, "JSON text of an object"),
+        ({"json_schema": {"a": object()}}, "not valid JSON"),
+        ({"regex": ""}, "regex"),
+        ({"regex": ["a"]}, "regex"),
+        ({"grammar": 5}, "grammar"),
+        ({"type": Mute}, "Mute"),
+        ({"type": enum.Enum("Empty", [])}, "no value"),
+        ({"type": Literal["1", 1]}, "same text"),
+        ({"retries": 1}, "say the form"),
+        ({"type": int, "retries": -1}, "retries"),
+        ({"type": int, "retries": "2"}, "retries"),
+    ],
+)
+def test_a_form_that_cannot_be_is_refused_at_once(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(bn.BadProgram, match=why):
+        bn.gen("x", **options)
+
+
+def test_the_same_type_is_worked_out_once() -> None:
+    assert typed.answer(Hero) is typed.answer(Hero)
+    assert typed.answer(Literal[1]) is not typed.answer(Literal[True])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"a": 1, "b": "x', {"a": 1, "b": "x"}),
+        ('{"a": [{"b": "c', {"a": [{"b": "c"}]}),
+        ('{"a": tr', {}),
+        ("[1, 2", [1, 2]),
+    ],
+)
+def test_a_part_of_a_value_is_what_has_come_of_it(text: str, value: Any) -> None:
+    assert typed.partial(text) == value
+    with pytest.raises(ValueError, match="EOF"):
+        typed.partial("")
