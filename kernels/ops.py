@@ -14,7 +14,19 @@ from torch import Tensor
 from banyan.kernels.attention.batch import Ragged, ragged
 from banyan.kernels.device import INTERPRETED
 
-__all__ = ["TABLE", "Op", "Ragged", "attention", "copy_pages", "ragged", "rms_norm", "rope", "silu_mul", "write_kv"]
+__all__ = [
+    "TABLE",
+    "Op",
+    "Ragged",
+    "attention",
+    "copy_pages",
+    "mask_logits",
+    "ragged",
+    "rms_norm",
+    "rope",
+    "silu_mul",
+    "write_kv",
+]
 
 
 class Op(NamedTuple):
@@ -50,6 +62,13 @@ TABLE = {
             "2 * size * n_pools * slots * kv_heads * dim, slots: sum of n_slots",
             "0",
             "reference",
+        ),
+        Op(
+            "mask_logits",
+            "logits [rows, vocab], masks [masks, words], which [rows] -> logits",
+            "size * rows * forbidden + 4 * masks * words",
+            "0",
+            "cpu",
         ),
         Op(
             "rms_norm",
@@ -113,6 +132,11 @@ def copy_pages(pools: Sequence[Tensor], copies: Tensor) -> None:
     """Copy the first slots of pages to other pages, in place; see `copy_pages/reference.py`."""
     if pools:
         implementation("copy_pages", pools[0].device.type)(pools, copies)
+
+
+def mask_logits(logits: Tensor, masks: Tensor, which: Tensor) -> None:
+    """-inf for forbidden tokens, in place; see `mask_logits/reference.py`."""
+    implementation("mask_logits", logits.device.type)(logits, masks, which)
 
 
 @overload

@@ -4,9 +4,9 @@ Frozen msgspec structs in tagged unions, encoded as MessagePack; no pickle anywh
 with a default, so that old readers take new messages and the reverse; VERSION changes only when that cannot be kept.
 Token ids travel as little-endian int32 `bytes` (8,192 ids: 0.5 us to decode against 140 us as a list).
 
-    client -> server   Hello, Submit, Define, Undefine, Cancel, Ask, Ping
-    server -> client   Welcome, Delta, Called, Value, Failed, Answer, Pong
-    server -> engine   Run, Abort, Ask
+    client -> server   Hello, Submit, Define, Undefine, Cancel, Ask, Ping, Resend, Sync
+    server -> client   Welcome, Delta, Called, Value, Failed, Answer, Pong, Resend, Sync
+    server -> engine   Vocabulary, Run, Abort, Ask
     engine -> server   Ready, Step, Failed, Answer
 
 A **program** is a number that its client chose. Inside it, a **state** is a running prompt (0 is the first; forks make
@@ -15,7 +15,9 @@ Ops of one state run in order; different states run at the same time, held back 
 DAG: no edge is sent that order and refs do not already say.
 
 `seq` counts the messages of one program from 0, each way. A message whose seq was seen before is a duplicate and is
-ignored, so that sending again is always safe.
+ignored, so that sending again is always safe; where one is missing, a Resend asks for it and what came too early is
+ignored as well. Both sides keep the last messages that the other may not have, and a Sync finds losses that no later
+message shows.
 """
 
 from __future__ import annotations
@@ -115,18 +117,16 @@ class Sampling(Wire, frozen=True):
     top_logprobs: int = 0
     constraint: ConstraintSpec | None = None
     """Masks what may come next: last of all edits, before temperature. Logprobs stay the model's own."""
-
-
     stop_regex: tuple[str, ...] = ()
     """Patterns (RE2's syntax). As soon as one matches, the text ends, behind the match."""
     logprob_start: int = -1
     """With logprobs, those of the prompt's tokens too, from this one on. -1: none."""
+
+
 class ToolCall(Wire, frozen=True):
     """What the model wants to be called, as it wrote it, in the order of its calls.
 
     arguments: a JSON object. error: why this is no call that can be made (its JSON breaks off ...); "" if it is one.
-    stop_regex: tuple[str, ...] = ()
-    """Patterns (RE2's syntax). As soon as one matches, the text ends, behind the match."""
     """
 
     id: str
@@ -166,6 +166,10 @@ class Gen(Wire, frozen=True):
     """With tools the gen stands in an assistant's turn, and goes on over several: where the model calls, the turn ends,
     a Called goes to the client, the Results that come back are turns of tools, and the model has the next turn. The
     value is what it says in the one where it calls nothing. Sampling is of each turn."""
+    timeout: float = 0.0
+    """Seconds from its turn on (when all before it is done) after which it fails; 0: none."""
+    budget: int = 0
+    """Tokens, over all its samples and turns, after which it fails; 0: none."""
 
 
 ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
@@ -272,6 +276,22 @@ class Hello(Wire, frozen=True):
     client: str = ""
 
 
+class Limits(Wire, frozen=True):
+    """What a program may take. What is not finished when something runs out fails, with an error that says what it was.
+
+    timeout: in seconds, as its user gave it (0: none); left: how much of that is left when the message is sent. budget:
+    tokens that its gens may make, all together (0: no limit). Programs of one client with the same `batch` (-1: none)
+    share batch_budget. timeout_of: whose the timeout is.
+    """
+
+    timeout: float = 0.0
+    left: float = 0.0
+    timeout_of: Literal["run", "batch"] = "run"
+    budget: int = 0
+    batch: int = -1
+    batch_budget: int = 0
+
+
 class Submit(Wire, frozen=True):
     """Ops to add to a program; the first Submit (seq 0) makes it. `last`: no more ops will come."""
 
@@ -280,6 +300,8 @@ class Submit(Wire, frozen=True):
     ops: tuple[Op, ...]
     last: bool = False
     name: str = ""
+    limits: Limits | None = None
+    """Only of the first one."""
 
 
 class Define(Wire, frozen=True):
@@ -316,6 +338,26 @@ class Ask(Wire, frozen=True):
 
 class Ping(Wire, frozen=True):
     pass
+
+
+# ---- both ways, when messages are lost -----------------------------------------------------------------------------
+
+
+class Resend(Wire, frozen=True):
+    """Send your messages of this program again, from `seq` on: one before those that came did not."""
+
+    program: int
+    seq: int
+
+
+class Sync(Wire, frozen=True):
+    """int64 `bytes`, three per program: its number, how many messages I sent, how many of yours came.
+
+    A client says so now and then of what it waits for, and once more when it has all; the server answers with its own
+    numbers for the same programs. Who learns that it missed something asks for it; what came need not be kept.
+    """
+
+    programs: bytes
 
 
 # ---- server -> client ----------------------------------------------------------------------------------------------
@@ -454,6 +496,8 @@ class Value(Wire, frozen=True):
     times: Times = Times()
     tokens: Tokens | None = None
     """Of a Read that asked for them."""
+    prompt: tuple[TokenLogprob, ...] = ()
+    """Of a Gen that asked for them (Sampling.logprob_start). The first token of a text has the logprob nan."""
 
 
 class Failed(Wire, frozen=True):
@@ -511,6 +555,20 @@ class Run(Wire, frozen=True):
     """Where it stands among its kin: (program, state, ...); siblings of a fork compare close."""
 
 
+class Vocabulary(Wire, frozen=True):
+    """What the engine's guides need to know of the tokenizer. Sent once, before the first Run that has a constraint.
+
+    text: what the ids spell, one behind the other; ends: int32 `bytes`, where each one's spelling ends in it. special:
+    ids that are no text. eos: those that end an output. tokenizer: the tokenizer itself, as tokenizer.json.
+    """
+
+    text: bytes
+    ends: bytes
+    special: bytes
+    eos: bytes
+    tokenizer: bytes
+
+
 class Abort(Wire, frozen=True):
     rid: int
 
@@ -566,9 +624,9 @@ class Ready(Wire, frozen=True):
     """Lines for a person: what was chosen and why (device, dtype, memory, threads)."""
 
 
-ClientMessage = Hello | Submit | Define | Undefine | Cancel | Ask | Ping
-ServerMessage = Welcome | Delta | Called | Value | Failed | Answer | Pong
-EngineOrder = Run | Abort | Ask
+ClientMessage = Hello | Submit | Define | Undefine | Cancel | Ask | Ping | Resend | Sync
+ServerMessage = Welcome | Delta | Called | Value | Failed | Answer | Pong | Resend | Sync
+EngineOrder = Run | Abort | Ask | Vocabulary
 EngineReport = Ready | Step | Failed | Answer
 
 encode = msgspec.msgpack.Encoder().encode

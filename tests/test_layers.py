@@ -45,15 +45,21 @@ LAW = {
     f"{RUNTIME}.client": Room((*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.inbox"), ("msgspec", "zmq")),
     f"{RUNTIME}.inbox": Room(CORE, ("msgspec",)),
     f"{RUNTIME}.launch": Room((*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.client"), ("msgspec", "psutil", "zmq")),
+    f"{RUNTIME}.constraint": Room(CORE, ("llguidance", "msgspec", "numpy", "outlines_core")),
     f"{RUNTIME}.server": Room(
         (*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.launch", f"{RUNTIME}.metrics"),
         ("jinja2", "msgspec", "outlines_core", "psutil", "re2", "tokenizers", "zmq"),
     ),
-    f"{RUNTIME}.engine.scheduler": Room((*CORE, f"{RUNTIME}.engine.request", "banyan.radix_cache")),
-    f"{RUNTIME}.engine.request": Room((*CORE, "banyan.radix_cache")),
+    f"{RUNTIME}.engine.scheduler": Room(
+        (*CORE, f"{RUNTIME}.constraint.guide", f"{RUNTIME}.engine.request", "banyan.radix_cache")
+    ),
+    f"{RUNTIME}.engine.request": Room((*CORE, f"{RUNTIME}.constraint.guide", "banyan.radix_cache")),
     f"{RUNTIME}.engine": Room(
-        (*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.metrics", f"{RUNTIME}.model", "banyan.radix_cache", "banyan.kernels"),
-        ("msgspec", "numpy", "outlines_core", "psutil", "torch", "zmq"),
+        (
+            *(*CORE, f"{RUNTIME}.constraint", f"{RUNTIME}.ipc", f"{RUNTIME}.metrics", f"{RUNTIME}.model"),
+            *("banyan.radix_cache", "banyan.kernels"),
+        ),
+        ("msgspec", "numpy", "psutil", "torch", "zmq"),
     ),
     f"{RUNTIME}.model": Room(
         (*CORE, "banyan.kernels"), ("huggingface_hub", "msgspec", "numpy", "rich", "safetensors", "torch")

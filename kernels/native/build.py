@@ -91,6 +91,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.banyan_rms_norm.argtypes = [i, p, p, p, p, p, n, n, n, n, n, f, i]
     library.banyan_rope.argtypes = [i, p, p, p, p, n, n, n, n, n, i]
     library.banyan_silu_mul.argtypes = [i, p, p, n, n, n, i]
-    for name in ("attention", "rms_norm", "rope", "silu_mul"):
+    library.banyan_mask_logits.argtypes = [p, p, p, n, n, n, n, i]
+    for name in ("attention", "mask_logits", "rms_norm", "rope", "silu_mul"):
         getattr(library, f"banyan_{name}").restype = None
     return library

@@ -379,6 +379,16 @@ void gate(const T* x, T* out, int64_t n, int64_t dim, int64_t s_row, int n_threa
     }
 }
 
+// -inf for each token whose bit is 0.
+void forbid(float* row, const uint32_t* words, int64_t n_vocab) {
+    for (int64_t at = 0; at < n_vocab; at += 32) {
+        uint32_t bits = words[at / 32];
+        int64_t n = n_vocab - at < 32 ? n_vocab - at : 32;
+        if (bits == 0xFFFFFFFF) continue;
+        for (int64_t t = 0; t < n; t++) row[at + t] = (bits >> t) & 1 ? row[at + t] : -INFINITY;
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -401,6 +411,13 @@ void banyan_rope(int is_bf16, const void* x, void* out, const float* cos, const 
                  int64_t dim, int64_t half, int64_t s_row, int n_threads) {
     if (is_bf16) turn((const bf16*)x, (bf16*)out, cos, sin, n, n_heads, dim, half, s_row, n_threads);
     else turn((const float*)x, (float*)out, cos, sin, n, n_heads, dim, half, s_row, n_threads);
+}
+
+void banyan_mask_logits(float* logits, const uint32_t* masks, const int32_t* which, int64_t n, int64_t n_vocab,
+                        int64_t s_row, int64_t n_words, int n_threads) {
+#pragma omp parallel for num_threads(n_threads) if (n_threads > 1)
+    for (int64_t i = 0; i < n; i++)
+        if (which[i] >= 0) forbid(logits + i * s_row, masks + which[i] * n_words, n_vocab);
 }
 
 void banyan_silu_mul(int is_bf16, const void* x, void* out, int64_t n, int64_t dim, int64_t s_row, int n_threads) {

@@ -8,6 +8,7 @@ from torch import Tensor
 from banyan.kernels.attention import native
 from banyan.kernels.attention import reference as attention
 from banyan.kernels.attention.batch import ragged
+from banyan.kernels.mask_logits import reference as mask_logits
 from banyan.kernels.rms_norm import reference as rms_norm
 from banyan.kernels.rope import reference as rope
 from banyan.kernels.silu_mul import reference as silu_mul
@@ -19,6 +20,7 @@ def run(library: ctypes.CDLL) -> None:
         chance = torch.Generator().manual_seed(0)
         _attention(library, chance, dtype, tolerance)
         _others(library, chance, dtype, tolerance)
+    _masks(library, chance)
 
 
 def _randn(chance: torch.Generator, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -65,3 +67,14 @@ def _others(library: ctypes.CDLL, chance: torch.Generator, dtype: torch.dtype, t
     out = torch.empty(n, dim // 2, dtype=dtype)
     library.banyan_silu_mul(is_bf16, x.data_ptr(), out.data_ptr(), n, dim // 2, dim, 1)
     _near("silu_mul", out, silu_mul.silu_mul(x.double()), tolerance)
+
+
+def _masks(library: ctypes.CDLL, chance: torch.Generator) -> None:
+    logits = torch.randn(3, 100, generator=chance)
+    masks = torch.randint(-(2**31), 2**31, (2, 4), generator=chance).int()
+    masks[0, 1] = -1
+    which = torch.tensor([1, -1, 0], dtype=torch.int32)
+    want = logits.clone()
+    mask_logits.mask_logits(want, masks, which)
+    library.banyan_mask_logits(logits.data_ptr(), masks.data_ptr(), which.data_ptr(), 3, 100, 100, 4, 1)
+    assert torch.equal(logits, want), "mask_logits is wrong on this machine"

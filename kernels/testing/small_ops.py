@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from banyan.kernels import ops
+from banyan.kernels.mask_logits import reference as mask_logits
 from banyan.kernels.rms_norm import reference as rms_norm
 from banyan.kernels.rope import reference as rope
 from banyan.kernels.silu_mul import reference as silu_mul
@@ -104,4 +105,33 @@ def check_silu_mul(seed: int, dtype: torch.dtype, device: str) -> None:
     _near(ops.silu_mul(gate_up), silu_mul.silu_mul(gate_up.double()), dtype)
 
 
-CHECKS: list[Check] = [check_write_kv, check_copy_pages, check_rms_norm, check_rope, check_silu_mul]
+def check_mask_logits(seed: int, dtype: torch.dtype, device: str) -> None:
+    """Rows with and without a mask, shared masks, vocabularies that end inside a word; NaN where forbidden."""
+    chance = _start(seed)
+    n, n_masks, n_vocab = chance.randint(0, 5), chance.randint(1, 3), chance.choice([1, 31, 32, 100, 4096, 9000])
+    n_words = -(-n_vocab // 32) + chance.randint(0, 1)
+    masks = torch.randint(-(2**31), 2**31, (n_masks, n_words)).int()
+    masks[0, : n_words // 2] = chance.choice([0, -1])
+    which = torch.tensor([chance.randrange(-1, n_masks) for _ in range(n)], dtype=torch.int32)
+    allowed = torch.ones(n, n_vocab, dtype=torch.bool)
+    for row, mask in enumerate(which.tolist()):
+        for token in range(n_vocab if mask >= 0 else 0):
+            allowed[row, token] = bool(masks[mask, token >> 5] >> (token & 31) & 1)
+    logits = torch.randn(n, n_vocab + 3).to(device, dtype)[:, :n_vocab]
+    logits[~allowed] = float("nan")
+    want = logits.masked_fill(~allowed, -torch.inf)
+    kept = logits.clone()
+    ops.mask_logits(logits, masks.to(device), which.to(device))
+    assert torch.equal(logits, want)
+    mask_logits.mask_logits(kept, masks.to(device), which.to(device))
+    assert torch.equal(kept, want)
+
+
+CHECKS: list[Check] = [
+    check_write_kv,
+    check_copy_pages,
+    check_mask_logits,
+    check_rms_norm,
+    check_rope,
+    check_silu_mul,
+]

@@ -114,6 +114,10 @@ class Link:
             except zmq.Again:
                 return
 
+    def watch(self, fd: int) -> None:
+        """End a wait also when this eventfd is written to."""
+        self._poller.register(fd, zmq.POLLIN)
+
     def send(self, reports: Iterable[EngineReport]) -> None:
         for report in reports:
             self._socket.send(encode(report))

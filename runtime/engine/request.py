@@ -11,6 +11,7 @@ from array import array
 from typing import NamedTuple
 
 from banyan.radix_cache.cache import Lease
+from banyan.runtime.constraint.guide import Guide
 from banyan.runtime.wire import Run, TopLogprobs
 
 NO_TOKEN = -1
@@ -22,6 +23,8 @@ class Request:
 
     __slots__ = (
         "end",
+        "ends",
+        "guide",
         "has_edits",
         "ids",
         "is_plain",
@@ -41,8 +44,11 @@ class Request:
         "stop_ids",
     )
 
-    def __init__(self, run: Run, arrival: int, end: int) -> None:
-        """`end`: the n_total at which its length ends it."""
+    def __init__(
+        self, run: Run, arrival: int, end: int, guide: Guide | None = None, ends: tuple[int, ...] = ()
+    ) -> None:
+        """`end`: the n_total at which its length ends it. `guide`: of its constraint, where it stands now. `ends`: its
+        stop ids that are no text, which a guide leaves to us."""
         self.rid = run.rid
         self.run = run
         self.sampling = run.sampling
@@ -58,10 +64,13 @@ class Request:
         self.n_cached = -1  # prompt tokens found in the tree at its first start; -1 before
         self.scores = array("f")  # logprobs of the prompt tokens from score_from on, as far as computed
         self.lease: Lease | None = None  # held while it runs
+        self.guide, self.ends = guide, ends
         s = self.sampling
         has_penalties = bool(s.frequency_penalty or s.presence_penalty or s.repetition_penalty != 1.0)
         self.has_edits = has_penalties or bool(s.logit_bias or s.min_tokens)
-        self.is_plain = not (self.has_edits or s.temperature or s.logprobs)  # its next token is the argmax of its row
+        self.is_plain = not (
+            self.has_edits or s.temperature or s.logprobs or guide
+        )  # its next token is the argmax of its row
         # How often each token of the text is in its output. Only with penalties, and None without: few have them.
         self.seen: dict[int, int] | None = dict.fromkeys(self.ids, 0) if has_penalties else None
         for token in self.ids[self.n_prompt :] if has_penalties else ():

@@ -1,8 +1,8 @@
 """From logits to tokens: what `Sampling` says, for all rows of a step at once.
 
-The order is: repetition penalty, frequency and presence penalty, logit bias, min_tokens; then, where temperature is
-above 0, temperature, top-k, top-p (of what top-k left), min-p, and one draw. Logprobs are the model's own: those of the
-logits as they came, before all of that.
+The order is: repetition penalty, frequency and presence penalty, logit bias, min_tokens, the constraint's mask; then,
+where temperature is above 0, temperature, top-k, top-p (of what top-k left), min-p, and one draw. Logprobs are the
+model's own: those of the logits as they came, before all of that.
 
 A draw is inverse-CDF with one uniform number, a hash of (seed, sample, position in the text) and of nothing else. So a
 request draws the same tokens whatever it is batched with, and again after a retraction or in another engine. A filter
@@ -19,7 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from banyan.kernels.ops import mask_logits
 from banyan.runtime.engine.batch import Batch
+from banyan.runtime.engine.guide import Masks
 from banyan.runtime.engine.request import NO_TOKEN, Request, Result
 from banyan.runtime.wire import TopLogprobs
 
@@ -28,16 +30,19 @@ _WORD = (1 << 64) - 1
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, batch: Batch) -> Result:
-    """logits: float32 [n_scored + n_drawn, vocab], changed in place. On a GPU this waits for the step to end."""
+def sample(logits: Tensor, batch: Batch, masks: Masks | None = None) -> Result:
+    """logits: float32 [n_scored + n_drawn, vocab], changed in place; masks of the rows that draw. On a GPU this waits
+    for the step to end."""
     n_scored = len(batch.targets)
     scores = _scores(logits[:n_scored], batch) if n_scored else {}
     if not batch.drawn:
         return Result([], {}, scores)
-    return Result(*choose(logits[n_scored:], batch.drawn), scores)
+    return Result(*choose(logits[n_scored:], batch.drawn, masks), scores)
 
 
-def choose(logits: Tensor, requests: Sequence[Request]) -> tuple[list[int], dict[int, TopLogprobs]]:
+def choose(
+    logits: Tensor, requests: Sequence[Request], masks: Masks | None = None
+) -> tuple[list[int], dict[int, TopLogprobs]]:
     """One token for each request from its row of `logits`, [n, vocab], and the logprobs that were asked for, by rid.
 
     Where there is nothing to choose from (NaN, or all forbidden), the token is NO_TOKEN.
@@ -51,6 +56,8 @@ def choose(logits: Tensor, requests: Sequence[Request]) -> tuple[list[int], dict
     own = logits[asked].log_softmax(-1) if asked else None
     if any(r.has_edits for r in requests):
         edit(logits, requests)
+    if masks is not None:
+        mask_logits(logits, *masks)
     ids = _argmax(logits)
     peak = logits.gather(1, ids.unsqueeze(1))  # NaN where any of the row is
     hot = [i for i, r in enumerate(requests) if r.sampling.temperature > 0]
@@ -82,7 +89,7 @@ def edit(logits: Tensor, requests: Sequence[Request]) -> None:
                 shifted.add(row, tokens, -(s.frequency_penalty * counts + s.presence_penalty * (counts > 0)))
         if s.logit_bias:
             shifted.add(row, np.array(list(s.logit_bias)), np.array(list(s.logit_bias.values())))
-        if r.n_out < s.min_tokens and r.stop_ids:
+        if r.n_out < s.min_tokens and r.stop_ids and r.guide is None:  # a guide's mask sees to it
             masked.add(row, np.array([i for i in r.stop_ids if i < logits.shape[1]]), 0.0)
     if scaled.rows:
         at, factor = scaled.tensors(logits)

@@ -18,6 +18,7 @@ import torch
 from banyan.radix_cache.cache import Cache
 from banyan.runtime.config import Config, Resolved
 from banyan.runtime.engine.batch import assemble
+from banyan.runtime.engine.guide import Guides
 from banyan.runtime.engine.request import Plan
 from banyan.runtime.engine.runner import Runner
 from banyan.runtime.engine.sampler import sample
@@ -25,12 +26,15 @@ from banyan.runtime.engine.scheduler import Limits, Scheduler
 from banyan.runtime.engine.store import Store
 from banyan.runtime.errors import OutOfMemory
 from banyan.runtime.model.load import Model
-from banyan.runtime.wire import Answer, Ask, EngineOrder, EngineReport, Failed, Ready, Step
+from banyan.runtime.wire import Abort, Answer, Ask, EngineOrder, EngineReport, Failed, Ready, Run, Step, Vocabulary
 
 
 class Inbox(Protocol):
     def drain(self, block: bool) -> Iterable[EngineOrder]:
         """The orders that have come; with `block`, wait for one. Raises EOFError when no more will come."""
+
+    def watch(self, fd: int) -> None:
+        """End a wait also when this eventfd is written to."""
 
 
 class Outbox(Protocol):
@@ -58,6 +62,7 @@ class Engine:
         self.scheduler = Scheduler(
             self.cache, Limits(resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens)
         )
+        self.guides = Guides(model.spec.vocab_size, self.device)
         self.answers: list[Answer] = []
         self.failed: list[Failed] = []
 
@@ -67,6 +72,7 @@ class Engine:
 
     def run(self, inbox: Inbox, outbox: Outbox) -> None:
         """THE loop, until the inbox ends."""
+        inbox.watch(self.guides.wake)
         outbox.send([self.ready])
         while True:
             try:
@@ -78,10 +84,16 @@ class Engine:
 
     def step(self) -> Step:
         """Compute one step of whatever stands in the scheduler. What failed by it is in `failed`."""
+        for run, guide, ends, error in self.guides.ready():
+            if error is not None:
+                self.failed.append(Failed(run.rid, 0, error.code, error.message))
+            else:
+                self.scheduler.take(run, guide, ends)
         if plan := self.scheduler.plan(self.clock()):
             try:
                 batch = assemble(plan, self.page, self.device)
-                result = sample(self.model(batch, plan.copies), batch)
+                logits = self.model(batch, plan.copies)
+                result = sample(logits, batch, self.guides.masks(batch.drawn))  # masks: while a GPU computes
             except Exception as e:
                 self._fail(plan, e)
             else:
@@ -99,10 +111,19 @@ class Engine:
         return out
 
     def take(self, order: EngineOrder) -> None:
-        if isinstance(order, Ask):
-            self.answers.append(self._answer(order))
-        else:
-            self.scheduler.take(order)
+        match order:
+            case Ask():
+                self.answers.append(self._answer(order))
+            case Vocabulary():
+                self.guides.learn(order)
+            case Run() if order.sampling.constraint is not None:
+                self.guides.submit(order)
+            case Run():
+                self.scheduler.take(order)
+            case Abort():
+                if (run := self.guides.abort(order.rid)) is not None:
+                    self.scheduler.take(run)  # to end there, as any other
+                self.scheduler.take(order)
 
     def _answer(self, ask: Ask) -> Answer:
         """stats: counters of the engine and its tree. check: every invariant. info: the model and the options."""

@@ -81,7 +81,7 @@ def test_tags_never_change() -> None:
         "define", "delta", "drop", "end", "failed", "finish", "fork", "gen", "hello", "join", "mark", "ping", "pong",
         "raw", "read", "ready", "ref", "results", "run", "sample", "sampling", "scores", "select", "step", "submit",
         "times", "tokenlogprob", "tokens", "toolcall", "tools", "toplogprobs", "undefine", "usage", "use", "value",
-        "welcome",
+        "vocabulary", "welcome",
     ]  # fmt: skip
     assert wire.VERSION == 1
 

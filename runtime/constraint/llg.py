@@ -1,0 +1,122 @@
+"""Constraints through llguidance: a lexer of derivatives under an Earley parser, masks by walking the token trie.
+
+It is outlines' own third backend, and of the three the only one that never accepted an invalid instance of some 3,000
+real JSON Schemas. Its matchers work on bytes, so tokens that split characters are right; they give back what they took;
+they know which canonical tokens are forced.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import llguidance
+
+from banyan.runtime.constraint.guide import Row, Rows, clear_bits, fill_tree
+from banyan.runtime.constraint.refusal import explain
+from banyan.runtime.constraint.vocabulary import Vocabulary
+from banyan.runtime.wire import ConstraintSpec
+
+_LIMITS = llguidance.LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
+_STYLES: dict[str, dict[str, Any]] = {
+    "spaced": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+    "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
+    "flexible": {"whitespace_pattern": r"[ \t\n\r]{0,40}"},  # bounded: endless space is a way to never finish
+}
+_LEAD = r"/[ \t\r\n]{0,4}/"
+"""What may stand between a trigger and its value."""
+
+
+class Matcher:
+    """A compiled constraint: a warm matcher, of which every output gets a copy (0.7 us)."""
+
+    n_bytes = 1 << 20  # measured: 0.1 to 0.7 MB at 128k tokens
+
+    def __init__(self, spec: ConstraintSpec, vocabulary: Vocabulary) -> None:
+        """Raises a ConstraintError that says why not. Lets other threads run meanwhile."""
+        self._eos = vocabulary.llg.eos_tokens
+        self._matcher = llguidance.LLMatcher(vocabulary.llg, grammar(spec), log_level=0, limits=_LIMITS)
+        if not self._matcher.is_error():
+            self._matcher.compute_bitmask()  # what its lexer learns here, no copy has to learn again
+        if self._matcher.is_error():
+            raise explain(self._matcher.get_error(), spec)
+
+    def guide(self) -> LlgGuide:
+        return LlgGuide(self._matcher.deep_copy(), self._eos)
+
+
+class LlgGuide:
+    """See `guide.Guide`."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, eos: Sequence[int]) -> None:
+        self._matcher, self._eos = matcher, eos
+        self._n_accepted = 0
+
+    @property
+    def can_stop(self) -> bool:
+        return self._matcher.is_accepting()
+
+    @property
+    def must_stop(self) -> bool:
+        return self._matcher.is_stopped() and self._matcher.is_accepting()
+
+    @property
+    def error(self) -> str:
+        return self._matcher.get_error().partition("\n")[0][:200] if self._matcher.is_error() else ""
+
+    def fill(self, out: Row) -> None:
+        self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
+        clear_bits(out, self._eos)
+
+    def fill_chain(self, draft: Sequence[int], out: Rows) -> int:
+        out[:] = -1
+        self.fill(out[0])
+        n = 0
+        while n < len(draft) and self.accept(draft[n : n + 1]):
+            n += 1
+            self.fill(out[n])
+        self.rollback(n)
+        return n
+
+    def fill_tree(self, parent: Sequence[int], draft: Sequence[int], out: Rows) -> list[bool]:
+        return fill_tree(self, parent, draft, out)
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        n = self._matcher.try_consume_tokens(list(tokens))
+        self._n_accepted += n
+        return n
+
+    def rollback(self, n: int) -> None:
+        if n > self._n_accepted:
+            raise IndexError(f"{n} tokens to take back, of {self._n_accepted}")
+        if n:
+            self._matcher.rollback(n)
+            self._n_accepted -= n
+
+    def forced_tokens(self, limit: int) -> list[int]:
+        return self._matcher.compute_ff_tokens()[:limit]
+
+
+def grammar(spec: ConstraintSpec) -> str:
+    """What llguidance compiles for a spec whose text has passed `limits`."""
+    value = _value(spec)
+    if not spec.after and not spec.end:
+        return json.dumps({"grammars": [value]})
+    start = f"start: {_LEAD if spec.after else ''} @value {json.dumps(spec.end) if spec.end else ''}"
+    return json.dumps({"grammars": [{"lark_grammar": start}, {"name": "value"} | value]})
+
+
+def _value(spec: ConstraintSpec) -> dict[str, Any]:
+    match spec.kind:
+        case "json_schema":
+            schema = json.loads(spec.text)
+            if isinstance(schema, bool):
+                schema = {} if schema else {"not": {}}
+            return {"json_schema": schema | {"x-guidance": _STYLES[spec.style]}}
+        case "regex":
+            return json.loads(llguidance.LLMatcher.grammar_from_regex(spec.text))["grammars"][0]
+        case "choices":
+            return {"lark_grammar": "start: " + " | ".join(map(json.dumps, json.loads(spec.text)))}
+        case "grammar":
+            return {"lark_grammar": spec.text}

@@ -1,0 +1,182 @@
+"""The engine's guides: constraints compiled on a thread, kept, and asked for the masks of a step.
+
+A Run with a constraint does not reach the scheduler before its guide is there; so it holds no place in a batch and no
+page while it waits, and the loop never compiles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from banyan.kernels.attention.batch import to_device
+from banyan.runtime.constraint.guide import Compiled, Guide, set_bits
+from banyan.runtime.constraint.llg import Matcher
+from banyan.runtime.constraint.vocabulary import Vocabulary
+from banyan.runtime.engine.request import Request
+from banyan.runtime.errors import BanyanError, ConstraintBroke, ConstraintError, Unsupported
+from banyan.runtime.wire import ConstraintSpec, Run
+from banyan.runtime.wire import Vocabulary as VocabularyMessage
+
+KEPT_BYTES = 256 << 20
+"""Of compiled constraints; of more, those that were not used for the longest go."""
+STACK = 64 << 20
+"""Bytes of the compiling thread's stack: a deep schema is compiled by recursion."""
+
+
+class Masks(NamedTuple):
+    """masks: int32 [n_masks, n_words]. which: int32 [n_rows], a row's mask, -1 for none."""
+
+    masks: Tensor
+    which: Tensor
+
+
+class Guided(NamedTuple):
+    """A Run and its guide; or the error that keeps it from one. ends: stop ids that are no text."""
+
+    run: Run
+    guide: Guide | None
+    ends: tuple[int, ...]
+    error: BanyanError | None = None
+
+
+class Guides:
+    """All constraints of an engine. `wake` is an eventfd, readable when some Run became ready."""
+
+    def __init__(self, n_vocab: int, device: torch.device) -> None:
+        self._n_vocab, self._device = n_vocab, device
+        self._vocabulary: Vocabulary | None = None
+        self._kept: OrderedDict[ConstraintSpec, Compiled] = OrderedDict()
+        self._waiting: dict[ConstraintSpec, list[Run]] = {}
+        self._done: deque[tuple[ConstraintSpec, Compiled | BanyanError]] = deque()
+        self._ready: list[Guided] = []
+        self._n_compiling = 0  # of which `wake` has not told yet
+        self._threads: ThreadPoolExecutor | None = None
+        self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def learn(self, message: VocabularyMessage) -> None:
+        """The tokenizer's vocabulary. Opens it here, where nothing runs yet: that keeps other threads from running."""
+        self._vocabulary = Vocabulary(message, self._n_vocab)
+        if message.special:
+            _ = self._vocabulary.llg
+
+    # ---- compile ---------------------------------------------------------------------------------------------------
+
+    def submit(self, run: Run) -> None:
+        """Find or make the guide of a Run with a constraint: it is in `ready` now or later."""
+        spec = run.sampling.constraint
+        assert spec is not None
+        if self._vocabulary is None:
+            error = Unsupported("this engine was not told its tokenizer's vocabulary, which constraints need")
+            self._ready.append(Guided(run, None, (), error))
+        elif compiled := self._kept.get(spec):
+            self._kept.move_to_end(spec)
+            self._ready.append(_begin(run, compiled, self._vocabulary))
+        elif spec in self._waiting:
+            self._waiting[spec].append(run)
+        else:
+            self._waiting[spec] = [run]
+            self._n_compiling += 1
+            self._pool().submit(self._compile, spec, self._vocabulary)
+
+    def abort(self, rid: int) -> Run | None:
+        """Forget a Run that waits here, and return it; None if none does."""
+        for runs in self._waiting.values():
+            for run in runs:
+                if run.rid == rid:
+                    runs.remove(run)
+                    return run
+        for guided in self._ready:
+            if guided.run.rid == rid:
+                self._ready.remove(guided)
+                return guided.run
+        return None
+
+    def ready(self) -> list[Guided]:
+        """Runs whose guide is there, each once."""
+        if self._n_compiling:
+            with contextlib.suppress(BlockingIOError):
+                self._n_compiling -= os.eventfd_read(self.wake)
+        while self._done:
+            spec, made = self._done.popleft()
+            if not isinstance(made, BanyanError):
+                self._keep(spec, made)
+            for run in self._waiting.pop(spec):
+                assert self._vocabulary is not None
+                failed = isinstance(made, BanyanError)
+                self._ready.append(Guided(run, None, (), made) if failed else _begin(run, made, self._vocabulary))
+        ready, self._ready = self._ready, []
+        return ready
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            old = threading.stack_size(STACK)
+            try:
+                self._threads = ThreadPoolExecutor(1, thread_name_prefix="banyan-guides")
+                self._threads.submit(int).result()  # starts the thread, while the size holds
+            finally:
+                threading.stack_size(old)
+        return self._threads
+
+    def _compile(self, spec: ConstraintSpec, vocabulary: Vocabulary) -> None:
+        made: Compiled | BanyanError
+        try:
+            made = Matcher(spec, vocabulary)
+        except BanyanError as e:
+            made = e
+        except Exception as e:  # the Runs fail, the engine goes on
+            made = ConstraintError(f"the constraint could not be compiled: {e!r}")
+        self._done.append((spec, made))
+        os.eventfd_write(self.wake, 1)
+
+    def _keep(self, spec: ConstraintSpec, compiled: Compiled) -> None:
+        self._kept[spec] = compiled
+        while sum(c.n_bytes for c in self._kept.values()) > KEPT_BYTES:
+            self._kept.popitem(last=False)
+
+    # ---- masks -----------------------------------------------------------------------------------------------------
+
+    def masks(self, requests: Sequence[Request]) -> Masks | None:
+        """The masks of the rows that draw for `requests`; None where nobody has a guide. On a GPU asynchronous."""
+        guided = [i for i, r in enumerate(requests) if r.guide is not None]
+        if not guided:
+            return None
+        out = np.empty((len(guided), -(-self._n_vocab // 32)), np.int32)
+        which = np.full(len(requests), -1, np.int32)
+        which[guided] = np.arange(len(guided))
+        for row, i in zip(out, guided, strict=True):
+            _fill(requests[i], row)
+        return Masks(to_device(out, self._device), to_device(which, self._device))
+
+
+def _begin(run: Run, compiled: Compiled, vocabulary: Vocabulary) -> Guided:
+    """A guide that stands where the Run does: behind what an engine before this one generated."""
+    guide = compiled.guide()
+    done = array("i", run.ids)[len(run.ids) // 4 - run.n_done :]
+    if guide.accept(done) < len(done):
+        why = guide.error or "a token that it does not allow"
+        return Guided(run, None, (), ConstraintBroke(f"the output so far does not match the constraint: {why}"))
+    no_text = vocabulary.special.union(vocabulary.eos)
+    ends = tuple(i for i in array("i", run.stop_ids) if i in no_text and i < vocabulary.n_vocab)
+    return Guided(run, guide, ends)
+
+
+def _fill(request: Request, row: np.ndarray) -> None:
+    """The guide's mask, and the tokens that end the output where it may end; min_tokens yields to a full value."""
+    guide = request.guide
+    assert guide is not None
+    guide.fill(row)
+    if guide.error:
+        row[:] = 0
+    elif guide.can_stop and (request.n_out >= request.sampling.min_tokens or not row.any()):
+        set_bits(row, request.ends)
