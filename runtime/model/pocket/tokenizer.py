@@ -1,9 +1,11 @@
 """The pocket model's tokenizer: byte-level BPE of 4,096 entries, made so that copying is easy.
 
 A name must be found in a sentence and written again in a JSON string or at the start of an answer, where no space
-stands before it. So the capital letter of a name is a token of its own, with its space or without, and the rest of the
-name is the same ids everywhere; a plural's `s` is cut off; every digit stands alone. Only the words of `WHOLE`, which
-begin sentences and are never copied, keep their capital.
+stands before it; a word must become the same ids in both places, or the model has to learn for each word how it is
+spelt without its space, and can never know it of a word it was not trained on. So the space is a token of its own,
+but before words of grammar (`COMMON`), before capitals, and before words that begin sentences (`WHOLE`), which are
+not copied. The capital of a name stands alone, the rest of the name is the same ids everywhere; a plural's `s` is cut
+off; digits and the letters of codes stand alone.
 """
 
 import itertools
@@ -24,14 +26,26 @@ WHOLE = tuple(
     Convert Compute Calculate Tell Please Can Could Your You There This Today Order Tables Tool Tools Use Numbers
     Target Propose Result Is It In On At For From We And Hello Multiply Look Get Repeat Again Call""".split()  # noqa: SIM905
 )
+COMMON = tuple(
+    """the is a and of in that are between about answer with remember will to text out for an you was as has on from
+    me many at my does two come came do can called have by bought need help years old it like likes each what
+    here comes am one better than back which talked wrote saw much asked live best know they cost when tell
+    into costs be works lives people please there week ask reached weighs new thing get gets turned says find
+    found did think after again total together these sold pay given give starts always nothing before were
+    heavy begins buy paid pays buys plus add times our dial multiply sent takes want us step more we sells
+    moved who leaves aged expects uses percent subtract went away ships later wears or not no but if so this
+    their them his her its your how where why then also only now all any some other first last next every
+    without over under near""".split()  # noqa: SIM905
+)
 SPLIT = "|".join(
     (
         rf" ?(?:{'|'.join(WHOLE)})(?!\p{{L}})",
+        rf" (?:{'|'.join(COMMON)})(?!\p{{L}})",
         r" ?\p{Lu}(?=\p{Ll})",
-        r" ?\p{Ll}{3,}(?=s(?!\p{L}))",
-        r" ?\p{Ll}+",
-        r" ?\p{Lu}+(?!\p{Ll})",
-        r" ?\p{L}+",
+        r"\p{Ll}{3,}(?=s(?!\p{L}))",
+        r"\p{Ll}+",
+        r"\p{Lu}",
+        r"\p{L}+",
         r"\p{N}",
         r" ?[^\s\p{L}\p{N}]+",
         r"\n+",

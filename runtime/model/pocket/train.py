@@ -280,7 +280,7 @@ def train(
 
 
 RECIPES = {
-    "pocket": Recipe(MAIN, n_steps=7000, n_decay=2000),
+    "pocket": Recipe(MAIN, n_steps=9000, n_decay=2800),
     "draft": Recipe(DRAFT, n_steps=2400, n_decay=1000),
 }
 

@@ -119,7 +119,7 @@ ASIDES = (
 )
 _ONSETS = "b c d f g h j k l m n p r s t v w z br cl dr fl gr kr pl pr sh sl st th tr ch qu".split()
 _VOWELS = "a e i o u a e i o ai ea ou".split()
-_CODAS = ["", "", "", "l", "n", "r", "s", "t", "m", "k", "nd", "th", "sk", "x"]
+_CODAS = ["", "", "", "l", "n", "r", "t", "m", "k", "nd", "th", "sk", "x"]  # none that a plural's s could hide
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
