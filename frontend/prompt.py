@@ -154,6 +154,7 @@ class Prompt:
 
     def _select_op(self, leaf: Select, ref: Ref, seed: int | None) -> wire.Select:
         seed = seed if leaf.seed is None else leaf.seed
+        ref.method = leaf.method
         return wire.Select(
             self._lane.number, ref.number, leaf.choices, leaf.method, leaf.temperature, seed, ref.name, ref.line
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +24,7 @@ class Ref(Expr):
 
     __slots__ = (
         *("__weakref__", "_lane", "_objects", "_value", "answer", "before", "deltas", "line", "name", "number"),
-        *("record", "with_text"),
+        *("method", "record", "with_text"),
     )
 
     def __init__(self, record: Record, lane: Lane, before: Ref | None, name: str = "", line: str = "") -> None:
@@ -36,6 +37,8 @@ class Ref(Expr):
         """Whether the meta info shows the text of each token."""
         self.answer: Answer | None = None
         """What its text is to be."""
+        self.method: wire.ChoicesMethod | None = None
+        """How its choices are scored, where it is a select."""
         self._lane: Lane | None = lane
         self._value: wire.Value | None = None
         self._objects: list[Any] | None = None
@@ -112,42 +115,61 @@ class Ref(Expr):
         """What is known about how the text came about; with n > 1, a list of all n."""
         value = self.wait()
         if value.scores is not None:
-            return _meta_of_select(value.scores)
-        metas = [self._meta_of_sample(sample, value.usage) for sample in value.samples]
+            return _meta_of_select(value.scores, self.method)
+        metas = [self._meta_of_sample(k, sample, value) for k, sample in enumerate(value.samples)]
         return metas[0] if len(metas) == 1 else metas
 
-    def _meta_of_sample(self, sample: wire.Sample, usage: wire.Usage) -> dict[str, Any]:
+    def _meta_of_sample(self, k: int, sample: wire.Sample, value: wire.Value) -> dict[str, Any]:
+        usage, times = value.usage, value.times
         reason: dict[str, Any] = {"type": sample.finish_reason}
         if sample.matched is not None:
             reason["matched"] = sample.matched
         if sample.finish_reason == "length":
             reason["length"] = sample.n_tokens
         meta: dict[str, Any] = {
+            "id": f"{value.program}-{value.ref}-{k}",
             "finish_reason": reason,
             "prompt_tokens": usage.prompt,
             "completion_tokens": sample.n_tokens,
             "cached_tokens": usage.cached,
+            "spec_verify_ct": usage.generated - usage.accepted if usage.drafted else 0,
+            "e2e_latency": max(0.0, times.ended - times.ready),
         }
-        if sample.logprobs:
-            text = (lambda t: t) if self.with_text else (lambda t: None)
-            meta["output_token_logprobs"] = [(t.logprob, t.id, text(t.text)) for t in sample.logprobs]
+        if sample.logprobs or value.prompt:
+            outputs = [(t.logprob, t.id, t.text if self.with_text else None) for t in sample.logprobs]
+            meta["output_token_logprobs"] = outputs
             meta["output_top_logprobs"] = [
-                [(logprob, token, text(words)) for token, words, logprob in t.top] for t in sample.logprobs
+                [(logprob, token, words if self.with_text else None) for token, words, logprob in t.top]
+                for t in sample.logprobs
+            ]
+            meta["input_token_logprobs"] = [
+                (None if math.isnan(t.logprob) else t.logprob, t.id, t.text if self.with_text else None)
+                for t in value.prompt
             ]
         return meta
 
 
-def _meta_of_select(scores: wire.Scores) -> dict[str, Any]:
+def _meta_of_select(scores: wire.Scores, method: wire.ChoicesMethod | None) -> dict[str, Any]:
     """Per choice: its score, the (logprob, id, None) of each scored token, and its weight in the draw."""
     meta: dict[str, Any] = {
         "normalized_prompt_logprobs": list(scores.normalized),
         "input_token_logprobs": [[(logprob, token, None) for logprob, token in one] for one in scores.tokens],
+        "output_token_logprobs": [[] for _ in scores.tokens],
         "weights": list(scores.weights),
     }
+    if method == "greedy_token_selection":
+        longest = max(map(len, scores.tokens))
+        meta["greedy_logprob_matrix"] = [
+            [logprob for logprob, _ in one] + [mean] * (longest - len(one))
+            for one, mean in zip(scores.tokens, scores.normalized, strict=True)
+        ]
     if scores.unconditional:
         meta["unconditional_token_logprobs"] = [
             [(logprob, token, None) for logprob, token in one] for one in scores.unconditional
         ]
+        pairs = zip(scores.tokens, scores.unconditional, strict=True)
+        gains = [[a[0] - b[0] for a, b in zip(with_, without, strict=True)] for with_, without in pairs]
+        meta["normalized_unconditional_prompt_logprobs"] = [sum(gain) / len(gain) for gain in gains]
     return meta
 
 

@@ -45,6 +45,7 @@ class Outcome(NamedTuple):
     scores: wire.Scores | None = None
     times: wire.Times = wire.Times()
     tokens: wire.Tokens | None = None
+    prompt: tuple[wire.TokenLogprob, ...] = ()
 
 
 class Generation:
@@ -154,6 +155,11 @@ class Generator:
                 turn_ends = (self._turn_end,)
             elif self._turn_end_text:
                 sampling = msgspec.structs.replace(sampling, stop=(*sampling.stop, self._turn_end_text))
+        if _is_look(sampling):
+            turn_ends = ()
+            sampling = msgspec.structs.replace(
+                sampling, max_tokens=1, n=1, stop=(), stop_token_ids=(), stop_regex=(), ignore_eos=True
+            )
         ids = b"".join(run.ids for run in text.runs)
         seed = self._rng.getrandbits(62) if sampling.seed is None else sampling.seed
         return [
@@ -164,6 +170,7 @@ class Generator:
                 turn_ends=turn_ends,
                 seed=seed,
                 sample=k,
+                score_from=_score_from(sampling, len(ids) // 4) if k == 0 else -1,
                 order=(*order, k),
                 listener=None if k else listener,
             )
@@ -174,16 +181,19 @@ class Generator:
         if not generation.have_ended():
             return
         first = generation.requests[0]
-        n_kept, n_chars = first.text.kept()
-        text = first.text.text
-        generation.end(
-            Outcome(
-                samples=tuple(map(self._requests.sample, generation.requests)),
-                pieces=(Made(text[:n_chars], bytes(first.ids[: 4 * n_kept])), Span(text[n_chars:])),
-                usage=_usage(generation.requests, n_prompts=1),
-                times=generation.times(),
-            )
-        )
+        samples = tuple(map(self._requests.sample, generation.requests))
+        usage = _usage(generation.requests, n_prompts=1)
+        assert isinstance(generation.op, wire.Gen)
+        if _is_look(generation.op.sampling):
+            samples = (wire.Sample("", "length", logprobs=samples[0].logprobs),) * generation.op.sampling.n
+            pieces: tuple[Piece, ...] = ()
+            usage = msgspec.structs.replace(usage, generated=0)
+        else:
+            n_kept, n_chars = first.text.kept()
+            text = first.text.text
+            pieces = Made(text[:n_chars], bytes(first.ids[: 4 * n_kept])), Span(text[n_chars:])
+        times, prompt = generation.times(), self._requests.prompt(first)
+        generation.end(Outcome(samples, pieces, usage, times=times, prompt=prompt))
 
     # ---- select ----------------------------------------------------------------------------------------------------
 
@@ -248,6 +258,17 @@ def _check(op: wire.Gen | wire.Select) -> None:
         raise BadProgram(f"temperature is {op.temperature}; it must be 0 or more")
     if op.method == "greedy_token_selection" and op.temperature:
         raise BadProgram("greedy_token_selection has no scores to draw from; use temperature=0")
+
+
+def _is_look(sampling: wire.Sampling) -> bool:
+    """Whether nothing is to be generated, and only told what would come."""
+    return sampling.max_tokens == 0 and sampling.logprobs
+
+
+def _score_from(sampling: wire.Sampling, n_prompt: int) -> int:
+    """The first token of the prompt whose logprob is asked for and can be had; -1: there is none."""
+    start = max(1, sampling.logprob_start)
+    return start if sampling.logprobs and sampling.logprob_start >= 0 and start < n_prompt else -1
 
 
 def _usage(requests: Sequence[Request], n_prompts: int) -> wire.Usage:

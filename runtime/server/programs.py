@@ -335,6 +335,7 @@ class Programs:
         state.error = error
 
     def _fail(self, program: Program, state: State, op: wire.Op | Point, error: Error) -> None:
+            prompt=outcome.prompt,
         """Pass `error` on to whoever waits for `op`."""
         match op:
             case wire.Gen(ref=ref) | wire.Select(ref=ref) | wire.Read(ref=ref):

@@ -6,6 +6,7 @@ results: `replay` sends each living request again, with what it had.
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -61,6 +62,8 @@ class Requests:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tokenizer, self._n_vocabulary, self._send, self.clock = tokenizer, n_vocabulary, send, clock
+        self.spend: Callable[[tuple[int, ...], int], None] | None = None
+        """Called with a request's `order` and the number of tokens that it was just given."""
         self._living: dict[int, Request] = {}
         self._n_started = 0
 
@@ -184,6 +187,8 @@ class Requests:
             self._send(wire.Abort(rid=request.run.rid))
         if new and request.listener is not None:
             request.listener(new)
+        if self.spend is not None and n > 0:
+            self.spend(request.run.order, n)
 
     def _end(self, request: Request, finish: wire.Finish) -> None:
         request.finish, request.ended = finish, self.clock()
@@ -210,6 +215,16 @@ class Requests:
             n_tokens=text.n_tokens,
             logprobs=tuple(map(self._logprob, unpack(bytes(request.ids)), request.logprobs)),
         )
+
+    def prompt(self, request: Request) -> tuple[wire.TokenLogprob, ...]:
+        """The tokens of the prompt whose logprobs were asked for. The first of a text has none: nan."""
+        start = request.run.sampling.logprob_start
+        if start < 0 or not request.run.sampling.logprobs:
+            return ()
+        ids = unpack(request.run.ids)[start:]
+        scores = [math.nan, *request.scores] if start == 0 else request.scores
+        spell = self._tokenizer.text_of
+        return tuple(wire.TokenLogprob(i, spell([i]), score) for i, score in zip(ids, scores, strict=True))
 
     def _logprob(self, i: int, entry: wire.TopLogprobs) -> wire.TokenLogprob:
         ids: Any = memoryview(entry.top_ids).cast("i")

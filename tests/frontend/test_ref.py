@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -45,11 +46,15 @@ def test_with_n_samples_the_variable_is_a_list_and_the_prompt_goes_on_with_the_f
 )
 def test_meta_info_of_a_gen(sample: wire.Sample, reason: dict[str, Any]) -> None:
     state = run(sample)
-    assert state.get_meta_info("x") == {
+    meta = state.get_meta_info("x")
+    assert 0 <= meta.pop("e2e_latency") < 60
+    assert meta == {
+        "id": "0-0-0",
         "finish_reason": reason,
         "prompt_tokens": 0,
         "completion_tokens": 3,
         "cached_tokens": 0,
+        "spec_verify_ct": 0,
     }
     assert state.get_meta_info("set") is None
     with pytest.raises(bn.UnknownVariable):
@@ -85,26 +90,45 @@ def test_logprobs_are_asked_for() -> None:
     assert (op.sampling.logprobs, op.sampling.top_logprobs, op.sampling.max_tokens) == (True, 4, 0)
 
 
-def test_meta_info_of_a_select() -> None:
-    scores = wire.Scores((-1.0, -2.0), (((-1.0, 3),), ((-2.0, 4),)), (1.0, 0.0), (((-3.0, 3),), ((-4.0, 4),)))
+def answered(value: wire.Value, *expr: Any) -> dict[str, Any]:
+    """The meta info of x, where the backend gives `value` for it."""
 
-    class Scoring(bn.Mock):
+    class Given(bn.Mock):
         def program(self, name: str = "") -> Any:
             made = super().program(name)
-            made.submit = lambda ops, last=False: made.future(0).set_result(
-                wire.Value(0, 0, 0, (wire.Sample("a", "stop"),), scores=scores)
-            )
+            made.submit = lambda ops, last=False: made.future(0).set_result(value)
             return made
 
-    @bn.function
-    def program(s: bn.State) -> None:
-        s += bn.select("x", ["a", "b"])
+    state = bn.function(lambda s: s.__iadd__(list(expr))).run(backend=Given())
+    meta: dict[str, Any] = state.get_meta_info("x")
+    return meta
 
-    state = program.run(backend=Scoring())
-    assert state["x"] == "a"
-    assert state.get_meta_info("x") == {
-        "normalized_prompt_logprobs": [-1.0, -2.0],
-        "input_token_logprobs": [[(-1.0, 3, None)], [(-2.0, 4, None)]],
+
+def test_meta_info_tells_of_drafts_and_of_the_prompts_tokens() -> None:
+    prompt = (wire.TokenLogprob(3, "a", math.nan), wire.TokenLogprob(4, "b", -1.0))
+    usage = wire.Usage(prompt=2, cached=1, generated=9, drafted=8, accepted=5)
+    times = wire.Times(ready=2.0, ended=3.5)
+    value = wire.Value(7, 0, 0, (wire.Sample("t", "stop", n_tokens=9),), usage, times=times, prompt=prompt)
+    meta = answered(value, "p", bn.gen("x", return_logprob=True, logprob_start_len=0, return_text_in_logprobs=True))
+    assert (meta["id"], meta["spec_verify_ct"], meta["e2e_latency"]) == ("7-0-0", 4, 1.5)
+    assert (meta["prompt_tokens"], meta["cached_tokens"], meta["completion_tokens"]) == (2, 1, 9)
+    assert meta["input_token_logprobs"] == [(None, 3, "a"), (-1.0, 4, "b")]
+
+
+SCORES = wire.Scores(
+    (-1.5, -2.0), (((-1.0, 3), (-2.0, 5)), ((-2.0, 4),)), (1.0, 0.0), (((-3.0, 3), (-3.0, 5)), ((-4.0, 4),))
+)
+
+
+def test_meta_info_of_a_select() -> None:
+    value = wire.Value(0, 0, 0, (wire.Sample("a", "stop"),), scores=SCORES)
+    assert answered(value, bn.select("x", ["a", "b"])) == {
+        "normalized_prompt_logprobs": [-1.5, -2.0],
+        "input_token_logprobs": [[(-1.0, 3, None), (-2.0, 5, None)], [(-2.0, 4, None)]],
+        "output_token_logprobs": [[], []],
         "weights": [1.0, 0.0],
-        "unconditional_token_logprobs": [[(-3.0, 3, None)], [(-4.0, 4, None)]],
+        "unconditional_token_logprobs": [[(-3.0, 3, None), (-3.0, 5, None)], [(-4.0, 4, None)]],
+        "normalized_unconditional_prompt_logprobs": [1.5, 2.0],
     }
+    greedy = answered(value, bn.select("x", ["a", "b"], choices_method=bn.greedy_token_selection))
+    assert greedy["greedy_logprob_matrix"] == [[-1.0, -2.0], [-2.0, -2.0]]

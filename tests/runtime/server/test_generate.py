@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -355,3 +356,40 @@ def test_a_bad_gen_is_refused(bench: Any, sampling: dict[str, Any], what: str) -
     b = bench()
     b.submit(Append(0, ("a",)), Gen(0, 0, wire.Sampling(**sampling)))
     assert what in b.failed(0).message
+
+
+def test_logprobs_of_the_prompts_tokens(bench: Any, words: Tokenizer, greedy: Sampler) -> None:
+    b = bench()
+    ids = words.encode([Span("hello there")])
+    for ref, start in enumerate((0, 1, 2, len(ids), 99)):
+        b.submit(Append(0, ("",)), program=ref)
+        b.submit(Append(0, ("hello there",)), program=ref)
+        b.submit(Gen(0, 0, greedy(max_tokens=1, logprobs=True, logprob_start=start, n=2)), program=ref)
+    b.run()
+    for ref, start in enumerate((0, 1, 2, len(ids), 99)):
+        prompt = b.value(0, program=ref).prompt
+        assert [t.id for t in prompt] == ids[start:]
+        assert "".join(t.text for t in prompt) == words.text_of(ids[start:])
+        assert [math.isnan(t.logprob) for t in prompt] == [start == k == 0 for k in range(len(prompt))]
+    runs = [run for run in b.engine.runs if run.sample == 0]
+    assert [run.score_from for run in runs] == [1, 1, 2, -1, -1]
+    assert {run.score_from for run in b.engine.runs if run.sample == 1} == {-1}
+
+
+def test_a_gen_of_no_tokens_tells_what_would_come(bench: Any, greedy: Sampler) -> None:
+    b = bench({"a": "z"})
+    b.submit(
+        Append(0, ("a",)),
+        Gen(0, 0, greedy(max_tokens=0, logprobs=True, top_logprobs=2, stop=("z",), stop_token_ids=(9,))),
+        Gen(0, 1, greedy(max_tokens=0)),
+        Read(0, 2),
+    )
+    b.run()
+    look = b.engine.runs[0]
+    assert (look.sampling.max_tokens, look.stop_ids) == (1, b"")
+    (sample,) = b.value(0).samples
+    assert (sample.text, sample.finish_reason, sample.n_tokens) == ("", "length", 0)
+    assert len(sample.logprobs) == 1
+    assert b.value(0).usage.generated == 0
+    assert b.text(2) == "a"
+    assert b.engine.runs[1].sampling.max_tokens == 0, "without logprobs there is nothing to tell"
