@@ -64,9 +64,8 @@ class Record:
         self.ret_value: Any = None
         self.trace = Trace()
         self._lock, self._sending = threading.Lock(), threading.RLock()
-        self._ops: list[wire.Op] = []
-        self._text_of = -1  # the state that self._text will be appended to
-        self._text: list[wire.Part] = []
+        self._log: deque[wire.Op | tuple[int, Sequence[wire.Part]]] = deque()
+        """What is not sent yet: ops, and texts with the state that each was appended to. Appending takes no lock."""
         self._dropped: deque[int] = deque()
         self.is_due = False
         """Whether a gen was recorded that is not sent yet."""
@@ -87,40 +86,44 @@ class Record:
             self.n_refs += 1
             return self.n_refs - 1
 
-    def text(self, lane: Lane, parts: list[wire.Part]) -> None:
+    def text(self, lane: Lane, parts: Sequence[wire.Part]) -> None:
         """Append text to a state. What stands side by side travels as one op."""
-        if not parts:
-            return
-        with self._lock:
-            if self._text_of != lane.number:
-                self._close_text()
-                self._text_of = lane.number
-            self._text += parts
+        if parts:
+            self._log.append((lane.number, parts))
 
     def add(self, op: wire.Op) -> None:
-        with self._lock:
-            self._close_text()
-            self._ops.append(op)
-            is_first = isinstance(op, wire.Gen | wire.Select) and not self.is_due
-            self.is_due |= is_first
-        if is_first:
+        self._log.append(op)
+        if not self.is_due and isinstance(op, wire.Gen | wire.Select):
+            self.is_due = True
             _ticker.remind(self)
 
-    def _close_text(self) -> None:
-        if self._text:
-            self._ops.append(wire.Append(self._text_of, tuple(self._text)))
-            self._text_of, self._text = -1, []
+    def _take(self) -> list[wire.Op]:
+        """All that was recorded since the last time, as ops."""
+        self.is_due = False  # first: what is recorded from here on may come along, or reminds anew
+        ops: list[wire.Op] = []
+        state, text = -1, list[wire.Part]()
+        while self._log:
+            one = self._log.popleft()
+            number, parts = one if isinstance(one, tuple) else (-1, ())
+            if text and number != state:
+                ops.append(wire.Append(state, tuple(text)))
+                text = []
+            state = number
+            text += parts
+            if not isinstance(one, tuple):
+                ops.append(one)
+        if text:
+            ops.append(wire.Append(state, tuple(text)))
+        while self._dropped:
+            ops.append(wire.Drop(self._dropped.popleft()))
+        return ops
 
     def flush(self) -> None:
         """Send what is recorded, as one message. Raises what keeps the backend from taking it, now and ever after."""
         if self.error is not None:
             raise self.error
         with self._sending:  # over the submit too: messages leave in the order of their ops
-            with self._lock:
-                self._close_text()
-                while self._dropped:
-                    self._ops.append(wire.Drop(self._dropped.popleft()))
-                ops, self._ops, self.is_due = self._ops, [], False
+            ops = self._take()
             if ops and self.failure is None:
                 self.trace.send(ops)
                 try:

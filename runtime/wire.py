@@ -30,8 +30,8 @@ VERSION = 1
 """Handshake version. Peers with another one are refused by name."""
 
 
-class Wire(msgspec.Struct, frozen=True, tag_field="t", tag=str.lower, omit_defaults=True):
-    """Base of all messages; the tag is the class name in lower case."""
+class Wire(msgspec.Struct, frozen=True, gc=False, tag_field="t", tag=str.lower, omit_defaults=True):
+    """Base of all messages; the tag is the class name in lower case. In no cycle, and so no work for the collector."""
 
 
 # ---- what a program is made of -------------------------------------------------------------------------------------
