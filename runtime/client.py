@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +34,7 @@ import zmq
 from banyan.runtime import ipc, wire
 from banyan.runtime.errors import BadProgram, BanyanError, ConnectFailed, RuntimeLost
 from banyan.runtime.inbox import Inbox, new_future
+from banyan.runtime.window import pack, unpack
 
 
 def connect(path: str | Path, timeout: float = 10.0) -> Client:
@@ -150,8 +152,9 @@ class Client:
         """Queue a message for the server; messages leave in the order of calls."""
         self._loop.call(partial(self.send_now, data))
 
-    def settle_soon(self, number: int) -> None:
-        self._loop.call(partial(self.settle, number))
+    def call(self, action: Callable[[], None]) -> None:
+        """Run `action` on the I/O thread, after all that was queued before."""
+        self._loop.call(action)
 
     @property
     def max_message(self) -> int:
@@ -166,12 +169,17 @@ class Client:
                 self.socket.send(data, zmq.NOBLOCK)
 
     def beat(self) -> bool:
-        """Send a Ping. False: the server was silent for too many of them.
+        """Send a Ping, and what there is to compare. False: the server was silent for too many of them.
 
         Counted in beats, not seconds: a process that was suspended has sent none, and so misses none.
         """
         self.n_unanswered += 1
         self.send_now(wire.encode(wire.Ping()))
+        with self._lock:
+            inboxes = list(self._inboxes.values())
+        reports = filter(None, (inbox.report() for inbox in inboxes))
+        while some := list(islice(reports, 1000)):  # a server takes messages of a certain size at most
+            self.send_now(wire.encode(wire.Sync(pack(some))))
         return self.n_unanswered <= ipc.MISSED
 
     def receive(self) -> None:
@@ -189,6 +197,14 @@ class Client:
             case wire.Answer(id=number):
                 if future := self._answers.pop(number, None):
                     future.set_result(message)
+            case wire.Resend(program=number, seq=seq):
+                if inbox := self._inboxes.get(number):
+                    inbox.send_again(seq)
+            case wire.Sync(programs=programs):
+                for number, sent, seen in unpack(programs):
+                    if inbox := self._inboxes.get(number):
+                        inbox.compare(sent, seen)
+                        self.settle(number)
             case wire.Value() | wire.Failed() | wire.Delta():
                 if isinstance(message, wire.Failed) and message.program < 0:
                     self._loop.drop(self, f"the server refused this client: {message.message}")
@@ -197,12 +213,14 @@ class Client:
                     self.settle(message.program)
 
     def settle(self, number: int) -> None:
-        """Forget a program that is closed and fully answered."""
+        """End what is asked of a program that is over, and forget it once the server knows so too."""
         inbox = self._inboxes.get(number)
-        if inbox is not None and inbox.is_settled:
+        if inbox is None or not inbox.is_over:
+            return
+        inbox.fail_all(lambda gen, line: BadProgram("the program ended without being asked for this value"))
+        if inbox.is_settled:
             with self._lock:
                 self._inboxes.pop(number, None)
-            inbox.fail_all(lambda gen, line: BadProgram("the program ended without being asked for this value"))
 
     def abandon(self, number: int) -> None:
         """The user's handle on a program is gone."""
@@ -237,6 +255,10 @@ class Program:
     def name(self) -> str:
         return self._inbox.name
 
+    def limit(self, limits: wire.Limits) -> None:
+        """Have the server hold the program to `limits`. To be called before the first `submit`."""
+        self._inbox.limits = limits
+
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
         """Send `ops` to run after those sent before; `last`: there will be no more. Returns at once.
 
@@ -257,7 +279,7 @@ class Program:
         self.client._loop.call(partial(self._inbox.listen, ref, callback))
 
     def cancel(self) -> None:
-        """Stop the program on the server; what is not finished fails with Cancelled. Idempotent."""
+        """Stop the program on the server; what is not finished fails with Cancelled, at once. Idempotent."""
         self._inbox.cancel()
 
     def close(self) -> None:

@@ -16,6 +16,7 @@
         ├── PromptTooLong    ... a prompt beyond the model's context
         ├── Cancelled        ... because someone asked for it
         ├── DeadlineExceeded ... because its time was up (also a TimeoutError)
+        ├── BudgetExceeded   ... because it may make no more tokens
         ├── BadOutput        ... the text of a gen is not what it was to be (also a ValueError)
         ├── ConstraintError  ... the constraint of a gen cannot be used
         │   ├── ConstraintSyntax        it is no regex, no JSON Schema, no grammar
@@ -89,10 +90,14 @@ class ProgramError(BanyanError):
     """A program failed.
 
     program: its name. line: "file.py:12", where the failing piece was appended. gen: the variable it would have
-    made. prompt_tail: the last characters of the prompt at that point. All are "" where they are not known.
+    made. prompt_tail: the last characters of the prompt at that point. All are "" where they are not known. attempts:
+    how often the gen was tried. usage: tokens of the program's gens until then, a `wire.Usage` (None: not known).
+    What caused it, where that was an error of its own, is the `__cause__`.
     """
 
     code = "program"
+    attempts = 1
+    usage: Any = None
 
     def __init__(
         self, message: str, *, program: str = "", line: str = "", gen: str = "", prompt_tail: str = ""
@@ -127,6 +132,10 @@ class Cancelled(ProgramError):
 
 class DeadlineExceeded(ProgramError, TimeoutError):
     code = "deadline_exceeded"
+
+
+class BudgetExceeded(ProgramError):
+    code = "budget_exceeded"
 
 
 class ConstraintError(ProgramError, ValueError):

@@ -2,6 +2,9 @@
 
 Any thread may submit and ask for futures; messages arrive on the client's I/O thread, and only there do futures
 resolve. The lock is held for dict work only, never while a future runs its callbacks.
+
+Messages that are lost on the way are asked for again, by whoever notices: the other side when a later one arrives, or
+this one when nothing comes and the two compare what they sent and saw (`report` and `compare`).
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from banyan.runtime import wire
-from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, RuntimeLost, from_code
+from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled, RuntimeLost, from_code
+from banyan.runtime.window import Window
 
 MakeError = Callable[[str, str], BanyanError]
 """(gen, line) -> a fresh error. Each future gets its own: one that two threads raise would mix their tracebacks."""
@@ -37,8 +41,11 @@ class Line(Protocol):
     def send(self, data: bytes) -> None:
         """Queue a message for the server; messages leave in the order of calls."""
 
-    def settle_soon(self, number: int) -> None:
-        """Look, on the I/O thread, whether the program is settled."""
+    def call(self, action: Callable[[], None]) -> None:
+        """Run `action` on the I/O thread."""
+
+    def settle(self, number: int) -> None:
+        """On the I/O thread: forget the program, if nothing more is to be said of it."""
 
 
 class Inbox:
@@ -54,12 +61,23 @@ class Inbox:
         self._listeners: dict[int, Callable[[str], None]] = {}
         self._failure: MakeError | None = None
         self._is_closed = False
-        self._n_sent = self._n_seen = 0  # messages, each way
+        self.limits: wire.Limits | None = None
+        """For the first message to carry."""
+        self._sent: Window[bytes] = Window()
+        self._n_seen = 0  # messages of the server
+        self._n_told = 0  # of those, how many it knows to have come
+        self._asked = -1  # what was asked for again last
+        self._n_quiet = 0  # heartbeats without news
+
+    @property
+    def is_over(self) -> bool:
+        """No future will resolve any more but by `fail_all`."""
+        return self._failure is not None or (self._is_closed and not self._expected)
 
     @property
     def is_settled(self) -> bool:
-        """Nothing more will come, either way."""
-        return self._failure is not None or (self._is_closed and not self._expected)
+        """It is over, and both sides know that."""
+        return self.is_over and self._sent.is_empty and self._n_told == self._n_seen
 
     # ---- from any thread -------------------------------------------------------------------------------------------
 
@@ -69,7 +87,7 @@ class Inbox:
                 raise BadProgram("the program is closed: it takes no more ops", program=self.name)
             if self._failure is not None:
                 return  # its futures say why
-            data = wire.encode(wire.Submit(program=self.number, seq=self._n_sent, ops=ops, last=last, name=self.name))
+            data = self._encode(ops, last)
             if len(data) > self._line.max_message:
                 raise BadMessage(
                     f"this piece of program {self.name!r} takes {len(data)} bytes, and the server takes "
@@ -80,11 +98,21 @@ class Inbox:
                     self._places[op.ref] = (op.name, op.line)
                 if isinstance(op, wire.Gen | wire.Select | wire.Read):
                     self._expected.add(op.ref)
-            self._n_sent += 1
             self._is_closed = last
-            self._line.send(data)  # inside the lock: messages leave in the order of seq
+            self._send(data)
         if last:
-            self._line.settle_soon(self.number)
+            self._line.call(partial(self._line.settle, self.number))
+
+    def _encode(self, ops: tuple[wire.Op, ...], last: bool) -> bytes:
+        n = self._sent.n
+        limits = None if n else self.limits
+        return wire.encode(wire.Submit(self.number, n, ops, last, self.name, limits))
+
+    def _send(self, data: bytes) -> None:
+        """Inside the lock: messages leave in the order of seq."""
+        self._sent.put(data)
+        self._n_quiet = 0
+        self._line.send(data)
 
     def close(self) -> None:
         """Send the last message, if it was not sent yet."""
@@ -92,21 +120,23 @@ class Inbox:
             if self._is_closed or self._line.lost is not None:
                 return
             self._is_closed = True
-            if self._n_sent:
-                last = wire.Submit(program=self.number, seq=self._n_sent, ops=(), last=True, name=self.name)
-                self._line.send(wire.encode(last))
-                self._n_sent += 1
-        self._line.settle_soon(self.number)
+            if self._sent.n:
+                self._send(self._encode((), last=True))
+        self._line.call(partial(self._line.settle, self.number))
 
     def cancel(self) -> None:
         with self._lock:
-            if self.is_settled or self._line.lost is not None:
+            if self.is_over or self._line.lost is not None:
                 return
             self._is_closed = True
-            if self._n_sent:
-                self._line.send(wire.encode(wire.Cancel(program=self.number, seq=self._n_sent)))
-                self._n_sent += 1
-        self._line.settle_soon(self.number)
+            if self._sent.n:
+                self._send(wire.encode(wire.Cancel(program=self.number, seq=self._sent.n)))
+        self._line.call(self._cancelled)
+
+    def _cancelled(self) -> None:
+        # At once: to wait for the server's word would make a server that is slow, or stuck, hold up who cancels.
+        self.fail_all(lambda gen, line: Cancelled("the program was cancelled", program=self.name, gen=gen, line=line))
+        self._line.settle(self.number)
 
     def future(self, ref: int) -> Future[wire.Value]:
         with self._lock:
@@ -120,11 +150,9 @@ class Inbox:
     # ---- on the I/O thread ------------------------------------------------------------------------------------------
 
     def take(self, message: wire.Value | wire.Failed | wire.Delta) -> None:
-        if message.seq < self._n_seen:
-            return
-        if message.seq > self._n_seen:
-            n = message.seq - self._n_seen
-            self.fail_all(lambda gen, line: RuntimeLost(f"{n} messages of program {self.name!r} were lost"))
+        if message.seq != self._n_seen:
+            if message.seq > self._n_seen and not self.is_over:
+                self._ask_again()
             return
         self._n_seen += 1
         match message:
@@ -133,6 +161,7 @@ class Inbox:
             case wire.Value(ref=ref):
                 self._resolve(ref, message)
             case wire.Failed(ref=None):
+                self._sent.came(self._sent.n)  # the server has forgotten the program, and wants no more of it
                 self.fail_all(partial(self._error, message))
             case wire.Failed(ref=int(ref)):
                 self._resolve(ref, self._error(message, *self._places.get(ref, ("", ""))))
@@ -180,3 +209,42 @@ class Inbox:
         except Exception as e:  # the user's code: its error belongs to the one who waits for this value
             del self._listeners[ref]
             self._resolve(ref, e)
+
+    # ---- messages that were lost -----------------------------------------------------------------------------------
+
+    def _ask_again(self, is_urgent: bool = False) -> None:
+        """Ask for the messages from the next one on; once for each gap, unless that seems to be lost as well."""
+        if self._asked < self._n_seen or is_urgent:
+            self._asked = self._n_seen
+            self._line.send(wire.encode(wire.Resend(program=self.number, seq=self._n_seen)))
+
+    def send_again(self, seq: int) -> None:
+        """The server lacks what was sent from `seq` on."""
+        with self._lock:
+            messages = self._sent.since(seq)
+        for data in messages or ():
+            self._line.send(data)
+        if messages is None:
+            lost = f"a message of program {self.name!r} to the server was lost, and is kept no longer to be sent again"
+            self.fail_all(lambda gen, line: RuntimeLost(lost))
+            self._sent.came(self._sent.n)
+
+    def report(self) -> tuple[int, int, int] | None:
+        """(number, sent, seen), when it is time to compare: after news, and ever more rarely while none comes."""
+        if self._n_told == self._n_seen:
+            if self._sent.is_empty and not self._expected:
+                return None
+            self._n_quiet += 1
+            if self._n_quiet & (self._n_quiet - 1):  # at heartbeats 1, 2, 4, 8 ...
+                return None
+        else:
+            self._n_quiet = 0
+        self._n_told = self._n_seen
+        return self.number, self._sent.n, self._n_seen
+
+    def compare(self, sent: int, seen: int) -> None:
+        """What the server says of the program: how many messages it sent, and how many it saw."""
+        with self._lock:
+            self._sent.came(seen)
+        if sent > self._n_seen and not self.is_over:
+            self._ask_again(is_urgent=True)

@@ -42,12 +42,15 @@ LAW = {
     f"{RUNTIME}.template": Room((f"{RUNTIME}.wire", f"{RUNTIME}.errors"), ("msgspec",)),  # what a Use stands for
     f"{RUNTIME}.config": Room((f"{RUNTIME}.errors",), ("msgspec",)),
     f"{RUNTIME}.ipc": Room(CORE, ("msgspec", "zmq")),
-    f"{RUNTIME}.client": Room((*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.inbox"), ("msgspec", "zmq")),
-    f"{RUNTIME}.inbox": Room(CORE, ("msgspec",)),
+    f"{RUNTIME}.client": Room(
+        (*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.inbox", f"{RUNTIME}.window"), ("msgspec", "zmq")
+    ),
+    f"{RUNTIME}.inbox": Room((*CORE, f"{RUNTIME}.window"), ("msgspec",)),
+    f"{RUNTIME}.window": Room(),
     f"{RUNTIME}.launch": Room((*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.client"), ("msgspec", "psutil", "zmq")),
     f"{RUNTIME}.constraint": Room(CORE, ("llguidance", "msgspec", "numpy", "outlines_core")),
     f"{RUNTIME}.server": Room(
-        (*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.launch", f"{RUNTIME}.metrics"),
+        (*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.launch", f"{RUNTIME}.metrics", f"{RUNTIME}.window"),
         ("jinja2", "msgspec", "outlines_core", "psutil", "re2", "tokenizers", "zmq"),
     ),
     f"{RUNTIME}.engine.scheduler": Room(

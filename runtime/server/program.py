@@ -67,7 +67,6 @@ class Program:
         self.client, self.number, self.name, self.serial = client, number, name, serial
         self.started = datetime.now()
         """What a chat template takes for now: fixed, so that a prompt does not change at midnight."""
-        self.n_in = self.n_out = 0  # messages, each way
         self.is_last = False
         self.is_over = False
         self.states = {0: State(0, is_born=True)}

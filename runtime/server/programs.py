@@ -8,22 +8,21 @@ elsewhere fails when it comes to it. Other states live on.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 from banyan.runtime import wire
-from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled
+from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled, Unsupported
+from banyan.runtime.server.delivery import Delivery
 from banyan.runtime.server.generate import Error, Generation, Generator, Outcome
+from banyan.runtime.server.limits import Limiter, Timers
 from banyan.runtime.server.program import Client, Gathering, Point, Program, State
 from banyan.runtime.server.requests import Requests
 from banyan.runtime.server.rounds import Rounds, Tooling
 from banyan.runtime.server.state import Open, Shut, Text
 from banyan.runtime.server.tokenizer import Span
 from banyan.runtime.template import ProgramTemplate
-
-N_ENDED = 4096
-"""Programs remembered after their end, all clients together."""
 
 
 class Broken(Exception):
@@ -35,14 +34,22 @@ class Broken(Exception):
 
 
 class Programs:
-    """The programs of all clients. `send` gives a message to a client and must not raise."""
+    """The programs of all clients. `send` gives a message to a client and must not raise; `timers` are its loop's."""
 
-    def __init__(self, generator: Generator, send: Callable[[Client, wire.ServerMessage], None]) -> None:
-        self._generator, self._send = generator, send
+    def __init__(
+        self,
+        generator: Generator,
+        send: Callable[[Client, wire.ServerMessage], None],
+        timers: Timers,
+    ) -> None:
+        self._generator = generator
+        self.delivery = Delivery(send)
+        self._send = self.delivery.send
+        self._limiter = Limiter(timers, end=self._end, stop=self._stop)
+        self.spend = self._limiter.spend
         self.tooling = Tooling(generator)
         self._programs: dict[tuple[Client, int], Program] = {}
         self._templates: dict[tuple[Client, int], ProgramTemplate] = {}
-        self._ended: OrderedDict[tuple[Client, int], None] = OrderedDict()  # the last N_ENDED, so as to know duplicates
         self._n_made = 0
         self._ready: deque[tuple[Program, State]] = deque()
         self._is_pumping = False
@@ -70,21 +77,18 @@ class Programs:
     # ---- what a client wants ---------------------------------------------------------------------------------------
 
     def submit(self, client: Client, message: wire.Submit) -> None:
-        program = self._programs.get((client, message.program))
-        if program is None:
-            if (client, message.program) in self._ended:
-                return
-            program = Program(client, message.program, message.name, self._n_made)
-            self._programs[client, message.program] = program
-            self._n_made += 1
-        if message.seq < program.n_in:
+        key = client, message.program
+        if self.delivery.has_ended(key) or not self.delivery.accept(key, message.seq):
             return
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = Program(client, message.program, message.name, self._n_made)
+            self._n_made += 1
+            if message.limits is not None:
+                self._limiter.begin(program, message.limits)
         try:
-            if message.seq > program.n_in:
-                raise BadMessage(f"message {program.n_in} of program {program.name!r} is missing before {message.seq}")
             if program.is_last:
                 raise BadMessage(f"program {program.name!r} goes on after its last message")
-            program.n_in += 1
             program.is_last = message.last
             for op in message.ops:
                 self._queue(program, op)
@@ -109,6 +113,7 @@ class Programs:
         """The client is gone: stop all it had."""
         for key in [key for key in self._programs if key[0] == client]:
             self._end(self._programs[key], None)
+        self.delivery.forget(client)
         for key in [key for key in self._templates if key[0] == client]:
             del self._templates[key]
 
@@ -234,6 +239,8 @@ class Programs:
                 state.text.append(Span(value))
             case wire.Arg(i=i):
                 raise BadProgram(f"argument {i} of a template stands outside of one")
+            case wire.Image():
+                raise Unsupported("image: this model takes text alone")
 
     def _bear(self, program: Program, child: State) -> None:
         child.is_born = True
@@ -281,11 +288,20 @@ class Programs:
         if not generation.is_over:
             state.generation = generation
             program.running.add(state)
+            if isinstance(op, wire.Gen):
+                self._limiter.watch(program, state, op)
 
     def _rest(self, program: Program, state: State) -> None:
         """Its generation is over."""
         state.generation = None
         program.running.discard(state)
+        self._limiter.rest(program, state)
+
+    def _stop(self, program: Program, state: State, error: Error) -> None:
+        """End what the state generates with `error`."""
+        if (generation := state.generation) is not None:
+            generation.stop()
+            self._generated(program, state, generation.op, error)
 
     def _called(
         self, program: Program, ref: int, number: int, calls: tuple[wire.ToolCall, ...], text: str, usage: wire.Usage
@@ -321,6 +337,7 @@ class Programs:
             scores=outcome.scores,
             times=outcome.times,
             tokens=outcome.tokens,
+            prompt=outcome.prompt,
         )
         self._send(program.client, message)
         self._wake(program, ref)
@@ -335,7 +352,6 @@ class Programs:
         state.error = error
 
     def _fail(self, program: Program, state: State, op: wire.Op | Point, error: Error) -> None:
-            prompt=outcome.prompt,
         """Pass `error` on to whoever waits for `op`."""
         match op:
             case wire.Gen(ref=ref) | wire.Select(ref=ref) | wire.Read(ref=ref):
@@ -395,21 +411,21 @@ class Programs:
 
     def _end(self, program: Program, error: Error | None) -> None:
         """Stop and forget a program; with an error, tell its client."""
+        if program.is_over:
+            return
         program.is_over = True
-        for state in program.running:
+        for state in tuple(program.running):
             if state.generation is not None:
                 state.generation.stop()
-        program.running.clear()
+                self._rest(program, state)
+        self._limiter.forget(program)
         key = program.client, program.number
         del self._programs[key]
-        self._ended[key] = None
-        if len(self._ended) > N_ENDED:
-            self._ended.popitem(last=False)
         if error is not None:
             seq = self._next(program)
             failed = wire.Failed(program=program.number, seq=seq, code=error.code, message=error.message)
             self._send(program.client, failed)
+        self.delivery.end(key)
 
     def _next(self, program: Program) -> int:
-        program.n_out += 1
-        return program.n_out - 1
+        return self.delivery.next((program.client, program.number))

@@ -34,6 +34,7 @@ from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectF
 from banyan.runtime.model.spec import resolve
 from banyan.runtime.server.chat import Template
 from banyan.runtime.server.generate import Generator
+from banyan.runtime.server.limits import Timers
 from banyan.runtime.server.link import Link
 from banyan.runtime.server.programs import Programs
 from banyan.runtime.server.requests import MAX_DEATHS, Requests
@@ -105,7 +106,9 @@ class Server:
         text_config = files.config.get("text_config") or files.config
         self.requests = Requests(self.tokenizer, text_config.get("vocab_size"), self._order)
         generator = Generator(self.tokenizer, template, self.requests, self._offload, Random())
-        self.programs = Programs(generator, self._say)
+        self.timers = Timers()
+        self.programs = Programs(generator, self._say, self.timers)
+        self.requests.spend = self.programs.spend
         self.chat = self.programs.tooling.told(template.chat_markers()) if template else None
 
     # ---- the loop --------------------------------------------------------------------------------------------------
@@ -115,7 +118,7 @@ class Server:
         self._poller = self._watch()
         with self._undo:
             while not self.is_stopping:
-                ready = dict(self._poller.poll(max(0, int(1000 * (beat - time.monotonic()))) + 1))
+                ready = dict(self._poller.poll(int(1000 * self.timers.wait(max(0.0, beat - time.monotonic()))) + 1))
                 if self.link.socket in ready:
                     self.link.receive(self._report)
                 if self.link.life in ready:
@@ -129,6 +132,7 @@ class Server:
                     self._probe()
                 if self._alive_fd in ready:
                     self.stop()
+                self.timers.run()
                 if time.monotonic() >= beat:
                     beat = time.monotonic() + ipc.HEARTBEAT
                     self._beat()
@@ -223,6 +227,10 @@ class Server:
                 self._ask(client, message)
             case wire.Ping():
                 self._say(client, wire.Pong())
+            case wire.Resend():
+                self.programs.delivery.resend(client, message)
+            case wire.Sync():
+                self.programs.delivery.sync(client, message)
 
     def _welcome(self, ready: wire.Ready) -> None:
         for client, hello in self._waiting:

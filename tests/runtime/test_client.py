@@ -217,7 +217,7 @@ def test_a_closed_program_finishes_what_it_was_given(join: Join) -> None:
         ask(program, "a")
     with pytest.raises(BadProgram, match="without being asked"):
         program.future(7).result(10)
-    assert not c._inboxes
+    wait_until(lambda: not c._inboxes)
 
 
 def test_a_program_without_ops_never_reaches_the_server(join: Join) -> None:
@@ -368,6 +368,7 @@ class Stub:
 
     def __init__(self, path: Path, script: list[list[bytes]]) -> None:
         self.path, self.context = path, zmq.Context()
+        self.heard: list[wire.ClientMessage] = []
         self.socket, self._lock = ipc.listen(self.context, path, 1 << 20)
         self._script, self._stop = script, threading.Event()
         self.thread = threading.Thread(target=self._run)
@@ -377,7 +378,8 @@ class Stub:
         while not self._stop.is_set():
             if self.socket.poll(10):
                 name, data = self.socket.recv_multipart()
-                if isinstance(wire.decode_client(data), wire.Ping) or not self._script:
+                self.heard.append(wire.decode_client(data))
+                if isinstance(self.heard[-1], wire.Ping | wire.Sync) or not self._script:
                     continue
                 for answer in self._script.pop(0):
                     self.socket.send_multipart((name, answer))
@@ -444,13 +446,25 @@ def test_a_message_that_comes_twice_counts_once(stub: Callable[..., Stub]) -> No
     assert program.future(0).result(5).samples[0].text == "one"
 
 
-def test_a_gap_fails_the_program_instead_of_hanging(stub: Callable[..., Stub]) -> None:
-    c = connect(stub([WELCOME], [value(0, 0, "one"), value(2, 1, "two")]).path)
-    program = c.program("p")
+def test_a_gap_is_asked_for_once_and_filled(stub: Callable[..., Stub]) -> None:
+    values = [value(i, i, f"{i}") for i in range(4)]
+    server = stub([WELCOME], [values[0], values[2], values[3]], values[1:])
+    program = connect(server.path).program("p")
+    ask(program, "a")
+    assert [program.future(i).result(5).samples[0].text for i in range(4)] == ["0", "1", "2", "3"]
+    assert [m for m in server.heard if isinstance(m, wire.Resend)] == [wire.Resend(0, 1)]
+
+
+def test_what_is_lost_for_good_is_an_error(stub: Callable[..., Stub]) -> None:
+    lost = wire.Failed(0, 1, "runtime_lost", "messages of this program were lost")
+    program = connect(stub([WELCOME], [value(0, 0, "one"), value(3, 1, "two")], [lost]).path).program("p")
     ask(program, "a")
     assert program.future(0).result(5).samples[0].text == "one"
-    with pytest.raises(RuntimeLost, match="1 messages of program 'p' were lost"):
+    with pytest.raises(RuntimeLost, match="messages of this program were lost"):
         program.future(1).result(5)
+    program.submit([wire.Gen(0, 9)])
+    with pytest.raises(RuntimeLost, match="were lost"):
+        program.future(9).result(5)
 
 
 def test_a_server_that_throws_the_client_out(stub: Callable[..., Stub]) -> None:

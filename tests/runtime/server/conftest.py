@@ -14,6 +14,7 @@ import tokenizers
 from banyan.runtime import wire
 from banyan.runtime.server.chat import Template
 from banyan.runtime.server.generate import Generator
+from banyan.runtime.server.limits import Timers
 from banyan.runtime.server.programs import Programs
 from banyan.runtime.server.requests import Requests
 from banyan.runtime.server.state import unpack
@@ -69,7 +70,10 @@ class Bench:
         """Set to a list, and encoding waits in it as it would for a thread."""
         self.requests = Requests(words, None, self.engine.take)
         generator = Generator(words, template, self.requests, self._offload, Random(0))
-        self.programs = Programs(generator, lambda client, message: self.sent.append((client, message)))
+        self.now = 0.0
+        self.timers = Timers(lambda: self.now)
+        self.programs = Programs(generator, lambda client, message: self.sent.append((client, message)), self.timers)
+        self.requests.spend = self.programs.spend
         self._seq: dict[int, int] = {}
 
     def _speak(self, ids: list[int]) -> Iterable[int]:
