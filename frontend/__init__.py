@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from banyan.backends.default import set_default_backend as set_default_backend
     from banyan.backends.default import using as using
     from banyan.backends.mock import Mock as Mock
+    from banyan.backends.openai import OpenAI as OpenAI
+    from banyan.backends.recording import Record as Record
+    from banyan.backends.replay import Replay as Replay
     from banyan.backends.runtime import Runtime as Runtime
     from banyan.backends.runtime import RuntimeEndpoint as RuntimeEndpoint
     from banyan.backends.runtime import connect as connect
@@ -52,9 +55,9 @@ if TYPE_CHECKING:
     from banyan.runtime.errors import BadMessage as BadMessage
     from banyan.runtime.errors import BadModel as BadModel
     from banyan.runtime.errors import BadProgram as BadProgram
+    from banyan.runtime.errors import BadOutput as BadOutput
     from banyan.runtime.errors import BanyanError as BanyanError
     from banyan.runtime.errors import BatchError as BatchError
-    from banyan.runtime.errors import BadOutput as BadOutput
     from banyan.runtime.errors import Cancelled as Cancelled
     from banyan.runtime.errors import ConfigError as ConfigError
     from banyan.runtime.errors import ConnectFailed as ConnectFailed
@@ -75,6 +78,7 @@ if TYPE_CHECKING:
     from banyan.runtime.errors import ProgramError as ProgramError
     from banyan.runtime.errors import PromptTooLong as PromptTooLong
     from banyan.runtime.errors import RuntimeLost as RuntimeLost
+    from banyan.runtime.errors import ReplayMismatch as ReplayMismatch
     from banyan.runtime.errors import ToolError as ToolError
     from banyan.runtime.errors import UnknownVariable as UnknownVariable
     from banyan.runtime.errors import Unsupported as Unsupported
@@ -87,7 +91,10 @@ _WHERE = {
     "backends.default": ("flush_cache", "get_server_info", "set_default_backend", "using"),
     "backends.mock": ("Mock",),
     "backends.runtime": ("Runtime", "RuntimeEndpoint", "connect"),
+    "backends.openai": ("OpenAI",),
     "choices": ("greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized"),
+    "backends.recording": ("Record",),
+    "backends.replay": ("Replay",),
     "expr": (
         *("gen", "gen_int", "gen_string", "raw", "role", "select"),
         *("assistant", "assistant_begin", "assistant_end", "system", "system_begin", "system_end"),
@@ -100,7 +107,8 @@ _WHERE = {
         *("ConstraintBroke", "ConstraintBusy", "ConstraintCrashed", "ConstraintError", "ConstraintSyntax"),
         *("ConstraintTimeout", "ConstraintTooLarge", "ConstraintUnsatisfiable", "ConstraintUnsupported"),
         *("ConnectFailed", "DeadlineExceeded", "EngineLost", "ForkError", "ModelNotFound", "OutOfMemory"),
-        *("ProgramError", "PromptTooLong", "RuntimeLost", "ToolError", "UnknownVariable", "Unsupported"),
+        *("ProgramError", "PromptTooLong", "ReplayMismatch", "RuntimeLost", "ToolError", "UnknownVariable"),
+        "Unsupported",
     ),
     "sampling": ("Options",),
     "state": ("State",),
@@ -114,6 +122,7 @@ __all__ = [
     "BadMessage",
     "BadModel",
     "BadProgram",
+    "BadOutput",
     "BanyanError",
     "BatchError",
     "Cancelled",
@@ -128,7 +137,6 @@ __all__ = [
     "ConstraintTooLarge",
     "ConstraintUnsatisfiable",
     "ConstraintUnsupported",
-    "BadOutput",
     "DeadlineExceeded",
     "EngineLost",
     "ForkError",
@@ -136,11 +144,15 @@ __all__ = [
     "Mock",
     "ModelNotFound",
     "Options",
+    "OpenAI",
     "OutOfMemory",
     "Program",
     "ProgramError",
     "PromptTooLong",
     "Runtime",
+    "Record",
+    "Replay",
+    "ReplayMismatch",
     "RuntimeEndpoint",
     "RuntimeLost",
     "State",

@@ -29,6 +29,7 @@
         │   └── ConstraintBroke         it met a limit in the middle of the output
         ├── ToolError        ... a gen with tools does not come to its end, or this model has no form for calls
         ├── ForkError        ... a branch of a fork failed; says which
+        ├── ReplayMismatch   ... a recording is asked for what it does not hold; names the first difference
         └── BatchError       some runs of a batch failed; holds the results of all
 
 An error rises where the user reads, with its cause chained (the shape is httpx's and trio's: one tree, drawn, tested).
@@ -196,6 +197,10 @@ class ForkError(ProgramError):
     def __init__(self, message: str, *, index: int = -1, **where: str) -> None:
         super().__init__(message, **where)
         self.index = index
+
+
+class ReplayMismatch(ProgramError):
+    code = "replay_mismatch"
 
 
 class BatchError(ProgramError):

@@ -79,6 +79,10 @@ LAW = {
 
 # module -> import -> why it may, all the same.
 EXCEPTIONS = {
+    "banyan.backends.openai": {"openai": "an extra, loaded where that backend is made"},
+    "banyan.backends.openai_format": {
+        f"{RUNTIME}.server.select": "a select is scored by the same three readings here and there; arithmetic, no more"
+    },
     "banyan.cli_models": {
         f"{RUNTIME}.model.families": "`banyan models` lists what the native decoder runs; no torch in it",
         f"{RUNTIME}.model.spec": "`banyan models` reads headers of local models; no torch in it",

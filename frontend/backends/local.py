@@ -10,98 +10,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from copy import copy
+from itertools import count
 from typing import NamedTuple, Protocol, TypeAlias
 
+import msgspec
+
+from banyan.backends.job import Answers, Job, Made, Outcome, Piece, open_role, render
 from banyan.runtime import wire
-from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, ProgramError
-
-CHATML = wire.ChatMarkers(
-    roles={name: (f"<|im_start|>{name}\n", "<|im_end|>\n") for name in ("system", "user", "assistant", "tool")},
-    stop=("<|im_end|>",),
-)
-"""Markers around turns, where the model's own are not known."""
-
-
-class Made(NamedTuple):
-    """What a gen or select put into a state."""
-
-    text: str
-
-
-Piece: TypeAlias = "str | wire.Raw | wire.Begin | wire.End | Made"
-
-
-class Outcome(NamedTuple):
-    """What a backend has to say to a job. first: when its first token came, where that is known."""
-
-    samples: tuple[wire.Sample, ...]
-    usage: wire.Usage = wire.Usage()
-    scores: wire.Scores | None = None
-    first: float = 0.0
-
-
-class Job:
-    """One gen or select, to be answered by one call of `give` or `fail`. After `is_stopped` nobody listens any more."""
-
-    __slots__ = ("_program", "_state", "_stop", "is_stopped", "op", "pieces", "ready")
-
-    def __init__(self, program: Program, state: _State, op: wire.Gen | wire.Select) -> None:
-        self._program, self._state, self.op = program, state, op
-        self.pieces: Sequence[Piece] = tuple(state.pieces)
-        """The prompt."""
-        self.ready = time.monotonic()
-        self.is_stopped = False
-        self._stop: Callable[[], None] | None = None
-
-    @property
-    def program(self) -> str:
-        return self._program.name
-
-    @property
-    def state(self) -> int:
-        return self._state.number
-
-    @property
-    def role(self) -> str | None:
-        """Of the turn that is open here."""
-        return self._state.role
-
-    @property
-    def text(self) -> str:
-        """The prompt as text, with the markers of the backend around its turns."""
-        return self._state.text(self._program.chat)
-
-    def on_stop(self, stop: Callable[[], None]) -> None:
-        """Call `stop`, from any thread, when the answer is not wanted any more: at once, if that is so already."""
-        self._stop = stop
-        if self.is_stopped:
-            stop()
-
-    def stop(self) -> None:
-        self.is_stopped = True
-        if self._stop is not None:
-            self._stop()
-
-    def deliver(self, text: str) -> None:
-        """More text of a gen that streams."""
-        self._program.deliver(self.op.ref, text)
-
-    def give(self, outcome: Outcome) -> None:
-        self._program.finish(self, self._state, outcome)
-
-    def fail(self, error: BaseException) -> None:
-        """A BanyanError goes to who reads the value; any other is the cause of a ProgramError that does."""
-        if not isinstance(error, BanyanError):
-            reason = ProgramError(f"the backend failed: {type(error).__name__}: {error}")
-            reason.__cause__ = error
-            error = reason
-        if isinstance(error, ProgramError):
-            error.program, error.gen = error.program or self.program, error.gen or self.op.name
-            error.line, error.prompt_tail = error.line or self.op.line, error.prompt_tail or self.text[-80:]
-        self._program.finish(self, self._state, error)
+from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, ToolError
 
 
 class Backend(Protocol):
@@ -141,7 +60,7 @@ class _Joining(NamedTuple):
 _Step: TypeAlias = "wire.Op | _Point | _Joining"
 
 
-class _State:
+class State:
     """One running prompt and the ops that are still to be done to it."""
 
     __slots__ = ("_n_rendered", "_text", "error", "is_born", "job", "marks", "n_inherited", "number", "pieces",
@@ -158,7 +77,7 @@ class _State:
         self.error: BanyanError | None = None
         self._text, self._n_rendered = "", 0
 
-    def inherit(self, parent: _State) -> None:
+    def inherit(self, parent: State) -> None:
         self.is_born, self.pieces, self.n_inherited = True, list(parent.pieces), len(parent.pieces)
         self.role, self.marks = parent.role, dict(parent.marks)
         self._text, self._n_rendered = parent._text, parent._n_rendered
@@ -170,21 +89,26 @@ class _State:
         return self._text
 
 
+_numbers = count()
+
+
 class Program:
     """One program. Safe to use from any thread; every future resolves."""
 
     def __init__(self, backend: Backend, name: str) -> None:
-        self.name, self._backend = name, backend
+        self.name, self.number, self._backend = name, next(_numbers), backend
         self._lock = threading.RLock()
-        self._states = {0: _State(0, is_born=True)}
+        self._states = {0: State(0, is_born=True)}
         self._values: dict[int, str | BanyanError] = {}
-        self._makers: dict[int, _State] = {}  # ref -> the state whose op makes it
+        self._makers: dict[int, State] = {}  # ref -> the state whose op makes it
         self._futures: dict[int, Future[wire.Value]] = {}
         self._listeners: dict[int, Callable[[str], None]] = {}
         self._heard: dict[int, list[str]] = {}
+        self._callers: dict[int, Callable[[wire.Called], None]] = {}
+        self._parents: dict[int, int] = {}
         self._dropped: set[int] = set()
-        self._ready: deque[_State] = deque()
-        self._waiting: dict[int | _Gathering, list[_State]] = {}
+        self._ready: deque[State] = deque()
+        self._waiting: dict[int | _Gathering, list[State]] = {}
         self._starts: deque[Job] = deque()
         self._resolved: deque[tuple[Future[wire.Value], wire.Value | BanyanError]] = deque()
         self._pumping: set[int] = set()  # threads inside `_pump`
@@ -201,6 +125,10 @@ class Program:
             with self._lock:
                 self._queue(op)
             self._pump()
+
+    def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
+        """Call `callback`, which must not wait, each time that the gen `ref` calls tools."""
+        self._callers[ref] = callback
 
     def future(self, ref: int) -> Future[wire.Value]:
         with self._lock:
@@ -246,10 +174,14 @@ class Program:
         if listener is not None:
             listener(text)
 
-    def finish(self, job: Job, state: _State, outcome: Outcome | BanyanError) -> None:
+    def finish(self, job: Job, state: State, outcome: Outcome | BanyanError) -> None:
         with self._lock:
-            if state.job is not job:
+            if state.job is not job or job.called is not None:
                 return  # stopped meanwhile
+            if isinstance(outcome, Outcome) and job.op.ref in self._callers:
+                outcome = self._round(job, state, outcome)
+                if outcome is None:
+                    return
             state.job = None
             if isinstance(outcome, BanyanError):
                 self._break(state, job.op, outcome)
@@ -258,6 +190,39 @@ class Program:
                 self._give(job.op.ref, outcome, job.ready)
             self._ready.append(state)
         self._pump()
+
+    def _round(self, job: Job, state: State, outcome: Outcome) -> Outcome | BanyanError | None:
+        """A turn of a gen with tools has ended: with an answer, an error, or calls (None), which are told."""
+        op = job.op
+        assert isinstance(op, wire.Gen)
+        assert op.tools is not None
+        spent = wire.Usage(*map(sum, zip(*map(msgspec.structs.astuple, (job.spent, outcome.usage)), strict=True)))
+        if not outcome.calls:
+            return outcome._replace(usage=spent)
+        if job.round >= op.tools.max_rounds:
+            names = ", ".join(dict.fromkeys(call.name or "?" for call in outcome.calls))
+            n = op.tools.max_rounds
+            return ToolError(
+                f"the model calls tools ({names}) still after {n} rounds; max_rounds says how many there may be"
+            )
+        job.spent = spent
+        job.called = wire.Called(
+            self.number, 0, op.ref, job.round, outcome.calls, outcome.samples[0].text, outcome.usage
+        )
+        state.pieces.append(job.called)
+        self._callers[op.ref](job.called)
+        return None
+
+    def _answer(self, results: wire.Results) -> None:
+        """What tools said: the gen that waits for it goes on. Results that nothing waits for are ignored."""
+        state = self._states[results.state]
+        job = state.job
+        if job is None or job.called is None or (job.op.ref, job.round) != (results.ref, results.round):
+            return
+        ids = [call.id for call in job.called.calls]
+        state.pieces.append(Answers(tuple(zip(ids, results.texts, strict=True))))
+        state.job = Job(self, state, job.op, before=job)
+        self._starts.append(state.job)
 
     # ---- going on --------------------------------------------------------------------------------------------------
 
@@ -273,17 +238,28 @@ class Program:
                 self._makers[ref] = state
             case wire.Fork(children=children):
                 for child in children:
-                    self._states[child] = _State(child, is_born=False)
+                    self._states[child] = State(child, is_born=False)
+                    self._parents[child] = op.state
             case wire.Join(children=children):
                 step = _Joining(op, _Gathering(children))
                 for child in children:
                     self._put(self._states[child], _Point(step.gathering, child))
             case wire.Drop():
-                self._dropped.add(op.state)
+                self._dropped.update(self._tree(op.state) if op.tree else (op.state,))
+                return
+            case wire.Results():
+                self._answer(op)
                 return
         self._put(state, step)
 
-    def _put(self, state: _State, step: _Step) -> None:
+    def _tree(self, root: int) -> Iterator[int]:
+        """`root` and all that was forked from it, at any depth."""
+        yield root
+        for child, parent in tuple(self._parents.items()):
+            if parent == root:
+                yield from self._tree(child)
+
+    def _put(self, state: State, step: _Step) -> None:
         state.queue.append(step)
         self._ready.append(state)
 
@@ -318,7 +294,7 @@ class Program:
         except Exception as e:
             job.fail(e)
 
-    def _advance(self, state: _State) -> None:
+    def _advance(self, state: State) -> None:
         while state.queue and state.is_born and state.job is None:
             step = state.queue[0]
             if state.error is None and (blocker := self._blocker(step)) is not None:
@@ -346,7 +322,7 @@ class Program:
     def _wake(self, what: int | _Gathering) -> None:
         self._ready.extend(self._waiting.pop(what, ()))
 
-    def _do(self, state: _State, step: _Step) -> None:
+    def _do(self, state: State, step: _Step) -> None:
         match step:
             case wire.Append(parts=parts):
                 for part in parts:
@@ -373,7 +349,7 @@ class Program:
                 text = render(state.pieces[start:], self.chat, open_role(state.pieces, start))
                 self._give(ref, Outcome((wire.Sample(text, "stop"),)), 0.0)
 
-    def _append(self, state: _State, part: wire.Part) -> None:
+    def _append(self, state: State, part: wire.Part) -> None:
         piece: Piece
         match part:
             case wire.Ref(ref=ref):
@@ -382,12 +358,18 @@ class Program:
                     raise again(value, "a value that is spliced here failed: ")
                 piece = value
             case wire.Begin(role=role):
-                if self.chat is None or role not in self.chat.roles:
+                if self.chat is None:
+                    raise BadProgram(
+                        f"this backend has no chat template, so there are no role turns (here: {role!r}); write the "
+                        "prompt as plain text, or give the backend a template",
+                        program=self.name,
+                    )
+                if role not in self.chat.roles:
                     raise BadProgram(f"the chat markers of this backend know no role {role!r}", program=self.name)
                 state.role, piece = role, part
             case wire.End():
                 state.role, piece = None, part
-            case str() | wire.Raw():
+            case str() | wire.Raw() | wire.Image():
                 piece = part
         state.pieces.append(piece)
 
@@ -402,7 +384,7 @@ class Program:
     def _give(self, ref: int, outcome: Outcome, ready: float) -> None:
         self._values[ref] = outcome.samples[0].text
         times = wire.Times(ready, ready, ready, outcome.first, time.monotonic()) if ready else wire.Times()
-        self._resolve(ref, wire.Value(0, 0, ref, outcome.samples, outcome.usage, outcome.scores, times))
+        self._resolve(ref, wire.Value(self.number, 0, ref, outcome.samples, outcome.usage, outcome.scores, times))
 
     def _resolve(self, ref: int, outcome: wire.Value | BanyanError) -> None:
         if ref not in self._futures:
@@ -410,7 +392,7 @@ class Program:
         self._resolved.append((self._futures[ref], outcome))
         self._wake(ref)
 
-    def _break(self, state: _State, step: _Step, error: BanyanError) -> None:
+    def _break(self, state: State, step: _Step, error: BanyanError) -> None:
         """`step` failed, and its state with it: what follows there fails too. Other states go on."""
         state.error = error
         self._fail(step, error)
@@ -477,31 +459,3 @@ def _settle(future: Future[wire.Value], outcome: wire.Value | BanyanError) -> No
         future.set_exception(outcome)
     else:
         future.set_result(outcome)
-
-
-def open_role(pieces: Sequence[Piece], at: int) -> str | None:
-    """The role of the turn that piece `at` stands in."""
-    for piece in reversed(pieces[:at]):
-        if isinstance(piece, wire.Begin):
-            return piece.role
-        if isinstance(piece, wire.End):
-            return None
-    return None
-
-
-def render(pieces: Iterable[Piece], chat: wire.ChatMarkers | None, role: str | None = None) -> str:
-    """The pieces as text, with markers around their turns. role: of the turn that is open where they begin."""
-    texts: list[str] = []
-    for piece in pieces:
-        match piece:
-            case str():
-                texts.append(piece)
-            case wire.Begin():
-                role = piece.role
-                texts.append(chat.roles[role][0] if chat else "")
-            case wire.End():
-                texts.append(chat.roles[role][1] if chat and role else "")
-                role = None
-            case wire.Raw(text=text) | Made(text=text):
-                texts.append(text)
-    return "".join(texts)

@@ -10,15 +10,19 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
+
 from banyan.backends.base import Question
-from banyan.backends.local import CHATML, Job, Outcome, Program
+from banyan.backends.job import CHATML, Job, Outcome
+from banyan.backends.local import Program
 from banyan.runtime import wire
 from banyan.runtime.errors import BanyanError, ConfigError, ProgramError
 
 CHAT = CHATML
 """The markers that a Mock writes around turns."""
 
-Answer: TypeAlias = "str | wire.Sample | BaseException"
+Calls: TypeAlias = "Mapping[str, Mapping[str, Any]]"
+Answer: TypeAlias = "str | wire.Sample | Calls | tuple[Calls, ...] | BaseException"
 Answers: TypeAlias = "Answer | Sequence[Answer] | Callable[[str, str], Answer]"
 Script: TypeAlias = "Answers | Mapping[str | re.Pattern[str], Answers]"
 
@@ -42,6 +46,9 @@ class Mock:
     the end of the turn. There are no tokens: what max_tokens, temperature and the other sampling options would do to an
     answer is for the script to say, which may give a `wire.Sample` with its finish_reason, n_tokens and logprobs;
     `calls` tells what was asked for. A select must be answered by one of its choices.
+
+    A gen with tools may be answered by calls of them: {"add": {"a": 1, "b": 2}}, or a tuple of such dicts; what the
+    tools give is in the prompt of the next answer.
 
     An answer may be an exception, and a function may raise one: that gen fails. Errors of Banyan come as they are
     (`RuntimeLost("gone")`), any other as the cause of a ProgramError.
@@ -90,17 +97,16 @@ class Mock:
     # ---- answering -------------------------------------------------------------------------------------------------
 
     def _answer(self, job: Job, call: Call) -> None:
-        if (samples := self._samples(job, call)) is not None:
-            for piece in _pieces(samples[0].text) if getattr(job.op, "stream", False) else ():
+        if (outcome := self._outcome(job, call)) is not None:
+            for piece in _pieces(job, outcome):
                 job.deliver(piece)
-            job.give(_outcome(samples))
+            job.give(outcome)
 
     def _later(self, job: Job, call: Call, seconds: float) -> None:
         """The same, spread over time."""
-        if (samples := self._samples(job, call, seconds)) is None:
+        if (outcome := self._outcome(job, call, seconds)) is None:
             return
-        pieces = _pieces(samples[0].text) if getattr(job.op, "stream", False) else []
-        now = time.monotonic()
+        pieces, now = _pieces(job, outcome), time.monotonic()
         firsts: list[float] = []
 
         def say(piece: str) -> None:
@@ -109,9 +115,9 @@ class Mock:
 
         for k, piece in enumerate(pieces):
             _clock.call(now + seconds * (k + 1) / (len(pieces) + 1), lambda piece=piece: job.is_stopped or say(piece))
-        _clock.call(now + seconds, lambda: job.give(_outcome(samples)._replace(first=firsts[0] if firsts else 0.0)))
+        _clock.call(now + seconds, lambda: job.give(outcome._replace(first=firsts[0] if firsts else 0.0)))
 
-    def _samples(self, job: Job, call: Call, wait: float = 0.0) -> tuple[wire.Sample, ...] | None:
+    def _outcome(self, job: Job, call: Call, wait: float = 0.0) -> Outcome | None:
         """The script's answer; None where it failed, and the job with it, after `wait` seconds."""
         try:
             return self._scripted(job, call)
@@ -126,15 +132,19 @@ class Mock:
                 job.fail(error)
             return None
 
-    def _scripted(self, job: Job, call: Call) -> tuple[wire.Sample, ...]:
+    def _scripted(self, job: Job, call: Call) -> Outcome:
         op = job.op
-        if isinstance(op, wire.Gen):
-            stops = (*op.sampling.stop, *(self.welcome.chat.stop if self.welcome.chat and job.role else ()))
-            return tuple(_sample(self.answer(call.prompt, call.name), stops) for _ in range(op.sampling.n))
-        sample = _sample(self.answer(call.prompt, call.name), ())
-        if sample.text not in op.choices:
-            raise ValueError(f"{sample.text!r} is not among the choices: {', '.join(op.choices)}")
-        return (sample,)
+        if isinstance(op, wire.Select):
+            sample = _sample(self.answer(call.prompt, call.name), ())
+            if sample.text not in op.choices:
+                raise ValueError(f"{sample.text!r} is not among the choices: {', '.join(op.choices)}")
+            return Outcome((sample,))
+        stops = (*op.sampling.stop, *(self.welcome.chat.stop if self.welcome.chat and job.role else ()))
+        answers = [self.answer(call.prompt, call.name) for _ in range(op.sampling.n)]
+        if op.tools is not None and isinstance(answers[0], Mapping | tuple):
+            return Outcome((wire.Sample("", "stop"),), calls=_calls(answers[0], job.round))
+        samples = tuple(_sample(answer, stops) for answer in answers)
+        return Outcome(samples, wire.Usage(generated=sum(sample.n_tokens for sample in samples)))
 
     def answer(self, prompt: str, name: str) -> Answer:
         """The script's next answer."""
@@ -144,7 +154,7 @@ class Mock:
             script = script[key]
         if callable(script):
             return script(prompt, name)
-        if isinstance(script, str | wire.Sample | BaseException):
+        if isinstance(script, str | wire.Sample | Mapping | BaseException):
             return script
         with self._lock:
             i = self._n_asked.get(key, 0)
@@ -191,14 +201,18 @@ def _sample(answer: Answer, stops: Sequence[str]) -> wire.Sample:
     return wire.Sample(answer, "stop") if found is None else wire.Sample(answer[: found[0]], "stop", matched=found[1])
 
 
-def _outcome(samples: tuple[wire.Sample, ...]) -> Outcome:
-    n_tokens = sum(sample.n_tokens for sample in samples)
-    return Outcome(samples, wire.Usage(generated=n_tokens)) if n_tokens else Outcome(samples)
+def _calls(answer: Calls | tuple[Calls, ...], number: int) -> tuple[wire.ToolCall, ...]:
+    pairs = [pair for calls in (answer if isinstance(answer, tuple) else (answer,)) for pair in calls.items()]
+    return tuple(
+        wire.ToolCall(f"call_{number}_{i}", name, msgspec.json.encode(arguments).decode())
+        for i, (name, arguments) in enumerate(pairs)
+    )
 
 
-def _pieces(text: str) -> list[str]:
+def _pieces(job: Job, outcome: Outcome) -> list[str]:
     """Words, as a model that streams would give them."""
-    return re.findall(r"\S+\s*|\s+", text)
+    is_streaming = isinstance(job.op, wire.Gen) and job.op.stream
+    return re.findall(r"\S+\s*|\s+", outcome.samples[0].text) if is_streaming else []
 
 
 class _Clock:

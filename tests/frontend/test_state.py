@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import banyan as bn
-from banyan.backends.local import Outcome
+from banyan.backends.job import Outcome
 from banyan.runtime import wire
 
 

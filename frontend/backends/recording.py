@@ -1,0 +1,245 @@
+"""Record what a backend answers into a file, to replay it without the backend: tests and demos of real runs."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+from msgspec.structs import replace
+
+from banyan.backends.base import Backend, OpenProgram, Question
+from banyan.backends.job import Answers
+from banyan.backends.tape import VERSION, Digest, Entry, Failure, Header, Text, asked_of
+from banyan.runtime import wire
+from banyan.runtime.errors import BanyanError, Cancelled, ConfigError
+
+
+class Record:
+    """Runs programs on `backend` and writes what it answers to the file `path`, which is replaced.
+
+    An entry is written when its value is known, so a run that is cut short leaves a file that can be replayed as far as
+    it came. ConfigError: the file cannot be written. Close it, or use it in a `with` block; `backend` is left open.
+    """
+
+    def __init__(self, backend: Backend, path: str | Path) -> None:
+        self.backend, self.path = backend, Path(path)
+        self._lock = threading.Lock()
+        try:
+            self._file = self.path.open("wb")
+        except OSError as e:
+            raise ConfigError(f"the recording {path} cannot be written: {e}") from e
+        weakref.finalize(self, self._file.close)
+        known = backend.welcome
+        self._put(
+            Header(
+                banyan="recording",
+                version=VERSION,
+                model=known.model,
+                max_context=known.max_context,
+                chat=known.chat,
+            )
+        )
+
+    def __repr__(self) -> str:
+        return f"<Record of {self.backend!r} in {self.path}>"
+
+    @property
+    def welcome(self) -> wire.Welcome:
+        return self.backend.welcome
+
+    def program(self, name: str = "") -> OpenProgram:
+        return _Recorded(self.backend.program(name), name, self._put)
+
+    def ask(self, what: Question) -> Any:
+        return self.backend.ask(what)
+
+    def close(self) -> None:
+        """Write no more. Idempotent."""
+        with self._lock:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _put(self, line: Header | Entry) -> None:
+        data = msgspec.json.encode(line) + b"\n"
+        with self._lock:
+            if not self._file.closed:
+                self._file.write(data)
+                self._file.flush()
+
+
+class _Shadow:
+    """What a state says, with values in the making as Refs. since: behind its newest gen; own: since it was forked."""
+
+    __slots__ = ("base", "own", "since")
+
+    def __init__(self, base: int | None = None, since: Iterable[wire.Part] = ()) -> None:
+        self.base, self.since = base, list(since)
+        self.own: list[wire.Part] = []
+
+    def put(self, part: wire.Part) -> None:
+        self.since.append(part)
+        self.own.append(part)
+
+
+class _Asked:
+    """A gen or select on its way."""
+
+    __slots__ = ("after", "answers", "called", "digest", "key", "op", "outcome", "parts", "pieces")
+
+    def __init__(self, op: wire.Gen | wire.Select, after: int | None, parts: Sequence[wire.Part]) -> None:
+        self.op, self.after, self.parts = op, after, tuple(parts)
+        self.outcome: wire.Value | BaseException | None = None
+        self.digest: Digest | None = None
+        """Of the prompt and the answer, once both are known and no error."""
+        self.key = ""
+        self.pieces: list[str] = []
+        self.called: list[wire.Called] = []
+        self.answers: list[tuple[str, ...]] = []
+        """Of each round with calls."""
+
+    def needs(self) -> Iterator[int]:
+        if self.after is not None:
+            yield self.after
+        yield from (part.ref for part in self.parts if isinstance(part, wire.Ref))
+
+
+class _Recorded:
+    """A program on the backend, overheard."""
+
+    def __init__(self, program: OpenProgram, name: str, put: Callable[[Entry], None]) -> None:
+        self._program, self._name, self._put = program, name, put
+        self._lock = threading.RLock()
+        self._states = {0: _Shadow()}
+        self._asked: dict[int, _Asked] = {}
+        self._pending: list[_Asked] = []  # answered, but not written: what they go on from was not there yet
+
+    def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
+        new = []
+        with self._lock:
+            for op in ops:
+                self._follow(op)
+                if isinstance(op, wire.Gen | wire.Select):
+                    new.append(self._asked[op.ref])
+        for asked in new:
+            future = self._program.future(asked.op.ref)
+            future.add_done_callback(lambda future, asked=asked: self._answered(asked, future))
+        self._program.submit(ops, last)
+
+    def future(self, ref: int) -> Future[wire.Value]:
+        return self._program.future(ref)
+
+    def on_delta(self, ref: int, callback: Callable[[str], None]) -> None:
+        heard: list[str] = []
+
+        def hear(text: str) -> None:
+            with self._lock:
+                asked = self._asked.get(ref)
+                (heard if asked is None else asked.pieces).append(text)
+            callback(text)
+
+        self._program.on_delta(ref, hear)
+
+    def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
+        def hear(called: wire.Called) -> None:
+            with self._lock:
+                self._asked[ref].called.append(called)
+            callback(called)
+
+        self._program.on_call(ref, hear)
+
+    def cancel(self) -> None:
+        self._program.cancel()
+
+    def _follow(self, op: wire.Op) -> None:
+        state = self._states[op.state]
+        match op:
+            case wire.Append(parts=parts):
+                for part in parts:
+                    state.put(part)
+            case wire.Gen(ref=ref) | wire.Select(ref=ref):
+                self._asked[ref] = _Asked(op, state.base, state.since)
+                state.base, state.since = ref, []
+                state.own.append(wire.Ref(ref))
+            case wire.Fork(children=children):
+                for child in children:
+                    self._states[child] = _Shadow(state.base, state.since)
+            case wire.Join(children=children):
+                for child in children:
+                    for part in self._states[child].own:
+                        state.put(part)
+            case wire.Results(ref=ref, texts=texts):
+                self._asked[ref].answers.append(texts)
+
+    def _answered(self, asked: _Asked, future: Future[wire.Value]) -> None:
+        with self._lock:
+            asked.outcome = future.exception() or future.result()
+            self._pending.append(asked)
+            is_moving = True
+            while is_moving:
+                is_moving = False
+                for one in tuple(self._pending):
+                    if all(self._asked[ref].outcome is not None for ref in one.needs() if ref in self._asked):
+                        self._pending.remove(one)
+                        self._write(one)
+                        is_moving = True
+
+    def _write(self, asked: _Asked) -> None:
+        """Errors that come from what it goes on from are not written: they come again by themselves."""
+        after = None if asked.after is None else self._asked[asked.after]
+        digest = Digest() if after is None else after.digest
+        parts: list[Text] = []
+        for part in asked.parts:
+            if isinstance(part, wire.Ref):
+                value = self._program.future(part.ref)
+                if not value.done() or value.exception() is not None:
+                    return
+                part = value.result().samples[0].text
+            if parts and isinstance(part, str) and isinstance(parts[-1], str):
+                parts[-1] += part
+            else:
+                parts.append(part)
+        if digest is None or isinstance(asked.outcome, Cancelled):
+            return
+        asked.digest = digest.copy()
+        for part in parts:
+            asked.digest.put(part)
+        self._write_rounds(asked, after.key if after is not None else "", tuple(parts), asked.digest)
+
+    def _write_rounds(self, asked: _Asked, after: str, parts: tuple[Text, ...], digest: Digest) -> None:
+        question = asked_of(asked.op)
+        entry = Entry(program=self._name, name=asked.op.name, state=asked.op.state, key="", asked=question)
+        spent, answers = wire.Usage(), ()
+        for called, texts in zip(asked.called, asked.answers, strict=False):
+            key = digest.key(question)
+            now = replace(entry, key=key, after=after, parts=parts, answers=answers, calls=called.calls)
+            self._put(replace(now, samples=(wire.Sample(called.text, "stop"),), usage=called.usage))
+            after, parts, answers = key, (), texts
+            spent = _plus(spent, called.usage)
+            digest.put(called)
+            digest.put(Answers(tuple(zip([call.id for call in called.calls], texts, strict=True))))
+        asked.key = digest.key(question)
+        entry = replace(entry, key=asked.key, after=after, parts=parts, answers=answers)
+        match asked.outcome:
+            case wire.Value(samples=samples, usage=usage, scores=scores):
+                digest.put(samples[0].text)
+                rest = _plus(usage, spent, -1)
+                self._put(replace(entry, samples=samples, usage=rest, scores=scores, pieces=tuple(asked.pieces)))
+            case BanyanError(code=code, message=message):
+                asked.digest = None
+                self._put(replace(entry, error=Failure(code, message)))
+            case _:
+                asked.digest = None
+
+
+def _plus(one: wire.Usage, other: wire.Usage, sign: int = 1) -> wire.Usage:
+    return wire.Usage(*(getattr(one, name) + sign * getattr(other, name) for name in wire.Usage.__struct_fields__))

@@ -1,0 +1,155 @@
+"""A server that speaks OpenAI's HTTP API, on this machine's loopback, by a script."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Body = dict[str, Any]
+
+
+class Refusal(Exception):
+    """An HTTP error as an answer."""
+
+    def __init__(self, status: int, message: str = "no", code: str | None = None, **headers: str) -> None:
+        super().__init__(message)
+        self.status, self.code, self.headers = status, code, headers
+
+
+class FakeApi:
+    """answer(path, body) -> the response's JSON, or a list of chunks where body["stream"]. It may raise Refusal.
+
+    n_now, n_most: requests that are being answered, and the most of them at one time.
+    """
+
+    def __init__(self, answer: Callable[[str, Body], Any]) -> None:
+        self.answer = answer
+        self.bodies: list[Body] = []
+        self.paths: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        self.n_now = self.n_most = 0
+        self._server = _Server(self)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, api: FakeApi) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.api = api
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def do_POST(self) -> None:
+        api, body = self.server.api, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        api.bodies.append(body)
+        api.paths.append(self.path)
+        api.headers.append({key.lower(): value for key, value in self.headers.items()})
+        api.n_now += 1
+        api.n_most = max(api.n_most, api.n_now)
+        try:
+            self._answer(body)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the client left
+        finally:
+            api.n_now -= 1
+
+    def _answer(self, body: Body) -> None:
+        try:
+            told = self.server.api.answer(self.path, body)
+        except Refusal as e:
+            error = {"error": {"message": str(e), "code": e.code, "type": "x", "param": None}}
+            self._send(e.status, json.dumps(error).encode(), **e.headers)
+            return
+        if body.get("stream"):
+            self._stream(told)
+        else:
+            self._send(200, json.dumps(told).encode())
+
+    def _stream(self, chunks: Iterable[Body | float]) -> None:
+        """Numbers among the chunks are pauses."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        for chunk in chunks:
+            if isinstance(chunk, float):
+                time.sleep(chunk)
+                continue
+            self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+            self.wfile.flush()
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _send(self, status: int, data: bytes, **headers: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def chat(*texts: str, finish: str = "stop", usage: Body | None = None, **message: Any) -> Body:
+    """A chat completion."""
+    return {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "m",
+        "choices": [
+            {"index": i, "finish_reason": finish, "message": {"role": "assistant", "content": text, **message}}
+            for i, text in enumerate(texts)
+        ],
+        "usage": usage or {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11},
+    }
+
+
+def completion(*texts: str, logprobs: list[Any] | None = None) -> Body:
+    """A completion."""
+    return {
+        "id": "1",
+        "object": "text_completion",
+        "created": 0,
+        "model": "m",
+        "choices": [
+            {"index": i, "finish_reason": "length", "text": text, "logprobs": logprobs[i] if logprobs else None}
+            for i, text in enumerate(texts)
+        ],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8},
+    }
+
+
+def scored(prompt: str, logprob_of: Callable[[str], float]) -> Body:
+    """Log-probabilities of a prompt cut into words, as `echo` gives them."""
+    tokens, offsets, at = [], [], 0
+    for word in re.findall(r" ?[^ ]+", prompt):
+        tokens.append(word)
+        offsets.append(at)
+        at += len(word)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [None, *(logprob_of(token) for token in tokens[1:])],
+        "top_logprobs": None,
+        "text_offset": offsets,
+    }
