@@ -59,13 +59,20 @@ class End(Wire, frozen=True):
     """The open turn ends."""
 
 
+class Image(Wire, frozen=True):
+    """A picture, as the bytes of its file. kind: "image/png" and so on. Only where Welcome.images says so."""
+
+    data: bytes
+    kind: str
+
+
 class Arg(Wire, frozen=True):
     """In a template only: the text of the `i`-th argument of its Use. As data."""
 
     i: int
 
 
-Part = str | Raw | Ref | Begin | End | Arg
+Part = str | Raw | Ref | Begin | End | Arg | Image
 
 
 class ConstraintSpec(Wire, frozen=True):
@@ -151,6 +158,14 @@ class Append(Wire, frozen=True):
     parts: tuple[Part, ...]
 
 
+class Reasoning(Wire, frozen=True):
+    """How a model marks what it thinks before it speaks. is_forced: an output begins inside, even if no mark says so."""
+
+    start: str = "<think>"
+    end: str = "</think>"
+    is_forced: bool = False
+
+
 class Gen(Wire, frozen=True):
     """Generate at the end of a state; the text becomes value `ref` and part of the state (sample 0 where n > 1)."""
 
@@ -166,6 +181,12 @@ class Gen(Wire, frozen=True):
     """With tools the gen stands in an assistant's turn, and goes on over several: where the model calls, the turn ends,
     a Called goes to the client, the Results that come back are turns of tools, and the model has the next turn. The
     value is what it says in the one where it calls nothing. Sampling is of each turn."""
+    reasoning: Reasoning | None = None
+    """Told apart: the value and the state are what the model says, and what it thinks is in Sample.reasoning alone."""
+    retries: int = 0
+    """> 0: the client looks at each output before it counts. A Called without calls goes to it; a Results with no text
+    takes the output, one with a text says what is wrong with it, and the model tries again, at most so often. Only the
+    last output becomes part of the state."""
     timeout: float = 0.0
     """Seconds from its turn on (when all before it is done) after which it fails; 0: none."""
     budget: int = 0
@@ -388,6 +409,8 @@ class Welcome(Wire, frozen=True):
     """None: the model has no chat template, and role turns are refused."""
     max_message: int = 64 << 20
     """Bytes of the largest message that the server takes."""
+    images: bool = False
+    """Whether the model looks at pictures."""
 
 
 class Usage(Wire, frozen=True):
@@ -448,6 +471,7 @@ class Sample(Wire, frozen=True):
     matched: str | int | None = None
     n_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str = ""
 
 
 class Scores(Wire, frozen=True):
@@ -470,7 +494,8 @@ class Delta(Wire, frozen=True):
 
 
 class Called(Wire, frozen=True):
-    """The gen `ref` calls tools, for the `round`-th time (from 0), and waits for Results.
+    """The gen `ref` calls tools, for the `round`-th time (from 0), or shows its `round`-th output (see Gen.retries), and
+    waits for Results.
 
     text: the whole of its turn, the calls as the model wrote them. usage: of this turn alone.
     """
@@ -482,6 +507,7 @@ class Called(Wire, frozen=True):
     calls: tuple[ToolCall, ...]
     text: str = ""
     usage: Usage = Usage()
+    finish_reason: FinishReason = "stop"
 
 
 class Value(Wire, frozen=True):
@@ -553,18 +579,26 @@ class Run(Wire, frozen=True):
     namespace: bytes = b""
     order: tuple[int, ...] = ()
     """Where it stands among its kin: (program, state, ...); siblings of a fork compare close."""
+    client: int = 0
+    """Whose program it is; clients have equal shares."""
+    priority: int = 0
+    """Of two waiting, the higher one goes first."""
+    deadline: float = 0.0
+    """Of equal priority, the earlier one goes first; seconds of the clock of Times, 0.0: none."""
 
 
 class Vocabulary(Wire, frozen=True):
     """What the engine's guides need to know of the tokenizer. Sent once, before the first Run that has a constraint.
 
     text: what the ids spell, one behind the other; ends: int32 `bytes`, where each one's spelling ends in it. special:
-    ids that are no text. eos: those that end an output. tokenizer: the tokenizer itself, as tokenizer.json.
+    ids that no text has; control: those, and others that mark more than they spell. eos: those that end an output.
+    tokenizer: the tokenizer itself, as tokenizer.json.
     """
 
     text: bytes
     ends: bytes
     special: bytes
+    control: bytes
     eos: bytes
     tokenizer: bytes
 
@@ -624,14 +658,37 @@ class Ready(Wire, frozen=True):
     """Lines for a person: what was chosen and why (device, dtype, memory, threads)."""
 
 
+# ---- server <-> preflight ------------------------------------------------------------------------------------------
+
+
+class Check(Wire, frozen=True):
+    """Try a constraint in a process that may die of it."""
+
+    id: int
+    spec: ConstraintSpec
+
+
+class Verdict(Wire, frozen=True):
+    """What came of it: the spec that the engine gets, or (code not empty) an error of runtime/errors.py."""
+
+    id: int
+    spec: ConstraintSpec | None = None
+    code: str = ""
+    message: str = ""
+
+
 ClientMessage = Hello | Submit | Define | Undefine | Cancel | Ask | Ping | Resend | Sync
 ServerMessage = Welcome | Delta | Called | Value | Failed | Answer | Pong | Resend | Sync
 EngineOrder = Run | Abort | Ask | Vocabulary
 EngineReport = Ready | Step | Failed | Answer
+
+PreflightOrder = Vocabulary | Check
 
 encode = msgspec.msgpack.Encoder().encode
 decode_client = msgspec.msgpack.Decoder(ClientMessage).decode
 decode_server = msgspec.msgpack.Decoder(ServerMessage).decode
 decode_order = msgspec.msgpack.Decoder(EngineOrder).decode
 decode_report = msgspec.msgpack.Decoder(EngineReport).decode
+decode_check = msgspec.msgpack.Decoder(PreflightOrder).decode
+decode_verdict = msgspec.msgpack.Decoder(Verdict).decode
 """One encoder for all, one decoder per direction: a peer that sends another direction's message fails to decode."""

@@ -110,10 +110,7 @@ def grammar(spec: ConstraintSpec) -> str:
 def _value(spec: ConstraintSpec) -> dict[str, Any]:
     match spec.kind:
         case "json_schema":
-            schema = json.loads(spec.text)
-            if isinstance(schema, bool):
-                schema = {} if schema else {"not": {}}
-            return {"json_schema": schema | {"x-guidance": _STYLES[spec.style]}}
+            return {"json_schema": json.loads(spec.text) | {"x-guidance": _STYLES[spec.style]}}
         case "regex":
             return json.loads(llguidance.LLMatcher.grammar_from_regex(spec.text))["grammars"][0]
         case "choices":

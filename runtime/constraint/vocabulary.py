@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import llguidance
 
@@ -16,14 +16,15 @@ class Vocabulary:
     """All that a server tells of its tokenizer, opened when it is first needed.
 
     spelling   what each id spells; ids behind it (a model's padding) spell nothing and are never allowed
-    special    ids that are no text
+    special    ids that no text has
+    control    ids that mark more than they spell; of those, a stop id ends an output where its value may end
     n_vocab    rows of the model's logits; a mask has ceil(n_vocab / 32) words
     """
 
     def __init__(self, message: wire.Vocabulary, n_vocab: int) -> None:
         self._message, self.n_vocab = message, n_vocab
         self.n_words = -(-n_vocab // 32)
-        self.special = frozenset(array("i", message.special))
+        self.special, self.control = frozenset(array("i", message.special)), frozenset(array("i", message.control))
         self.eos = tuple(i for i in array("i", message.eos) if i < n_vocab)
 
     @cached_property
@@ -41,14 +42,3 @@ class Vocabulary:
         if not ends:
             raise Unsupported("constraints on a model without special tokens: its outputs have nothing to end with")
         return llguidance.LLTokenizer(self._message.tokenizer.decode(), n_vocab=self.n_vocab, eos_token=ends)
-
-
-def describe(spelling: list[bytes], special: frozenset[int], eos: tuple[int, ...], tokenizer: str) -> wire.Vocabulary:
-    """The message that a Vocabulary is made from."""
-    return wire.Vocabulary(
-        text=b"".join(spelling),
-        ends=array("i", accumulate(map(len, spelling))).tobytes(),
-        special=array("i", sorted(special)).tobytes(),
-        eos=array("i", eos).tobytes(),
-        tokenizer=tokenizer.encode(),
-    )

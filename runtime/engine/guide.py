@@ -55,7 +55,7 @@ class Guides:
 
     def __init__(self, n_vocab: int, device: torch.device) -> None:
         self._n_vocab, self._device = n_vocab, device
-        self._vocabulary: Vocabulary | None = None
+        self._vocabulary: Vocabulary | BanyanError = Unsupported("constraints: nobody told the engine its vocabulary")
         self._kept: OrderedDict[ConstraintSpec, Compiled] = OrderedDict()
         self._waiting: dict[ConstraintSpec, list[Run]] = {}
         self._done: deque[tuple[ConstraintSpec, Compiled | BanyanError]] = deque()
@@ -66,9 +66,11 @@ class Guides:
 
     def learn(self, message: VocabularyMessage) -> None:
         """The tokenizer's vocabulary. Opens it here, where nothing runs yet: that keeps other threads from running."""
-        self._vocabulary = Vocabulary(message, self._n_vocab)
-        if message.special:
+        try:
+            self._vocabulary = Vocabulary(message, self._n_vocab)
             _ = self._vocabulary.llg
+        except Exception as e:  # a tokenizer that llguidance does not take; all but constraints work without
+            self._vocabulary = Unsupported(f"constraints on this model: its tokenizer cannot be used for masks ({e})")
 
     # ---- compile ---------------------------------------------------------------------------------------------------
 
@@ -76,9 +78,8 @@ class Guides:
         """Find or make the guide of a Run with a constraint: it is in `ready` now or later."""
         spec = run.sampling.constraint
         assert spec is not None
-        if self._vocabulary is None:
-            error = Unsupported("this engine was not told its tokenizer's vocabulary, which constraints need")
-            self._ready.append(Guided(run, None, (), error))
+        if isinstance(self._vocabulary, BanyanError):
+            self._ready.append(Guided(run, None, (), self._vocabulary))
         elif compiled := self._kept.get(spec):
             self._kept.move_to_end(spec)
             self._ready.append(_begin(run, compiled, self._vocabulary))
@@ -112,9 +113,11 @@ class Guides:
             if not isinstance(made, BanyanError):
                 self._keep(spec, made)
             for run in self._waiting.pop(spec):
-                assert self._vocabulary is not None
-                failed = isinstance(made, BanyanError)
-                self._ready.append(Guided(run, None, (), made) if failed else _begin(run, made, self._vocabulary))
+                if isinstance(made, BanyanError):
+                    self._ready.append(Guided(run, None, (), made))
+                else:
+                    assert isinstance(self._vocabulary, Vocabulary)
+                    self._ready.append(_begin(run, made, self._vocabulary))
         ready, self._ready = self._ready, []
         return ready
 
@@ -166,8 +169,8 @@ def _begin(run: Run, compiled: Compiled, vocabulary: Vocabulary) -> Guided:
     if guide.accept(done) < len(done):
         why = guide.error or "a token that it does not allow"
         return Guided(run, None, (), ConstraintBroke(f"the output so far does not match the constraint: {why}"))
-    no_text = vocabulary.special.union(vocabulary.eos)
-    ends = tuple(i for i in array("i", run.stop_ids) if i in no_text and i < vocabulary.n_vocab)
+    marks = vocabulary.control.union(vocabulary.eos)
+    ends = tuple(i for i in array("i", run.stop_ids) if i in marks and i < vocabulary.n_vocab)
     return Guided(run, guide, ends)
 
 

@@ -17,6 +17,7 @@ from banyan.runtime.server.chat import ASSISTANT, Template
 from banyan.runtime.server.patterns import Patterns
 from banyan.runtime.server.requests import Request, Requests
 from banyan.runtime.server.state import Made, Piece, Run, Text, pack, unpack
+from banyan.runtime.server.thinking import Thinking
 from banyan.runtime.server.tokenizer import Span, Tokenizer
 
 Offload = Callable[[int, Callable[[], Any], Callable[[Any], None]], None]
@@ -54,6 +55,7 @@ class Generation:
     def __init__(self, op: wire.Gen | wire.Select, requests: Requests, done: Callable[[Outcome | Error], None]) -> None:
         self.op, self._requests, self._done = op, requests, done
         self.requests: list[Request] = []
+        self.thinking: Thinking | None = None
         self.ready = requests.clock()
         self.is_over = False
 
@@ -97,9 +99,11 @@ class Generator:
         requests: Requests,
         offload: Offload,
         rng: Random,
+        check: Callable[[wire.ConstraintSpec, Callable[[wire.ConstraintSpec | BanyanError], None]], None],
     ) -> None:
+        """`check`: tries a constraint, and calls back on the loop; see `Grammars.check`."""
         self.tokenizer, self.template = tokenizer, template
-        self._requests, self._offload, self._rng = requests, offload, rng
+        self._requests, self._offload, self._rng, self._try = requests, offload, rng, check
         self._turn_end, self._turn_end_text = turn_end(template, tokenizer)
 
     def start(
@@ -129,7 +133,7 @@ class Generator:
                     generation.end(Error(BanyanError.code, f"the text cannot be encoded: {encoded!r}"))
                 elif isinstance(op, wire.Gen):
                     text.runs = encoded[0]
-                    generation.requests = self._gen(generation, op, text, order, listener)
+                    self._constrain(generation, op.sampling, partial(self._gen, generation, text, order, listener))
                 else:
                     generation.requests = self._select(generation, op, encoded, order)
             except BanyanError as e:
@@ -140,15 +144,33 @@ class Generator:
 
     # ---- gen -------------------------------------------------------------------------------------------------------
 
+    def _constrain(
+        self, generation: Generation, sampling: wire.Sampling, then: Callable[[wire.Sampling], None]
+    ) -> None:
+        """Go on when the constraint, if there is one, is known to be good."""
+        if sampling.constraint is None:
+            return then(sampling)
+
+        def told(spec: wire.ConstraintSpec | BanyanError) -> None:
+            if generation.is_over:
+                return
+            try:
+                if isinstance(spec, BanyanError):
+                    raise spec
+                then(msgspec.structs.replace(sampling, constraint=spec))
+            except BanyanError as e:
+                generation.end(Error(e.code, e.message))
+
+        return self._try(sampling.constraint, told)
+
     def _gen(
         self,
         generation: Generation,
-        op: wire.Gen,
         text: Text,
         order: tuple[int, ...],
         listener: Callable[[str], None] | None,
-    ) -> list[Request]:
-        sampling = op.sampling
+        sampling: wire.Sampling,
+    ) -> None:
         turn_ends: tuple[int, ...] = ()
         if text.role == ASSISTANT and not sampling.ignore_eos:
             if self._turn_end is not None:
@@ -160,9 +182,14 @@ class Generator:
             sampling = msgspec.structs.replace(
                 sampling, max_tokens=1, n=1, stop=(), stop_token_ids=(), stop_regex=(), ignore_eos=True
             )
+        assert isinstance(generation.op, wire.Gen)
+        shown: tuple[str, ...] = ()
+        if (marks := generation.op.reasoning) is not None:
+            thinking = generation.thinking = Thinking(marks, text.runs, listener)
+            listener, shown = (None if listener is None else thinking.hear), (marks.start, marks.end)
         ids = b"".join(run.ids for run in text.runs)
         seed = self._rng.getrandbits(62) if sampling.seed is None else sampling.seed
-        return [
+        generation.requests = [
             self._requests.start(
                 ids,
                 sampling,
@@ -173,6 +200,7 @@ class Generator:
                 score_from=_score_from(sampling, len(ids) // 4) if k == 0 else -1,
                 order=(*order, k),
                 listener=None if k else listener,
+                shown=shown,
             )
             for k in range(sampling.n)
         ]
@@ -188,6 +216,8 @@ class Generator:
             samples = (wire.Sample("", "length", logprobs=samples[0].logprobs),) * generation.op.sampling.n
             pieces: tuple[Piece, ...] = ()
             usage = msgspec.structs.replace(usage, generated=0)
+        elif generation.thinking is not None:
+            samples, pieces = generation.thinking.end(samples, first)
         else:
             n_kept, n_chars = first.text.kept()
             text = first.text.text
@@ -248,6 +278,8 @@ def _check(op: wire.Gen | wire.Select) -> None:
     if isinstance(op, wire.Gen):
         if op.sampling.n < 1:
             raise BadProgram(f"n is {op.sampling.n}; a gen has at least one sample")
+        if op.sampling.constraint is not None and op.sampling.ignore_eos:
+            raise BadProgram("ignore_eos cannot be combined with a constraint: its output ends where its value does")
         if not all(op.sampling.stop):
             raise BadProgram("a stop string is empty; it would stop before anything")
         Patterns(op.sampling.stop_regex)

@@ -33,6 +33,8 @@ class Link:
     ) -> None:
         self._context, self._config, self._path, self._command = context, config, path, command
         self.n_starts = 0
+        self.first: tuple[wire.EngineOrder, ...] = ()
+        """What each engine is told before anything else."""
         self.start()
 
     def start(self) -> None:
@@ -64,7 +66,7 @@ class Link:
             report = wire.decode_report(data)
             if isinstance(report, wire.Ready):
                 self.ready = report
-                for order in self._early:
+                for order in (*self.first, *self._early):
                     self.send(order)
                 self._early.clear()
             take(report)

@@ -12,6 +12,7 @@ not, and what they do to a model is no text.
 from __future__ import annotations
 
 import re
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 import tokenizers
 
+from banyan.runtime import wire
 from banyan.runtime.errors import BadModel, Unsupported
 
 
@@ -129,6 +131,17 @@ class Tokenizer:
     def controls(self, text: str) -> Iterator[tuple[int, int, int]]:
         """(start, end, id) of each control token that `text` spells, in order."""
         return self._marks.find(text)
+
+    def vocabulary(self) -> wire.Vocabulary:
+        """What guides need to know of it."""
+        return wire.Vocabulary(
+            text=b"".join(self.spelling),
+            ends=array("i", accumulate(map(len, self.spelling))).tobytes(),
+            special=array("i", sorted(self.special)).tobytes(),
+            control=array("i", sorted(self._control)).tobytes(),
+            eos=array("i", self.eos_ids).tobytes(),
+            tokenizer=self._on.to_str().encode(),
+        )
 
     def stop_ids(self, stop: str) -> frozenset[int]:
         """Every id whose spelling contains `stop` whole. Kept per string; the first time scans the vocabulary."""

@@ -34,6 +34,7 @@ from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectF
 from banyan.runtime.model.spec import resolve
 from banyan.runtime.server.chat import Template
 from banyan.runtime.server.generate import Generator
+from banyan.runtime.server.grammar import Grammars
 from banyan.runtime.server.limits import Timers
 from banyan.runtime.server.link import Link
 from banyan.runtime.server.programs import Programs
@@ -97,15 +98,27 @@ class Server:
         undo.callback(self.link.close)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="banyan-encode")
         undo.callback(self._threads.shutdown, wait=False, cancel_futures=True)
-        self._load(directory)  # while the engine loads its weights
+        self._load(directory, undo)  # while the engine loads its weights
 
-    def _load(self, directory: Path) -> None:
+    def _load(self, directory: Path, undo: contextlib.ExitStack) -> None:
         files = Files.read(directory)
         self.tokenizer = Tokenizer(directory, files)
         template = Template(files.template, files.special_tokens) if files.template else None
         text_config = files.config.get("text_config") or files.config
         self.requests = Requests(self.tokenizer, text_config.get("vocab_size"), self._order)
-        generator = Generator(self.tokenizer, template, self.requests, self._offload, Random())
+        vocabulary = self.tokenizer.vocabulary()
+        self.link.first = (vocabulary,)
+        self.grammars = Grammars(
+            self._context,
+            Path(self.config.socket),
+            vocabulary,
+            text_config.get("vocab_size") or len(self.tokenizer.spelling),
+            most_bytes=self.config.constraint_bytes,
+            seconds=self.config.constraint_seconds,
+            changed=self._watch,
+        )
+        undo.callback(self.grammars.close)
+        generator = Generator(self.tokenizer, template, self.requests, self._offload, Random(), self.grammars.check)
         self.timers = Timers()
         self.programs = Programs(generator, self._say, self.timers)
         self.requests.spend = self.programs.spend
@@ -115,7 +128,7 @@ class Server:
 
     def run(self) -> None:
         beat = time.monotonic() + ipc.HEARTBEAT
-        self._poller = self._watch()
+        self._watch()
         with self._undo:
             while not self.is_stopping:
                 ready = dict(self._poller.poll(int(1000 * self.timers.wait(max(0.0, beat - time.monotonic()))) + 1))
@@ -127,6 +140,8 @@ class Server:
                     self._receive()
                 if self._wake in ready:
                     self._call()
+                if any(source in ready for source in self.grammars.sockets):
+                    self.grammars.receive()
                 if self._breaks in ready and ipc.drain(self._breaks):
                     beat = min(beat, time.monotonic() + 0.05)  # by then the socket knows whom it lost
                     self._probe()
@@ -139,13 +154,13 @@ class Server:
         if self._error is not None:
             raise self._error
 
-    def _watch(self) -> zmq.Poller:
-        """What the loop sleeps on. Made anew with each engine."""
-        poller = zmq.Poller()
-        for source in (self.front, self._breaks, self.link.socket, self.link.life, self._wake, self._alive_fd):
+    def _watch(self) -> None:
+        """What the loop sleeps on. Made anew with each process that it talks to."""
+        self._poller = zmq.Poller()
+        ours = (self.front, self._breaks, self._wake, self._alive_fd)
+        for source in (*ours, self.link.socket, self.link.life, *self.grammars.sockets):
             if source is not None:
-                poller.register(source, zmq.POLLIN)
-        return poller
+                self._poller.register(source, zmq.POLLIN)
 
     def stop(self) -> None:
         self.is_stopping = True
@@ -359,7 +374,7 @@ class Server:
         self._error = None
         self._note("quiet", f"{lost.message}; starting another")
         self.link.start()
-        self._poller = self._watch()
+        self._watch()
         self.requests.replay()
 
     def _tell(self, report: launch.Report) -> None:

@@ -12,6 +12,7 @@ import pytest
 import tokenizers
 
 from banyan.runtime import wire
+from banyan.runtime.errors import BanyanError
 from banyan.runtime.server.chat import Template
 from banyan.runtime.server.generate import Generator
 from banyan.runtime.server.limits import Timers
@@ -68,8 +69,10 @@ class Bench:
         self.sent: list[tuple[bytes, wire.ServerMessage]] = []
         self.held: list[Callable[[], None]] | None = None
         """Set to a list, and encoding waits in it as it would for a thread."""
+        self.checks: list[Any] | None = None
+        """Set to a list, and constraints wait in it as they would for another process."""
         self.requests = Requests(words, None, self.engine.take)
-        generator = Generator(words, template, self.requests, self._offload, Random(0))
+        generator = Generator(words, template, self.requests, self._offload, Random(0), self._check)
         self.now = 0.0
         self.timers = Timers(lambda: self.now)
         self.programs = Programs(generator, lambda client, message: self.sent.append((client, message)), self.timers)
@@ -82,6 +85,12 @@ class Bench:
             if text.endswith(key):
                 return self.words.encode([Span(self.say[key], meant=True)])
         return [68] * 1000
+
+    def _check(self, spec: wire.ConstraintSpec, then: Callable[[wire.ConstraintSpec | BanyanError], None]) -> None:
+        if self.checks is None:
+            then(spec)
+        else:
+            self.checks.append((spec, then))
 
     def _offload(self, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
         if self.held is None:
@@ -132,10 +141,12 @@ class Bench:
 
 @pytest.fixture
 def bench(fake_engine: ModuleType, words: Tokenizer, chatml: Template) -> Callable[..., Bench]:
-    """`bench({"end of a prompt": "what is said"}, template=...) -> Bench`"""
+    """`bench({"end of a prompt": "what is said"}, template=..., tokenizer=...) -> Bench`"""
 
-    def make(say: dict[str, str] | None = None, template: Template | None = chatml) -> Bench:
-        return Bench(fake_engine, words, template, say or {})
+    def make(
+        say: dict[str, str] | None = None, template: Template | None = chatml, tokenizer: Tokenizer = words
+    ) -> Bench:
+        return Bench(fake_engine, tokenizer, template, say or {})
 
     return make
 

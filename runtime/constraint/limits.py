@@ -1,0 +1,107 @@
+"""What is looked at before anything is compiled: sizes, JSON, and words that a constraint must not hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+
+from banyan.runtime.errors import ConstraintSyntax, ConstraintTooLarge, ConstraintUnsatisfiable, ConstraintUnsupported
+from banyan.runtime.wire import ConstraintSpec
+
+REGEX = 8 << 10
+CHOICES = 10_000
+TRIGGERS, TRIGGER, END = 16, 256, 1024
+
+
+def check_size(spec: ConstraintSpec, limit: int) -> None:
+    """Raises ConstraintTooLarge for text that nobody should begin to read. `limit` in bytes. Takes no time."""
+
+    def need(what: str, size: int, most: int, unit: str = "bytes") -> None:
+        if size > most:
+            raise ConstraintTooLarge(f"{what} has {size} {unit}; the limit is {most}")
+
+    text = len(spec.text.encode("utf-8", "surrogatepass"))
+    need({"json_schema": "the schema"}.get(spec.kind, f"the {spec.kind}"), text, limit)
+    if spec.kind == "regex":
+        need("the regex", text, REGEX)
+    need("`after`", len(spec.after), TRIGGERS, "strings")
+    need("a string of `after`", max(map(len, spec.after), default=0), TRIGGER, "characters")
+    need("`end`", len(spec.end), END, "characters")
+
+
+def canonical(spec: ConstraintSpec) -> ConstraintSpec:
+    """The spec as it may be compiled: its text read and written again, so that nothing in it can be taken for something
+    else. Raises a ConstraintError that names what is wrong."""
+    if not all(spec.after):
+        raise ConstraintSyntax("a string of `after` is empty; the constraint would begin before anything")
+    if spec.scope != "must" and not spec.after:
+        raise ConstraintSyntax(f'scope "{spec.scope}" needs a trigger in `after`')
+    match spec.kind:
+        case "json_schema":
+            text = json.dumps(_schema(spec.text), ensure_ascii=False)
+        case "choices":
+            text = json.dumps(_choices(spec.text), ensure_ascii=False)
+        case "grammar":
+            _check_grammar(spec.text)
+            text = spec.text
+        case "regex":
+            text = spec.text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConstraintSyntax("a lone surrogate stands in the constraint; no output can hold one") from None
+    return msgspec.structs.replace(spec, text=text)
+
+
+def _json(text: str, what: str) -> Any:
+    def refuse(name: str) -> None:
+        raise ConstraintSyntax(f"{what} is not valid JSON: {name} is no number there")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except json.JSONDecodeError as e:
+        raise ConstraintSyntax(f"{what} is not valid JSON: {e.msg} (line {e.lineno}, column {e.colno})") from None
+    except RecursionError:
+        raise ConstraintTooLarge(f"{what} is nested too deeply to be read") from None
+    except ValueError as e:  # an integer of thousands of digits
+        raise ConstraintTooLarge(f"{what} is not to be read: {e}") from None
+
+
+def _choices(text: str) -> list[str]:
+    choices = _json(text, "the list of choices")
+    if not isinstance(choices, list) or not all(isinstance(one, str) for one in choices):
+        raise ConstraintSyntax("choices are a JSON list of strings")
+    if not choices:
+        raise ConstraintSyntax("the list of choices is empty; it needs at least one")
+    if len(choices) > CHOICES:
+        raise ConstraintTooLarge(f"there are {len(choices)} choices; the limit is {CHOICES}")
+    return list(dict.fromkeys(choices))
+
+
+_WORDS = re.compile(r"<\||<\[|%(json|regex|import|llguidance|lark|ignore|declare|override|extend)\b")
+_STRING = re.compile(r'"(?:\\.|[^"\\\n])*"i?|/(?:\\.|[^/\\\n])+/[a-z]*|//[^\n]*|#[^\n]*')
+
+
+def _check_grammar(text: str) -> None:
+    """A user's grammar may not name special tokens, nor reach out of itself."""
+    bare = _STRING.sub(" ", text)
+    if "<" in bare:
+        raise ConstraintUnsupported("special tokens are not allowed in a grammar: write what they spell as a string")
+    if (found := re.search(r"%(\w+)", bare)) and found[1] != "ignore":
+        raise ConstraintUnsupported(f"%{found[1]} is not allowed in a grammar")
+    if found := re.search(r"\[\s*(\w+)\s*=?[^\]]*\]\s*:", bare):
+        raise ConstraintUnsupported(f"attributes such as [{found[1]}] are not allowed in a grammar")
+    if found := re.search(r"@\w+", bare):
+        raise ConstraintUnsupported(f"{found[0]} is not allowed in a grammar: there is no other grammar")
+
+
+def _schema(text: str) -> Any:
+    schema = _json(text, "the schema")
+    if not isinstance(schema, dict | bool):
+        raise ConstraintSyntax("a JSON Schema is an object, or true or false")
+    if schema is False:
+        raise ConstraintUnsatisfiable("no value can satisfy the constraint: the schema is false")
+    return {} if schema is True else schema

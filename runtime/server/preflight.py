@@ -1,0 +1,226 @@
+"""The preflight of constraints: each is tried in a process of its own, which may die of it.
+
+    python -m banyan.runtime.server.preflight --socket ipc://... --alive-fd N --vocabulary V --seconds S
+
+This process learns the vocabulary once and then only forks. A child reads the spec, compiles it and walks some steps
+into it, under limits of memory and CPU time; one that is not done in `seconds` is killed. So a constraint that hangs,
+or brings its compiler down, costs its own child and nothing else, and the next one starts from the same clean memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from random import Random
+
+import msgspec
+import numpy as np
+import zmq
+
+from banyan.runtime import launch, wire
+from banyan.runtime.constraint import limits
+from banyan.runtime.constraint.guide import Compiled
+from banyan.runtime.constraint.llg import Matcher
+from banyan.runtime.constraint.vocabulary import Vocabulary
+from banyan.runtime.errors import BanyanError, ConstraintCrashed, ConstraintTimeout, ConstraintTooLarge, Unsupported
+
+CHILDREN = 2
+"""Constraints that are tried at the same time."""
+MEMORY = 512 << 20
+"""Bytes that a child may take beyond what it begins with."""
+STACK = 64 << 20
+N_STEPS = 16
+"""Steps walked at random: most limits of an engine that show only in use show here."""
+
+
+class Child:
+    """One constraint that is being tried."""
+
+    def __init__(self, check: wire.Check, pid: int, pipe: int, deadline: float) -> None:
+        self.check, self.pid, self.pipe, self.deadline = check, pid, pipe, deadline
+        self.said = b""
+
+
+class Preflight:
+    """The loop: orders in, children out, verdicts back."""
+
+    def __init__(self, socket: zmq.Socket[bytes], alive_fd: int, n_vocab: int, seconds: float) -> None:
+        self._socket, self._alive_fd, self._n_vocab, self._seconds = socket, alive_fd, n_vocab, seconds
+        self._vocabulary: Vocabulary | BanyanError | None = None
+        self._queue: deque[wire.Check] = deque()
+        self._children: dict[int, Child] = {}  # by pipe
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(alive_fd, zmq.POLLIN)
+
+    def run(self) -> None:
+        """Until the parent is gone."""
+        while True:
+            next_deadline = min((child.deadline for child in self._children.values()), default=None)
+            wait = None if next_deadline is None else max(0.0, 1000 * (next_deadline - time.monotonic())) + 1
+            ready = dict(self._poller.poll(wait))
+            if self._alive_fd in ready:
+                return
+            if self._socket in ready:
+                self._receive()
+            for child in [self._children[fd] for fd in ready if fd in self._children]:
+                self._read(child)
+            now = time.monotonic()
+            for child in [c for c in self._children.values() if c.deadline <= now]:
+                os.kill(child.pid, signal.SIGKILL)
+                late = f"the constraint did not compile within {self._seconds:g} s"
+                self._end(child, wire.Verdict(child.check.id, code=ConstraintTimeout.code, message=late))
+            while self._queue and len(self._children) < CHILDREN:
+                self._fork(self._queue.popleft())
+
+    def _receive(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            while True:
+                order = wire.decode_check(self._socket.recv(zmq.NOBLOCK))
+                if isinstance(order, wire.Vocabulary):
+                    self._learn(order)
+                elif isinstance(self._vocabulary, BanyanError):
+                    error = self._vocabulary
+                    self._socket.send(wire.encode(wire.Verdict(order.id, code=error.code, message=error.message)))
+                else:
+                    self._queue.append(order)
+
+    def _learn(self, message: wire.Vocabulary) -> None:
+        """Open the vocabulary here: what is known before a fork, each child knows."""
+        try:
+            vocabulary = Vocabulary(message, self._n_vocab)
+            _ = vocabulary.llg
+        except Exception as e:  # a tokenizer that llguidance does not take: each constraint is told so
+            self._vocabulary = Unsupported(f"constraints on this model: its tokenizer cannot be used for masks ({e})")
+        else:
+            self._vocabulary = vocabulary
+            gc.freeze()
+
+    def _fork(self, check: wire.Check) -> None:
+        assert isinstance(self._vocabulary, Vocabulary), "the vocabulary comes first"
+        pipe, there = os.pipe()
+        pid = os.fork()
+        if not pid:
+            _be_child(check, self._vocabulary, there, self._seconds)
+        os.close(there)
+        self._children[pipe] = Child(check, pid, pipe, time.monotonic() + self._seconds)
+        self._poller.register(pipe, zmq.POLLIN)
+
+    def _read(self, child: Child) -> None:
+        data = os.read(child.pipe, 1 << 16)
+        child.said += data
+        if not data:  # it has ended
+            try:
+                verdict = wire.decode_verdict(child.said)
+            except msgspec.DecodeError:
+                verdict = wire.Verdict(
+                    child.check.id,
+                    code=ConstraintCrashed.code,
+                    message="the constraint could not be compiled: its compiler crashed on it",
+                )
+            self._end(child, verdict)
+
+    def _end(self, child: Child, verdict: wire.Verdict) -> None:
+        self._poller.unregister(child.pipe)
+        os.close(child.pipe)
+        del self._children[child.pipe]
+        os.waitpid(child.pid, 0)
+        self._socket.send(wire.encode(verdict))
+
+
+def _be_child(check: wire.Check, vocabulary: Vocabulary, pipe: int, seconds: float) -> None:
+    """Give the verdict and end; never returns."""
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: not to outlive the one who watches the time
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 2)  # the last words of a compiler that aborts are for nobody
+        _limit(seconds)
+        said = wire.encode(_verdict(check, vocabulary))
+        while said:
+            said = said[os.write(pipe, said) :]
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _limit(seconds: float) -> None:
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY + STACK,) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2,) * 2)
+
+
+def _verdict(check: wire.Check, vocabulary: Vocabulary) -> wire.Verdict:
+    try:
+        spec = limits.canonical(check.spec)
+        _walk(_compile(spec, vocabulary), vocabulary)
+    except BanyanError as e:
+        return wire.Verdict(check.id, code=e.code, message=e.message)
+    except MemoryError:
+        message = f"the constraint needs more than {MEMORY >> 20} MiB to compile"
+        return wire.Verdict(check.id, code=ConstraintTooLarge.code, message=message)
+    return wire.Verdict(check.id, spec)
+
+
+def _compile(spec: wire.ConstraintSpec, vocabulary: Vocabulary) -> Compiled:
+    """On a thread with a stack as large as in the engine."""
+    made: list[Compiled | Exception] = []
+
+    def work() -> None:
+        try:
+            made.append(Matcher(spec, vocabulary))
+        except Exception as e:
+            made.append(e)
+
+    threading.stack_size(STACK)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if isinstance(made[0], Exception):
+        raise made[0]
+    return made[0]
+
+
+def _walk(compiled: Compiled, vocabulary: Vocabulary) -> None:
+    guide, chance = compiled.guide(), Random(0)
+    row = np.empty(vocabulary.n_words, np.int32)
+    for _ in range(N_STEPS):
+        guide.fill(row)
+        if guide.error:
+            raise ConstraintTooLarge(f"the constraint is too complex to be followed: {guide.error}")
+        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+        if not len(allowed):
+            return
+        guide.accept([int(chance.choice(allowed))])
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m banyan.runtime.server.preflight")
+    parser.add_argument("--socket", required=True, help="ZeroMQ address that the server's PAIR is bound to")
+    parser.add_argument("--alive-fd", type=int, required=True, help="end at EOF of this file descriptor")
+    parser.add_argument("--vocabulary", type=int, required=True, help="rows of the model's logits")
+    parser.add_argument("--seconds", type=float, required=True, help="time that a constraint has to compile")
+    args = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    launch.tie_to_parent()
+    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(args.socket)
+        Preflight(socket, args.alive_fd, args.vocabulary, args.seconds).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
