@@ -65,7 +65,7 @@ def _classes(d: Draw, n: int, *, short: bool) -> list[Callable[[], str]]:
         makers: list[Callable[[], str]] = [lambda: opinion(GOOD), lambda: opinion(BAD)]
         d.rng.shuffle(makers)
         return makers
-    if kind < 0.7:
+    if kind < 0.65:
         groups = [tuple(TOPICS[t].split()) for t in d.some(tuple(TOPICS), n)]
     else:
         words = d.distinct("word", 3 * n)
@@ -84,7 +84,7 @@ def few_shot(d: Draw) -> Sample:
     n = d.pick((2, 2, 3, 3, 4))
     labels = d.distinct("label", n)
     makers = _classes(d, n, short=d.chance(0.5))
-    k = d.rng.randrange(2 * n, d.pick((9, 13, 25)))
+    k = d.rng.randrange(2 * n, d.pick((9, 13, 25, 25)))
     order = [*range(n), *range(n)] + [d.rng.randrange(n) for _ in range(k - 2 * n)]
     d.rng.shuffle(order)
     pairs = [(makers[c](), labels[c]) for c in [*order, d.rng.randrange(n)]]
@@ -99,12 +99,12 @@ def few_shot(d: Draw) -> Sample:
             messages += [{"role": "user", "content": text}, answer]
             seen.add(label)
         return Sample("few_shot", tuple(messages))
-    before, between, after = ("Text: ", "\nLabel:", "\n\n") if form < 0.85 else ("", " ->", "\n")
+    before, between, after = ("Text: ", "\nLabel:", "\n\n") if form < 0.75 else ("", " ->", "\n")
     for text, label in pairs[:-1]:
         parts += [f"{before}{text}{between}", Target(f" {label}") if label in seen else f" {label}", after]
         seen.add(label)
     question, label = pairs[-1]
-    if d.chance(0.5) and form < 0.85:  # plain text, no template
+    if d.chance(0.5) and form < 0.75:  # plain text, no template
         lead = f"{head}\n\n" if head else ""
         return Sample(
             "few_shot", plain=(lead, *parts, f"{before}{question}{between}", Target(f" {label}"), Target("\n\n"))
