@@ -26,7 +26,7 @@ class Room(NamedTuple):
 
 
 RUNTIME = "banyan.runtime"
-CORE = (f"{RUNTIME}.wire", f"{RUNTIME}.errors", f"{RUNTIME}.config", f"{RUNTIME}.template")
+CORE = tuple(f"{RUNTIME}.{name}" for name in ("wire", "errors", "config", "template", "reasoning"))
 FACE = (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch")
 
 COMMAND_LINE = tuple(f"banyan.{name}" for name in ("cli", "cli_chat", "cli_check", "cli_models", "cli_run"))
@@ -42,6 +42,7 @@ LAW = {
     f"{RUNTIME}.template": Room((f"{RUNTIME}.wire", f"{RUNTIME}.errors"), ("msgspec",)),  # what a Use stands for
     f"{RUNTIME}.config": Room((f"{RUNTIME}.errors",), ("msgspec",)),
     f"{RUNTIME}.ipc": Room(CORE, ("msgspec", "zmq")),
+    f"{RUNTIME}.reasoning": Room((f"{RUNTIME}.wire",)),
     f"{RUNTIME}.client": Room(
         (*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.inbox", f"{RUNTIME}.window"), ("msgspec", "zmq")
     ),

@@ -91,6 +91,15 @@ class Detokenizer:
                 return k + 1, self._ends[k]
         return 0, 0
 
+    def within(self, start: int, end: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The longest stretch of tokens whose text lies wholly in characters start : end, as (tokens, characters)
+        before it and up to its end. An empty one, at `end`, where there is none."""
+        n_tokens, n_chars = self.fit(end)
+        for k, at in enumerate((0, *self._ends[:n_tokens])):
+            if start <= at < n_chars:
+                return (k, at), (n_tokens, n_chars)
+        return (n_tokens, end), (n_tokens, end)
+
     def _add(self, new: str, look: bool) -> bool:
         """Append text; False if a stop cut it."""
         cut = self._find(new) if look and new else None

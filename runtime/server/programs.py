@@ -14,6 +14,7 @@ from functools import partial
 
 from banyan.runtime import wire
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled, Unsupported
+from banyan.runtime.server.attempts import Attempts
 from banyan.runtime.server.delivery import Delivery
 from banyan.runtime.server.generate import Error, Generation, Generator, Outcome
 from banyan.runtime.server.limits import Limiter, Timers
@@ -154,7 +155,7 @@ class Programs:
 
     def _resume(self, program: Program, results: wire.Results) -> None:
         generation = program.states[results.state].generation
-        if isinstance(generation, Rounds) and generation.op.ref == results.ref:
+        if isinstance(generation, Rounds | Attempts) and generation.op.ref == results.ref:
             generation.resume(results.round, results.texts)
 
     def _put(self, program: Program, state: State, op: wire.Op | Point) -> None:
@@ -279,8 +280,11 @@ class Programs:
         listener = partial(self._delta, program, op.ref) if isinstance(op, wire.Gen) and op.stream else None
         order = program.serial, state.number, state.n_done
         done = partial(self._generated, program, state, op)
-        generation: Generation | Rounds
-        if isinstance(op, wire.Gen) and op.tools is not None:
+        generation: Generation | Rounds | Attempts
+        if isinstance(op, wire.Gen) and op.retries:
+            show = partial(self._show, program, op.ref)
+            generation = Attempts(self._generator, op, state.text, program.started, order, done, show)
+        elif isinstance(op, wire.Gen) and op.tools is not None:
             call = partial(self._called, program, op.ref)
             generation = self.tooling.start(op, state.text, program.started, order, done, call, listener)
         else:
@@ -308,6 +312,11 @@ class Programs:
     ) -> None:
         seq = self._next(program)
         called = wire.Called(program.number, seq, ref, number, calls, text, usage)
+        self._send(program.client, called)
+
+    def _show(self, program: Program, ref: int, number: int, sample: wire.Sample, usage: wire.Usage) -> None:
+        seq = self._next(program)
+        called = wire.Called(program.number, seq, ref, number, (), sample.text, usage, sample.finish_reason)
         self._send(program.client, called)
 
     def _delta(self, program: Program, ref: int, text: str) -> None:

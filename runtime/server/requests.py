@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -87,8 +87,10 @@ class Requests:
         score_from: int = -1,
         order: tuple[int, ...] = (),
         listener: Callable[[str], None] | None = None,
+        shown: Collection[str] = (),
     ) -> Request:
-        """Order a generation. `turn_ends`: ids that end it unless eos is ignored. `done` is called once, at its end."""
+        """Order a generation. `turn_ends`: ids that end it unless eos is ignored. `shown`: special tokens that are part
+        of its text. `done` is called once, at its end."""
         known = self._tokenizer
         stops = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
@@ -104,7 +106,8 @@ class Requests:
             score_from=score_from,
             order=order,
         )
-        text = Detokenizer(known.spelling, known.special, sampling.stop, sampling.min_tokens, sampling.stop_regex)
+        hidden = known.special.difference(known.added.get(token, -1) for token in shown) if shown else known.special
+        text = Detokenizer(known.spelling, hidden, sampling.stop, sampling.min_tokens, sampling.stop_regex)
         request = Request(run, text, done, self.clock())
         request.stop_strings, request.listener = cutting, listener
         self._n_started += 1

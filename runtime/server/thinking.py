@@ -1,0 +1,59 @@
+"""Outputs of models that think before they speak: what the client and the state get of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from banyan.runtime import wire
+from banyan.runtime.reasoning import Thoughts
+from banyan.runtime.server.requests import Request
+from banyan.runtime.server.state import Made, Piece, Run
+from banyan.runtime.server.tokenizer import Span
+
+
+class Thinking:
+    """One gen whose outputs are told apart. runs: its prompt, which may have begun the thinking already."""
+
+    def __init__(
+        self, marks: wire.Reasoning, runs: Sequence[Run], listener: Callable[[str], None] | None = None
+    ) -> None:
+        self._marks, self._listener = marks, listener
+        text = ""
+        for run in reversed(runs):
+            if len((text := run.text + text).rstrip()) >= len(marks.start):
+                break
+        self._is_open = text.rstrip().endswith(marks.start)
+        self._stream = self._thoughts()
+
+    def _thoughts(self) -> Thoughts:
+        return Thoughts(self._marks, self._is_open)
+
+    def hear(self, text: str) -> None:
+        """Text of the first sample as it comes; what of it is said goes on to the listener."""
+        self._tell(self._stream.feed(text))
+
+    def end(self, samples: Sequence[wire.Sample], first: Request) -> tuple[tuple[wire.Sample, ...], tuple[Piece, ...]]:
+        """The samples told apart, and what of the first becomes part of the state."""
+        self._tell(self._stream.finish())
+        apart = []
+        for sample in samples:
+            thoughts = self._thoughts()
+            said = thoughts.feed(sample.text) + thoughts.finish()
+            apart.append((replace(sample, text=said, reasoning=thoughts.reasoning), thoughts))
+        thoughts = apart[0][1]
+        pieces = _pieces(first, thoughts.start, thoughts.start + thoughts.n_said)
+        return tuple(sample for sample, _ in apart), pieces
+
+    def _tell(self, said: str) -> None:
+        if said and self._listener is not None:
+            self._listener(said)
+
+
+def _pieces(request: Request, start: int, end: int) -> tuple[Piece, ...]:
+    """Characters start : end of an output: the tokens that lie wholly in there, and text around them."""
+    text = request.text.text
+    (i, a), (j, b) = request.text.within(start, end)
+    made = Made(text[a:b], bytes(request.ids[4 * i : 4 * j]))
+    return tuple(piece for piece in (Span(text[start:a]), made, Span(text[b:end])) if piece.text)
