@@ -31,6 +31,9 @@ FACE = (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch")
 
 COMMAND_LINE = tuple(f"banyan.{name}" for name in ("cli", "cli_chat", "cli_check", "cli_models", "cli_run"))
 
+PLANNING = tuple(f"{RUNTIME}.engine.{name}" for name in ("admit", "lengths", "queue", "request", "scheduler"))
+"""Runs without a device, and so is tested without one."""
+
 # The longest prefix of a module's name decides.
 LAW = {
     "banyan": Room((*FACE, "banyan.progress"), ("msgspec",)),
@@ -54,10 +57,7 @@ LAW = {
         (*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.launch", f"{RUNTIME}.metrics", f"{RUNTIME}.window"),
         ("jinja2", "msgspec", "outlines_core", "psutil", "re2", "tokenizers", "zmq"),
     ),
-    f"{RUNTIME}.engine.scheduler": Room(
-        (*CORE, f"{RUNTIME}.constraint.guide", f"{RUNTIME}.engine.request", "banyan.radix_cache")
-    ),
-    f"{RUNTIME}.engine.request": Room((*CORE, f"{RUNTIME}.constraint.guide", "banyan.radix_cache")),
+    **dict.fromkeys(PLANNING, Room((*CORE, f"{RUNTIME}.constraint.guide", *PLANNING, "banyan.radix_cache"))),
     f"{RUNTIME}.engine": Room(
         (
             *(*CORE, f"{RUNTIME}.constraint", f"{RUNTIME}.ipc", f"{RUNTIME}.metrics", f"{RUNTIME}.model"),

@@ -17,12 +17,13 @@ import torch
 
 from banyan.radix_cache.cache import Cache
 from banyan.runtime.config import Config, Resolved
+from banyan.runtime.engine.admit import Limits
 from banyan.runtime.engine.batch import assemble
 from banyan.runtime.engine.guide import Guides
 from banyan.runtime.engine.request import Plan
 from banyan.runtime.engine.runner import Runner
 from banyan.runtime.engine.sampler import sample
-from banyan.runtime.engine.scheduler import Limits, Scheduler
+from banyan.runtime.engine.scheduler import Scheduler
 from banyan.runtime.engine.store import Store
 from banyan.runtime.errors import OutOfMemory
 from banyan.runtime.model.load import Model
