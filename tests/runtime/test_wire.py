@@ -77,11 +77,12 @@ def test_a_message_of_another_direction_is_refused(direction: str) -> None:
 
 def test_tags_never_change() -> None:
     assert sorted(cls.__struct_config__.tag for cls in MESSAGES if cls is not wire.Wire) == [
-        "abort", "answer", "append", "arg", "ask", "begin", "called", "cancel", "chatmarkers", "constraintspec",
-        "define", "delta", "drop", "end", "failed", "finish", "fork", "gen", "hello", "join", "limits", "mark",
-        "ping", "pong", "raw", "read", "ready", "ref", "resend", "results", "run", "sample", "sampling", "scores",
-        "select", "step", "submit", "sync", "times", "tokenlogprob", "tokens", "toolcall", "tools", "toplogprobs",
-        "undefine", "usage", "use", "value", "vocabulary", "welcome",
+        "abort", "answer", "append", "arg", "ask", "begin", "called", "cancel", "chatmarkers", "check",
+        "constraintspec", "define", "delta", "drop", "end", "failed", "finish", "fork", "gen", "hello", "image",
+        "join", "limits", "mark", "ping", "pong", "raw", "read", "ready", "reasoning", "ref", "resend", "results",
+        "run", "sample", "sampling", "scores", "select", "step", "submit", "sync", "times", "tokenlogprob",
+        "tokens", "toolcall", "tools", "toplogprobs", "undefine", "usage", "use", "value", "verdict", "vocabulary",
+        "welcome",
     ]  # fmt: skip
     assert wire.VERSION == 1
 
