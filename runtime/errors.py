@@ -38,7 +38,7 @@ An error rises where the user reads, with its cause chained (the shape is httpx'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class BanyanError(Exception):
@@ -134,18 +134,28 @@ class Cancelled(ProgramError):
 class DeadlineExceeded(ProgramError, TimeoutError):
     code = "deadline_exceeded"
 
+    @classmethod
+    def of(cls, what: str, seconds: float) -> Self:
+        """what: whose time it was: a gen, a run or a batch."""
+        return cls(f"the {what}'s timeout of {seconds:g} s ran out")
+
 
 class BudgetExceeded(ProgramError):
     code = "budget_exceeded"
 
+    @classmethod
+    def of(cls, what: str, n_tokens: int) -> Self:
+        """what: whose tokens they were: a gen's, a run's or a batch's."""
+        return cls(f"the {what}'s budget of {n_tokens} tokens ran out")
 
-class ConstraintError(ProgramError, ValueError):
+
 class BadOutput(ProgramError, ValueError):
     """The text of a gen is no value of its type. Its cause is what the type had against it."""
 
     code = "bad_output"
 
 
+class ConstraintError(ProgramError, ValueError):
     """The output of a gen was to match something that cannot be used. The gen fails; it never runs unconstrained."""
 
     code = "constraint"
