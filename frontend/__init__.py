@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from banyan.runtime.errors import BadOutput as BadOutput
     from banyan.runtime.errors import BanyanError as BanyanError
     from banyan.runtime.errors import BatchError as BatchError
+    from banyan.runtime.errors import BudgetExceeded as BudgetExceeded
     from banyan.runtime.errors import Cancelled as Cancelled
     from banyan.runtime.errors import ConfigError as ConfigError
     from banyan.runtime.errors import ConnectFailed as ConnectFailed
@@ -103,7 +104,8 @@ _WHERE = {
     "group": ("Group",),
     "program": ("AsyncProgram", "Program", "function"),
     "runtime.errors": (
-        *("BadMessage", "BadModel", "BadOutput", "BadProgram", "BanyanError", "BatchError", "Cancelled", "ConfigError"),
+        *("BadMessage", "BadModel", "BadOutput", "BadProgram", "BanyanError", "BatchError", "BudgetExceeded"),
+        *("Cancelled", "ConfigError"),
         *("ConstraintBroke", "ConstraintBusy", "ConstraintCrashed", "ConstraintError", "ConstraintSyntax"),
         *("ConstraintTimeout", "ConstraintTooLarge", "ConstraintUnsatisfiable", "ConstraintUnsupported"),
         *("ConnectFailed", "DeadlineExceeded", "EngineLost", "ForkError", "ModelNotFound", "OutOfMemory"),
@@ -125,6 +127,7 @@ __all__ = [
     "BadOutput",
     "BanyanError",
     "BatchError",
+    "BudgetExceeded",
     "Cancelled",
     "ConfigError",
     "ConnectFailed",

@@ -144,6 +144,8 @@ def gen(
     repetition_penalty: float | None = None,
     logit_bias: dict[int, float] | None = None,
     seed: int | None = None,
+    timeout: float | None = None,
+    budget: int | None = None,
     type: Any = None,
     grammar: str | None = None,
     retries: int | None = None,

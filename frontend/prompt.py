@@ -13,6 +13,7 @@ from banyan.expr import NOTHING, Begin, End, Expression, Gen, Leaf, Raw, Select,
 from banyan.expr import role as turn
 from banyan.feed import Feed
 from banyan.group import Group
+from banyan.limits import keep_time
 from banyan.pieces import pieces_async
 from banyan.record import Lane, Record
 from banyan.ref import Gathered, Ref
@@ -136,6 +137,7 @@ class Prompt:
             record.add(self._select_op(leaf, ref, seed))
         else:
             record.add(self._gen_op(leaf, ref, next(samplings), seed))
+            self._limit(leaf, ref)
         if leaf.name is not None:
             self._set(leaf.name, ref)
         return ref
@@ -150,7 +152,22 @@ class Prompt:
         ref.answer = leaf.answer
         if run.stream:
             ref.stream()
-        return wire.Gen(self._lane.number, ref.number, sampling, run.stream, ref.name, ref.line)
+        return wire.Gen(
+            self._lane.number,
+            ref.number,
+            sampling,
+            run.stream,
+            ref.name,
+            ref.line,
+            timeout=wishes.timeout or 0.0,
+            budget=wishes.budget or 0,
+        )
+
+    def _limit(self, leaf: Gen, ref: Ref) -> None:
+        if self._record.limits is not None:
+            self._record.limits.watch(ref)
+        if leaf.options.timeout is not None:
+            keep_time(ref, leaf.options.timeout, [item for item in self._transcript if isinstance(item, Ref)])
 
     def _select_op(self, leaf: Select, ref: Ref, seed: int | None) -> wire.Select:
         seed = seed if leaf.seed is None else leaf.seed

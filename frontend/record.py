@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from itertools import count
 from typing import Any
 
+from banyan import limits
 from banyan.backends.base import Backend, OpenProgram
 from banyan.feed import Feed
 from banyan.ref import copy_of
@@ -49,7 +50,7 @@ class Lane:
 class Record:
     """One running program, shared by all its states. Safe to use from any thread."""
 
-    def __init__(self, name: str, backend: Backend, options: Options) -> None:
+    def __init__(self, name: str, backend: Backend, options: Options, batch: limits.BatchLimits | None = None) -> None:
         self.name, self.backend, self.options = name, backend, options
         self.sampling = options.over(_DEFAULTS)
         try:
@@ -72,6 +73,7 @@ class Record:
         self.failure: Exception | None = None
         """What stopped it: a backend that took its ops no more, its time or its tokens that ran out, or its user."""
         self._on_stop: list[Callable[[], None]] = []
+        self.limits = limits.begin(self, options, batch)
 
     @property
     def error(self) -> BaseException | None:
@@ -172,6 +174,13 @@ class Record:
         if error is not None:
             self.program.cancel()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the body has ended, and nothing of the program is on its way."""
+        if not self.ended.is_closed or self._log:
+            return False
+        return self.error is not None or all(self.program.future(i).done() for i in range(self.n_refs))
+
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Call `callback` once nothing of this program is on its way. To be called after its end."""
         left = [] if self.error is not None else [self.program.future(number) for number in range(self.n_refs)]
@@ -208,6 +217,9 @@ class Unreachable:
         future: Future[wire.Value] = Future()
         future.set_exception(copy_of(self._error))
         return future
+
+    def limit(self, limits: wire.Limits) -> None:
+        pass
 
     def on_delta(self, ref: int, callback: Callable[[str], None]) -> None:
         pass

@@ -53,6 +53,11 @@ class GenOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """How many alternatives at each output token; needs return_logprob."""
     return_text_in_logprobs: bool | None = None
     """Put each token's text beside its log-probability."""
+    timeout: Annotated[float, Meta(gt=0.0)] | None = None
+    """Seconds after which what is not finished raises DeadlineExceeded. On a gen: from its turn on. On a run: from its
+    start on, for its body and all that it generates."""
+    budget: Annotated[int, Meta(ge=1)] | None = None
+    """Tokens that may be generated, over all samples; one more raises BudgetExceeded. On a run: by all its gens."""
 
     def __post_init__(self) -> None:
         if self.top_k == 0:

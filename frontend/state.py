@@ -84,10 +84,11 @@ class State(Prompt):
     def sync(self) -> None:
         """Wait until all that was appended is done. Raises the first error."""
         self._await_body()
-        self._record.flush()
-        for item in self._transcript:
-            if isinstance(item, Ref):
-                item.wait()
+        refs = [item for item in self._transcript if isinstance(item, Ref)]
+        if not all(ref.is_done for ref in refs):
+            self._record.flush()
+        for ref in refs:
+            ref.wait()
 
     def error(self) -> BaseException | None:
         """Wait as `sync` does, and give what it would raise, or None."""

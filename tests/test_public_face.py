@@ -23,6 +23,7 @@ NAMES = [
     "BadProgram",
     "BanyanError",
     "BatchError",
+    "BudgetExceeded",
     "Cancelled",
     "ConfigError",
     "ConnectFailed",
@@ -143,7 +144,10 @@ GEN = [
 ]
 SIGNATURES = {
     "function": ["func", "num_api_spec_tokens"],
-    "gen": [*GEN, "*repetition_penalty", "*logit_bias", "*seed", "*type", "*grammar", "*retries", "*tools"],
+    "gen": [
+        *[*GEN, "*repetition_penalty", "*logit_bias", "*seed", "*timeout", "*budget"],
+        *["*type", "*grammar", "*retries", "*tools"],
+    ],
     "select": ["name", "choices", "temperature", "choices_method", "*seed"],
     "role": ["name", "expr"],
     "user": ["expr"],

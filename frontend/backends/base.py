@@ -26,6 +26,12 @@ class OpenProgram(Protocol):
     def on_delta(self, ref: int, callback: Callable[[str], None]) -> None:
         """Call `callback`, which must not wait, with each piece of text of the streaming gen `ref`."""
 
+    def limit(self, limits: wire.Limits) -> None:
+        """Hold the program to `limits`. To be called before the first `submit`.
+
+        The language keeps them itself: this is for backends that can stop at the token, or when the language is gone.
+        """
+
     def cancel(self) -> None:
         """Stop all work on it. Idempotent; may be called from a finalizer."""
 

@@ -11,6 +11,7 @@ from banyan.runtime.errors import BanyanError, ProgramError
 
 if TYPE_CHECKING:
     from banyan.backends.local import Program, State
+    from banyan.clock import Alarm
 
 CHATML = wire.ChatMarkers(
     roles={name: (f"<|im_start|>{name}\n", "<|im_end|>\n") for name in ("system", "user", "assistant", "tool")},
@@ -51,7 +52,9 @@ class Job:
     round: for a gen with tools, how often it has called some.
     """
 
-    __slots__ = ("_program", "_state", "_stop", "called", "is_stopped", "op", "pieces", "ready", "round", "spent")
+    __slots__ = (
+        *("_program", "_state", "_stop", "alarm", "called", "is_stopped", "op", "pieces", "ready", "round", "spent"),
+    )
 
     def __init__(self, program: Program, state: State, op: wire.Gen | wire.Select, before: Job | None = None) -> None:
         """before: the round before this one."""
@@ -60,6 +63,8 @@ class Job:
         self.spent = wire.Usage() if before is None else before.spent
         """By the rounds before this one."""
         self.called: wire.Called | None = None
+        self.alarm: Alarm | None = None
+        """When its time is up."""
         self.pieces: Sequence[Piece] = tuple(state.pieces)
         """The prompt."""
         self.ready = time.monotonic() if before is None else before.ready
@@ -108,10 +113,14 @@ class Job:
             reason = ProgramError(f"the backend failed: {type(error).__name__}: {error}")
             reason.__cause__ = error
             error = reason
+        self._program.finish(self, self._state, self.placed(error))
+
+    def placed(self, error: BanyanError) -> BanyanError:
+        """`error`, which now says where it happened."""
         if isinstance(error, ProgramError):
             error.program, error.gen = error.program or self.program, error.gen or self.op.name
             error.line, error.prompt_tail = error.line or self.op.line, error.prompt_tail or self.text[-80:]
-        self._program.finish(self, self._state, error)
+        return error
 
 
 def open_role(pieces: Sequence[Piece], at: int) -> str | None:

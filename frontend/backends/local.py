@@ -13,14 +13,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from copy import copy
+from functools import partial
 from itertools import count
 from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
 from banyan.backends.job import Answers, Job, Made, Outcome, Piece, open_role, render
+from banyan.clock import clock
 from banyan.runtime import wire
-from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, ToolError
+from banyan.runtime.errors import BadProgram, BanyanError, BudgetExceeded, Cancelled, DeadlineExceeded, ToolError
 
 
 class Backend(Protocol):
@@ -126,6 +128,9 @@ class Program:
                 self._queue(op)
             self._pump()
 
+    def limit(self, limits: wire.Limits) -> None:
+        """The language runs in this process, and keeps them."""
+
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
         """Call `callback`, which must not wait, each time that the gen `ref` calls tools."""
         self._callers[ref] = callback
@@ -178,11 +183,14 @@ class Program:
         with self._lock:
             if state.job is not job or job.called is not None:
                 return  # stopped meanwhile
+            if job.alarm is not None:
+                job.alarm.cancel()
             if isinstance(outcome, Outcome) and job.op.ref in self._callers:
                 outcome = self._round(job, state, outcome)
                 if outcome is None:
                     return
             state.job = None
+            outcome = _within(job.op, outcome)
             if isinstance(outcome, BanyanError):
                 self._break(state, job.op, outcome)
             else:
@@ -293,6 +301,19 @@ class Program:
             self._backend.start(job)
         except Exception as e:
             job.fail(e)
+        if isinstance(job.op, wire.Gen) and job.op.timeout and self._states[job.op.state].job is job:
+            job.alarm = clock().call(job.ready + job.op.timeout, partial(self._late, job, job.op.timeout))
+
+    def _late(self, job: Job, timeout: float) -> None:
+        with self._lock:
+            state = self._states[job.op.state]
+            if state.job is not job:
+                return
+            state.job = None
+            self._break(state, job.op, job.placed(DeadlineExceeded.of("gen", timeout)))
+            self._ready.append(state)
+        job.stop()
+        self._pump()
 
     def _advance(self, state: State) -> None:
         while state.queue and state.is_born and state.job is None:
@@ -450,6 +471,13 @@ def again(error: BanyanError, why: str = "") -> BanyanError:
     fresh.args = (fresh.message, *error.args[1:])
     fresh.__cause__ = error.__cause__
     return fresh
+
+
+def _within(op: wire.Gen | wire.Select, outcome: Outcome | BanyanError) -> Outcome | BanyanError:
+    """The outcome, if the gen's budget is enough for it."""
+    if isinstance(op, wire.Gen) and isinstance(outcome, Outcome) and 0 < op.budget < outcome.usage.generated:
+        return BudgetExceeded.of("gen", op.budget)
+    return outcome
 
 
 def _settle(future: Future[wire.Value], outcome: wire.Value | BanyanError) -> None:

@@ -6,8 +6,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from heapq import heappop, heappush
-from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -15,6 +13,7 @@ import msgspec
 from banyan.backends.base import Question
 from banyan.backends.job import CHATML, Job, Outcome
 from banyan.backends.local import Program
+from banyan.clock import clock
 from banyan.runtime import wire
 from banyan.runtime.errors import BanyanError, ConfigError, ProgramError
 
@@ -114,8 +113,9 @@ class Mock:
             job.deliver(piece)
 
         for k, piece in enumerate(pieces):
-            _clock.call(now + seconds * (k + 1) / (len(pieces) + 1), lambda piece=piece: job.is_stopped or say(piece))
-        _clock.call(now + seconds, lambda: job.give(outcome._replace(first=firsts[0] if firsts else 0.0)))
+            clock().call(now + seconds * (k + 1) / (len(pieces) + 1), lambda piece=piece: job.is_stopped or say(piece))
+        alarm = clock().call(now + seconds, lambda: job.give(outcome._replace(first=firsts[0] if firsts else 0.0)))
+        job.on_stop(alarm.cancel)
 
     def _outcome(self, job: Job, call: Call, wait: float = 0.0) -> Outcome | None:
         """The script's answer; None where it failed, and the job with it, after `wait` seconds."""
@@ -127,7 +127,7 @@ class Mock:
                 error = ProgramError(f"the script of the Mock raised {type(e).__name__}: {e}")
                 error.__cause__ = e
             if wait:
-                _clock.call(time.monotonic() + wait, lambda: job.fail(error))
+                clock().call(time.monotonic() + wait, lambda: job.fail(error))
             else:
                 job.fail(error)
             return None
@@ -213,32 +213,3 @@ def _pieces(job: Job, outcome: Outcome) -> list[str]:
     """Words, as a model that streams would give them."""
     is_streaming = isinstance(job.op, wire.Gen) and job.op.stream
     return re.findall(r"\S+\s*|\s+", outcome.samples[0].text) if is_streaming else []
-
-
-class _Clock:
-    """One thread that does things at their time; it starts with the first of them."""
-
-    def __init__(self) -> None:
-        self._due: list[tuple[float, int, Callable[[], object]]] = []
-        self._numbers, self._changed = count(), threading.Condition()
-        self._thread: threading.Thread | None = None
-
-    def call(self, when: float, action: Callable[[], object]) -> None:
-        """Call `action`, which must not raise, at `when` of `time.monotonic`. Those of one time keep their order."""
-        with self._changed:
-            heappush(self._due, (when, next(self._numbers), action))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="banyan-mock", daemon=True)
-                self._thread.start()
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._due or self._due[0][0] > time.monotonic():
-                    self._changed.wait(self._due[0][0] - time.monotonic() if self._due else None)
-                action = heappop(self._due)[2]
-            action()
-
-
-_clock = _Clock()

@@ -157,6 +157,9 @@ class _Recorded:
 
         self._program.on_call(ref, hear)
 
+    def limit(self, limits: wire.Limits) -> None:
+        self._program.limit(limits)
+
     def cancel(self) -> None:
         self._program.cancel()
 

@@ -83,7 +83,7 @@ class _Ledger:
     def error(self) -> Error | None:
         if self.spent <= self.budget:
             return None
-        return Error(BudgetExceeded.code, f"the {self.of}'s budget of {self.budget} tokens ran out")
+        return Error(BudgetExceeded.code, BudgetExceeded.of(self.of, self.budget).message)
 
 
 class Limiter:
@@ -105,7 +105,7 @@ class Limiter:
         """The program begins, under these limits."""
         if limits.timeout:
             error = _late(limits.timeout_of, limits.timeout)
-            self._deadlines[program.serial] = self._timers.call(limits.left, partial(self._end, program, error))
+            self._deadlines[program.serial] = self._timers.call(limits.left, partial(self._late, program, error))
         ledgers = [_Ledger("run", limits.budget)] if limits.budget else []
         if limits.batch >= 0 and limits.batch_budget:
             ledgers.append(self._batch((program.client, limits.batch), limits.batch_budget))
@@ -116,6 +116,10 @@ class Limiter:
         for ledger in ledgers:
             if ledger.error is not None:
                 self._timers.call(0.0, partial(self._end, program, ledger.error))
+
+    def _late(self, program: Program, error: Error) -> None:
+        if not program.is_settled:  # else its time is its user's, who holds it to that
+            self._end(program, error)
 
     def _batch(self, key: tuple[Client, int], budget: int) -> _Ledger:
         ledger = self._batches.setdefault(key, _Ledger("batch", budget))
@@ -167,4 +171,4 @@ class Limiter:
 
 
 def _late(of: str, seconds: float) -> Error:
-    return Error(DeadlineExceeded.code, f"the {of}'s timeout of {seconds:g} s ran out")
+    return Error(DeadlineExceeded.code, DeadlineExceeded.of(of, seconds).message)

@@ -69,9 +69,10 @@ def test_the_time_of_a_run(bench: Any, greedy: Any) -> None:
     assert b.value(0, program=1), "the other program went on"
 
 
-def test_a_run_that_ends_in_time_is_left_alone(bench: Any) -> None:
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_run_that_is_done_in_time_is_left_alone(bench: Any, is_last: bool) -> None:
     b = bench()
-    b.programs.submit(b"me", wire.Submit(0, 0, (Read(0, 0),), True, "test", Limits(timeout=1.0, left=1.0)))
+    b.programs.submit(b"me", wire.Submit(0, 0, (Read(0, 0),), is_last, "test", Limits(timeout=1.0, left=1.0)))
     later(b, 2.0)
     assert not b.messages(wire.Failed)
 

@@ -1,0 +1,147 @@
+"""What a batch, a run and a gen may take, seconds and tokens, as this side keeps it.
+
+The server keeps the same limits, to the token, and stops the work. This side does not depend on that: what runs out
+fails here too, whatever has become of the server.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from banyan.clock import clock
+from banyan.runtime import wire
+from banyan.runtime.errors import BudgetExceeded, DeadlineExceeded
+from banyan.sampling import Options
+
+if TYPE_CHECKING:
+    from banyan.record import Record
+    from banyan.ref import Ref
+
+GRACE = 0.5
+"""Seconds that the server has, beyond the time of a gen, to say itself that it is up."""
+
+_numbers = count()
+
+
+class Account:
+    """Tokens that a run, or all runs of a batch, may make."""
+
+    def __init__(self, of: str, budget: int) -> None:
+        self._of, self._budget, self._spent = of, budget, 0
+        self._lock = threading.Lock()
+        self._records: weakref.WeakSet[Record] = weakref.WeakSet()
+
+    def open(self, record: Record) -> None:
+        """`record` spends from it."""
+        self._records.add(record)
+        self._settle()
+
+    def spend(self, future: Any) -> None:
+        """What a gen came to."""
+        if future.exception() is None:
+            with self._lock:
+                self._spent += future.result().usage.generated
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._spent > self._budget:
+            for record in list(self._records):
+                record.stop(BudgetExceeded.of(self._of, self._budget))
+
+
+class BatchLimits:
+    """Of all runs of a batch together. timeout: seconds from now on."""
+
+    def __init__(self, timeout: float | None, budget: int | None) -> None:
+        self.number = next(_numbers)
+        self.timeout, self.budget = timeout, budget
+        self.end = time.monotonic() + (timeout or 0.0)
+        self.account = None if budget is None else Account("batch", budget)
+
+
+class Limits:
+    """Of one run."""
+
+    __slots__ = ("_accounts", "_alarm")
+
+    def __init__(self, record: Record, options: Options, batch: BatchLimits | None = None) -> None:
+        """Begin to count. The backend is told, so that it keeps them too."""
+        now = time.monotonic()
+        ends = [] if options.timeout is None else [(now + options.timeout, "run", options.timeout)]
+        if batch is not None and batch.timeout is not None:
+            ends.append((batch.end, "batch", batch.timeout))
+        end, of, timeout = min(ends, default=(now, "run", 0.0))
+        self._accounts = [] if options.budget is None else [Account("run", options.budget)]
+        if batch is not None and batch.account is not None:
+            self._accounts.append(batch.account)
+        record.program.limit(
+            wire.Limits(
+                timeout=timeout,
+                left=max(0.0, end - now),
+                timeout_of="batch" if of == "batch" else "run",
+                budget=options.budget or 0,
+                batch=-1 if batch is None else batch.number,
+                batch_budget=0 if batch is None else batch.budget or 0,
+            )
+        )
+        self._alarm = None
+        if ends:
+            self._alarm = clock().call(end, partial(_late, weakref.ref(record), DeadlineExceeded.of(of, timeout)))
+        for account in self._accounts:
+            account.open(record)
+
+    def watch(self, ref: Ref) -> None:
+        """`ref` is a gen of the run."""
+        for account in self._accounts:
+            ref.future.add_done_callback(account.spend)
+
+    def __del__(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+
+def begin(record: Record, options: Options, batch: BatchLimits | None = None) -> Limits | None:
+    """The limits of a run; None where it has none."""
+    if (
+        options.timeout is None
+        and options.budget is None
+        and (batch is None or (batch.timeout is None and batch.budget is None))
+    ):
+        return None
+    return Limits(record, options, batch)
+
+
+def keep_time(ref: Ref, timeout: float, before: list[Ref]) -> None:
+    """Stop the run if its gen `ref` takes longer than `timeout` seconds, once all of `before` are known.
+
+    That is for the server to see, and to fail this gen alone: here it is seen GRACE seconds later, where the server
+    says nothing.
+    """
+    left = [one for one in before if not one.is_done]
+    record, reference = weakref.ref(ref.record), weakref.ref(ref)
+
+    def late() -> None:
+        if (one := reference()) is not None and not one.is_done:
+            _late(record, DeadlineExceeded.of("gen", timeout))
+
+    def look(_: object = None) -> None:
+        while left:
+            if not left[-1].is_done:
+                left[-1].future.add_done_callback(look)
+                return
+            left.pop()
+        alarm = clock().call(time.monotonic() + timeout + GRACE, late)
+        if (one := reference()) is not None:
+            one.future.add_done_callback(lambda _: alarm.cancel())
+
+    look()
+
+
+def _late(record: weakref.ref[Record], error: DeadlineExceeded) -> None:
+    if (one := record()) is not None and not one.is_settled:
+        one.stop(error)
