@@ -37,15 +37,16 @@ PLANNING = tuple(f"{RUNTIME}.engine.{name}" for name in ("admit", "lengths", "qu
 # The longest prefix of a module's name decides.
 LAW = {
     "banyan": Room((*FACE, "banyan.progress"), ("msgspec",)),
+    "banyan.constraint": Room(FACE, ("jsonschema", "msgspec", "outlines")),  # loaded when a type needs outlines
     "banyan.progress": Room(FACE, ("rich",)),  # loaded when a bar is asked for
     **dict.fromkeys(COMMAND_LINE, Room((*FACE, *COMMAND_LINE, "banyan"), ("msgspec", "rich"))),
     RUNTIME: Room(),
     f"{RUNTIME}.wire": Room((), ("msgspec",)),
     f"{RUNTIME}.errors": Room(),
+    f"{RUNTIME}.reasoning": Room((f"{RUNTIME}.wire",)),
     f"{RUNTIME}.template": Room((f"{RUNTIME}.wire", f"{RUNTIME}.errors"), ("msgspec",)),  # what a Use stands for
     f"{RUNTIME}.config": Room((f"{RUNTIME}.errors",), ("msgspec",)),
     f"{RUNTIME}.ipc": Room(CORE, ("msgspec", "zmq")),
-    f"{RUNTIME}.reasoning": Room((f"{RUNTIME}.wire",)),
     f"{RUNTIME}.client": Room(
         (*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.inbox", f"{RUNTIME}.window"), ("msgspec", "zmq")
     ),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import msgspec
 
-from banyan.runtime.errors import ConstraintSyntax, ConstraintTooLarge, ConstraintUnsatisfiable, ConstraintUnsupported
+from banyan.runtime.constraint import lark
+from banyan.runtime.errors import ConstraintSyntax, ConstraintTooLarge, ConstraintUnsatisfiable
 from banyan.runtime.wire import ConstraintSpec
 
 REGEX = 8 << 10
@@ -41,12 +41,11 @@ def canonical(spec: ConstraintSpec) -> ConstraintSpec:
         raise ConstraintSyntax(f'scope "{spec.scope}" needs a trigger in `after`')
     match spec.kind:
         case "json_schema":
-            text = json.dumps(_schema(spec.text), ensure_ascii=False)
+            text = json.dumps(_schema(_json(spec.text, "the schema")), ensure_ascii=False)
         case "choices":
             text = json.dumps(_choices(spec.text), ensure_ascii=False)
         case "grammar":
-            _check_grammar(spec.text)
-            text = spec.text
+            text = lark.join([part if isinstance(part, str) else _schema(part) for part in lark.split(spec.text)])
         case "regex":
             text = spec.text
     try:
@@ -81,25 +80,7 @@ def _choices(text: str) -> list[str]:
     return list(dict.fromkeys(choices))
 
 
-_WORDS = re.compile(r"<\||<\[|%(json|regex|import|llguidance|lark|ignore|declare|override|extend)\b")
-_STRING = re.compile(r'"(?:\\.|[^"\\\n])*"i?|/(?:\\.|[^/\\\n])+/[a-z]*|//[^\n]*|#[^\n]*')
-
-
-def _check_grammar(text: str) -> None:
-    """A user's grammar may not name special tokens, nor reach out of itself."""
-    bare = _STRING.sub(" ", text)
-    if "<" in bare:
-        raise ConstraintUnsupported("special tokens are not allowed in a grammar: write what they spell as a string")
-    if (found := re.search(r"%(\w+)", bare)) and found[1] != "ignore":
-        raise ConstraintUnsupported(f"%{found[1]} is not allowed in a grammar")
-    if found := re.search(r"\[\s*(\w+)\s*=?[^\]]*\]\s*:", bare):
-        raise ConstraintUnsupported(f"attributes such as [{found[1]}] are not allowed in a grammar")
-    if found := re.search(r"@\w+", bare):
-        raise ConstraintUnsupported(f"{found[0]} is not allowed in a grammar: there is no other grammar")
-
-
-def _schema(text: str) -> Any:
-    schema = _json(text, "the schema")
+def _schema(schema: Any) -> Any:
     if not isinstance(schema, dict | bool):
         raise ConstraintSyntax("a JSON Schema is an object, or true or false")
     if schema is False:

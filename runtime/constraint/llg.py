@@ -13,6 +13,7 @@ from typing import Any
 
 import llguidance
 
+from banyan.runtime.constraint import lark
 from banyan.runtime.constraint.guide import Row, Rows, clear_bits, fill_tree
 from banyan.runtime.constraint.refusal import explain
 from banyan.runtime.constraint.vocabulary import Vocabulary
@@ -110,10 +111,15 @@ def grammar(spec: ConstraintSpec) -> str:
 def _value(spec: ConstraintSpec) -> dict[str, Any]:
     match spec.kind:
         case "json_schema":
-            return {"json_schema": json.loads(spec.text) | {"x-guidance": _STYLES[spec.style]}}
+            return {"json_schema": _styled(json.loads(spec.text), spec)}
         case "regex":
-            return json.loads(llguidance.LLMatcher.grammar_from_regex(spec.text))["grammars"][0]
+            return {"lark_grammar": f"start: /{llguidance.regex_to_lark(spec.text, 'd')}/"}
         case "choices":
             return {"lark_grammar": "start: " + " | ".join(map(json.dumps, json.loads(spec.text)))}
         case "grammar":
-            return {"lark_grammar": spec.text}
+            parts = [part if isinstance(part, str) else _styled(part, spec) for part in lark.split(spec.text)]
+            return {"lark_grammar": lark.join(parts)}
+
+
+def _styled(schema: dict[str, Any], spec: ConstraintSpec) -> dict[str, Any]:
+    return schema | {"x-guidance": _STYLES[spec.style]}
