@@ -61,7 +61,7 @@ async def until_stopped(record: Record) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         if scope.expired():
-            record.flush()  # raises why
+            record.check()  # raises why
         raise
 
 

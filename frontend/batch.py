@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from contextvars import copy_context
-from typing import Literal
+from queue import Empty, SimpleQueue
+from typing import Any, Literal
 
-from banyan.record import Record
+from banyan.limits import GRACE, BatchLimits
 from banyan.running import Run
-from banyan.runtime.errors import BatchError
+from banyan.runtime.errors import BatchError, DeadlineExceeded
 from banyan.state import State
 
 MAX_IN_FLIGHT = 256
@@ -22,58 +22,98 @@ would be no bound; and the server needs many at a time to share what they have i
 PATIENCE = 0.001
 """Seconds without a new run after which more threads are set to work."""
 
+OnError = Literal["raise", "return"]
+
 
 class Batch:
-    """`n` runs; start(i) makes run i."""
+    """`n` runs; start(i, limits) makes run i."""
 
     def __init__(
         self,
         n: int,
-        start: Callable[[int], Run[State]],
+        start: Callable[[int, BatchLimits], Run[State]],
         n_threads: int,
+        *,
+        concurrency: int | None = None,
+        limits: tuple[float | None, int | None] = (None, None),
         title: str | None = None,
     ) -> None:
-        """title: what a progress bar on stderr says; None: there is none."""
-        self._start, self._title = start, title
+        """limits: seconds and tokens of the whole batch. title: what a progress bar on stderr says; None: there is
+        none."""
+        self._start, self._title, self._given = start, title, limits
         self._indices = iter(range(n))
         self._taking = threading.Lock()
         self._n = n
-        self._results: dict[int, Future[State]] = {i: Future() for i in range(n)}
-        self._slots = threading.Semaphore(MAX_IN_FLIGHT)
-        self._running: dict[int, Record] = {}
+        self._finished: SimpleQueue[tuple[int, State | BaseException]] = SimpleQueue()
+        self._slots = threading.Semaphore(MAX_IN_FLIGHT if concurrency is None else concurrency)
+        self._running: dict[int, Run[State]] = {}
         self._is_stopped = False
         self._n_begun = 0
         self._n_threads = n_threads
 
-    def all(self, on_error: Literal["raise", "return"]) -> list[State]:
+    def all(self, on_error: OnError) -> list[State]:
         """All states, finished, in order."""
-        states = list(self.results("return"))
+        states = list(self.results("return", ordered=True))
         if on_error == "raise":
-            errors = {i: error for i, state in enumerate(states) if (error := state.error()) is not None}
-            if errors:
-                i, first = next(iter(errors.items()))
-                message = f"{len(errors)} of {len(states)} items failed; the first is item {i}: {first}"
-                raise BatchError(message, errors=errors, results=states) from first
+            check({i: error for i, state in enumerate(states) if (error := state.error()) is not None}, states)
         return states
 
-    def results(self, on_error: Literal["raise", "return"]) -> Iterator[State]:
-        """The states in order, each when it is finished. One who stops to listen stops what is still running."""
+    def results(self, on_error: OnError, ordered: bool) -> Iterator[State]:
+        """The states, each when it is finished, and if `ordered` all before it are. One who stops to listen stops what
+        is still running."""
         with ExitStack() as stack:
             stack.callback(self._stop)
+            advance: Callable[[], object] = bool
             if self._title is not None:
                 from banyan.progress import bar  # here: it loads rich
 
                 advance = stack.enter_context(bar(self._title, self._n))
-                for result in self._results.values():
-                    result.add_done_callback(lambda _: advance())
+            self._limits = BatchLimits(*self._given)
             context = copy_context()
             threading.Thread(target=context.run, args=(self._staff,), name="banyan-batch", daemon=True).start()
-            for i in range(self._n):
-                state = self._results[i].result()
-                del self._results[i]
-                if on_error == "raise" and (error := state.error()) is not None:
-                    raise error
-                yield state
+            finished: dict[int, State] = {}
+            n_given = 0
+            for i, state in self._as_finished():
+                advance()
+                finished[i] = state
+                while (i := n_given if ordered else i) in finished:
+                    state = finished.pop(i)
+                    if on_error == "raise" and (error := state.error()) is not None:
+                        raise error
+                    n_given += 1
+                    yield state
+
+    def _as_finished(self) -> Iterator[tuple[int, State]]:
+        """(index, state) of each run, when it is finished or the batch's time is up."""
+        seen: set[int] = set()
+        while len(seen) < self._n:
+            left = self._limits.left
+            try:
+                i, state = self._finished.get(timeout=None if left is None or self._is_stopped else left + GRACE)
+            except Empty:
+                self._expire()
+                continue
+            if isinstance(state, BaseException):  # no run can begin
+                raise state
+            if i not in seen:  # one that was given up may finish all the same
+                seen.add(i)
+                yield i, state
+
+    def _expire(self) -> None:
+        """The time is up. What runs was stopped by its own limits; but a body may be busy with something else, and
+        nothing can end that: its run ends without it."""
+        late = DeadlineExceeded.of("batch", self._limits.timeout or 0.0)
+        with self._taking:
+            left, self._is_stopped = list(self._indices), True
+        for i, run in list(self._running.items()):
+            run.record.end(late)
+            self._finished.put((i, run.state))
+        for i in left:
+            run = self._start(i, self._limits)
+            run.record.end(late)
+            self._finished.put((i, run.state))
+
+    # ---- on threads of its own -------------------------------------------------------------------------------------
 
     def _staff(self) -> None:
         """Set threads to work: one, and as long as no run begins for a moment, twice as many.
@@ -106,27 +146,33 @@ class Batch:
             self._run(i)
 
     def _run(self, i: int) -> None:
-        result = self._results[i]
         try:
-            run = self._start(i)
+            run = self._running[i] = self._start(i, self._limits)
         except BaseException as e:
             self._slots.release()
-            result.set_exception(e)
+            self._finished.put((i, e))
             return
-        self._running[i] = record = run.record
         if self._is_stopped:
-            record.program.cancel()
+            run.record.program.cancel()
         with suppress(BaseException):  # the record has it, and `state.error()` tells
             run.play()
 
         def settled() -> None:
             del self._running[i]
             self._slots.release()
-            result.set_result(run.state)
+            self._finished.put((i, run.state))
 
-        record.when_settled(settled)
+        run.record.when_settled(settled)
 
     def _stop(self) -> None:
         self._is_stopped = True
-        for record in list(self._running.values()):
-            record.program.cancel()
+        for run in list(self._running.values()):
+            run.record.program.cancel()
+
+
+def check(errors: dict[int, BaseException], results: Sequence[Any]) -> None:
+    """Raise BatchError, if there are errors (by the items' indices)."""
+    if errors:
+        i, first = next(iter(errors.items()))
+        message = f"{len(errors)} of {len(results)} items failed; the first is item {i}: {first}"
+        raise BatchError(message, errors=errors, results=results) from first

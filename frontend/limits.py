@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from banyan.ref import Ref
 
 GRACE = 0.5
-"""Seconds that the server has, beyond the time of a gen, to say itself that it is up."""
+"""Seconds beyond their time that those have who can say best that it is up: the server of a gen, the body of a run."""
 
 _numbers = count()
 
@@ -63,6 +63,11 @@ class BatchLimits:
         self.end = time.monotonic() + (timeout or 0.0)
         self.account = None if budget is None else Account("batch", budget)
 
+    @property
+    def left(self) -> float | None:
+        """Seconds; None: without end."""
+        return None if self.timeout is None else max(0.0, self.end - time.monotonic())
+
 
 class Limits:
     """Of one run."""
@@ -91,7 +96,11 @@ class Limits:
         )
         self._alarm = None
         if ends:
-            self._alarm = clock().call(end, partial(_late, weakref.ref(record), DeadlineExceeded.of(of, timeout)))
+            late = DeadlineExceeded.of(of, timeout)
+            if end <= now:
+                record.stop(late)
+            else:
+                self._alarm = clock().call(end, partial(_late, weakref.ref(record), late))
         for account in self._accounts:
             account.open(record)
 

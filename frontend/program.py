@@ -6,18 +6,22 @@ import functools
 import inspect
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
 
 from msgspec import structs
 
 from banyan.async_state import AsyncState
 from banyan.backends.base import Backend
 from banyan.backends.default import find
-from banyan.batch import Batch
+from banyan.batch import Batch, OnError
+from banyan.limits import BatchLimits
 from banyan.running import P, Run, aside, finished, finished_on_thread
 from banyan.runtime.errors import BadProgram, Unsupported
-from banyan.sampling import LATER, RUN_OPTIONS, Options, make, near, refuse
+from banyan.sampling import RUN_OPTIONS, Options, make, near
 from banyan.state import State
+
+if TYPE_CHECKING:
+    from banyan.async_batch import AsyncBatch
 
 OPTS = "opts"
 """The one keyword of `run` that no program can have as a parameter."""
@@ -68,7 +72,7 @@ class Program:
         self._refuse_to_block("run")
         own, options = self._sort(kwargs, opts)
         arguments = self._arrange(args, own)
-        run = self._begin(State, arguments, find(options.backend), options)
+        run = self._begin(State, _Items([arguments], find(options.backend), options), 0)
         if options.stream:
             return aside(run)
         run.play()
@@ -85,9 +89,10 @@ class Program:
         """
         own, options = self._sort(kwargs, opts)
         arguments = self._arrange(args, own)
+        items = _Items([arguments], find(options.backend), options)
         if self.is_async:
-            return await finished(self._begin(AsyncState, arguments, find(options.backend), options))
-        return await finished_on_thread(self._begin(State, arguments, find(options.backend), options))
+            return await finished(self._begin(AsyncState, items, 0))
+        return await finished_on_thread(self._begin(State, items, 0))
 
     @overload
     def run_batch(
@@ -95,9 +100,13 @@ class Program:
         batch_kwargs: Iterable[Mapping[str, Any] | Sequence[Any]],
         *,
         num_threads: int | Literal["auto"] = "auto",
+        concurrency: int | None = None,
         progress_bar: bool = False,
         generator_style: Literal[False] = False,
-        on_error: Literal["raise", "return"] = "raise",
+        ordered: Literal[True] = True,
+        on_error: OnError = "raise",
+        timeout: float | None = None,
+        budget: int | None = None,
         opts: Options | None = None,
         **kwargs: Any,
     ) -> list[State]: ...
@@ -107,54 +116,83 @@ class Program:
         batch_kwargs: Iterable[Mapping[str, Any] | Sequence[Any]],
         *,
         num_threads: int | Literal["auto"] = "auto",
+        concurrency: int | None = None,
         progress_bar: bool = False,
-        generator_style: Literal[True],
-        on_error: Literal["raise", "return"] = "raise",
+        generator_style: bool = False,
+        ordered: bool = True,
+        on_error: OnError = "raise",
+        timeout: float | None = None,
+        budget: int | None = None,
         opts: Options | None = None,
         **kwargs: Any,
-    ) -> Iterator[State]: ...
+    ) -> list[State] | Iterator[State]: ...
     def run_batch(
         self,
         batch_kwargs: Iterable[Mapping[str, Any] | Sequence[Any]],
         *,
         num_threads: int | Literal["auto"] = "auto",
+        concurrency: int | None = None,
         progress_bar: bool = False,
         generator_style: bool = False,
-        on_error: Literal["raise", "return"] = "raise",
+        ordered: bool = True,
+        on_error: OnError = "raise",
+        timeout: float | None = None,
+        budget: int | None = None,
         opts: Options | None = None,
         **kwargs: Any,
     ) -> list[State] | Iterator[State]:
         """Run the body once for each item: a dict of arguments, or a tuple of them in the order of the parameters.
 
         Gives the states in the order of the items, each one finished; with `generator_style`, an iterator that gives
-        each as soon as it and all before it are finished. Bodies run on `num_threads` threads ("auto": one per item, at
-        most 64), and at most 256 programs are on their way at once. Other keywords are options, as for `run`.
+        each as soon as it and all before it are finished; with `ordered=False`, one that gives each as soon as it is
+        finished (`state.index` is its item). At most `concurrency` programs are on their way at once (256), and their
+        bodies run on `num_threads` threads ("auto": one per item, at most 64).
 
         on_error: "raise" lets all items finish and then raises a BatchError, which holds the results of all the others
         too (an iterator raises the item's own error when it comes to it, and stops the rest). "return" gives the state
         of an item that failed like any other: its `error()` says what happened.
+
+        timeout, budget: seconds and tokens of the batch; what is not finished then fails, each item for itself. Other
+        keywords are options of each run, as for `run`, and so is all that `opts` says.
         """
         self._refuse_to_block("run_batch")
-        if on_error not in ("raise", "return"):
-            raise BadProgram(f"on_error is {on_error!r}; it must be 'raise' or 'return'")
+        items = self._items(batch_kwargs, opts, kwargs)
         if num_threads != "auto" and num_threads < 1:
             raise BadProgram(f"num_threads is {num_threads}; it must be at least 1, or 'auto'")
-        asked = {name: value for name, value in kwargs.items() if name in RUN_OPTIONS or name in LATER}
-        if unknown := kwargs.keys() - asked.keys():
-            name = unknown.pop()
-            raise TypeError(f"run_batch has no option {name!r}{near(name, RUN_OPTIONS)}")
-        options = _options(asked, opts)
-        if options.stream:
-            raise Unsupported("stream: a batch gives finished states; use generator_style=True, or run(stream=True)")
-        arguments = [self._arrange_item(i, item) for i, item in enumerate(batch_kwargs)]
-        backend = find(options.backend)
         batch = Batch(
-            len(arguments),
-            start=lambda i: self._begin(State, arguments[i], backend, options, i),
-            n_threads=min(64, len(arguments)) if num_threads == "auto" else num_threads,
+            len(items.arguments),
+            start=partial(self._begin, State, items),
+            n_threads=min(64, len(items.arguments)) if num_threads == "auto" else num_threads,
             title=self.name if progress_bar else None,
+            **_checked_batch(on_error, concurrency, timeout, budget),
         )
-        return batch.results(on_error) if generator_style else batch.all(on_error)
+        return batch.results(on_error, ordered) if generator_style or not ordered else batch.all(on_error)
+
+    def run_batch_async(
+        self,
+        batch_kwargs: Iterable[Mapping[str, Any] | Sequence[Any]],
+        *,
+        concurrency: int | None = None,
+        ordered: bool = True,
+        on_error: OnError = "raise",
+        timeout: float | None = None,
+        budget: int | None = None,
+        opts: Options | None = None,
+        **kwargs: Any,
+    ) -> AsyncBatch:
+        """`run_batch` on an event loop: `await` it for the list of all states, or take them one by one, in order or as
+        they are finished, with `async for state in ...`. Whoever stops to listen stops what still runs."""
+        from banyan.async_batch import AsyncBatch  # here: it loads asyncio
+
+        items = self._items(batch_kwargs, opts, kwargs)
+        return AsyncBatch(
+            len(items.arguments),
+            start=partial(self._begin, AsyncState if self.is_async else State, items),
+            finish=finished if self.is_async else finished_on_thread,
+            on_error=on_error,
+            ordered=ordered,
+            **_checked_batch(on_error, concurrency, timeout, budget),
+        )
 
     # ---- arguments -------------------------------------------------------------------------------------------------
 
@@ -164,7 +202,7 @@ class Program:
         for name, value in kwargs.items():
             if name in self._parameters:
                 own[name] = value
-            elif name in RUN_OPTIONS or name in LATER:
+            elif name in RUN_OPTIONS:
                 asked[name] = value
             elif self._takes_any:
                 own[name] = value
@@ -193,11 +231,23 @@ class Program:
             raise TypeError(f"item {i} of the batch: {e}") from None
         raise TypeError(f"item {i} of the batch is a {type(item).__name__}; it must be a dict or a tuple of arguments")
 
-    def _begin(
-        self, kind: type[P], arguments: inspect.BoundArguments, backend: Backend, options: Options, *path: int
-    ) -> Run[P]:
-        body = partial(_call, self.func, arguments.args, arguments.kwargs)
-        return Run(self.name, body, backend, options, kind, *path)
+    def _items(self, batch_kwargs: Iterable[Any], opts: Options | None, kwargs: dict[str, Any]) -> _Items:
+        if unknown := kwargs.keys() - RUN_OPTIONS.keys():
+            name = unknown.pop()
+            raise TypeError(f"run_batch has no option {name!r}{near(name, RUN_OPTIONS)}")
+        options = _options(kwargs, opts)
+        if options.stream:
+            raise Unsupported("stream: a batch gives finished states; use generator_style=True, or run(stream=True)")
+        arguments = [self._arrange_item(i, item) for i, item in enumerate(batch_kwargs)]
+        return _Items(arguments, find(options.backend), options)
+
+    def _body(self, arguments: inspect.BoundArguments) -> Callable[[Any], Any]:
+        """The function with all its arguments but the state."""
+        return partial(_call, self.func, arguments.args, arguments.kwargs)
+
+    def _begin(self, kind: type[P], items: _Items, i: int, batch: BatchLimits | None = None) -> Run[P]:
+        path = () if batch is None else (i,)
+        return Run(self.name, self._body(items.arguments[i]), items.backend, items.options, kind, batch, *path)
 
     def _refuse_to_block(self, name: str) -> None:
         """For programs whose bodies need an event loop."""
@@ -221,10 +271,26 @@ def _call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     return func(state, *args, **kwargs)
 
 
+class _Items(NamedTuple):
+    """What is to be run: each item's arguments, where, and how."""
+
+    arguments: list[inspect.BoundArguments]
+    backend: Backend
+    options: Options
+
+
+def _checked_batch(on_error: str, concurrency: int | None, timeout: float | None, budget: int | None) -> dict[str, Any]:
+    if on_error not in ("raise", "return"):
+        raise BadProgram(f"on_error is {on_error!r}; it must be 'raise' or 'return'")
+    if concurrency is not None and concurrency < 1:
+        raise BadProgram(f"concurrency is {concurrency}; it must be at least 1")
+    make(Options, {name: value for name, value in (("timeout", timeout), ("budget", budget)) if value is not None})
+    return {"concurrency": concurrency, "limits": (timeout, budget)}
+
+
 def _options(asked: dict[str, Any], opts: Options | None) -> Options:
     if not asked and opts is None:
         return _NONE
-    refuse(asked)
     if not isinstance(opts, Options | None):
         raise TypeError(f"opts is a {type(opts).__name__}; it must be bn.Options(...)")
     named = {RUN_OPTIONS[name]: value for name, value in asked.items() if value is not None}

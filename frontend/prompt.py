@@ -72,6 +72,11 @@ class Prompt:
             setattr(view, slot, getattr(self, slot))
         return view
 
+    @property
+    def index(self) -> int | None:
+        """Which item of its batch it is; None outside of batches."""
+        return self._record.index
+
     # ---- appending -------------------------------------------------------------------------------------------------
 
     def __iadd__(self, what: Expression) -> Self:

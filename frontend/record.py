@@ -73,6 +73,8 @@ class Record:
         self.failure: Exception | None = None
         """What stopped it: a backend that took its ops no more, its time or its tokens that ran out, or its user."""
         self._on_stop: list[Callable[[], None]] = []
+        self.index: int | None = None
+        """Of its item, in a batch."""
         self.limits = limits.begin(self, options, batch)
 
     @property
@@ -133,6 +135,10 @@ class Record:
                 except Exception as e:  # whatever it is: ops are lost, and whoever waits for them must hear of it
                     e.add_note(f"while program {self.name} was sent to its backend")
                     self.stop(e)
+        self.check()
+
+    def check(self) -> None:
+        """Raise what stopped the program, if something did."""
         if isinstance(self.failure, BanyanError):
             raise copy_of(self.failure) from self.failure.__cause__
         if self.failure is not None:

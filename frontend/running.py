@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from banyan.async_state import AsyncState
 from banyan.backends.base import Backend
 from banyan.backends.default import CURRENT
+from banyan.limits import BatchLimits
 from banyan.pool import bodies
 from banyan.prompt import Prompt
 from banyan.record import Record
@@ -31,10 +32,18 @@ class Run(Generic[P]):
     __slots__ = ("_body", "record", "state")
 
     def __init__(
-        self, name: str, body: Callable[[P], Any], backend: Backend, options: Options, kind: type[P], *path: int
+        self,
+        name: str,
+        body: Callable[[P], Any],
+        backend: Backend,
+        options: Options,
+        kind: type[P],
+        batch: BatchLimits | None = None,
+        *path: int,
     ) -> None:
         self._body = body
-        self.record = Record(name, backend, options)
+        self.record = Record(name, backend, options, batch)
+        self.record.index = path[-1] if path else None
         seed = mix(options.seed, *path) if path else options.seed
         self.state = kind(self.record, self.record.new_lane(), seed, Transcript())
 
@@ -42,6 +51,7 @@ class Run(Generic[P]):
         """Run the body here. What it raises is raised, and what it started is stopped."""
         token = CURRENT.set(self.record.backend)
         try:
+            self.record.check()
             value = self._body(self.state)
             if isinstance(value, CoroutineType):
                 value.close()
@@ -64,6 +74,7 @@ class Run(Generic[P]):
 
         token = CURRENT.set(self.record.backend)
         try:
+            self.record.check()
             async with until_stopped(self.record):
                 self.record.ret_value = await self._body(self.state)
             self.record.flush()
@@ -83,10 +94,11 @@ async def finished(run: Run[AsyncState]) -> AsyncState:
 
 async def finished_on_thread(run: Run[State]) -> AsyncState:
     """Run a `def` body on a thread of the pool. Nothing stops it there before its next look at a value."""
-    from banyan.aio import on_thread  # here: it loads asyncio
+    from banyan.aio import on_thread, until_stopped  # here: it loads asyncio
 
     try:
-        await on_thread(run.play)
+        async with until_stopped(run.record):
+            await on_thread(run.play)
     except BaseException as e:
         run.record.end(e)
         raise

@@ -165,8 +165,11 @@ SIGNATURES = {
     "Program.run": ["self", "*args", "*opts", "**kwargs"],
     "Program.run_async": ["self", "*args", "*opts", "**kwargs"],
     "Program.run_batch": [
-        *["self", "batch_kwargs", "*num_threads", "*progress_bar", "*generator_style", "*on_error", "*opts"],
-        "**kwargs",
+        *["self", "batch_kwargs", "*num_threads", "*concurrency", "*progress_bar", "*generator_style", "*ordered"],
+        *["*on_error", "*timeout", "*budget", "*opts", "**kwargs"],
+    ],
+    "Program.run_batch_async": [
+        *["self", "batch_kwargs", "*concurrency", "*ordered", "*on_error", "*timeout", "*budget", "*opts", "**kwargs"]
     ],
     "Program.bind": ["self", "**arguments"],
     "State.__iadd__": ["self", "what"],
@@ -214,6 +217,7 @@ def test_a_state_has_no_other_public_names() -> None:
     tested = {name.partition(".")[2] for name in SIGNATURES if name.startswith("State.")}
     assert {name for name in dir(bn.State) if not name.startswith("_")} == {
         *(name for name in tested if not name.startswith("_")),
+        "index",
         "ret_value",
         "usage",
     }

@@ -223,3 +223,92 @@ def test_a_progress_bar_stands_on_stderr(mock: bn.Mock, capsys: pytest.CaptureFi
     assert "7/7" in said.err
     item.run_batch([(1,)])
     assert capsys.readouterr().err == ""
+
+
+# ---- as they are finished, bounded, limited ----------------------------------------------------------------------
+
+
+def test_states_can_be_had_as_they_are_finished() -> None:
+    backend = Later()
+    results = iter(item.run_batch([(i,) for i in range(3)], backend=backend, ordered=False))
+    caller = threading.Thread(target=lambda: (wait_for(lambda: len(backend.waiting) == 3), backend.finish(1)))
+    caller.start()
+    first = next(results)
+    caller.join(10)
+    assert (first.index, first.ret_value) == (1, 1)
+    backend.finish(1)
+    assert next(results).index == 2
+    backend.finish()
+    assert [state.index for state in results] == [0]
+    assert item.run("x", backend=bn.Mock("a")).index is None
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_concurrency_bounds_how_many_are_on_their_way(concurrency: int) -> None:
+    backend = Later()
+    caller = threading.Thread(
+        target=lambda: item.run_batch([(i,) for i in range(6)], backend=backend, concurrency=concurrency)
+    )
+    caller.start()
+    while caller.is_alive():
+        wait_for(lambda: bool(backend.waiting) or not caller.is_alive())
+        if backend.waiting:
+            backend.finish()
+    assert backend.most <= concurrency
+    with pytest.raises(bn.BadProgram, match="concurrency is 0"):
+        item.run_batch([(1,)], backend=backend, concurrency=0)
+
+
+def test_a_batch_has_a_deadline() -> None:
+    quick = {"0", "1"}
+    backend = bn.Mock(lambda prompt, name: prompt, latency=lambda call: 0.0 if call.prompt in quick else 30)
+    start = time.monotonic()
+    states = item.run_batch([(i,) for i in range(6)], backend=backend, concurrency=4, timeout=0.3, on_error="return")
+    assert time.monotonic() - start < 10
+    assert [state["a"] for state in states[:2]] == ["0", "1"]
+    for state in states[2:]:
+        with pytest.raises(bn.DeadlineExceeded, match=r"the batch's timeout of 0\.3 s ran out"):
+            state["a"]
+    with pytest.raises(bn.BatchError) as raised:
+        item.run_batch([(i,) for i in range(3)], backend=backend, timeout=0.1)
+    assert list(raised.value.errors) == [2]
+    assert raised.value.results[0]["a"] == "0"
+
+
+def test_a_body_that_is_busy_does_not_hold_up_the_deadline(mock: bn.Mock) -> None:
+    stuck, n = threading.Event(), [0]
+
+    @bn.function
+    def program(s: bn.State, x: int) -> int:
+        n[0] += 1
+        if x == 1:
+            stuck.wait(60)
+        return x
+
+    start = time.monotonic()
+    states = program.run_batch([(i,) for i in range(4)], timeout=0.2, num_threads=1, on_error="return")
+    assert time.monotonic() - start < 10
+    assert [type(state.error()) for state in states] == [type(None), *[bn.DeadlineExceeded] * 3]
+    stuck.set()
+    assert n[0] == 2, "and no other began"
+
+
+def test_a_batch_has_a_budget() -> None:
+    backend = bn.Mock(wire.Sample("xxxx", "stop", n_tokens=4))
+    states = item.run_batch([(i,) for i in range(5)], backend=backend, budget=12, num_threads=1, on_error="return")
+    assert [type(state.error()) for state in states] == [*[type(None)] * 3, *[bn.BudgetExceeded] * 2]
+    with pytest.raises(bn.BudgetExceeded, match="the batch's budget of 12 tokens ran out"):
+        states[4]["a"]
+    item.run_batch([(i,) for i in range(5)], backend=backend, budget=20)
+    item.run_batch([(i,) for i in range(5)], backend=backend, opts=bn.Options(budget=4))
+    with pytest.raises(bn.BatchError, match="the run's budget of 3 tokens ran out"):
+        item.run_batch([(i,) for i in range(2)], backend=backend, opts=bn.Options(budget=3))
+    for wrong in ({"timeout": 0}, {"budget": 0}):
+        with pytest.raises(bn.BadProgram, match="bad option"):
+            item.run_batch([(1,)], backend=backend, **wrong)  # type: ignore[call-overload]
+
+
+def test_options_that_no_run_can_have_are_told_at_once(mock: bn.Mock) -> None:
+    for options in ({"min_tokens": 9, "max_new_tokens": 3}, {"top_logprobs_num": 1}):
+        with pytest.raises(bn.BadProgram):
+            item.run_batch([(1,)] * 3, **options)  # type: ignore[call-overload]

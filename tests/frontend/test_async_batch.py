@@ -1,0 +1,176 @@
+"""Batches on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import banyan as bn
+
+
+@bn.function
+async def item(s: bn.AsyncState, x: Any) -> Any:
+    s += f"{x}" + bn.gen("a")
+    await s.value("a")
+    return x
+
+
+@bn.function
+def plain(s: bn.State, x: Any) -> Any:
+    s += f"{x}" + bn.gen("a")
+    s["a"]
+    return x
+
+
+BOTH = pytest.mark.parametrize("program", [item, plain], ids=["async", "sync"])
+
+
+def run(main: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(main, 60))
+
+
+def echo(*slow: int, bad: tuple[int, ...] = (), most: list[int] | None = None) -> bn.Mock:
+    now, lock = [0], threading.Lock()
+
+    def script(prompt: str, name: str) -> str:
+        with lock:
+            now[0] += 1
+            if most is not None:
+                most.append(now[0] - len(backend.calls))
+        if int(prompt) in bad:
+            raise OSError(f"no luck with {prompt}")
+        return prompt
+
+    backend = bn.Mock(script, latency=lambda call: 0.3 if int(call.prompt) in slow else 0.002)
+    return backend
+
+
+async def listed(batch: Any) -> list[bn.AsyncState]:
+    return await batch  # type: ignore[no-any-return]
+
+
+@BOTH
+def test_all_states_in_order(program: bn.Program) -> None:
+    states = run(listed(program.run_batch_async([(i,) for i in range(20)], backend=echo(3), concurrency=5)))
+    assert [state.ret_value for state in states] == list(range(20))
+    assert [state["a"] for state in states] == [str(i) for i in range(20)]
+    assert [state.index for state in states] == list(range(20))
+    assert run(listed(program.run_batch_async([], backend=echo()))) == []
+
+
+@BOTH
+def test_one_by_one_in_order_or_as_they_are_finished(program: bn.Program) -> None:
+    async def main(ordered: bool) -> list[int | None]:
+        batch = program.run_batch_async([(i,) for i in range(4)], backend=echo(0), ordered=ordered)
+        return [state.index async for state in batch]
+
+    assert run(main(ordered=True)) == [0, 1, 2, 3]
+    as_finished = run(main(ordered=False))
+    assert as_finished[-1] == 0
+    assert sorted(as_finished) == [0, 1, 2, 3]
+
+
+def test_concurrency_is_a_bound() -> None:
+    n, most = 0, 0
+
+    @bn.function
+    async def program(s: bn.AsyncState) -> None:
+        nonlocal n, most
+        n += 1
+        most = max(most, n)
+        s += bn.gen("a")
+        await s.value("a")
+        n -= 1
+
+    run(listed(program.run_batch_async([()] * 20, backend=bn.Mock("x", latency=0.01), concurrency=3)))
+    assert most == 3
+
+
+@BOTH
+def test_errors_cost_no_other_item_its_result(program: bn.Program) -> None:
+    with pytest.raises(bn.BatchError, match=r"2 of 5 items failed; the first is item 1: .*no luck with 1") as raised:
+        run(listed(program.run_batch_async([(i,) for i in range(5)], backend=echo(bad=(1, 3)))))
+    assert list(raised.value.errors) == [1, 3]
+    assert [state["a"] for i, state in enumerate(raised.value.results) if i not in (1, 3)] == ["0", "2", "4"]
+
+    async def main() -> list[type]:
+        batch = program.run_batch_async([(i,) for i in range(5)], backend=echo(bad=(1, 3)), on_error="return")
+        return [type(await state.error()) for state in await batch]
+
+    assert run(main()) == [type(None), bn.ProgramError, type(None), bn.ProgramError, type(None)]
+
+
+def test_a_body_that_raises_or_cancels_itself_is_an_items_error() -> None:
+    @bn.function
+    async def program(s: bn.AsyncState, x: int) -> None:
+        if x == 0:
+            raise ZeroDivisionError
+        if x == 1:
+            raise asyncio.CancelledError
+
+    async def main() -> list[Any]:
+        states = await program.run_batch_async([(i,) for i in range(3)], backend=bn.Mock(), on_error="return")
+        return [type(await state.error()) for state in states]
+
+    assert run(main()) == [ZeroDivisionError, bn.Cancelled, type(None)]
+
+
+@BOTH
+def test_who_stops_to_listen_stops_the_rest(program: bn.Program) -> None:
+    backend = bn.Mock("late", latency=lambda call: 0.01 if call.prompt == "0" else 30)
+
+    async def main() -> None:
+        async for state in program.run_batch_async([(i,) for i in range(5)], backend=backend):
+            assert state.index == 0
+            break
+        start = time.monotonic()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await program.run_batch_async([(i,) for i in range(1, 5)], backend=backend)
+        assert time.monotonic() - start < 5
+
+    run(main())
+
+
+@BOTH
+def test_a_batch_has_a_deadline(program: bn.Program) -> None:
+    backend = bn.Mock(lambda prompt, name: prompt, latency=lambda call: 0.01 if call.prompt == "0" else 30)
+
+    async def main() -> list[Any]:
+        batch = program.run_batch_async(
+            [(i,) for i in range(6)], backend=backend, concurrency=3, timeout=0.2, on_error="return"
+        )
+        return [await state.error() for state in await batch]
+
+    start = time.monotonic()
+    first, *others = run(main())
+    assert time.monotonic() - start < 10
+    assert first is None
+    assert {str(e).split(" [")[0] for e in others} == {"the batch's timeout of 0.2 s ran out"}
+
+
+def test_a_stuck_body_does_not_hold_up_the_deadline() -> None:
+    stuck = threading.Event()
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        stuck.wait(60)
+
+    start = time.monotonic()
+    with pytest.raises(bn.DeadlineExceeded):
+        run(program.run_async(backend=bn.Mock(), timeout=0.1))
+    with pytest.raises(bn.BatchError):
+        run(listed(program.run_batch_async([()] * 3, backend=bn.Mock(), timeout=0.1)))
+    assert time.monotonic() - start < 10
+    stuck.set()
+
+
+def test_options_that_no_run_can_have_are_told_at_once() -> None:
+    with pytest.raises(bn.BadProgram, match="min_tokens"):
+        run(listed(item.run_batch_async([(1,)] * 3, backend=bn.Mock(), min_tokens=9, max_new_tokens=3)))
+    with pytest.raises(bn.BadProgram, match="concurrency"):
+        item.run_batch_async([(1,)], backend=bn.Mock(), concurrency=0)
