@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from banyan.program import function as function
     from banyan.runtime.errors import BadMessage as BadMessage
     from banyan.runtime.errors import BadModel as BadModel
-    from banyan.runtime.errors import BadProgram as BadProgram
     from banyan.runtime.errors import BadOutput as BadOutput
+    from banyan.runtime.errors import BadProgram as BadProgram
     from banyan.runtime.errors import BanyanError as BanyanError
     from banyan.runtime.errors import BatchError as BatchError
     from banyan.runtime.errors import BudgetExceeded as BudgetExceeded
@@ -78,13 +78,16 @@ if TYPE_CHECKING:
     from banyan.runtime.errors import OutOfMemory as OutOfMemory
     from banyan.runtime.errors import ProgramError as ProgramError
     from banyan.runtime.errors import PromptTooLong as PromptTooLong
-    from banyan.runtime.errors import RuntimeLost as RuntimeLost
     from banyan.runtime.errors import ReplayMismatch as ReplayMismatch
+    from banyan.runtime.errors import RuntimeLost as RuntimeLost
     from banyan.runtime.errors import ToolError as ToolError
     from banyan.runtime.errors import UnknownVariable as UnknownVariable
     from banyan.runtime.errors import Unsupported as Unsupported
     from banyan.sampling import Options as Options
     from banyan.state import State as State
+    from banyan.tools import Tool as Tool
+    from banyan.tools import ToolCall as ToolCall
+    from banyan.tools import tool as tool
 
 _WHERE = {
     "async_state": ("AsyncState",),
@@ -114,6 +117,7 @@ _WHERE = {
     ),
     "sampling": ("Options",),
     "state": ("State",),
+    "tools": ("Tool", "ToolCall", "tool"),
 }
 _HOME = {name: f"{__name__}.{module}" for module, names in _WHERE.items() for name in names}
 
@@ -123,8 +127,8 @@ __all__ = [
     "Backend",
     "BadMessage",
     "BadModel",
-    "BadProgram",
     "BadOutput",
+    "BadProgram",
     "BanyanError",
     "BatchError",
     "BudgetExceeded",
@@ -146,19 +150,21 @@ __all__ = [
     "Group",
     "Mock",
     "ModelNotFound",
-    "Options",
     "OpenAI",
+    "Options",
     "OutOfMemory",
     "Program",
     "ProgramError",
     "PromptTooLong",
-    "Runtime",
     "Record",
     "Replay",
     "ReplayMismatch",
+    "Runtime",
     "RuntimeEndpoint",
     "RuntimeLost",
     "State",
+    "Tool",
+    "ToolCall",
     "ToolError",
     "UnknownVariable",
     "Unsupported",
@@ -181,6 +187,7 @@ __all__ = [
     "system_begin",
     "system_end",
     "token_length_normalized",
+    "tool",
     "unconditional_likelihood_normalized",
     "user",
     "user_begin",

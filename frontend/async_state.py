@@ -7,9 +7,10 @@ from typing import Any
 
 from banyan.pieces import known
 from banyan.prompt import Prompt
-from banyan.ref import Ref, is_done, meta_info, read, read_object
+from banyan.ref import Ref, is_done, meta_info, read, read_object, tool_calls
 from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram
+from banyan.tools import ToolCall
 from banyan.transcript import messages
 
 
@@ -54,6 +55,12 @@ class AsyncState(Prompt):
         value = await self._lookup_async(name)
         await known(value)
         return meta_info(value)
+
+    async def tool_calls(self, name: str) -> list[ToolCall]:
+        """`State.tool_calls`, once its gen has ended."""
+        value = await self._lookup_async(name)
+        await known(value)
+        return tool_calls(value)  # type: ignore[no-any-return]
 
     @property
     def ret_value(self) -> Any:

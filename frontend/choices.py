@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, get_args
 
+from banyan.fstring import refuse
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.wire import ChoicesMethod
 
@@ -36,6 +37,7 @@ def checked_choices(choices: Sequence[str] | None) -> tuple[str, ...]:
     for choice in found:
         if not isinstance(choice, str) or not choice:
             raise BadProgram(f"each choice must be a non-empty string, not {choice!r}")
+        refuse(choice, "a choice is text, and an expression stands in this one")
     if len(set(found)) < len(found):
         twice = next(choice for choice in found if found.count(choice) > 1)
         raise BadProgram(f"the choice {twice!r} stands twice in the list; its two scores would be the same")

@@ -9,20 +9,16 @@ A plain `str` is text, and text is data: whatever it holds, it never becomes a c
 
 from __future__ import annotations
 
-import base64
-import itertools
-import secrets
-import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from banyan import typed
+from banyan import fstring, typed
 from banyan.choices import checked_choices, checked_method, token_length_normalized
-from banyan.runtime.errors import BadProgram
+from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.wire import ChoicesMethod, Sampling
-from banyan.sampling import GenOptions, make, refuse
+from banyan.sampling import GenOptions, make
 
 if TYPE_CHECKING:
     from banyan.ref import Ref
@@ -43,7 +39,7 @@ class Expr:
         """What stands for this expression inside an f-string, or in `str(...)`, until that is appended."""
         if spec:
             raise BadProgram(f"an expression inside an f-string takes no format, but has {spec!r}")
-        return "".join(part if isinstance(part, str) else _seal(part) for part in _parts(self))
+        return "".join(part if isinstance(part, str) else _seals.seal(part) for part in _parts(self))
 
     def __str__(self) -> str:
         return format(self)
@@ -74,14 +70,16 @@ class End(_Node, frozen=True):
 class Gen(_Node, frozen=True):
     """Generate here. `name`: the variable it makes, if any.
 
-    answer: what its text is to be. retries: how often it may try again where it is not.
+    answer: what its text is to be. retries: how often it may try again where it is not. tools: what the model may call.
     """
 
     name: str | None = None
     options: GenOptions = GenOptions()
     answer: Any = None
-    """A typed.Answer; inside an f-string, its number."""
+    """A typed.Answer."""
     retries: int = 0
+    tools: Any = None
+    """A tools.Toolbox."""
 
     def sampling(self, base: Sampling) -> Sampling:
         """`base`, with what this gen wants in its place."""
@@ -149,7 +147,10 @@ def gen(
     type: Any = None,
     grammar: str | None = None,
     retries: int | None = None,
-    tools: object = None,
+    tools: Sequence[Any] | None = None,
+    max_rounds: int | None = None,
+    tool_timeout: float | None = None,
+    max_tool_output: int | None = None,
 ) -> Gen | Select:
     """Generate text where this is appended, and call it `name`.
 
@@ -167,11 +168,16 @@ def gen(
     retries: so often the model is told what is wrong with its text, where that is no such object after all (a check of
     pydantic's says no, or max_tokens cut it), and asked again, beside the prompt, which keeps only the last answer.
 
-    BadProgram: a value that cannot be. Unsupported: tools.
+    tools: functions that the model may call, made by `@tool`; the gen stands in an assistant's turn. What it calls runs
+    in this process, side by side, and what that gives goes back to it as turns of tools, until it answers: the variable
+    is the turn in which it calls nothing. A call that fails tells it so. `s.tool_calls(name)` are the calls.
+    max_rounds: turns with calls (4); beyond them, ToolError. tool_timeout: seconds for each call (60).
+    max_tool_output: characters of each result (8,192); what is more is cut. max_tokens is of each turn.
+
+    BadProgram: a value that cannot be. Unsupported: a type with tools; ask for it in a gen behind.
     """
     asked = {key: value for key, value in locals().items() if value is not None}  # the first line: locals are arguments
     asked.pop("name", None)
-    refuse(asked)
     if choices is not None:
         del asked["choices"]
         wishes = {key: asked.pop(key) for key in ("temperature", "choices_method", "seed") if key in asked}
@@ -180,6 +186,8 @@ def gen(
         return select(name, choices, **wishes)
     if "choices_method" in asked:
         raise BadProgram("choices_method says how choices are scored, but there are no choices")
+    limits = {key: asked.pop(key) for key in ("max_rounds", "tool_timeout", "max_tool_output") if key in asked}
+    toolbox = _toolbox(asked, limits) if limits or "tools" in asked else None
     answer, retries = typed.asked(asked), asked.pop("retries", 0)
     if retries and answer is None:
         raise BadProgram("retries says how often an answer of the wrong form may be given anew; say the form: type=")
@@ -190,7 +198,24 @@ def gen(
         make(GenOptions, asked) if asked else _NO_WISHES,
         answer,
         retries,
+        toolbox,
     )
+
+
+def _toolbox(asked: dict[str, Any], limits: dict[str, Any]) -> Any:
+    """Takes the tools from `asked`."""
+    from banyan.tools import toolbox  # here: most programs have none
+
+    if "tools" not in asked:
+        raise BadProgram(f"{', '.join(limits)} is of gens with tools, and this one has none")
+    if others := sorted({"type", "dtype", "regex", "json_schema", "grammar"} & asked.keys()):
+        raise Unsupported(
+            f"{', '.join(others)} with tools: a form would leave no room for calls; let this gen answer in words, and "
+            "ask for the object in a gen behind it"
+        )
+    if asked.get("n", 1) != 1:
+        raise BadProgram("a gen with tools has one sample; fork for several")
+    return toolbox(asked.pop("tools"), **limits)
 
 
 def gen_int(
@@ -243,6 +268,7 @@ def raw(text: str) -> Raw:
     """Text whose control tokens are meant, such as `raw("<|im_end|>")`. Never put the words of others in it."""
     if not isinstance(text, str):
         raise BadProgram(f"raw takes a string, not {type(text).__name__}")
+    fstring.refuse(text, "raw takes text, and an expression stands in this; append it beside it")
     return Raw(text)
 
 
@@ -325,8 +351,8 @@ def leaves(expr: Expression) -> list[str | Leaf]:
     """
     flat: list[str | Leaf] = []
     for part in _parts(expr):
-        if isinstance(part, str) and _OPEN in part:
-            flat += _unseal(part)
+        if isinstance(part, str) and fstring.holds(part):
+            flat += _seals.unseal(part)
         elif part != "":
             flat.append(part)
     names = [part.name for part in flat if isinstance(part, Gen | Select) and part.name is not None]
@@ -352,45 +378,4 @@ def _parts(expr: Any) -> Iterable[Any]:
     )
 
 
-# An expression inside an f-string is carried through it as text: its bytes, between two marks that hold a number drawn
-# by this process, so that nobody's words can be taken for one. Nothing has to be remembered, and so nothing leaks;
-# only a Ref, which is no plain value, is looked up, and lives as long as the state that it belongs to.
-_OPEN, _CLOSE = f"\ue0b1{secrets.token_hex(8)}:", "\ue0b2"
-_refs: weakref.WeakValueDictionary[str, Ref] = weakref.WeakValueDictionary()
-_numbers = itertools.count()
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Raw | Begin | End | Gen | Select).decode
-
-
-def _seal(leaf: Leaf) -> str:
-    if not isinstance(leaf, _Node):
-        key = f"&{next(_numbers)}"
-        _refs[key] = leaf
-        return f"{_OPEN}{key}{_CLOSE}"
-    if isinstance(leaf, Gen) and leaf.answer is not None:
-        leaf = msgspec.structs.replace(leaf, answer=leaf.answer.number)
-    return f"{_OPEN}{base64.b64encode(_encode(leaf)).decode()}{_CLOSE}"
-
-
-def _unseal(text: str) -> Iterator[str | Leaf]:
-    before, *sealed = text.split(_OPEN)
-    if before:
-        yield before
-    for piece in sealed:
-        body, closed, after = piece.partition(_CLOSE)
-        leaf = _refs.get(body) if body.startswith("&") else _opened(body) if closed else None
-        if leaf is None:
-            raise BadProgram("an expression inside this f-string was cut apart; append the f-string as it is")
-        yield leaf
-        if after:
-            yield after
-
-
-def _opened(body: str) -> Raw | Begin | End | Gen | Select | None:
-    try:
-        leaf: Raw | Begin | End | Gen | Select = _decode(base64.b64decode(body, validate=True))
-        if isinstance(leaf, Gen) and leaf.answer is not None:
-            leaf = msgspec.structs.replace(leaf, answer=typed.numbered(leaf.answer))
-    except (ValueError, LookupError, msgspec.DecodeError):
-        return None
-    return leaf
+_seals = fstring.Seals(Raw | Begin | End | Gen | Select)

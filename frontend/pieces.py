@@ -6,21 +6,25 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+from banyan.feed import Feed
 from banyan.ref import Gathered, Ref, read
 from banyan.runtime.errors import BanyanError
 
 
-def pieces(value: Any) -> Iterator[str]:
-    """A value that streams, in pieces; any other, in one. A failure is raised where the text breaks off."""
-    if isinstance(value, Ref) and value.deltas is not None:
+def pieces(value: Any, whole: bool = False) -> Iterator[str]:
+    """A value that streams, in pieces; any other, in one. A failure is raised where the text breaks off.
+
+    whole: all that it puts into the prompt; of a gen with tools, that is its calls and their results too.
+    """
+    if isinstance(value, Ref) and (deltas := _deltas(value, whole)) is not None:
         value.record.flush()
-        yield from value.deltas
+        yield from deltas
         value.wait()
     else:
         yield from _whole(value.text() if isinstance(value, Ref) else read(value))
 
 
-async def pieces_async(value: Any) -> AsyncIterator[tuple[str, Any]]:
+async def pieces_async(value: Any, whole: bool = False) -> AsyncIterator[tuple[str, Any]]:
     """The same, each piece with a meta info: None before a value's last piece, which is "" for one that streams."""
     if not isinstance(value, Ref):
         await known(value)
@@ -28,11 +32,15 @@ async def pieces_async(value: Any) -> AsyncIterator[tuple[str, Any]]:
             yield text, None
         return
     value.record.flush()
-    if value.deltas is not None:
-        async for text in value.deltas:
+    if (deltas := _deltas(value, whole)) is not None:
+        async for text in deltas:
             yield text, None
     await known(value)
-    yield ("" if value.deltas is not None else value.text()), value.meta_info()
+    yield ("" if deltas is not None else value.text()), value.meta_info()
+
+
+def _deltas(ref: Ref, whole: bool) -> Feed[str] | None:
+    return ref.caller.whole if whole and ref.caller is not None else ref.deltas
 
 
 async def known(value: Any) -> None:

@@ -15,24 +15,23 @@ caller holds a thread and waits for it, and would wait for ever if all threads w
 LINGER = 2.0
 """Seconds that a thread waits for more work before it ends."""
 
-_is_inside: ContextVar[bool] = ContextVar("banyan_pool", default=False)
-
 
 class Pool:
-    """Daemon threads for bodies. `run` never waits."""
+    """Daemon threads. `run` never waits."""
 
-    def __init__(self, n_threads: int = N_THREADS) -> None:
-        self._n_most = n_threads
+    def __init__(self, n_threads: int = N_THREADS, name: str = "banyan-body") -> None:
+        self._n_most, self._name = n_threads, name
+        self._is_inside: ContextVar[bool] = ContextVar(f"{name}-inside", default=False)
         self._work: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._n_threads = self._n_idle = 0
 
     def run(self, work: Callable[[], None]) -> None:
         """Run `work`, which must not raise, on a thread, in the caller's context."""
-        is_inside, context = _is_inside.get(), copy_context()
+        is_inside, context = self._is_inside.get(), copy_context()
 
         def go() -> None:
-            _is_inside.set(True)
+            self._is_inside.set(True)
             work()
 
         with self._changed:
@@ -41,8 +40,18 @@ class Pool:
             if self._n_idle >= len(self._work):
                 self._changed.notify()
             elif is_inside or self._n_threads < self._n_most:
-                self._n_threads += 1
-                threading.Thread(target=self._serve, name="banyan-body", daemon=True).start()
+                self._add()
+
+    def lend(self, n: int) -> None:
+        """`n` more threads at most, in the place of some that are stuck; fewer, once they are not."""
+        with self._changed:
+            self._n_most += n
+            if self._n_idle < len(self._work) and self._n_threads < self._n_most:
+                self._add()
+
+    def _add(self) -> None:
+        self._n_threads += 1
+        threading.Thread(target=self._serve, name=self._name, daemon=True).start()
 
     def _serve(self) -> None:
         while True:

@@ -332,7 +332,7 @@ class Prompt:
             return
         render = Renderer(self._record.backend.welcome.chat)
         async for item in self._transcript.follow_async(self._is_handle):
-            async for pair in pieces_async(render(item)):
+            async for pair in pieces_async(render(item), whole=True):
                 yield pair
 
     def _read(self, mark: int | None, name: str = "") -> Ref:

@@ -230,6 +230,9 @@ class Unreachable:
     def on_delta(self, ref: int, callback: Callable[[str], None]) -> None:
         pass
 
+    def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
+        pass
+
     def cancel(self) -> None:
         pass
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from banyan.expr import Expr
@@ -14,6 +15,7 @@ from banyan.runtime.errors import BadOutput, BanyanError, Cancelled, ProgramErro
 
 if TYPE_CHECKING:
     from banyan.record import Lane, Record
+    from banyan.tools import ToolCall
     from banyan.typed import Answer
 
 E = TypeVar("E", bound=BanyanError)
@@ -72,7 +74,8 @@ class Ref(Expr):
                     with self.record.trace.span("wait", self.name or "the text"):
                         self._value = self.future.result()
             except BanyanError as e:
-                raise self._explained(e) from e.__cause__
+                error = self._explained(e)
+                raise error from error.__cause__ or e.__cause__
             self._lane = None  # known, and so the state need not live on for it
         return self._value
 
@@ -111,6 +114,12 @@ class Ref(Expr):
                 raise placed(e, self) from e.__cause__
         return self._objects[0] if len(samples) == 1 else self._objects
 
+    def tool_calls(self) -> list[ToolCall]:
+        """The calls of a gen with tools, also of one that failed."""
+        with suppress(BanyanError):
+            self.wait()
+        return [] if self.caller is None else [call for turn in self.caller.rounds for call in turn.calls]
+
     def meta_info(self) -> dict[str, Any] | list[dict[str, Any]]:
         """What is known about how the text came about; with n > 1, a list of all n."""
         value = self.wait()
@@ -135,6 +144,8 @@ class Ref(Expr):
             "spec_verify_ct": usage.generated - usage.accepted if usage.drafted else 0,
             "e2e_latency": max(0.0, times.ended - times.ready),
         }
+        if self.caller is not None:
+            meta["rounds"] = self.caller.usages(usage)
         if sample.logprobs or value.prompt:
             outputs = [(t.logprob, t.id, t.text if self.with_text else None) for t in sample.logprobs]
             meta["output_token_logprobs"] = outputs
@@ -207,6 +218,13 @@ def read_object(value: Any) -> Any:
     return value
 
 
+def tool_calls(value: Any) -> Any:
+    """The calls of what is stored under a name; [] for what has none."""
+    if isinstance(value, Gathered):
+        return [tool_calls(one) for one in value.values]
+    return value.tool_calls() if isinstance(value, Ref) else []
+
+
 def meta_info(value: Any) -> Any:
     """The meta info of what is stored under a name; None for what was not generated."""
     if isinstance(value, Ref):
@@ -219,6 +237,7 @@ def meta_info(value: Any) -> Any:
 def copy_of(error: E) -> E:
     """A fresh error of the same content: one that is raised twice would mix its tracebacks."""
     fresh = copy.copy(error)
+    fresh.__cause__ = error.__cause__
     if notes := getattr(error, "__notes__", None):
         fresh.__notes__ = list(notes)
     return fresh

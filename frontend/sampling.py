@@ -122,9 +122,6 @@ _wishes = attrgetter(*_HERE)
 RUN_OPTIONS = {("max_new_tokens" if name == "max_tokens" else name): name for name in Options.__struct_fields__}
 """Keyword of `run` -> field of Options."""
 
-LATER = {"tools": "tools driven by gen"}
-"""Option -> what it would need that is not here. They are refused by name."""
-
 T = TypeVar("T", bound=GenOptions)
 
 
@@ -134,13 +131,6 @@ def make(kind: type[T], asked: dict[str, Any]) -> T:
         return msgspec.convert(asked, kind)
     except msgspec.ValidationError as e:
         raise BadProgram(f"bad option: {e}") from None
-
-
-def refuse(asked: dict[str, Any]) -> None:
-    """Unsupported, if one of the options is of LATER."""
-    for name in asked:
-        if name in LATER:
-            raise Unsupported(f"the option {name!r} is not supported: it needs {LATER[name]}")
 
 
 def near(name: str, names: Any) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 
 from banyan.pieces import pieces
 from banyan.prompt import Prompt
-from banyan.ref import Ref, meta_info, read, read_object
+from banyan.ref import Ref, meta_info, read, read_object, tool_calls
 from banyan.runtime import wire
+from banyan.tools import ToolCall
 from banyan.transcript import Renderer, messages
 
 
@@ -55,6 +56,10 @@ class State(Prompt):
         them for n > 1 and after a join.
         """
         return meta_info(self._lookup(name))
+
+    def tool_calls(self, name: str) -> list[ToolCall]:
+        """What the gen with tools called, in order, with what that gave; also of one that failed."""
+        return tool_calls(self._lookup(name))  # type: ignore[no-any-return]
 
     @property
     def ret_value(self) -> Any:
@@ -126,7 +131,7 @@ class State(Prompt):
         else:
             render = Renderer(self._record.backend.welcome.chat)
             for item in self._transcript.follow(self._is_handle):
-                yield from pieces(render(item))
+                yield from pieces(render(item), whole=True)
 
     def _await_body(self) -> None:
         if self._is_handle:

@@ -62,8 +62,10 @@ def messages(items: Transcript, chat: ChatMarkers | None) -> list[dict[str, str]
     """
     turns: list[dict[str, str]] = []
     content: list[str] | None = None
+    role = ""
     for item in items:
         if isinstance(item, Begin):
+            role = item.role
             if not turns and item.role != "system" and chat is not None and chat.default_system:
                 turns.append({"role": "system", "content": chat.default_system})
             content = []
@@ -71,6 +73,12 @@ def messages(items: Transcript, chat: ChatMarkers | None) -> list[dict[str, str]
             turns.append({"role": item.role, "content": "".join(content or ()).lstrip()})
             content = None
         elif content is not None:
+            if isinstance(item, Ref) and item.caller is not None:
+                item.wait()
+                for said, calls, _ in item.caller.rounds:
+                    turns.append({"role": role, "content": "".join((*content, said)).lstrip()})
+                    turns += ({"role": "tool", "content": call.result} for call in calls)
+                    content = []
             content.append(item if isinstance(item, str) else item.text() if isinstance(item, Ref) else item.text)
     return turns
 

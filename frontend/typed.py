@@ -11,10 +11,8 @@ import datetime
 import enum
 import json
 import re
-import weakref
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import count
 from typing import Any, Literal, TypeAlias, get_args, get_origin, is_typeddict
 
 import msgspec
@@ -25,9 +23,7 @@ from banyan.runtime.wire import ConstraintSpec, Sample
 Parse: TypeAlias = Callable[[str], Any]
 
 _KEPT = 4096
-"""Answers of each kind that live on by themselves, for f-strings that hold their numbers alone."""
-_numbers = count()
-_answers: weakref.WeakValueDictionary[int, Answer] = weakref.WeakValueDictionary()
+"""Answers of each kind that are made once."""
 
 
 class Answer:
@@ -36,13 +32,11 @@ class Answer:
     stop: what ends it, beside the gen's own: a model that goes on behind its number should not have to add digits.
     """
 
-    __slots__ = ("__weakref__", "is_json", "label", "number", "parse", "spec", "stop")
+    __slots__ = ("is_json", "label", "parse", "spec", "stop")
 
     def __init__(self, label: str, spec: ConstraintSpec | None, parse: Parse, stop: tuple[str, ...] = ()) -> None:
         self.label, self.spec, self.parse, self.stop = label, spec, parse, stop
         self.is_json = spec is not None and spec.kind == "json_schema"
-        self.number = next(_numbers)
-        _answers[self.number] = self
 
     def __repr__(self) -> str:
         return f"<Answer {self.label}>"
@@ -56,11 +50,6 @@ class Answer:
             return self.parse(sample.text)
         except Exception as e:  # decoders, validators and constructors of the user's own raise what they like
             raise BadOutput(f"this is no {self.label}: {_short(sample.text)}: {e}") from e
-
-
-def numbered(number: int) -> Answer:
-    """The answer with this number, as one is written into an f-string. LookupError: it is gone."""
-    return _answers[number]
 
 
 def asked(wishes: dict[str, Any]) -> Answer | None:

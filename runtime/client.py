@@ -205,7 +205,7 @@ class Client:
                     if inbox := self._inboxes.get(number):
                         inbox.compare(sent, seen)
                         self.settle(number)
-            case wire.Value() | wire.Failed() | wire.Delta():
+            case wire.Value() | wire.Failed() | wire.Delta() | wire.Called():
                 if isinstance(message, wire.Failed) and message.program < 0:
                     self._loop.drop(self, f"the server refused this client: {message.message}")
                 elif inbox := self._inboxes.get(message.program):
@@ -277,6 +277,13 @@ class Program:
         It must not wait. An exception it raises fails the future of `ref`.
         """
         self.client._loop.call(partial(self._inbox.listen, ref, callback))
+
+    def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
+        """Call `callback` on the I/O thread each time that the gen `ref` calls tools. To be called before it is sent.
+
+        It must not wait. An exception it raises fails the future of `ref`.
+        """
+        self._inbox.on_call(ref, callback)
 
     def cancel(self) -> None:
         """Stop the program on the server; what is not finished fails with Cancelled, at once. Idempotent."""

@@ -59,6 +59,7 @@ class Inbox:
         self._expected: set[int] = set()
         self._heard: dict[int, list[str]] = {}  # deltas that came before somebody listened
         self._listeners: dict[int, Callable[[str], None]] = {}
+        self._callers: dict[int, Callable[[wire.Called], None]] = {}
         self._failure: MakeError | None = None
         self._is_closed = False
         self.limits: wire.Limits | None = None
@@ -147,9 +148,14 @@ class Inbox:
                     future.set_exception(self._failure(*self._places.get(ref, ("", ""))))
             return future
 
+    def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
+        with self._lock:
+            if self._failure is None:
+                self._callers[ref] = callback
+
     # ---- on the I/O thread ------------------------------------------------------------------------------------------
 
-    def take(self, message: wire.Value | wire.Failed | wire.Delta) -> None:
+    def take(self, message: wire.Value | wire.Failed | wire.Delta | wire.Called) -> None:
         if message.seq != self._n_seen:
             if message.seq > self._n_seen and not self.is_over:
                 self._ask_again()
@@ -158,6 +164,8 @@ class Inbox:
         match message:
             case wire.Delta(ref=ref, text=text):
                 self._deliver(ref, text)
+            case wire.Called(ref=ref):
+                self._call(ref, message)
             case wire.Value(ref=ref):
                 self._resolve(ref, message)
             case wire.Failed(ref=None):
@@ -174,6 +182,7 @@ class Inbox:
         with self._lock:
             self._expected.discard(ref)
             self._listeners.pop(ref, None)
+            self._callers.pop(ref, None)
             future = self._futures.get(ref)
             if future is None:
                 future = self._futures[ref] = new_future(wire.Value)
@@ -190,6 +199,7 @@ class Inbox:
             if self._failure is None:
                 self._failure = make
             self._expected.clear()
+            self._callers.clear()
             pending = [(ref, f) for ref, f in self._futures.items() if not f.done()]
         for ref, future in pending:
             future.set_exception(self._failure(*self._places.get(ref, ("", ""))))
@@ -248,3 +258,11 @@ class Inbox:
             self._sent.came(seen)
         if sent > self._n_seen and not self.is_over:
             self._ask_again(is_urgent=True)
+
+    def _call(self, ref: int, called: wire.Called) -> None:
+        if (caller := self._callers.get(ref)) is None:
+            return  # its gen was stopped meanwhile
+        try:
+            caller(called)
+        except Exception as e:  # nobody may wait for results that will not come
+            self._resolve(ref, e)

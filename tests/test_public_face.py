@@ -55,6 +55,8 @@ NAMES = [
     "RuntimeEndpoint",
     "RuntimeLost",
     "State",
+    "Tool",
+    "ToolCall",
     "ToolError",
     "UnknownVariable",
     "Unsupported",
@@ -77,6 +79,7 @@ NAMES = [
     "system_begin",
     "system_end",
     "token_length_normalized",
+    "tool",
     "unconditional_likelihood_normalized",
     "user",
     "user_begin",
@@ -142,11 +145,12 @@ GEN = [
     "regex",
     "json_schema",
 ]
+LIMITS = ["*max_rounds", "*tool_timeout", "*max_tool_output"]
 SIGNATURES = {
     "function": ["func", "num_api_spec_tokens"],
     "gen": [
         *[*GEN, "*repetition_penalty", "*logit_bias", "*seed", "*timeout", "*budget"],
-        *["*type", "*grammar", "*retries", "*tools"],
+        *["*type", "*grammar", "*retries", "*tools", *LIMITS],
     ],
     "select": ["name", "choices", "temperature", "choices_method", "*seed"],
     "role": ["name", "expr"],
@@ -179,6 +183,8 @@ SIGNATURES = {
     "State.get_var": ["self", "name"],
     "State.set_var": ["self", "name", "value"],
     "State.ref": ["self", "name"],
+    "tool": ["func", "*name", "*description"],
+    "State.tool_calls": ["self", "name"],
     "State.get_meta_info": ["self", "name"],
     "State.role": ["self", "name", "expr"],
     "State.system": ["self", "expr"],

@@ -32,6 +32,12 @@ class OpenProgram(Protocol):
         The language keeps them itself: this is for backends that can stop at the token, or when the language is gone.
         """
 
+    def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
+        """Call `callback`, which must not wait, each time that the gen `ref` calls tools; it answers with Results.
+
+        To be called before the gen is submitted.
+        """
+
     def cancel(self) -> None:
         """Stop all work on it. Idempotent; may be called from a finalizer."""
 

@@ -8,7 +8,7 @@ import pytest
 
 import banyan as bn
 from banyan.runtime import wire
-from banyan.sampling import LATER, RUN_OPTIONS, GenOptions, mix
+from banyan.sampling import RUN_OPTIONS, GenOptions, mix
 
 # Each option, a value that is not its default, and what it is called on the wire.
 OPTIONS: list[tuple[str, Any, str, Any]] = [
@@ -125,12 +125,6 @@ def test_a_value_that_cannot_be(mock: bn.Mock, wishes: dict[str, Any], why: str)
 def test_options_that_do_not_go_together(mock: bn.Mock, wishes: dict[str, Any], why: str) -> None:
     with pytest.raises(bn.BadProgram, match=why):
         one.run(wishes)
-
-
-@pytest.mark.parametrize("name", LATER)
-def test_what_a_run_cannot_do_is_refused_by_name(mock: bn.Mock, name: str) -> None:
-    with pytest.raises(bn.Unsupported, match=name):
-        one.run({}, **{name: "x"})
 
 
 def test_logprobs_of_the_prompt(mock: bn.Mock) -> None:
