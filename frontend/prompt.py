@@ -18,7 +18,7 @@ from banyan.pieces import pieces_async
 from banyan.record import Lane, Record
 from banyan.ref import Gathered, Ref
 from banyan.runtime import wire
-from banyan.runtime.errors import BadProgram, Cancelled, UnknownVariable, Unsupported
+from banyan.runtime.errors import BadProgram, Cancelled, ToolError, UnknownVariable, Unsupported
 from banyan.sampling import mix
 from banyan.source import source_line
 from banyan.transcript import Renderer, Transcript
@@ -128,9 +128,18 @@ class Prompt:
                 if role != leaf.role:
                     raise BadProgram(f"a turn of {leaf.role!r} ends, but the open one is {role!r}")
                 role = None
+            elif isinstance(leaf, Gen) and leaf.tools is not None:
+                self._check_tools(role)
             elif isinstance(leaf, Ref) and leaf.record is not self._record:
                 raise BadProgram(f"{leaf!r} is of another program; append its value: state[{leaf.name!r}]")
         return role
+
+    def _check_tools(self, role: str | None) -> None:
+        if role != "assistant":
+            raise BadProgram("a gen with tools stands in a turn of the assistant: bn.assistant(bn.gen(..., tools=...))")
+        chat = self._record.backend.welcome.chat
+        if chat is not None and chat.no_calls:
+            raise ToolError(f"tools: {chat.no_calls}", program=self._record.name)
 
     def _generate(self, leaf: Gen | Select, line: str, samplings: Iterator[wire.Sampling]) -> Ref:
         record = self._record
@@ -155,6 +164,11 @@ class Prompt:
         with_text = wishes.return_text_in_logprobs
         ref.with_text = bool(run.return_text_in_logprobs if with_text is None else with_text)
         ref.answer = leaf.answer
+        tools = None if leaf.tools is None else leaf.tools.wire
+        if tools is not None:
+            from banyan.calls import Caller  # here: it loads asyncio, and most programs have no tools
+
+            ref.caller = Caller(self._record, self._lane.number, ref.number, ref.line, leaf.tools)
         if run.stream:
             ref.stream()
         return wire.Gen(
@@ -164,6 +178,7 @@ class Prompt:
             run.stream,
             ref.name,
             ref.line,
+            tools,
             timeout=wishes.timeout or 0.0,
             budget=wishes.budget or 0,
         )

@@ -16,6 +16,7 @@ from banyan.runtime.errors import BadOutput, BanyanError, Cancelled, ProgramErro
 if TYPE_CHECKING:
     from banyan.record import Lane, Record
     from banyan.tools import ToolCall
+    from banyan.calls import Caller
     from banyan.typed import Answer
 
 E = TypeVar("E", bound=BanyanError)
@@ -25,7 +26,19 @@ class Ref(Expr):
     """A value in the making. Appended to a state, it is spliced on the server: nobody waits for it here."""
 
     __slots__ = (
-        *("__weakref__", "_lane", "_objects", "_value", "answer", "before", "deltas", "line", "name", "number"),
+        *(
+            "__weakref__",
+            "_lane",
+            "_objects",
+            "_value",
+            "answer",
+            "before",
+            "caller",
+            "deltas",
+            "line",
+            "name",
+            "number",
+        ),
         *("method", "record", "with_text"),
     )
 
@@ -41,6 +54,8 @@ class Ref(Expr):
         """What its text is to be."""
         self.method: wire.ChoicesMethod | None = None
         """How its choices are scored, where it is a select."""
+        self.caller: Caller | None = None
+        """Who makes the calls of a gen with tools."""
         self._lane: Lane | None = lane
         self._value: wire.Value | None = None
         self._objects: list[Any] | None = None
@@ -60,7 +75,7 @@ class Ref(Expr):
     def stream(self) -> None:
         """Collect the text as it comes. To be called before the op is sent."""
         deltas = self.deltas = Feed[str]()
-        self.record.program.on_delta(self.number, deltas.put)
+        self.record.program.on_delta(self.number, deltas.put if self.caller is None else self.caller.stream(deltas))
         self.future.add_done_callback(lambda _: deltas.close())
 
     def wait(self) -> wire.Value:
