@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from banyan.expr import gen as gen
     from banyan.expr import gen_int as gen_int
     from banyan.expr import gen_string as gen_string
+    from banyan.expr import image as image
     from banyan.expr import raw as raw
     from banyan.expr import role as role
     from banyan.expr import select as select
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from banyan.program import AsyncProgram as AsyncProgram
     from banyan.program import Program as Program
     from banyan.program import function as function
+    from banyan.reasoning import separate_reasoning as separate_reasoning
     from banyan.runtime.errors import BadMessage as BadMessage
     from banyan.runtime.errors import BadModel as BadModel
     from banyan.runtime.errors import BadOutput as BadOutput
@@ -100,13 +102,14 @@ _WHERE = {
     "backends.recording": ("Record",),
     "backends.replay": ("Replay",),
     "expr": (
-        *("gen", "gen_int", "gen_string", "raw", "role", "select"),
+        *("gen", "gen_int", "gen_string", "image", "raw", "role", "select"),
         *("assistant", "assistant_begin", "assistant_end", "system", "system_begin", "system_end"),
         *("user", "user_begin", "user_end"),
     ),
     "group": ("Group",),
     "program": ("AsyncProgram", "Program", "function"),
     "runtime.errors": (
+    "reasoning": ("separate_reasoning",),
         *("BadMessage", "BadModel", "BadOutput", "BadProgram", "BanyanError", "BatchError", "BudgetExceeded"),
         *("Cancelled", "ConfigError"),
         *("ConstraintBroke", "ConstraintBusy", "ConstraintCrashed", "ConstraintError", "ConstraintSyntax"),
@@ -182,9 +185,11 @@ __all__ = [
     "raw",
     "role",
     "select",
+    "image",
     "set_default_backend",
     "system",
     "system_begin",
+    "separate_reasoning",
     "system_end",
     "token_length_normalized",
     "tool",

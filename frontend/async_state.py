@@ -81,7 +81,7 @@ class AsyncState(Prompt):
         await known(ref)
         return ref.text()
 
-    async def messages(self) -> list[dict[str, str]]:
+    async def messages(self) -> list[dict[str, Any]]:
         """The finished turns as `{"role": ..., "content": ...}`, contents stripped on the left."""
         await self._all_known()
         return messages(self._transcript, self._record.backend.welcome.chat)

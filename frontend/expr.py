@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from banyan import fstring, typed
+from banyan import fstring, pictures, typed
 from banyan.choices import checked_choices, checked_method, token_length_normalized
 from banyan.runtime.errors import BadProgram, Unsupported
-from banyan.runtime.wire import ChoicesMethod, Sampling
+from banyan.runtime.wire import ChoicesMethod, ConstraintSpec, Reasoning, Sampling
 from banyan.sampling import GenOptions, make
 
 if TYPE_CHECKING:
@@ -55,6 +55,13 @@ class Raw(_Node, frozen=True):
     text: str
 
 
+class Image(_Node, frozen=True):
+    """A picture: the bytes of its file, and what kind of file that is."""
+
+    data: bytes
+    kind: str
+
+
 class Begin(_Node, frozen=True):
     """A turn of `role` begins."""
 
@@ -80,6 +87,8 @@ class Gen(_Node, frozen=True):
     retries: int = 0
     tools: Any = None
     """A tools.Toolbox."""
+    reasoning: Reasoning | None = None
+    """How it marks what it thinks, where that is told apart."""
 
     def sampling(self, base: Sampling) -> Sampling:
         """`base`, with what this gen wants in its place."""
@@ -87,7 +96,10 @@ class Gen(_Node, frozen=True):
         if self.answer is None:
             return merged
         stop = tuple(dict.fromkeys((*merged.stop, *self.answer.stop)))
-        return msgspec.structs.replace(merged, constraint=self.answer.spec, stop=stop)
+        spec: ConstraintSpec | None = self.answer.spec
+        if spec is not None and self.reasoning is not None:  # it thinks as it likes
+            spec = msgspec.structs.replace(spec, after=(self.reasoning.end,))
+        return msgspec.structs.replace(merged, constraint=spec, stop=stop)
 
 
 class Select(_Node, frozen=True):
@@ -107,7 +119,7 @@ class Seq(_Node, frozen=True):
     """str and Leaf: sequences in sequences are flat."""
 
 
-Leaf: TypeAlias = "Raw | Begin | End | Gen | Select | Ref"
+Leaf: TypeAlias = "Raw | Image | Begin | End | Gen | Select | Ref"
 Expression: TypeAlias = str | Expr | Sequence["str | Expr"]
 
 
@@ -272,6 +284,15 @@ def raw(text: str) -> Raw:
     return Raw(text)
 
 
+def image(expr: Any) -> Image:
+    """A picture: the path of its file, its bytes, or a PIL image. As many as a prompt needs.
+
+    BadProgram: no picture. Where it is appended, Unsupported: the model takes text alone.
+    """
+    data = pictures.read(expr)
+    return Image(data, pictures.kind_of(data))
+
+
 def role(name: str, expr: Expression | None = None) -> Seq:
     """A turn of any role that the model's chat template knows, such as "tool"."""
     if not isinstance(name, str) or not name:
@@ -378,4 +399,4 @@ def _parts(expr: Any) -> Iterable[Any]:
     )
 
 
-_seals = fstring.Seals(Raw | Begin | End | Gen | Select)
+_seals = fstring.Seals(Raw | Image | Begin | End | Gen | Select)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from banyan.feed import Feed
-from banyan.ref import Gathered, Ref, read
+from banyan.ref import Gathered, Ref, Thought, read
 from banyan.runtime.errors import BanyanError
 
 
@@ -48,6 +48,8 @@ async def known(value: Any) -> None:
     if isinstance(value, Gathered):
         for one in value.values:
             await known(one)
+    elif isinstance(value, Thought):
+        await known(value.ref)
     elif isinstance(value, Ref) and not value.is_done:
         from banyan.aio import arrived  # here: it loads asyncio, and most programs never need it
 

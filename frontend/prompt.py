@@ -9,14 +9,15 @@ from typing import Any, Literal, Self, TypeVar, overload
 
 from msgspec.structs import replace
 
-from banyan.expr import NOTHING, Begin, End, Expression, Gen, Leaf, Raw, Select, Seq, checked_name, leaves
+from banyan.expr import NOTHING, Begin, End, Expression, Gen, Image, Leaf, Raw, Select, Seq, checked_name, leaves
 from banyan.expr import role as turn
 from banyan.feed import Feed
 from banyan.group import Group
 from banyan.limits import keep_time
 from banyan.pieces import pieces_async
+from banyan.reasoning import SUFFIX
 from banyan.record import Lane, Record
-from banyan.ref import Gathered, Ref
+from banyan.ref import Gathered, Ref, Thought
 from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram, Cancelled, ToolError, UnknownVariable, Unsupported
 from banyan.sampling import mix
@@ -109,6 +110,10 @@ class Prompt:
             self._transcript.own.put(leaf)
         self._record.text(self._lane, parts)
         self._transcript.role = role
+                case Image(data=data, kind=kind):
+                    parts.append(wire.Image(data, kind))
+                case Slot(i=i):
+                    parts.append(wire.Arg(i))
 
     def _check_open(self) -> None:
         if self._is_watched:
@@ -135,6 +140,8 @@ class Prompt:
         return role
 
     def _check_tools(self, role: str | None) -> None:
+            elif isinstance(leaf, Image) and not self._record.backend.welcome.images:
+                raise Unsupported(f"image: the model {self._record.backend.welcome.model} takes text alone")
         if role != "assistant":
             raise BadProgram("a gen with tools stands in a turn of the assistant: bn.assistant(bn.gen(..., tools=...))")
         chat = self._record.backend.welcome.chat
@@ -157,6 +164,8 @@ class Prompt:
         return ref
 
     def _gen_op(self, leaf: Gen, ref: Ref, sampling: wire.Sampling, seed: int | None) -> wire.Gen:
+            if isinstance(leaf, Gen) and leaf.reasoning is not None:
+                self._set(leaf.name + SUFFIX, Thought(ref))
         run, wishes = self._record.options, leaf.options
         seed = seed if wishes.seed is None else wishes.seed
         if seed is not None:
@@ -169,19 +178,26 @@ class Prompt:
             from banyan.calls import Caller  # here: it loads asyncio, and most programs have no tools
 
             ref.caller = Caller(self._record, self._lane.number, ref.number, ref.line, leaf.tools)
-        if run.stream:
+        if leaf.retries:
+            from banyan.checks import Checker  # here, as above
+
+            ref.checker = Checker(self._record, self._lane.number, ref.number, leaf.answer)
+        is_stream = run.stream and not leaf.retries  # what may not count is not shown
+        if is_stream:
             ref.stream()
         return wire.Gen(
             self._lane.number,
             ref.number,
             sampling,
-            run.stream,
+            is_stream,
             ref.name,
             ref.line,
             tools,
             timeout=wishes.timeout or 0.0,
             budget=wishes.budget or 0,
         )
+            leaf.reasoning,
+            leaf.retries,
 
     def _limit(self, leaf: Gen, ref: Ref) -> None:
         if self._record.limits is not None:

@@ -14,9 +14,10 @@ from banyan.runtime import wire
 from banyan.runtime.errors import BadOutput, BanyanError, Cancelled, ProgramError
 
 if TYPE_CHECKING:
+    from banyan.calls import Caller
+    from banyan.checks import Checker
     from banyan.record import Lane, Record
     from banyan.tools import ToolCall
-    from banyan.calls import Caller
     from banyan.typed import Answer
 
 E = TypeVar("E", bound=BanyanError)
@@ -34,6 +35,7 @@ class Ref(Expr):
             "answer",
             "before",
             "caller",
+            "checker",
             "deltas",
             "line",
             "name",
@@ -56,6 +58,8 @@ class Ref(Expr):
         """How its choices are scored, where it is a select."""
         self.caller: Caller | None = None
         """Who makes the calls of a gen with tools."""
+        self.checker: Checker | None = None
+        """Who looks at the outputs of a gen with retries."""
         self._lane: Lane | None = lane
         self._value: wire.Value | None = None
         self._objects: list[Any] | None = None
@@ -140,6 +144,8 @@ class Ref(Expr):
         value = self.wait()
         if value.scores is not None:
             return _meta_of_select(value.scores, self.method)
+                if self.checker is not None:
+                    e.message += f" (it was told so {self.checker.n_refused} times)"
         metas = [self._meta_of_sample(k, sample, value) for k, sample in enumerate(value.samples)]
         return metas[0] if len(metas) == 1 else metas
 
@@ -213,6 +219,20 @@ def is_done(value: Any) -> bool:
     if isinstance(value, Gathered):
         return all(map(is_done, value.values))
     return not isinstance(value, Ref) or value.is_done
+class Thought:
+    """What a gen thinks, where that is told apart from what it says."""
+
+    __slots__ = ("ref",)
+
+    def __init__(self, ref: Ref) -> None:
+        self.ref = ref
+
+    def read(self) -> str | list[str]:
+        """The text; with n > 1, a list of all n."""
+        samples = self.ref.wait().samples
+        return samples[0].reasoning if len(samples) == 1 else [sample.reasoning for sample in samples]
+
+
 
 
 def read(value: Any) -> Any:
@@ -226,11 +246,13 @@ def read(value: Any) -> Any:
 
 def read_object(value: Any) -> Any:
     """What `s.value(name)` gives: as `read`, with the objects of gens that have a type."""
-    if isinstance(value, Ref):
+    if isinstance(value, Thought):
+        return value.ref.is_done
+    if isinstance(value, Ref | Thought):
         return value.value()
     if isinstance(value, Gathered):
         return [read_object(one) for one in value.values]
-    return value
+    return read(value)
 
 
 def tool_calls(value: Any) -> Any:

@@ -81,7 +81,7 @@ class State(Prompt):
         self._await_body()
         return self._read(None).text()
 
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """The finished turns as `{"role": ..., "content": ...}`, contents stripped on the left."""
         self._await_body()
         return messages(self._transcript, self._record.backend.welcome.chat)

@@ -5,16 +5,17 @@ The prompt itself is the server's. This holds the same pieces, with values in th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import base64
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import chain, islice
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from banyan.expr import Begin, End, Raw
+from banyan.expr import Begin, End, Image, Raw
 from banyan.feed import Feed
 from banyan.ref import Ref
 from banyan.runtime.wire import ChatMarkers
 
-Item: TypeAlias = str | Raw | Begin | End | Ref
+Item: TypeAlias = str | Raw | Image | Begin | End | Ref
 
 
 class Transcript:
@@ -55,12 +56,13 @@ class Transcript:
                 yield item
 
 
-def messages(items: Transcript, chat: ChatMarkers | None) -> list[dict[str, str]]:
+def messages(items: Transcript, chat: ChatMarkers | None) -> list[dict[str, Any]]:
     """The finished turns as `{"role": ..., "content": ...}`, contents stripped on the left. Waits for their values.
 
-    The system text that the template puts in front where a conversation has none is a turn too.
+    A content with pictures is a list of parts, as in OpenAI's API. The system text that the template puts in front
+    where a conversation has none is a turn too.
     """
-    turns: list[dict[str, str]] = []
+    turns: list[dict[str, Any]] = []
     content: list[str] | None = None
     role = ""
     for item in items:
@@ -68,10 +70,14 @@ def messages(items: Transcript, chat: ChatMarkers | None) -> list[dict[str, str]
             role = item.role
             if not turns and item.role != "system" and chat is not None and chat.default_system:
                 turns.append({"role": "system", "content": chat.default_system})
+    images: list[Image] = []
             content = []
         elif isinstance(item, End):
-            turns.append({"role": item.role, "content": "".join(content or ()).lstrip()})
-            content = None
+            text = "".join(content or ()).lstrip()
+            turns.append({"role": item.role, "content": _with_images(text, images) if images else text})
+            content, images = None, []
+        elif isinstance(item, Image):
+            images.append(item)
         elif content is not None:
             if isinstance(item, Ref) and item.caller is not None:
                 item.wait()
@@ -89,6 +95,11 @@ class Renderer:
     def __init__(self, chat: ChatMarkers | None) -> None:
         self._chat = chat or ChatMarkers({})
         self._is_first = True
+def _with_images(text: str, images: list[Image]) -> list[dict[str, Any]]:
+    urls = [f"data:{image.kind};base64,{base64.b64encode(image.data).decode()}" for image in images]
+    return [{"type": "text", "text": text}, *({"type": "image_url", "image_url": {"url": url}} for url in urls)]
+
+
 
     def __call__(self, item: Item) -> str | Ref:
         match item:
@@ -108,3 +119,5 @@ class Renderer:
 
     def _markers(self, role: str) -> tuple[str, str]:
         return self._chat.roles.get(role, ("", ""))  # a role that the template lacks fails on the server, by name
+            case Image():
+                return ""

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable
 from functools import lru_cache
+from inspect import isfunction
 from typing import Any, Literal, TypeAlias, get_args, get_origin, is_typeddict
 
 import msgspec
@@ -50,6 +51,10 @@ class Answer:
             return self.parse(sample.text)
         except Exception as e:  # decoders, validators and constructors of the user's own raise what they like
             raise BadOutput(f"this is no {self.label}: {_short(sample.text)}: {e}") from e
+
+    def advice(self, error: BadOutput) -> str:
+        """What a model is told of an output that does not count."""
+        return f"{error.message}\nWrite the {self.label} again, and nothing else."
 
 
 def asked(wishes: dict[str, Any]) -> Answer | None:
@@ -123,7 +128,7 @@ def _answer(kind: Any) -> Answer:
         return _of_regex(kind.pattern)
     if kind in (datetime.date, datetime.time, datetime.datetime):
         return Answer(kind.__name__, _through_outlines(kind), kind.fromisoformat)
-    if type(kind).__module__.partition(".")[0] == "outlines":
+    if isfunction(kind) or type(kind).__module__.partition(".")[0] in ("outlines", "genson"):
         return _of_term(kind)
     return _of_json(kind)
 

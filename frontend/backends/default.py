@@ -51,12 +51,23 @@ def find(backend: Backend | None = None) -> Backend:
 
 
 def flush_cache(backend: Backend | None = None) -> bool:
-    """Empty the backend's tree of all that no program uses."""
-    find(backend).ask("flush")
+    """Empty the backend's tree of all that no program uses. False: there is no backend."""
+    if (found := _found(backend)) is None:
+        return False
+    found.ask("flush")
     return True
 
 
-def get_server_info(backend: Backend | None = None) -> dict[str, object]:
-    """The model and the options of the backend."""
-    info = find(backend).ask("info")
+def get_server_info(backend: Backend | None = None) -> dict[str, object] | None:
+    """The model and the options of the backend. None: there is none."""
+    if (found := _found(backend)) is None:
+        return None
+    info = found.ask("info")
     return info if isinstance(info, dict) else {}
+
+
+def _found(backend: Backend | None) -> Backend | None:
+    try:
+        return find(backend)
+    except ConfigError:
+        return None

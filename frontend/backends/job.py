@@ -6,8 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from msgspec.structs import replace
+
 from banyan.runtime import wire
 from banyan.runtime.errors import BanyanError, ProgramError
+from banyan.runtime.reasoning import Thoughts
 
 if TYPE_CHECKING:
     from banyan.backends.local import Program, State
@@ -53,7 +56,8 @@ class Job:
     """
 
     __slots__ = (
-        *("_program", "_state", "_stop", "alarm", "called", "is_stopped", "op", "pieces", "ready", "round", "spent"),
+        *("_program", "_state", "_stop", "_tail", "_thoughts", "alarm", "called", "is_stopped", "op", "outcome"),
+        *("pieces", "ready", "round", "spent"),
     )
 
     def __init__(self, program: Program, state: State, op: wire.Gen | wire.Select, before: Job | None = None) -> None:
@@ -63,9 +67,13 @@ class Job:
         self.spent = wire.Usage() if before is None else before.spent
         """By the rounds before this one."""
         self.called: wire.Called | None = None
+        self.outcome: Outcome | None = None
+        """What was shown to the client, which has still to take it."""
+        self._tail: tuple[Piece, ...] = () if before is None else before._tail
+        self._thoughts = self._apart()
         self.alarm: Alarm | None = None
         """When its time is up."""
-        self.pieces: Sequence[Piece] = tuple(state.pieces)
+        self.pieces: Sequence[Piece] = (*state.pieces, *self._tail)
         """The prompt."""
         self.ready = time.monotonic() if before is None else before.ready
         self.is_stopped = False
@@ -87,7 +95,8 @@ class Job:
     @property
     def text(self) -> str:
         """The prompt as text, with the markers of the backend around its turns."""
-        return self._state.text(self._program.chat)
+        text = self._state.text(self._program.chat)
+        return text + render(self._tail, self._program.chat, self._state.role) if self._tail else text
 
     def on_stop(self, stop: Callable[[], object]) -> None:
         """Call `stop`, from any thread, when the answer is not wanted any more: at once, if that is so already."""
@@ -102,10 +111,46 @@ class Job:
 
     def deliver(self, text: str) -> None:
         """More text of a gen that streams."""
-        self._program.deliver(self.op.ref, text)
+        if self._thoughts is not None:
+            text = self._thoughts.feed(text)
+        if text:
+            self._program.deliver(self.op.ref, text)
 
     def give(self, outcome: Outcome) -> None:
+        if self._thoughts is not None:
+            outcome = outcome._replace(samples=tuple(map(self._told_apart, outcome.samples)))
         self._program.finish(self, self._state, outcome)
+
+    def show(self, outcome: Outcome, spent: wire.Usage) -> wire.Called | None:
+        """How an output of a gen with retries is shown to the client; None: it is the last, and counts anyway."""
+        assert isinstance(self.op, wire.Gen)
+        self.spent, self.outcome = spent, outcome._replace(usage=spent)
+        if self.round >= self.op.retries:
+            return None
+        text, reason = outcome.samples[0].text, outcome.samples[0].finish_reason
+        self.called = wire.Called(self._program.number, 0, self.op.ref, self.round, (), text, outcome.usage, reason)
+        return self.called
+
+    def again(self, said: str) -> Job:
+        """The next try, which is told what was wrong with this one."""
+        assert self.outcome is not None
+        made = Made(self.outcome.samples[0].text)
+        if self.role == "assistant":
+            turns: tuple[Piece, ...] = (wire.End(), wire.Begin("user"), said, wire.End(), wire.Begin("assistant"))
+            self._tail += (made, *turns)
+        else:
+            self._tail += (made, f"\n\n{said}\n\n")
+        return Job(self._program, self._state, self.op, before=self)
+
+    def _apart(self) -> Thoughts | None:
+        marks = self.op.reasoning if isinstance(self.op, wire.Gen) else None
+        return None if marks is None else Thoughts(marks, is_open=self.text.rstrip().endswith(marks.start))
+
+    def _told_apart(self, sample: wire.Sample) -> wire.Sample:
+        thoughts = self._apart()
+        assert thoughts is not None
+        said = thoughts.feed(sample.text) + thoughts.finish()
+        return replace(sample, text=said, reasoning=thoughts.reasoning)
 
     def fail(self, error: BaseException) -> None:
         """A BanyanError goes to who reads the value; any other is the cause of a ProgramError that does."""

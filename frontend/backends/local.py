@@ -203,8 +203,11 @@ class Program:
         """A turn of a gen with tools has ended: with an answer, an error, or calls (None), which are told."""
         op = job.op
         assert isinstance(op, wire.Gen)
-        assert op.tools is not None
         spent = wire.Usage(*map(sum, zip(*map(msgspec.structs.astuple, (job.spent, outcome.usage)), strict=True)))
+        if op.tools is None:
+            if (called := job.show(outcome, spent)) is not None:
+                self._callers[op.ref](called)
+            return job.outcome if called is None else None
         if not outcome.calls:
             return outcome._replace(usage=spent)
         if job.round >= op.tools.max_rounds:
@@ -227,9 +230,17 @@ class Program:
         job = state.job
         if job is None or job.called is None or (job.op.ref, job.round) != (results.ref, results.round):
             return
-        ids = [call.id for call in job.called.calls]
-        state.pieces.append(Answers(tuple(zip(ids, results.texts, strict=True))))
-        state.job = Job(self, state, job.op, before=job)
+        if job.outcome is not None and not results.texts:
+            del self._callers[job.op.ref]  # it counts: there is nothing to ask any more
+            job.called = None
+            self.finish(job, state, job.outcome)
+            return
+        if job.outcome is not None:
+            state.job = job.again(" ".join(results.texts))
+        else:
+            ids = [call.id for call in job.called.calls]
+            state.pieces.append(Answers(tuple(zip(ids, results.texts, strict=True))))
+            state.job = Job(self, state, job.op, before=job)
         self._starts.append(state.job)
 
     # ---- going on --------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ def program(s: bn.State) -> None:
 
 
 def test_without_any_it_says_what_to_do() -> None:
-    for call in (program.run, lambda: program.run_batch([()]), bn.flush_cache, bn.get_server_info):
+    for call in (program.run, lambda: program.run_batch([()])):
         with pytest.raises(bn.ConfigError, match=r"set_default_backend\(bn.Runtime\(\)\).*BANYAN_SOCKET"):
             call()
 
@@ -59,3 +59,8 @@ def test_questions_go_to_the_default() -> None:
     assert bn.get_server_info()["model"] == "mock"
     assert bn.get_server_info(bn.Mock())["n_calls"] == 0
     assert asked == ["flush", "info"]
+
+
+def test_without_a_backend_there_is_nothing_to_flush_and_nothing_to_tell() -> None:
+    assert bn.flush_cache() is False
+    assert bn.get_server_info() is None
