@@ -98,7 +98,7 @@ _WHERE = {
     "backends.mock": ("Mock",),
     "backends.runtime": ("Runtime", "RuntimeEndpoint", "connect"),
     "backends.openai": ("OpenAI",),
-    "choices": ("greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized"),
+    "backends.runtime": ("Runtime", "RuntimeEndpoint", "connect"),
     "backends.recording": ("Record",),
     "backends.replay": ("Replay",),
     "expr": (
@@ -186,6 +186,7 @@ __all__ = [
     "role",
     "select",
     "image",
+    "separate_reasoning",
     "set_default_backend",
     "system",
     "system_begin",

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from banyan.pieces import known
 from banyan.prompt import Prompt
 from banyan.ref import Ref, is_done, meta_info, read, read_object, tool_calls
-from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram
 from banyan.tools import ToolCall
 from banyan.transcript import messages
+from banyan.usage import Usage
+from banyan.view import LOOK_FOR, page, timeline
+
+if TYPE_CHECKING:
+    from banyan.show import Page
 
 
 class AsyncState(Prompt):
@@ -68,9 +73,19 @@ class AsyncState(Prompt):
         return self._record.ret_value
 
     @property
-    def usage(self) -> wire.Usage:
-        """Tokens of the finished gens of this state and its branches, summed: prompt, of it cached, and generated."""
+    def usage(self) -> Usage:
+        """Tokens of the finished gens of this state and its branches, summed and one by one."""
         return self._usage()
+
+    def timeline(self, path: str | Path | None = None) -> dict[str, Any]:
+        """`State.timeline`, of what is known by now."""
+        return timeline(self._record, self._lane.number, path)
+
+    async def show(self, path: str | Path | None = None) -> Page:
+        """`State.show`, of what is known by now."""
+        import asyncio  # here, as in feed.py
+
+        return await asyncio.to_thread(page, self._record, self._lane.number, path, LOOK_FOR)
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 

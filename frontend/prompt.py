@@ -142,6 +142,8 @@ class Prompt:
     def _check_tools(self, role: str | None) -> None:
             elif isinstance(leaf, Image) and not self._record.backend.welcome.images:
                 raise Unsupported(f"image: the model {self._record.backend.welcome.model} takes text alone")
+            elif isinstance(leaf, Image) and not self._record.backend.welcome.images:
+                raise Unsupported(f"image: the model {self._record.backend.welcome.model} takes text alone")
         if role != "assistant":
             raise BadProgram("a gen with tools stands in a turn of the assistant: bn.assistant(bn.gen(..., tools=...))")
         chat = self._record.backend.welcome.chat

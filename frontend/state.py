@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from banyan.pieces import pieces
 from banyan.prompt import Prompt
 from banyan.ref import Ref, meta_info, read, read_object, tool_calls
-from banyan.runtime import wire
 from banyan.tools import ToolCall
 from banyan.transcript import Renderer, messages
+from banyan.usage import Usage
+from banyan.view import LOOK_FOR, page, timeline
+
+if TYPE_CHECKING:
+    from banyan.show import Page
 
 
 class State(Prompt):
@@ -113,11 +118,33 @@ class State(Prompt):
 
         Waits for them; what failed or was stopped counts nothing.
         """
-        self._await_body()
-        with suppress(Exception):  # what was not sent will never be known
+        self._settle()
+        return self._usage()
+
+    def timeline(self, path: str | Path | None = None) -> dict[str, Any]:
+        """When the body, the gens of this state and its branches, and tools ran, as a trace in Chrome's JSON format.
+
+        Written to `path` too, if there is one, to be opened in https://ui.perfetto.dev. Waits as `usage` does.
+        """
+        self._settle()
+        return timeline(self._record, self._lane.number, path)
+
+    def show(self, path: str | Path | None = None) -> Page:
+        """A page of HTML, complete in itself: what of each prompt was cached, computed and generated, the tree of the
+        branches, where the time went, and the usage of each gen.
+
+        Written to `path` too, if there is one; in a notebook it shows itself. Waits as `usage` does, and a few seconds
+        for the tokens.
+        """
+        self._settle()
+        return page(self._record, self._lane.number, path, LOOK_FOR)
+
+    def _settle(self) -> None:
+        """Wait for all gens of this state and its branches, whatever becomes of them."""
+        with suppress(Exception):  # a body that raised, or what was not sent and will never be known
+            self._await_body()
             self._record.flush()
             wait(self._futures())
-        return self._usage()
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """The text as it comes, of one variable or of the whole state; in one piece if the program does not stream.

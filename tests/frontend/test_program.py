@@ -342,7 +342,7 @@ def test_a_failure_is_told_where_somebody_looks(look: str) -> None:
         assert "no luck" in str(error)
         assert LINE in str(error)
     assert isinstance(state.error(), bn.ProgramError)
-    assert state.usage == wire.Usage()
+    assert state.usage.prompt == 0
 
 
 def test_a_failed_branch_is_told_by_whom_it_is_read(mock: bn.Mock) -> None:

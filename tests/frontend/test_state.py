@@ -316,7 +316,9 @@ def test_usage_sums_branches_too() -> None:
         forks[0].fork(1)[0].assistant(bn.gen("c"))
         s.text()  # is no gen, and counts nothing
 
-    assert program.run(backend=Counting("x")).usage == wire.Usage(40, 16, 4)
+    usage = program.run(backend=Counting("x")).usage
+    assert (usage.prompt, usage.cached, usage.computed, usage.generated) == (40, 16, 24, 4)
+    assert [(gen.name, gen.state) for gen in usage.gens] == [("a", 0), ("b", 1), ("b", 2), ("c", 3)]
 
 
 def test_a_repr_does_not_wait(mock: bn.Mock) -> None:

@@ -1,0 +1,139 @@
+"""Which part of a branch's text came about how: cut into pieces by token, and by what happened to it.
+
+The text and its tokens are the server's, where it still has the branch; else the text is as the language knows it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Literal, NamedTuple
+
+from banyan.history import Branch, Item
+from banyan.runtime import wire
+
+How = Literal["cached", "computed", "generated", "chosen", "given"]
+"""cached, computed: prompt tokens, when a gen first stood behind them. generated, chosen: by a gen or a select. given:
+text that no gen has stood behind, or whose tokens are not known."""
+
+
+class Stroke(NamedTuple):
+    """A piece of text of one kind. tokens: the text, cut into its tokens; one piece where they are not known.
+
+    is_marker: written by the chat template. is_shared: it stands before the branch's own text.
+    """
+
+    how: How
+    tokens: tuple[str, ...]
+    item: Item
+    is_marker: bool = False
+    is_shared: bool = False
+
+    @property
+    def text(self) -> str:
+        return "".join(self.tokens)
+
+
+class _Place(NamedTuple):
+    """An item and where its text stands."""
+
+    start: int
+    end: int
+    item: Item
+
+
+def strokes(branch: Branch, look: wire.Value | None = None) -> list[Stroke]:
+    """The whole prompt of a branch. look: what a Read with tokens gave."""
+    text = "".join(item.text for item in branch.prompt) if look is None else look.samples[0].text
+    places = list(_places(text, branch.prompt))
+    n_inherited = len(branch.inherited)
+    shared_until = max((place.end for place, k in _numbered(places, branch) if k < n_inherited), default=0)
+    tokens = None if look is None else look.tokens
+    ends, hows = _tokens(branch, places, tokens, len(text))
+    found = []
+    for place in places:
+        found += _strokes(text, place, ends, hows, place.end <= shared_until)
+    return found
+
+
+def _numbered(places: list[_Place], branch: Branch) -> Iterator[tuple[_Place, int]]:
+    index = {id(item): k for k, item in enumerate(branch.prompt)}
+    for place in places:
+        if id(place.item) in index:
+            yield place, index[id(place.item)]
+
+
+def _places(text: str, items: Sequence[Item]) -> Iterator[_Place]:
+    """Each item where its text stands. What stands between them is the template's."""
+    at = 0
+    for item in items:
+        start = text.find(item.text, at) if item.text else at
+        if start < 0:
+            continue  # the template wrote it otherwise
+        if start > at:
+            yield _Place(at, start, Item("marker", text[at:start]))
+        at = start + len(item.text)
+        yield _Place(start, at, item)
+    if at < len(text):
+        yield _Place(at, len(text), Item("marker", text[at:]))
+
+
+def _tokens(
+    branch: Branch, places: Sequence[_Place], tokens: wire.Tokens | None, n_chars: int
+) -> tuple[list[int], list[How]]:
+    """Where each token of the text ends, and what happened to it."""
+    if tokens is None:
+        return [n_chars], ["given"]
+    ends = list(accumulate(array("i", tokens.lengths)))
+    prompts = _prompts(branch, places, ends)
+    hows: list[How] = []
+    for n, is_made in tokens.made:
+        for token in range(len(hows), len(hows) + n):
+            first = next(((prompt, cached) for prompt, cached in prompts if prompt > token), None)
+            if first is None:
+                hows.append("generated" if is_made else "given")
+            else:
+                hows.append("cached" if token < first[1] else "computed")
+    return ends, hows
+
+
+def _prompts(branch: Branch, places: Sequence[_Place], ends: list[int]) -> list[tuple[int, int]]:
+    """What each gen of its lineage stood behind, as (tokens, those of them that were cached).
+
+    A select has several prompts, and so has a gen with tools: of those it is only known that what stood before them,
+    and nobody had read yet, was read then.
+    """
+    starts = {place.item.gen.op.ref: place.start for place in places if place.item.gen is not None}
+    found, known = [], 0
+    for gen in branch.lineage:
+        if gen.value is None:
+            continue
+        if isinstance(gen.op, wire.Gen) and gen.op.tools is None:
+            found.append((gen.value.usage.prompt, gen.value.usage.cached))
+        elif gen.op.ref in starts:
+            found.append((bisect_right(ends, starts[gen.op.ref]), known))
+        known = max([known, *(n for n, _ in found)])
+    return found
+
+
+def _strokes(text: str, place: _Place, ends: list[int], hows: list[How], is_shared: bool) -> Iterator[Stroke]:
+    item, is_marker = place.item, place.item.kind == "marker"
+    own: How | None = {"gen": "generated", "select": "chosen"}.get(item.kind)  # type: ignore[assignment]
+    inside = ends[bisect_right(ends, place.start) : bisect_left(ends, place.end)]
+    cuts = sorted({place.start, *inside, place.end})
+    pieces: list[str] = []
+    last: How = "given"
+    for start, end in pairwise(cuts):
+        k = bisect_right(ends, start)
+        how: How = own or (hows[k] if k < len(hows) else "given")
+        if own is None and how == "generated":
+            how = "given"
+        if pieces and how != last:
+            yield Stroke(last, tuple(pieces), item, is_marker, is_shared)
+            pieces = []
+        pieces.append(text[start:end])
+        last = how
+    if pieces or place.start == place.end:
+        yield Stroke(own or last, tuple(pieces), item, is_marker, is_shared)
