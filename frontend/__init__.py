@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from banyan.tools import Tool as Tool
     from banyan.tools import ToolCall as ToolCall
     from banyan.tools import tool as tool
+    from banyan.usage import Usage as Usage
 
 _WHERE = {
     "async_state": ("AsyncState",),
@@ -120,6 +121,7 @@ _WHERE = {
     ),
     "sampling": ("Options",),
     "state": ("State",),
+    "usage": ("Usage",),
     "tools": ("Tool", "ToolCall", "tool"),
 }
 _HOME = {name: f"{__name__}.{module}" for module, names in _WHERE.items() for name in names}
@@ -171,6 +173,7 @@ __all__ = [
     "ToolError",
     "UnknownVariable",
     "Unsupported",
+    "Usage",
     "assistant",
     "assistant_begin",
     "assistant_end",

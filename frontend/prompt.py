@@ -23,6 +23,8 @@ from banyan.runtime.errors import BadProgram, Cancelled, ToolError, UnknownVaria
 from banyan.sampling import mix
 from banyan.source import source_line
 from banyan.transcript import Renderer, Transcript
+from banyan.usage import Usage
+from banyan.view import snippet, usage
 
 P = TypeVar("P", bound="Prompt")
 
@@ -107,13 +109,13 @@ class Prompt:
                     parts.append(wire.Ref(leaf.number))
                 case Raw(text=text):
                     parts.append(wire.Raw(text))
-            self._transcript.own.put(leaf)
-        self._record.text(self._lane, parts)
-        self._transcript.role = role
                 case Image(data=data, kind=kind):
                     parts.append(wire.Image(data, kind))
                 case Slot(i=i):
                     parts.append(wire.Arg(i))
+            self._transcript.own.put(leaf)
+        self._record.text(self._lane, parts)
+        self._transcript.role = role
 
     def _check_open(self) -> None:
         if self._is_watched:
@@ -137,13 +139,11 @@ class Prompt:
                 self._check_tools(role)
             elif isinstance(leaf, Ref) and leaf.record is not self._record:
                 raise BadProgram(f"{leaf!r} is of another program; append its value: state[{leaf.name!r}]")
+            elif isinstance(leaf, Image) and not self._record.backend.welcome.images:
+                raise Unsupported(f"image: the model {self._record.backend.welcome.model} takes text alone")
         return role
 
     def _check_tools(self, role: str | None) -> None:
-            elif isinstance(leaf, Image) and not self._record.backend.welcome.images:
-                raise Unsupported(f"image: the model {self._record.backend.welcome.model} takes text alone")
-            elif isinstance(leaf, Image) and not self._record.backend.welcome.images:
-                raise Unsupported(f"image: the model {self._record.backend.welcome.model} takes text alone")
         if role != "assistant":
             raise BadProgram("a gen with tools stands in a turn of the assistant: bn.assistant(bn.gen(..., tools=...))")
         chat = self._record.backend.welcome.chat
@@ -163,11 +163,11 @@ class Prompt:
             self._limit(leaf, ref)
         if leaf.name is not None:
             self._set(leaf.name, ref)
+            if isinstance(leaf, Gen) and leaf.reasoning is not None:
+                self._set(leaf.name + SUFFIX, Thought(ref))
         return ref
 
     def _gen_op(self, leaf: Gen, ref: Ref, sampling: wire.Sampling, seed: int | None) -> wire.Gen:
-            if isinstance(leaf, Gen) and leaf.reasoning is not None:
-                self._set(leaf.name + SUFFIX, Thought(ref))
         run, wishes = self._record.options, leaf.options
         seed = seed if wishes.seed is None else wishes.seed
         if seed is not None:
@@ -195,11 +195,11 @@ class Prompt:
             ref.name,
             ref.line,
             tools,
+            leaf.reasoning,
+            leaf.retries,
             timeout=wishes.timeout or 0.0,
             budget=wishes.budget or 0,
         )
-            leaf.reasoning,
-            leaf.retries,
 
     def _limit(self, leaf: Gen, ref: Ref) -> None:
         if self._record.limits is not None:
@@ -333,10 +333,12 @@ class Prompt:
         """Those of all its gens and of its branches' gens."""
         return [self._record.program.future(number) for number in _flat(self._numbers)]
 
-    def _usage(self) -> wire.Usage:
-        futures = [future for future in self._futures() if future.done() and future.exception() is None]
-        done = [future.result().usage for future in futures]
-        return wire.Usage(sum(u.prompt for u in done), sum(u.cached for u in done), sum(u.generated for u in done))
+    def _usage(self) -> Usage:
+        return usage(self._record, self._lane.number)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what is known by now. Never waits."""
+        return snippet(self._record, self._lane.number)
 
     @overload
     def text_async_iter(

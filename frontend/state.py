@@ -113,8 +113,8 @@ class State(Prompt):
         return None
 
     @property
-    def usage(self) -> wire.Usage:
-        """Tokens of all gens of this state and its branches, summed: prompt, of it cached, and generated.
+    def usage(self) -> Usage:
+        """Tokens of all gens of this state and its branches, summed and one by one.
 
         Waits for them; what failed or was stopped counts nothing.
         """
