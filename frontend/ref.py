@@ -76,6 +76,20 @@ class Ref(Expr):
         """Whether reading it waits for nothing: it is known, or known to have failed."""
         return self._value is not None or self.future.done()
 
+    @property
+    def state(self) -> int:
+        """The number of the state that it is made in; -1 once it is known."""
+        return -1 if self._lane is None else self._lane.number
+
+    def twin(self, record: Record, lane: Lane, before: Ref | None, number: int) -> Ref:
+        """The same value in the making, in another run."""
+        ref = Ref.__new__(Ref)
+        for name in Ref.__slots__:
+            if name != "__weakref__":
+                setattr(ref, name, getattr(self, name))
+        ref.record, ref._lane, ref.before, ref.number = record, lane, before, number
+        return ref
+
     def stream(self) -> None:
         """Collect the text as it comes. To be called before the op is sent."""
         deltas = self.deltas = Feed[str]()
@@ -130,6 +144,8 @@ class Ref(Expr):
             try:
                 self._objects = [self.answer.of(sample) for sample in samples]
             except BadOutput as e:
+                if self.checker is not None:
+                    e.message += f" (it was told so {self.checker.n_refused} times)"
                 raise placed(e, self) from e.__cause__
         return self._objects[0] if len(samples) == 1 else self._objects
 
@@ -144,8 +160,6 @@ class Ref(Expr):
         value = self.wait()
         if value.scores is not None:
             return _meta_of_select(value.scores, self.method)
-                if self.checker is not None:
-                    e.message += f" (it was told so {self.checker.n_refused} times)"
         metas = [self._meta_of_sample(k, sample, value) for k, sample in enumerate(value.samples)]
         return metas[0] if len(metas) == 1 else metas
 
@@ -205,20 +219,6 @@ def _meta_of_select(scores: wire.Scores, method: wire.ChoicesMethod | None) -> d
     return meta
 
 
-class Gathered:
-    """One variable of all branches that were joined, read when somebody asks. None: a branch that never made it."""
-
-    __slots__ = ("values",)
-
-    def __init__(self, values: list[Any]) -> None:
-        self.values = values
-
-
-def is_done(value: Any) -> bool:
-    """Whether `read` waits for nothing."""
-    if isinstance(value, Gathered):
-        return all(map(is_done, value.values))
-    return not isinstance(value, Ref) or value.is_done
 class Thought:
     """What a gen thinks, where that is told apart from what it says."""
 
@@ -233,11 +233,27 @@ class Thought:
         return samples[0].reasoning if len(samples) == 1 else [sample.reasoning for sample in samples]
 
 
+class Gathered:
+    """One variable of all branches that were joined, read when somebody asks. None: a branch that never made it."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+
+
+def is_done(value: Any) -> bool:
+    """Whether `read` waits for nothing."""
+    if isinstance(value, Gathered):
+        return all(map(is_done, value.values))
+    if isinstance(value, Thought):
+        return value.ref.is_done
+    return not isinstance(value, Ref) or value.is_done
 
 
 def read(value: Any) -> Any:
     """What `s[name]` gives for what is stored there; waits for what is still in the making."""
-    if isinstance(value, Ref):
+    if isinstance(value, Ref | Thought):
         return value.read()
     if isinstance(value, Gathered):
         return [read(one) for one in value.values]
@@ -246,9 +262,7 @@ def read(value: Any) -> Any:
 
 def read_object(value: Any) -> Any:
     """What `s.value(name)` gives: as `read`, with the objects of gens that have a type."""
-    if isinstance(value, Thought):
-        return value.ref.is_done
-    if isinstance(value, Ref | Thought):
+    if isinstance(value, Ref):
         return value.value()
     if isinstance(value, Gathered):
         return [read_object(one) for one in value.values]

@@ -37,6 +37,12 @@ class Transcript:
             self._inherited = (*parent._inherited, (parent.own.items, len(parent.own.items)))
             self.role, self.last = parent.role, parent.last
 
+    def take(self, other: Transcript, replaced: Callable[[Any], Any]) -> None:
+        """Make this empty one like `other`, with another item in the place of each."""
+        self.own.extend([replaced(item) for item in other])
+        self.last = None if other.last is None else replaced(other.last)
+        self.role, self.n_draws = other.role, other.n_draws
+
     def _before(self) -> Iterator[Item]:
         return chain.from_iterable(islice(items, n) for items, n in self._inherited)
 
@@ -64,13 +70,13 @@ def messages(items: Transcript, chat: ChatMarkers | None) -> list[dict[str, Any]
     """
     turns: list[dict[str, Any]] = []
     content: list[str] | None = None
+    images: list[Image] = []
     role = ""
     for item in items:
         if isinstance(item, Begin):
             role = item.role
             if not turns and item.role != "system" and chat is not None and chat.default_system:
                 turns.append({"role": "system", "content": chat.default_system})
-    images: list[Image] = []
             content = []
         elif isinstance(item, End):
             text = "".join(content or ()).lstrip()
@@ -89,17 +95,17 @@ def messages(items: Transcript, chat: ChatMarkers | None) -> list[dict[str, Any]
     return turns
 
 
+def _with_images(text: str, images: list[Image]) -> list[dict[str, Any]]:
+    urls = [f"data:{image.kind};base64,{base64.b64encode(image.data).decode()}" for image in images]
+    return [{"type": "text", "text": text}, *({"type": "image_url", "image_url": {"url": url}} for url in urls)]
+
+
 class Renderer:
     """Items to text, one by one, as the server's prompt has them. Values in the making are left as they are."""
 
     def __init__(self, chat: ChatMarkers | None) -> None:
         self._chat = chat or ChatMarkers({})
         self._is_first = True
-def _with_images(text: str, images: list[Image]) -> list[dict[str, Any]]:
-    urls = [f"data:{image.kind};base64,{base64.b64encode(image.data).decode()}" for image in images]
-    return [{"type": "text", "text": text}, *({"type": "image_url", "image_url": {"url": url}} for url in urls)]
-
-
 
     def __call__(self, item: Item) -> str | Ref:
         match item:
@@ -114,10 +120,10 @@ def _with_images(text: str, images: list[Image]) -> list[dict[str, Any]]:
                 return self._markers(role)[1]
             case Raw(text=text):
                 return text
+            case Image():
+                return ""
             case _:
                 return item
 
     def _markers(self, role: str) -> tuple[str, str]:
         return self._chat.roles.get(role, ("", ""))  # a role that the template lacks fails on the server, by name
-            case Image():
-                return ""
