@@ -35,7 +35,8 @@ class Guide(Protocol):
         """Why it can go no further; "" while it can. An engine's limit, never the output's fault."""
 
     def fill(self, out: Row) -> None:
-        """Write the mask of what may come next, all words of it. All zeros only where `must_stop`, or with `error`."""
+        """Write the mask of what may come next, all words of it; of a forced run, its first token alone. All zeros only
+        where `must_stop`, or with `error`."""
 
     def fill_chain(self, draft: Sequence[int], out: Rows) -> int:
         """The masks before draft[0], draft[1], ... and behind the last; out is [len(draft) + 1, n_words].
@@ -84,6 +85,18 @@ def clear_bits(row: Row, tokens: Sequence[int]) -> None:
     words = row.view(np.uint32)
     for token in tokens:
         words[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
+
+
+def fill_chain(guide: Guide, draft: Sequence[int], out: Rows) -> int:
+    """`Guide.fill_chain` by walking the chain and back."""
+    out[:] = -1
+    guide.fill(out[0])
+    n = 0
+    while n < len(draft) and guide.accept(draft[n : n + 1]):
+        n += 1
+        guide.fill(out[n])
+    guide.rollback(n)
+    return n
 
 
 def fill_tree(guide: Guide, parent: Sequence[int], draft: Sequence[int], out: Rows) -> list[bool]:

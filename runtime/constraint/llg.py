@@ -14,7 +14,7 @@ from typing import Any
 import llguidance
 
 from banyan.runtime.constraint import lark
-from banyan.runtime.constraint.guide import Row, Rows, clear_bits, fill_tree
+from banyan.runtime.constraint.guide import Row, Rows, clear_bits, fill_chain, fill_tree
 from banyan.runtime.constraint.refusal import explain
 from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.wire import ConstraintSpec
@@ -37,7 +37,7 @@ class Matcher:
     def __init__(self, spec: ConstraintSpec, vocabulary: Vocabulary) -> None:
         """Raises a ConstraintError that says why not. Lets other threads run meanwhile."""
         self._eos = vocabulary.llg.eos_tokens
-        self._matcher = llguidance.LLMatcher(vocabulary.llg, grammar(spec), log_level=0, limits=_LIMITS)
+        self._matcher = llguidance.LLMatcher(vocabulary.llg, grammar(spec, vocabulary), log_level=0, limits=_LIMITS)
         if not self._matcher.is_error():
             self._matcher.compute_bitmask()  # what its lexer learns here, no copy has to learn again
         if self._matcher.is_error():
@@ -71,14 +71,7 @@ class LlgGuide:
         clear_bits(out, self._eos)
 
     def fill_chain(self, draft: Sequence[int], out: Rows) -> int:
-        out[:] = -1
-        self.fill(out[0])
-        n = 0
-        while n < len(draft) and self.accept(draft[n : n + 1]):
-            n += 1
-            self.fill(out[n])
-        self.rollback(n)
-        return n
+        return fill_chain(self, draft, out)
 
     def fill_tree(self, parent: Sequence[int], draft: Sequence[int], out: Rows) -> list[bool]:
         return fill_tree(self, parent, draft, out)
@@ -99,12 +92,13 @@ class LlgGuide:
         return self._matcher.compute_ff_tokens()[:limit]
 
 
-def grammar(spec: ConstraintSpec) -> str:
+def grammar(spec: ConstraintSpec, vocabulary: Vocabulary) -> str:
     """What llguidance compiles for a spec whose text has passed `limits`."""
     value = _value(spec)
     if not spec.after and not spec.end:
         return json.dumps({"grammars": [value]})
-    start = f"start: {_LEAD if spec.after else ''} @value {json.dumps(spec.end) if spec.end else ''}"
+    end = [json.dumps(part) if isinstance(part, str) else f"<[{part}]>" for part in vocabulary.split(spec.end)]
+    start = f"start: {_LEAD if spec.after else ''} @value {' '.join(end)}"
     return json.dumps({"grammars": [{"lark_grammar": start}, {"name": "value"} | value]})
 
 

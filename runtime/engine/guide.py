@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.attention.batch import to_device
-from banyan.runtime.constraint.guide import Compiled, Guide, set_bits
-from banyan.runtime.constraint.llg import Matcher
+from banyan.runtime.constraint.build import build
+from banyan.runtime.constraint.guide import Compiled, Guide, clear_bits, set_bits
 from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.engine.request import Request
 from banyan.runtime.errors import BanyanError, ConstraintBroke, ConstraintError, Unsupported
@@ -134,7 +134,7 @@ class Guides:
     def _compile(self, spec: ConstraintSpec, vocabulary: Vocabulary) -> None:
         made: Compiled | BanyanError
         try:
-            made = Matcher(spec, vocabulary)
+            made = build(spec, vocabulary)
         except BanyanError as e:
             made = e
         except Exception as e:  # the Runs fail, the engine goes on
@@ -179,6 +179,7 @@ def _fill(request: Request, row: np.ndarray) -> None:
     guide = request.guide
     assert guide is not None
     guide.fill(row)
+    clear_bits(row, request.ends)
     if guide.error:
         row[:] = 0
     elif guide.can_stop and (request.n_out >= request.sampling.min_tokens or not row.any()):

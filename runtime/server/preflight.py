@@ -28,8 +28,8 @@ import zmq
 
 from banyan.runtime import launch, wire
 from banyan.runtime.constraint import limits
+from banyan.runtime.constraint.build import build
 from banyan.runtime.constraint.guide import Compiled
-from banyan.runtime.constraint.llg import Matcher
 from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.errors import BanyanError, ConstraintCrashed, ConstraintTimeout, ConstraintTooLarge, Unsupported
 
@@ -179,7 +179,7 @@ def _compile(spec: wire.ConstraintSpec, vocabulary: Vocabulary) -> Compiled:
 
     def work() -> None:
         try:
-            made.append(Matcher(spec, vocabulary))
+            made.append(build(spec, vocabulary))
         except Exception as e:
             made.append(e)
 

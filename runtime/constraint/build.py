@@ -1,0 +1,15 @@
+"""From a spec to what guides are made of."""
+
+from __future__ import annotations
+
+from banyan.runtime.constraint.guide import Compiled
+from banyan.runtime.constraint.llg import Matcher
+from banyan.runtime.constraint.trigger import Triggered
+from banyan.runtime.constraint.vocabulary import Vocabulary
+from banyan.runtime.wire import ConstraintSpec
+
+
+def build(spec: ConstraintSpec, vocabulary: Vocabulary) -> Compiled:
+    """Compile a spec that has passed `limits.canonical`. Raises a ConstraintError that says why it cannot be."""
+    value = Matcher(spec, vocabulary)
+    return Triggered(spec, value, vocabulary) if spec.after else value

@@ -1,0 +1,85 @@
+"""A vocabulary to constrain: of 320 tokens, two of them control tokens that are text to a guide."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+
+from banyan.runtime.constraint import limits
+from banyan.runtime.constraint.build import build
+from banyan.runtime.constraint.guide import Compiled, Guide
+from banyan.runtime.constraint.vocabulary import Vocabulary
+from banyan.runtime.server.tokenizer import Files, Span, Tokenizer
+from banyan.runtime.wire import ConstraintSpec
+
+N_VOCAB = 330
+"""Rows of the model's logits: more than the tokenizer has."""
+
+
+class Bench:
+    """One vocabulary, and short ways to ask what is allowed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.tokenizer = Tokenizer(directory, Files.read(directory))
+        self.vocabulary = Vocabulary(self.tokenizer.vocabulary(), N_VOCAB)
+        self.n_words = self.vocabulary.n_words
+
+    def compile(self, kind: Any, text: Any, **options: Any) -> Compiled:
+        text = text if isinstance(text, str) else json.dumps(text)
+        return build(limits.canonical(ConstraintSpec(kind, text, **options)), self.vocabulary)
+
+    def guide(self, kind: Any, text: Any, **options: Any) -> Guide:
+        return self.compile(kind, text, **options).guide()
+
+    def ids(self, text: str | bytes) -> list[int]:
+        """The canonical tokens of a text; what spells a control token is that token."""
+        if isinstance(text, bytes):
+            return list(self.vocabulary.llg.tokenize_bytes(text))
+        return self.tokenizer.encode([Span(text, meant=True)])
+
+    def spell(self, ids: list[int]) -> bytes:
+        return b"".join(self.vocabulary.spelling[i] for i in ids)
+
+    def row(self) -> Any:
+        """A row that nobody has written yet."""
+        return np.full(self.n_words, 0x5A5A5A5A, np.int32)
+
+    def allowed(self, guide: Guide) -> set[int]:
+        row = self.row()
+        guide.fill(row)
+        return set(bits(row))
+
+    def takes(self, guide: Guide, text: str | bytes) -> bool:
+        """Whether the guide accepts the text whole and may stop behind it. The guide stays where it was."""
+        ids = self.ids(text)
+        n = guide.accept(ids)
+        ok = n == len(ids) and guide.can_stop
+        guide.rollback(n)
+        return ok
+
+
+def bits(row: Any) -> list[int]:
+    """The tokens that a row allows."""
+    return [int(i) for i in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))]
+
+
+@pytest.fixture(scope="session")
+def bench(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    path = tmp_path_factory.mktemp("vocabulary")
+    tiny.make_tokenizer(path)
+    tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
+    tokenizer.save(str(path / "tokenizer.json"))
+    return Bench(path)
+
+
+@pytest.fixture(scope="session")
+def allowed_by() -> Callable[[Any], list[int]]:
+    return bits

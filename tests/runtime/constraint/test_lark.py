@@ -1,0 +1,88 @@
+"""Grammars of users: what is in them besides rules, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from banyan.runtime.constraint import lark
+from banyan.runtime.errors import ConstraintError, ConstraintSyntax, ConstraintUnsupported
+
+SUM = """
+?start: sum   // an expression
+sum: product | sum "+" product -> add  # or two
+product: atom | product "*" atom
+atom: NUMBER | "-" atom | "(" sum ")" | /<[a-z]+>/
+%import common.NUMBER
+%ignore /[ ]/
+"""
+
+
+def test_a_plain_grammar_stays_as_it_is() -> None:
+    assert lark.join(lark.split(SUM)) == SUM
+
+
+def test_schemas_are_found() -> None:
+    text = 'start: "%json {" x %json{"const": "}{ %json"} "<"\nx: %json {"type": "integer"}|"a"'
+    schemas = [{"const": "}{ %json"}, {"type": "integer"}]
+    assert [part for part in lark.split(text) if isinstance(part, dict)] == schemas
+    again = lark.join(lark.split(text))
+    assert [part for part in lark.split(again) if isinstance(part, dict)] == schemas
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('start: <|im_end|> "a"', "special tokens"),
+        ('start: <[5]> "a"', "special tokens"),
+        ("start: <tool>", "special tokens"),
+        ("start: x\nx[max_tokens=3]: /.*/", r"\[max_tokens\]"),
+        ("start: x\nx[lazy]: /.*/", r"\[lazy\]"),
+        ("start: x\nx[capture, temperature=0.1].2: /.*/", r"\[capture\]"),
+        ('%llguidance {"no_forcing": true}\nstart: "a"', "%llguidance"),
+        ('start: %regex { "substring_words": "a b" }', "%regex"),
+        ("start: %lark {\nstart: <[3]>\n}", "special tokens"),
+        ("%import other.NAME\nstart: NAME", "%import other"),
+        ("start: @other", "'@other'"),
+    ],
+)
+def test_what_reaches_out_is_refused_by_name(text: str, what: str) -> None:
+    with pytest.raises(ConstraintUnsupported, match=what):
+        lark.split(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["start: %json {", "start: %json [1]", "start: %json", "start: %json " + '{"a":' * 9999]
+)
+def test_bad_json_is_said(text: str) -> None:
+    with pytest.raises(ConstraintSyntax, match="%json must be|%json is not valid JSON"):
+        lark.split(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "start: x", 'start: "a', "start: /a", "begin: 'a'", "start: 'a' ]", "\0", "start: ("]
+)
+def test_what_is_no_grammar_is_an_error(bench: Any, text: str) -> None:
+    with pytest.raises(ConstraintError):
+        bench.compile("grammar", text)
+
+
+def test_grammars_constrain(bench: Any) -> None:
+    guide = bench.guide("grammar", SUM)
+    for text in ("1+2*3", "(-1 + 2) * <there>"):
+        assert bench.takes(guide, text.encode()), text
+    assert not bench.takes(guide, b"1+")
+    guide = bench.guide("grammar", 'start: "[" item ("," item)* "]"\nitem: %json {"type": "array", "maxItems": 2}')
+    assert bench.takes(guide, b"[[1, 2],[]]")
+    assert not bench.takes(guide, b"[[1,2]]")
+    assert bench.takes(bench.guide("grammar", "start: %json {}", style="compact"), b"[1,2]")
+
+
+def test_a_schema_inside_is_a_schema_like_any_other(bench: Any) -> None:
+    with pytest.raises(ConstraintUnsupported, match="contains"):
+        bench.compile("grammar", 'start: %json {"contains": {"type": "integer"}}')
+    guide = bench.guide(
+        "grammar", 'start: %json {"x-guidance": {"lenient": true, "key_separator": "="}, "const": {"a": 1}}'
+    )
+    assert bench.takes(guide, b'{"a": 1}')

@@ -1,0 +1,90 @@
+"""Free text, then a value: where a constraint switches on, and what free text may not do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from banyan.runtime.errors import ConstraintSyntax
+
+CALL = {"after": ("<tool_call>",), "end": "\n</tool_call>"}
+INT = {"type": "integer"}
+
+
+def accepts(bench: Any, guide: Any, text: str) -> bool:
+    """Accepts the text whole."""
+    ids = bench.ids(text)
+    return bool(guide.accept(ids) == len(ids))
+
+
+@pytest.mark.parametrize("scope", ["must", "may", "repeat"])
+def test_free_text_is_free(bench: Any, scope: str) -> None:
+    guide = bench.guide("json_schema", INT, scope=scope, **CALL)
+    assert accepts(bench, guide, 'the "answer" is {42}\n')
+    allowed = bench.allowed(guide)
+    assert not allowed & set(bench.vocabulary.eos)
+    assert allowed | set(bench.vocabulary.eos) == set(range(32 * bench.n_words))
+    assert guide.forced_tokens(9) == []
+    assert guide.can_stop == (scope != "must")
+    assert not guide.must_stop
+
+
+@pytest.mark.parametrize("lead", ["", "\n", " \n\t "])
+@pytest.mark.parametrize("scope", ["must", "may", "repeat"])
+def test_then_comes_a_value(bench: Any, scope: str, lead: str) -> None:
+    guide = bench.guide("json_schema", INT, scope=scope, **CALL)
+    assert accepts(bench, guide, f"hello <tool_call>{lead}42")
+    assert not guide.can_stop
+    assert guide.accept(bench.ids("there")) == 0
+    assert accepts(bench, guide, "\n</tool_call>")
+    assert guide.can_stop
+    assert guide.must_stop == (scope != "repeat")
+    if scope == "repeat":
+        assert accepts(bench, guide, " and <tool_call>7\n</tool_call> and")
+        assert guide.accept(bench.ids("<tool_call>x")) == 1
+
+
+def test_a_trigger_is_found_however_it_is_cut(bench: Any) -> None:
+    """Spelled in single characters, over several tokens, or with the value's first bytes behind it in one token."""
+    single = {spelled: token for token, spelled in enumerate(bench.vocabulary.spelling) if len(spelled) == 1}
+    for text in ("the other", "otothe other"):
+        guide = bench.guide("choices", ["her", "he other"], after=("other ot", "the ot"))
+        for byte in text.encode():
+            assert guide.accept([single[bytes([byte])]]) == 1
+        assert guide.must_stop
+    guide = bench.guide("choices", ["her"], after=("the ot",))
+    assert accepts(bench, guide, "the other")
+    assert guide.must_stop
+
+
+def test_a_token_that_goes_on_wrongly_is_forbidden(bench: Any) -> None:
+    """` the` completes the trigger ` th`, and no value begins with `e`."""
+    the = [bench.vocabulary.spelling.index(b" the")]
+    guide = bench.guide("regex", "[0-9]", after=(" th",))
+    assert not bench.allowed(guide) & set(the)
+    assert guide.accept(the) == 0
+    guide = bench.guide("regex", "[0-9e]", after=(" th",))
+    assert guide.accept(the) == 1
+    assert guide.must_stop
+    guide.rollback(1)
+    assert accepts(bench, guide, "x")
+
+
+def test_a_control_token_is_a_trigger(bench: Any) -> None:
+    guide = bench.guide("choices", ["b", "a"], after=("<|im_start|>",))
+    assert accepts(bench, guide, "the<|im_start|>a")
+    assert guide.must_stop
+
+
+def test_the_first_trigger_counts(bench: Any) -> None:
+    guide = bench.guide("choices", ["cd", "d"], after=("abc", "b"))
+    assert accepts(bench, guide, "xabcd")
+    assert guide.must_stop
+
+
+def test_what_makes_no_sense_is_refused(bench: Any) -> None:
+    with pytest.raises(ConstraintSyntax, match="empty"):
+        bench.guide("regex", "a", after=("",))
+    with pytest.raises(ConstraintSyntax, match='scope "may" needs a trigger'):
+        bench.guide("regex", "a", scope="may")
