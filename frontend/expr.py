@@ -372,9 +372,11 @@ def leaves(expr: Expression) -> list[str | Leaf]:
     """
     flat: list[str | Leaf] = []
     for part in _parts(expr):
-        if isinstance(part, str) and fstring.holds(part):
+        if not isinstance(part, str):
+            flat.append(part)
+        elif fstring.holds(part):
             flat += _seals.unseal(part)
-        elif part != "":
+        elif part:
             flat.append(part)
     names = [part.name for part in flat if isinstance(part, Gen | Select) and part.name is not None]
     if len(names) > 1 and len(set(names)) < len(names):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -27,6 +27,11 @@ class Feed(Generic[T]):
 
     def put(self, item: T) -> None:
         self.items.append(item)
+        if self._waiters:
+            self._wake()
+
+    def extend(self, items: Iterable[T]) -> None:
+        self.items += items
         if self._waiters:
             self._wake()
 

@@ -21,6 +21,7 @@ from banyan.ref import Gathered, Ref, Thought
 from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram, Cancelled, ToolError, UnknownVariable, Unsupported
 from banyan.sampling import mix
+from banyan.slot import Slot
 from banyan.source import source_line
 from banyan.transcript import Renderer, Transcript
 from banyan.usage import Usage
@@ -290,7 +291,7 @@ class Prompt:
         """`with s.var_scope("x"): ...` makes all text that the block appends, markers included, variable x."""
         self._check_open()
         checked_name(name)
-        mark = next(self._record.marks)
+        mark = self._record.new_marks(1)
         self._record.add(wire.Mark(self._lane.number, mark))
         try:
             yield self

@@ -25,6 +25,7 @@ from banyan.feed import Feed
 from banyan.ref import copy_of
 from banyan.runtime import wire
 from banyan.runtime.errors import BanyanError, Cancelled
+from banyan.runtime.template import ProgramTemplate
 from banyan.sampling import Options
 from banyan.trace import Trace
 
@@ -57,8 +58,8 @@ class Record:
             self.program: OpenProgram = backend.program(name)
         except BanyanError as e:
             self.program = Unreachable(e)  # told to whoever reads, like all that goes wrong on the way
-        self.n_refs = 0
-        self.marks, self._numbers = count(), count()
+        self.n_refs = self._n_marks = 0
+        self._numbers = count()
         self.ended: Feed[None] = Feed()
         """Closed when the body has ended, with the error it ended with."""
         self._followed: list[Feed[Any]] = []
@@ -86,9 +87,19 @@ class Record:
         return Lane(next(self._numbers), self._dropped, parent)
 
     def new_ref(self) -> int:
+        return self.new_refs(1)
+
+    def new_refs(self, n: int) -> int:
+        """The first of `n` numbers, one behind the other."""
         with self._lock:
-            self.n_refs += 1
-            return self.n_refs - 1
+            self.n_refs += n
+            return self.n_refs - n
+
+    def new_marks(self, n: int) -> int:
+        """The same for marks."""
+        with self._lock:
+            self._n_marks += n
+            return self._n_marks - n
 
     def text(self, lane: Lane, parts: Sequence[wire.Part]) -> None:
         """Append text to a state. What stands side by side travels as one op."""
@@ -100,6 +111,15 @@ class Record:
         if not self.is_due and isinstance(op, wire.Gen | wire.Select):
             self.is_due = True
             _ticker.remind(self)
+
+    def use(self, use: wire.Use, template: ProgramTemplate) -> None:
+        """Record all ops of a template: as one where the backend has it, as they are where `use.template` is -1."""
+        if use.template >= 0:
+            self.trace.templates[use.template] = template
+            self.add(use)
+        else:
+            for op in template.expand(use):
+                self.add(op)
 
     def _take(self) -> list[wire.Op]:
         """All that was recorded since the last time, as ops."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 from banyan.runtime import wire
+from banyan.runtime.template import ProgramTemplate
 
 
 class Span(NamedTuple):
@@ -36,7 +37,7 @@ class Sent(NamedTuple):
 class Trace:
     """Of one run."""
 
-    __slots__ = ("began", "ended", "sent", "spans")
+    __slots__ = ("began", "ended", "sent", "spans", "templates")
 
     def __init__(self) -> None:
         self.began = time.monotonic()
@@ -44,14 +45,20 @@ class Trace:
         """When the body returned or raised; 0.0 before."""
         self.sent: list[Sent] = []
         self.spans: list[Span] = []
+        self.templates: dict[int, ProgramTemplate] = {}
+        """Those that were used, by their numbers on the backend."""
 
     def send(self, ops: Sequence[wire.Op]) -> None:
         self.sent.append(Sent(time.monotonic(), ops))
 
     def ops(self) -> Iterator[wire.Op]:
-        """All that was sent so far, in order."""
+        """All that was sent so far, in order, with what a template stands for in its place."""
         for message in tuple(self.sent):
-            yield from message.ops
+            for op in message.ops:
+                if isinstance(op, wire.Use):
+                    yield from self.templates[op.template].expand(op)
+                else:
+                    yield op
 
     @contextmanager
     def span(self, kind: Literal["wait", "tool"], name: str, state: int = -1, line: str = "") -> Iterator[None]:
