@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from contextlib import aclosing
-from typing import Any
+from contextlib import ExitStack, aclosing
+from typing import TYPE_CHECKING, Any
 
 from banyan.async_state import AsyncState
 from banyan.batch import MAX_IN_FLIGHT, OnError, check
 from banyan.limits import BatchLimits
 from banyan.running import Run
+
+if TYPE_CHECKING:
+    from banyan.progress import Bar
 
 
 class AsyncBatch:
@@ -29,6 +32,7 @@ class AsyncBatch:
         limits: tuple[float | None, int | None],
         on_error: OnError,
         ordered: bool,
+        title: str | None = None,
     ) -> None:
         """For programs to make, not for users. finish(run): play it; gives its state, finished."""
         self._start, self._finish, self._n, self._given = start, finish, n, limits
@@ -36,6 +40,8 @@ class AsyncBatch:
         self._on_error, self._ordered = on_error, ordered
         self._indices = iter(range(n))
         self._errors: dict[int, BaseException] = {}
+        self._title = title
+        self._bar: Bar | None = None
 
     def __await__(self) -> Generator[Any, None, list[AsyncState]]:
         return self._all().__await__()
@@ -67,6 +73,18 @@ class AsyncBatch:
     async def _as_finished(self) -> AsyncIterator[tuple[int, AsyncState]]:
         limits = BatchLimits(*self._given)
         finished: asyncio.Queue[tuple[int, AsyncState | BaseException]] = asyncio.Queue()
+        with ExitStack() as stack:
+            if self._title is not None:
+                from banyan.progress import bar  # here: it loads rich
+
+                self._bar = stack.enter_context(bar(self._title, self._n))
+            async with aclosing(self._follow(limits, finished)) as states:
+                async for i, state in states:
+                    yield i, state
+
+    async def _follow(
+        self, limits: BatchLimits, finished: asyncio.Queue[tuple[int, AsyncState | BaseException]]
+    ) -> AsyncIterator[tuple[int, AsyncState]]:
         tasks = [asyncio.create_task(self._work(limits, finished)) for _ in range(self._n_tasks)]
         try:
             for _ in range(self._n):
@@ -86,6 +104,8 @@ class AsyncBatch:
             except Exception as e:
                 finished.put_nowait((i, e))
                 return
+            if self._bar is not None:
+                self._bar.begin(run.record)
             try:
                 await self._finish(run)
             except Exception as e:
@@ -94,4 +114,6 @@ class AsyncBatch:
                 if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # a task runs this
                     raise
                 self._errors[i] = run.record.error or e  # its body cancelled itself
+            if self._bar is not None:
+                self._bar.end(run.record, failed=i in self._errors)
             finished.put_nowait((i, run.state._as(AsyncState)))

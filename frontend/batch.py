@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from banyan.limits import GRACE, BatchLimits
 from banyan.running import Run
 from banyan.runtime.errors import BatchError, DeadlineExceeded
 from banyan.state import State
+
+if TYPE_CHECKING:
+    from banyan.progress import Bar
 
 MAX_IN_FLIGHT = 256
 """Programs that were begun and are not finished. Bodies that never look at a value end at once, so that threads alone
@@ -48,6 +51,7 @@ class Batch:
         self._slots = threading.Semaphore(MAX_IN_FLIGHT if concurrency is None else concurrency)
         self._running: dict[int, Run[State]] = {}
         self._is_stopped = False
+        self._bar: Bar | None = None
         self._n_begun = 0
         self._n_threads = n_threads
 
@@ -67,14 +71,15 @@ class Batch:
             if self._title is not None:
                 from banyan.progress import bar  # here: it loads rich
 
-                advance = stack.enter_context(bar(self._title, self._n))
+                self._bar = stack.enter_context(bar(self._title, self._n))
             self._limits = BatchLimits(*self._given)
             context = copy_context()
             threading.Thread(target=context.run, args=(self._staff,), name="banyan-batch", daemon=True).start()
             finished: dict[int, State] = {}
             n_given = 0
             for i, state in self._as_finished():
-                advance()
+                if self._bar is not None:
+                    self._bar.end(state._record, failed=state._record.has_failed)
                 finished[i] = state
                 while (i := n_given if ordered else i) in finished:
                     state = finished.pop(i)
@@ -152,6 +157,8 @@ class Batch:
             self._slots.release()
             self._finished.put((i, e))
             return
+        if self._bar is not None:
+            self._bar.begin(run.record)
         if self._is_stopped:
             run.record.program.cancel()
         with suppress(BaseException):  # the record has it, and `state.error()` tells

@@ -173,6 +173,7 @@ class Program:
         batch_kwargs: Iterable[Mapping[str, Any] | Sequence[Any]],
         *,
         concurrency: int | None = None,
+        progress_bar: bool = False,
         ordered: bool = True,
         on_error: OnError = "raise",
         timeout: float | None = None,
@@ -191,6 +192,7 @@ class Program:
             finish=finished if self.is_async else finished_on_thread,
             on_error=on_error,
             ordered=ordered,
+            title=self.name if progress_bar else None,
             **_checked_batch(on_error, concurrency, timeout, budget),
         )
 

@@ -83,6 +83,13 @@ class Record:
         """What the body raised."""
         return self.ended.error
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether its body raised, it was stopped, or a value that is known by now failed."""
+        futures = (self.program.future(number) for number in range(self.n_refs))
+        failures = (future.exception() for future in futures if future.done())
+        return self.error is not None or self.failure is not None or any(e is not None for e in failures)
+
     def new_lane(self, parent: Lane | None = None) -> Lane:
         return Lane(next(self._numbers), self._dropped, parent)
 

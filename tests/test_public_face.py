@@ -178,7 +178,8 @@ SIGNATURES = {
         *["*on_error", "*timeout", "*budget", "*opts", "**kwargs"],
     ],
     "Program.run_batch_async": [
-        *["self", "batch_kwargs", "*concurrency", "*ordered", "*on_error", "*timeout", "*budget", "*opts", "**kwargs"]
+        *["self", "batch_kwargs", "*concurrency", "*progress_bar", "*ordered", "*on_error", "*timeout", "*budget"],
+        *["*opts", "**kwargs"],
     ],
     "Program.bind": ["self", "**arguments"],
     "State.__iadd__": ["self", "what"],
