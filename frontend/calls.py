@@ -141,7 +141,7 @@ class Caller:
         if (record := self._record()) is not None:
             span = Span("tool", call.name, start, end, self._state, self._line, result if is_error else "")
             record.trace.spans.append(span)
-        return ToolCall(
+        made = ToolCall(
             round=number,
             name=call.name,
             arguments=_parsed(call.arguments),
@@ -149,6 +149,9 @@ class Caller:
             is_error=is_error,
             seconds=end - start,
         )
+        if record is not None and record.events is not None:
+            record.events.put(made)
+        return made
 
     async def _result(self, call: wire.ToolCall) -> tuple[str, bool]:
         """(the result as text, whether it is an error)"""
@@ -245,12 +248,11 @@ def _turns(chat: wire.ChatMarkers, calls: Sequence[ToolCall]) -> str:
 
 
 def _text(value: Any) -> str:
-    """A result as the model reads it: a string as it is, all else as JSON."""
-    if isinstance(value, str):
-        return value
+    """A result as the model reads it: what is a string in JSON (a date, an Enum) as it is, all else as JSON."""
     if hasattr(value, "model_dump_json"):  # pydantic's
         return str(value.model_dump_json())
-    return msgspec.json.encode(value, enc_hook=str).decode()
+    plain = msgspec.to_builtins(value, enc_hook=str)
+    return plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
 
 
 def _cut(text: str, n_most: int) -> str:

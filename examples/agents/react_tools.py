@@ -2,14 +2,13 @@
 
     python examples/agents/react_tools.py [--model MODEL | --socket PATH]
 
-Every round sends only the tool's result: all that stands before it lies in the tree, as KV, on the server.
+The tools run in this process, the loop runs on the server: a round sends only what the tools gave, and computes only
+that. All that stands before it lies in the tree, as KV.
 """
 
 import ast
 import datetime
-import json
 import operator
-from typing import get_type_hints
 
 import banyan as bn
 from common import Saved, choose_runtime, verdict
@@ -23,6 +22,7 @@ def number(value: float) -> str:
     return f"{round(value, 2):.12g}"
 
 
+@bn.tool
 def calculator(expression: str):
     "Work out an arithmetic expression."
 
@@ -37,58 +37,38 @@ def calculator(expression: str):
     return number(value(ast.parse(expression, mode="eval").body))
 
 
+@bn.tool
 def convert(value: float, from_unit: str, to_unit: str):
     "Convert a value between units."
     return number(value * METRES[from_unit] / METRES[to_unit])
 
 
+@bn.tool
 def add_days(date: str, days: int):
     "Add days to a date."
     return datetime.date.fromisoformat(date) + datetime.timedelta(days)
 
 
+@bn.tool
 def lookup(table: str, key: str):
     "Find a key in a table."
     return {"prices": PRICES}[table][key]
 
 
-TOOLS = {tool.__name__: tool for tool in (calculator, convert, add_days, lookup)}
-
-
-def describe(tool) -> str:
-    """One line of JSON, from the function's own name, docstring and annotations."""
-    kinds = {str: "string", float: "number", int: "integer"}
-    parameters = {name: kinds[kind] for name, kind in get_type_hints(tool).items()}
-    return json.dumps({"name": tool.__name__, "description": tool.__doc__, "parameters": parameters})
-
-
-SYSTEM = "\n".join(
-    ["You are a careful assistant. Use the tools.", f"Tables: prices ({', '.join(PRICES)}).", "<tools>"]
-    + [describe(tool) for tool in TOOLS.values()]
-    + ["</tools>"]
-)
-
-
-def run_call(text: str) -> str:
-    """The result of the call in the model's turn, or what was wrong with it: the model reads either."""
-    try:
-        call = json.loads(text.partition("<tool_call>")[2].partition("</tool_call>")[0])
-        return str(TOOLS[call["name"]](**call["arguments"]))
-    except (KeyError, TypeError, ValueError, SyntaxError, ArithmeticError) as error:
-        return f"error: {error}"
+SYSTEM = f"You are a careful assistant. Use the tools.\nTables: prices ({', '.join(PRICES)})."
+TOOLS = [calculator, convert, add_days, lookup]
 
 
 @bn.function
-def agent(s, question, max_rounds=6):
+def agent(s, question):
     s += bn.system(SYSTEM) + bn.user(question)
-    for _ in range(max_rounds):
-        s += bn.assistant(bn.gen("turn", max_tokens=80, temperature=0))
-        print("  model:", turn := s["turn"])
-        if "<tool_call>" not in turn:
-            return turn
-        print("  tool: ", result := run_call(turn))
-        s += bn.role("tool", result)
-    return "no answer"
+    s += bn.assistant(bn.gen("answer", tools=TOOLS, max_rounds=5, max_tokens=80, temperature=0))
+    for call in s.tool_calls("answer"):
+        arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
+        print(f"  model: {call.name}({arguments})")
+        print(f"  tool:  {call.result}")
+    print("  model:", s["answer"])
+    return s["answer"]
 
 
 QUESTIONS = {
@@ -104,9 +84,13 @@ def main() -> None:
     saved, right = Saved(), []
     for question, known in QUESTIONS.items():
         print(question)
-        state = agent.run(question)
-        saved.add(state)
-        right.append(known in state.ret_value)
+        try:
+            state = agent.run(question)
+            saved.add(state)
+            right.append(known in state.ret_value)
+        except bn.ToolError as error:  # it calls and calls, and never answers
+            print(f"  {error.message}")
+            right.append(False)
         print("  right\n" if right[-1] else f"  wrong: it is {known}\n")
     print(saved)
     verdict(right)

@@ -64,18 +64,14 @@ def play(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int
 # ---- on a Mock: the program itself ---------------------------------------------------------------------------------
 
 
-def call(name: str, arguments: str) -> str:
-    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
-
-
 REACT = [
-    *(call("calculator", '{"expression": "12.5*48"}'), "The answer is 600."),
-    call("lookup", '{"table": "prices", "key": "lamp"}'),
-    *(call("calculator", '{"expression": "14*24.5"}'), "The answer is 343."),
-    *(call("lookup", '{"table": "prices", "key": "desk"}'), call("lookup", '{"table": "prices", "key": "chair"}')),
-    *(call("calculator", '{"expression": "180+79.9"}'), "The answer is 259.9."),
-    *(call("convert", '{"value": 26.2, "from_unit": "miles", "to_unit": "km"}'), "26.2 miles is 42.16 km."),
-    *(call("add_days", '{"date": "2027-01-20", "days": 45}'), "The date is 2027-03-06."),
+    *({"calculator": {"expression": "12.5*48"}}, "The answer is 600."),
+    {"lookup": {"table": "prices", "key": "lamp"}},
+    *({"calculator": {"expression": "14*24.5"}}, "The answer is 343."),
+    ({"lookup": {"table": "prices", "key": "desk"}}, {"lookup": {"table": "prices", "key": "chair"}}),
+    *({"calculator": {"expression": "180+79.9"}}, "The answer is 259.9."),
+    *({"convert": {"value": 26.2, "from_unit": "miles", "to_unit": "km"}}, "26.2 miles is 42.16 km."),
+    *({"add_days": {"date": "2027-01-20", "days": 45}}, "The date is 2027-03-06."),
 ]
 
 
@@ -84,8 +80,8 @@ def test_react_tools_runs_each_call_and_says_its_result(
 ) -> None:
     status, out = play(example("react_tools"), bn.Mock(REACT))
     assert status == 0
-    assert "tool:  600\n" in out
-    assert "tool:  343\n" in out
+    assert "  model: calculator(expression='12.5*48')\n  tool:  600\n  model: The answer is 600.\n" in out
+    assert "tool:  2027-03-06\n" in out
     assert out.endswith("5 of 5 right\n")
 
 
@@ -93,22 +89,34 @@ def test_react_tools_gives_a_bad_call_back_to_the_model_and_admits_a_wrong_answe
     example: Callable[..., ModuleType], play: Callable[..., tuple[int, str]]
 ) -> None:
     mock = bn.Mock(
-        lambda prompt, name: "7" if "<|im_start|>tool\n" in prompt else call("calculator", '{"expression": "1/0"}')
+        lambda prompt, name: "7" if "<|im_start|>tool\n" in prompt else {"calculator": {"expression": "1/0"}}
     )
     status, out = play(example("react_tools"), mock)
     assert status == 1
-    assert "tool:  error: division by zero" in out
+    assert "tool:  error: ZeroDivisionError: division by zero" in out
     assert "wrong: it is 600" in out
     assert out.endswith("0 of 5 right\n")
-    assert "error: division by zero<|im_end|>" in mock.calls[1].prompt
+    assert "division by zero<|im_end|>" in mock.calls[1].prompt
+
+
+def test_react_tools_admits_that_a_model_never_answers(
+    example: Callable[..., ModuleType], play: Callable[..., tuple[int, str]]
+) -> None:
+    status, out = play(
+        example("react_tools"), bn.Mock(lambda prompt, name: {"lookup": {"table": "prices", "key": "x"}})
+    )
+    assert status == 1
+    assert out.count("the model calls tools (lookup) still after 5 rounds") == 5
 
 
 @pytest.mark.parametrize(
-    "bad",
-    ["<tool_call>", call("rm", "{}"), call("calculator", '{"expression": "open(1)"}'), call("lookup", '{"key": 1}')],
+    "bad", [{"rm": {}}, {"calculator": {"expression": "open(1)"}}, {"lookup": {"key": 1}}, {"add_days": {"date": "?"}}]
 )
-def test_react_tools_answers_any_call(bad: str, example: Callable[..., ModuleType]) -> None:
-    assert example("react_tools").run_call(bad).startswith("error: ")
+def test_react_tools_answers_any_call(bad: dict[str, dict[str, object]], example: Callable[..., ModuleType]) -> None:
+    state = example("react_tools").agent.run("?", backend=bn.Mock([bad, "never mind"]))
+    (call,) = state.tool_calls("answer")
+    assert call.is_error
+    assert call.result.startswith("error: ")
 
 
 def test_few_shot_counts_its_right_labels(
@@ -196,6 +204,15 @@ def test_each_example_is_right_on_the_pocket_model(
     assert prompt == cached + computed
     assert cached > 0
     pocket.ask("check")
+
+
+def test_react_tools_computes_nothing_twice(example: Callable[..., ModuleType], pocket: bn.Runtime) -> None:
+    tokenizer = Tokenizer.from_file(str(SHIPPED / "pocket" / "tokenizer.json"))
+    state = example("react_tools").agent.run("What is 12.5 times 48?", backend=pocket)
+    first, second = state.get_meta_info("answer")["rounds"]
+    new = "<|im_end|>\n<|im_start|>tool\n600<|im_end|>\n<|im_start|>assistant\n"
+    assert second["prompt_tokens"] == first["prompt_tokens"] + first["completion_tokens"] + len(tokenizer.encode(new))
+    assert second["prompt_tokens"] - second["cached_tokens"] == len(tokenizer.encode(new))
 
 
 def test_few_shot_computes_its_prefix_once_and_then_one_token_a_request(

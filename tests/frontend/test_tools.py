@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import dataclasses
+import datetime
 import enum
 import gc
 import json
@@ -400,8 +401,10 @@ def test_tools_see_the_context_of_the_append() -> None:
         ({"a": [1, 2.5, True]}, '{"a":[1,2.5,true]}'),
         (Point(1, 2), '{"x":1,"y":2}'),
         (Model(size=1), '{"size":1,"tags":[]}'),
-        (Colour.red, '"red"'),
-        (complex(1, 2), '"(1+2j)"'),
+        (Colour.red, "red"),
+        (complex(1, 2), "(1+2j)"),
+        ([datetime.date(2027, 3, 6)], '["2027-03-06"]'),
+        (datetime.date(2027, 3, 6), "2027-03-06"),
     ],
 )
 def test_a_result_as_the_model_reads_it(value: Any, text: str) -> None:
