@@ -6,7 +6,7 @@ Loaded with the first program that is awaited: asyncio costs more than all of `i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -14,6 +14,7 @@ from typing import Any
 
 from banyan.pool import bodies
 from banyan.record import Record
+from banyan.runtime.errors import BadProgram
 
 
 async def arrived(future: Future[Any]) -> None:
@@ -32,6 +33,15 @@ async def arrived(future: Future[Any]) -> None:
 
     future.add_done_callback(lambda _: _from_outside(loop, wake))
     await waiter
+
+
+def task(body: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    """Run `body` as a task of the running loop. BadProgram: there is none."""
+    try:
+        return asyncio.get_running_loop().create_task(body, name=f"banyan-{name}")
+    except RuntimeError:
+        body.close()
+        raise BadProgram(f"{name} is an `async def`: it needs a running event loop, and there is none here") from None
 
 
 async def on_thread(work: Callable[[], None]) -> None:

@@ -10,6 +10,15 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
+class Notice:
+    """Whether somebody was told of a failure: one that nobody hears of is logged."""
+
+    __slots__ = ("is_given",)
+
+    def __init__(self) -> None:
+        self.is_given = False
+
+
 class Feed(Generic[T]):
     """Append with `put`, end with `close`. Reading waits for what is still to come, and ends where the feed does.
 
@@ -17,10 +26,12 @@ class Feed(Generic[T]):
     of the two always sees the other. Any number of writers, too.
     """
 
-    __slots__ = ("_waiters", "error", "is_closed", "items")
+    __slots__ = ("_waiters", "error", "is_closed", "items", "notice")
 
-    def __init__(self) -> None:
+    def __init__(self, notice: Notice | None = None) -> None:
+        """notice: to be given when a reader hears of the error that the feed ended with."""
         self.items: list[T] = []
+        self.notice = notice
         self.is_closed = False
         self.error: BaseException | None = None
         self._waiters: list[Callable[[], None]] = []
@@ -53,6 +64,8 @@ class Feed(Generic[T]):
         if i < len(self.items):
             return True
         if is_closed and self.error is not None:
+            if self.notice is not None:
+                self.notice.is_given = True
             raise self.error
         return False if is_closed else None
 

@@ -70,12 +70,12 @@ class Program:
         `backend=`. They can be given as `opts=Options(...)` as well.
         """
         self._refuse_to_block("run")
-        own, options = self._sort(kwargs, opts)
-        arguments = self._arrange(args, own)
-        run = self._begin(State, _Items([arguments], find(options.backend), options), 0)
-        if options.stream:
+        items = self._item(args, kwargs, opts)
+        run = self._begin(State, items, 0)
+        if items.options.stream:
             return aside(run)
-        run.play()
+        with run.telling():
+            run.play()
         return run.state
 
     __call__ = run
@@ -87,12 +87,20 @@ class Program:
         threads. Raises what the body raised, or the first error of what it appended. Who cancels the task, also by
         `asyncio.timeout` or Ctrl-C, stops the program on the server. With `stream=True`, gens can be read as they come.
         """
-        own, options = self._sort(kwargs, opts)
-        arguments = self._arrange(args, own)
-        items = _Items([arguments], find(options.backend), options)
+        items = self._item(args, kwargs, opts)
         if self.is_async:
-            return await finished(self._begin(AsyncState, items, 0))
-        return await finished_on_thread(self._begin(State, items, 0))
+            run = self._begin(AsyncState, items, 0)
+            with run.telling():
+                return await finished(run)
+        on_thread = self._begin(State, items, 0)
+        with on_thread.telling():
+            return await finished_on_thread(on_thread)
+
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run[Any]:
+        """A run with the arguments of `run` that has not begun, and streams when it does. For `stream`."""
+        items = self._item(args, kwargs, kwargs.pop("opts", None))
+        items = items._replace(options=structs.replace(items.options, stream=True))
+        return self._begin(AsyncState if self.is_async else State, items, 0)
 
     @overload
     def run_batch(
@@ -212,6 +220,10 @@ class Program:
                 hint = near(name, [*self._parameters, *RUN_OPTIONS])
                 raise TypeError(f"{self.name} has no parameter {name!r}, and run no such option{hint}")
         return own, _options(asked, opts)
+
+    def _item(self, args: Sequence[Any], kwargs: dict[str, Any], opts: Options | None) -> _Items:
+        own, options = self._sort(kwargs, opts)
+        return _Items([self._arrange(args, own)], find(options.backend), options)
 
     def _arrange(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
         """The body's arguments, but for the state; what `bind` gave fills the gaps. TypeError if they do not fit."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, Literal, Self, TypeVar, overload
 
 from msgspec.structs import replace
@@ -162,6 +163,8 @@ class Prompt:
         else:
             record.add(self._gen_op(leaf, ref, next(samplings), seed))
             self._limit(leaf, ref)
+        if record.events is not None:
+            record.events.watch(ref, partial(usage, record, 0))
         if leaf.name is not None:
             self._set(leaf.name, ref)
             if isinstance(leaf, Gen) and leaf.reasoning is not None:
@@ -387,7 +390,10 @@ class Prompt:
             raise BadProgram(f"a fork of {size} branches; it needs at least one")
         self._transcript.n_draws += 1
         children = [self._branch(i) for i in range(size)]
-        self._record.add(wire.Fork(self._lane.number, tuple(child._lane.number for child in children)))
+        numbers = tuple(child._lane.number for child in children)
+        self._record.add(wire.Fork(self._lane.number, numbers))
+        if self._record.events is not None:
+            self._record.events.forked(self._lane.number, numbers)
         return Group(children, {"gather_variable": self._gather, "concate_and_append": self._concatenate})
 
     @contextmanager

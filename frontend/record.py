@@ -9,6 +9,7 @@ does not keep its gens waiting.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -17,17 +18,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from banyan import limits
 from banyan.backends.base import Backend, OpenProgram
-from banyan.feed import Feed
+from banyan.feed import Feed, Notice
 from banyan.ref import copy_of
 from banyan.runtime import wire
 from banyan.runtime.errors import BanyanError, Cancelled
 from banyan.runtime.template import ProgramTemplate
 from banyan.sampling import Options
 from banyan.trace import Trace
+
+if TYPE_CHECKING:
+    from banyan.events import Events
+
+_log = logging.getLogger("banyan")
 
 FLUSH_AFTER = 0.001
 
@@ -60,7 +66,9 @@ class Record:
             self.program = Unreachable(e)  # told to whoever reads, like all that goes wrong on the way
         self.n_refs = self._n_marks = 0
         self._numbers = count()
-        self.ended: Feed[None] = Feed()
+        self.notice = Notice()
+        """Given, once somebody has heard of what went wrong."""
+        self.ended: Feed[None] = Feed(self.notice)
         """Closed when the body has ended, with the error it ended with."""
         self._followed: list[Feed[Any]] = []
         self.ret_value: Any = None
@@ -76,6 +84,8 @@ class Record:
         self._on_stop: list[Callable[[], None]] = []
         self.index: int | None = None
         """Of its item, in a batch."""
+        self.events: Events | None = None
+        """For those who look on; None: nobody does."""
         self.limits = limits.begin(self, options, batch)
 
     @property
@@ -166,6 +176,7 @@ class Record:
 
     def check(self) -> None:
         """Raise what stopped the program, if something did."""
+        self.notice.is_given |= self.failure is not None
         if isinstance(self.failure, BanyanError):
             raise copy_of(self.failure) from self.failure.__cause__
         if self.failure is not None:
@@ -193,6 +204,7 @@ class Record:
 
     def close_at_end(self, feed: Feed[Any]) -> None:
         """Close `feed` when the body ends, with what it raised."""
+        feed.notice = self.notice
         self._followed.append(feed)
 
     def end(self, error: BaseException | None = None) -> None:
@@ -231,7 +243,10 @@ class Record:
     def __del__(self) -> None:
         # Nobody can read what it still makes. (An __init__ that failed leaves no program.)
         if (program := getattr(self, "program", None)) is not None:
+            error = None if self.notice.is_given else self.error or self.failure or program.first_error
             program.cancel()
+            if error is not None and not isinstance(error, Cancelled):
+                _log.error("program %s failed, and nobody looked: %s: %s", self.name, type(error).__name__, error)
 
 
 _DEFAULTS = wire.Sampling()
@@ -241,7 +256,7 @@ class Unreachable:
     """The program of a backend that took none."""
 
     def __init__(self, error: BanyanError) -> None:
-        self._error = error
+        self._error = self.first_error = error
 
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
         raise copy_of(self._error)

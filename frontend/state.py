@@ -103,6 +103,7 @@ class State(Prompt):
     def error(self) -> BaseException | None:
         """Wait as `sync` does, and give what it would raise, or None."""
         if self._record.error is not None:
+            self._record.notice.is_given = True
             return self._record.error
         try:
             self.sync()

@@ -115,6 +115,7 @@ class Program:
         self._resolved: deque[tuple[Future[wire.Value], wire.Value | BanyanError]] = deque()
         self._pumping: set[int] = set()  # threads inside `_pump`
         self._is_cancelled = False
+        self.first_error: BaseException | None = None
 
     @property
     def chat(self) -> wire.ChatMarkers | None:
@@ -426,6 +427,7 @@ class Program:
 
     def _break(self, state: State, step: _Step, error: BanyanError) -> None:
         """`step` failed, and its state with it: what follows there fails too. Other states go on."""
+        self.first_error = self.first_error or error
         state.error = error
         self._fail(step, error)
 

@@ -157,6 +157,10 @@ class _Recorded:
 
         self._program.on_call(ref, hear)
 
+    @property
+    def first_error(self) -> BaseException | None:
+        return self._program.first_error
+
     def limit(self, limits: wire.Limits) -> None:
         self._program.limit(limits)
 

@@ -1,0 +1,289 @@
+"""`bn.stream`: events for any number of readers, and an end that is always told."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import banyan as bn
+
+
+@bn.function
+async def chat(s: bn.AsyncState, question: str) -> str:
+    s += bn.user(question)
+    s += bn.assistant("So: " + bn.gen("a"))
+    return await s.value("a")  # type: ignore[no-any-return]
+
+
+@bn.function
+def plain(s: bn.State, question: str) -> str:
+    s += bn.user(question)
+    s += bn.assistant("So: " + bn.gen("a"))
+    return s["a"]  # type: ignore[no-any-return]
+
+
+def words(latency: float = 0.03) -> bn.Mock:
+    return bn.Mock("one two three", latency=latency)
+
+
+TOKENS = [bn.Token("a", "one "), bn.Token("a", "two "), bn.Token("a", "three")]
+
+
+def essence(events: list[Any]) -> list[Any]:
+    """Without usages, which hold times and lines."""
+    return [event for event in events if not isinstance(event, bn.Usage)]
+
+
+def run(main: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(main, 60))
+
+
+def test_events_of_a_program_in_a_with_block() -> None:
+    with bn.stream(plain, "hi", backend=words(), temperature=0) as st:
+        assert isinstance(st.state, bn.State)
+        events = list(st.events())
+        assert essence(events) == [*TOKENS, bn.VarDone("a", "one two three")]
+        assert isinstance(events[-1], bn.Usage)
+        assert events[-1].gens[0].name == "a"
+        assert (st.state["a"], st.state.ret_value) == ("one two three", "one two three")
+    assert repr(st) == "<Stream of program plain>"
+
+
+@pytest.mark.parametrize("program", [chat, plain], ids=["async", "sync"])
+def test_events_on_an_event_loop(program: bn.Program) -> None:
+    async def main() -> None:
+        async with bn.stream(program, "hi", backend=words()) as st:
+            events = [event async for event in st.events()]
+            assert essence(events) == [*TOKENS, bn.VarDone("a", "one two three")]
+            assert st.state["a"] == "one two three"
+
+    run(main())
+
+
+def test_they_come_while_the_program_runs() -> None:
+    answers = threading.Event()
+
+    def script(prompt: str, name: str) -> str:
+        if name == "b":
+            assert answers.wait(10)
+        return name
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("a")
+        s["a"]
+        s += bn.gen("b")
+
+    with bn.stream(program, backend=bn.Mock(script)) as st:
+        events = iter(st.events())
+        assert next(events) == bn.Token("a", "a")
+        assert next(events) == bn.VarDone("a", "a")
+        answers.set()
+        assert essence(list(events)) == [bn.Token("b", "b"), bn.VarDone("b", "b")]
+
+
+def test_any_number_of_readers_from_the_start() -> None:
+    async def main() -> None:
+        async with bn.stream(chat, "hi", backend=words()) as st:
+
+            async def read() -> list[Any]:
+                return [event async for event in st.events()]
+
+            one, two = await asyncio.gather(read(), read())
+            assert one == two == await read() == list(st.events())
+
+    run(main())
+
+
+def test_forks_tools_and_samples() -> None:
+    @bn.tool
+    def add(x: int, y: int) -> int:
+        """Add."""
+        return x + y
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        forks = s.fork(2)
+        forks[1].assistant(bn.gen("sum", tools=[add]))
+        forks[0].assistant(bn.gen("many", n=2))
+        forks.join()
+
+    backend = bn.Mock({"sum": [{"add": {"x": 1, "y": 2}}, "three"], "many": ["x", "y"]})
+    with bn.stream(program, backend=backend) as st:
+        events = essence(list(st.events()))
+    assert events[0] == bn.ForkStart((1, 2))
+    (call,) = [event for event in events if isinstance(event, bn.ToolCall)]
+    assert (call.name, call.result) == ("add", "3")
+    done = {event.name: event for event in events if isinstance(event, bn.VarDone)}
+    assert done == {"sum": bn.VarDone("sum", "three", 2), "many": bn.VarDone("many", ["x", "y"], 1)}
+
+
+# ---- ends --------------------------------------------------------------------------------------------------------
+
+
+def failing(prompt: str, name: str) -> str:
+    raise OSError("no luck")
+
+
+@pytest.mark.parametrize("program", [chat, plain], ids=["async", "sync"])
+def test_a_failure_is_raised_behind_the_last_event(program: bn.Program) -> None:
+    async def main() -> None:
+        async with bn.stream(program, "hi", backend=bn.Mock(failing)) as st:
+            for _ in range(2):
+                with pytest.raises(bn.ProgramError, match="no luck"):
+                    async for _ in st.events():
+                        pass
+
+    run(main())
+
+
+def test_what_the_body_raises_too() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("a")
+        s["a"]
+        raise ZeroDivisionError
+
+    with bn.stream(program, backend=bn.Mock("x")) as st:
+        events = iter(st.events())
+        assert [next(events), next(events)] == [bn.Token("a", "x"), bn.VarDone("a", "x")]
+        with pytest.raises(ZeroDivisionError):
+            list(events)
+
+
+def test_a_failed_gen_that_the_body_never_reads() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("a")
+
+    with bn.stream(program, backend=bn.Mock(failing)) as st, pytest.raises(bn.ProgramError, match="no luck"):
+        list(st.events())
+
+
+@pytest.mark.parametrize("program", [chat, plain], ids=["async", "sync"])
+def test_the_end_of_the_block_stops_the_program(program: bn.Program) -> None:
+    async def main() -> None:
+        start = time.monotonic()
+        async with bn.stream(program, "hi", backend=words(latency=60)) as st:
+            pass
+        with pytest.raises(bn.Cancelled):
+            async for _ in st.events():
+                pass
+        assert time.monotonic() - start < 5
+
+    run(main())
+
+
+def test_cancel() -> None:
+    with bn.stream(plain, "hi", backend=words(latency=60)) as st:
+        threading.Timer(0.05, st.cancel).start()
+        with pytest.raises(bn.Cancelled):
+            list(st.events())
+
+
+def test_limits_hold_here_too() -> None:
+    with bn.stream(plain, "hi", backend=words(latency=60), timeout=0.1) as st, pytest.raises(bn.DeadlineExceeded):
+        list(st.events())
+
+
+def test_a_stream_that_nobody_holds_stops() -> None:
+    backend = words(latency=60)
+    st = bn.stream(plain, "hi", backend=backend)
+    while not backend.calls:
+        time.sleep(0.001)
+    events = st.events()
+    del st
+    with pytest.raises(bn.Cancelled):
+        list(events)
+
+
+def test_what_does_not_fit_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match="missing"):
+        bn.stream(plain, backend=words())
+    with pytest.raises(bn.BadProgram, match="needs a running event loop"):
+        bn.stream(chat, "hi", backend=words())
+
+    async def main() -> None:
+        with pytest.raises(bn.BadProgram, match="async with"), bn.stream(chat, "hi", backend=words()):
+            pass
+
+    run(main())
+
+
+# ---- failures that nobody looks at -------------------------------------------------------------------------------
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    gc.collect()  # a script that raises leaves a traceback, which holds the frames that ran it
+    return [record.getMessage() for record in caplog.records if record.name == "banyan"]
+
+
+@bn.function
+def careless(s: bn.State) -> None:
+    s += bn.gen("a")
+
+
+def test_a_failure_that_nobody_looked_at_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    careless.run(backend=bn.Mock(failing))
+    (line,) = logged(caplog)
+    assert line.startswith("program careless failed, and nobody looked: ProgramError: ")
+    assert "no luck" in line
+    assert caplog.records[0].levelno == logging.ERROR
+    st = bn.stream(careless, backend=bn.Mock(failing))
+    while not st._record.is_settled:
+        time.sleep(0.001)
+    del st
+    deadline = time.monotonic() + 10
+    while len(logged(caplog)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    careless.run_batch([()] * 2, backend=bn.Mock(failing), on_error="return")
+    assert len(logged(caplog)) == 4
+
+
+LOOKS: list[Any] = [lambda s: s["a"], lambda s: s.sync(), lambda s: s.text(), lambda s: list(s.text_iter())]
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_one_that_somebody_heard_of_is_not(caplog: pytest.LogCaptureFixture, look: Any) -> None:
+    state = careless.run(backend=bn.Mock(failing))
+    with pytest.raises(bn.ProgramError):
+        look(state)
+    del state
+    assert logged(caplog) == []
+
+
+def test_errors_that_are_told_otherwise_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    assert careless.run(backend=bn.Mock(failing)).error() is not None
+    with pytest.raises(bn.BatchError):
+        careless.run_batch([()] * 3, backend=bn.Mock(failing))
+    with pytest.raises(bn.ProgramError):
+        run(careless.run_async(backend=bn.Mock(failing)))
+
+    async def batch() -> None:
+        with pytest.raises(bn.BatchError):
+            await careless.run_batch_async([()] * 3, backend=bn.Mock(failing))
+
+    run(batch())
+    with bn.stream(careless, backend=bn.Mock(failing)) as st, pytest.raises(bn.ProgramError):
+        list(st.events())
+    del st
+
+    @bn.function
+    def raises(s: bn.State) -> None:
+        s += bn.gen("a")
+        s["a"]
+
+    with pytest.raises(bn.ProgramError):
+        raises.run(backend=bn.Mock(failing))
+    cancelled = careless.run(backend=words(latency=60))
+    cancelled.cancel()
+    careless.run(backend=words(latency=60))
+    del cancelled
+    assert logged(caplog) == []
