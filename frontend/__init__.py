@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from banyan.choices import greedy_token_selection as greedy_token_selection
     from banyan.choices import token_length_normalized as token_length_normalized
     from banyan.choices import unconditional_likelihood_normalized as unconditional_likelihood_normalized
+    from banyan.events import Events as Events
+    from banyan.events import ForkStart as ForkStart
+    from banyan.events import Token as Token
+    from banyan.events import VarDone as VarDone
     from banyan.expr import assistant as assistant
     from banyan.expr import assistant_begin as assistant_begin
     from banyan.expr import assistant_end as assistant_end
@@ -87,6 +91,8 @@ if TYPE_CHECKING:
     from banyan.runtime.errors import Unsupported as Unsupported
     from banyan.sampling import Options as Options
     from banyan.state import State as State
+    from banyan.stream import Stream as Stream
+    from banyan.stream import stream as stream
     from banyan.tools import Tool as Tool
     from banyan.tools import ToolCall as ToolCall
     from banyan.tools import tool as tool
@@ -102,6 +108,7 @@ _WHERE = {
     "backends.recording": ("Record",),
     "backends.replay": ("Replay",),
     "choices": ("greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized"),
+    "events": ("Events", "ForkStart", "Token", "VarDone"),
     "expr": (
         *("gen", "gen_int", "gen_string", "image", "raw", "role", "select"),
         *("assistant", "assistant_begin", "assistant_end", "system", "system_begin", "system_end"),
@@ -122,6 +129,7 @@ _WHERE = {
     "sampling": ("Options",),
     "state": ("State",),
     "usage": ("Usage",),
+    "stream": ("Stream", "stream"),
     "tools": ("Tool", "ToolCall", "tool"),
 }
 _HOME = {name: f"{__name__}.{module}" for module, names in _WHERE.items() for name in names}
@@ -151,7 +159,9 @@ __all__ = [
     "ConstraintUnsupported",
     "DeadlineExceeded",
     "EngineLost",
+    "Events",
     "ForkError",
+    "ForkStart",
     "Group",
     "Mock",
     "ModelNotFound",
@@ -168,12 +178,15 @@ __all__ = [
     "RuntimeEndpoint",
     "RuntimeLost",
     "State",
+    "Stream",
+    "Token",
     "Tool",
     "ToolCall",
     "ToolError",
     "UnknownVariable",
     "Unsupported",
     "Usage",
+    "VarDone",
     "assistant",
     "assistant_begin",
     "assistant_end",
@@ -191,6 +204,7 @@ __all__ = [
     "select",
     "separate_reasoning",
     "set_default_backend",
+    "stream",
     "system",
     "system_begin",
     "system_end",

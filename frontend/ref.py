@@ -93,7 +93,10 @@ class Ref(Expr):
     def stream(self) -> None:
         """Collect the text as it comes. To be called before the op is sent."""
         deltas = self.deltas = Feed[str]()
-        self.record.program.on_delta(self.number, deltas.put if self.caller is None else self.caller.stream(deltas))
+        put = deltas.put if self.caller is None else self.caller.stream(deltas)
+        if self.record.events is not None:
+            put = self.record.events.heard(self, put)
+        self.record.program.on_delta(self.number, put)
         self.future.add_done_callback(lambda _: deltas.close())
 
     def wait(self) -> wire.Value:
@@ -107,6 +110,7 @@ class Ref(Expr):
                     with self.record.trace.span("wait", self.name or "the text"):
                         self._value = self.future.result()
             except BanyanError as e:
+                self.record.notice.is_given = True
                 error = self._explained(e)
                 raise error from error.__cause__ or e.__cause__
             self._lane = None  # known, and so the state need not live on for it

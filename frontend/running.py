@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import CoroutineType
 from typing import Any, Generic, TypeVar
 
@@ -67,6 +67,15 @@ class Run(Generic[P]):
         finally:
             CURRENT.reset(token)
         self.record.end()
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """What the block raises, its caller hears of."""
+        try:
+            yield
+        except BaseException:
+            self.record.notice.is_given = True
+            raise
 
     async def play_async(self) -> None:
         """`play`, for a body that is awaited; it ends where it stands when its program is stopped."""

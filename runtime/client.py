@@ -255,6 +255,11 @@ class Program:
     def name(self) -> str:
         return self._inbox.name
 
+    @property
+    def first_error(self) -> BaseException | None:
+        """What the first of its values failed with that was not merely cancelled."""
+        return self._inbox.first_error
+
     def limit(self, limits: wire.Limits) -> None:
         """Have the server hold the program to `limits`. To be called before the first `submit`."""
         self._inbox.limits = limits

@@ -61,6 +61,8 @@ class Inbox:
         self._listeners: dict[int, Callable[[str], None]] = {}
         self._callers: dict[int, Callable[[wire.Called], None]] = {}
         self._failure: MakeError | None = None
+        self.first_error: BaseException | None = None
+        """What the first of its values failed with that was not merely cancelled."""
         self._is_closed = False
         self.limits: wire.Limits | None = None
         """For the first message to carry."""
@@ -189,6 +191,7 @@ class Inbox:
         if future.done():
             return
         if isinstance(outcome, BaseException):
+            self._note(outcome)
             future.set_exception(outcome)
         else:
             future.set_result(outcome)
@@ -202,7 +205,13 @@ class Inbox:
             self._callers.clear()
             pending = [(ref, f) for ref, f in self._futures.items() if not f.done()]
         for ref, future in pending:
-            future.set_exception(self._failure(*self._places.get(ref, ("", ""))))
+            error = self._failure(*self._places.get(ref, ("", "")))
+            self._note(error)
+            future.set_exception(error)
+
+    def _note(self, error: BaseException) -> None:
+        if self.first_error is None and not isinstance(error, Cancelled):
+            self.first_error = error
 
     def listen(self, ref: int, callback: Callable[[str], None]) -> None:
         self._listeners[ref] = callback

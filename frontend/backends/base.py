@@ -17,6 +17,10 @@ Question = Literal["stats", "flush", "check", "info"]
 class OpenProgram(Protocol):
     """One program on a backend. Every future resolves, whatever happens to the backend."""
 
+    @property
+    def first_error(self) -> BaseException | None:
+        """What the first of its values failed with that was not merely cancelled."""
+
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
         """Run `ops` after those sent before. Does not wait for them."""
 
