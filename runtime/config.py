@@ -19,6 +19,7 @@ from banyan.runtime.errors import ConfigError, OutOfMemory
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Schedule = Literal["dfs", "fair", "lpm", "fcfs"]
 
 
 def _doc(text: str) -> msgspec.Meta:
@@ -38,6 +39,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     page: Annotated[int, _doc("KV slots in a page, a power of two")] = 16
     cache: Annotated[bool, _doc("keep and share KV in the radix tree")] = True
     max_running: Annotated[int, _doc("most requests in one step")] = 64
+    schedule: Annotated[
+        Schedule,
+        _doc(
+            "who is started first: the oldest program, depth-first (dfs); the one that was given least (fair); the "
+            "longest prefix in the tree (lpm); who came first (fcfs)"
+        ),
+    ] = "dfs"
     step_tokens: Annotated[int, _doc("token budget of a step; long prompts are computed in chunks that fit")] = 512
     threads: Annotated[int | None, _doc("CPU threads of the engine; default: one per physical core")] = None
     constraint_bytes: Annotated[int, _doc("largest schema, regex or grammar that a gen may bring")] = 64 << 10

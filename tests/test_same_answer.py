@@ -118,7 +118,7 @@ def test_alone_or_forked(model: Model, truth: dict[Text, list[int]], step_tokens
 
 @pytest.mark.parametrize("page", [1, 16])
 def test_short_of_pages(model: Model, truth: dict[Text, list[int]], page: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "HEADROOM", 0)  # start what fits now, whatever comes
+    monkeypatch.setattr(scheduler, "FORESIGHT", 0)  # start what fits now, whatever comes
     longest = max(map(len, truth)) + N_OUT
     e = engine(model, n_pages=-(-longest // page) + 32 // page, page=page)
     assert answers(e, truth) == truth

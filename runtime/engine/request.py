@@ -8,7 +8,8 @@ step reaches the last token, it also draws the next.
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple
+from math import nan
+from typing import Any, NamedTuple
 
 from banyan.radix_cache.cache import Lease
 from banyan.runtime.constraint.guide import Guide
@@ -18,16 +19,27 @@ NO_TOKEN = -1
 """In a Result: there was nothing to choose from, as the model gave NaN or all tokens are forbidden."""
 
 
+class Account:
+    """What a client, or a program, was given: tokens computed for it. n_here: its requests in the scheduler."""
+
+    __slots__ = ("n_here", "n_served")
+
+    def __init__(self, n_served: int) -> None:
+        self.n_served, self.n_here = n_served, 0
+
+
 class Request:
     """The state of one Run. Only the scheduler changes it."""
 
     __slots__ = (
+        "client",
         "end",
         "ends",
         "guide",
         "has_edits",
         "ids",
         "is_plain",
+        "is_waiting",
         "key",
         "lease",
         "n_cached",
@@ -35,24 +47,30 @@ class Request:
         "n_given",
         "n_prompt",
         "n_published",
+        "program",
         "rid",
         "run",
         "sampling",
         "scores",
         "seen",
+        "since",
         "started",
         "stop_ids",
     )
 
-    def __init__(
-        self, run: Run, arrival: int, end: int, guide: Guide | None = None, ends: tuple[int, ...] = ()
-    ) -> None:
+    client: Account
+    program: Account
+    key: tuple[Any, ...]
+    """Its rank, by the queue: minus its priority, and more. Of two, the smaller goes first when pages are short."""
+
+    def __init__(self, run: Run, end: int, guide: Guide | None = None, ends: tuple[int, ...] = ()) -> None:
         """`end`: the n_total at which its length ends it. `guide`: of its constraint, where it stands now. `ends`: its
         stop ids that are no text, which a guide leaves to us."""
         self.rid = run.rid
         self.run = run
         self.sampling = run.sampling
-        self.key = (run.order, arrival)  # its place in the queue, and its rank when pages are short
+        self.is_waiting = False
+        self.since = nan  # when it began to wait; nan while it does not, or no step was planned since
         self.ids = array("i", run.ids)
         self.stop_ids = frozenset(array("i", run.stop_ids))
         self.n_given = len(self.ids)  # tokens that came with the Run

@@ -60,9 +60,8 @@ class Engine:
             torch.set_num_threads(resolved.threads)
         self.model = Runner(model, Store(model.spec, resolved.n_pages, config.page, resolved.device))
         self.cache = Cache(resolved.n_pages, config.page, config.cache)
-        self.scheduler = Scheduler(
-            self.cache, Limits(resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens)
-        )
+        limits = Limits(resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens)
+        self.scheduler = Scheduler(self.cache, limits, config.schedule)
         self.guides = Guides(model.spec.vocab_size, self.device)
         self.answers: list[Answer] = []
         self.failed: list[Failed] = []

@@ -134,17 +134,17 @@ def test_who_waited_for_long_goes_first(fake: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("page", [1, 4, 16])
-@pytest.mark.parametrize("headroom", [0, 32])
+@pytest.mark.parametrize("foresight", [0, 1])
 def test_a_tiny_pool_finishes_everything(
-    fake: ModuleType, page: int, headroom: int, monkeypatch: pytest.MonkeyPatch
+    fake: ModuleType, page: int, foresight: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "HEADROOM", headroom)
+    monkeypatch.setattr(scheduler, "FORESIGHT", foresight)
     asked = dict(enumerate(prompts(12, shared=20, own=15)))
     s = Sampling(max_tokens=30, temperature=0)
     e = fake.engine(page=page, n_pages=-(-96 // page), step_tokens=24)
     outputs = fake.drive(e, [fake.run(rid, ids, s) for rid, ids in asked.items()], check=True)
     assert_greedy(fake, outputs, asked, 30)
-    assert (e.scheduler.counts["retractions"] > 0) == (headroom == 0)
+    assert (e.scheduler.counts["retractions"] > 0) == (foresight == 0)
 
 
 @pytest.mark.parametrize("page", [1, 4, 16])
@@ -161,7 +161,7 @@ def test_one_that_just_fits_finishes_whatever_lies_in_the_tree(fake: ModuleType,
 def test_samples_do_not_depend_on_company_chunks_or_retractions(
     fake: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "HEADROOM", 0)
+    monkeypatch.setattr(scheduler, "FORESIGHT", 0)
     ids = prompts(1)[0]
     kinds = [Sampling(max_tokens=30, top_p=0.9), Sampling(max_tokens=30, temperature=0.7, presence_penalty=1.0)]
     runs = [fake.run(r, ids, kinds[r % 2], seed=r // 4, sample=r % 4) for r in range(12)]
@@ -250,7 +250,7 @@ def test_scores_are_logprobs_of_the_prompt(fake: ModuleType, step_tokens: int, m
 
 
 def test_scores_survive_a_retraction(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "HEADROOM", 0)
+    monkeypatch.setattr(scheduler, "FORESIGHT", 0)
     asked = dict(enumerate(prompts(6, shared=10, own=20)))
     runs = [fake.run(r, i, Sampling(max_tokens=30, temperature=0), score_from=5) for r, i in asked.items()]
     calm = fake.drive(fake.engine(step_tokens=16), runs)
@@ -317,7 +317,7 @@ def test_a_storm_of_aborts_loses_no_page_and_spoils_no_answer(
     fake: ModuleType, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests that share prefixes come and are aborted at any moment, in a pool that is too small for them."""
-    monkeypatch.setattr(scheduler, "HEADROOM", seed % 3 * 8)
+    monkeypatch.setattr(scheduler, "FORESIGHT", seed % 3 / 2)
     chance = random.Random(seed)
     page = chance.choice([1, 4, 16])
     e = fake.engine(page=page, n_pages=160 // page, step_tokens=chance.choice([9, 33, 200]), max_running=7)
@@ -432,7 +432,7 @@ def test_nan_fails_the_request_that_met_it(fake: ModuleType) -> None:
 
 
 def test_the_same_messages_give_the_same_plans(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "HEADROOM", 0)
+    monkeypatch.setattr(scheduler, "FORESIGHT", 0)
 
     def plans() -> list[Any]:
         chance = random.Random(1)
