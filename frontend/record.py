@@ -219,6 +219,12 @@ class Record:
         if error is not None:
             self.program.cancel()
 
+    def spent(self) -> wire.Usage:
+        """Tokens of all gens that are known by now."""
+        futures = [self.program.future(i) for i in range(self.n_refs)]
+        known = [future.result().usage for future in futures if future.done() and future.exception() is None]
+        return wire.Usage(*(sum(getattr(usage, name) for usage in known) for name in wire.Usage.__struct_fields__))
+
     @property
     def is_settled(self) -> bool:
         """Whether the body has ended, and nothing of the program is on its way."""

@@ -304,6 +304,8 @@ def placed(error: BanyanError, ref: Ref) -> BanyanError:
     if isinstance(fresh, ProgramError):
         fresh.program = fresh.program or ref.record.name
         fresh.gen, fresh.line = fresh.gen or ref.name, fresh.line or ref.line
+        fresh.attempts = 1 if ref.checker is None else ref.checker.n_refused + 1
+        fresh.usage = ref.record.spent()
     else:  # the runtime failed, not the program: it stays what it is, so that it can be caught as that
         fresh.add_note(
             f"while program {ref.record.name} waited for {ref.name or 'its text'!r} ({ref.line or 'no line'})"

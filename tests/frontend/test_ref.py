@@ -132,3 +132,20 @@ def test_meta_info_of_a_select() -> None:
     }
     greedy = answered(value, bn.select("x", ["a", "b"], choices_method=bn.greedy_token_selection))
     assert greedy["greedy_logprob_matrix"] == [[-1.0, -2.0], [-2.0, -2.0]]
+
+
+def test_an_error_says_what_was_spent_and_how_often_it_was_tried() -> None:
+    answers = {"a": wire.Sample("x", "stop", n_tokens=7), "b": ["no", "no, again"]}
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("a") + bn.gen("b", type=list[int], retries=1) + bn.gen("c")
+
+    state = program.run(backend=bn.Mock(answers))
+    with pytest.raises(bn.BadOutput, match="told so 1 times") as raised:
+        state.value("b")
+    assert raised.value.attempts == 2
+    assert raised.value.usage.generated == 7
+    with pytest.raises(bn.ProgramError) as other:
+        state["c"]
+    assert (other.value.attempts, other.value.usage.generated) == (1, 7)
