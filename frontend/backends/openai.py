@@ -105,7 +105,8 @@ class OpenAI:
         is_openai = is_azure or "api.openai.com" in self.base_url
         self._max_tokens_as = "max_completion_tokens" if is_openai else "max_tokens"
         chat = _markers(chat_template) or (CHATML if self.kind == "chat" else None)
-        self.welcome = wire.Welcome(version=wire.VERSION, model=model_name, max_context=1 << 31, chat=chat)
+        self.welcome = wire.Welcome(version=wire.VERSION, model=model_name, max_context=1 << 31, chat=chat,
+                                    images=self.kind == "chat")  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<OpenAI {self.model_name} ({self.kind}) at {self.base_url}>"

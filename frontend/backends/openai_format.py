@@ -6,6 +6,7 @@ Two kinds: chat completions, which take turns, and completions, which take text.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from random import Random
@@ -61,6 +62,7 @@ ELSEWHERE = {
     "max_tokens=0": "at least 1",
     "unconditional_likelihood_normalized": "greedy_token_selection, which is what a chat model can do",
     "tools": "a chat model",
+    "image": "a chat model",
 }
 
 
@@ -127,6 +129,8 @@ def select_requests(job: Job, kind: Kind, extensions: Collection[str]) -> list[d
 
 def _prompt(job: Job, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
     if kind == "completion":
+        if any(isinstance(piece, wire.Image) for piece in job.pieces):
+            refuse("image", kind)
         return {"prompt": job.text}
     messages, begun = turns(job.pieces)
     if begun is None:
@@ -145,14 +149,16 @@ def turns(pieces: Iterable[Piece]) -> tuple[list[dict[str, Any]], str | None]:
     """The finished turns as messages, and what the open turn of the assistant has said so far; None: none is open."""
     messages: list[dict[str, Any]] = []
     role: str | None = None
-    content: list[str] = []
+    content: list[str | wire.Image] = []
     for piece in pieces:
         match piece:
             case wire.Begin():
                 role, content = piece.role, []
             case wire.End():
-                messages.append({"role": role, "content": "".join(content)})
+                messages.append({"role": role, "content": _content(content)})
                 role = None
+            case wire.Image():
+                content.append(piece)
             case wire.Raw():
                 refuse("raw", "chat")
             case wire.Called():
@@ -166,7 +172,19 @@ def turns(pieces: Iterable[Piece]) -> tuple[list[dict[str, Any]], str | None]:
             case Answers():
                 messages += [{"role": "tool", "tool_call_id": i, "content": text} for i, text in piece.texts]
                 role, content = "assistant", []
-    return messages, "".join(content) if role == "assistant" else None
+    return messages, "".join(map(str, content)) if role == "assistant" else None
+
+
+def _content(content: Sequence[str | wire.Image]) -> Any:
+    """Text as it is; with pictures, a list of parts."""
+    if all(isinstance(part, str) for part in content):
+        return "".join(map(str, content))
+    return [
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image_url", "image_url": {"url": f"data:{part.kind};base64,{b64encode(part.data).decode()}"}}
+        for part in content
+    ]
 
 
 def _called(piece: wire.Called) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from banyan.backends.base import Backend, OpenProgram, Question
-from banyan.backends.job import Answers
+from banyan.backends.job import Answers, Made, Piece
 from banyan.backends.tape import VERSION, Digest, Entry, Failure, Header, Text, asked_of
 from banyan.runtime import wire
 from banyan.runtime.errors import BanyanError, Cancelled, ConfigError
@@ -80,13 +80,15 @@ class Record:
 class _Shadow:
     """What a state says, with values in the making as Refs. since: behind its newest gen; own: since it was forked."""
 
-    __slots__ = ("base", "own", "since")
+    __slots__ = ("base", "own", "role", "since")
 
-    def __init__(self, base: int | None = None, since: Iterable[wire.Part] = ()) -> None:
-        self.base, self.since = base, list(since)
+    def __init__(self, base: int | None = None, since: Iterable[wire.Part] = (), role: str | None = None) -> None:
+        self.base, self.since, self.role = base, list(since), role
         self.own: list[wire.Part] = []
 
     def put(self, part: wire.Part) -> None:
+        if isinstance(part, wire.Begin | wire.End):
+            self.role = part.role if isinstance(part, wire.Begin) else None
         self.since.append(part)
         self.own.append(part)
 
@@ -94,10 +96,12 @@ class _Shadow:
 class _Asked:
     """A gen or select on its way."""
 
-    __slots__ = ("after", "answers", "called", "digest", "key", "op", "outcome", "parts", "pieces")
+    __slots__ = ("after", "answers", "called", "digest", "key", "op", "outcome", "parts", "pieces", "role")
 
-    def __init__(self, op: wire.Gen | wire.Select, after: int | None, parts: Sequence[wire.Part]) -> None:
-        self.op, self.after, self.parts = op, after, tuple(parts)
+    def __init__(
+        self, op: wire.Gen | wire.Select, after: int | None, parts: Sequence[wire.Part], role: str | None
+    ) -> None:
+        self.op, self.after, self.parts, self.role = op, after, tuple(parts), role
         self.outcome: wire.Value | BaseException | None = None
         self.digest: Digest | None = None
         """Of the prompt and the answer, once both are known and no error."""
@@ -174,12 +178,12 @@ class _Recorded:
                 for part in parts:
                     state.put(part)
             case wire.Gen(ref=ref) | wire.Select(ref=ref):
-                self._asked[ref] = _Asked(op, state.base, state.since)
+                self._asked[ref] = _Asked(op, state.base, state.since, state.role)
                 state.base, state.since = ref, []
                 state.own.append(wire.Ref(ref))
             case wire.Fork(children=children):
                 for child in children:
-                    self._states[child] = _Shadow(state.base, state.since)
+                    self._states[child] = _Shadow(state.base, state.since, state.role)
             case wire.Join(children=children):
                 for child in children:
                     for part in self._states[child].own:
@@ -225,17 +229,25 @@ class _Recorded:
     def _write_rounds(self, asked: _Asked, after: str, parts: tuple[Text, ...], digest: Digest) -> None:
         question = asked_of(asked.op)
         entry = Entry(program=self._name, name=asked.op.name, state=asked.op.state, key="", asked=question)
-        spent, answers = wire.Usage(), ()
+        spent = wire.Usage()
+        asking = digest.copy()  # tries that were refused are asked about, and leave nothing in the state
         for called, texts in zip(asked.called, asked.answers, strict=False):
-            key = digest.key(question)
-            now = replace(entry, key=key, after=after, parts=parts, answers=answers, calls=called.calls)
-            self._put(replace(now, samples=(wire.Sample(called.text, "stop"),), usage=called.usage))
-            after, parts, answers = key, (), texts
+            if not called.calls and not texts:
+                break  # it was taken: this is the outcome
+            entry = replace(entry, key=asking.key(question), after=after, parts=parts)
+            said = (wire.Sample(called.text, called.finish_reason),)
+            self._put(replace(entry, samples=said, usage=called.usage, calls=called.calls))
             spent = _plus(spent, called.usage)
-            digest.put(called)
-            digest.put(Answers(tuple(zip([call.id for call in called.calls], texts, strict=True))))
-        asked.key = digest.key(question)
-        entry = replace(entry, key=asked.key, after=after, parts=parts, answers=answers)
+            for piece in _between(asked.role, called, texts):
+                asking.put(piece)
+                if called.calls:
+                    digest.put(piece)
+            if called.calls:
+                after, parts, entry = entry.key, (), replace(entry, answers=texts)
+            else:
+                entry = replace(entry, refused=(*entry.refused, (called.text, " ".join(texts))))
+        asked.key = asking.key(question)
+        entry = replace(entry, key=asked.key, after=after, parts=parts)
         match asked.outcome:
             case wire.Value(samples=samples, usage=usage, scores=scores):
                 digest.put(samples[0].text)
@@ -246,6 +258,16 @@ class _Recorded:
                 self._put(replace(entry, error=Failure(code, message)))
             case _:
                 asked.digest = None
+
+
+def _between(role: str | None, called: wire.Called, texts: tuple[str, ...]) -> tuple[Piece, ...]:
+    """What stands in the prompt of a round behind that of the round before."""
+    if called.calls:
+        return (called, Answers(tuple(zip([call.id for call in called.calls], texts, strict=True))))
+    made, said = Made(called.text), " ".join(texts)
+    if role == "assistant":
+        return (made, wire.End(), wire.Begin("user"), said, wire.End(), wire.Begin("assistant"))
+    return (made, f"\n\n{said}\n\n")
 
 
 def _plus(one: wire.Usage, other: wire.Usage, sign: int = 1) -> wire.Usage:

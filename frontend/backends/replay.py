@@ -113,7 +113,8 @@ class Replay:
         for one in reversed(chain):
             pieces += [*one.answers, *one.parts]
             pieces += [Made(sample.text) for sample in one.samples[:1]]
-        return [*pieces, *entry.answers, *entry.parts]
+        tries = [text for pair in entry.refused for text in pair]
+        return [*pieces, *entry.answers, *entry.parts, *tries]
 
 
 def _plain(pieces: Iterable[Piece]) -> str:

@@ -20,7 +20,7 @@ from banyan.runtime.errors import ConfigError
 
 VERSION = 1
 
-Text: TypeAlias = "str | wire.Raw | wire.Begin | wire.End"
+Text: TypeAlias = "str | wire.Raw | wire.Image | wire.Begin | wire.End"
 Asked: TypeAlias = "wire.Gen | wire.Select"
 
 
@@ -57,6 +57,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of a gen with tools, which has an entry for each round: what the calls of the round before gave."""
     calls: tuple[wire.ToolCall, ...] = ()
     """What it called in this round."""
+    refused: tuple[tuple[str, str], ...] = ()
+    """Of a gen with retries: what it answered before, and what it was told."""
     samples: tuple[wire.Sample, ...] = ()
     usage: wire.Usage = wire.Usage()
     scores: wire.Scores | None = None
@@ -83,6 +85,8 @@ class Digest:
                 told = f"\0begin {len(role)} {role}"
             case wire.End():
                 told = "\0end"
+            case wire.Image(data=data, kind=kind):
+                told = f"\0image {kind} {hashlib.blake2b(data).hexdigest()}"
             case wire.Called(calls=calls, text=text):
                 told = f"\0called {[(call.name, call.arguments) for call in calls]!r} {text}"
             case Answers(texts=texts):
@@ -101,7 +105,7 @@ class Digest:
 def asked_of(op: wire.Gen | wire.Select) -> Asked:
     """What the answer depends on besides the prompt."""
     if isinstance(op, wire.Gen):
-        return replace(op, state=0, ref=0, name="", line="", stream=False)
+        return replace(op, state=0, ref=0, name="", line="", stream=False, timeout=0.0, budget=0)
     return replace(op, state=0, ref=0, name="", line="")
 
 

@@ -361,3 +361,43 @@ def test_cancel_closes_the_request(serve: Any, fake: ModuleType) -> None:
         assert time.monotonic() < deadline, "the server still writes"
         time.sleep(0.01)
     assert not finished
+
+
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154789c6360000002000001e221bc33"
+    "0000000049454e44ae426082"
+)
+
+
+def test_pictures_are_parts_of_a_message(serve: Any, fake: ModuleType) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("What is this? " + bn.image(PIXEL) + " Be brief.") + bn.assistant(bn.gen("a"))
+
+    api, backend = serve(lambda path, body: fake.chat("a dot"))
+    assert program.run(backend=backend)["a"] == "a dot"
+    before, picture, after = api.bodies[0]["messages"][0]["content"]
+    assert (before, after) == ({"type": "text", "text": "What is this? "}, {"type": "text", "text": " Be brief."})
+    assert picture["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
+    _, text_only = serve(lambda path, body: fake.completion("x"), is_chat_model=False, chat_template="chatml")
+    with pytest.raises(bn.Unsupported, match="image"):
+        program.run(backend=text_only)["a"]
+    direct = text_only.program()
+    direct.submit([wire.Append(0, (wire.Image(PIXEL, "image/png"),)), wire.Gen(0, 0)])
+    with pytest.raises(bn.Unsupported, match=r"^image: OpenAI's completion API"):
+        direct.future(0).result(30)
+
+
+def test_an_answer_of_the_wrong_form_is_asked_for_again(serve: Any, fake: ModuleType) -> None:
+    said = ["not json", '{"x": 1}']
+    api, backend = serve(lambda path, body: fake.chat(said[len(api.bodies) - 1]))
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("?") + bn.assistant(bn.gen("a", type=dict[str, int], retries=2))
+
+    state = program.run(backend=backend)
+    assert state.value("a") == {"x": 1}
+    assert [m["role"] for m in api.bodies[1]["messages"]] == ["user", "assistant", "user"]
+    assert api.bodies[1]["messages"][1]["content"] == "not json"
+    assert state.messages() == [{"role": "user", "content": "?"}, {"role": "assistant", "content": '{"x": 1}'}]

@@ -218,3 +218,61 @@ def test_the_file_is_json_a_line(path: Path) -> None:
     assert (header["banyan"], header["version"]) == ("recording", 1)
     assert [entry["name"] for entry in entries] == ["a", "b", "b", "b", "c", "d", "e"]
     assert entries[1]["after"] == entries[0]["key"]
+
+
+# ---- rounds --------------------------------------------------------------------------------------------------------
+
+
+def test_tools_are_called_again_and_the_model_is_not_asked(path: Path) -> None:
+    made: list[int] = []
+
+    @bn.tool
+    def add(a: int, b: int) -> int:
+        "Adds."
+        made.append(a + b)
+        return a + b
+
+    @bn.function
+    def sums(s: bn.State) -> None:
+        s += bn.user("1+2+3?") + bn.assistant(bn.gen("a", tools=[add])) + bn.user("sure?")
+        s += bn.assistant(bn.gen("b"))
+
+    mock = bn.Mock({"a": [{"add": {"a": 1, "b": 2}}, {"add": {"a": 3, "b": 3}}, "6"], "b": "yes"})
+    with bn.Record(mock, path) as recorder:
+        first = sums.run(backend=recorder)
+        texts = first.text(), first["b"]
+    assert [json.loads(line).get("name") for line in path.read_text().splitlines()[1:]] == ["a", "a", "a", "b"]
+    state = sums.run(backend=bn.Replay(path))
+    assert (state.text(), state["b"]) == texts
+    assert made == [3, 6, 3, 6]
+    with pytest.raises(bn.ReplayMismatch, match="prompt of gen 'a' differs"):
+        bn.function(name_of(sums, add)).run(backend=bn.Replay(path))["a"]
+
+
+def name_of(program: Any, add: Any) -> Any:
+    """The same program, with a tool that gives something else."""
+
+    @bn.tool(name="add", description="Adds.")
+    def wrong(a: int, b: int) -> int:
+        return -1
+
+    def sums(s: bn.State) -> None:
+        s += bn.user("1+2+3?") + bn.assistant(bn.gen("a", tools=[wrong]))
+
+    return sums
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_retries_come_back(path: Path, in_turn: bool) -> None:
+    @bn.function
+    def asks(s: bn.State) -> None:
+        gen = bn.gen("n", type=int, retries=3)
+        s += bn.user("?") + bn.assistant(gen) if in_turn else "?" + gen
+        s += bn.gen("after")
+
+    with bn.Record(bn.Mock({"n": ["one", "two", "3"], "after": "x"}), path) as recorder:
+        state = asks.run(backend=recorder)
+        assert state.value("n") == 3
+        text = state.text()
+    state = asks.run(backend=bn.Replay(path))
+    assert (state.value("n"), state.text()) == (3, text)
