@@ -220,10 +220,15 @@ class Fork(Wire, frozen=True):
 
 
 class Join(Wire, frozen=True):
-    """Append to `state`, in order, the text that each child got since it was forked."""
+    """Append to `state`, in order, the text that each child got since it was forked.
+
+    adopt: the state goes on as its one child instead, which was forked from it or from another that was: all that the
+    child has, tokens too, takes the place of what the state has.
+    """
 
     state: int
     children: tuple[int, ...]
+    adopt: bool = False
 
 
 class Mark(Wire, frozen=True):

@@ -84,6 +84,12 @@ class State:
         self.role, self.marks = parent.role, dict(parent.marks)
         self._text, self._n_rendered = parent._text, parent._n_rendered
 
+    def become(self, other: State, end: int) -> None:
+        """Take the first `end` pieces of another for its own."""
+        self.pieces, self.marks = other.pieces[:end], dict(other.marks)
+        self.role = open_role(self.pieces, end)
+        self._text, self._n_rendered = "", 0
+
     def text(self, chat: wire.ChatMarkers | None) -> str:
         if self._n_rendered < len(self.pieces):
             self._text += render(self.pieces[self._n_rendered :], chat, open_role(self.pieces, self._n_rendered))
@@ -371,6 +377,9 @@ class Program:
                 for child in op.children:
                     if isinstance(end := gathering.ends[child], BanyanError):
                         raise again(end)
+                    if op.adopt:
+                        state.become(self._states[child], end)
+                        return
                     for piece in self._states[child].pieces[self._states[child].n_inherited : end]:
                         state.pieces.append(piece)
             case _Point():

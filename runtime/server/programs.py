@@ -134,6 +134,8 @@ class Programs:
                     program.states[child] = State(child, is_born=False)
                 state.children += children
             case wire.Join(children=children):
+                if op.adopt and len(children) != 1:
+                    raise BadProgram(f"Join adopts {len(children)} states; a state goes on as one")
                 join = Gathering(children)
                 for child in children:
                     if child not in program.states or child == op.state:
@@ -254,6 +256,9 @@ class Programs:
             if isinstance(end, Error):
                 raise Broken(end.because(f"state {number}, which is joined here, failed"))
             text = program.states[number].text
+            if op.adopt:
+                state.text, state.marks = text.upto(end, state.text.n_inherited), dict(program.states[number].marks)
+                return
             for piece in text.pieces[text.n_inherited : end]:
                 state.text.append(piece)
             state.text.tools = state.text.tools or text.tools

@@ -114,6 +114,14 @@ class Text:
         copied.tools = self.tools
         return copied
 
+    def upto(self, end: int, n_inherited: int) -> Text:
+        """The first `end` pieces, as the text of a state that inherited `n_inherited` of its own."""
+        text = Text(runs=self.runs)
+        for piece in self.pieces[:end]:
+            text.append(piece)
+        text.n_inherited, text.tools = n_inherited, self.tools
+        return text
+
     def append(self, piece: Piece) -> None:
         """BadProgram: a turn inside a turn, or the end of none."""
         match piece:

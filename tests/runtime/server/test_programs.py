@@ -341,3 +341,55 @@ def test_what_must_hold_is_checked(bench: Any, greedy: Sampler) -> None:
     assert "could go on" in b.programs.check(b.requests)
     b.programs._ready.clear()
     assert b.programs.check(b.requests) == ""
+
+
+# ---- a state that goes on as one of its branches -------------------------------------------------------------------
+
+
+def test_a_state_adopts_a_branch_with_its_tokens(bench: Any, greedy: Sampler, role: SimpleNamespace) -> None:
+    b = bench({"start": "made", "go": "gone", "on": "done"})
+    b.submit(
+        *(Append(0, ("start",)), Gen(0, 0, greedy()), Mark(0, 5), Fork(0, (1, 2))),
+        *(Append(1, (*role.user("x"), Begin("assistant"), "go")), Gen(1, 1, greedy())),
+        *(Fork(1, (3,)), Append(3, ("on",)), Gen(3, 2, greedy()), Append(0, ("forgotten",))),
+        *(Join(0, (3,), adopt=True), Append(0, ("!", End())), Read(0, 3), Read(0, 4, mark=5)),
+    )
+    b.run()
+    text = "startmade<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\ngogoneondone!<|im_end|>\n"
+    assert (b.text(3), b.text(4)) == (text, text.removeprefix("startmade"))
+    n = len(b.engine.runs)
+    b.submit(Append(0, ("start",)), Gen(0, 5, greedy()))
+    b.run()
+    ids = b.ids(n)
+    made = b.words.encode([Span("gone")])
+    assert any(ids[k : k + len(made)] == made for k in range(len(ids)))
+
+
+def test_what_a_join_that_adopts_refuses(bench: Any, greedy: Sampler) -> None:
+    b = bench()
+    b.submit(Fork(0, (1, 2)), Join(0, (1, 2), adopt=True))
+    assert "adopts 2 states" in b.failed(None).message
+
+
+def test_a_branch_that_failed_is_not_adopted(bench: Any, greedy: Sampler) -> None:
+    b = bench()
+    b.submit(Fork(0, (1,)), Append(1, (End(),)), Join(0, (1,), adopt=True), Read(0, 0))
+    assert "a turn ends where none is open" in b.failed(0).message
+
+
+def test_a_whole_subtree_is_dropped(bench: Any, greedy: Sampler) -> None:
+    b = bench({"z": "kept"})
+    b.submit(
+        *(Fork(0, (1, 2)), Fork(1, (3,)), Fork(3, (4,)), Append(4, ("x",)), Gen(4, 0, greedy(max_tokens=500))),
+        *(Append(1, ("y",)), Gen(1, 1, greedy(max_tokens=500)), Append(2, ("z",)), Gen(2, 2, greedy())),
+    )
+    b.run(2)
+    assert len(b.requests.living) == 3
+    b.submit(Drop(1, tree=True))
+    assert {b.failed(k).code for k in (0, 1)} == {"cancelled"}
+    assert len(b.requests.living) == 1
+    b.submit(Read(3, 3), Read(0, 4))
+    assert b.failed(3).code == "cancelled"
+    b.run()
+    assert b.text(2) == "kept"
+    assert b.text(4) == ""
