@@ -155,9 +155,14 @@ class Record:
                 ops.append(one)
         if text:
             ops.append(wire.Append(state, tuple(text)))
-        while self._dropped:
-            ops.append(wire.Drop(self._dropped.popleft()))
+        if ops or (self._dropped and not self._is_idle()):  # where nothing runs, dropping is not worth a message
+            while self._dropped:
+                ops.append(wire.Drop(self._dropped.popleft()))
         return ops
+
+    def _is_idle(self) -> bool:
+        """Whether all values that were ever recorded are known, or known to have failed."""
+        return all(self.program.future(number).done() for number in range(self.n_refs))
 
     def flush(self) -> None:
         """Send what is recorded, as one message. Raises what keeps the backend from taking it, now and ever after."""
@@ -218,12 +223,6 @@ class Record:
         self._followed.clear()
         if error is not None:
             self.program.cancel()
-
-    def spent(self) -> wire.Usage:
-        """Tokens of all gens that are known by now."""
-        futures = [self.program.future(i) for i in range(self.n_refs)]
-        known = [future.result().usage for future in futures if future.done() and future.exception() is None]
-        return wire.Usage(*(sum(getattr(usage, name) for usage in known) for name in wire.Usage.__struct_fields__))
 
     @property
     def is_settled(self) -> bool:

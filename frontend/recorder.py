@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from types import CoroutineType
 from typing import Any, NamedTuple, NoReturn
 
@@ -51,6 +52,8 @@ class Recorder:
 
 class RecordedProgram:
     """Its ops, as they came."""
+
+    first_error: BaseException | None = None
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -103,6 +106,7 @@ def record(name: str, body: Callable[[State], Any], options: Options, welcome: w
         ended = e
     finally:
         CURRENT.reset(token)
-    kept.flush()
+    with suppress(Observed):  # before it sends states that were dropped and no more, it looks what is known
+        kept.flush()
     kept.end()
     return Recording(recorder.programs, state, value, ended)

@@ -32,8 +32,9 @@ import msgspec
 import zmq
 
 from banyan.runtime import ipc, wire
-from banyan.runtime.errors import BadProgram, BanyanError, ConnectFailed, RuntimeLost
+from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, ConnectFailed, RuntimeLost
 from banyan.runtime.inbox import Inbox, new_future
+from banyan.runtime.template import ProgramTemplate
 from banyan.runtime.window import pack, unpack
 
 
@@ -62,6 +63,7 @@ class Client:
         self.path, self.lost, self._pid = path, None, os.getpid()
         self._loop, self._lock = loop, threading.Lock()
         self._inboxes: dict[int, Inbox] = {}
+        self._templates: dict[int, ProgramTemplate] = {}
         self._answers: dict[int, Future[wire.Answer]] = {}
         self._numbers, self._questions = itertools.count(), itertools.count()
         self.n_unanswered = 0  # heartbeats since the server was last heard
@@ -110,6 +112,32 @@ class Client:
         with self._lock:
             self._inboxes[inbox.number] = inbox
         return Program(self, inbox)
+
+    def define(self, template: ProgramTemplate) -> int:
+        """Make a template known to the server; gives its number, for a Use in any program of this client.
+
+        BadMessage: larger than the server takes.
+        """
+        self.check()
+        number = next(self._numbers)
+        data = wire.encode(wire.Define(number, template.ops))
+        if len(data) > self.max_message:
+            raise BadMessage(
+                f"this template takes {len(data)} bytes, and the server takes {self.max_message} at once; "
+                "give the large texts as arguments, or start it with a larger max_message"
+            )
+        self._templates[number] = template
+        self.send(data)
+        return number
+
+    def undefine(self, number: int) -> None:
+        """The template is used no more. Safe in a finalizer."""
+        if self._templates.pop(number, None) is not None and self._pid == os.getpid():
+            self.send(wire.encode(wire.Undefine(number)))
+
+    def template(self, number: int) -> ProgramTemplate:
+        """One that was defined."""
+        return self._templates[number]
 
     def ask(self, what: Literal["stats", "flush", "check", "info"], timeout: float = 30.0) -> Any:
         """The server's answer to a question outside any program, parsed from JSON.

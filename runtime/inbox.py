@@ -10,13 +10,14 @@ this one when nothing comes and the two compare what they sent and saw (`report`
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
 from banyan.runtime import wire
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled, RuntimeLost, from_code
+from banyan.runtime.template import Place, ProgramTemplate
 from banyan.runtime.window import Window
 
 MakeError = Callable[[str, str], BanyanError]
@@ -43,6 +44,9 @@ class Line(Protocol):
 
     def call(self, action: Callable[[], None]) -> None:
         """Run `action` on the I/O thread."""
+
+    def template(self, number: int) -> ProgramTemplate:
+        """One that was defined."""
 
     def settle(self, number: int) -> None:
         """On the I/O thread: forget the program, if nothing more is to be said of it."""
@@ -96,15 +100,25 @@ class Inbox:
                     f"this piece of program {self.name!r} takes {len(data)} bytes, and the server takes "
                     f"{self._line.max_message} at once; send less text, or start it with a larger max_message"
                 )
-            for op in ops:
-                if isinstance(op, wire.Gen | wire.Select):
-                    self._places[op.ref] = (op.name, op.line)
-                if isinstance(op, wire.Gen | wire.Select | wire.Read):
-                    self._expected.add(op.ref)
+            for ref, name, line in self._made(ops):
+                self._places[ref] = (name, line)
+                self._expected.add(ref)
             self._is_closed = last
             self._send(data)
         if last:
             self._line.call(partial(self._line.settle, self.number))
+
+    def _made(self, ops: Iterable[wire.Op]) -> Iterator[Place]:
+        """The values that `ops` make."""
+        for op in ops:
+            match op:
+                case wire.Gen() | wire.Select():
+                    yield Place(op.ref, op.name, op.line)
+                case wire.Read():
+                    yield Place(op.ref)
+                case wire.Use():
+                    for ref, name, line in self._line.template(op.template).places:
+                        yield Place(op.ref + ref, name, line)
 
     def _encode(self, ops: tuple[wire.Op, ...], last: bool) -> bytes:
         n = self._sent.n

@@ -15,8 +15,8 @@ class Place(NamedTuple):
     """Where a template makes a value: what an error about it says."""
 
     ref: int
-    name: str
-    line: str
+    name: str = ""
+    line: str = ""
 
 
 class ProgramTemplate:
@@ -40,7 +40,7 @@ class ProgramTemplate:
                 case wire.Gen() | wire.Select():
                     self.places.append(Place(op.ref, op.name, op.line))
                 case wire.Read(ref=ref, mark=mark):
-                    self.places.append(Place(ref, "", ""))
+                    self.places.append(Place(ref))
                     marks |= set() if mark is None else {mark}
                 case wire.Fork(children=children) | wire.Join(children=children):
                     states.update(children)

@@ -9,6 +9,7 @@ from banyan.backends.base import OpenProgram, Question
 from banyan.runtime import config as configs
 from banyan.runtime import wire
 from banyan.runtime.errors import ConfigError, Unsupported
+from banyan.runtime.template import ProgramTemplate
 
 if TYPE_CHECKING:
     from banyan.runtime.client import Client
@@ -54,6 +55,13 @@ class RuntimeEndpoint:
 
     def program(self, name: str = "") -> OpenProgram:
         return self.client.program(name)
+
+    def define(self, template: ProgramTemplate) -> int:
+        """Make a template known there, for programs to use by the number that this gives."""
+        return self.client.define(template)
+
+    def undefine(self, number: int) -> None:
+        self.client.undefine(number)
 
     def ask(self, what: Question) -> Any:
         return self.client.ask(what)

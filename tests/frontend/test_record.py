@@ -32,6 +32,20 @@ def test_text_side_by_side_is_one_op(mock: bn.Mock) -> None:
     assert mock.submits == [(wire.Fork(0, (1,)), *appended)]
 
 
+def test_dropping_a_state_is_worth_no_message_where_nothing_runs(mock: bn.Mock) -> None:
+    kept = Record("p", mock, Options())
+    a, b = kept.new_lane(), kept.new_lane()
+    kept.add(wire.Fork(0, (1,)))
+    kept.add(wire.Gen(1, kept.new_ref()))
+    kept.flush()
+    del b
+    kept.flush()
+    assert len(mock.submits) == 1
+    kept.text(a, ["x"])
+    kept.flush()
+    assert mock.submits[1] == (wire.Append(0, ("x",)), wire.Drop(1)), "it goes along with the next one"
+
+
 def test_appends_from_many_threads_all_arrive(mock: bn.Mock) -> None:
     @bn.function
     def program(s: bn.State) -> None:
