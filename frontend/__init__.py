@@ -27,12 +27,18 @@ if TYPE_CHECKING:
     from banyan.backends.openai import OpenAI as OpenAI
     from banyan.backends.recording import Record as Record
     from banyan.backends.replay import Replay as Replay
+    from banyan.backends.runtime import Engine as Engine
     from banyan.backends.runtime import Runtime as Runtime
     from banyan.backends.runtime import RuntimeEndpoint as RuntimeEndpoint
     from banyan.backends.runtime import connect as connect
     from banyan.choices import greedy_token_selection as greedy_token_selection
     from banyan.choices import token_length_normalized as token_length_normalized
     from banyan.choices import unconditional_likelihood_normalized as unconditional_likelihood_normalized
+    from banyan.elsewhere import Anthropic as Anthropic
+    from banyan.elsewhere import Crusoe as Crusoe
+    from banyan.elsewhere import LiteLLM as LiteLLM
+    from banyan.elsewhere import VertexAI as VertexAI
+    from banyan.elsewhere import video as video
     from banyan.events import Events as Events
     from banyan.events import ForkStart as ForkStart
     from banyan.events import Token as Token
@@ -54,6 +60,7 @@ if TYPE_CHECKING:
     from banyan.expr import user_begin as user_begin
     from banyan.expr import user_end as user_end
     from banyan.group import Group as Group
+    from banyan.process_options import global_config as global_config
     from banyan.program import AsyncProgram as AsyncProgram
     from banyan.program import Program as Program
     from banyan.program import function as function
@@ -104,17 +111,19 @@ _WHERE = {
     "backends.default": ("flush_cache", "get_server_info", "set_default_backend", "using"),
     "backends.mock": ("Mock",),
     "backends.openai": ("OpenAI",),
-    "backends.runtime": ("Runtime", "RuntimeEndpoint", "connect"),
+    "backends.runtime": ("Engine", "Runtime", "RuntimeEndpoint", "connect"),
     "backends.recording": ("Record",),
     "backends.replay": ("Replay",),
     "choices": ("greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized"),
     "events": ("Events", "ForkStart", "Token", "VarDone"),
+    "elsewhere": ("Anthropic", "Crusoe", "LiteLLM", "VertexAI", "video"),
     "expr": (
         *("gen", "gen_int", "gen_string", "image", "raw", "role", "select"),
         *("assistant", "assistant_begin", "assistant_end", "system", "system_begin", "system_end"),
         *("user", "user_begin", "user_end"),
     ),
     "group": ("Group",),
+    "process_options": ("global_config",),
     "program": ("AsyncProgram", "Program", "function"),
     "reasoning": ("separate_reasoning",),
     "runtime.errors": (
@@ -135,6 +144,7 @@ _WHERE = {
 _HOME = {name: f"{__name__}.{module}" for module, names in _WHERE.items() for name in names}
 
 __all__ = [
+    "Anthropic",
     "AsyncProgram",
     "AsyncState",
     "Backend",
@@ -157,12 +167,15 @@ __all__ = [
     "ConstraintTooLarge",
     "ConstraintUnsatisfiable",
     "ConstraintUnsupported",
+    "Crusoe",
     "DeadlineExceeded",
+    "Engine",
     "EngineLost",
     "Events",
     "ForkError",
     "ForkStart",
     "Group",
+    "LiteLLM",
     "Mock",
     "ModelNotFound",
     "OpenAI",
@@ -187,6 +200,7 @@ __all__ = [
     "Unsupported",
     "Usage",
     "VarDone",
+    "VertexAI",
     "assistant",
     "assistant_begin",
     "assistant_end",
@@ -197,6 +211,7 @@ __all__ = [
     "gen_int",
     "gen_string",
     "get_server_info",
+    "global_config",
     "greedy_token_selection",
     "image",
     "raw",
@@ -215,6 +230,7 @@ __all__ = [
     "user_begin",
     "user_end",
     "using",
+    "video",
 ]
 
 

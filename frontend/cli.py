@@ -23,7 +23,7 @@ from banyan.runtime.config import Config
 from banyan.runtime.errors import BanyanError, ConfigError
 
 if TYPE_CHECKING:
-    from banyan.backends.runtime import RuntimeEndpoint
+    from banyan.backends.runtime import Server
 
 EPILOG = "Errors are one line on stderr; the exit status is 2 for a wrong call and 1 for one that failed."
 _JOIN = "join the server that listens there, instead of a private one"
@@ -131,7 +131,7 @@ def given(options: argparse.Namespace) -> dict[str, Any]:
 
 
 @contextmanager
-def backend(options: argparse.Namespace) -> Iterator[RuntimeEndpoint]:
+def backend(options: argparse.Namespace) -> Iterator[Server]:
     """The runtime that the command line asks for: the server at --socket, or a private one that ends with the block."""
     import banyan
 

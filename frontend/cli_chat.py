@@ -17,7 +17,7 @@ from banyan.runtime.errors import ProgramError
 from banyan.state import State
 
 if TYPE_CHECKING:
-    from banyan.backends.runtime import RuntimeEndpoint
+    from banyan.backends.runtime import Server
 
 Lines = SimpleQueue[str | None]
 """What the user says, line by line; None ends the program that reads them."""
@@ -37,7 +37,7 @@ def _conversation(s: State, turns: list[tuple[str, str]], lines: Lines, options:
 class Chat:
     """One conversation: its turns as (role, text), and the program on the server that holds them as KV."""
 
-    def __init__(self, runtime: RuntimeEndpoint, system: str, **options: Any) -> None:
+    def __init__(self, runtime: Server, system: str, **options: Any) -> None:
         self.runtime, self.system, self.options = runtime, system, options
         self.console = Console(highlight=False, soft_wrap=True)
         self.lines: Lines = SimpleQueue()
@@ -87,7 +87,7 @@ class Chat:
             self.console.print(text, markup=False)
 
 
-def talk(runtime: RuntimeEndpoint, *, system: str, temperature: float, max_tokens: int) -> int:
+def talk(runtime: Server, *, system: str, temperature: float, max_tokens: int) -> int:
     """Read turns from stdin until /quit or its end."""
     chat = Chat(runtime, system, temperature=temperature, max_tokens=max_tokens)
     welcome = runtime.welcome

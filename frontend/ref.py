@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,7 +12,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from banyan.expr import Expr
 from banyan.feed import Feed
 from banyan.runtime import wire
-from banyan.runtime.errors import BadOutput, BanyanError, Cancelled, ProgramError
+from banyan.runtime.errors import (
+    BadOutput,
+    BadProgram,
+    BanyanError,
+    BudgetExceeded,
+    Cancelled,
+    DeadlineExceeded,
+    ForkError,
+    ProgramError,
+    Unsupported,
+)
 
 if TYPE_CHECKING:
     from banyan.calls import Caller
@@ -41,7 +52,7 @@ class Ref(Expr):
             "name",
             "number",
         ),
-        *("method", "record", "with_text"),
+        *("choices", "method", "record", "with_text"),
     )
 
     def __init__(self, record: Record, lane: Lane, before: Ref | None, name: str = "", line: str = "") -> None:
@@ -56,6 +67,7 @@ class Ref(Expr):
         """What its text is to be."""
         self.method: wire.ChoicesMethod | None = None
         """How its choices are scored, where it is a select."""
+        self.choices: tuple[str, ...] = ()
         self.caller: Caller | None = None
         """Who makes the calls of a gen with tools."""
         self.checker: Checker | None = None
@@ -164,39 +176,40 @@ class Ref(Expr):
         value = self.wait()
         if value.scores is not None:
             return _meta_of_select(value.scores, self.method)
-        metas = [self._meta_of_sample(k, sample, value) for k, sample in enumerate(value.samples)]
+        metas = [meta_of_sample(k, sample, value, self.with_text) for k, sample in enumerate(value.samples)]
+        if self.caller is not None:
+            for meta in metas:
+                meta["rounds"] = self.caller.usages(value.usage)
         return metas[0] if len(metas) == 1 else metas
 
-    def _meta_of_sample(self, k: int, sample: wire.Sample, value: wire.Value) -> dict[str, Any]:
-        usage, times = value.usage, value.times
-        reason: dict[str, Any] = {"type": sample.finish_reason}
-        if sample.matched is not None:
-            reason["matched"] = sample.matched
-        if sample.finish_reason == "length":
-            reason["length"] = sample.n_tokens
-        meta: dict[str, Any] = {
-            "id": f"{value.program}-{value.ref}-{k}",
-            "finish_reason": reason,
-            "prompt_tokens": usage.prompt,
-            "completion_tokens": sample.n_tokens,
-            "cached_tokens": usage.cached,
-            "spec_verify_ct": usage.generated - usage.accepted if usage.drafted else 0,
-            "e2e_latency": max(0.0, times.ended - times.ready),
-        }
-        if self.caller is not None:
-            meta["rounds"] = self.caller.usages(usage)
-        if sample.logprobs or value.prompt:
-            outputs = [(t.logprob, t.id, t.text if self.with_text else None) for t in sample.logprobs]
-            meta["output_token_logprobs"] = outputs
-            meta["output_top_logprobs"] = [
-                [(logprob, token, words if self.with_text else None) for token, words, logprob in t.top]
-                for t in sample.logprobs
-            ]
-            meta["input_token_logprobs"] = [
-                (None if math.isnan(t.logprob) else t.logprob, t.id, t.text if self.with_text else None)
-                for t in value.prompt
-            ]
-        return meta
+
+def meta_of_sample(k: int, sample: wire.Sample, value: wire.Value, with_text: bool) -> dict[str, Any]:
+    """What is known of the k-th sample. with_text: whether the text of each token is shown."""
+    usage, times = value.usage, value.times
+    reason: dict[str, Any] = {"type": sample.finish_reason}
+    if sample.matched is not None:
+        reason["matched"] = sample.matched
+    if sample.finish_reason == "length":
+        reason["length"] = sample.n_tokens
+    meta: dict[str, Any] = {
+        "id": f"{value.program}-{value.ref}-{k}",
+        "finish_reason": reason,
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": sample.n_tokens,
+        "cached_tokens": usage.cached,
+        "spec_verify_ct": usage.generated - usage.accepted if usage.drafted else 0,
+        "e2e_latency": max(0.0, times.ended - times.ready),
+    }
+    if sample.logprobs or value.prompt:
+        outputs = [(t.logprob, t.id, t.text if with_text else None) for t in sample.logprobs]
+        meta["output_token_logprobs"] = outputs
+        meta["output_top_logprobs"] = [
+            [(logprob, token, words if with_text else None) for token, words, logprob in t.top] for t in sample.logprobs
+        ]
+        meta["input_token_logprobs"] = [
+            (None if math.isnan(t.logprob) else t.logprob, t.id, t.text if with_text else None) for t in value.prompt
+        ]
+    return meta
 
 
 def _meta_of_select(scores: wire.Scores, method: wire.ChoicesMethod | None) -> dict[str, Any]:
@@ -240,10 +253,26 @@ class Thought:
 class Gathered:
     """One variable of all branches that were joined, read when somebody asks. None: a branch that never made it."""
 
-    __slots__ = ("values",)
+    __slots__ = ("collects", "values")
 
-    def __init__(self, values: list[Any]) -> None:
-        self.values = values
+    def __init__(self, values: list[Any], collects: bool = False) -> None:
+        """collects: the error of a branch that failed stands in its place; else it is raised."""
+        self.values, self.collects = values, collects
+
+    def each(self, get: Callable[[Any], Any]) -> list[Any]:
+        """What `get` gives for each. ForkError says which branch failed."""
+        found: list[Any] = []
+        for i, value in enumerate(self.values):
+            try:
+                found.append(get(value))
+            except ProgramError as e:
+                if isinstance(e, Cancelled | DeadlineExceeded | BudgetExceeded):
+                    raise  # that is no matter of a branch
+                error = fork_error(i, e)
+                if not self.collects:
+                    raise error from e
+                found.append(error)
+        return found
 
 
 def is_done(value: Any) -> bool:
@@ -260,7 +289,7 @@ def read(value: Any) -> Any:
     if isinstance(value, Ref | Thought):
         return value.read()
     if isinstance(value, Gathered):
-        return [read(one) for one in value.values]
+        return value.each(read)
     return value
 
 
@@ -269,7 +298,7 @@ def read_object(value: Any) -> Any:
     if isinstance(value, Ref):
         return value.value()
     if isinstance(value, Gathered):
-        return [read_object(one) for one in value.values]
+        return value.each(read_object)
     return read(value)
 
 
@@ -285,8 +314,33 @@ def meta_info(value: Any) -> Any:
     if isinstance(value, Ref):
         return value.meta_info()
     if isinstance(value, Gathered):
-        return [meta_info(one) for one in value.values]
+        return value.each(meta_info)
     return None
+
+
+def dist(value: Any) -> Any:
+    """The probability of each choice of a select. BadProgram: it is none."""
+    if isinstance(value, Gathered):
+        return value.each(dist)
+    if not isinstance(value, Ref) or not value.choices:
+        raise BadProgram("dist is of a variable that a select made")
+    scores = value.wait().scores
+    if scores is None:
+        raise Unsupported("dist: this backend chooses without telling what the choices score")
+    logprobs = [math.fsum(logprob for logprob, _ in tokens) for tokens in scores.tokens]
+    top = max(logprobs)
+    odds = [math.exp(logprob - top) for logprob in logprobs]
+    return {choice: one / math.fsum(odds) for choice, one in zip(value.choices, odds, strict=True)}
+
+
+def fork_error(i: int, error: BanyanError, before: str = "") -> ForkError:
+    """What is raised for branch `i`. before: what else there is to say."""
+    where = {}
+    if isinstance(error, ProgramError):
+        where = {"program": error.program, "line": error.line, "gen": error.gen, "prompt_tail": error.prompt_tail}
+    fork = ForkError(f"{before}branch {i} failed: {error.message}", index=i, **where)
+    fork.__cause__ = error
+    return fork
 
 
 def copy_of(error: E) -> E:

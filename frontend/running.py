@@ -13,6 +13,7 @@ from banyan.backends.base import Backend
 from banyan.backends.default import CURRENT
 from banyan.limits import BatchLimits
 from banyan.pool import bodies
+from banyan.process_options import global_config
 from banyan.prompt import Prompt
 from banyan.record import Record
 from banyan.runtime.errors import BadProgram
@@ -67,6 +68,8 @@ class Run(Generic[P]):
         finally:
             CURRENT.reset(token)
         self.record.end()
+        if global_config.verbosity >= 2 and isinstance(self.state, State):
+            print(self.state.text())
 
     @contextmanager
     def telling(self) -> Iterator[None]:

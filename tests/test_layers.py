@@ -38,6 +38,7 @@ PLANNING = tuple(f"{RUNTIME}.engine.{name}" for name in ("admit", "lengths", "or
 LAW = {
     "banyan": Room((*FACE, "banyan.progress"), ("msgspec",)),
     "banyan.constraint": Room(FACE, ("jsonschema", "msgspec", "outlines")),  # loaded when a type needs outlines
+    "banyan.typed": Room((*FACE, "banyan.constraint"), ("msgspec", "pydantic", "pydantic_core")),  # at a typed gen
     "banyan.progress": Room(FACE, ("rich",)),  # loaded when a bar is asked for
     **dict.fromkeys(COMMAND_LINE, Room((*FACE, *COMMAND_LINE, "banyan"), ("msgspec", "rich"))),
     RUNTIME: Room(),
@@ -81,6 +82,7 @@ LAW = {
 
 # module -> import -> why it may, all the same.
 EXCEPTIONS = {
+    "banyan.backends.runtime": {"transformers": "Runtime.get_tokenizer gives the tokenizer that transformers has"},
     "banyan.backends.openai": {"openai": "an extra, loaded where that backend is made"},
     "banyan.backends.openai_format": {
         f"{RUNTIME}.server.select": "a select is scored by the same three readings here and there; arithmetic, no more"

@@ -14,6 +14,7 @@ import banyan as bn
 from banyan.runtime import errors
 
 NAMES = [
+    "Anthropic",
     "AsyncProgram",
     "AsyncState",
     "Backend",
@@ -36,12 +37,15 @@ NAMES = [
     "ConstraintTooLarge",
     "ConstraintUnsatisfiable",
     "ConstraintUnsupported",
+    "Crusoe",
     "DeadlineExceeded",
+    "Engine",
     "EngineLost",
     "Events",
     "ForkError",
     "ForkStart",
     "Group",
+    "LiteLLM",
     "Mock",
     "ModelNotFound",
     "OpenAI",
@@ -66,6 +70,7 @@ NAMES = [
     "Unsupported",
     "Usage",
     "VarDone",
+    "VertexAI",
     "assistant",
     "assistant_begin",
     "assistant_end",
@@ -76,6 +81,7 @@ NAMES = [
     "gen_int",
     "gen_string",
     "get_server_info",
+    "global_config",
     "greedy_token_selection",
     "image",
     "raw",
@@ -94,6 +100,7 @@ NAMES = [
     "user_begin",
     "user_end",
     "using",
+    "video",
 ]
 
 
@@ -168,7 +175,11 @@ SIGNATURES = {
     "separate_reasoning": ["expr", "model_type"],
     "connect": ["socket", "timeout"],
     "set_default_backend": ["backend"],
-    "Runtime": ["model", "*launch_timeout", "**options"],
+    "Runtime": ["model", "*launch_timeout", "*model_path", "*log_level", "**options"],
+    "Engine": ["model", "*launch_timeout", "*model_path", "*log_level", "**options"],
+    "Runtime.generate": [
+        *["self", "prompt", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "lora_path"],
+    ],
     "RuntimeEndpoint": ["base_url", "api_key", "verify", "chat_template_name", "*timeout"],
     "Mock": ["script", "*chat", "*latency"],
     "OpenAI": [

@@ -22,6 +22,11 @@ def set_default_backend(backend: Backend | None) -> None:
     _default = backend
 
 
+def get_default_backend() -> Backend | None:
+    """What `set_default_backend` was given."""
+    return _default
+
+
 @contextmanager
 def using(backend: Backend) -> Iterator[Backend]:
     """`with bn.using(backend): ...` runs the block's programs on `backend`: in this thread or task, not in others."""

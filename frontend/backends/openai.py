@@ -16,6 +16,7 @@ from banyan.runtime import wire
 from banyan.runtime.errors import (
     BanyanError,
     ConfigError,
+    ConnectFailed,
     DeadlineExceeded,
     ModelNotFound,
     ProgramError,
@@ -215,6 +216,30 @@ class OpenAI:
                 made = PromptTooLong(message)
         made.__cause__ = error
         return made
+
+
+def served(base_url: str, api_key: str | None = None, timeout: float = 10.0) -> OpenAI:
+    """The model that a server with this API names first, with the options that such servers know beyond OpenAI's.
+
+    ConnectFailed: nobody answers there within `timeout` seconds. ModelNotFound: it names none.
+    """
+    from banyan.backends import openai_format
+
+    key = api_key or os.environ.get("OPENAI_API_KEY") or "none"  # the client wants one
+    _maker(False, (), {})
+    import openai
+
+    with openai.OpenAI(base_url=base_url, api_key=key, timeout=timeout, max_retries=0) as client:
+        try:
+            models = client.models.list().data
+        except openai.APIConnectionError as e:
+            raise ConnectFailed(f"{base_url} cannot be reached: {e.__cause__ or e}") from e
+        except openai.OpenAIError as e:
+            raise ConnectFailed(f"{base_url} does not tell its models: {e}") from e
+    if not models:
+        raise ModelNotFound(f"{base_url} names no model; write bn.OpenAI(model_name, base_url=...)")
+    extensions = set(openai_format.EXTENSIONS) - {"prefix"}
+    return OpenAI(models[0].id, base_url=base_url, api_key=key, extensions=extensions)
 
 
 def _maker(is_azure: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:

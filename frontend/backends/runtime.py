@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from banyan.backends.base import OpenProgram, Question
 from banyan.runtime import config as configs
@@ -15,26 +17,10 @@ if TYPE_CHECKING:
     from banyan.runtime.client import Client
 
 
-class RuntimeEndpoint:
-    """A running server, by the path of its socket (also as ipc://path)."""
+class Server:
+    """A running server, as a backend. Programs run there, side by side with those of its other clients."""
 
-    def __init__(
-        self,
-        base_url: str | Path,
-        api_key: str | None = None,
-        verify: str | None = None,
-        chat_template_name: str | None = None,
-        *,
-        timeout: float = 10.0,
-    ) -> None:
-        """ConnectFailed: nobody answers there within `timeout` seconds."""
-        for name, value in (("api_key", api_key), ("verify", verify), ("chat_template_name", chat_template_name)):
-            if value is not None:
-                raise Unsupported(f"{name}: a socket needs none, and the chat template is the model's own")
-        path = str(base_url)
-        if path.startswith(("http://", "https://")):
-            raise Unsupported(f"{path}: only sockets on this machine, by path or as ipc://path, not HTTP")
-        self.client = _connect(Path(path.removeprefix("ipc://")), timeout)
+    client: Client
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.welcome.model} at {self.client.path}>"
@@ -66,25 +52,91 @@ class RuntimeEndpoint:
     def ask(self, what: Question) -> Any:
         return self.client.ask(what)
 
+    def get_model_name(self) -> str:
+        return self.welcome.model
+
+    def flush_cache(self) -> None:
+        """Empty the tree of all that no program uses."""
+        self.ask("flush")
+
+    def get_server_info(self) -> dict[str, Any]:
+        """The model and the options of the server."""
+        return dict(self.ask("info"))
+
+    def cache_prefix(self, prefix: str) -> None:
+        """Compute a text now, so that prompts which begin with it find it in the tree. Waits until it is there."""
+        program = self.program("cache_prefix")
+        program.submit([wire.Append(0, (wire.Raw(prefix),)), wire.Gen(0, 0, wire.Sampling(max_tokens=0))], last=True)
+        program.future(0).result()
+
+
+class RuntimeEndpoint(Server):
+    """A running server, by the path of its socket (also as ipc://path).
+
+    An http(s) URL gives an `OpenAI` backend instead, of the model that the server there names first.
+    """
+
+    def __new__(
+        cls,
+        base_url: str | Path,
+        api_key: str | None = None,
+        verify: str | None = None,
+        chat_template_name: str | None = None,
+        *,
+        timeout: float = 10.0,
+    ) -> Any:
+        if str(base_url).startswith(("http://", "https://")):
+            return _over_http(str(base_url), api_key, verify, chat_template_name, timeout)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        base_url: str | Path,
+        api_key: str | None = None,
+        verify: str | None = None,
+        chat_template_name: str | None = None,
+        *,
+        timeout: float = 10.0,
+    ) -> None:
+        """ConnectFailed: nobody answers there within `timeout` seconds."""
+        for name, value in (("api_key", api_key), ("verify", verify), ("chat_template_name", chat_template_name)):
+            if value is not None:
+                raise Unsupported(f"{name}: a socket needs none, and the chat template is the model's own")
+        self.client = _connect(Path(str(base_url).removeprefix("ipc://")), timeout)
+
 
 def connect(socket: str | Path, timeout: float = 10.0) -> RuntimeEndpoint:
     """Join the server that listens at `socket`. ConnectFailed: nobody answers there within `timeout` seconds."""
     return RuntimeEndpoint(socket, timeout=timeout)
 
 
-class Runtime(RuntimeEndpoint):
+class Runtime(Server):
     """A server of one's own: it starts here, and ends with `close`, with a `with` block, or with this process.
 
     model: a directory or hub id in Hugging Face format; None: the pocket model that comes with Banyan. The other
-    options are those of `banyan serve` (runtime/config.py). Raises what keeps it from starting: ConfigError,
-    ModelNotFound, OutOfMemory and so on.
+    options are those of `banyan serve` (runtime/config.py); SGLang's `model_path` and `log_level` mean the same. Raises
+    what keeps it from starting: ConfigError, ModelNotFound, OutOfMemory and so on.
     """
 
-    def __init__(self, model: str | Path | None = None, *, launch_timeout: float = 600.0, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        launch_timeout: float = 600.0,
+        model_path: str | Path | None = None,
+        log_level: str | None = None,
+        **options: Any,
+    ) -> None:
         from banyan.runtime import launch  # here: `import banyan` is light
 
-        if model is not None:
-            options["model"] = str(model)
+        if model is not None and model_path is not None:
+            raise ConfigError("model and model_path are the same; give one of them")
+        if (named := model if model is not None else model_path) is not None:
+            options["model"] = str(named)
+        if log_level is not None:
+            if log_level not in _LOG_LEVELS:
+                raise ConfigError(f"log_level is {log_level!r}; it is one of {', '.join(_LOG_LEVELS)}")
+            options.setdefault("log", _LOG_LEVELS[log_level])
         self._server = launch.start(configs.make(**options), launch_timeout)
         try:
             self.client = _connect(self._server.socket, 10.0)
@@ -108,6 +160,128 @@ class Runtime(RuntimeEndpoint):
         self._server.close()
 
     shutdown = close
+
+    # ---- as SGLang's Runtime --------------------------------------------------------------------------------------
+
+    @property
+    def endpoint(self) -> Runtime:
+        """Itself: a Runtime is a backend."""
+        return self
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer, as transformers has it."""
+        from transformers import AutoTokenizer  # for those who ask for it
+
+        return AutoTokenizer.from_pretrained(self.get_server_info()["model_path"], local_files_only=True)
+
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        sampling_params: Mapping[str, Any] | None = None,
+        return_logprob: bool | None = None,
+        logprob_start_len: int | None = None,
+        top_logprobs_num: int | None = None,
+        lora_path: None = None,
+    ) -> str:
+        """What the model writes behind a prompt, as JSON: {"text": ..., "meta_info": ...}; a list for several."""
+        made = self._complete(prompt, sampling_params, return_logprob, logprob_start_len, top_logprobs_num, lora_path)
+        return json.dumps(made)
+
+    async def async_generate(self, prompt: str, sampling_params: Mapping[str, Any] | None = None) -> AsyncIterator[str]:
+        """What the model writes behind a prompt, as it comes."""
+        from banyan.completions import Completion  # here, as below
+
+        completion = Completion(self, prompt, sampling_params or {}, stream=True)
+        async for piece in completion.pieces:
+            yield piece
+        completion.results()  # raises what broke it off
+
+    def encode(self, prompt: object) -> NoReturn:
+        """Refused: it would give embeddings."""
+        raise Unsupported("encode: there are no embeddings here; for the ids of a text, get_tokenizer().encode(text)")
+
+    def start_profile(self) -> NoReturn:
+        """Refused."""
+        raise Unsupported("start_profile: see state.timeline() for where the time of a program went")
+
+    def stop_profile(self) -> NoReturn:
+        """Refused."""
+        self.start_profile()
+
+    def _complete(
+        self,
+        prompt: str | Sequence[str],
+        sampling_params: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+        return_logprob: bool | None,
+        logprob_start_len: int | None,
+        top_logprobs_num: int | None,
+        lora_path: str | None,
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        from banyan.completions import complete  # here: programs do not need it
+
+        if lora_path is not None:
+            raise Unsupported("lora_path: this runtime has no adapters")
+        return complete(
+            self,
+            prompt,
+            sampling_params,
+            return_logprob=return_logprob,
+            logprob_start_len=logprob_start_len,
+            top_logprobs_num=top_logprobs_num,
+        )
+
+
+class Engine(Runtime):
+    """A Runtime that gives what it generates as dicts; programs run on it too."""
+
+    def generate(  # type: ignore[override]  # as SGLang's two are
+        self,
+        prompt: str | Sequence[str],
+        sampling_params: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        return_logprob: bool | None = None,
+        logprob_start_len: int | None = None,
+        top_logprobs_num: int | None = None,
+        lora_path: None = None,
+        stream: bool = False,
+    ) -> dict[str, Any] | list[dict[str, Any]] | Iterator[dict[str, Any]]:
+        """What the model writes behind a prompt: {"text": ..., "meta_info": ...}; a list for several, or for samples.
+
+        stream: an iterator of what has come so far, of one prompt.
+        """
+        if not stream:
+            return self._complete(
+                prompt, sampling_params, return_logprob, logprob_start_len, top_logprobs_num, lora_path
+            )
+        from banyan.completions import Completion
+
+        if not isinstance(prompt, str) or isinstance(sampling_params, list | tuple) or return_logprob:
+            raise Unsupported("stream: of one prompt, without logprobs; write a program for more")
+        return Completion(self, prompt, sampling_params or {}, stream=True).growing()
+
+    async def async_generate(  # type: ignore[override]
+        self, prompt: str, sampling_params: Mapping[str, Any] | None = None
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """`generate`, for an event loop."""
+        import asyncio  # here, as in feed.py
+
+        return await asyncio.to_thread(self._complete, prompt, sampling_params, None, None, None, None)
+
+
+_LOG_LEVELS = {"critical": "quiet", "error": "quiet", "warning": "quiet", "info": "info", "debug": "debug"}
+"""SGLang's -> ours."""
+
+
+def _over_http(
+    url: str, api_key: str | None, verify: str | None, chat_template_name: str | None, timeout: float
+) -> Any:
+    """The model that the server at `url` names first, through OpenAI's API. ConnectFailed: nobody answers there."""
+    from banyan.backends.openai import served
+
+    if verify is not None:
+        raise Unsupported("verify: name the certificates in the environment, as SSL_CERT_FILE")
+    if chat_template_name is not None:
+        raise Unsupported("chat_template_name: the server renders turns itself; or write bn.OpenAI(chat_template=...)")
+    return served(url.rstrip("/").removesuffix("/v1") + "/v1", api_key, timeout)
 
 
 def _connect(path: Path, timeout: float) -> Client:

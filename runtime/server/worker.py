@@ -93,6 +93,7 @@ class Server:
         undo.callback(path.unlink, missing_ok=True)
         self._breaks = ipc.watch(self.front)
         directory = resolve(self.config.model)
+        self.directory = directory
         self.name = self.config.model if self.config.model == "pocket" else directory.name
         self.link = Link(self._context, msgspec.structs.replace(self.config, model=str(directory)), path, engine)
         undo.callback(self.link.close)
@@ -300,6 +301,7 @@ class Server:
         if ask.what == "info":
             body = {
                 "model": self.name,
+                "model_path": str(self.directory),
                 "config": self.config,
                 "engine": msgspec.structs.asdict(self.link.ready) if self.link.ready else None,
                 "pid": os.getpid(),

@@ -56,6 +56,11 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Server
 
+    def do_GET(self) -> None:
+        self.server.api.paths.append(self.path)
+        self.server.api.headers.append({key.lower(): value for key, value in self.headers.items()})
+        self._answer({})
+
     def do_POST(self) -> None:
         api, body = self.server.api, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         api.bodies.append(body)

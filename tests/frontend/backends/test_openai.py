@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -401,3 +402,35 @@ def test_an_answer_of_the_wrong_form_is_asked_for_again(serve: Any, fake: Module
     assert [m["role"] for m in api.bodies[1]["messages"]] == ["user", "assistant", "user"]
     assert api.bodies[1]["messages"][1]["content"] == "not json"
     assert state.messages() == [{"role": "user", "content": "?"}, {"role": "assistant", "content": '{"x": 1}'}]
+
+
+def test_an_endpoint_over_http_is_the_model_that_the_server_names(serve: Callable[..., Any]) -> None:
+    def answer(path: str, body: Any) -> Any:
+        if path == "/v1/models":
+            return {"object": "list", "data": [{"id": "served", "object": "model", "created": 0, "owned_by": "x"}]}
+        return {"id": "1", "object": "chat.completion", "created": 0, "model": "served",
+                "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "yes"}}],
+                "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}}  # fmt: skip
+
+    api, _ = serve(answer)
+    for url in (api.url, api.url.removesuffix("/v1"), api.url + "/"):
+        with bn.RuntimeEndpoint(url, api_key="secret") as backend:
+            assert isinstance(backend, bn.OpenAI)
+            assert backend.model_name == "served"
+            state = bn.function(lambda s: s.user("Q") + s.assistant(bn.gen("x", top_k=5))).run(backend=backend)
+            assert state["x"] == "yes"
+    assert api.bodies[-1]["top_k"] == 5, "options that such servers know"
+    assert all(headers["authorization"] == "Bearer secret" for headers in api.headers)
+
+
+def test_an_endpoint_over_http_that_serves_nothing(serve: Callable[..., Any], fake: ModuleType) -> None:
+    api, _ = serve(lambda path, body: {"object": "list", "data": []})
+    with pytest.raises(bn.ModelNotFound, match="names no model"):
+        bn.RuntimeEndpoint(api.url)
+
+    def refuse(path: str, body: Any) -> Any:
+        raise fake.Refusal(404)
+
+    api, _ = serve(refuse)
+    with pytest.raises(bn.ConnectFailed, match="does not tell its models"):
+        bn.RuntimeEndpoint(api.url)

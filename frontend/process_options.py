@@ -1,0 +1,51 @@
+"""SGLang's process-wide options. Most say how its interpreter works, and have one value here."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from banyan.backends import default
+from banyan.backends.base import Backend
+from banyan.runtime.errors import BadProgram, Unsupported
+
+_FIXED: Final[dict[str, tuple[bool, str]]] = {
+    "skip_special_tokens_in_output": (True, "special tokens are never part of a text"),
+    "spaces_between_special_tokens_in_out": (True, "special tokens are never part of a text"),
+    "enable_precache_with_tracing": (True, "what the programs of a batch have in common is always computed once"),
+    "enable_parallel_encoding": (False, "join('concate_and_append') is exact: its text is computed as it stands"),
+}
+"""name -> the value it has, and why it has no other."""
+
+
+class GlobalConfig:
+    """verbosity: from 2 on, each `run` prints its text when it has ended. default_backend: as `set_default_backend`."""
+
+    verbosity: int = 0
+
+    @property
+    def default_backend(self) -> Backend | None:
+        return default.get_default_backend()
+
+    @default_backend.setter
+    def default_backend(self, backend: Backend | None) -> None:
+        default.set_default_backend(backend)
+
+    def __getattr__(self, name: str) -> bool:
+        if name not in _FIXED:
+            raise AttributeError(f"global_config has no option {name!r}")
+        return _FIXED[name][0]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED:
+            fixed, why = _FIXED[name]
+            if value != fixed:
+                raise Unsupported(f"global_config.{name} = {value!r}: {why}; leave it at {fixed}")
+            return
+        if name == "verbosity" and (not isinstance(value, int) or value < 0):
+            raise BadProgram(f"global_config.verbosity is {value!r}; it must be a number from 0 on")
+        if name not in ("verbosity", "default_backend"):
+            raise AttributeError(f"global_config has no option {name!r}")
+        object.__setattr__(self, name, value)
+
+
+global_config = GlobalConfig()
