@@ -275,13 +275,13 @@ FAMILIES: dict[str, Family] = {
 MIXTURE = {
     "tools": 0.25,
     "json": 0.19,
-    "few_shot": 0.3,
+    "few_shot": 0.28,
     "reading": 0.1,
     "recall": 0.08,
     "chat": 0.02,
     "puzzle": 0.01,
     "long": 0.01,
-    "drill": 0.02,
+    "drill": 0.04,
     "topics": 0.02,
 }
 # What the first pools are drawn from: copying comes first, the rest stands on it.

@@ -280,7 +280,7 @@ def train(
 
 
 RECIPES = {
-    "pocket": Recipe(MAIN, n_steps=9000, n_decay=2800),
+    "pocket": Recipe(MAIN, n_steps=11000, n_decay=5000),
     "draft": Recipe(DRAFT, n_steps=2400, n_decay=1000),
 }
 
