@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from banyan.pieces import known
+from banyan.pieces import known, partials_async
 from banyan.prompt import Prompt
 from banyan.ref import Ref, is_done, meta_info, read, read_object, tool_calls
 from banyan.runtime.errors import BadProgram
@@ -54,6 +54,11 @@ class AsyncState(Prompt):
         return read(value)
 
     get_var = __getitem__
+
+    async def partials(self, name: str) -> AsyncIterator[Any]:
+        """`State.partials`, for `async for`."""
+        async for part in partials_async(await self._lookup_async(name)):
+            yield part
 
     async def get_meta_info(self, name: str) -> Any:
         """`State.get_meta_info`, as soon as it is known."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from banyan.pieces import pieces
+from banyan.pieces import partials, pieces
 from banyan.prompt import Prompt
 from banyan.ref import Ref, meta_info, read, read_object, tool_calls
 from banyan.tools import ToolCall
@@ -52,6 +52,14 @@ class State(Prompt):
         BadOutput: the text is no such object, such as one that max_tokens cut.
         """
         return read_object(self._lookup(name))
+
+    def partials(self, name: str) -> Iterator[Any]:
+        """The object of a gen with a type, as it grows, in a program that streams; at last the object itself.
+
+        What has come of an object or a list, as a dict or a list; its last string and its last number may still go on.
+        A type that is not written as JSON comes in one piece, and so does a gen with `retries`.
+        """
+        return partials(self._lookup(name))
 
     def get_meta_info(self, name: str) -> Any:
         """What is known about how the variable was generated, as a dict; None for one that was not.

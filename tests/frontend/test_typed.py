@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import json
 import re
@@ -236,3 +237,47 @@ def test_a_part_of_a_value_is_what_has_come_of_it(text: str, value: Any) -> None
     assert typed.partial(text) == value
     with pytest.raises(ValueError, match="EOF"):
         typed.partial("")
+
+
+@bn.function
+def streaming(s: bn.State, retries: int = 0) -> None:
+    s += "?" + bn.gen("hero", type=Hero, retries=retries) + bn.gen("n", type=int)
+
+
+WHOLE = '{"name": "Ada L", "points": [{"x": 1}, {"x": 2}]}'
+PARTS = [
+    {"name": "Ada "},
+    {"name": "Ada L", "points": [{"x": 1}]},
+    Hero("Ada L", [{"x": 1}, {"x": 2}]),
+]
+
+
+def test_partial_objects_grow_and_end_in_the_object() -> None:
+    mock = bn.Mock({"hero": WHOLE, "n": "42"})
+    state = streaming.run(stream=True, backend=mock)
+    seen = list(state.partials("hero"))
+    assert seen[-1] == PARTS[-1]
+    assert [part for part in PARTS[:-1] if part not in seen] == []
+    assert len(seen) == len({repr(part) for part in seen}), "only what is new"
+    assert list(state.partials("n")) == [42]
+    assert list(state.partials("hero")) == seen, "any number of readers"
+    assert list(streaming.run(backend=mock).partials("hero")) == [PARTS[-1]], "in one piece without a stream"
+    assert list(streaming.run(2, stream=True, backend=mock).partials("hero")) == [PARTS[-1]]
+
+
+def test_partial_objects_on_an_event_loop() -> None:
+    async def main() -> list[Any]:
+        state = await streaming.run_async(stream=True, backend=bn.Mock({"hero": WHOLE, "n": "42"}))
+        return [part async for part in state.partials("hero")]
+
+    seen = asyncio.run(main())
+    assert [part for part in PARTS if part not in seen] == []
+    assert seen[-1] == PARTS[-1]
+
+
+def test_partial_objects_of_what_is_none_end_in_the_error() -> None:
+    state = streaming.run(stream=True, backend=bn.Mock({"hero": '{"name": 5}', "n": "1"}))
+    parts = state.partials("hero")
+    assert {"name": 5} in (next(parts), next(parts))
+    with pytest.raises(bn.BadOutput, match="Expected `str`"):
+        list(parts)
