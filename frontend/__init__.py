@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from banyan.choices import greedy_token_selection as greedy_token_selection
     from banyan.choices import token_length_normalized as token_length_normalized
     from banyan.choices import unconditional_likelihood_normalized as unconditional_likelihood_normalized
+    from banyan.compiled import Compiled as Compiled
+    from banyan.compiled import compile as compile
     from banyan.elsewhere import Anthropic as Anthropic
     from banyan.elsewhere import Crusoe as Crusoe
     from banyan.elsewhere import LiteLLM as LiteLLM
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from banyan.expr import user as user
     from banyan.expr import user_begin as user_begin
     from banyan.expr import user_end as user_end
+    from banyan.graph import Graph as Graph
     from banyan.group import Group as Group
     from banyan.process_options import global_config as global_config
     from banyan.program import AsyncProgram as AsyncProgram
@@ -115,6 +118,7 @@ _WHERE = {
     "backends.recording": ("Record",),
     "backends.replay": ("Replay",),
     "choices": ("greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized"),
+    "compiled": ("Compiled", "compile"),
     "events": ("Events", "ForkStart", "Token", "VarDone"),
     "elsewhere": ("Anthropic", "Crusoe", "LiteLLM", "VertexAI", "video"),
     "expr": (
@@ -122,6 +126,7 @@ _WHERE = {
         *("assistant", "assistant_begin", "assistant_end", "system", "system_begin", "system_end"),
         *("user", "user_begin", "user_end"),
     ),
+    "graph": ("Graph",),
     "group": ("Group",),
     "process_options": ("global_config",),
     "program": ("AsyncProgram", "Program", "function"),
@@ -156,6 +161,7 @@ __all__ = [
     "BatchError",
     "BudgetExceeded",
     "Cancelled",
+    "Compiled",
     "ConfigError",
     "ConnectFailed",
     "ConstraintBroke",
@@ -174,6 +180,7 @@ __all__ = [
     "Events",
     "ForkError",
     "ForkStart",
+    "Graph",
     "Group",
     "LiteLLM",
     "Mock",
@@ -204,6 +211,7 @@ __all__ = [
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "compile",
     "connect",
     "flush_cache",
     "function",

@@ -16,12 +16,14 @@ from banyan.backends.default import find
 from banyan.batch import Batch, OnError
 from banyan.limits import BatchLimits
 from banyan.running import P, Run, aside, finished, finished_on_thread
+from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.sampling import RUN_OPTIONS, Options, make, near
 from banyan.state import State
 
 if TYPE_CHECKING:
     from banyan.async_batch import AsyncBatch
+    from banyan.graph import Graph
 
 OPTS = "opts"
 """The one keyword of `run` that no program can have as a parameter."""
@@ -204,6 +206,26 @@ class Program:
             **_checked_batch(on_error, concurrency, timeout, budget),
         )
 
+    def graph(self, *args: Any, backend: Backend | None = None, opts: Options | None = None, **kwargs: Any) -> Graph:
+        """What a run with these arguments appends, sends and waits for; it takes what `run` takes.
+
+        Without a `backend` no model runs, and the graph ends where the body first looks at a generated value.
+        """
+        from banyan.graph import Graph  # here: most programs are never looked at
+        from banyan.recorder import record
+
+        self._refuse_to_block("run")
+        own, options = self._sort(kwargs, opts)
+        arguments = self._arrange(args, own)
+        if options.stream:
+            raise Unsupported("stream: a graph is of a run that has ended; leave it out")
+        if backend is None:
+            return Graph(record(self.name, self._body(arguments), options, _NO_MODEL))
+        run = self._begin(State, _Items([arguments], backend, options), 0)
+        run.play()
+        run.state.sync()
+        return Graph(run.state)
+
     # ---- arguments -------------------------------------------------------------------------------------------------
 
     def _sort(self, kwargs: dict[str, Any], opts: Options | None) -> tuple[dict[str, Any], Options]:
@@ -312,6 +334,7 @@ def _options(asked: dict[str, Any], opts: Options | None) -> Options:
 
 
 _NONE = Options()
+_NO_MODEL = wire.Welcome(wire.VERSION, model="none", max_context=1 << 31, images=True)
 
 
 @overload

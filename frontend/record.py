@@ -164,14 +164,17 @@ class Record:
         """Whether all values that were ever recorded are known, or known to have failed."""
         return all(self.program.future(number).done() for number in range(self.n_refs))
 
-    def flush(self) -> None:
-        """Send what is recorded, as one message. Raises what keeps the backend from taking it, now and ever after."""
+    def flush(self, why: str = "") -> None:
+        """Send what is recorded, as one message. Raises what keeps the backend from taking it, now and ever after.
+
+        why: what happened, for those who look at the run later.
+        """
         if self.error is not None:
             raise self.error
         with self._sending:  # over the submit too: messages leave in the order of their ops
             ops = self._take()
             if ops and self.failure is None:
-                self.trace.send(ops)
+                self.trace.send(ops, why)
                 try:
                     self.program.submit(ops)
                 except Exception as e:  # whatever it is: ops are lost, and whoever waits for them must hear of it
@@ -323,7 +326,7 @@ class _Ticker:
             record = self._waiting.popleft()[1]()
             if record is not None and record.is_due:
                 with contextlib.suppress(BaseException):  # the record keeps it for those who observe
-                    record.flush()
+                    record.flush("its first gen had waited for a millisecond")
 
 
 def _renew_ticker() -> None:

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from banyan.expr import Expr
@@ -23,6 +23,7 @@ from banyan.runtime.errors import (
     ProgramError,
     Unsupported,
 )
+from banyan.source import source_line
 
 if TYPE_CHECKING:
     from banyan.calls import Caller
@@ -118,8 +119,7 @@ class Ref(Expr):
                 if self.future.done():
                     self._value = self.future.result()
                 else:
-                    self.record.flush()
-                    with self.record.trace.span("wait", self.name or "the text"):
+                    with self.waiting():
                         self._value = self.future.result()
             except BanyanError as e:
                 self.record.notice.is_given = True
@@ -127,6 +127,12 @@ class Ref(Expr):
                 raise error from error.__cause__ or e.__cause__
             self._lane = None  # known, and so the state need not live on for it
         return self._value
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Send it, if it was not sent yet; the block that waits for it is noted."""
+        name, line = self.name or "the text", source_line()
+        self.record.flush(f"{line} looked at {name!r}")
+        return self.record.trace.span("wait", name, self.state, line)
 
     def _explained(self, error: BanyanError) -> BaseException:
         if self.record.error is not None:  # the body raised, and took its gens with it

@@ -61,7 +61,7 @@ class Run(Generic[P]):
                     program=self.record.name,
                 )
             self.record.ret_value = value
-            self.record.flush()
+            self.record.flush("the body ended")
         except BaseException as e:
             self.record.end(e)
             raise
@@ -89,7 +89,7 @@ class Run(Generic[P]):
             self.record.check()
             async with until_stopped(self.record):
                 self.record.ret_value = await self._body(self.state)
-            self.record.flush()
+            self.record.flush("the body ended")
         except BaseException as e:
             self.record.end(e)
             raise

@@ -7,7 +7,7 @@ Written on the way, read by usage.py, timeline.py and show.py. Times are seconds
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
@@ -28,10 +28,11 @@ class Span(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """One message of a program."""
+    """One message of a program. why: what happened then, that it was sent."""
 
     at: float
     ops: Sequence[wire.Op]
+    why: str = ""
 
 
 class Trace:
@@ -48,17 +49,21 @@ class Trace:
         self.templates: dict[int, ProgramTemplate] = {}
         """Those that were used, by their numbers on the backend."""
 
-    def send(self, ops: Sequence[wire.Op]) -> None:
-        self.sent.append(Sent(time.monotonic(), ops))
+    def send(self, ops: Sequence[wire.Op], why: str) -> None:
+        self.sent.append(Sent(time.monotonic(), ops, why))
 
     def ops(self) -> Iterator[wire.Op]:
-        """All that was sent so far, in order, with what a template stands for in its place."""
+        """All that was sent so far, in order."""
         for message in tuple(self.sent):
-            for op in message.ops:
-                if isinstance(op, wire.Use):
-                    yield from self.templates[op.template].expand(op)
-                else:
-                    yield op
+            yield from self.expanded(message.ops)
+
+    def expanded(self, ops: Iterable[wire.Op]) -> Iterator[wire.Op]:
+        """`ops`, with what a template stands for in its place."""
+        for op in ops:
+            if isinstance(op, wire.Use):
+                yield from self.templates[op.template].expand(op)
+            else:
+                yield op
 
     @contextmanager
     def span(self, kind: Literal["wait", "tool"], name: str, state: int = -1, line: str = "") -> Iterator[None]:
