@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from banyan.feed import Feed
-from banyan.ref import Gathered, Ref, Thought, read
+from banyan.ref import Gathered, Ref, Thought, read, read_object
 from banyan.runtime.errors import BanyanError
+from banyan.typed import partial
 
 
 def pieces(value: Any, whole: bool = False) -> Iterator[str]:
@@ -61,3 +62,43 @@ async def known(value: Any) -> None:
 def _whole(value: object) -> Iterator[str]:
     if text := str(value):
         yield text
+
+
+def partials(value: Any) -> Iterator[Any]:
+    """The object of a gen that has a type, as it grows: what of its JSON has come, and at last the object itself."""
+    if isinstance(value, Ref) and value.deltas is not None and value.answer is not None and value.answer.is_json:
+        growing = Growing()
+        for text in pieces(value):
+            yield from growing.take(text)
+    yield read_object(value)
+
+
+async def partials_async(value: Any) -> AsyncIterator[Any]:
+    """`partials` for an event loop."""
+    if isinstance(value, Ref) and value.deltas is not None and value.answer is not None and value.answer.is_json:
+        growing = Growing()
+        async for text, _ in pieces_async(value):
+            for part in growing.take(text):
+                yield part
+    await known(value)
+    yield read_object(value)
+
+
+class Growing:
+    """JSON that comes piece by piece."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._last: Any = _NOTHING
+
+    def take(self, text: str) -> Iterator[Any]:
+        """What has come so far, where `text` adds to it."""
+        self._text += text
+        with contextlib.suppress(ValueError):  # it has not begun
+            part = partial(self._text)
+            if part != self._last:
+                self._last = part
+                yield part
+
+
+_NOTHING = object()

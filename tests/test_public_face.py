@@ -216,6 +216,7 @@ SIGNATURES = {
     "State.__contains__": ["self", "name"],
     "State.get_var": ["self", "name"],
     "State.value": ["self", "name"],
+    "State.partials": ["self", "name"],
     "State.set_var": ["self", "name", "value"],
     "State.ref": ["self", "name"],
     "tool": ["func", "*name", "*description"],
