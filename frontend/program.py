@@ -24,6 +24,8 @@ from banyan.state import State
 if TYPE_CHECKING:
     from banyan.async_batch import AsyncBatch
     from banyan.graph import Graph
+    from banyan.recorder import Recording
+    from banyan.tracing import Trace
 
 OPTS = "opts"
 """The one keyword of `run` that no program can have as a parameter."""
@@ -225,6 +227,35 @@ class Program:
         run.play()
         run.state.sync()
         return Graph(run.state)
+
+    def trace(self, *, backend: Backend | None = None, **kwargs: Any) -> Trace:
+        """What the body appends, without a model: SGLang's `trace`; `graph` tells more.
+
+        Arguments that are not given stand by their names. It ends where the body looks at one of them, or at a value.
+        backend: whose chat markers hold.
+        """
+        from banyan.tracing import Trace
+
+        return Trace(*self._recorded(kwargs, _NO_MODEL if backend is None else backend.welcome))
+
+    def cache(self, backend: Backend | None = None) -> None:
+        """Have what all runs begin with, up to the first argument or value, computed now, and wait for it.
+
+        Runs share it anyway: this is for the first of them to find it there.
+        """
+        from banyan.tracing import cache_prefix
+
+        found = find(backend)
+        cache_prefix(self._recorded({}, found.welcome)[0], found, self.name)
+
+    def _recorded(self, kwargs: dict[str, Any], welcome: wire.Welcome) -> tuple[Recording, list[str]]:
+        from banyan.tracing import recorded
+
+        self._refuse_to_block("run")
+        for name in kwargs:
+            if name not in self._parameters and not self._takes_any:
+                raise TypeError(f"{self.name} has no parameter {name!r}{near(name, self._parameters)}")
+        return recorded(self.name, self.func, self._signature, {**self._bound, **kwargs}, welcome)
 
     # ---- arguments -------------------------------------------------------------------------------------------------
 

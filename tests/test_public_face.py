@@ -210,6 +210,8 @@ SIGNATURES = {
     "Compiled.explain": ["self"],
     "Graph.explain": ["self"],
     "Graph.mermaid": ["self"],
+    "Program.trace": ["self", "*backend", "**kwargs"],
+    "Program.cache": ["self", "backend"],
     "State.__iadd__": ["self", "what"],
     "State.__getitem__": ["self", "name"],
     "State.__setitem__": ["self", "name", "value"],
