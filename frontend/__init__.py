@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from banyan.async_branch import AsyncBranches as AsyncBranches
     from banyan.async_state import AsyncState as AsyncState
     from banyan.backends.base import Backend as Backend
     from banyan.backends.default import flush_cache as flush_cache
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from banyan.backends.runtime import Runtime as Runtime
     from banyan.backends.runtime import RuntimeEndpoint as RuntimeEndpoint
     from banyan.backends.runtime import connect as connect
+    from banyan.branch import Branches as Branches
     from banyan.choices import greedy_token_selection as greedy_token_selection
     from banyan.choices import token_length_normalized as token_length_normalized
     from banyan.choices import unconditional_likelihood_normalized as unconditional_likelihood_normalized
@@ -109,6 +111,7 @@ if TYPE_CHECKING:
     from banyan.usage import Usage as Usage
 
 _WHERE = {
+    "async_branch": ("AsyncBranches",),
     "async_state": ("AsyncState",),
     "backends.base": ("Backend",),
     "backends.default": ("flush_cache", "get_server_info", "set_default_backend", "using"),
@@ -117,6 +120,7 @@ _WHERE = {
     "backends.runtime": ("Engine", "Runtime", "RuntimeEndpoint", "connect"),
     "backends.recording": ("Record",),
     "backends.replay": ("Replay",),
+    "branch": ("Branches",),
     "choices": ("greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized"),
     "compiled": ("Compiled", "compile"),
     "events": ("Events", "ForkStart", "Token", "VarDone"),
@@ -150,6 +154,7 @@ _HOME = {name: f"{__name__}.{module}" for module, names in _WHERE.items() for na
 
 __all__ = [
     "Anthropic",
+    "AsyncBranches",
     "AsyncProgram",
     "AsyncState",
     "Backend",
@@ -159,6 +164,7 @@ __all__ = [
     "BadProgram",
     "BanyanError",
     "BatchError",
+    "Branches",
     "BudgetExceeded",
     "Cancelled",
     "Compiled",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from banyan.async_branch import AsyncBranches, beam
+from banyan.branch import Step
 from banyan.pieces import known, partials_async
 from banyan.prompt import Prompt
-from banyan.ref import Ref, is_done, meta_info, read, read_object, tool_calls
+from banyan.ref import Ref, dist, is_done, meta_info, read, read_object, tool_calls
 from banyan.runtime.errors import BadProgram
 from banyan.tools import ToolCall
 from banyan.transcript import messages
@@ -71,6 +73,12 @@ class AsyncState(Prompt):
         value = await self._lookup_async(name)
         await known(value)
         return tool_calls(value)  # type: ignore[no-any-return]
+
+    async def dist(self, name: str) -> dict[str, float]:
+        """`State.dist`, once its select is known."""
+        value = await self._lookup_async(name)
+        await known(value)
+        return dist(value)  # type: ignore[no-any-return]
 
     @property
     def ret_value(self) -> Any:
@@ -143,3 +151,21 @@ class AsyncState(Prompt):
         for ref in refs:
             await known(ref)
         return refs
+
+    # ---- branching -------------------------------------------------------------------------------------------------
+
+    def fork(self, size: int = 1, position_ids_offset: None = None) -> AsyncBranches:
+        """`State.fork`."""
+        return AsyncBranches(self._forked(size, position_ids_offset), self)
+
+    async def beam(
+        self,
+        k: int,
+        step: Step,
+        *,
+        depth: int = 1,
+        width: int | None = None,
+        key: Callable[[AsyncState], Any] | None = None,
+    ) -> AsyncBranches:
+        """`State.beam`; the key may be an `async def`."""
+        return await beam(self, k, step, depth, k if width is None else width, key)

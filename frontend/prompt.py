@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, Literal, Self, TypeVar, overload
 
@@ -18,9 +18,9 @@ from banyan.limits import keep_time
 from banyan.pieces import pieces_async
 from banyan.reasoning import SUFFIX
 from banyan.record import Lane, Record
-from banyan.ref import Gathered, Ref, Thought
+from banyan.ref import Ref, Thought
 from banyan.runtime import wire
-from banyan.runtime.errors import BadProgram, Cancelled, ToolError, UnknownVariable, Unsupported
+from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, ToolError, UnknownVariable, Unsupported
 from banyan.sampling import mix
 from banyan.slot import Slot
 from banyan.source import source_line
@@ -41,8 +41,8 @@ class Prompt:
 
     __slots__ = (
         "__weakref__",
+        "_closed",
         "_is_handle",
-        "_is_joined",
         "_lane",
         "_names",
         "_numbers",
@@ -58,7 +58,7 @@ class Prompt:
         self._values: dict[str, Any] = {}
         self._names: Feed[str] = Feed()  # of variables as they are set, for those who wait for one
         self._numbers: list[Any] = []  # those of its gens and, as lists inside it, of its branches' gens
-        self._is_joined = False
+        self._closed = ""  # what became of it, if it takes no more text
         self._is_handle = False  # for those outside of a body that runs on a thread of its own
 
     def __repr__(self) -> str:
@@ -122,8 +122,8 @@ class Prompt:
     def _check_open(self) -> None:
         if self._is_watched:
             raise BadProgram("this state belongs to a program that still runs; it can be read, but not appended to")
-        if self._is_joined:
-            raise BadProgram("this branch was appended to its parent; it takes no more text")
+        if self._closed:
+            raise BadProgram(f"this branch {self._closed}; it takes no more text")
 
     def _turn_after(self, flat: list[str | Leaf]) -> str | None:
         """The turn that is open after `flat`. BadProgram: turns in turns, or the end of one that is not open."""
@@ -213,7 +213,7 @@ class Prompt:
 
     def _select_op(self, leaf: Select, ref: Ref, seed: int | None) -> wire.Select:
         seed = seed if leaf.seed is None else leaf.seed
-        ref.method = leaf.method
+        ref.method, ref.choices = leaf.method, leaf.choices
         return wire.Select(
             self._lane.number, ref.number, leaf.choices, leaf.method, leaf.temperature, seed, ref.name, ref.line
         )
@@ -383,6 +383,9 @@ class Prompt:
 
     def fork(self, size: int = 1, position_ids_offset: None = None) -> Group[Self]:
         """`size` states that begin with all that this one has: text, open turn, variables. None of it is sent again."""
+        return Group(self._forked(size, position_ids_offset), self)
+
+    def _forked(self, size: int, position_ids_offset: None = None) -> list[Self]:
         self._check_open()
         if position_ids_offset is not None:
             raise Unsupported("position_ids_offset: a branch goes on at the position of its parent; leave it out")
@@ -394,7 +397,7 @@ class Prompt:
         self._record.add(wire.Fork(self._lane.number, numbers))
         if self._record.events is not None:
             self._record.events.forked(self._lane.number, numbers)
-        return Group(children, {"gather_variable": self._gather, "concate_and_append": self._concatenate})
+        return children
 
     @contextmanager
     def copy(self, position_ids_offset: None = None) -> Iterator[Self]:
@@ -412,27 +415,44 @@ class Prompt:
         self._numbers.append(child._numbers)
         return child
 
-    def _gather(self, branches: list[Self]) -> None:
-        self._check_open()
-        names = dict.fromkeys(name for branch in branches for name in branch._values)  # in the order they appeared
-        for name in names:
-            if name not in self._values:
-                self._set(name, Gathered([branch._values.get(name) for branch in branches]))
+    def adopt(self, branch: Self) -> None:
+        """Go on as `branch`, with all that it has: text, variables, and its KV, which stays where it is.
 
-    def _concatenate(self, branches: list[Self]) -> None:
+        branch: one that was forked from this state, or from such a branch, since this was last appended to. It takes no
+        more text. BadProgram: it is none.
+        """
         self._check_open()
-        for branch in branches:
-            branch._check_open()
-            if branch._transcript.role != self._transcript.role:
-                raise BadProgram(
-                    f"the open turn is {branch._transcript.role!r} in a branch and {self._transcript.role!r} in its "
-                    "parent; they must be the same to be joined"
-                )
-        for branch in branches:
-            for item in branch._transcript.own.items:
-                self._transcript.own.put(item)
-            branch._is_joined = True
-        self._record.add(wire.Join(self._lane.number, tuple(branch._lane.number for branch in branches)))
+        branch._check_open()
+        items = branch._transcript.since(self._transcript) if branch._record is self._record else None
+        if items is None:
+            raise BadProgram(
+                "only a branch of this state can be adopted, and only while nothing was appended here since its fork"
+            )
+        for item in items:
+            self._transcript.own.put(item)
+        self._transcript.go_on_as(branch._transcript)
+        self._seed = branch._seed
+        for name, value in branch._values.items():
+            if name not in self._values or self._values[name] is not value:
+                self._set(name, value)
+        branch._closed = "was adopted by its parent"
+        self._record.add(wire.Join(self._lane.number, (branch._lane.number,), adopt=True))
+
+    def drop(self) -> None:
+        """Stop all work on this state and on its branches, and let their pages go first. Idempotent.
+
+        It takes no more text; what is not finished raises Cancelled where it is read.
+        """
+        self._drop()
+        with suppress(BanyanError):  # then there is nothing left to stop
+            self._record.flush()
+
+    def _drop(self) -> None:
+        if self._is_watched:
+            self._check_open()
+        if not self._closed:
+            self._closed = "was dropped"
+            self._record.add(wire.Drop(self._lane.number, tree=True))
 
 
 def _flat(numbers: list[Any]) -> Iterator[int]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from banyan.branch import Branches, Step, beam
 from banyan.pieces import partials, pieces
 from banyan.prompt import Prompt
-from banyan.ref import Ref, meta_info, read, read_object, tool_calls
+from banyan.ref import Ref, dist, meta_info, read, read_object, tool_calls
 from banyan.tools import ToolCall
 from banyan.transcript import Renderer, messages
 from banyan.usage import Usage
@@ -73,6 +74,14 @@ class State(Prompt):
     def tool_calls(self, name: str) -> list[ToolCall]:
         """What the gen with tools called, in order, with what that gave; also of one that failed."""
         return tool_calls(self._lookup(name))  # type: ignore[no-any-return]
+
+    def dist(self, name: str) -> dict[str, float]:
+        """What the model gives for each choice of a select: choice -> probability, 1 in sum.
+
+        It is the model's own law over them, the product of the probabilities of their tokens, whatever `choices_method`
+        and `temperature` made of it. Unsupported: the backend does not tell.
+        """
+        return dist(self._lookup(name))  # type: ignore[no-any-return]
 
     @property
     def ret_value(self) -> Any:
@@ -173,3 +182,26 @@ class State(Prompt):
         if self._is_handle:
             for _ in self._record.ended:
                 pass
+
+    # ---- branching -------------------------------------------------------------------------------------------------
+
+    def fork(self, size: int = 1, position_ids_offset: None = None) -> Branches:
+        """`size` states that begin with all that this one has: text, open turn, variables. None of it is sent again."""
+        return Branches(self._forked(size, position_ids_offset), self)
+
+    def beam(
+        self,
+        k: int,
+        step: Step,
+        *,
+        depth: int = 1,
+        width: int | None = None,
+        key: Callable[[State], Any] | None = None,
+    ) -> Branches:
+        """Beam search over steps of any size: the best `k` branches after `depth` steps, the best first.
+
+        In each step every branch that was kept is forked `width` (k) times, `step` is appended, an expression or a
+        function from the branch to one, and the best `k` of all stay; the others are dropped. key: what a branch is
+        worth; without one, the log-probability of all that was generated on its way. Go on with `adopt(beams[0])`.
+        """
+        return beam(self, k, step, depth, k if width is None else width, key)

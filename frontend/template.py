@@ -183,7 +183,7 @@ def _moved(value: Any, new: Mapping[Any, Any], arguments: Sequence[Any]) -> Any:
     if isinstance(value, Slot):
         return arguments[value.i]
     if isinstance(value, Gathered):
-        return Gathered([_moved(one, new, arguments) for one in value.values])
+        return Gathered([_moved(one, new, arguments) for one in value.values], value.collects)
     return new[value] if isinstance(value, Ref | State) else value
 
 

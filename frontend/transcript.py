@@ -50,6 +50,17 @@ class Transcript:
         """The items that are there now."""
         return chain(self._before(), tuple(self.own.items))
 
+    def since(self, ancestor: Transcript) -> list[Item] | None:
+        """What came after all that `ancestor` has; None if this did not go on from there."""
+        for k, (items, n) in enumerate(self._inherited):
+            if items is ancestor.own.items:
+                between = chain.from_iterable(islice(*one) for one in self._inherited[k + 1 :])
+                return [*between, *self.own.items] if n == len(items) else None
+        return None
+
+    def go_on_as(self, other: Transcript) -> None:
+        self.role, self.last, self.n_draws = other.role, other.last, other.n_draws
+
     def follow(self, to_its_end: bool) -> Iterator[Item]:
         """The items that are there and, if `to_its_end`, those that come until the body ends; raises what it raised."""
         return chain(self._before(), self.own) if to_its_end else iter(self)

@@ -15,6 +15,7 @@ from banyan.runtime import errors
 
 NAMES = [
     "Anthropic",
+    "AsyncBranches",
     "AsyncProgram",
     "AsyncState",
     "Backend",
@@ -24,6 +25,7 @@ NAMES = [
     "BadProgram",
     "BanyanError",
     "BatchError",
+    "Branches",
     "BudgetExceeded",
     "Cancelled",
     "Compiled",
@@ -240,7 +242,16 @@ SIGNATURES = {
     "State.show": ["self", "path"],
     "State.text_iter": ["self", "var_name"],
     "State.text_async_iter": ["self", "var_name", "return_meta_data"],
-    "Group.join": ["self", "mode"],
+    "State.adopt": ["self", "branch"],
+    "State.drop": ["self"],
+    "State.dist": ["self", "name"],
+    "State.beam": ["self", "k", "step", "*depth", "*width", "*key"],
+    "Group.join": ["self", "mode", "on_error"],
+    "Group.drop": ["self"],
+    "Branches.best": ["self", "key", "on_error"],
+    "Branches.first": ["self", "k"],
+    "Branches.vote": ["self", "name", "key", "on_error"],
+    "Branches.as_completed": ["self"],
 }
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from random import Random
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -21,7 +23,7 @@ CHAT = CHATML
 """The markers that a Mock writes around turns."""
 
 Calls: TypeAlias = "Mapping[str, Mapping[str, Any]]"
-Answer: TypeAlias = "str | wire.Sample | Calls | tuple[Calls, ...] | BaseException"
+Answer: TypeAlias = "str | wire.Sample | Mapping[str, float] | Calls | tuple[Calls, ...] | BaseException"
 Answers: TypeAlias = "Answer | Sequence[Answer] | Callable[[str, str], Answer]"
 Script: TypeAlias = "Answers | Mapping[str | re.Pattern[str], Answers]"
 
@@ -44,7 +46,8 @@ class Mock:
     An answer is what the model would say. Like a model's, it ends before the first of the gen's stop strings, or before
     the end of the turn. There are no tokens: what max_tokens, temperature and the other sampling options would do to an
     answer is for the script to say, which may give a `wire.Sample` with its finish_reason, n_tokens and logprobs;
-    `calls` tells what was asked for. A select must be answered by one of its choices.
+    `calls` tells what was asked for. A select must be answered by one of its choices, or by a dict from each of them to
+    its log-probability: then the best is taken or, with a temperature, one is drawn.
 
     A gen with tools may be answered by calls of them: {"add": {"a": 1, "b": 2}}, or a tuple of such dicts; what the
     tools give is in the prompt of the next answer.
@@ -85,6 +88,7 @@ class Mock:
         return {"model": "mock", "n_calls": len(self.calls), "n_submits": len(self.submits)}
 
     def start(self, job: Job) -> None:
+        """Answer a gen or select. For the executor of programs, not for users."""
         call = Call(job.text, job.op.name, job.op)
         self.calls.append(call)
         seconds = self._latency(call) if callable(self._latency) else self._latency
@@ -135,7 +139,10 @@ class Mock:
     def _scripted(self, job: Job, call: Call) -> Outcome:
         op = job.op
         if isinstance(op, wire.Select):
-            sample = _sample(self.answer(call.prompt, call.name), ())
+            answer = self.answer(call.prompt, call.name)
+            if isinstance(answer, Mapping):
+                return _chosen(op, answer)
+            sample = _sample(answer, ())
             if sample.text not in op.choices:
                 raise ValueError(f"{sample.text!r} is not among the choices: {', '.join(op.choices)}")
             return Outcome((sample,))
@@ -199,6 +206,21 @@ def _sample(answer: Answer, stops: Sequence[str]) -> wire.Sample:
         raise TypeError(f"a script answers with a string, a wire.Sample or an exception, not {answer!r}")
     found = min(((at, stop) for stop in stops if (at := answer.find(stop)) >= 0), default=None)
     return wire.Sample(answer, "stop") if found is None else wire.Sample(answer[: found[0]], "stop", matched=found[1])
+
+
+def _chosen(op: wire.Select, logprobs: Mapping[str, Any]) -> Outcome:
+    """The choice of a model to which each is one token, with these log-probabilities."""
+    if logprobs.keys() != set(op.choices):
+        raise ValueError(f"{', '.join(logprobs)} have log-probabilities, but the choices are {', '.join(op.choices)}")
+    values = tuple(float(logprobs[choice]) for choice in op.choices)
+    best = max(values)
+    weights = tuple(float(value == best) for value in values)
+    if op.temperature:
+        weights = tuple(math.exp((value - best) / op.temperature) for value in values)
+    chosen = Random(op.seed).choices(op.choices, weights)[0] if op.temperature else op.choices[values.index(best)]
+    shares = tuple(weight / sum(weights) for weight in weights)
+    scores = wire.Scores(values, tuple(((value, 0),) for value in values), shares)
+    return Outcome((wire.Sample(chosen, "stop"),), scores=scores)
 
 
 def _calls(answer: Calls | tuple[Calls, ...], number: int) -> tuple[wire.ToolCall, ...]:

@@ -144,7 +144,7 @@ def test_branches_with_another_open_turn_are_not_concatenated(mock: bn.Mock) -> 
 
 def test_what_is_refused(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
-        with pytest.raises(bn.BadProgram, match="gather_variable, concate_and_append"):
+        with pytest.raises(bn.BadProgram, match="gather_variable and concat"):
             s.fork(1).join("sum")  # type: ignore[arg-type]
         with pytest.raises(bn.BadProgram, match="0 branches"):
             s.fork(0)
