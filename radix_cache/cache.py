@@ -17,46 +17,42 @@ A page that is freed may be claimed and written again by the next step, so steps
 forward) must reach the device in the order in which they were planned.
 
 What a request is computing right now is in no tree, as it is not computed. `cache.in_flight` knows it: see inflight.py.
+What programs know of the future they say by handles: see handles.py. Which of the rest goes first is a policy's: see
+policy.py. What leaves the device may go to host memory and come back: see host.py.
 
-Not safe for threads: one loop owns a cache. Nothing here keeps time; ages are the order of unlocks.
+Not safe for threads: one loop owns a cache. Nothing here keeps time; ages are the order of unlocks, and who wants more
+says which step it is (`tick`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
+from banyan.radix_cache.handles import Handle, Holds
 from banyan.radix_cache.inflight import InFlight
+from banyan.radix_cache.node import Node
 from banyan.radix_cache.pages import Pool
-from banyan.radix_cache.tree import Node, Tree
-
-
-class Stats(NamedTuple):
-    """Where the pages are, and what was found. n_free + n_leased + n_cached == n_pages, always."""
-
-    n_pages: int
-    n_free: int
-    n_leased: int  # held by leases and not published
-    n_cached: int  # in the tree
-    n_evictable: int  # ... and not locked
-    n_nodes: int
-    n_leases: int  # open
-    n_query_tokens: int  # of leases that published something: tokens they were opened for
-    n_hit_tokens: int  # ... and found in the tree
-    n_evicted_pages: int
+from banyan.radix_cache.policy import POLICIES
+from banyan.radix_cache.stats import Stats, Tally
+from banyan.radix_cache.tree import Tree
 
 
 class Lease:
     """A claim on pages: a locked prefix of the tree, and pages of its own behind it. Made by `Cache.open`; a scope."""
 
     __slots__ = ("_at", "_copies", "_ids", "_is_counted", "_n_known", "_namespace", "_source", "cache", "is_open",
-                 "n_cached", "pages")  # fmt: skip
+                 "n_cached", "n_host", "owner", "pages", "priority")  # fmt: skip
 
-    def __init__(self, cache: Cache, ids: bytes, namespace: bytes, at: Node) -> None:
+    def __init__(self, cache: Cache, ids: bytes, namespace: bytes, at: Node, priority: int, owner: Hashable) -> None:
         self.cache = cache
         self.is_open = True
         self.pages: list[int] = []  # for reading; in order of slots
         self.n_cached = 0  # tokens that stood in the tree when the lease was opened; the next is the first to compute
+        self.n_host = 0  # ... of which so many lay in host memory
+        self.priority = priority
+        self.owner = owner
         self._at = at  # the node that ends its published tokens; locked
         self._source: Node | None = None  # the child of it, or below one, whose first page is to be copied; locked
         self._copies: list[tuple[int, int, int]] = []
@@ -115,14 +111,13 @@ class Lease:
             raise ValueError("tokens are published before the lease's copies were taken, so they cannot be computed")
         if not self._is_counted:
             self._is_counted = True
-            cache._n_query_tokens += len(self._ids) // 4
-            cache._n_hit_tokens += self.n_cached
+            cache.tally.add(self.owner, len(self._ids) // 4, self.n_cached, self.n_host)
         if n >= self._n_known:
             self._ids, self._n_known = ids, n
         self._release_source()
         if cache.enabled:
             n_private = self.n_private
-            self._at, spare = cache.tree.insert(self._at, ids, self.pages)
+            self._at, spare = cache.tree.insert(self._at, ids, self.pages, self.priority)
             cache.pool.give(spare)
             cache._n_leased -= n_private - self.n_private
 
@@ -130,7 +125,7 @@ class Lease:
         """Another lease on all that this one has published (or found): nothing is computed twice, a partly filled last
         page is copied. What is not published is not shared. `n_cached` of the new lease says what it has."""
         self._must_be_open()
-        return self.cache.open(self._ids, self._namespace, self._n_known)
+        return self.cache.open(self._ids, self._namespace, self._n_known, self.priority, self.owner)
 
     def close(self) -> None:
         """Unlock what is published, free the rest. A second time does nothing."""
@@ -140,7 +135,12 @@ class Lease:
         cache, n_private = self.cache, self.n_private
         self._release_source()
         cache._give_back(self.pages[len(self.pages) - n_private :])
-        cache.tree.unlock(self._at)
+        tree = cache.tree
+        if tree.policy.has_levels and self._is_counted:
+            tree.use(self._at, self.n_cached - self.n_cached % cache.page, self.priority)
+        tree.unlock(self._at)
+        if tree.policy.share < 1.0:
+            tree.settle()
         cache.leases.discard(self)
         self.pages = []
         self._copies = []
@@ -166,28 +166,41 @@ class Lease:
 class Cache:
     """All pages of one KV pool, and the tree over them. See the head of this file."""
 
-    def __init__(self, n_pages: int, page: int = 16, enabled: bool = True) -> None:
-        """n_pages of `page` slots each, a power of two. Not enabled: nothing is kept and nothing found."""
+    def __init__(self, n_pages: int, page: int = 16, enabled: bool = True, policy: str = "lru") -> None:
+        """n_pages of `page` slots each, a power of two. Not enabled: nothing is kept and nothing found. policy: a name
+        of POLICIES, for what no program has said anything of."""
         if n_pages < 0 or page < 1 or page & (page - 1):
             raise ValueError(f"n_pages is {n_pages} and page {page}; they must be at least 0 and a power of two")
         self.n_pages = n_pages
         self.page = page
         self.enabled = enabled
+        if policy not in POLICIES:
+            raise ValueError(f"there is no policy {policy!r}; there are {', '.join(POLICIES)}")
         self.pool = Pool(n_pages)
-        self.tree = Tree(self.pool, page)
+        self.tree = Tree(self.pool, page, POLICIES[policy](n_pages))
+        self.holds = Holds(self)
+        self.tree.give_up = self.holds.give_up
+        self.tally = Tally()
         self.leases: set[Lease] = set()  # the open ones
         self.in_flight: InFlight[Any] = InFlight()
         self._n_leased = 0  # pages that leases own
-        self._n_query_tokens = 0
-        self._n_hit_tokens = 0
 
     # ---- leases ----------------------------------------------------------------------------------------------------
 
-    def open(self, ids: bytes, namespace: bytes = b"", limit: int | None = None) -> Lease:
+    def open(
+        self,
+        ids: bytes,
+        namespace: bytes = b"",
+        limit: int | None = None,
+        priority: int = 0,
+        owner: Hashable = None,
+    ) -> Lease:
         """A lease on the longest stored prefix of `ids`, at most `limit` tokens of it.
 
         ids        int32 little-endian, all that the request has so far
-        namespace  what must be equal for KV to be equal, beyond the tokens (tenant, weights, adapter)
+        namespace  what must be equal for KV to be equal, beyond the tokens (see `root_key`)
+        priority   for the policy of that name
+        owner      the program, for the statistics
 
         Claims no page but the destination of a copy, and that only where all of `ids` finds room beside its source;
         where not, `n_cached` ends before the page. So a lease that is alone can grow to all of its ids if the pool can.
@@ -198,7 +211,7 @@ class Cache:
         limit = n_ids if limit is None else max(0, min(limit, n_ids))
         node, n = tree.match(root, ids, limit) if self.enabled else (root, 0)
         at, source, n_rest = self._place(node, n)
-        lease = Lease(self, ids, namespace, at)
+        lease = Lease(self, ids, namespace, at, priority, owner)
         tree.lock(at)
         lease.pages = _pages(at)
         if source is not None:
@@ -227,6 +240,69 @@ class Cache:
             return node.parent, node, n_rest
         upper = self.tree.split(node, n_whole - node.start)
         return upper, node if n_rest else None, n_rest
+
+    # ---- handles ---------------------------------------------------------------------------------------------------
+
+    def handle(self, ids: bytes, namespace: bytes = b"") -> Handle:
+        """A handle on the prefix `ids`, wherever it lies, and if it lies nowhere."""
+        _n_tokens(ids)
+        return self.holds.make(ids, namespace)
+
+    def tick(self, step: float, now: float) -> None:
+        """The step that begins, and the time, in the caller's own clocks: for what handles expect, and for pins."""
+        self.holds.tick(step, now)
+
+    def find(self, ids: bytes, namespace: bytes) -> tuple[Node, bool] | None:
+        """The node that ends what the device has of a prefix, cut so that it holds no page behind it, and whether that
+        is all of it. None: nothing of it is there, or not a page and not all."""
+        root = self.tree.roots.get(namespace)
+        if root is None:
+            return None
+        n_ids = _n_tokens(ids)
+        node, n = self.tree.match(root, ids, n_ids)
+        while not node.pages and node.parent:
+            node = node.parent
+            n = min(n, node.end)
+        if n < node.end:
+            # A page that goes on otherwise than the prefix is somebody else's; one that only goes on is below its end.
+            n_own = -(-n // self.page) * self.page if n == n_ids else n - n % self.page
+            if n_own <= node.start:
+                node = node.parent or node
+            elif n_own < node.end:
+                node = self.tree.split(node, n_own - node.start)
+        return (node, n == n_ids) if node.parent else None
+
+    def bury(self, ids: bytes, namespace: bytes, n_shared: int) -> None:
+        """See `Handle.drop`."""
+        found = self.find(ids, namespace)
+        if found is None:
+            return
+        node, is_whole = found
+        if is_whole:
+            below = [node]
+            for at in below:
+                below += at.children.values()
+            for at in reversed(below):
+                self._bury(at)
+        elif not self._bury(node):
+            return
+        while node.lane is self.tree.dead and (parent := node.parent) and len(parent.children) == 1:
+            if parent.start < n_shared or not self._bury(parent):
+                return
+            node = parent
+
+    def _bury(self, node: Node) -> bool:
+        """Let a node die, if nobody needs it and all below it is dead. What lies in host memory alone is dropped."""
+        tree = self.tree
+        if node.parent is None or node.n_locks or node.n_holds:
+            return False
+        if not node.pages and tree.below:
+            tree.below.forget(node)
+            return True
+        if any(child.lane is not tree.dead for child in node.children.values()):
+            return False
+        tree.bury(node)
+        return True
 
     # ---- pages -----------------------------------------------------------------------------------------------------
 
@@ -261,7 +337,7 @@ class Cache:
     # ---- what can be asked -----------------------------------------------------------------------------------------
 
     def stats(self) -> Stats:
-        tree = self.tree
+        tree, tally = self.tree, self.tally
         return Stats(
             n_pages=self.n_pages,
             n_free=len(self.pool.free),
@@ -270,9 +346,21 @@ class Cache:
             n_evictable=tree.n_evictable,
             n_nodes=tree.n_nodes,
             n_leases=len(self.leases),
-            n_query_tokens=self._n_query_tokens,
-            n_hit_tokens=self._n_hit_tokens,
-            n_evicted_pages=tree.n_evicted,
+            n_query_tokens=tally.n_query,
+            n_hit_tokens=tally.n_hit,
+            n_evicted_pages=sum(tree.n_evicted.values()),
+            evicted=dict(tree.n_evicted),
+            n_held=tree.n_held,
+            n_handles=len(self.holds),
+            n_empty_slots=tree.n_pages * self.page - tree.n_tokens,
+            n_host_hit_tokens=tally.n_host,
+            n_host_pages=0,
+            n_host_cached=0,
+            n_moved_out=0,
+            n_moved_in=0,
+            n_quarantined=0,
+            n_programs=tally.n_programs,
+            program_hit_rate=tally.program_hit_rate,
         )
 
     def conserved(self) -> bool:

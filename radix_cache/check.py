@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from banyan.radix_cache.cache import Cache, Lease
-from banyan.radix_cache.tree import Node, Root
+from banyan.radix_cache.node import Node, Root
 
 
 class Corrupt(AssertionError):
@@ -22,8 +22,11 @@ def check(cache: Cache) -> None:
         _must(bool(root.children or root.n_locks), f"the root of {namespace!r} is empty and unlocked, and still there")
         for node in _below(root):
             _check_node(cache, node)
+    n_tokens = sum(len(node.key) // 4 for node in _nodes(cache) if node.pages)
+    _must(cache.tree.n_tokens == n_tokens, f"the tree counts {cache.tree.n_tokens} tokens, but there are {n_tokens}")
     _check_locks(cache)
-    _check_order(cache)
+    _check_holds(cache)
+    _check_lanes(cache)
     for lease in cache.leases:
         _check_lease(lease)
 
@@ -63,9 +66,11 @@ def _check_pages(cache: Cache) -> None:
         where = f"free {free.count(page)}, leased {leased.count(page)}, in the tree {cached.count(page)} times"
         raise Corrupt(f"page {page} of {cache.n_pages} is not held exactly once: {where}")
     evictable = sum(len(node.pages) for node in nodes if not node.n_locks)
+    held = sum(len(node.pages) for node in nodes if node.n_holds and not node.n_locks)
     for name, says, is_ in (
         ("leased pages", cache._n_leased, len(leased)),
         ("cached pages", tree.n_pages, len(cached)),
+        ("held pages", tree.n_held, held),
         ("evictable pages", tree.n_evictable, evictable),
         ("nodes", tree.n_nodes, len(nodes)),
     ):
@@ -81,14 +86,18 @@ def _check_node(cache: Cache, node: Node) -> None:
         raise Corrupt(f"{at} has no parent")
     n, rest = divmod(len(node.key), 4)
     _must(n > 0 and not rest, f"{at}: a key must hold whole tokens, and one at least")
-    _must(len(node.pages) == -(-n // page), f"{at} has {len(node.pages)} pages of {page}")
+    _must(len(node.pages) in (-(-n // page), 0), f"{at} has {len(node.pages)} pages of {page}")
+    _must(len(node.host) in (-(-n // page), 0), f"{at} has {len(node.host)} pages of {page} in host memory")
+    _must(bool(node.pages or node.host), f"{at} lies nowhere")
+    _must(bool(node.pages or not node.n_holds), f"{at} is held, and not on the device")
+    _must(bool(parent.pages or not node.pages or not parent.parent), f"{at} is on the device, and what is above is not")
     _must(node.start == parent.end and node.start % page == 0, f"{at} does not begin at a border behind its parent")
     _must(not node.children or n % page == 0, f"{at} has children behind a page that is not full")
     _must(node.order == sorted(node.children), f"{at}: the order of the children is not their keys, sorted")
     first = node.key[: 4 * page]
     _must(parent.children.get(first) is node, f"{at} is not where its parent looks for it")
     _must(parent.n_locks >= node.n_locks, f"{at} is locked more often than its parent")
-    if n < page and not node.n_locks:
+    if n < page and not node.n_locks and not node.n_holds:
         longer = [key for key in parent.children if key != first and key.startswith(first)]
         _must(not longer, f"{at} says nothing that a child beside it does not say")
 
@@ -98,7 +107,8 @@ def _check_locks(cache: Cache) -> None:
     locks: Counter[Node] = Counter()
     for lease in cache.leases:
         path: set[Node] = set()
-        for node in (lease._at, lease._source):
+        for end in (lease._at, lease._source):
+            node = end
             while node is not None:
                 path.add(node)
                 node = node.parent
@@ -110,20 +120,66 @@ def _check_locks(cache: Cache) -> None:
         )
 
 
-def _check_order(cache: Cache) -> None:
-    """The list holds the unlocked nodes, once each, and each before its parent."""
-    ends = cache.tree.unlocked
-    listed: dict[Node | None, int] = {}
-    node = ends
-    while node.next is not ends:
-        _must(node.next.prev is node and node.next not in listed, "the list of the unlocked is not a circle")
-        node = node.next
-        listed[node] = len(listed)
-    _must(ends.prev is node, "the list of the unlocked is not a circle")
-    unlocked = {node for node in _nodes(cache) if not node.n_locks}
-    _must(unlocked == listed.keys(), "the list of the unlocked is not the unlocked nodes")
-    for node in unlocked:
-        _must(node.parent not in listed or listed[node] < listed[node.parent], "a node is older than one below it")
+def _check_holds(cache: Cache) -> None:
+    """A node is held once by each handle that holds it or something below it, and the handles stand in order."""
+    holds: Counter[Node] = Counter()
+    for order, name in ((cache.holds.expected, "due"), (cache.holds.pinned, "until")):
+        _must(order == sorted(order), "the handles that hold something are out of order")
+        for due, _, handle in order:
+            _must(getattr(handle, name) == due, "a handle stands elsewhere than it says")
+            if handle.node is None:
+                raise Corrupt("a handle that holds nothing stands among those that do")
+            at: Node | None = handle.node
+            while at is not None and at.parent is not None:
+                holds[at] += 1
+                at = at.parent
+            _must(isinstance(at, Root) and at.namespace == handle.namespace, "a handle holds what is not in the tree")
+            above = handle.node.parent.path if handle.node.parent else b""
+            _must(handle.ids.startswith(above), "a handle holds another's tokens")
+    for node in _nodes(cache):
+        _must(
+            node.n_holds == holds[node],
+            f"node at {node.start} of {len(node.key) // 4} tokens has {node.n_holds} holds, but {holds[node]} handles",
+        )
+
+
+def _check_lanes(cache: Cache) -> None:
+    """The lanes hold the nodes that are neither locked nor held, once each, and none before one that is below it."""
+    tree = cache.tree
+    _must(bool(tree.lanes), "there is no lane")
+    levels = [lane.level for lane in tree.lanes]
+    _must(levels == sorted(set(levels)), "the lanes are out of order")
+    listed: dict[Node, tuple[float, int]] = {}
+    for lane in tree.lanes:
+        _must(lane is tree.dead or (lane.is_open and tree.levels.get(lane.level) is lane), "a lane is shut and listed")
+        node: Node = lane
+        while node.next is not lane:
+            _must(node.next.prev is node and node.next not in listed, "a lane is not a circle")
+            node = node.next
+            _must(node.lane is lane, "a node stands in another lane than it says")
+            listed[node] = lane.level, len(listed)
+        _must(lane.prev is node, "a lane is not a circle")
+    for lane in (tree.dead, *tree.levels.values()):
+        if lane not in tree.lanes:
+            _must(lane.next is lane and not lane.is_open, "a lane is open, or has nodes, and is not listed")
+    free = {node for node in _nodes(cache) if node.pages and not (node.n_locks or node.n_holds)}
+    _must(free == listed.keys(), "the lanes do not hold the nodes that are neither locked nor held")
+    for lane in tree.lanes:
+        n_pages = sum(len(node.pages) for node in listed if node.lane is lane)
+        _must(lane.n_pages == n_pages, f"a lane says {lane.n_pages} pages, but has {n_pages}")
+    for node in _nodes(cache):
+        parent = node.parent
+        if node.pages and parent is not None and parent.parent is not None:
+            _must(_stays(node, listed) <= _stays(parent, listed), "a node is evicted before one below it")
+
+
+def _stays(node: Node, listed: dict[Node, tuple[float, int]]) -> tuple[int, float, int]:
+    """How late a node is evicted: by class (in a lane, held, locked), then by its lane's level, then by its place."""
+    if node.n_locks:
+        return 2, 0.0, 0
+    if node.n_holds:
+        return 1, 0.0, 0
+    return 0, *listed[node]
 
 
 def _check_lease(lease: Lease) -> None:

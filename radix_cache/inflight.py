@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import Generic, TypeVar
 
-from banyan.radix_cache.tree import n_common
+from banyan.radix_cache.node import n_common
 
 Owner = TypeVar("Owner")
 

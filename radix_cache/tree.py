@@ -9,76 +9,93 @@ child has the next whole page, the one that shares most of it stands beside the 
 
 Rules (`check` asserts them):
   * A page in the tree belongs to one node.
-  * A lock on a node covers its ancestors, and locked nodes are not evicted. The others stand in one list, into which
-    `unlock` puts a path deepest first. So a node stands behind its descendants, the head is always a leaf, and eviction
-    takes pages from the end of the oldest leaf, at a cost that does not depend on the size of the tree.
+  * A lock on a node covers its ancestors, and locked nodes are not evicted. Held ones (handles.py) are, but last. The
+    others stand in lanes, into which `unlock` puts a path deepest first, and no node's lane is below that of a node
+    under it. So a node stands behind its descendants, the head of the lowest lane is always a leaf, and eviction takes
+    pages from the end of the oldest leaf, at a cost that does not depend on the size of the tree.
   * An open leaf of less than a page is dropped, once unlocked, where a child beside it begins with the same tokens.
   * At most one lease writes to an open leaf: the one that holds its end. Others read it, and copy.
   * A match changes nothing, not even an age. Nodes are split where a lock or an insert ends, never by a look.
+  * Where a node's pages lie in host memory alone (host.py), so do those of all that is below it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Protocol
 
-import numpy as np
-
+from banyan.radix_cache.node import DEAD, NO_CHILDREN, NO_ORDER, Lane, Node, Root, n_common
 from banyan.radix_cache.pages import Pool
+from banyan.radix_cache.policy import Lru, Policy
 
-_NO_CHILDREN: dict[bytes, Node] = {}  # of every leaf; never written to
-_NO_ORDER: list[bytes] = []
 _LONG = 64  # pages: of a longer leaf the end is cut off before pages are taken from it, as each time copies its key
+_level = attrgetter("level")
 
 
-class Node:
-    """A run of tokens and its pages. n_locks: leases that hold it or something below it."""
+class Below(Protocol):
+    """Where pages go that leave the device, if anywhere: a second tier (host.py)."""
 
-    __slots__ = ("children", "key", "n_locks", "next", "order", "pages", "parent", "prev", "start")
+    def take(self, node: Node, n: int) -> int:
+        """Let go of at least n pages at the end of a leaf, the head of its lane, or of all. How many it were."""
 
-    parent: Node | None  # None: a root
-    prev: Node  # in the list of the unlocked, if it is one of them
-    next: Node
+    def adopt(self, node: Node, pages: list[int]) -> None:
+        """A node that lies in host memory alone is computed again, into `pages`."""
 
-    def __init__(self, parent: Node | None, start: int, key: bytes, pages: list[int]) -> None:
-        self.parent = parent
-        self.start = start  # of its first token, counted from the root
-        self.key = key
-        self.pages = pages
-        self.children = _NO_CHILDREN  # by the first page of their keys
-        self.order = _NO_ORDER  # the same keys, sorted
-        self.n_locks = 0
+    def forget(self, node: Node) -> None:
+        """Drop a node that lies in host memory alone, and all below it."""
 
-    @property
-    def end(self) -> int:
-        return self.start + len(self.key) // 4
+    def cut(self, upper: Node, lower: Node) -> None:
+        """`upper` was cut off a node with pages in host memory."""
+
+    def release(self, node: Node) -> None:
+        """A node's copy in host memory is of no more use."""
 
 
-class Root(Node):
-    """The empty prefix of one namespace. Locked like a node, but in no list: it goes with its last child and lock."""
+class Log(Protocol):
+    """Who is told what comes and goes, where somebody listens: events.py."""
 
-    __slots__ = ("namespace",)
+    def stored(self, node: Node, first: int) -> None:
+        """The node's key from the byte `first` on is new on the device."""
 
-    def __init__(self, namespace: bytes) -> None:
-        super().__init__(None, 0, b"", [])
-        self.namespace = namespace
+    def removed(self, node: Node, first: int) -> None:
+        """It is about to leave it."""
 
 
 class Tree:
     """Trees, one per namespace, over one pool and with one order of eviction."""
 
-    __slots__ = ("n_evictable", "n_evicted", "n_nodes", "n_pages", "page", "pool", "roots", "unlocked", "width")
+    __slots__ = ("below", "dead", "give_up", "lanes", "levels", "log", "n_evicted", "n_held", "n_nodes", "n_pages",
+                 "n_stored", "n_tokens", "page", "policy", "pool", "roots", "width")  # fmt: skip
 
-    def __init__(self, pool: Pool, page: int) -> None:
+    def __init__(self, pool: Pool, page: int, policy: Policy | None = None) -> None:
         self.pool = pool
         self.page = page
         self.width = 4 * page  # bytes of ids a page
+        self.policy = policy or Lru(pool.n_pages)
         self.roots: dict[bytes, Root] = {}
-        self.unlocked = ends = Node(None, 0, b"", [])  # both ends of the list: next is the oldest, prev the youngest
-        ends.prev = ends.next = ends
+        self.dead = Lane(DEAD, "dead")  # never open: what is unlocked has been used, and lives
+        self.levels: dict[float, Lane] = {}
+        self.lanes: list[Lane] = []  # by level: all that have a node, and at least one
+        self.lane(0)
+        self.give_up: Callable[[], str] = str  # let go of one more held node, and say why; "" if there is none
+        self.below: Below | None = None
+        self.log: Log | None = None
         self.n_nodes = 0  # without roots
-        self.n_pages = 0
-        self.n_evictable = 0  # pages of unlocked nodes
-        self.n_evicted = 0  # pages so far
+        self.n_pages = 0  # on the device
+        self.n_tokens = 0  # in them
+        self.n_held = 0  # pages on the device of nodes that are held and not locked
+        self.n_stored = 0  # pages so far
+        self.n_evicted: dict[str, int] = {}  # pages so far, by reason
+
+    @property
+    def n_evictable(self) -> int:
+        """Pages on the device that are not locked."""
+        n = self.n_held
+        for lane in self.lanes:
+            n += lane.n_pages
+        return n
 
     # ---- look ------------------------------------------------------------------------------------------------------
 
@@ -102,47 +119,143 @@ class Tree:
                 node = node.parent
         return node, n
 
-    # ---- lock ------------------------------------------------------------------------------------------------------
+    # ---- lanes -----------------------------------------------------------------------------------------------------
+
+    def lane(self, level: float) -> Lane:
+        """The lane of a level, open."""
+        lane = self.levels.get(level) or Lane(level, "unused")
+        return lane if lane.is_open else self._open(lane)
+
+    def _open(self, lane: Lane) -> Lane:
+        """Put a lane into the list. The dead one, to which nobody goes back, gives way to that of new nodes."""
+        if lane is self.dead:
+            return self.lane(self.policy.stored(self.n_stored, 0))
+        lane = self.levels.setdefault(lane.level, lane)
+        if not lane.is_open:
+            lane.is_open = True
+            insort(self.lanes, lane, key=_level)
+        return lane
+
+    def _shut(self, lane: Lane) -> None:
+        """Take an empty lane out of the list. Locked nodes may still refer to it: see `_open`."""
+        self.lanes.remove(lane)
+        lane.is_open = False
+        self.levels.pop(lane.level, None)
+
+    def bury(self, node: Node) -> None:
+        """Let a node, neither locked nor held and all below it dead, go before all that lives."""
+        if node.lane is self.dead:
+            return
+        if self.lanes[0] is not self.dead:
+            self.lanes.insert(0, self.dead)
+        _move(node, self.dead)
+
+    def use(self, node: Node, n_cached: int, priority: int) -> None:
+        """Let those nodes of a locked path rise that were found: that begin among the first n_cached tokens."""
+        at, used = node, self.policy.used
+        while parent := at.parent:
+            lane = at.lane
+            if at.start < n_cached and lane is not self.dead and (to := used(int(lane.level), priority)) != lane.level:
+                at.lane = self.lane(to)
+            at = parent
+
+    def settle(self) -> None:
+        """Let the nodes of level 1 be no more than their share: the longest unused of them go down to level 0."""
+        if upper := self.levels.get(1):
+            n_most = self.policy.share * (self.n_evictable - self.n_held)
+            while upper.n_pages > n_most:
+                _move(upper.next, self.lane(0))
+
+    # ---- lock, hold ------------------------------------------------------------------------------------------------
 
     def root(self, namespace: bytes) -> Root:
         """The root of a namespace, made if there is none. The caller locks it, or a node below it."""
         root = self.roots.get(namespace)
         if root is None:
-            root = self.roots[namespace] = Root(namespace)
+            root = self.roots[namespace] = Root(namespace, self.dead)
         return root
 
-    def lock(self, node: Node | None, above: Node | None = None) -> None:
+    def lock(self, node: Node, above: Node | None = None) -> None:
         """Lock a node and its ancestors, up to `above` (left out): they stay until unlocked."""
-        ends = self.unlocked
-        while node and node is not above:
-            parent = node.parent
-            if not node.n_locks and parent:
-                before, behind = node.prev, node.next
-                before.next, behind.prev = behind, before
-                node.prev = node.next = ends  # so that a node that goes is not kept in memory by one that stays
-                self.n_evictable -= len(node.pages)
-            node.n_locks += 1
-            node = parent
+        at: Node | None = node
+        while at is not above:
+            assert at is not None
+            parent = at.parent
+            if not at.n_locks and parent:
+                if at.n_holds:
+                    self.n_held -= len(at.pages)
+                else:
+                    lane, before, behind = at.lane, at.prev, at.next
+                    before.next, behind.prev = behind, before
+                    at.prev = at.next = lane  # so that a node that goes is not kept in memory by one that stays
+                    lane.n_pages -= len(at.pages)
+            at.n_locks += 1
+            at = parent
 
     def unlock(self, node: Node, above: Node | None = None) -> None:
-        """Take back one `lock` of the same nodes. Those that nobody else locks become the youngest of the unlocked."""
-        ends = self.unlocked
-        youngest, at = ends.prev, node
+        """Take back one `lock` of the same nodes. Those that nobody else locks become the youngest of their lanes."""
+        lane = node.lane
+        if not lane.is_open:
+            lane = self._open(lane)
+        youngest, n, at = lane.prev, 0, node  # n: pages put behind what the lane had
         while parent := at.parent:
             at.n_locks -= 1
+            if at.lane is not lane:
+                if at.lane.level <= lane.level:
+                    at.lane = lane
+                else:
+                    youngest.next, lane.prev = lane, youngest
+                    lane.n_pages += n
+                    lane = at.lane = self._open(at.lane)
+                    youngest, n = lane.prev, 0
             if not at.n_locks:
-                at.prev = youngest
-                youngest.next = at
-                youngest = at
-                self.n_evictable += len(at.pages)
-            if parent is above:
-                break
+                if at.n_holds:
+                    self.n_held += len(at.pages)
+                else:
+                    at.prev = youngest
+                    youngest.next = at
+                    youngest = at
+                    n += len(at.pages)
             at = parent
+            if at is above:
+                break
         else:
             at.n_locks -= 1
             self._leave(at)
-        youngest.next, ends.prev = ends, youngest
-        if not node.n_locks and len(node.key) < self.width and (parent := node.parent):
+        youngest.next, lane.prev = lane, youngest
+        lane.n_pages += n
+        if at.lane.level < lane.level:
+            at.lane = lane  # `above` is locked, and not to stand lower either
+        if len(node.key) < self.width:
+            self._tidy(node)
+
+    def hold(self, node: Node) -> None:
+        """Let a node and its ancestors be evicted only once all else is."""
+        at = node
+        while parent := at.parent:
+            if not (at.n_holds or at.n_locks):
+                _unlink(at)
+                self.n_held += len(at.pages)
+            at.n_holds += 1
+            at = parent
+
+    def let_go(self, node: Node, above: Node | None = None) -> None:
+        """Take back one `hold`, of the nodes up to `above` (left out)."""
+        at = node
+        while at is not above and (parent := at.parent):
+            at.n_holds -= 1
+            if not (at.n_holds or at.n_locks):
+                self.n_held -= len(at.pages)
+                if not at.lane.is_open:
+                    at.lane = self._open(at.lane)
+                _link(at, at.lane)
+            at = parent
+        if len(node.key) < self.width:
+            self._tidy(node)
+
+    def _tidy(self, node: Node) -> None:
+        """Drop an open leaf that nobody needs, if a child beside it begins with the same tokens."""
+        if (parent := node.parent) and not (node.n_locks or node.n_holds):
             i = bisect_right(parent.order, node.key)
             if i < len(parent.order) and parent.order[i].startswith(node.key):
                 self._drop(node)
@@ -161,21 +274,23 @@ class Tree:
         """
         parent, cut, i = node.parent, 4 * n, n // self.page
         assert parent is not None
-        upper = Node(parent, node.start, node.key[:cut], node.pages[:i])
+        upper = Node(parent, node.start, node.key[:cut], node.pages[:i], node.lane)
         parent.children[upper.key[: self.width]] = upper
         node.parent, node.start = upper, node.start + n
         node.key, node.pages = node.key[cut:], node.pages[i:]
         first = node.key[: self.width]
         upper.children, upper.order = {first: node}, [first]
-        upper.n_locks = node.n_locks
-        if not node.n_locks:
+        upper.n_locks, upper.n_holds = node.n_locks, node.n_holds
+        if not (node.n_locks or node.n_holds):
             behind = node.next
             upper.prev, upper.next = node, behind
             node.next = behind.prev = upper
+        if node.host and self.below:
+            self.below.cut(upper, node)
         self.n_nodes += 1
         return upper
 
-    def insert(self, node: Node, ids: bytes, pages: list[int]) -> tuple[Node, list[int]]:
+    def insert(self, node: Node, ids: bytes, pages: list[int], priority: int = 0) -> tuple[Node, list[int]]:
         """Put the tokens by which `ids` is longer than the path of `node` into the tree. Returns the node that ends
         them, and the pages that are no longer needed.
 
@@ -192,12 +307,21 @@ class Tree:
             parent, first = node.parent, ids[4 * node.start : 4 * node.start + width]
             assert parent is not None
             rival = parent.children.get(first) if len(node.key) < width else None
+            if rival is not None and not rival.pages and self.below:
+                self.below.forget(rival)
+                rival = None
             if rival is None or len(first) < width:
-                if len(node.key) >= width or not _is_begun(parent.order, first):
+                border = o - o % width + width
+                if len(node.key) < width and _is_begun(parent.order, first):
+                    return node, []
+                if not node.n_holds or end <= border:
                     self._lengthen(node, ids, pages)
-                return node, []
-            self.unlock(node, parent)  # another has published the page meanwhile
-            node, o = parent, 4 * node.start
+                    return node, []
+                self._lengthen(node, ids[:border], pages)  # a handle holds what it was made for, and not what follows
+                o = border
+            else:
+                self.unlock(node, parent)  # another has published the page meanwhile
+                node, o = parent, 4 * node.start
         spare: list[int] = []
         while end - o >= width and (child := node.children.get(ids[o : o + width])):
             n = len(child.key) if ids.startswith(child.key, o) else 4 * n_common(ids, o, child.key)
@@ -205,47 +329,63 @@ class Tree:
             if n < len(child.key):
                 child = self.split(child, n // 4)
             self.lock(child, node)
-            first_page = o // width
-            last_page = first_page + len(child.pages)
-            spare += pages[max(first_page, own) : last_page]
-            pages[first_page:last_page] = child.pages
+            first_page, last_page = o // width, (o + n) // width
+            if child.pages:
+                spare += pages[max(first_page, own) : last_page]
+                pages[first_page:last_page] = child.pages
+            else:
+                assert self.below is not None
+                self.below.adopt(child, pages[first_page:last_page])
             node, o = child, o + n
         if o == end:
             return node, spare
-        if node.n_locks == 1 and not node.children and node.parent:
+        if node.n_locks == 1 and not node.children and node.parent and not node.n_holds:
             self._lengthen(node, ids, pages)
         elif end - o >= width or not _is_begun(node.order, ids[o:end]):
-            node = self._add(node, ids[o:end], pages[o // width : -(-end // width)])
+            node = self._add(node, ids[o:end], pages[o // width : -(-end // width)], priority)
         return node, spare
 
-    def _add(self, parent: Node, key: bytes, pages: list[int]) -> Node:
+    def _add(self, parent: Node, key: bytes, pages: list[int], priority: int) -> Node:
         """A new leaf, locked once, below a locked node."""
-        node = Node(parent, parent.end, key, pages)
+        node = Node(parent, parent.end, key, pages, self.lane(self.policy.stored(self.n_stored, priority)))
         node.n_locks = 1
         self._file(parent, node)
         self.n_nodes += 1
-        self.n_pages += len(pages)
+        self._count(node, 0, len(key))
         return node
 
     def _lengthen(self, node: Node, ids: bytes, pages: list[int]) -> None:
         """Let a leaf that one lease writes to reach to the end of `ids`."""
         parent, old = node.parent, node.key
         assert parent is not None
+        if node.host and self.below:
+            self.below.release(node)
         node.key = ids[4 * node.start :]
-        more = pages[node.start // self.page + len(node.pages) : -(-len(ids) // self.width)]
-        node.pages += more
-        self.n_pages += len(more)
+        n_old = len(node.pages)
+        node.pages += pages[node.start // self.page + n_old : -(-len(ids) // self.width)]
         if len(old) < self.width:
             del parent.children[old]
             del parent.order[bisect_left(parent.order, old)]
             self._file(parent, node)
+        self._count(node, n_old, len(node.key) - len(old))
+
+    def _count(self, node: Node, first: int, n_bytes: int) -> None:
+        """The pages of a node from the `first` on are new, and n_bytes of its key."""
+        n = len(node.pages) - first
+        self.n_pages += n
+        self.n_stored += n
+        self.n_tokens += n_bytes // 4
+        if self.log:
+            self.log.stored(node, len(node.key) - n_bytes)
 
     def _file(self, parent: Node, node: Node) -> None:
         """Put a locked leaf among its parent's children, in place of the open leaf that says nothing beside it."""
         first, order = node.key[: self.width], parent.order
         i = bisect_left(order, first)
-        if i and first.startswith(order[i - 1]) and not (shorter := parent.children[order[i - 1]]).n_locks:
-            self._drop(shorter)
+        if i and first.startswith(order[i - 1]):
+            shorter = parent.children[order[i - 1]]
+            if not (shorter.n_locks or shorter.n_holds):
+                self._drop(shorter)
         if not parent.children:
             parent.children, parent.order = {}, []
         parent.children[first] = node
@@ -254,41 +394,87 @@ class Tree:
     # ---- shrink ----------------------------------------------------------------------------------------------------
 
     def evict(self, n: int) -> int:
-        """Free n pages of unlocked nodes, or as many as there are: the oldest leaf first, and of it the last page."""
-        n_left, pool, ends = n, self.pool, self.unlocked
-        while n_left and (node := ends.next) is not ends:
-            n_kept = len(node.pages) - n_left
-            if n_kept <= 0:
-                n_left -= len(node.pages)
-                self._drop(node)
+        """Free n pages, or as many as are not locked: of the lowest lane the oldest leaf, and of it the last pages;
+        where all lanes are empty, of what is held. Where there is a second tier they go there, and a few more."""
+        n_left, lanes, free = n, self.lanes, self.pool.free
+        reason = ""  # why a node that was held is held no more
+        while n_left > 0:
+            lane = lanes[0]
+            node = lane.next
+            if node is not lane:
+                n_gone = self.below.take(node, n_left) if self.below else self.trim(node, n_left)
+            elif len(lanes) > 1:
+                self._shut(lane)
                 continue
-            if n_kept > _LONG:
-                self.split(node, (n_kept - _LONG) * self.page)
-                n_kept = _LONG
-            pool.give(node.pages[n_kept:])
-            del node.pages[n_kept:]
-            node.key = node.key[: n_kept * self.width]
-            self.n_pages -= n_left
-            self.n_evictable -= n_left
-            n_left = 0
-        self.n_evicted += n - n_left
+            else:
+                n_free = len(free)
+                if not (reason := self.give_up()):
+                    break
+                n_gone = len(free) - n_free  # a leaf that only its holder needed
+            n_left -= n_gone
+            name = reason or lane.reason
+            self.n_evicted[name] = self.n_evicted.get(name, 0) + n_gone
         return n - n_left
 
+    def trim(self, node: Node, n: int) -> int:
+        """Free n pages at the end of a leaf that stands in a lane, or all it has. How many it were."""
+        n_kept = len(node.pages) - n
+        if n_kept <= 0:
+            self._drop(node)
+            return n_kept + n
+        if n_kept > _LONG:
+            self.split(node, (n_kept - _LONG) * self.page)
+            n_kept = _LONG
+        if self.log:
+            self.log.removed(node, n_kept * self.width)
+        self.pool.give(node.pages[n_kept:])
+        del node.pages[n_kept:]
+        self.n_tokens -= len(node.key) // 4 - n_kept * self.page
+        node.key = node.key[: n_kept * self.width]
+        self.n_pages -= n
+        node.lane.n_pages -= n
+        return n
+
     def _drop(self, node: Node) -> None:
-        """Remove an unlocked leaf, and free its pages."""
+        """Remove a leaf that stands in a lane, and free its pages."""
         parent, first = node.parent, node.key[: self.width]
         assert parent is not None
+        if self.log:
+            self.log.removed(node, 0)
         del parent.children[first]
         del parent.order[bisect_left(parent.order, first)]
         if not parent.children:
-            parent.children, parent.order = _NO_CHILDREN, _NO_ORDER
+            parent.children, parent.order = NO_CHILDREN, NO_ORDER
             self._leave(parent)
-        before, behind = node.prev, node.next
-        before.next, behind.prev = behind, before
+        _unlink(node)
         self.n_nodes -= 1
-        self.n_pages -= len(node.pages)
-        self.n_evictable -= len(node.pages)
-        self.pool.give(node.pages)
+        if n := len(node.pages):
+            self.n_pages -= n
+            self.n_tokens -= len(node.key) // 4
+            self.pool.give(node.pages)
+        if node.host and self.below:
+            self.below.release(node)
+
+
+def _link(node: Node, lane: Lane) -> None:
+    """Make a node the youngest of a lane."""
+    youngest = lane.prev
+    node.prev, node.next = youngest, lane
+    youngest.next = lane.prev = node
+    lane.n_pages += len(node.pages)
+
+
+def _unlink(node: Node) -> None:
+    """Take a node out of its lane."""
+    before, behind = node.prev, node.next
+    before.next, behind.prev = behind, before
+    node.lane.n_pages -= len(node.pages)
+
+
+def _move(node: Node, lane: Lane) -> None:
+    _unlink(node)
+    node.lane = lane
+    _link(node, lane)
 
 
 def _closest(parent: Node, first: bytes) -> tuple[Node, int]:
@@ -307,14 +493,3 @@ def _is_begun(order: list[bytes], first: bytes) -> bool:
     """Whether one of the sorted keys begins with `first`, or is it."""
     i = bisect_left(order, first)
     return i < len(order) and order[i].startswith(first)
-
-
-def n_common(ids: bytes, start: int, key: bytes) -> int:
-    """How many tokens `key` shares with `ids` from the byte `start` on."""
-    n = min(len(ids) - start, len(key))
-    if n <= 256:  # two integers and their lowest different bit: for short runs faster than an array
-        differing = int.from_bytes(ids[start : start + n], "little") ^ int.from_bytes(key[:n], "little")
-        return ((differing & -differing).bit_length() - 1) // 32 if differing else n // 4
-    differs = np.frombuffer(ids, np.int32, n // 4, start) != np.frombuffer(key, np.int32, n // 4)
-    i = int(differs.argmax())
-    return i if differs[i] else n // 4

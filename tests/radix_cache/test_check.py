@@ -9,7 +9,7 @@ import pytest
 
 from banyan.radix_cache.cache import Cache, Lease
 from banyan.radix_cache.check import Corrupt, check
-from banyan.radix_cache.tree import Node
+from banyan.radix_cache.node import Node
 
 
 def ids(*tokens: int) -> bytes:
@@ -75,7 +75,21 @@ def miscount_cached(s: Scene) -> None:
 
 
 def miscount_evictable(s: Scene) -> None:
-    s.cache.tree.n_evictable += 1
+    s.branch.lane.n_pages += 1
+
+
+def miscount_held(s: Scene) -> None:
+    s.cache.tree.n_held += 1
+
+
+def miscount_tokens(s: Scene) -> None:
+    s.cache.tree.n_tokens += 1
+
+
+def miscount_a_lane(s: Scene) -> None:
+    """In one what is missing in the other."""
+    s.branch.lane.n_pages += 1
+    s.cache.tree.lane(1).n_pages -= 1
 
 
 def miscount_nodes(s: Scene) -> None:
@@ -137,7 +151,7 @@ def lock_for_nobody(s: Scene) -> None:
 
 def lock_less_above(s: Scene) -> None:
     s.branch.n_locks += 1
-    s.cache.tree.n_evictable -= 1
+    s.branch.lane.n_pages -= 1
 
 
 def break_the_circle(s: Scene) -> None:
@@ -150,11 +164,87 @@ def leave_the_list(s: Scene) -> None:
 
 
 def make_a_parent_the_oldest(s: Scene) -> None:
-    node, ends = s.trunk, s.cache.tree.unlocked
+    node, ends = s.trunk, s.cache.tree.lanes[0]
     node.prev.next, node.next.prev = node.next, node.prev
     node.prev, node.next = ends, ends.next
     ends.next.prev = node
     ends.next = node
+
+
+def stand_in_a_lower_lane_than_a_child(s: Scene) -> None:
+    s.cache.tree.lane(0).n_pages -= 1
+    s.branch.lane = lane = s.cache.tree.lane(1)
+    _relink(s.branch, lane)
+
+
+def say_another_lane(s: Scene) -> None:
+    s.branch.lane = s.cache.tree.lane(1)
+    s.cache.tree.lane(1).n_pages += 1
+    s.cache.tree.lane(0).n_pages -= 1
+
+
+def disorder_the_lanes(s: Scene) -> None:
+    s.cache.tree.lane(1)
+    s.cache.tree.lanes.reverse()
+
+
+def shut_a_lane_that_is_listed(s: Scene) -> None:
+    s.cache.tree.lanes[0].is_open = False
+
+
+def forget_the_dead(s: Scene) -> None:
+    s.cache.tree.bury(s.branch)
+    s.cache.tree.lanes.pop(0)
+    s.cache.tree.lanes[0].n_pages += 1
+
+
+def let_a_parent_die(s: Scene) -> None:
+    s.cache.tree.bury(s.trunk)
+
+
+def hold_for_nobody(s: Scene) -> None:
+    s.cache.tree.hold(s.branch)
+
+
+def forget_a_hold(s: Scene) -> None:
+    handle = s.cache.handle(PROMPT)
+    handle.pin(1.0)
+    s.cache.tree.let_go(s.trunk)
+
+
+def hold_what_was_never_stored(s: Scene) -> None:
+    handle = s.cache.handle(PROMPT + ids(20, 20, 20, 20))
+    handle.pin(1.0)
+    handle.ids = ids(7) * 12
+
+
+def be_due_at_another_time(s: Scene) -> None:
+    handle = s.cache.handle(PROMPT)
+    handle.expect(3)
+    handle.due = 4.0
+
+
+def disorder_the_handles(s: Scene) -> None:
+    for steps in (1, 2):
+        s.cache.handle(PROMPT).expect(steps)
+    s.cache.holds.expected.reverse()
+
+
+def lie_nowhere(s: Scene) -> None:
+    node = s.branch
+    s.cache.tree.n_pages -= 1
+    s.cache.tree.n_tokens -= 4
+    node.lane.n_pages -= 1
+    s.cache.pool.give(node.pages)
+    node.pages = []
+
+
+def _relink(node: Node, lane: Node) -> None:
+    node.prev.next, node.next.prev = node.next, node.prev
+    s_lane = node.lane
+    node.prev, node.next = lane.prev, lane
+    lane.prev.next = lane.prev = node
+    s_lane.n_pages += len(node.pages)
 
 
 def read_another_page(s: Scene) -> None:
@@ -220,6 +310,9 @@ def keep_something_while_off(s: Scene) -> None:
         (miscount_leased, "counter of leased pages"),
         (miscount_cached, "counter of cached pages"),
         (miscount_evictable, "counter of evictable pages"),
+        (miscount_held, "counter of held pages"),
+        (miscount_tokens, "the tree counts"),
+        (miscount_a_lane, "a lane says"),
         (miscount_nodes, "counter of nodes"),
         (keep_an_empty_root, "is empty and unlocked"),
         (misname_a_root, "calls itself"),
@@ -235,8 +328,20 @@ def keep_something_while_off(s: Scene) -> None:
         (lock_for_nobody, "has 2 locks, but 1 leases"),
         (lock_less_above, "is locked more often than its parent"),
         (break_the_circle, "is not a circle"),
-        (leave_the_list, "is not the unlocked nodes"),
-        (make_a_parent_the_oldest, "is older than one below it"),
+        (leave_the_list, "do not hold the nodes that are neither"),
+        (make_a_parent_the_oldest, "is evicted before one below it"),
+        (stand_in_a_lower_lane_than_a_child, "is evicted before one below it"),
+        (say_another_lane, "in another lane than it says"),
+        (disorder_the_lanes, "the lanes are out of order"),
+        (shut_a_lane_that_is_listed, "a lane is shut and listed"),
+        (forget_the_dead, "a lane is open, or has nodes"),
+        (let_a_parent_die, "is evicted before one below it"),
+        (hold_for_nobody, "has 1 holds, but 0 handles"),
+        (forget_a_hold, "has 0 holds, but 1 handles"),
+        (hold_what_was_never_stored, "holds another's tokens"),
+        (be_due_at_another_time, "stands elsewhere than it says"),
+        (disorder_the_handles, "out of order"),
+        (lie_nowhere, "lies nowhere"),
         (read_another_page, "reads other pages than the tree has"),
         (read_other_tokens, "on a path of other tokens than its own"),
         (change_the_namespace, "in another namespace"),

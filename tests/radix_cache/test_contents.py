@@ -23,7 +23,9 @@ from hypothesis.stateful import (
 
 from banyan.radix_cache.cache import Cache, Lease
 from banyan.radix_cache.check import check
-from banyan.radix_cache.tree import Node
+from banyan.radix_cache.handles import Handle
+from banyan.radix_cache.node import Node
+from banyan.radix_cache.policy import POLICIES
 
 Tokens = tuple[int, ...]
 
@@ -55,9 +57,11 @@ class Machine(RuleBasedStateMachine):
     page = 4
     enabled = True
 
-    @initialize(n_pages=st.integers(3, 24), trunk=bits, n=st.integers(1, 4))
-    def begin(self, n_pages: int, trunk: int, n: int) -> None:
-        self.cache = Cache(n_pages, self.page, self.enabled)
+    @initialize(n_pages=st.integers(3, 24), trunk=bits, n=st.integers(1, 4), policy=st.sampled_from(sorted(POLICIES)))
+    def begin(self, n_pages: int, trunk: int, n: int, policy: str) -> None:
+        self.cache = Cache(n_pages, self.page, self.enabled, policy)
+        self.handles: list[Handle] = []
+        self.now = 0
         self.kv: dict[tuple[int, int], tuple[bytes, Tokens] | None] = {}
         self.running: list[Running] = []
         self.prompts = [as_tokens(trunk, min(n * self.page + 2, n_pages * self.page))]
@@ -81,7 +85,7 @@ class Machine(RuleBasedStateMachine):
         cache, alone = self.cache, not self.running
         found = self.longest(namespace, tokens)
         n_before = cache.stats().n_evicted_pages
-        lease = cache.open(as_ids(tokens), namespace, limit)
+        lease = cache.open(as_ids(tokens), namespace, limit, priority=len(tokens) % 3)
         expected = min(found, limit)
         whole = expected // self.page * self.page
         assert lease.n_cached in (expected, whole)
@@ -189,6 +193,40 @@ class Machine(RuleBasedStateMachine):
         assert self.cache.evict(n) == min(n, n_evictable)
         self.note_evictions()
 
+    # ---- what programs say -----------------------------------------------------------------------------------------
+
+    @rule(i=pick, cut=pick, elsewhere=st.integers(0, 7))
+    @precondition(lambda self: len(self.handles) < 6)
+    def handle(self, i: int, cut: int, elsewhere: int) -> None:
+        """A handle on a prompt, or on less of it, whether it was stored or not."""
+        tokens = self.prompts[i % len(self.prompts)]
+        tokens = tokens[: cut % (2 * len(tokens) + 1)]
+        self.handles.append(self.cache.handle(as_ids(tokens), b"" if elsewhere else b"tenant"))
+
+    @rule(i=pick, what=st.sampled_from(("expect", "pin", "release", "drop")), n=st.integers(0, 9))
+    @precondition(lambda self: self.handles)
+    def steer(self, i: int, what: str, n: int) -> None:
+        one = self.handles[i % len(self.handles)]
+        before = self.cache.stats()
+        if what == "expect":
+            one.expect(n)
+        elif what == "pin":
+            one.pin(self.now + n)
+        elif what == "release":
+            one.release()
+        else:
+            one.drop(n)
+            self.handles.remove(one)
+        after = self.cache.stats()
+        assert after.n_leased == before.n_leased
+        assert after.n_cached <= before.n_cached, "a leaf that says nothing may go"
+        assert not one.is_held or what in ("expect", "pin")
+
+    @rule(n=st.integers(1, 5))
+    def tick(self, n: int) -> None:
+        self.now += n
+        self.cache.tick(self.now, self.now)
+
     # ---- the engine's part -----------------------------------------------------------------------------------------
 
     def slot(self, one: Running, i: int) -> tuple[int, int]:
@@ -281,6 +319,7 @@ class Machine(RuleBasedStateMachine):
         self.cache.reset()
         assert self.cache.stats().n_free == self.cache.n_pages
         assert not self.cache.tree.roots
+        assert not len(self.cache.holds)
         check(self.cache)
 
 

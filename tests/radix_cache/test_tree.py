@@ -9,7 +9,7 @@ import pytest
 
 from banyan.radix_cache.cache import Cache
 from banyan.radix_cache.check import check
-from banyan.radix_cache.tree import Node, n_common
+from banyan.radix_cache.node import Node, n_common
 
 
 def ids(*tokens: int) -> bytes:
@@ -39,18 +39,16 @@ def picture(cache: Cache) -> object:
     def draw(node: Node) -> object:
         return node.key, node.start, tuple(node.pages), node.n_locks, [draw(node.children[key]) for key in node.order]
 
-    order, node = [], cache.tree.unlocked.next
-    while node is not cache.tree.unlocked:
-        order.append((node.start, node.key))
-        node = node.next
-    return {name: draw(root) for name, root in cache.tree.roots.items()}, order, cache.stats()
+    return {name: draw(root) for name, root in cache.tree.roots.items()}, age(cache), cache.stats()
 
 
 def age(cache: Cache) -> list[bytes]:
-    order, node = [], cache.tree.unlocked.next
-    while node is not cache.tree.unlocked:
-        order.append(node.key)
-        node = node.next
+    """The keys of what nobody holds, in the order in which it would go."""
+    order = []
+    for lane in cache.tree.lanes:
+        node: Node = lane
+        while (node := node.next) is not lane:
+            order.append(node.key)
     return order
 
 
