@@ -45,8 +45,9 @@ format: $(READY)  ## let ruff write what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-readme: $(READY)  ## run what README.md shows, and write its output there
+readme: $(READY)  ## run what README.md and docs/ show, and write its output there; the reference from the docstrings
 	@$(BIN)/python docs/refresh.py
+	@$(BIN)/python docs/reference.py
 
 pocket: $(READY)  ## train the pocket model anew (an hour or two on two cores)
 	@$(BIN)/python -m banyan.runtime.model.pocket.train

@@ -103,8 +103,8 @@ if TYPE_CHECKING:
     from banyan.runtime.errors import Unsupported as Unsupported
     from banyan.sampling import Options as Options
     from banyan.state import State as State
-    from banyan.stream import Stream as Stream
-    from banyan.stream import stream as stream
+    from banyan.streaming import Stream as Stream
+    from banyan.streaming import stream as stream
     from banyan.tools import Tool as Tool
     from banyan.tools import ToolCall as ToolCall
     from banyan.tools import tool as tool
@@ -147,7 +147,7 @@ _WHERE = {
     "sampling": ("Options",),
     "state": ("State",),
     "usage": ("Usage",),
-    "stream": ("Stream", "stream"),
+    "streaming": ("Stream", "stream"),
     "tools": ("Tool", "ToolCall", "tool"),
 }
 _HOME = {name: f"{__name__}.{module}" for module, names in _WHERE.items() for name in names}

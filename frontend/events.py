@@ -68,6 +68,7 @@ class Events:
     # ---- for the run ------------------------------------------------------------------------------------------------
 
     def put(self, event: Event) -> None:
+        """`event` has happened."""
         self._feed.put(event)
 
     def heard(self, ref: Ref, put: Callable[[str], None]) -> Callable[[str], None]:
@@ -81,6 +82,7 @@ class Events:
         return hear
 
     def forked(self, state: int, children: tuple[int, ...]) -> None:
+        """`state` has forked."""
         self._feed.put(ForkStart(children, state))
 
     def watch(self, ref: Ref, usage: Callable[[], Usage]) -> None:

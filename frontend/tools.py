@@ -55,6 +55,7 @@ class Tool:
 
     @property
     def is_async(self) -> bool:
+        """Whether it is an `async def`, which runs on the program's event loop."""
         return inspect.iscoroutinefunction(self.func)
 
     @property

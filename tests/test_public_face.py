@@ -118,6 +118,13 @@ def test_the_names() -> None:
         bn.nothing  # noqa: B018
 
 
+def test_no_module_has_the_name_of_a_thing() -> None:
+    """Else whoever imports the module first finds it where the thing should be."""
+    folder = Path(bn.__file__).parent
+    modules = {path.stem for path in folder.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert not modules & set(NAMES)
+
+
 def test_type_checkers_see_the_same_names() -> None:
     tree = ast.parse(Path(bn.__file__).read_text())
     seen = {

@@ -131,6 +131,7 @@ class OpenAI:
         }
 
     def start(self, job: Job) -> None:
+        """Answer a gen or select. For the executor of programs, not for users."""
         ask: Callable[[], Awaitable[Outcome]]
         if isinstance(job.op, wire.Gen):
             request = self._format.gen_request(job, self.kind, self.extensions, self._max_tokens_as)

@@ -55,6 +55,7 @@ class Replay:
         return {"model": self.welcome.model, "n_entries": len(self._entries), "n_unused": len(self.unused)}
 
     def start(self, job: Job) -> None:
+        """Answer a gen or select. For the executor of programs, not for users."""
         digest = Digest()
         for piece in job.pieces:
             digest.put(piece)

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
+from weakref import WeakKeyDictionary, WeakSet
 
 from banyan.backends.base import OpenProgram, Question
 from banyan.runtime import config as configs
 from banyan.runtime import wire
-from banyan.runtime.errors import ConfigError, Unsupported
+from banyan.runtime.errors import ConfigError, RuntimeLost, Unsupported
 from banyan.runtime.template import ProgramTemplate
 
 if TYPE_CHECKING:
     from banyan.runtime.client import Client
 
 
+_holding = threading.Lock()
+_holders: WeakKeyDictionary[Client, WeakSet[Server]] = WeakKeyDictionary()
+"""Who is on a connection: it is closed when the last of them leaves."""
+
+
 class Server:
     """A running server, as a backend. Programs run there, side by side with those of its other clients."""
 
     client: Client
+    """One for all that this process has on the server."""
+
+    def _join(self, path: Path, timeout: float) -> None:
+        self.client = _connect(path, timeout)
+        with _holding:
+            _holders.setdefault(self.client, WeakSet()).add(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.welcome.model} at {self.client.path}>"
@@ -30,8 +44,22 @@ class Server:
         return self.client.welcome
 
     def close(self) -> None:
-        """Leave the server. What programs of this process still wait for there raises RuntimeLost. Idempotent."""
-        self.client.close()
+        """Leave the server. Idempotent.
+
+        What is begun here from now on raises RuntimeLost. So does, where nobody else in this process is on the server,
+        what programs still wait for.
+        """
+        with _holding:
+            holders = _holders.get(self.client, WeakSet())
+            holders.discard(self)
+            is_last = not holders
+        if is_last:
+            self.client.close()
+
+    def _check(self) -> None:
+        with _holding:
+            if self not in _holders.get(self.client, ()):
+                raise RuntimeLost(f"{self!r} was closed; join the server again")
 
     def __enter__(self) -> Self:
         return self
@@ -40,6 +68,7 @@ class Server:
         self.close()
 
     def program(self, name: str = "") -> OpenProgram:
+        self._check()
         return self.client.program(name)
 
     def define(self, template: ProgramTemplate) -> int:
@@ -47,12 +76,15 @@ class Server:
         return self.client.define(template)
 
     def undefine(self, number: int) -> None:
+        """Forget a template."""
         self.client.undefine(number)
 
     def ask(self, what: Question) -> Any:
+        self._check()
         return self.client.ask(what)
 
     def get_model_name(self) -> str:
+        """The model, as it was named."""
         return self.welcome.model
 
     def flush_cache(self) -> None:
@@ -102,7 +134,7 @@ class RuntimeEndpoint(Server):
         for name, value in (("api_key", api_key), ("verify", verify), ("chat_template_name", chat_template_name)):
             if value is not None:
                 raise Unsupported(f"{name}: a socket needs none, and the chat template is the model's own")
-        self.client = _connect(Path(str(base_url).removeprefix("ipc://")), timeout)
+        self._join(Path(str(base_url).removeprefix("ipc://")), timeout)
 
 
 def connect(socket: str | Path, timeout: float = 10.0) -> RuntimeEndpoint:
@@ -139,7 +171,7 @@ class Runtime(Server):
             options.setdefault("log", _LOG_LEVELS[log_level])
         self._server = launch.start(configs.make(**options), launch_timeout)
         try:
-            self.client = _connect(self._server.socket, 10.0)
+            self._join(self._server.socket, 10.0)
         except BaseException:
             self._server.close()
             raise
@@ -290,3 +322,11 @@ def _connect(path: Path, timeout: float) -> Client:
     from banyan.runtime.client import connect  # here: it loads zmq
 
     return connect(path, timeout)
+
+
+def _renew() -> None:
+    global _holding
+    _holding = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)

@@ -1,0 +1,200 @@
+"""Write docs/reference.md from the docstrings and signatures of the public names: `python docs/reference.py`."""
+
+import inspect
+import re
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import banyan
+
+PAGE = Path(__file__).with_name("reference.md")
+HEAD = """# Reference
+
+Every public name of `banyan`, by what it is for. `python docs/reference.py` writes this page from the docstrings; a
+test says whether it is up to date. The tutorial is [language.md](language.md).
+"""
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Programs": (
+        *("function", "Program", "AsyncProgram", "compile", "Compiled", "Options", "stream", "Stream", "Events"),
+        *("Token", "VarDone", "ForkStart"),
+    ),
+    "States": ("State", "AsyncState", "Group", "Branches", "AsyncBranches", "Graph", "Usage"),
+    "Expressions": (
+        *("gen", "gen_int", "gen_string", "select", "raw", "image", "video", "separate_reasoning", "role"),
+        *("system", "user", "assistant", "system_begin", "system_end", "user_begin", "user_end"),
+        *("assistant_begin", "assistant_end"),
+        *("token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"),
+    ),
+    "Tools": ("tool", "Tool", "ToolCall"),
+    "Backends": (
+        *("Backend", "Runtime", "RuntimeEndpoint", "connect", "Engine", "OpenAI", "Mock", "Record", "Replay"),
+        *("set_default_backend", "using", "flush_cache", "get_server_info", "global_config"),
+        *("Anthropic", "LiteLLM", "VertexAI", "Crusoe"),
+    ),
+    "Errors": (),  # all that are
+}
+
+
+def public(name: str) -> Any:
+    return getattr(banyan, name)
+
+
+def grouped() -> dict[str, list[str]]:
+    """The public names by group; those that no group names come under "Others"."""
+    errors = [name for name in banyan.__all__ if _is_error(public(name))]
+    named = {name for names in GROUPS.values() for name in names} | set(errors)
+    found = {group: [name for name in names if name in banyan.__all__] for group, names in GROUPS.items()}
+    found["Errors"] = sorted(errors, key=lambda name: (len(public(name).__mro__), name))
+    found["Others"] = [name for name in banyan.__all__ if name not in named]
+    return {group: names for group, names in found.items() if names}
+
+
+def _is_error(thing: Any) -> bool:
+    return isinstance(thing, type) and issubclass(thing, BaseException)
+
+
+def documented(thing: Any) -> str:
+    """Its own docstring, or that of an attribute in its module; "" if there is none."""
+    if isinstance(thing, str | int | float) or thing is None:
+        return ""
+    return inspect.cleandoc(thing.__dict__.get("__doc__") or "" if isinstance(thing, type) else thing.__doc__ or "")
+
+
+def attribute_docs(module: types.ModuleType) -> dict[str, str]:
+    """Docstrings that stand below assignments, of a module and of its classes ("Class.name")."""
+    import ast
+
+    found: dict[str, str] = {}
+
+    def walk(body: list[ast.stmt], prefix: str) -> None:
+        for node, after in zip(body, [*body[1:], None], strict=True):
+            if isinstance(node, ast.ClassDef):
+                walk(node.body, f"{node.name}.")
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                walk(node.body, prefix)
+            target = node.target if isinstance(node, ast.AnnAssign) else None
+            if isinstance(node, ast.Assign) and len(node.targets) == 1:
+                target = node.targets[0]
+            name = getattr(target, "id", None) or getattr(target, "attr", None)
+            text = after.value if isinstance(after, ast.Expr) else None
+            if name and isinstance(text, ast.Constant) and isinstance(text.value, str):
+                found[prefix + name] = inspect.cleandoc(text.value)
+
+    walk(ast.parse(inspect.getsource(module)).body, "")
+    return found
+
+
+def signature(name: str, thing: Any) -> str:
+    """As a call, without annotations: they are in the text where they matter."""
+    try:
+        parameters = inspect.signature(thing).parameters.values()
+    except (TypeError, ValueError):
+        return name
+    plain = [
+        parameter.replace(annotation=parameter.empty, default=_default(parameter.default))
+        for parameter in parameters
+        if parameter.name != "self"
+    ]
+    return f"{name}{inspect.Signature(plain)}"
+
+
+def _default(value: Any) -> Any:
+    class Shown:
+        def __init__(self, text: str) -> None:
+            self.text = text
+
+        def __repr__(self) -> str:
+            return self.text
+
+    if value is inspect.Parameter.empty or value is None or isinstance(value, bool | int | float | str | tuple):
+        return value
+    return Shown(re.sub(r" at 0x\w+|<|>", "", getattr(value, "__name__", repr(value)))[:40])
+
+
+def members(cls: type) -> Iterator[tuple[str, Any]]:
+    """Public methods and properties that are its own, or of a base that is not public, in the order of their names."""
+    elsewhere = {base for base in cls.__mro__[1:] if base.__name__ in banyan.__all__}
+    for name, value in inspect.getmembers_static(cls):
+        owner = next(c for c in cls.__mro__ if name in c.__dict__)
+        is_ours = owner.__module__.startswith("banyan") and owner not in elsewhere
+        if is_ours and not name.startswith("_") and isinstance(value, types.FunctionType | property | classmethod):
+            yield name, value
+
+
+def shared_doc(method: str) -> str:
+    """What all backends have is told once, by the protocol."""
+    thing = vars(banyan.Backend).get(method)
+    return (thing.fget if isinstance(thing, property) else thing).__doc__ or "" if thing is not None else ""
+
+
+def about_class(name: str, cls: type, docs: dict[str, str]) -> Iterator[str]:
+    yield documented(cls) + "\n"
+    init = cls.__dict__.get("__init__")
+    if isinstance(init, types.FunctionType) and init.__doc__ and not issubclass(cls, msgspec.Struct):
+        yield inspect.cleandoc(init.__doc__) + "\n"
+    fields = list(cls.__struct_fields__) if issubclass(cls, msgspec.Struct) else []
+    homes = [base.__name__ for base in cls.__mro__]
+    told = {
+        field: next((docs[f"{home}.{field}"] for home in homes if f"{home}.{field}" in docs), "") for field in fields
+    }
+    rows = [(f"`{field}`", text) for field, text in told.items()]
+    for method, value in members(cls):
+        if method in fields:
+            continue
+        func = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        text = inspect.cleandoc(func.__doc__ or shared_doc(method))
+        call = method if isinstance(value, property) else signature(method, func)
+        rows.append((f"`{'async ' if inspect.iscoroutinefunction(func) else ''}{call}`", text))
+    if rows:
+        yield "| | |\n|---|---|"
+        for call, text in rows:
+            yield f"| {call.replace('|', chr(92) + '|')} | {_cell(text)} |"
+        yield ""
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\s*\n\s*", " ", text.replace("\n\n", "<br>")).replace("|", "\\|")
+
+
+def about(name: str) -> Iterator[str]:
+    thing = public(name)
+    module = sys.modules[banyan._HOME[name]]
+    docs = attribute_docs(module)
+    if isinstance(thing, type):
+        is_plain = _is_error(thing) or issubclass(thing, msgspec.Struct) or getattr(thing, "_is_protocol", False)
+        yield f"### `{name if is_plain else signature(name, thing)}`\n"
+        if _is_error(thing):
+            parents = ", ".join(f"`{base.__name__}`" for base in thing.__bases__)
+            yield f"A {parents}. {documented(thing)}".rstrip() + "\n"
+            return
+        yield from about_class(name, thing, docs)
+    elif callable(thing):
+        yield f"### `{signature(name, thing)}`\n"
+        yield documented(thing) + "\n"
+    else:
+        yield f"### `{name}`\n"
+        yield docs.get(name, documented(type(thing))) + "\n"
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [HEAD]
+    groups = grouped()
+    for group, names in groups.items():
+        lines.append(f"- [{group}](#{group.lower()}): " + ", ".join(f"`{name}`" for name in names))
+    lines.append("")
+    for group, names in groups.items():
+        lines.append(f"## {group}\n")
+        for name in names:
+            lines += about(name)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
