@@ -48,7 +48,7 @@ class Tally:
         self._rates_of_ended = 0.0
 
     def add(self, owner: Hashable, n_query: int, n_hit: int, n_host: int) -> None:
-        """A lease of `owner`, if it has one, asked for n_query tokens and found n_hit, n_host of them in host memory."""
+        """A lease of `owner`, if any, asked for n_query tokens and found n_hit, n_host of them in host memory."""
         self.n_query += n_query
         self.n_hit += n_hit
         self.n_host += n_host
