@@ -76,7 +76,7 @@ def _bar(branch: Branch, own: list[Stroke], x: Scale, start: int, y: float, is_o
             f'opacity="{0.45 if stroke.is_marker else 0.9}"><title>{escape(stroke.text[:300])}</title></rect>'
         )
         gen = stroke.item.gen
-        if gen is not None and stroke.item.kind in ("gen", "select") and width > 7 * len(gen.label) + 6:
+        if gen is not None and stroke.item.is_made and width > 7 * len(gen.label) + 6:
             parts.append(f'<text class="in" x="{left + 4:.1f}" y="{y + 11}">{escape(gen.label)}</text>')
         at += len(stroke.text)
     on = " on" if is_on else ""

@@ -41,6 +41,11 @@ class Group(Generic[S]):
     def __getitem__(self, i: int | slice) -> S | list[S]:
         return self._states[i]
 
+    def __setitem__(self, i: int, state: S) -> None:
+        """For `group[i] += ...`, which appends and then puts back what it appended to. BadProgram: another state."""
+        if state is not self._states[i]:
+            raise BadProgram(f"branch {i} is what it is; append to it with group[{i}] += ...")
+
     def __iadd__(self, what: Expression | Branchwise) -> Self:
         """Append to every branch: the same expression to all, or to branch i `what[i]` of a list or `what(i)`."""
         if isinstance(what, str | Expr):

@@ -12,7 +12,8 @@ from banyan.usage import Usage, of_value
 if TYPE_CHECKING:
     from banyan.record import Record
 
-Kind = Literal["marker", "text", "spliced", "gen", "select", "joined"]
+Kind = Literal["marker", "text", "spliced", "gen", "select", "joined", "adopted"]
+"""joined: text of a branch. adopted: what a branch generated that its parent went on as."""
 
 
 class Gen(NamedTuple):
@@ -54,6 +55,11 @@ class Item(NamedTuple):
     text: str
     gen: Gen | None = None
 
+    @property
+    def is_made(self) -> bool:
+        """Whether its tokens are those that the gen made."""
+        return self.kind in ("gen", "select", "adopted")
+
 
 class Branch:
     """A state. start: so many items of its parent stand before its own. joins: (items of its own before it, child)."""
@@ -89,7 +95,7 @@ class Branch:
     @property
     def lineage(self) -> list[Gen]:
         """All that its prompt stood before, its ancestors' first."""
-        return [item.gen for item in self.prompt if item.gen is not None and item.kind in ("gen", "select")]
+        return [item.gen for item in self.prompt if item.is_made and item.gen is not None]
 
     def below(self) -> Iterator[Branch]:
         """It, and all that were forked from it."""
@@ -137,6 +143,8 @@ class History:
                 for child in children:
                     self._branches[child] = Branch(child, branch)
                     branch.children.append(self._branches[child])
+            case wire.Join(children=(number,), adopt=True):
+                self._adopt(branch, self._branches[number])
             case wire.Join(children=children):
                 for number in children:
                     child = self._branches[number]
@@ -147,6 +155,12 @@ class History:
             case wire.Drop(tree=tree):
                 for dropped in branch.below() if tree else (branch,):
                     dropped.is_dropped = True
+
+    def _adopt(self, branch: Branch, child: Branch) -> None:
+        branch.joins.append((len(branch.items), child))
+        branch.role, branch.n_turns = child.role, child.n_turns
+        for item in child.prompt[len(branch.inherited) + len(branch.items) :]:
+            branch.items.append(item._replace(kind="adopted") if item.is_made else item)
 
     def _item(self, branch: Branch, part: wire.Part) -> Item:
         match part:

@@ -120,7 +120,9 @@ def _prompts(branch: Branch, places: Sequence[_Place], ends: list[int]) -> list[
 
 def _strokes(text: str, place: _Place, ends: list[int], hows: list[How], is_shared: bool) -> Iterator[Stroke]:
     item, is_marker = place.item, place.item.kind == "marker"
-    own: How | None = {"gen": "generated", "select": "chosen"}.get(item.kind)  # type: ignore[assignment]
+    own: How | None = None
+    if item.is_made and item.gen is not None:
+        own = "generated" if isinstance(item.gen.op, wire.Gen) else "chosen"
     inside = ends[bisect_right(ends, place.start) : bisect_left(ends, place.end)]
     cuts = sorted({place.start, *inside, place.end})
     pieces: list[str] = []

@@ -136,7 +136,7 @@ def _branch(branch: Branch, painted: list[Stroke], is_on: bool) -> str:
 def _stroke(stroke: Stroke, seen: set[int]) -> str:
     """seen: refs of gens whose name was shown already."""
     gen, shared = stroke.item.gen, " shared" if stroke.is_shared else ""
-    own = gen is not None and stroke.item.kind in ("gen", "select")
+    own = gen is not None and stroke.item.is_made
     if gen is not None and own and gen.value is None:
         if gen.error is not None:
             return f'<em class="bad{shared}">{escape(gen.label)} failed: {escape(_first_line(gen.error))}</em>'
@@ -157,7 +157,7 @@ def _title(stroke: Stroke) -> str:
     n = len(stroke.tokens)
     what = {"joined": "joined from a branch, ", "spliced": "a value spliced in, "}.get(stroke.item.kind, "")
     gen = stroke.item.gen
-    if gen is not None and stroke.item.kind in ("gen", "select"):
+    if gen is not None and stroke.item.is_made:
         what = f"{gen.label}, {gen.op.line}, " + (f"must be {gen.constraint}, " if gen.constraint else "")
     return f"{what}{MEANINGS[stroke.how]}" + (f", {n} tokens" if n > 1 else "")
 

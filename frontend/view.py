@@ -76,13 +76,13 @@ def snippet(record: Record, state: int) -> str:
     history = History(record, state)
     parts = []
     for item in history.root.prompt:
-        gen = item.gen if item.kind in ("gen", "select") else None
+        gen = item.gen if item.is_made else None
         if gen is None:
             pale = "opacity:.55" if item.kind == "marker" else ""
             parts.append(f'<span style="{pale}">{escape(item.text)}</span>')
         elif gen.value is not None:
             title = escape(f"{gen.label}, {gen.op.line}")
-            tint = "rgba(161,63,184,.2)" if item.kind == "select" else "rgba(79,91,213,.2)"
+            tint = "rgba(161,63,184,.2)" if isinstance(gen.op, wire.Select) else "rgba(79,91,213,.2)"
             style = f"background:{tint};border-radius:3px;padding:1px 0"
             parts.append(f'<span style="{style}" title="{title}">{escape(gen.text)}</span>')
         else:

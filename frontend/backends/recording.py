@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
@@ -80,10 +80,14 @@ class Record:
 class _Shadow:
     """What a state says, with values in the making as Refs. since: behind its newest gen; own: since it was forked."""
 
-    __slots__ = ("base", "own", "role", "since")
+    __slots__ = ("base", "own", "parent", "role", "since", "start")
 
-    def __init__(self, base: int | None = None, since: Iterable[wire.Part] = (), role: str | None = None) -> None:
-        self.base, self.since, self.role = base, list(since), role
+    def __init__(self, parent: _Shadow | None = None) -> None:
+        self.parent = parent
+        self.base: int | None = None if parent is None else parent.base
+        self.since: list[wire.Part] = [] if parent is None else list(parent.since)
+        self.role: str | None = None if parent is None else parent.role
+        self.start = 0 if parent is None else len(parent.own)
         self.own: list[wire.Part] = []
 
     def put(self, part: wire.Part) -> None:
@@ -91,6 +95,17 @@ class _Shadow:
             self.role = part.role if isinstance(part, wire.Begin) else None
         self.since.append(part)
         self.own.append(part)
+
+    def adopt(self, branch: _Shadow) -> None:
+        """Go on as a branch, or as a branch of one."""
+        self.base, self.since, self.role = branch.base, list(branch.since), branch.role
+        own: list[wire.Part] = []
+        one, end = branch, len(branch.own)
+        while one is not self:
+            own = one.own[:end] + own
+            assert one.parent is not None
+            one, end = one.parent, one.start
+        self.own += own
 
 
 class _Asked:
@@ -183,7 +198,9 @@ class _Recorded:
                 state.own.append(wire.Ref(ref))
             case wire.Fork(children=children):
                 for child in children:
-                    self._states[child] = _Shadow(state.base, state.since, state.role)
+                    self._states[child] = _Shadow(state)
+            case wire.Join(children=(child,), adopt=True):
+                state.adopt(self._states[child])
             case wire.Join(children=children):
                 for child in children:
                     for part in self._states[child].own:

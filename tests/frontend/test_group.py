@@ -253,3 +253,16 @@ def test_any_tree_of_states_is_what_plain_strings_are(steps: list[tuple[int, str
         assert all(oracle.agrees(state) for state, oracle in zip(states, oracles, strict=True))
 
     program.run(backend=bn.Mock(script))
+
+
+def test_a_branch_can_be_appended_to_by_its_index(mock: bn.Mock) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        forks = s.fork(2)
+        forks[0] += "x" + bn.gen("a")
+        forks[1] += "y"
+        s["texts"] = [fork.text() for fork in forks]
+        with pytest.raises(bn.BadProgram, match="branch 0 is what it is"):
+            forks[0] = forks[1]
+
+    assert program.run()["texts"] == ["x<a>", "y"]

@@ -261,3 +261,21 @@ def test_states_that_are_awaited_show_too(tmp_path: Path) -> None:
         assert "Q" in state._repr_html_()
 
     asyncio.run(main())
+
+
+def test_an_adopted_branch_is_what_the_state_went_on_as() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += "Q" + bn.gen("q")
+        branches = s.fork(2)
+        branches += lambda i: f"{i}:" + bn.gen("a")
+        s.adopt(branches.best(lambda b: b["a"]))
+        s += "!" + bn.gen("z")
+
+    state = program.run(backend=bn.Mock({"q": "q", "a": ["x", "y"], "z": "z"}))
+    history = History(state._record)
+    painted = strokes(history.root)
+    assert "".join(stroke.text for stroke in painted) == state.text() == "Qq1:y!z"
+    assert [stroke.text for stroke in painted if stroke.how == "generated"] == ["q", "y", "z"]
+    assert [gen.name for gen in state.usage.gens] == ["q", "z", "a", "a"], "each once"
+    assert texts(state.show().html)[0] == "Qq1:y!z"

@@ -276,3 +276,25 @@ def test_retries_come_back(path: Path, in_turn: bool) -> None:
         text = state.text()
     state = asks.run(backend=bn.Replay(path))
     assert (state.value("n"), state.text()) == (3, text)
+
+
+def test_an_adopted_branch_comes_back(path: Path) -> None:
+    @bn.function
+    def tree(s: bn.State) -> None:
+        outer = s.fork(1)[0]
+        outer += "Q" + bn.gen("q")
+        first = outer.fork(2)
+        first += lambda i: f"{i}:" + bn.gen("a")
+        inner = first[1].fork(2)
+        inner += bn.gen("b")
+        first[1].adopt(inner.best(lambda s: s["b"]))
+        outer.adopt(first[1])
+        outer += "!" + bn.gen("c")
+        s += "back: "
+        s["outer"] = outer
+
+    mock = bn.Mock({"q": "q", "a": ["x", "y"], "b": ["1", "2"], "c": "z"})
+    with bn.Record(mock, path) as recorder:
+        first = tree.run(backend=recorder)["outer"].text()
+    assert first == "Qq1:y2!z"
+    assert tree.run(backend=bn.Replay(path))["outer"].text() == first
