@@ -14,7 +14,9 @@ from banyan.async_state import AsyncState
 from banyan.backends.base import Backend
 from banyan.backends.default import find
 from banyan.batch import Batch, OnError
+from banyan.inline import Inlined, checked
 from banyan.limits import BatchLimits
+from banyan.prompt import Prompt
 from banyan.running import P, Run, aside, finished, finished_on_thread
 from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram, Unsupported
@@ -83,6 +85,19 @@ class Program:
         return run.state
 
     __call__ = run
+
+    def inline(self, state: Prompt, /, *args: Any, **kwargs: Any) -> Any:
+        """Run the body on the state of another program, as a part of that: all that it appends and names is there.
+
+            s += summarise.inline(s, text)
+            n = count.inline(s, text).ret_value
+
+        The run's options are those of the other program's run. Gives what adds nothing when it is appended, with the
+        body's `ret_value`; where this is an `async def`, `await` gives it.
+        """
+        checked(state, self.name)
+        arguments = self._arrange(args, kwargs)
+        return Inlined((), self.func(state, *arguments.args, **arguments.kwargs))
 
     async def run_async(self, *args: Any, opts: Options | None = None, **kwargs: Any) -> AsyncState:
         """`run` on an event loop, which it never holds up. Returns when all that the program does is done.
@@ -326,6 +341,14 @@ class AsyncProgram(Program):
     __call__ = Program.run_async  # type: ignore[assignment]  # awaited, as a call of any `async def` is
 
     is_async = True
+
+    async def inline(self, state: Prompt, /, *args: Any, **kwargs: Any) -> Inlined:
+        """`Program.inline`, awaited."""
+        checked(state, self.name)
+        if not isinstance(state, AsyncState):
+            raise BadProgram(f"{self.name} is an `async def`; it is inlined where it can be awaited, in another one")
+        arguments = self._arrange(args, kwargs)
+        return Inlined((), await self.func(state, *arguments.args, **arguments.kwargs))
 
     def _refuse_to_block(self, name: str) -> None:
         raise BadProgram(

@@ -1,0 +1,118 @@
+"""A program inside another, on the same state."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import banyan as bn
+
+
+@bn.function
+def ask(s: bn.State, question: str, name: str = "answer") -> int:
+    s += bn.user(question) + bn.assistant(bn.gen(name))
+    return len(question)
+
+
+@bn.function
+async def ask_async(s: bn.AsyncState, question: str) -> str:
+    s += bn.user(question) + bn.assistant(bn.gen("answer"))
+    return await s.value("answer")
+
+
+def test_all_that_it_appends_and_names_is_the_callers(mock: bn.Mock) -> None:
+    @bn.function
+    def outer(s: bn.State) -> None:
+        s += bn.system("Be brief.")
+        s += ask.inline(s, "one?")
+        s += ask.inline(s, "two?", name="second")
+        assert ask.inline(s, "three?").ret_value == 6
+        assert s["answer"] == "<answer>"
+
+    state = outer.run()
+    assert state["second"] == "<second>"
+    assert [turn["content"] for turn in state.messages() if turn["role"] == "user"] == ["one?", "two?", "three?"]
+    assert state.text().count("<|im_start|>assistant") == 3
+
+
+def test_it_is_one_message_with_its_caller(mock: bn.Mock) -> None:
+    @bn.function
+    def outer(s: bn.State) -> None:
+        ask.inline(s, "one?")
+        ask.bind(question="two?").inline(s)
+
+    outer.run()
+    assert len(mock.submits) == 1
+
+
+def test_inside_turns_branches_and_f_strings(mock: bn.Mock) -> None:
+    @bn.function
+    def part(s: bn.State) -> None:
+        s += "because " + bn.gen("why")
+
+    @bn.function
+    def outer(s: bn.State) -> None:
+        with s.assistant():
+            s += f"Yes, {part.inline(s)}."
+        forks = s.fork(2)
+        for fork in forks:
+            ask.inline(fork, "?")
+        forks.join()
+
+    state = outer.run()
+    assert state.messages()[0]["content"] == "because <why>Yes, .", "it runs where it is called, before the f-string is"
+    assert state["answer"] == ["<answer>"] * 2
+
+
+def test_methods_and_async_programs() -> None:
+    class Agent:
+        @bn.function
+        def greet(self, s: bn.State, name: str) -> str:
+            s += bn.user(f"I am {name}")
+            return name
+
+    @bn.function
+    async def outer(s: bn.AsyncState) -> tuple[Any, Any]:
+        first = Agent().greet.inline(s, "Ada").ret_value
+        second = await ask_async.inline(s, "Who?")
+        s += second
+        return first, second.ret_value
+
+    state = asyncio.run(outer.run_async(backend=bn.Mock("You are Ada.")))
+    assert state.ret_value == ("Ada", "You are Ada.")
+
+
+def test_what_it_raises_is_raised_where_it_is_called(mock: bn.Mock) -> None:
+    @bn.function
+    def bad(s: bn.State) -> None:
+        s += bn.user("x")
+        raise ValueError("in the part")
+
+    @bn.function
+    def outer(s: bn.State) -> None:
+        with pytest.raises(ValueError, match="in the part"):
+            bad.inline(s)
+        s += bn.assistant(bn.gen("a"))
+
+    assert outer.run().messages()[0] == {"role": "user", "content": "x"}
+
+
+def test_what_is_refused(mock: bn.Mock) -> None:
+    @bn.function
+    def outer(s: bn.State) -> None:
+        with pytest.raises(bn.BadProgram, match="takes the state that it goes on with, not a str"):
+            ask.inline("question")  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="temperature"):
+            ask.inline(s, "q", temperature=0)
+        with pytest.raises(TypeError, match="question"):
+            ask.inline(s)
+        with pytest.raises(bn.BadProgram, match="inlined where it can be awaited"):
+            asyncio.run(ask_async.inline(s, "q"))
+        forks = s.fork(1)
+        forks.drop()
+        with pytest.raises(bn.BadProgram, match="was dropped"):
+            ask.inline(forks[0], "q")
+
+    assert outer.run().text() == ""
