@@ -1,0 +1,192 @@
+"""What becomes of branches: adopted, dropped, joined. On a Mock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import banyan as bn
+from banyan.runtime import wire
+
+
+def run(body: Callable[[bn.State], Any], backend: Any = None) -> bn.State:
+    return bn.function(body).run(backend=backend or bn.Mock(lambda prompt, name: f"<{name}>"))
+
+
+def echo(prompt: str, name: str) -> str:
+    """The branch's own number, which stands last in its prompt; branches that end in "!" fail."""
+    if prompt.endswith("!"):
+        raise ValueError("no luck")
+    return prompt.rsplit("#", 1)[-1].split(" ")[0]
+
+
+def branches(s: bn.State, *texts: str, name: str = "a") -> Any:
+    forks = s.fork(len(texts))
+    forks += lambda i: f"#{texts[i]}" + bn.gen(name)
+    return forks
+
+
+# ---- adopt, drop ---------------------------------------------------------------------------------------------------
+
+
+def test_a_state_goes_on_as_its_branch() -> None:
+    mock = bn.Mock(lambda prompt, name: f"<{name}{len(prompt)}>")
+
+    def body(s: bn.State) -> None:
+        s += bn.user("q") + bn.gen("before")
+        s["v"] = "old"
+        forks = s.fork(2)
+        forks += lambda i: bn.assistant(f"#{i}:" + bn.gen("a"))
+        forks[1]["v"] = "new"
+        text = forks[1].text()
+        s.adopt(forks[1])
+        s += bn.user("on")
+        assert s.text() == text + "<|im_start|>user\non<|im_end|>\n"
+        assert (s["a"], s["v"], "before" in s) == (forks[1]["a"], "new", True)
+        assert s.messages()[-2]["content"].startswith("#1:")
+        with pytest.raises(bn.BadProgram, match="was adopted by its parent"):
+            forks[1].user("late")
+        forks[0].user("still here")
+
+    run(body, mock)
+    assert sum(isinstance(op, wire.Join) for ops in mock.submits for op in ops) == 1
+
+
+def test_in_the_middle_of_a_turn_and_at_any_depth() -> None:
+    def body(s: bn.State) -> None:
+        s += bn.assistant_begin() + "a"
+        (child,) = s.fork()
+        child += "b" + bn.assistant_end()
+        (leaf,) = child.fork()
+        leaf += bn.user_begin() + bn.gen("x")
+        s.adopt(leaf)
+        s += "!" + bn.user_end()
+        assert s.messages() == [{"role": "assistant", "content": "ab"}, {"role": "user", "content": "<x>!"}]
+        again = s.fork(2)
+        again += bn.gen("y")
+        s.adopt(again[1])
+        assert s.text().endswith("<x>!<|im_end|>\n<y>")
+
+    run(body)
+
+
+def test_what_cannot_be_adopted() -> None:
+    def body(s: bn.State) -> None:
+        forks = s.fork(2)
+        s += "more"
+        with pytest.raises(bn.BadProgram, match="only while nothing was appended here since its fork"):
+            s.adopt(forks[0])
+        with pytest.raises(bn.BadProgram, match="only a branch of this state"):
+            s.adopt(s)
+        with pytest.raises(bn.BadProgram, match="only a branch of this state"):
+            forks[0].adopt(forks[1])
+        forks[1].drop()
+        with pytest.raises(bn.BadProgram, match="was dropped"):
+            s.adopt(forks[1])
+
+        def other(t: bn.State) -> None:
+            with pytest.raises(bn.BadProgram, match="only a branch of this state"):
+                t.adopt(forks[0])
+
+        run(other)
+
+    run(body)
+
+
+def test_a_stream_goes_on_through_an_adoption() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("q")
+        forks = s.fork(3)
+        forks += lambda i: bn.assistant(f"#{i} " + bn.gen("a"))
+        s.adopt(forks.best(lambda branch: branch["a"]))
+        s += bn.user("on") + bn.assistant(bn.gen("b"))
+
+    state = program.run(backend=bn.Mock(lambda prompt, name: f"{name} {len(prompt)}"), stream=True)
+    assert "".join(state.text_iter()) == state.text()
+    assert "#0" in state.text()
+    assert state["b"].startswith("b ")
+
+
+def test_drop_is_for_a_subtree_and_at_once() -> None:
+    mock = bn.Mock(lambda prompt, name: name, latency=600.0)
+
+    def body(s: bn.State) -> None:
+        forks = s.fork(2)
+        forks += bn.gen("a")
+        inner = forks[0].fork(2)
+        inner += bn.gen("b")
+        forks[0].drop()
+        forks[0].drop()
+        for branch, name in ((forks[0], "a"), (inner[0], "b"), (inner[1], "b")):
+            with pytest.raises(bn.Cancelled):
+                branch[name]
+        inner.drop()
+
+    run(body, mock)
+    assert [op for ops in mock.submits for op in ops if op == wire.Drop(1, True)] == [wire.Drop(1, True)]
+
+
+# ---- join ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["concat", "concate_and_append"])
+def test_join_by_either_name_is_exact(mode: Any) -> None:
+    def body(s: bn.State) -> None:
+        s += "list:"
+        forks = s.fork(3)
+        forks += lambda i: f" {i}." + bn.gen("x")
+        forks.join(mode)
+
+    assert run(body).text() == "list: 0.<x> 1.<x> 2.<x>"
+
+
+def test_gathering_says_which_branch_failed() -> None:
+    def body(s: bn.State) -> None:
+        branches(s, "0", "1!", "2").join()
+
+    state = run(body, bn.Mock(echo))
+    with pytest.raises(bn.ForkError, match="branch 1 failed") as e:
+        state["a"]
+    assert e.value.index == 1
+    with pytest.raises(bn.ForkError):
+        state.value("a")
+    with pytest.raises(bn.ForkError):
+        state.get_meta_info("a")
+
+
+def test_gathering_may_collect_what_failed() -> None:
+    def body(s: bn.State) -> None:
+        branches(s, "0", "1!", "2").join(on_error="collect")
+
+    state = run(body, bn.Mock(echo))
+    first, error, last = state["a"]
+    assert (first, last) == ("0", "2")
+    assert isinstance(error, bn.ForkError)
+    assert error.index == 1
+    assert isinstance(error.__cause__, bn.ProgramError)
+
+
+def test_a_program_that_was_cancelled_is_no_branch_that_failed() -> None:
+    def body(s: bn.State) -> None:
+        branches(s, "0", "1").join(on_error="collect")
+
+    state = run(body, bn.Mock(echo, latency=600.0))
+    state.cancel()
+    with pytest.raises(bn.Cancelled):
+        state["a"]
+
+
+def test_what_join_refuses() -> None:
+    def body(s: bn.State) -> None:
+        forks = s.fork(2)
+        with pytest.raises(bn.BadProgram, match="gather_variable and concat"):
+            forks.join("sum")  # type: ignore[arg-type]
+        with pytest.raises(bn.BadProgram, match="gather instead"):
+            forks.join("concat", on_error="collect")
+        with pytest.raises(bn.BadProgram, match="adopt one of them"):
+            s.beam(1, "x", depth=2).join("concat")
+
+    run(body)
