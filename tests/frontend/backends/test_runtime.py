@@ -130,6 +130,22 @@ def test_all_endpoints_of_a_socket_share_one_connection(server: MockServer) -> N
             assert one.client is other.client
 
 
+def test_who_leaves_a_socket_leaves_the_others_there(server: MockServer) -> None:
+    stays = bn.connect(server.path)
+    with bn.connect(server.path) as leaves:
+        pass
+    assert program.run(backend=stays)["a"] == "<a> and more"
+    leaves.close()
+    with pytest.raises(bn.RuntimeLost, match=r"RuntimeEndpoint .* was closed"):
+        program.run(backend=leaves)
+    del leaves
+    stays.close()
+    with pytest.raises(bn.RuntimeLost):
+        stays.ask("info")
+    with bn.connect(server.path) as again:
+        assert program.run(backend=again)["a"] == "<a> and more"
+
+
 def test_failures_cross_the_socket(server: MockServer) -> None:
     @bn.function
     def fails(s: bn.State) -> None:
