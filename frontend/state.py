@@ -60,7 +60,7 @@ class State(Prompt):
         What has come of an object or a list, as a dict or a list; its last string and its last number may still go on.
         A type that is not written as JSON comes in one piece, and so does a gen with `retries`.
         """
-        return partials(self._lookup(name))
+        yield from partials(self._lookup(name))  # here: who reads holds the state, and a state that nobody holds ends
 
     def get_meta_info(self, name: str) -> Any:
         """What is known about how the variable was generated, as a dict; None for one that was not.

@@ -281,3 +281,12 @@ def test_partial_objects_of_what_is_none_end_in_the_error() -> None:
     assert {"name": 5} in (next(parts), next(parts))
     with pytest.raises(bn.BadOutput, match="Expected `str`"):
         list(parts)
+
+
+def test_who_reads_partials_holds_the_program() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("stock", type=dict[str, int])
+
+    mock = bn.Mock('{"lamp": 3, "desk": 12}', latency=0.05)
+    assert list(program.run(backend=mock, stream=True).partials("stock"))[-1] == {"lamp": 3, "desk": 12}
