@@ -11,6 +11,15 @@ from typing import Any
 
 import pytest
 
+SUITE = Path(__file__).parents[2] / "shared" / "data" / "json-schema-test-suite"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--json-schema-suite", default=str(SUITE), help="the folder of a checkout of JSON-Schema-Test-Suite"
+    )
+    parser.addoption("--json-schema-suite-write", action="store_true", help="write the expected results anew")
+
 
 @pytest.fixture(scope="session")
 def module_at() -> Callable[[Path], ModuleType]:

@@ -48,21 +48,26 @@ LAW = {
     f"{RUNTIME}.template": Room((f"{RUNTIME}.wire", f"{RUNTIME}.errors"), ("msgspec",)),  # what a Use stands for
     f"{RUNTIME}.config": Room((f"{RUNTIME}.errors",), ("msgspec",)),
     f"{RUNTIME}.ipc": Room(CORE, ("msgspec", "zmq")),
-    f"{RUNTIME}.client": Room(
-        (*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.inbox", f"{RUNTIME}.window"), ("msgspec", "zmq")
-    ),
+    f"{RUNTIME}.client": Room((*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.inbox", f"{RUNTIME}.window"), ("msgspec", "zmq")),
     f"{RUNTIME}.inbox": Room((*CORE, f"{RUNTIME}.window"), ("msgspec",)),
     f"{RUNTIME}.window": Room(),
+    f"{RUNTIME}.flight": Room(),
     f"{RUNTIME}.launch": Room((*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.client"), ("msgspec", "psutil", "zmq")),
-    f"{RUNTIME}.constraint": Room(CORE, ("llguidance", "msgspec", "numpy", "outlines_core")),
+    f"{RUNTIME}.constraint": Room(CORE, ("jsonschema", "llguidance", "msgspec", "numpy", "outlines_core")),
     f"{RUNTIME}.server": Room(
-        (*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.launch", f"{RUNTIME}.metrics", f"{RUNTIME}.window"),
-        ("jinja2", "msgspec", "outlines_core", "psutil", "re2", "tokenizers", "zmq"),
+        (
+            *CORE,
+            *(f"{RUNTIME}.{name}" for name in ("constraint.limits", "flight", "ipc", "launch", "metrics", "window")),
+        ),
+        ("jinja2", "msgspec", "psutil", "re2", "tokenizers", "zmq"),
+    ),
+    f"{RUNTIME}.server.preflight": Room(  # a process of its own
+        (*CORE, f"{RUNTIME}.constraint", f"{RUNTIME}.launch"), ("msgspec", "numpy", "zmq")
     ),
     **dict.fromkeys(PLANNING, Room((*CORE, f"{RUNTIME}.constraint.guide", *PLANNING, "banyan.radix_cache"))),
     f"{RUNTIME}.engine": Room(
         (
-            *(*CORE, f"{RUNTIME}.constraint", f"{RUNTIME}.ipc", f"{RUNTIME}.metrics", f"{RUNTIME}.model"),
+            *(*CORE, *(f"{RUNTIME}.{name}" for name in ("constraint", "flight", "ipc", "metrics", "model"))),
             *("banyan.radix_cache", "banyan.kernels"),
         ),
         ("msgspec", "numpy", "psutil", "torch", "zmq"),

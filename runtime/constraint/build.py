@@ -10,6 +10,6 @@ from banyan.runtime.wire import ConstraintSpec
 
 
 def build(spec: ConstraintSpec, vocabulary: Vocabulary) -> Compiled:
-    """Compile a spec that has passed `limits.canonical`. Raises a ConstraintError that says why it cannot be."""
+    """Compile a spec that has passed `canonical`. Raises a ConstraintError that says why it cannot be."""
     value = Matcher(spec, vocabulary)
     return Triggered(spec, value, vocabulary) if spec.after else value

@@ -1,14 +1,8 @@
-"""What is looked at before anything is compiled: sizes, JSON, and words that a constraint must not hold."""
+"""Sizes, which are looked at before anything reads a constraint."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
-import msgspec
-
-from banyan.runtime.constraint import lark
-from banyan.runtime.errors import ConstraintSyntax, ConstraintTooLarge, ConstraintUnsatisfiable
+from banyan.runtime.errors import ConstraintTooLarge
 from banyan.runtime.wire import ConstraintSpec
 
 REGEX = 8 << 10
@@ -30,59 +24,3 @@ def check_size(spec: ConstraintSpec, limit: int) -> None:
     need("`after`", len(spec.after), TRIGGERS, "strings")
     need("a string of `after`", max(map(len, spec.after), default=0), TRIGGER, "characters")
     need("`end`", len(spec.end), END, "characters")
-
-
-def canonical(spec: ConstraintSpec) -> ConstraintSpec:
-    """The spec as it may be compiled: its text read and written again, so that nothing in it can be taken for something
-    else. Raises a ConstraintError that names what is wrong."""
-    if not all(spec.after):
-        raise ConstraintSyntax("a string of `after` is empty; the constraint would begin before anything")
-    if spec.scope != "must" and not spec.after:
-        raise ConstraintSyntax(f'scope "{spec.scope}" needs a trigger in `after`')
-    match spec.kind:
-        case "json_schema":
-            text = json.dumps(_schema(_json(spec.text, "the schema")), ensure_ascii=False)
-        case "choices":
-            text = json.dumps(_choices(spec.text), ensure_ascii=False)
-        case "grammar":
-            text = lark.join([part if isinstance(part, str) else _schema(part) for part in lark.split(spec.text)])
-        case "regex":
-            text = spec.text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ConstraintSyntax("a lone surrogate stands in the constraint; no output can hold one") from None
-    return msgspec.structs.replace(spec, text=text)
-
-
-def _json(text: str, what: str) -> Any:
-    def refuse(name: str) -> None:
-        raise ConstraintSyntax(f"{what} is not valid JSON: {name} is no number there")
-
-    try:
-        return json.loads(text, parse_constant=refuse)
-    except json.JSONDecodeError as e:
-        raise ConstraintSyntax(f"{what} is not valid JSON: {e.msg} (line {e.lineno}, column {e.colno})") from None
-    except RecursionError:
-        raise ConstraintTooLarge(f"{what} is nested too deeply to be read") from None
-    except ValueError as e:  # an integer of thousands of digits
-        raise ConstraintTooLarge(f"{what} is not to be read: {e}") from None
-
-
-def _choices(text: str) -> list[str]:
-    choices = _json(text, "the list of choices")
-    if not isinstance(choices, list) or not all(isinstance(one, str) for one in choices):
-        raise ConstraintSyntax("choices are a JSON list of strings")
-    if not choices:
-        raise ConstraintSyntax("the list of choices is empty; it needs at least one")
-    if len(choices) > CHOICES:
-        raise ConstraintTooLarge(f"there are {len(choices)} choices; the limit is {CHOICES}")
-    return list(dict.fromkeys(choices))
-
-
-def _schema(schema: Any) -> Any:
-    if not isinstance(schema, dict | bool):
-        raise ConstraintSyntax("a JSON Schema is an object, or true or false")
-    if schema is False:
-        raise ConstraintUnsatisfiable("no value can satisfy the constraint: the schema is false")
-    return {} if schema is True else schema

@@ -93,7 +93,7 @@ class LlgGuide:
 
 
 def grammar(spec: ConstraintSpec, vocabulary: Vocabulary) -> str:
-    """What llguidance compiles for a spec whose text has passed `limits`."""
+    """What llguidance compiles for a spec whose text is canonical."""
     value = _value(spec)
     if not spec.after and not spec.end:
         return json.dumps({"grammars": [value]})

@@ -27,7 +27,7 @@ import numpy as np
 import zmq
 
 from banyan.runtime import launch, wire
-from banyan.runtime.constraint import limits
+from banyan.runtime.constraint.canonical import canonical
 from banyan.runtime.constraint.build import build
 from banyan.runtime.constraint.guide import Compiled
 from banyan.runtime.constraint.vocabulary import Vocabulary
@@ -163,7 +163,7 @@ def _limit(seconds: float) -> None:
 
 def _verdict(check: wire.Check, vocabulary: Vocabulary) -> wire.Verdict:
     try:
-        spec = limits.canonical(check.spec)
+        spec = canonical(check.spec)
         _walk(_compile(spec, vocabulary), vocabulary)
     except BanyanError as e:
         return wire.Verdict(check.id, code=e.code, message=e.message)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tokenizers
 
-from banyan.runtime.constraint import limits
 from banyan.runtime.constraint.build import build
+from banyan.runtime.constraint.canonical import canonical
 from banyan.runtime.constraint.guide import Compiled, Guide
 from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.server.tokenizer import Files, Span, Tokenizer
@@ -33,7 +33,7 @@ class Bench:
 
     def compile(self, kind: Any, text: Any, **options: Any) -> Compiled:
         text = text if isinstance(text, str) else json.dumps(text)
-        return build(limits.canonical(ConstraintSpec(kind, text, **options)), self.vocabulary)
+        return build(canonical(ConstraintSpec(kind, text, **options)), self.vocabulary)
 
     def guide(self, kind: Any, text: Any, **options: Any) -> Guide:
         return self.compile(kind, text, **options).guide()

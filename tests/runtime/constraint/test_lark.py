@@ -56,7 +56,7 @@ def test_what_reaches_out_is_refused_by_name(text: str, what: str) -> None:
     "text", ["start: %json {", "start: %json [1]", "start: %json", "start: %json " + '{"a":' * 9999]
 )
 def test_bad_json_is_said(text: str) -> None:
-    with pytest.raises(ConstraintSyntax, match="%json must be|%json is not valid JSON"):
+    with pytest.raises(ConstraintSyntax, match=r"%json must be|%json is not valid JSON"):
         lark.split(text)
 
 

@@ -1,0 +1,276 @@
+"""What a schema does not allow, as a schema; and whether two schemas can allow the same value.
+
+Each keyword speaks of one type and is silent on all others, so a schema is a conjunction of "if it is of this type,
+then ...", and its negation a disjunction of "it is of this type, and not ...". Keywords whose negation JSON Schema
+cannot say are refused by name. One approximation is made, and it errs on the side of fewer values: the negation of
+integers leaves out fractions.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from typing import Any
+
+from banyan.runtime.constraint.schema.read import Document, Schema
+from banyan.runtime.errors import ConstraintUnsupported
+
+TYPES = ("null", "boolean", "object", "array", "number", "string")
+_OPPOSITE = {"maximum": "exclusiveMinimum", "minimum": "exclusiveMaximum",
+             "exclusiveMaximum": "minimum", "exclusiveMinimum": "maximum"}  # fmt: skip
+_UPPER = {"maxLength": ("string", "minLength"), "maxItems": ("array", "minItems"),
+          "maxProperties": ("object", "minProperties")}  # fmt: skip
+_LOWER = {"minLength": ("string", "maxLength"), "minItems": ("array", "maxItems"),
+          "minProperties": ("object", "maxProperties")}  # fmt: skip
+_DEEP = 16  # references that a negation follows
+
+
+def any_of(schemas: list[Schema]) -> Schema:
+    """The union, as short as it goes."""
+    kept = [one for one in schemas if one is not False]
+    if True in kept or {} in kept:
+        return True
+    return False if not kept else kept[0] if len(kept) == 1 else {"anyOf": kept}
+
+
+def all_of(schemas: list[Schema]) -> Schema:
+    """The intersection, as short as it goes."""
+    kept = [one for one in schemas if one is not True and one != {}]
+    if False in kept:
+        return False
+    return True if not kept else kept[0] if len(kept) == 1 else {"allOf": kept}
+
+
+def types_of(schema: Schema) -> set[str]:
+    """Types that a schema's own `type`, `enum` and `const` leave open. "integer" only where "number" is not."""
+    if isinstance(schema, bool):
+        return set(TYPES) if schema else set()
+    named = schema.get("type", TYPES)
+    found = {named} if isinstance(named, str) else set(named)
+    if (values := _values(schema)) is not None:
+        found = meet(found, {type_of(value) for value in values})
+    return found - {"integer"} if "number" in found else found
+
+
+def type_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    kinds = {int: "number", float: "number", str: "string", dict: "object", list: "array"}
+    return "null" if value is None else kinds[type(value)]
+
+
+def negation(schema: Schema, document: Document, depth: int = 0) -> Schema:
+    """Raises ConstraintUnsupported for a keyword whose negation cannot be said."""
+    if isinstance(schema, bool):
+        return not schema
+    if depth > _DEEP:
+        raise ConstraintUnsupported('JSON Schema keyword "not" around a schema that refers to itself is not supported')
+
+    def no(below: Schema) -> Schema:
+        return negation(below, document, depth + 1)
+
+    rest, parts = dict(schema), []
+    if "$ref" in rest:
+        parts.append(no(document.target(rest.pop("$ref"))))
+    if "if" in rest or "then" in rest or "else" in rest:
+        condition, then, other = (rest.pop(key, True) for key in ("if", "then", "else"))
+        if "if" in schema:
+            parts += [all_of([condition, no(then)]), all_of([no(condition), no(other)])]
+    if "contains" in rest:
+        least, most = rest.pop("minContains", 1), rest.pop("maxContains", None)
+        if most is not None or least > 1:
+            raise _unsupported("minContains" if most is None else "maxContains")
+        below = rest.pop("contains")
+        parts.append({"type": "array", "items": no(below)} if least else False)
+    if "items" in rest or "prefixItems" in rest:
+        before = rest.pop("prefixItems", [])
+        for n, one in enumerate(before):
+            parts.append({"type": "array", "minItems": n + 1, "prefixItems": [*[True] * n, no(one)]})
+        if rest.get("items", True) is False:
+            parts.append({"type": "array", "minItems": len(before) + 1})
+        elif rest.get("items", True) is not True:
+            raise _unsupported("items")
+        rest.pop("items", None)
+    rest.pop("minContains", None), rest.pop("maxContains", None)  # say nothing without `contains`
+    parts += [_negated(key, value, no) for key, value in rest.items()]
+    return any_of(parts)
+
+
+def _negated(key: str, value: Any, no: Any) -> Schema:
+    """The negation of one keyword by itself."""
+    match key:
+        case "type":
+            named = {value} if isinstance(value, str) else set(value)
+            left = [one for one in TYPES if one not in named and not (one == "number" and "integer" in named)]
+            return {"type": left} if left else False
+        case "const":
+            return _not_among([value])
+        case "enum":
+            return _not_among(value)
+        case "not":
+            return value
+        case "allOf":
+            return any_of([no(one) for one in value])
+        case "anyOf":
+            return all_of([no(one) for one in value])
+        case "required":
+            return any_of([{"type": "object", "properties": {name: False}} for name in value])
+        case "properties":
+            held = [(name, no(below)) for name, below in value.items()]
+            return any_of(
+                [{"type": "object", "required": [n], "properties": {n: b}} for n, b in held if b is not False]
+            )
+        case "dependentRequired":
+            return any_of([
+                {"type": "object", "required": [name], "properties": {need: False}}
+                for name, needs in value.items()
+                for need in needs
+            ])  # fmt: skip
+        case "dependentSchemas":
+            return any_of([all_of([{"type": "object", "required": [n]}, no(one)]) for n, one in value.items()])
+        case "additionalProperties" | "unevaluatedProperties" | "unevaluatedItems" if value is True:
+            return False
+        case "maximum" | "minimum" | "exclusiveMaximum" | "exclusiveMinimum":
+            return {"type": "number", _OPPOSITE[key]: value}
+        case "maxLength" | "maxItems" | "maxProperties":
+            kind, other = _UPPER[key]
+            return {"type": kind, other: value + 1}
+        case "minLength" | "minItems" | "minProperties":
+            kind, other = _LOWER[key]
+            return {"type": kind, other: value - 1} if value else False
+    raise _unsupported(key)
+
+
+def _unsupported(key: str) -> ConstraintUnsupported:
+    return ConstraintUnsupported(f'JSON Schema keyword "{key}" is not supported under "not", "if" or "oneOf"')
+
+
+def _not_among(values: list[Any]) -> Schema:
+    """All but some values; of the types of objects and arrays, none where one of them is among the values."""
+    by_type: dict[str, list[Any]] = {}
+    for value in values:
+        by_type.setdefault(type_of(value), []).append(value)
+    open_types = [one for one in TYPES if one not in by_type]
+    parts: list[Schema] = [{"type": open_types}] if open_types else []
+    if "boolean" in by_type:
+        parts.append({"enum": [one for one in (False, True) if one not in by_type["boolean"]]})
+    if "string" in by_type:
+        parts.append({"type": "string", "pattern": f"^(?:{all_but(by_type['string'])})$"})
+    if "number" in by_type:
+        points = sorted(set(by_type["number"]))
+        edges = [None, *points, None]
+        for low, high in pairwise(edges):
+            bounds = {"exclusiveMinimum": low, "exclusiveMaximum": high}
+            parts.append({"type": "number"} | {key: point for key, point in bounds.items() if point is not None})
+    for kind, empty in (("object", {"maxProperties": 0}), ("array", {"maxItems": 0})):
+        if kind in by_type:
+            parts.append(_unlike(kind, by_type[kind], empty))
+    return any_of([one for one in parts if one != {"enum": []}])
+
+
+def _unlike(kind: str, values: list[Any], empty: dict[str, Any]) -> Schema:
+    if all(not value for value in values):
+        return {"type": kind} | ({"minProperties": 1} if kind == "object" else {"minItems": 1})
+    raise ConstraintUnsupported(f'"const" and "enum" of {kind}s are not supported under "not", "if" or "oneOf"')
+
+
+def all_but(words: list[str]) -> str:
+    """A regex of all strings but these. The words as a tree: leave it at any node, or end where no word does."""
+    heads = sorted({word[0] for word in words if word})
+    leave = f"[^{''.join(map(_in_class, heads))}][\\s\\S]*" if heads else "[\\s\\S]+"
+    parts = [leave]
+    for head in heads:
+        parts.append(re.escape(head) + f"(?:{all_but([word[1:] for word in words if word[:1] == head])})")
+    if "" not in words:
+        parts.append("")
+    return "|".join(parts)
+
+
+def _in_class(character: str) -> str:
+    return f"\\{character}" if character in "\\]^-[&~" else character
+
+
+# ---- disjointness --------------------------------------------------------------------------------------------------
+
+
+def disjoint(a: Schema, b: Schema, document: Document, types: set[str], depth: int = 0) -> bool:
+    """Whether no value of these types is allowed by both. False also where that is not seen."""
+    if depth > _DEEP:
+        return False
+    a, b = _flat(a, document), _flat(b, document)
+    if a is False or b is False:
+        return True
+    if a is True or b is True:
+        return False
+    left = meet(meet(types_of(a), types_of(b)), types)
+    if not left:
+        return True
+    for one, other in ((a, b), (b, a)):
+        if "anyOf" in one and all(disjoint(x, other, document, types, depth + 1) for x in one["anyOf"]):
+            return True
+    values, others = _values(a), _values(b)
+    if values is not None and others is not None:
+        return not {canonical(value) for value in values} & {canonical(value) for value in others}
+    if left <= {"number", "integer"}:
+        return _above(a, b) or _above(b, a)
+    if left != {"object"}:
+        return False
+    both = set(a.get("required", ())) | set(b.get("required", ()))
+    for name in both:
+        x, y = _property(a, name), _property(b, name)
+        if disjoint(x, y, document, set(TYPES), depth + 1):
+            return True
+    return False
+
+
+def _flat(schema: Schema, document: Document) -> Schema:
+    """A schema that is nothing but a reference, or one of one: what that names."""
+    for _ in range(_DEEP):
+        if isinstance(schema, dict) and schema.keys() == {"$ref"}:
+            schema = document.target(schema["$ref"])
+        elif isinstance(schema, dict) and schema.keys() == {"allOf"} and len(schema["allOf"]) == 1:
+            schema = schema["allOf"][0]
+        else:
+            break
+    return schema
+
+
+def meet(a: set[str], b: set[str]) -> set[str]:
+    """Types that both have; "integer" is part of "number"."""
+    return a & b | ({"integer"} if ("number" in a and "integer" in b) or ("integer" in a and "number" in b) else set())
+
+
+def canonical(value: Any) -> str:
+    """Equal for values that JSON Schema calls equal: 1 and 1.0 are."""
+
+    def plain(one: Any) -> Any:
+        if isinstance(one, float) and one.is_integer():
+            return int(one)
+        if isinstance(one, list):
+            return [plain(below) for below in one]
+        return {key: plain(below) for key, below in one.items()} if isinstance(one, dict) else one
+
+    return json.dumps(plain(value), sort_keys=True)
+
+
+def _values(schema: dict[str, Any]) -> list[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    return schema.get("enum")
+
+
+def _property(schema: dict[str, Any], name: str) -> Schema:
+    """What a schema asks of a property; True where that is not seen."""
+    if name in schema.get("properties", ()):
+        value: Schema = schema["properties"][name]
+        return value
+    closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    return not closed
+
+
+def _above(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Whether all numbers of `a` lie above those of `b`."""
+    lows = [(a[key], key == "minimum") for key in ("minimum", "exclusiveMinimum") if key in a]
+    highs = [(b[key], key == "maximum") for key in ("maximum", "exclusiveMaximum") if key in b]
+    return any(low > high or (low == high and not (i and j)) for low, i in lows for high, j in highs)

@@ -1,0 +1,326 @@
+"""JSON Schema as it comes, read into one plain form: draft 2020-12, assertions only, every reference a definition.
+
+What is dropped says nothing about values: titles, comments, formats that only annotate, keywords of others. What
+earlier drafts wrote otherwise (tuples as `items`, `dependencies`, a boolean `exclusiveMinimum`, neighbours of `$ref`
+that do not count) is written as 2020-12 has it. After this, a schema may be taken apart and put together without
+looking at names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urldefrag, urljoin
+
+import jsonschema
+
+from banyan.runtime.errors import ConstraintSyntax, ConstraintTooLarge, ConstraintUnsupported
+
+Schema = bool | dict[str, Any]
+
+NODES, DEPTH, CHAIN, ENUM, DIGITS = 20_000, 128, 128, 10_000, 9_999
+"""Most subschemas, deepest JSON, longest chain of references, longest enum, largest coefficient of a multipleOf."""
+
+ONE = ("additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then", "unevaluatedItems",
+       "unevaluatedProperties")  # fmt: skip
+MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
+NAMED = ("dependentSchemas", "patternProperties", "properties")
+"""Keywords whose value is a schema, a list of schemas, or an object of schemas."""
+DEFS = ("$defs", "definitions")
+COUNTS = tuple(f"{end}{what}" for end in ("max", "min") for what in ("Contains", "Items", "Length", "Properties"))
+PLAIN = ("const", "dependentRequired", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "maximum", "minimum",
+         "multipleOf", "pattern", "required", "type", "uniqueItems", *COUNTS)  # fmt: skip
+
+ENFORCED = frozenset(("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"))
+"""Formats that outputs are held to."""
+ANNOTATING = frozenset((
+    *("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer"),
+    *("uri-reference", "uri-template"),  # of the standard; and of OpenAPI's registry:
+    *("base64url", "binary", "byte", "char", "commonmark", "decimal", "decimal128", "double", "double-int", "float"),
+    *("html", "http-date", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "media-range"),
+    *("password", "sf-binary", "sf-boolean", "sf-decimal", "sf-integer", "sf-string", "sf-token"),
+))  # fmt: skip
+"""Formats that say something to a reader only, which is what the standard makes of all of them by default."""
+
+
+class _Place(NamedTuple):
+    """A schema in the document: itself, the address that its references are relative to, and where it stands."""
+
+    schema: Any
+    base: str
+    path: str
+
+
+class Document:
+    """A schema and the definitions that it refers to, in plain form.
+
+    root    the schema
+    defs    name -> definition; a reference is {"$ref": "#/$defs/NAME"}, maybe with neighbours
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        """Raises a ConstraintError that names what is wrong, and where."""
+        dialect = schema.get("$schema", "") if isinstance(schema, dict) else ""
+        found = re.search(r"draft-0([3-7])", dialect) if isinstance(dialect, str) else None
+        self._draft = int(found[1]) if found else 2020
+        _check_depth(schema)
+        _check_form(schema)
+        self._roots: dict[str, _Place] = {}  # address -> the schema that has it
+        self._anchors: dict[str, _Place] = {}
+        self._dynamic: dict[str, set[str]] = {}  # name of a dynamic anchor -> where it is one
+        self._index(_Place(schema, "", ""))
+        self._roots.setdefault("", _Place(schema, self._base_of(schema, ""), ""))
+        self._names: dict[int, str] = {}  # id of a schema that is referred to -> its name
+        self._todo: list[tuple[str, _Place]] = []
+        self._n_nodes = 0
+        self.defs: dict[str, Schema] = {}
+        self.root = self._read(_Place(schema, "", ""))
+        while self._todo:
+            name, place = self._todo.pop()
+            self.defs[name] = self._read(place)
+        self._check_chains()
+
+    def target(self, ref: str) -> Schema:
+        """What {"$ref": ref} stands for."""
+        return self.defs[ref.removeprefix("#/$defs/")]
+
+    # ---- addresses -------------------------------------------------------------------------------------------------
+
+    def _base_of(self, schema: Any, base: str) -> str:
+        own = schema.get("id" if self._draft == 4 else "$id") if isinstance(schema, dict) else None
+        if not isinstance(own, str) or (self._draft <= 7 and "$ref" in schema):
+            return base
+        return urldefrag(urljoin(base, own)).url
+
+    def _index(self, place: _Place) -> None:
+        """Note all addresses and anchors below a schema."""
+        schema = place.schema
+        if not isinstance(schema, dict):
+            return
+        base = self._base_of(schema, place.base)
+        if base != place.base or not place.path:
+            self._roots[base] = _Place(schema, base, place.path)
+        here = _Place(schema, place.base, place.path)
+        for key in ("$anchor", "$dynamicAnchor"):
+            if isinstance(schema.get(key), str):
+                self._anchors[f"{base}#{schema[key]}"] = here
+        if isinstance(schema.get("$dynamicAnchor"), str):
+            self._dynamic.setdefault(schema["$dynamicAnchor"], set()).add(base)
+        own = schema.get("$id")
+        if self._draft <= 7 and isinstance(own, str) and own.startswith("#"):  # an anchor, before there was $anchor
+            self._anchors[f"{base}{own}"] = here
+        for below in _below(schema, place.path, base, (*NAMED, *DEFS)):
+            self._index(below)
+
+    def _find(self, ref: str, base: str, path: str) -> _Place:
+        address, fragment = urldefrag(urljoin(base, ref))
+        root = self._roots.get(address)
+        if root is None:
+            raise ConstraintUnsupported(
+                f"the reference {ref[:200]!r} at {path or '/'} leads out of the schema; put what it names into $defs"
+            )
+        if fragment and not fragment.startswith("/"):
+            if (anchor := self._anchors.get(f"{address}#{unquote(fragment)}")) is None:
+                raise ConstraintSyntax(f"invalid JSON Schema: there is no anchor for {ref[:200]!r} at {path or '/'}")
+            return anchor
+        at, where, base = root.schema, root.path, root.base
+        for part in fragment.split("/")[1:]:
+            key = unquote(part).replace("~1", "/").replace("~0", "~")
+            if at is not root.schema:
+                base = self._base_of(at, base)
+            if isinstance(at, dict) and key in at:
+                at = at[key]
+            elif isinstance(at, list) and key.isdecimal() and int(key) < len(at):
+                at = at[int(key)]
+            else:
+                raise ConstraintSyntax(f"invalid JSON Schema: {ref[:200]!r} at {path or '/'} leads nowhere")
+            where += f"/{part}"
+        if not isinstance(at, dict | bool):
+            raise ConstraintSyntax(f"invalid JSON Schema: {ref[:200]!r} at {path or '/'} leads to no schema")
+        return _Place(at, base, where)
+
+    def _name(self, ref: str, place: _Place) -> str:
+        """A definition's name for what a reference leads to. References to references are followed."""
+        seen = set()
+        while True:
+            base = self._base_of(place.schema, place.base)
+            place = self._find(ref, base, place.path)
+            if id(place.schema) in seen:
+                raise ConstraintSyntax(f"invalid JSON Schema: the reference at {place.path or '/'} leads to itself")
+            seen.add(id(place.schema))
+            schema = place.schema
+            if isinstance(schema, dict) and isinstance(schema.get("$ref"), str) and self._is_alias(schema):
+                ref = schema["$ref"]
+                continue
+            break
+        name = self._names.get(id(place.schema))
+        if name is None:
+            name = self._names[id(place.schema)] = f"d{len(self._names)}"
+            self._todo.append((name, place))
+        return name
+
+    def _is_alias(self, schema: dict[str, Any]) -> bool:
+        meant = {"$dynamicRef", *ONE, *MANY, *NAMED, *PLAIN, "additionalItems", "dependencies"}
+        return self._draft <= 7 or not meant & schema.keys()
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    def _read(self, place: _Place) -> Schema:
+        self._n_nodes += 1
+        if self._n_nodes > NODES:
+            raise ConstraintTooLarge(f"the schema has more than {NODES} subschemas")
+        schema = place.schema
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise ConstraintSyntax(f"invalid JSON Schema: {str(schema)[:80]!r} is no schema at {place.path or '/'}")
+        base = self._base_of(schema, place.base)
+        out: dict[str, Any] = {}
+        refs = [schema[key] for key in ("$ref", "$dynamicRef") if isinstance(schema.get(key), str)]
+        if "$recursiveRef" in schema:
+            raise ConstraintUnsupported(f'JSON Schema keyword "$recursiveRef" at {place.path or "/"} is not supported')
+        if "$dynamicRef" in schema:
+            self._check_dynamic(schema["$dynamicRef"], base, place.path)
+        names = [self._name(ref, place) for ref in refs]
+        if names:
+            out["$ref"] = f"#/$defs/{names[0]}"
+            if self._draft <= 7:
+                return out
+        schema = _modern(schema)
+        for key in PLAIN:
+            if key in schema:
+                out |= _plain(key, schema[key], f"{place.path}/{key}")
+        for below in _below(schema, place.path, base, NAMED):
+            key, *rest = below.path.removeprefix(place.path).lstrip("/").split("/", 1)
+            value = self._read(below)
+            if key in ONE:
+                out[key] = value
+            elif key in MANY:
+                out.setdefault(key, []).append(value)
+            elif key in NAMED:
+                out.setdefault(key, {})[rest[0].replace("~1", "/").replace("~0", "~")] = value
+        if names and "properties" in out:  # its own properties are written first
+            out.setdefault("allOf", []).append({"$ref": out.pop("$ref")})
+        for name in names[1:]:
+            out.setdefault("allOf", []).append({"$ref": f"#/$defs/{name}"})
+        return out
+
+    def _check_dynamic(self, ref: str, base: str, path: str) -> None:
+        """A dynamic reference is a plain one where no other schema could take the place of what it names."""
+        address, name = urldefrag(urljoin(base, ref))
+        if address in self._dynamic.get(name, ()) and len(self._dynamic[name]) > 1:
+            raise ConstraintUnsupported(f'JSON Schema keyword "$dynamicRef" at {path or "/"} is not supported')
+
+    def _check_chains(self) -> None:
+        """Compilers follow references by recursion."""
+        links = {name: sorted(_refs(schema)) for name, schema in self.defs.items()}
+        seen: set[str] = set()
+        for name in sorted(_refs(self.root)):
+            stack = [(name, 1)]
+            while stack:
+                name, depth = stack.pop()
+                if name in seen:
+                    continue
+                seen.add(name)
+                if depth > CHAIN:
+                    raise ConstraintTooLarge(f"references are nested more than {CHAIN} deep")
+                stack += [(below, depth + 1) for below in links[name]]
+
+
+def _below(schema: dict[str, Any], path: str, base: str, named: tuple[str, ...]) -> Iterator[_Place]:
+    """The subschemas of a schema, in the keywords of ONE and MANY and `named`."""
+    for key in named:
+        value = schema.get(key)
+        for name, one in (value if isinstance(value, dict) else {}).items():
+            yield _Place(one, base, f"{path}/{key}/{name.replace('~', '~0').replace('/', '~1')}")
+    for key in ONE:
+        if key in schema:
+            yield _Place(schema[key], base, f"{path}/{key}")
+    for key in MANY:
+        value = schema.get(key)
+        for i, one in enumerate(value if isinstance(value, list) else ()):
+            yield _Place(one, base, f"{path}/{key}/{i}")
+
+
+def _refs(schema: Any) -> set[str]:
+    """Names of all definitions that a plain schema refers to."""
+    found, todo = set(), [schema]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, dict):
+            if isinstance(one.get("$ref"), str):
+                found.add(one["$ref"].removeprefix("#/$defs/"))
+            for key, value in one.items():
+                if key in ONE:
+                    todo.append(value)
+                elif key in MANY:
+                    todo += value
+                elif key in NAMED:
+                    todo += value.values()
+    return found
+
+
+def _modern(schema: dict[str, Any]) -> dict[str, Any]:
+    """Keywords of earlier drafts, as 2020-12 has them."""
+    out = dict(schema)
+    if isinstance(out.get("items"), list):
+        out["prefixItems"] = out.pop("items")
+        if "additionalItems" in out:
+            out["items"] = out["additionalItems"]
+    for key, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if isinstance(out.get(key), bool) and out.pop(key) and bound in out:
+            out[key] = out.pop(bound)
+    for name, needs in (out.pop("dependencies", None) or {}).items():
+        key = "dependentRequired" if isinstance(needs, list) else "dependentSchemas"
+        out[key] = {**out.get(key, {}), name: needs}
+    return out
+
+
+def _plain(key: str, value: Any, path: str) -> dict[str, Any]:
+    """A keyword without subschemas, checked; {} where it says nothing."""
+    if key in COUNTS and isinstance(value, float):
+        return {key: int(value)}
+    if key == "enum" and len(value) > ENUM:
+        raise ConstraintTooLarge(f"the enum at {path} has {len(value)} values; the limit is {ENUM}")
+    if key == "multipleOf":
+        digits = f"{value:.15f}".rstrip("0").rstrip(".").replace(".", "").rstrip("0").lstrip("0")
+        if int(digits or 0) > DIGITS:
+            raise ConstraintTooLarge(f"multipleOf {value} at {path} is too large (limit {DIGITS})")
+    if key == "uniqueItems" and not value:
+        return {}
+    if key == "format":
+        if value in ENFORCED:
+            return {key: value}
+        if value not in ANNOTATING:
+            raise ConstraintUnsupported(f'format "{str(value)[:80]}" at {path} is not supported')
+        return {}
+    return {key: value}
+
+
+def _check_depth(schema: Any) -> None:
+    level, depth = [schema], 0
+    while level:
+        depth += 1
+        if depth > DEPTH:
+            raise ConstraintTooLarge(f"the schema is nested more than {DEPTH} deep")
+        below: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                below += one.values()
+            elif isinstance(one, list):
+                below += one
+        level = [one for one in below if isinstance(one, dict | list)]
+
+
+def _check_form(schema: Any) -> None:
+    """Against the metaschema of its draft."""
+    validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:
+        validator.check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))
+    except jsonschema.SchemaError as e:
+        path = "".join(f"/{part}" for part in e.absolute_path)
+        why = f"{str(e.instance)[:80]!r} is no type" if path.endswith("/type") else e.message[:200]
+        raise ConstraintSyntax(f"invalid JSON Schema: {why} at {path or '/'}") from None
+    except RecursionError:
+        raise ConstraintTooLarge("the schema is nested too deeply") from None

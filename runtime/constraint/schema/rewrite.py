@@ -1,0 +1,332 @@
+"""Keywords that the grammar compiler does not know, written in those that it knows.
+
+`not` becomes the negation, written out. `if` becomes two alternatives, `dependent...` an alternative without the
+property and one with what it needs. `oneOf` becomes `anyOf` where no value fits two branches, else each branch without
+the others. `unevaluated...` becomes `additionalProperties` or `items` beside each way in which others are evaluated.
+What cannot be written so is refused by name. Whatever the result allows, the schema allows.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations, permutations
+from typing import Any, NamedTuple
+
+from banyan.runtime.constraint.schema.negate import TYPES, all_of, any_of, canonical, disjoint, meet, negation, types_of
+from banyan.runtime.constraint.schema.pattern import tame
+from banyan.runtime.constraint.schema.read import MANY, NAMED, NODES, ONE, Document, Schema
+from banyan.runtime.errors import ConstraintTooLarge, ConstraintUnsatisfiable, ConstraintUnsupported
+
+_WAYS = 64
+"""Combinations that one keyword may be written out into."""
+_ARRAYS = 400
+"""Arrays that `uniqueItems` may be written out into."""
+
+
+def rewrite(schema: Schema) -> dict[str, Any]:
+    """A schema that allows no value that `schema` does not, and as many of its values as can be said.
+
+    Raises a ConstraintError that names what is wrong, or what cannot be enforced.
+    """
+    document = Document(schema)
+    writer = _Writer(document)
+    root = writer.write(document.root, set(TYPES))
+    if root is False:
+        raise ConstraintUnsatisfiable("no value can satisfy the constraint: the schema is false for all of them")
+    root = {} if root is True else root
+    defs = {name: writer.write(one, set(TYPES)) for name, one in document.defs.items()}
+    return root | ({"$defs": defs} if defs else {})
+
+
+class _Writer:
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._n_written = 0
+
+    def write(self, schema: Schema, types: set[str]) -> Schema:
+        """`types`: those that its neighbours leave open."""
+        if isinstance(schema, bool):
+            return schema
+        self._n_written += 1
+        if self._n_written > NODES:
+            raise ConstraintTooLarge(f"the schema, written out, has more than {NODES} subschemas")
+        types = meet(types_of(schema), types)
+        rest, also = dict(schema), list[Schema]()
+        for key, step in _STEPS.items():
+            if key in rest:
+                also += [self.write(one, types) for one in step(self, rest, types)]
+        out = {key: self._below(key, value, types) for key, value in rest.items()}
+        if out.get("allOf") == [] or out.get("anyOf") == []:
+            out = {key: value for key, value in out.items() if value != []}
+        return all_of([out, *also])
+
+    def _below(self, key: str, value: Any, types: set[str]) -> Any:
+        if key in ("allOf", "anyOf", "oneOf"):
+            return [self.write(one, types) for one in value]
+        if key in MANY:
+            return [self.write(one, set(TYPES)) for one in value]
+        if key in ONE:
+            return self.write(value, set(TYPES))
+        if key == "pattern":
+            return tame(value)
+        if key == "patternProperties":
+            return {tame(pattern): self.write(one, set(TYPES)) for pattern, one in value.items()}
+        if key in NAMED:
+            return {name: self.write(one, set(TYPES)) for name, one in value.items()}
+        return value
+
+    # ---- one keyword each: takes it out of `rest`, gives what must hold besides ------------------------------------
+
+    def _not(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
+        return [negation(rest.pop("not"), self._document)]
+
+    def _if(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
+        condition, then, other = (rest.pop(key, True) for key in ("if", "then", "else"))
+        if then is True and other is True:
+            return []
+        return [any_of([all_of([condition, then]), all_of([negation(condition, self._document), other])])]
+
+    def _orphan(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
+        """`then` and `else` without `if` say nothing."""
+        rest.pop("then", None), rest.pop("else", None)
+        return []
+
+    def _dependent_required(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
+        return [
+            any_of([{"properties": {name: False}}, {"required": [*(need for need in needs if need != name), name]}])
+            for name, needs in rest.pop("dependentRequired").items()
+            if needs
+        ]
+
+    def _dependent_schemas(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
+        return [
+            any_of([{"properties": {name: False}}, all_of([{"required": [name]}, one])])
+            for name, one in rest.pop("dependentSchemas").items()
+        ]
+
+    def _one_of(self, rest: dict[str, Any], types: set[str]) -> list[Schema]:
+        branches = [one for one in rest.pop("oneOf") if one is not False]
+        pairs = [
+            (i, j)
+            for i, j in combinations(range(len(branches)), 2)
+            if not disjoint(branches[i], branches[j], self._document, types)
+        ]
+        ways = []
+        for i, branch in enumerate(branches):
+            others = [branches[j] for pair in pairs if i in pair for j in pair if j != i]
+            try:
+                ways.append(all_of([branch, *(negation(other, self._document) for other in others)]))
+            except ConstraintUnsupported as e:
+                raise ConstraintUnsupported(
+                    f'"oneOf" whose branches may hold for one value is not supported; use "anyOf" ({e.message})'
+                ) from None
+        return [any_of(ways)]
+
+    def _property_names(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
+        names = self._flat(rest.pop("propertyNames"))
+        if names is True or (isinstance(names, dict) and names.keys() <= {"type"} and "string" in types_of(names)):
+            return []
+        if names is False or "string" not in types_of(names):
+            return [{"maxProperties": 0}]
+        asked = {key: value for key, value in names.items() if key != "type"}
+        if asked.keys() <= {"enum", "const"} and asked:
+            values = asked.get("enum", [asked.get("const")])
+            allowed = [one for one in values if isinstance(one, str) and asked.get("const", one) == one]
+            return [{"properties": dict.fromkeys(allowed, True), "additionalProperties": False}]
+        if asked.keys() == {"pattern"}:
+            return [{"patternProperties": {asked["pattern"]: True}, "additionalProperties": False}]
+        if asked.keys() <= {"minLength", "maxLength"}:
+            length = f"{asked.get('minLength', 0)},{asked.get('maxLength', '')}"
+            return [{"patternProperties": {f"^[\\s\\S]{{{length}}}$": True}, "additionalProperties": False}]
+        raise ConstraintUnsupported('JSON Schema keyword "propertyNames" takes an enum, a pattern or lengths, not more')
+
+    def _contains(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
+        below = rest.pop("contains")
+        least, most = rest.pop("minContains", 1), rest.pop("maxContains", None)
+        if least == 0 and most is None:
+            return []
+        longest = _longest(rest)
+        if most is not None or longest is None or math.comb(longest, least) > _WAYS:
+            raise ConstraintUnsupported('JSON Schema keyword "contains" is not supported without a small "maxItems"')
+        ways: list[Schema] = [
+            {"prefixItems": [below if i in at else True for i in range(at[-1] + 1)], "minItems": at[-1] + 1}
+            for at in combinations(range(longest), least)
+        ]
+        return [any_of(ways or [{"type": [one for one in TYPES if one != "array"]}])]
+
+    def _stray(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
+        """Counts without `contains` say nothing."""
+        rest.pop("minContains", None), rest.pop("maxContains", None)
+        return []
+
+    def _unique(self, rest: dict[str, Any], types: set[str]) -> list[Schema]:
+        del rest["uniqueItems"]
+        longest = _longest(rest)
+        if (longest is not None and longest <= 1) or "array" not in types:
+            return []
+        items = self._flat(rest.get("items", True))
+        if isinstance(items, dict) and "enum" in items and "prefixItems" not in rest:
+            values = list({canonical(value): value for value in items["enum"]}.values())
+            most = min(longest if longest is not None else len(values), len(values))
+            if sum(math.perm(len(values), n) for n in range(most + 1)) <= _ARRAYS:
+                arrays = [list(some) for n in range(most + 1) for some in permutations(values, n)]
+                return [any_of([{"enum": arrays}, {"type": [one for one in TYPES if one != "array"]}])]
+        raise ConstraintUnsupported(
+            'JSON Schema keyword "uniqueItems" is supported for few items out of a small enum only'
+        )
+
+    def _flat(self, schema: Schema) -> Schema:
+        while isinstance(schema, dict) and schema.keys() == {"$ref"}:
+            schema = self._document.target(schema["$ref"])
+        return schema
+
+    def _fewest(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
+        """The compiler counts properties only where all of them are required: one at least, is one of them."""
+        names = [name for name, one in rest.get("properties", {}).items() if one is not False]
+        needed = set(rest.get("required", ()))
+        least = rest["minProperties"]
+        if len(needed) >= least:
+            del rest["minProperties"]
+        elif rest.get("additionalProperties") is False and "patternProperties" not in rest and set(names) - needed:
+            del rest["minProperties"]
+            free = [name for name in names if name not in needed]
+            n = least - len(needed & set(names))
+            if math.comb(len(free), min(n, len(free))) > _WAYS:
+                raise ConstraintUnsupported(
+                    'JSON Schema keyword "minProperties" over so many properties is not supported'
+                )
+            ways: list[Schema] = [{"required": list(some)} for some in combinations(free, n)]
+            return [any_of([*ways, {"type": [one for one in TYPES if one != "object"]}])]
+        return []
+
+    # ---- unevaluated -----------------------------------------------------------------------------------------------
+
+    def _unevaluated_properties(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
+        below = rest.pop("unevaluatedProperties")
+        if below is True:
+            return []
+        ways = []
+        for way in self._ways(rest, 0):
+            close = {
+                "properties": dict.fromkeys(way.names, True),
+                "patternProperties": dict.fromkeys(way.patterns, True),
+                "additionalProperties": below,
+            }
+            ways.append(all_of([*way.when, True if way.all_names else {k: v for k, v in close.items() if v != {}}]))
+        return [any_of(ways)]
+
+    def _unevaluated_items(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
+        below = rest.pop("unevaluatedItems")
+        if below is True:
+            return []
+        ways = []
+        for way in self._ways(rest, 0):
+            if way.some_items:
+                raise ConstraintUnsupported('JSON Schema keyword "contains" beside "unevaluatedItems" is not supported')
+            close: Schema = {"prefixItems": [True] * way.n_items, "items": below} if way.n_items else {"items": below}
+            ways.append(all_of([*way.when, True if way.all_items else close]))
+        return [any_of(ways)]
+
+    def _ways(self, schema: Schema, depth: int) -> list[_Way]:
+        """The ways to fit a schema that differ in what they evaluate."""
+        if depth > 16:
+            raise ConstraintUnsupported('JSON Schema keyword "unevaluated..." beside a loop of "$ref" is not supported')
+        if isinstance(schema, bool):
+            return [_Way()]
+        way = _Way(
+            tuple(schema.get("properties", ())),
+            tuple(schema.get("patternProperties", ())),
+            len(schema.get("prefixItems", ())),
+            "additionalProperties" in schema or "unevaluatedProperties" in schema,
+            "items" in schema or "unevaluatedItems" in schema,
+            "contains" in schema,
+        )
+        sets = [[way]]
+        if "$ref" in schema:
+            sets.append(self._ways(self._document.target(schema["$ref"]), depth + 1))
+        sets += [self._ways(one, depth + 1) for one in schema.get("allOf", ())]
+        for key in ("anyOf", "oneOf"):
+            if key in schema:
+                sets.append(self._branches(schema[key], depth, most=len(schema[key]) if key == "anyOf" else 1))
+        if "if" in schema:
+            condition = schema["if"]
+            yes = self._under([condition, schema.get("then", True)], depth)
+            no = self._under([schema.get("else", True)], depth, negation(condition, self._document))
+            sets.append(yes + no)
+        for name, one in schema.get("dependentSchemas", {}).items():
+            without = _Way(when=({"properties": {name: False}},))
+            sets.append([without, *self._under([one], depth, {"required": [name]})])
+        return self._product(sets)
+
+    def _branches(self, branches: list[Schema], depth: int, most: int) -> list[_Way]:
+        """Every choice of branches that hold together: of as many as `most`, the larger ones evaluate more."""
+        ways = []
+        for n in range(1, min(most, 3) + 1):
+            for some in combinations(branches, n):
+                ways += self._under(list(some), depth)
+        return ways
+
+    def _under(self, schemas: list[Schema], depth: int, when: Schema = True) -> list[_Way]:
+        """The ways of all of the schemas at once, and only where they hold."""
+        found = self._product([self._ways(one, depth + 1) for one in schemas])
+        held = tuple(one for one in (when, *schemas) if one is not True)
+        return [way._replace(when=(*held, *way.when)) for way in found]
+
+    def _product(self, sets: list[list[_Way]]) -> list[_Way]:
+        ways = [_Way()]
+        for some in sets:
+            ways = [way.beside(other) for way in ways for other in some]
+            if len(ways) > _WAYS:
+                raise ConstraintUnsupported(
+                    'JSON Schema keyword "unevaluated..." beside that many alternatives is not supported'
+                )
+        return ways
+
+
+def _longest(schema: dict[str, Any]) -> int | None:
+    """The most items that an array may have, if that is said."""
+    bounds = [schema["maxItems"]] if "maxItems" in schema else []
+    bounds += [len(schema.get("prefixItems", ()))] if schema.get("items") is False else []
+    return min(bounds, default=None)
+
+
+class _Way(NamedTuple):
+    """Properties and items that are evaluated, where all of `when` holds."""
+
+    names: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+    n_items: int = 0
+    all_names: bool = False
+    all_items: bool = False
+    some_items: bool = False
+    when: tuple[Schema, ...] = ()
+
+    def beside(self, other: _Way) -> _Way:
+        return _Way(
+            tuple(dict.fromkeys((*self.names, *other.names))),
+            tuple(dict.fromkeys((*self.patterns, *other.patterns))),
+            max(self.n_items, other.n_items),
+            self.all_names or other.all_names,
+            self.all_items or other.all_items,
+            self.some_items or other.some_items,
+            (*self.when, *other.when),
+        )
+
+
+_STEPS = {
+    "unevaluatedProperties": _Writer._unevaluated_properties,  # first: these read what the others take away
+    "unevaluatedItems": _Writer._unevaluated_items,
+    "not": _Writer._not,
+    "if": _Writer._if,
+    "then": _Writer._orphan,
+    "else": _Writer._orphan,
+    "dependentRequired": _Writer._dependent_required,
+    "dependentSchemas": _Writer._dependent_schemas,
+    "oneOf": _Writer._one_of,
+    "propertyNames": _Writer._property_names,
+    "contains": _Writer._contains,
+    "minContains": _Writer._stray,
+    "maxContains": _Writer._stray,
+    "uniqueItems": _Writer._unique,
+    "minProperties": _Writer._fewest,
+}
