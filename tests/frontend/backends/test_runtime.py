@@ -143,7 +143,7 @@ def test_who_leaves_a_socket_leaves_the_others_there(server: MockServer) -> None
     with pytest.raises(bn.RuntimeLost):
         stays.ask("info")
     with bn.connect(server.path) as again:
-        assert program.run(backend=again)["a"] == "<a> and more"
+        assert again.ask("info")["model"] == "mock"
 
 
 def test_failures_cross_the_socket(server: MockServer) -> None:
