@@ -14,9 +14,10 @@ from typing import Literal, NamedTuple
 from banyan.history import Branch, Item
 from banyan.runtime import wire
 
-How = Literal["cached", "computed", "generated", "chosen", "given"]
-"""cached, computed: prompt tokens, when a gen first stood behind them. generated, chosen: by a gen or a select. given:
-text that no gen has stood behind, or whose tokens are not known."""
+How = Literal["cached", "computed", "generated", "drafted", "chosen", "given"]
+"""cached, computed: prompt tokens, when a gen first stood behind them. generated, chosen: by gen or select. drafted:
+generated, and proposed before it was computed. given: text that no gen has stood behind, or whose tokens are not known.
+"""
 
 
 class Stroke(NamedTuple):
@@ -118,6 +119,13 @@ def _prompts(branch: Branch, places: Sequence[_Place], ends: list[int]) -> list[
     return found
 
 
+def _drafted(item: Item) -> frozenset[int]:
+    """Which tokens of its own text an item has from drafts."""
+    if not item.is_made or item.gen is None or item.gen.value is None:
+        return frozenset()
+    return frozenset(array("i", item.gen.value.samples[0].drafted))
+
+
 def _strokes(text: str, place: _Place, ends: list[int], hows: list[How], is_shared: bool) -> Iterator[Stroke]:
     item, is_marker = place.item, place.item.kind == "marker"
     own: How | None = None
@@ -125,11 +133,13 @@ def _strokes(text: str, place: _Place, ends: list[int], hows: list[How], is_shar
         own = "generated" if isinstance(item.gen.op, wire.Gen) else "chosen"
     inside = ends[bisect_right(ends, place.start) : bisect_left(ends, place.end)]
     cuts = sorted({place.start, *inside, place.end})
+    drafted = _drafted(item) if len(hows) > 1 else frozenset()
+    first = bisect_right(ends, place.start)
     pieces: list[str] = []
     last: How = "given"
     for start, end in pairwise(cuts):
         k = bisect_right(ends, start)
-        how: How = own or (hows[k] if k < len(hows) else "given")
+        how: How = "drafted" if k - first in drafted else own or (hows[k] if k < len(hows) else "given")
         if own is None and how == "generated":
             how = "given"
         if pieces and how != last:

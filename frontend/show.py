@@ -21,6 +21,7 @@ MEANINGS = {
     "cached": "prompt, found in the tree",
     "computed": "prompt, computed",
     "generated": "generated",
+    "drafted": "generated, from a draft: proposed before it was computed",
     "chosen": "chosen from given texts",
     "given": "text that no gen has read",
 }

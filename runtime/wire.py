@@ -469,7 +469,10 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class Sample(Wire, frozen=True):
-    """One finished output. `matched`: the stop string, pattern or id that ended it, None where max_tokens did."""
+    """One finished output. `matched`: the stop string, pattern or id that ended it, None where max_tokens did.
+
+    drafted: int32 `bytes`, which of its tokens (from 0) were proposed before they were computed.
+    """
 
     text: str
     finish_reason: FinishReason
@@ -477,6 +480,7 @@ class Sample(Wire, frozen=True):
     n_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     reasoning: str = ""
+    drafted: bytes = b""
 
 
 class Scores(Wire, frozen=True):
@@ -617,6 +621,7 @@ class Finish(Wire, frozen=True):
 
     scores: float32 `bytes`, the logprobs that score_from asked for. n_cached: prompt tokens that came from the tree.
     started: when the engine began to compute it (see Times). n_drafted, n_accepted: as in Usage.
+    drafted: as in Sample.
     """
 
     rid: int
@@ -628,6 +633,7 @@ class Finish(Wire, frozen=True):
     started: float = 0.0
     n_drafted: int = 0
     n_accepted: int = 0
+    drafted: bytes = b""
 
 
 class TopLogprobs(Wire, frozen=True):

@@ -33,6 +33,7 @@ class Request:
 
     __slots__ = (
         "client",
+        "drafted",
         "end",
         "ends",
         "guide",
@@ -79,6 +80,7 @@ class Request:
         self.n_computed = 0
         self.n_published = 0
         self.started = 0.0  # when it was first planned
+        self.drafted = array("i")  # which tokens of its output were there before they were computed
         self.n_cached = -1  # prompt tokens found in the tree at its first start; -1 before
         self.scores = array("f")  # logprobs of the prompt tokens from score_from on, as far as computed
         self.lease: Lease | None = None  # held while it runs

@@ -273,6 +273,7 @@ class Scheduler:
         forced = guide.forced_tokens(room)
         stop = next((i for i, token in enumerate(forced) if token in request.stop_ids), len(forced))
         for token in forced[: guide.accept(forced[:stop])]:
+            request.drafted.append(request.n_out)
             self._append(request, token)
             self.counts["forced_tokens"] += 1
 
@@ -338,7 +339,21 @@ class Scheduler:
         if reason != "abort" and request.sampling.max_tokens:
             self.lengths.note(request.sampling.max_tokens, request.n_out)
         n_cached, scores = max(request.n_cached, 0), request.scores.tobytes()
-        self._finished.append(Finish(request.rid, reason, stop_id, request.n_prompt, n_cached, scores, request.started))
+        n_drafted, drafted = len(request.drafted), request.drafted.tobytes()
+        self._finished.append(
+            Finish(
+                request.rid,
+                reason,
+                stop_id,
+                request.n_prompt,
+                n_cached,
+                scores,
+                request.started,
+                n_drafted,
+                n_drafted,  # what a constraint forces is always right
+                drafted,
+            )
+        )
 
     def _fail(self, request: Request, code: str, message: str) -> None:
         self._release(request)

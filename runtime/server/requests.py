@@ -217,6 +217,7 @@ class Requests:
             matched=matched,
             n_tokens=text.n_tokens,
             logprobs=tuple(map(self._logprob, unpack(bytes(request.ids)), request.logprobs)),
+            drafted=finish.drafted,
         )
 
     def prompt(self, request: Request) -> tuple[wire.TokenLogprob, ...]:

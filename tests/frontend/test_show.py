@@ -279,3 +279,21 @@ def test_an_adopted_branch_is_what_the_state_went_on_as() -> None:
     assert [stroke.text for stroke in painted if stroke.how == "generated"] == ["q", "y", "z"]
     assert [gen.name for gen in state.usage.gens] == ["q", "z", "a", "a"], "each once"
     assert texts(state.show().html)[0] == "Qq1:y!z"
+
+
+def test_what_came_from_a_draft_has_a_color_of_its_own() -> None:
+    class Drafting(Counted):
+        def start(self, job: Job) -> None:
+            drafted = array("i", [1, 2]).tobytes()
+            job.give(Outcome((wire.Sample("abcd", "stop", drafted=drafted),), wire.Usage(1, 0, 4, 2, 2)))
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += "Q" + bn.gen("x") + "!"
+
+    state = program.run(backend=Drafting())
+    painted = strokes(History(state._record).root, look(state, [(1, False), (4, True), (1, False)]))
+    assert colours(painted) == [
+        ("computed", "Q"), ("generated", "a"), ("drafted", "bc"), ("generated", "d"), ("given", "!")
+    ]  # fmt: skip
+    assert "100%</b><span>of drafts accepted" in state.show().html
