@@ -190,8 +190,12 @@ def gen(
     """
     asked = {key: value for key, value in locals().items() if value is not None}  # the first line: locals are arguments
     asked.pop("name", None)
-    if choices is not None:
-        del asked["choices"]
+    return _gen(name, asked)
+
+
+def _gen(name: str | None, asked: dict[str, Any]) -> Gen | Select:
+    """What was asked for as an expression."""
+    if (choices := asked.pop("choices", None)) is not None:
         wishes = {key: asked.pop(key) for key in ("temperature", "choices_method", "seed") if key in asked}
         if asked:
             raise BadProgram(f"gen with choices takes no {', '.join(asked)}: a choice is scored, not generated")

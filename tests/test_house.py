@@ -90,7 +90,10 @@ def test_the_changelog_knows_the_version() -> None:
 # ---- size ----------------------------------------------------------------------------------------------------------
 
 # path, or path:function -> why it is longer than the rest.
-LONGER: dict[str, str] = {"runtime/wire.py": "the one protocol, on one page"}
+LONGER: dict[str, str] = {
+    "runtime/wire.py": "the one protocol, on one page",
+    "frontend/expr.py:gen": "its options, each on a line of its own, and what they mean; it does nothing else",
+}
 
 
 def test_files_and_functions_stay_small() -> None:

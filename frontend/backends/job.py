@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
@@ -203,3 +204,12 @@ def render(pieces: Iterable[Piece], chat: wire.ChatMarkers | None, role: str | N
             case wire.Raw(text=text) | Made(text=text):
                 texts.append(text)
     return "".join(texts)
+
+
+def again(error: BanyanError, why: str = "") -> BanyanError:
+    """A fresh error of the same content: one that is raised twice would mix its tracebacks."""
+    fresh = copy(error)
+    fresh.message = why + error.message
+    fresh.args = (fresh.message, *error.args[1:])
+    fresh.__cause__ = error.__cause__
+    return fresh

@@ -12,14 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from copy import copy
 from functools import partial
 from itertools import count
 from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from banyan.backends.job import Answers, Job, Made, Outcome, Piece, open_role, render
+from banyan.backends.job import Answers, Job, Made, Outcome, Piece, again, open_role, render
 from banyan.clock import clock
 from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram, BanyanError, BudgetExceeded, Cancelled, DeadlineExceeded, ToolError
@@ -379,9 +378,8 @@ class Program:
                         raise again(end)
                     if op.adopt:
                         state.become(self._states[child], end)
-                        return
-                    for piece in self._states[child].pieces[self._states[child].n_inherited : end]:
-                        state.pieces.append(piece)
+                        break
+                    state.pieces += self._states[child].pieces[self._states[child].n_inherited : end]
             case _Point():
                 self._reach(step, len(state.pieces))
             case wire.Mark(mark=mark):
@@ -484,15 +482,6 @@ class Program:
                         yield from op.children
                     case wire.Fork(children=children) if not self._dropped.issuperset(children):
                         yield state.number
-
-
-def again(error: BanyanError, why: str = "") -> BanyanError:
-    """A fresh error of the same content: one that is raised twice would mix its tracebacks."""
-    fresh = copy(error)
-    fresh.message = why + error.message
-    fresh.args = (fresh.message, *error.args[1:])
-    fresh.__cause__ = error.__cause__
-    return fresh
 
 
 def _within(op: wire.Gen | wire.Select, outcome: Outcome | BanyanError) -> Outcome | BanyanError:
