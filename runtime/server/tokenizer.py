@@ -15,6 +15,7 @@ import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ import tokenizers
 
 from banyan.runtime import wire
 from banyan.runtime.errors import BadModel, Unsupported
+from banyan.runtime.server.pieces import Pieces
 
 
 class Span(NamedTuple):
@@ -104,24 +106,35 @@ class Tokenizer:
         bos = self._on.token_to_id(files.special_tokens.get("bos_token", ""))
         self.blank = self._start or ([bos] if bos is not None else list(self.eos_ids[:1]))
         self._anchor = self._find_anchor()
+        plain = partial(self._on.encode, add_special_tokens=False)
+        reaching = [i for i in self._control if _reaches_out(added[i])]
+        self._pieces = None if self._anchor or reaching else Pieces(plain)
+        """None: how text is encoded may depend on the control token beside it."""
         self._stop_ids: dict[str, frozenset[int]] = {}
         self._vocabulary: tuple[bytes, list[int]] | None = None
 
     def encode(self, spans: Iterable[Span], at_start: bool = False) -> list[int]:
         """The ids of the spans' joined text. `at_start`: nothing stands before it, so what the tokenizer puts in front
         of every text (a begin-of-text id) comes first, unless the text spells it itself."""
-        spans = merge(spans)
-        text = "".join(span.text for span in spans)
+        parts = [span for span in spans if span.text]
+        text, spans = "".join(span.text for span in parts), merge(parts)
         spelled = spans and spans[0].meant and text.startswith(self.text_of(self._start))
-        prefix = self._start if at_start and not spelled else []
+        ids = list(self._start if at_start and not spelled else ())
         if not text:
-            return list(prefix)
-        pieces = self._split(text, spans)
-        if pieces is None:
-            return prefix + self._encode(self._on, text, at_start)
-        ids = list(prefix)
-        for k, piece in enumerate(pieces):
-            ids += [piece] if isinstance(piece, int) else self._encode_data(piece, at_start and not k)
+            return ids
+        meant, are_all = self._meant(text, spans)
+        if are_all and self._pieces is None:
+            return ids + self._encode(self._on, text, at_start)
+        borders = list(accumulate(len(part.text) for part in parts))
+        done = 0
+        for start, end, token in (*meant, (len(text), len(text), None)):
+            piece = text[done:start]
+            if self._pieces is not None and (are_all or not any(self.controls(piece))):
+                ids += self._pieces.ids(piece, [border - done for border in borders if done < border < start])
+            elif piece:
+                ids += self._encode_data(piece, at_start and not done)
+            ids += [] if token is None else [token]
+            done = end
         return ids
 
     def text_of(self, ids: Iterable[int]) -> str:
@@ -177,20 +190,13 @@ class Tokenizer:
         pieces = [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
         return [i for k, piece in enumerate(pieces) for i in self._encode_data(piece, at_start and not k)]
 
-    def _split(self, text: str, spans: Sequence[Span]) -> list[str | int] | None:
-        """Text between meant control tokens, and their ids; None where every control token in the text is meant."""
+    def _meant(self, text: str, spans: Sequence[Span]) -> tuple[list[tuple[int, int, int]], bool]:
+        """(start, end, id) of each control token that is meant, and whether all are that the text spells."""
         ends = list(accumulate(len(span.text) for span in spans))
-        pieces: list[str | int] = []
-        done, all_meant = 0, True
-        for start, end, token in self.controls(text):
-            k = bisect_right(ends, start)
-            if not (spans[k].meant and end <= ends[k]):
-                all_meant = False
-                continue
-            pieces += [text[done:start], token]
-            done = end
-        pieces.append(text[done:])
-        return None if all_meant else [piece for piece in pieces if piece != ""]
+        found = list(self.controls(text))
+        kinds = [(bisect_right(ends, start), end) for start, end, _ in found]
+        meant = [one for one, (k, end) in zip(found, kinds, strict=True) if spans[k].meant and end <= ends[k]]
+        return meant, len(meant) == len(found)
 
     def _without_controls(self) -> tokenizers.Tokenizer:
         """The same tokenizer, blind to control tokens: called special, they can be switched off all together."""
@@ -266,6 +272,11 @@ class Marks:
 def is_control(token: str) -> bool:
     """Whether an added token is a mark, not text: it holds a character that is no letter, digit or space."""
     return len(token) > 1 and re.search(r"[^\w\s\u2581]", token) is not None
+
+
+def _reaches_out(token: Any) -> bool:
+    """Whether an added token takes blanks beside it, or is searched for in text that was changed before."""
+    return bool(token.lstrip or token.rstrip or token.single_word or token.normalized)
 
 
 def merge(spans: Iterable[Span]) -> list[Span]:
