@@ -149,3 +149,33 @@ def test_a_program_that_is_cancelled_under_a_call_leaves_nothing(connect: Callab
         assert time.monotonic() < deadline, found
         time.sleep(0.01)
     backend.ask("check")
+
+
+def test_a_gens_time_counts_its_calls_too(connect: Callable[..., bn.RuntimeEndpoint]) -> None:
+    waiting = Waiting()
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("ask") + bn.assistant(bn.gen("a", tools=[waiting.look], max_tokens=200, timeout=2.0))
+
+    state = program.run(backend=connect())
+    with pytest.raises(bn.DeadlineExceeded):
+        state["a"]
+    assert waiting.began.is_set()
+    assert waiting.ended.wait(20)
+
+
+def test_a_budget_counts_all_turns(connect: Callable[..., bn.RuntimeEndpoint]) -> None:
+    @bn.function
+    def program(s: bn.State, budget: int) -> None:
+        s += bn.user("ask") + bn.assistant(bn.gen("a", tools=[look], max_tokens=200, budget=budget))
+
+    backend = connect()
+    whole = program.run(1000, backend=backend)
+    assert whole["a"] == "It is one."
+    rounds = whole.get_meta_info("a")["rounds"]
+    spent = sum(one["completion_tokens"] for one in rounds)
+    short = program.run(spent - 2, backend=backend)
+    with pytest.raises(bn.BudgetExceeded):
+        short["a"]
+    assert [call.result for call in short.tool_calls("a")] == ["saw 1"]
