@@ -43,8 +43,8 @@ class Mock:
     to any of these. Its keys are names of gens, or patterns (`re.compile(...)`) that are searched for in the prompt:
     a name counts before all patterns, and these in their order. For n > 1 it is asked n times.
 
-    An answer is what the model would say. Like a model's, it ends before the first of the gen's stop strings, or before
-    the end of the turn. There are no tokens: what max_tokens, temperature and the other sampling options would do to an
+    An answer is what the model would say. Like a model's, it ends before the first of the gen's stop strings, behind the
+    first match of its stop_regex, or before the end of the turn. There are no tokens: what max_tokens, temperature and the other sampling options would do to an
     answer is for the script to say, which may give a `wire.Sample` with its finish_reason, n_tokens and logprobs;
     `calls` tells what was asked for. A select must be answered by one of its choices, or by a dict from each of them to
     its log-probability: then the best is taken or, with a temperature, one is drawn.
@@ -150,7 +150,7 @@ class Mock:
         answers = [self.answer(call.prompt, call.name) for _ in range(op.sampling.n)]
         if op.tools is not None and isinstance(answers[0], Mapping | tuple):
             return Outcome((wire.Sample("", "stop"),), calls=_calls(answers[0], job.round))
-        samples = tuple(_sample(answer, stops) for answer in answers)
+        samples = tuple(_sample(answer, stops, op.sampling.stop_regex) for answer in answers)
         return Outcome(samples, wire.Usage(generated=sum(sample.n_tokens for sample in samples)))
 
     def answer(self, prompt: str, name: str) -> Answer:
@@ -196,8 +196,9 @@ class _Noted(Program):
         super().submit(ops, last)
 
 
-def _sample(answer: Answer, stops: Sequence[str]) -> wire.Sample:
-    """The answer, cut before the first stop string in it. Raises one that is an exception."""
+def _sample(answer: Answer, stops: Sequence[str], patterns: Sequence[str] = ()) -> wire.Sample:
+    """The answer, cut before the first stop string in it or behind the first match of a pattern. Raises one that is an
+    exception."""
     if isinstance(answer, BaseException):
         raise answer
     if isinstance(answer, wire.Sample):
@@ -205,6 +206,10 @@ def _sample(answer: Answer, stops: Sequence[str]) -> wire.Sample:
     if not isinstance(answer, str):
         raise TypeError(f"a script answers with a string, a wire.Sample or an exception, not {answer!r}")
     found = min(((at, stop) for stop in stops if (at := answer.find(stop)) >= 0), default=None)
+    for pattern in patterns:  # each as soon as it matches, as the server finds it
+        ends = range(1, len(answer) + 1 if found is None else found[0] + 1)
+        if (end := next((end for end in ends if re.search(pattern, answer[:end])), None)) is not None:
+            found = end, pattern
     return wire.Sample(answer, "stop") if found is None else wire.Sample(answer[: found[0]], "stop", matched=found[1])
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
+from msgspec.structs import replace
+
 from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram, BanyanError
 from banyan.runtime.server.chat import ASSISTANT
@@ -45,6 +47,7 @@ class Attempts:
         self._shown: Outcome | None = None  # waits for what the client says
         self._n = 0
         self._usage = wire.Usage()
+        self._began: wire.Times | None = None
         self._try()
 
     @property
@@ -90,17 +93,19 @@ class Attempts:
         if isinstance(outcome, Error):
             self._end(outcome)
             return
-        self._usage = total(self._usage, outcome.usage)
+        usage, self._usage = outcome.usage, total(self._usage, outcome.usage)
+        self._began = self._began or outcome.times
+        outcome = outcome._replace(usage=self._usage, times=replace(self._began, ended=outcome.times.ended))
         if self._n >= self.op.retries:
             self._end(outcome)
         else:
             self._shown = outcome
-            self._show(self._n, outcome.samples[0], outcome.usage)
+            self._show(self._n, outcome.samples[0], usage)
 
     def _end(self, outcome: Outcome | Error) -> None:
         if not self.is_over:
             self.stop()
-            self._done(outcome if isinstance(outcome, Error) else outcome._replace(usage=self._usage))
+            self._done(outcome)
 
 
 def total(a: wire.Usage, b: wire.Usage) -> wire.Usage:

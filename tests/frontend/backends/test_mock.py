@@ -226,3 +226,18 @@ def test_a_thousand_gens_in_a_row_are_no_recursion() -> None:
             s += bn.gen()
 
     assert program.run(backend=bn.Mock("x")).text() == "x" * 3000
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "matched"),
+    [
+        ({"stop_regex": r"\d+ [a-z]"}, "a 12 b", r"\d+ [a-z]"),
+        ({"stop_regex": [r"zz", r"b"], "stop": "cc"}, "a 12 b", "b"),
+        ({"stop_regex": r"c", "stop": "2"}, "a 1", "2"),
+        ({"stop_regex": "nothing"}, "a 12 bb cc", None),
+    ],
+)
+def test_an_answer_ends_behind_the_first_match_of_a_pattern(options: Any, text: str, matched: str | None) -> None:
+    state = bn.function(lambda s: s.__iadd__(bn.gen("x", **options))).run(backend=bn.Mock("a 12 bb cc"))
+    assert state["x"] == text
+    assert state.get_meta_info("x")["finish_reason"].get("matched") == matched

@@ -48,6 +48,7 @@ def test_in_a_chat_the_model_is_told_in_turns_and_the_state_gets_the_last_output
     assert b.text(1) == "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\nA: good.<|im_end|>\n"
     assert len(b.messages(wire.Called)) == 1, "the last try is not shown: it counts"
     assert b.value(0).usage.generated > first.generated
+    assert b.value(0).times.ready < b.value(0).times.ended
 
 
 def test_in_plain_text_what_is_wrong_stands_between(bench: Any, greedy: Sampler) -> None:
