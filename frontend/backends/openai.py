@@ -112,6 +112,11 @@ class OpenAI:
     def __repr__(self) -> str:
         return f"<OpenAI {self.model_name} ({self.kind}) at {self.base_url}>"
 
+    @property
+    def refuses(self) -> frozenset[str]:
+        """Options of gens, and other things of programs, that this API cannot do; each is refused by name."""
+        return self._format.refusals(self.kind) - self.extensions
+
     def program(self, name: str = "") -> Program:
         return Program(self, name)
 

@@ -66,6 +66,18 @@ ELSEWHERE = {
 }
 
 
+ONLY_CHAT = frozenset({"json_schema", "tools", "image", "prefix"})
+"""What completions have no use for (text goes on anyway), or cannot do."""
+ONLY_COMPLETIONS = frozenset({"raw", "text", "gen", "unconditional_likelihood_normalized"})
+
+
+def refusals(kind: Kind) -> frozenset[str]:
+    """All that `refuse` may be called with."""
+    others = ONLY_CHAT - {"prefix"} if kind == "completion" else ONLY_COMPLETIONS
+    both = ELSEWHERE.keys() - ONLY_CHAT - ONLY_COMPLETIONS
+    return frozenset({*EXTENSIONS, *both, *others} - ({"prefix"} if kind == "completion" else set()))
+
+
 def refuse(what: str, kind: Kind) -> NoReturn:
     also = f', or OpenAI(..., extensions=["{what}"]) if the server knows it' if what in EXTENSIONS else ""
     instead = EXTENSIONS.get(what) or ELSEWHERE[what]

@@ -98,7 +98,9 @@ class Digest:
 
     def key(self, asked: Asked) -> str:
         hashed = self._hash.copy()
-        hashed.update(b"\0asked " + msgspec.json.encode(asked, order="deterministic"))
+        hashed.update(
+            b"\0asked " + msgspec.json.encode(msgspec.to_builtins(asked, str_keys=True), order="deterministic")
+        )
         return str(hashed.hexdigest())
 
 

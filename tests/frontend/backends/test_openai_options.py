@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -217,3 +218,45 @@ def test_the_package_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(bn.ConfigError, match=r"pip install 'banyan\[http\]'"):
         bn.OpenAI("m")
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_what_is_refused_is_declared(serve: Any, fake: ModuleType, kind: str) -> None:
+    _, backend = serve(lambda path, body: fake.chat("x"), is_chat_model=kind == "chat")
+    for option, (value, expected) in OPTIONS.items():
+        named = value.kind if isinstance(value, wire.ConstraintSpec) else option
+        assert (named in backend.refuses) == (expected is None), option
+    others = {"image", "json_schema", "tools"}
+    turns = {"gen", "text", "raw", "prefix", "unconditional_likelihood_normalized"}
+    assert backend.refuses & others == (others if kind == "completion" else set())
+    assert backend.refuses & turns == (turns if kind == "chat" else set())
+    _, more = serve(lambda path, body: fake.chat("x"), is_chat_model=kind == "chat", extensions=["top_k"])
+    assert backend.refuses - more.refuses == {"top_k"}
+
+
+@pytest.mark.parametrize("option", [field.name for field in fields(wire.Sampling)])
+@pytest.mark.parametrize("kind", ["mock", "record", "replay"])
+def test_backends_without_a_model_of_their_own_take_every_option(tmp_path: Path, option: str, kind: str) -> None:
+    value, _ = OPTIONS[option]
+    sampling = wire.Sampling(**{option: value}, **({"logprobs": True} if option == "top_logprobs" else {}))
+
+    def answered(backend: Any) -> str:
+        program = backend.program()
+        program.submit([wire.Append(0, ("Q",)), wire.Gen(0, 0, sampling)])
+        return str(program.future(0).result(30).samples[0].text)
+
+    mock = bn.Mock("a")
+    if kind == "mock":
+        assert answered(mock) == "a"
+    else:
+        with bn.Record(mock, tmp_path / "run") as recorder:
+            assert answered(recorder) == "a"
+    assert isinstance(op := mock.calls[0].op, wire.Gen)
+    assert op.sampling == sampling, "it arrives, and a test can look at it"
+    if kind == "replay":
+        assert answered(bn.Replay(tmp_path / "run")) == "a"
+        plain = bn.Replay(tmp_path / "run").program()
+        plain.submit([wire.Append(0, ("Q",)), wire.Gen(0, 0)])
+        error = plain.future(0).exception()
+        assert isinstance(error, bn.ReplayMismatch)
+        assert f"{option}: recorded" in str(error)
