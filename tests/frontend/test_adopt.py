@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import banyan as bn
 from banyan.runtime import wire
@@ -190,3 +192,80 @@ def test_what_join_refuses() -> None:
             s.beam(1, "x", depth=2).join("concat")
 
     run(body)
+
+
+# ---- any order of it all -------------------------------------------------------------------------------------------
+
+STEP = st.tuples(
+    st.integers(0, 7), st.sampled_from(["text", "gen", "fork", "adopt", "drop", "concat"]), st.integers(1, 3)
+)
+
+
+class Oracle:
+    """A state as a string; `parent` and where it stood when this was forked from it."""
+
+    def __init__(self, text: str, parent: Oracle | None = None) -> None:
+        self.text, self.parent, self.start = text, parent, len(text)
+        self.is_open, self.is_lost = True, False
+
+    def descends_from(self, other: Oracle) -> bool:
+        """Whether it went on from all that `other` has now."""
+        at: Oracle = self
+        while at.parent is not None and at.parent is not other:
+            at = at.parent
+        return at.parent is other and other.text == at.text[: at.start]
+
+    def below(self, other: Oracle) -> bool:
+        at: Oracle | None = self
+        while at is not None and at is not other:
+            at = at.parent
+        return at is other
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(STEP, max_size=30))
+def test_any_tree_of_branches_is_what_plain_strings_are(steps: list[tuple[int, str, int]]) -> None:
+    def body(s: bn.State) -> None:
+        states, oracles = [s], [Oracle("")]
+        for number, (at, what, n) in enumerate(steps):
+            i = at % len(states)
+            j = (i + n) % len(states)
+            state, oracle, other = states[i], oracles[i], oracles[j]
+            if not oracle.is_open:
+                with pytest.raises(bn.BadProgram):
+                    state += "late"
+            elif what == "text":
+                state += f"t{number}."
+                oracle.text += f"t{number}."
+            elif what == "gen":
+                state += bn.gen("x")
+                oracle.text += f"[{len(oracle.text)}]"
+            elif what == "fork":
+                states += state.fork(n)
+                oracles += [Oracle(oracle.text, oracle) for _ in range(n)]
+            elif what == "adopt":
+                if other.is_open and i != j and other.descends_from(oracle):
+                    state.adopt(states[j])
+                    oracle.text, other.is_open = other.text, False
+                    oracle.is_lost |= other.is_lost
+                else:
+                    with pytest.raises(bn.BadProgram):
+                        state.adopt(states[j])
+            elif what == "drop" and i:
+                state.drop()
+                for one in oracles:
+                    one.is_open = one.is_open and one is not oracle
+                    one.is_lost = one.is_lost or one.below(oracle)
+            elif what == "concat":
+                state += "|"
+                group = state.fork(2)
+                group += lambda k: f"({k}{bn.gen('y')})"
+                group.join("concat")
+                n_chars = len(oracle.text) + 1
+                oracle.text += "|" + "".join(f"({k}[{n_chars + 2}])" for k in range(2))
+        for state, oracle in zip(states, oracles, strict=True):
+            if oracle.is_lost:
+                continue
+            assert state.text() == oracle.text
+
+    bn.function(body).run(backend=bn.Mock(lambda prompt, name: f"[{len(prompt)}]"))
