@@ -76,11 +76,13 @@ def asked(wishes: dict[str, Any]) -> Answer | None:
 
 def answer(kind: Any) -> Answer:
     """The answer of a type. BadProgram: a type that no text can be held to."""
+    if isinstance(kind, dict):
+        return _of_schema(_schema_text(kind))
+    if isfunction(kind) or type(kind).__module__.partition(".")[0] in ("outlines", "genson"):
+        return _of_term(kind)
     try:
         return _answer(kind)
     except TypeError as e:
-        if isinstance(kind, dict):  # a JSON schema
-            return _of_schema(_schema_text(kind))
         raise BadProgram(f"type={kind!r} cannot be asked for: {e}") from e
 
 
@@ -128,8 +130,6 @@ def _answer(kind: Any) -> Answer:
         return _of_regex(kind.pattern)
     if kind in (datetime.date, datetime.time, datetime.datetime):
         return Answer(kind.__name__, _through_outlines(kind), kind.fromisoformat)
-    if isfunction(kind) or type(kind).__module__.partition(".")[0] in ("outlines", "genson"):
-        return _of_term(kind)
     return _of_json(kind)
 
 

@@ -43,11 +43,12 @@ class Mock:
     to any of these. Its keys are names of gens, or patterns (`re.compile(...)`) that are searched for in the prompt:
     a name counts before all patterns, and these in their order. For n > 1 it is asked n times.
 
-    An answer is what the model would say. Like a model's, it ends before the first of the gen's stop strings, behind the
-    first match of its stop_regex, or before the end of the turn. There are no tokens: what max_tokens, temperature and the other sampling options would do to an
-    answer is for the script to say, which may give a `wire.Sample` with its finish_reason, n_tokens and logprobs;
-    `calls` tells what was asked for. A select must be answered by one of its choices, or by a dict from each of them to
-    its log-probability: then the best is taken or, with a temperature, one is drawn.
+    An answer is what the model would say. Like a model's, it ends before the first of the gen's stop strings, behind
+    the first match of its stop_regex, or before the end of the turn. There are no tokens: what max_tokens, temperature
+    and the other sampling options would do to an answer is for the script to say, which may give a `wire.Sample` with
+    its finish_reason, n_tokens and logprobs; `calls` tells what was asked for. A select must be answered by one of its
+    choices, or by a dict from each of them to its log-probability: then the best is taken or, with a temperature, one
+    is drawn.
 
     A gen with tools may be answered by calls of them: {"add": {"a": 1, "b": 2}}, or a tuple of such dicts; what the
     tools give is in the prompt of the next answer.

@@ -6,6 +6,8 @@ import asyncio
 import enum
 import json
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -290,3 +292,33 @@ def test_who_reads_partials_holds_the_program() -> None:
 
     mock = bn.Mock('{"lamp": 3, "desk": 12}', latency=0.05)
     assert list(program.run(backend=mock, stream=True).partials("stock"))[-1] == {"lamp": 3, "desk": 12}
+
+
+def test_types_of_outlines(tmp_path: Any) -> None:
+    code = (
+        "import datetime, sys, warnings; warnings.simplefilter('ignore')\n"
+        "import banyan as bn\n"
+        "assert 'outlines' not in sys.modules\n"
+        "def run(kind, text):\n"
+        "    state = bn.function(lambda s: s.__iadd__(bn.gen('x', type=kind))).run(backend=(mock := bn.Mock(text)))\n"
+        "    print(mock.calls[0].op.sampling.constraint.kind, repr(state.value('x')))\n"
+        "run(int, '4'); assert 'outlines' not in sys.modules\n"
+        "run(datetime.date, '2026-01-02')\n"
+        "from outlines.types import CFG, Choice, JsonSchema, Regex\n"
+        "run(Regex('a+'), 'aa'); run(Choice(['a', 'b']), 'b'); run(JsonSchema({'type': 'integer'}), '5')\n"
+        "run(CFG('start: \"a\"'), 'a')\n"
+        "def weather(city: str, days: int): pass\n"
+        'run(weather, \'{"city": "Rome", "days": 2}\')\n'
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=110)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "regex 4",
+        "regex datetime.date(2026, 1, 2)",
+        "regex 'aa'",
+        "choices 'b'",
+        "json_schema 5",
+        "grammar 'a'",
+        "json_schema {'city': 'Rome', 'days': 2}",
+    ]
