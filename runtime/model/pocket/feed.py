@@ -10,10 +10,12 @@ from torch import Tensor
 
 from banyan.runtime.model.pocket.chat import Sample
 from banyan.runtime.model.pocket.data import FIRST_MIXTURE, MIXTURE, stream
+from banyan.runtime.model.pocket.tokenizer import ADDED, SPECIAL
 
 POOL_TOKENS = 65_536
 BATCH_TOKENS = 2_048
 N_FIRST_POOLS = 12
+COPY_SHARE = 0.05  # of a pool's tokens
 
 
 class Encoded(NamedTuple):
@@ -46,6 +48,38 @@ def encode(tokenizer: Tokenizer, samples: Sequence[Sample], max_length: int) -> 
     return encoded
 
 
+def copies(tokenizer: Tokenizer, chance: random.Random) -> Encoded:
+    """A row of any ids at all, to be copied: a line again, or the values of keys.
+
+    A token that is never foretold in training becomes one that the model will not say, whatever stands before it: here
+    each has its turn. Unseen words are made of such tokens.
+    """
+    low, high = len(SPECIAL), tokenizer.get_vocab_size() - len(ADDED)
+    newline, colon = (tokenizer.encode(text, add_special_tokens=False).ids for text in ("\n", ":"))
+    things = [
+        [chance.randrange(low, high) for _ in range(chance.randrange(1, 5))] for _ in range(chance.randrange(2, 7))
+    ]
+    ids: list[int] = []
+    targets: list[bool] = []
+
+    def write(part: list[int], is_target: bool) -> None:
+        ids.extend(part)
+        targets.extend([is_target] * len(part))
+
+    if chance.random() < 0.5:
+        line = [i for thing in things for i in thing]
+        for again in range(chance.randrange(2, 4)):
+            write([*line, *newline], again > 0)
+        return Encoded(ids, targets)
+    keys = [chance.sample(range(low, high), 2) for _ in things]
+    for key, thing in zip(keys, things, strict=True):
+        write([*key, *colon, *thing, *newline], False)
+    for i in chance.choices(range(len(keys)), k=chance.randrange(1, 5)):
+        write([*keys[i], *colon], False)
+        write([*things[i], *newline], True)
+    return Encoded(ids, targets)
+
+
 def batches(
     tokenizer: Tokenizer,
     seed: int,
@@ -54,7 +88,7 @@ def batches(
     max_length: int,
     context_share: float,
 ) -> list[Batch]:
-    """The batches of one pool: samples of about `POOL_TOKENS`, sorted by length, cut at `BATCH_TOKENS`, shuffled.
+    """The batches of one pool: samples of about `POOL_TOKENS` and `copies`; sorted by length, cut to batches, shuffled.
 
     Every target is trained on, and `context_share` of the other ids, chosen by chance: what a small weight on all of
     them would give, for less work.
@@ -64,6 +98,10 @@ def batches(
     rows: list[Encoded] = []
     while sum(len(row.ids) for row in rows) < POOL_TOKENS:
         rows += encode(tokenizer, [next(source) for _ in range(64)], max_length)
+    n_tokens = 0
+    while n_tokens < COPY_SHARE * POOL_TOKENS:
+        rows.append(copies(tokenizer, chance))
+        n_tokens += len(rows[-1].ids)
     rows.sort(key=lambda row: len(row.ids), reverse=True)
     cut: list[list[Encoded]] = []
     while rows:
