@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from contextlib import ExitStack, aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,7 @@ class AsyncBatch:
                     n_given += 1
                     yield state
 
-    async def _as_finished(self) -> AsyncIterator[tuple[int, AsyncState]]:
+    async def _as_finished(self) -> AsyncGenerator[tuple[int, AsyncState], None]:
         limits = BatchLimits(*self._given)
         finished: asyncio.Queue[tuple[int, AsyncState | BaseException]] = asyncio.Queue()
         with ExitStack() as stack:
@@ -84,7 +84,7 @@ class AsyncBatch:
 
     async def _follow(
         self, limits: BatchLimits, finished: asyncio.Queue[tuple[int, AsyncState | BaseException]]
-    ) -> AsyncIterator[tuple[int, AsyncState]]:
+    ) -> AsyncGenerator[tuple[int, AsyncState], None]:
         tasks = [asyncio.create_task(self._work(limits, finished)) for _ in range(self._n_tasks)]
         try:
             for _ in range(self._n):

@@ -59,7 +59,7 @@ class Group(Generic[S]):
         else:
             raise BadProgram(f"branches take an expression, a list of them or a function, not {type(what).__name__}")
         for state, part in zip(self._states, each, strict=True):
-            state += part
+            state._append(part)
         return self
 
     def join(

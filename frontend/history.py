@@ -71,7 +71,7 @@ class Branch:
         self.joins: list[tuple[int, Branch]] = []
         self.children: list[Branch] = []
         self.is_dropped = False
-        self.role = parent.role if parent is not None else ""
+        self.role: str = parent.role if parent is not None else ""
         self.n_turns: int = parent.n_turns if parent is not None else 0
 
     @property
@@ -146,11 +146,10 @@ class History:
             case wire.Join(children=(number,), adopt=True):
                 self._adopt(branch, self._branches[number])
             case wire.Join(children=children):
-                for number in children:
-                    child = self._branches[number]
-                    branch.joins.append((len(branch.items), child))
+                for joined in map(self._branches.__getitem__, children):
+                    branch.joins.append((len(branch.items), joined))
                     branch.items += [
-                        item if item.kind == "marker" else item._replace(kind="joined") for item in child.items
+                        item if item.kind == "marker" else item._replace(kind="joined") for item in joined.items
                     ]
             case wire.Drop(tree=tree):
                 for dropped in branch.below() if tree else (branch,):

@@ -53,7 +53,7 @@ def strokes(branch: Branch, look: wire.Value | None = None) -> list[Stroke]:
     shared_until = max((place.end for place, k in _numbered(places, branch) if k < n_inherited), default=0)
     tokens = None if look is None else look.tokens
     ends, hows = _tokens(branch, places, tokens, len(text))
-    found = []
+    found: list[Stroke] = []
     for place in places:
         found += _strokes(text, place, ends, hows, place.end <= shared_until)
     return found

@@ -47,7 +47,7 @@ class Usage(msgspec.Struct, frozen=True):
     def of(cls, gens: Iterable[GenUsage]) -> Usage:
         """The sum of `gens`."""
         gens = tuple(gens)
-        return cls(*(sum(getattr(gen, name) for gen in gens) for name in COUNTS), gens)
+        return cls(gens=gens, **{name: sum(getattr(gen, name) for gen in gens) for name in COUNTS})
 
     @property
     def computed(self) -> int:

@@ -64,8 +64,8 @@ class Job:
     def __init__(self, program: Program, state: State, op: wire.Gen | wire.Select, before: Job | None = None) -> None:
         """before: the round before this one."""
         self._program, self._state, self.op = program, state, op
-        self.round = 0 if before is None else before.round + 1
-        self.spent = wire.Usage() if before is None else before.spent
+        self.round: int = 0 if before is None else before.round + 1
+        self.spent: wire.Usage = wire.Usage() if before is None else before.spent
         """By the rounds before this one."""
         self.called: wire.Called | None = None
         self.outcome: Outcome | None = None
@@ -76,7 +76,7 @@ class Job:
         """When its time is up."""
         self.pieces: Sequence[Piece] = (*state.pieces, *self._tail)
         """The prompt."""
-        self.ready = time.monotonic() if before is None else before.ready
+        self.ready: float = time.monotonic() if before is None else before.ready
         self.is_stopped = False
         self._stop: Callable[[], object] | None = None
 

@@ -192,9 +192,10 @@ class Program:
             if job.alarm is not None:
                 job.alarm.cancel()
             if isinstance(outcome, Outcome) and job.op.ref in self._callers:
-                outcome = self._round(job, state, outcome)
-                if outcome is None:
+                ended = self._round(job, state, outcome)
+                if ended is None:
                     return
+                outcome = ended
             state.job = None
             outcome = _within(job.op, outcome)
             if isinstance(outcome, BanyanError):

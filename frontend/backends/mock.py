@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Any, NamedTuple, TypeAlias
 
@@ -114,11 +115,12 @@ class Mock:
         firsts: list[float] = []
 
         def say(piece: str) -> None:
-            firsts.append(time.monotonic())
-            job.deliver(piece)
+            if not job.is_stopped:
+                firsts.append(time.monotonic())
+                job.deliver(piece)
 
         for k, piece in enumerate(pieces):
-            clock().call(now + seconds * (k + 1) / (len(pieces) + 1), lambda piece=piece: job.is_stopped or say(piece))
+            clock().call(now + seconds * (k + 1) / (len(pieces) + 1), partial(say, piece))
         alarm = clock().call(now + seconds, lambda: job.give(outcome._replace(first=firsts[0] if firsts else 0.0)))
         job.on_stop(alarm.cancel)
 
@@ -148,7 +150,7 @@ class Mock:
                 raise ValueError(f"{sample.text!r} is not among the choices: {', '.join(op.choices)}")
             return Outcome((sample,))
         stops = (*op.sampling.stop, *(self.welcome.chat.stop if self.welcome.chat and job.role else ()))
-        answers = [self.answer(call.prompt, call.name) for _ in range(op.sampling.n)]
+        answers: list[Any] = [self.answer(call.prompt, call.name) for _ in range(op.sampling.n)]
         if op.tools is not None and isinstance(answers[0], Mapping | tuple):
             return Outcome((wire.Sample("", "stop"),), calls=_calls(answers[0], job.round))
         samples = tuple(_sample(answer, stops, op.sampling.stop_regex) for answer in answers)
@@ -156,12 +158,13 @@ class Mock:
 
     def answer(self, prompt: str, name: str) -> Answer:
         """The script's next answer."""
-        script, key = self._script, None
+        script: Any = self._script
+        key = None
         if isinstance(script, Mapping):
             key = self._key(script, prompt, name)
             script = script[key]
         if callable(script):
-            return script(prompt, name)
+            return script(prompt, name)  # type: ignore[no-any-return]
         if isinstance(script, str | wire.Sample | Mapping | BaseException):
             return script
         with self._lock:
@@ -171,7 +174,7 @@ class Mock:
             which = "" if key is None else f" for {key if isinstance(key, str) else key.pattern!r}"
             which = f" for {key!r}" if isinstance(key, str) else which
             raise LookupError(f"it has only {len(script)} answers{which}, and this is one more")
-        return script[i]
+        return script[i]  # type: ignore[no-any-return]
 
     def _key(self, script: Mapping[Any, Answers], prompt: str, name: str) -> Any:
         if name in script:

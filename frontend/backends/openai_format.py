@@ -240,7 +240,7 @@ def outcome(response: Any, kind: Kind) -> Outcome:
         raise ProgramError("the API answered with no choices")
     usage = _usage(response.usage)
     samples = tuple(_sample(choice, kind, usage.generated if len(choices) == 1 else 0) for choice in choices)
-    calls = ()
+    calls: tuple[wire.ToolCall, ...] = ()
     if kind == "chat" and (called := getattr(choices[0].message, "tool_calls", None)):
         calls = tuple(wire.ToolCall(call.id, call.function.name, call.function.arguments or "{}") for call in called)
     return Outcome(samples, usage, calls=calls)

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -151,7 +152,7 @@ class _Recorded:
                     new.append(self._asked[op.ref])
         for asked in new:
             future = self._program.future(asked.op.ref)
-            future.add_done_callback(lambda future, asked=asked: self._answered(asked, future))
+            future.add_done_callback(partial(self._answered, asked))
         self._program.submit(ops, last)
 
     def future(self, ref: int) -> Future[wire.Value]:
@@ -234,7 +235,7 @@ class _Recorded:
                 part = value.result().samples[0].text
             if parts and isinstance(part, str) and isinstance(parts[-1], str):
                 parts[-1] += part
-            else:
+            elif not isinstance(part, wire.Arg):  # those are of templates
                 parts.append(part)
         if digest is None or isinstance(asked.outcome, Cancelled):
             return
