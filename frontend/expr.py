@@ -202,7 +202,9 @@ def _gen(name: str | None, asked: dict[str, Any]) -> Gen | Select:
         return select(name, choices, **wishes)
     if "choices_method" in asked:
         raise BadProgram("choices_method says how choices are scored, but there are no choices")
-    limits = {key: asked.pop(key) for key in ("max_rounds", "tool_timeout", "max_tool_output") if key in asked}
+    limits: dict[str, Any] = {
+        key: asked.pop(key) for key in ("max_rounds", "tool_timeout", "max_tool_output") if key in asked
+    }
     toolbox = _toolbox(asked, limits) if limits or "tools" in asked else None
     answer, retries = typed.asked(asked), asked.pop("retries", 0)
     if retries and answer is None:
@@ -350,6 +352,7 @@ def assistant_end() -> End:
 
 
 MAX_RETRIES = 100
+_OF_TOOLS = ("max_rounds", "tool_timeout", "max_tool_output")
 _NO_WISHES = GenOptions()
 NOTHING = Seq(())
 """What appends nothing: `s.user("x")` has done its work when it returns, so `s += s.user("x")` adds no second turn."""
