@@ -51,5 +51,5 @@ def _renew() -> None:
     _threads = Pool(N_THREADS, "banyan-check")
 
 
-_renew()
+_threads = Pool(N_THREADS, "banyan-check")
 os.register_at_fork(after_in_child=_renew)  # threads do not follow into a forked child

@@ -74,7 +74,8 @@ def complete(
     if len(each) != len(prompts):
         raise BadProgram(f"{len(each)} sampling parameters came for {len(prompts)} prompts; give one, or one for each")
     given = {name: value for name, value in options.items() if value is not None}
-    running = [Completion(backend, text, {**(one or {}), **given}) for text, one in zip(prompts, each, strict=True)]
+    pairs: Iterator[tuple[str, Any]] = zip(prompts, each, strict=True)
+    running = [Completion(backend, text, {**(one or {}), **given}) for text, one in pairs]
     made = [result for completion in running for result in completion.results()]
     return made[0] if isinstance(prompt, str) and len(made) == 1 else made
 

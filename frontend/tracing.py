@@ -113,7 +113,7 @@ def recorded(
         if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in given and p.default is Parameter.empty
     ]
     slots = {slot: Slot(i, slot) for i, slot in enumerate(missing)}
-    arguments = BoundArguments(signature, {**given, **slots})  # type: ignore[arg-type]  # any mapping will do
+    arguments = BoundArguments(signature, {**given, **slots})
 
     def body(state: State) -> Any:
         return func(state, *arguments.args, **arguments.kwargs)

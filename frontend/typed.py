@@ -69,9 +69,11 @@ def asked(wishes: dict[str, Any]) -> Answer | None:
         return answer(value)
     if name == "json_schema":
         return _of_schema(_schema_text(value))
-    if not isinstance(value, str | type) or value == "":
+    if value == "" or not isinstance(value, str | type if name == "dtype" else str):
         raise BadProgram(f"{name} is {value!r:.80}; it must be text")
-    return {"dtype": _of_dtype, "regex": _of_regex, "grammar": _of_grammar}[name](value)
+    if name == "dtype":
+        return _of_dtype(value)
+    return _of_regex(value) if name == "regex" else _of_grammar(value)
 
 
 def answer(kind: Any) -> Answer:
@@ -169,6 +171,7 @@ def _schema_text(schema: Any) -> str:
 
 def _of_json(kind: Any) -> Answer:
     """A type whose values are written as JSON. TypeError: there is no schema for it."""
+    decode: Parse
     try:
         schema, decode = msgspec.json.schema(kind), msgspec.json.Decoder(kind).decode
     except (TypeError, RuntimeError, NotImplementedError):  # not one of msgspec's types: pydantic knows more

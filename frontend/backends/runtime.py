@@ -286,7 +286,7 @@ class Engine(Runtime):
             )
         from banyan.completions import Completion
 
-        if not isinstance(prompt, str) or isinstance(sampling_params, list | tuple) or return_logprob:
+        if not isinstance(prompt, str) or not isinstance(sampling_params, Mapping | None) or return_logprob:
             raise Unsupported("stream: of one prompt, without logprobs; write a program for more")
         return Completion(self, prompt, sampling_params or {}, stream=True).growing()
 
