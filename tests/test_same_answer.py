@@ -3,25 +3,35 @@
 The truth is the naive loop over transformers' own model, in float32, without any cache. The roads: tree on or off,
 chunks of 7 or 64 tokens or whole prompts, 1 to 8 requests in a step, pages of 1 or 16 slots, prompts alone or forked
 from one another, a tree that is cold or that knows all, and pools so small that requests are retracted again and again.
+
+Constrained outputs take the same roads, and some of their own: forced tokens drawn one by one or appended as a run, and
+an engine that dies after any token. Their truth is the naive loop under the constraint's masks.
 """
 
 from __future__ import annotations
 
+import json
 import random
+import time
 from array import array
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from banyan.runtime import config as configs
 from banyan.runtime.config import Resolved
+from banyan.runtime.constraint.build import build
+from banyan.runtime.constraint.llg import LlgGuide
+from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.engine import scheduler
 from banyan.runtime.engine.worker import Engine
 from banyan.runtime.model.load import Model, load
-from banyan.runtime.wire import Run, Sampling
+from banyan.runtime.server.tokenizer import Files, Tokenizer
+from banyan.runtime.wire import ConstraintSpec, Run, Sampling
 
 N_OUT = 12
 WHOLE = 512
@@ -133,3 +143,134 @@ def test_other_families(tiny_model: Callable[..., Path], reference: Callable[[Pa
     e = engine(other, step_tokens=23, max_running=5)
     assert answers(e, said) == said, "cold"
     assert answers(e, said) == said, "warm"
+
+
+# ---- with constraints ----------------------------------------------------------------------------------------------
+
+N_HELD = 30
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 5}, "the other": {"enum": ["there", "then"]}},
+    "required": ["name", "the other"],
+    "additionalProperties": False,
+}
+SPECS = (
+    ConstraintSpec("json_schema", json.dumps(PERSON)),
+    ConstraintSpec("regex", "(the |[a-c]{2,4}-){3}[0-9]+"),
+    ConstraintSpec("choices", '["hello there", "hello", "another"]'),
+    ConstraintSpec("json_schema", '{"type": "array", "items": {"type": "boolean"}, "minItems": 3}', "compact"),
+    ConstraintSpec("json_schema", '{"const": {"the answer": 42, "is": ["hello", null]}}'),
+    ConstraintSpec("grammar", 'start: "(" start ")" | "the"'),
+    ConstraintSpec("regex", "[0-9]{2}", after=("e", "t"), end=" fox", scope="repeat"),
+)
+Held = dict[Text, tuple[list[int], str]]
+"""Prompt -> output, and why it ended."""
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tiny_model: Callable[..., Path], model: Model) -> Vocabulary:
+    directory = tiny_model("llama")
+    return Vocabulary(Tokenizer(directory, Files.read(directory)).vocabulary(), model.spec.vocab_size)
+
+
+@pytest.fixture(scope="module")
+def held_truth(
+    tiny_model: Callable[..., Path], reference: Callable[[Path], Any], vocabulary: Vocabulary, model: Model
+) -> Held:
+    """What the naive loop says after each text, where a mask leaves the tokens that the constraint allows."""
+    oracle, said = reference(tiny_model("llama")), {}
+    for text, spec in zip(texts(model.spec.vocab_size), SPECS, strict=False):
+        ids, guide, reason = list(text), build(spec, vocabulary).guide(), "length"
+        row = np.empty(vocabulary.n_words, np.int32)
+        while len(ids) < len(text) + N_HELD:
+            guide.fill(row)
+            allowed = np.unpackbits(row.view(np.uint8), bitorder="little")[: model.spec.vocab_size].astype(bool)
+            allowed[list(vocabulary.eos)] = guide.can_stop
+            with torch.inference_mode():
+                logits = oracle(torch.tensor([ids])).logits[0, -1].numpy()
+            token = int(np.where(allowed, logits, -np.inf).argmax())
+            if token in vocabulary.eos:
+                reason = "stop"
+                break
+            assert guide.accept([token]) == 1
+            ids.append(token)
+            if guide.must_stop:
+                reason = "stop"
+                break
+        said[text] = ids[len(text) :], reason
+    return said
+
+
+def held_answers(e: Engine, vocabulary: Vocabulary, some: Held, n_done: int = 0) -> Held:
+    """Run all at once under their constraints, after the first `n_done` tokens of what they said in another engine."""
+    specs = dict(zip(texts(vocabulary.n_vocab), SPECS, strict=False))
+    said: dict[int, list[int]] = {}
+    reasons: dict[int, str] = {}
+    e.take(vocabulary.message)
+    for rid, (text, (whole, _)) in enumerate(some.items()):
+        done = whole[:n_done]
+        said[rid] = list(done)
+        sampling = Sampling(max_tokens=N_HELD, temperature=0.0, constraint=specs[text])
+        stops = array("i", vocabulary.eos).tobytes()
+        e.take(Run(rid, array("i", [*text, *done]).tobytes(), sampling, stops, n_done=len(done), order=(0, rid)))
+    deadline = time.monotonic() + 60
+    while len(reasons) < len(some):
+        assert time.monotonic() < deadline
+        step = e.step()
+        ids = iter(array("i", step.ids))
+        for rid, n in zip(array("q", step.rids), array("i", step.counts), strict=True):
+            said[rid] += [next(ids) for _ in range(n)]
+        reasons |= {finish.rid: finish.reason for finish in step.finished}
+        assert not e.failed
+    e.scheduler.check()
+    return {text: (said[rid], reasons[rid]) for rid, text in enumerate(some)}
+
+
+def test_constraints_hold(held_truth: Held) -> None:
+    """The truth is worth comparing with: whole values and cut ones, some of them forced."""
+    assert len(held_truth) == len(SPECS)
+    assert {reason for _, reason in held_truth.values()} == {"stop", "length"}
+
+
+@pytest.mark.parametrize("jump", [True, False], ids=["run", "one-by-one"])
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("step_tokens", [7, WHOLE])
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
+def test_constrained(
+    model: Model, vocabulary: Vocabulary, held_truth: Held, monkeypatch: pytest.MonkeyPatch,
+    page: int, step_tokens: int, cache: bool, jump: bool,
+) -> None:  # fmt: skip
+    if not jump:
+        monkeypatch.setattr(LlgGuide, "forced_tokens", lambda self, limit: [])
+    e = engine(model, page=page, step_tokens=step_tokens, cache=cache)
+    assert held_answers(e, vocabulary, held_truth) == held_truth, "cold"
+    assert (e.scheduler.counts["forced_tokens"] > 0) == jump
+    assert held_answers(e, vocabulary, held_truth) == held_truth, "warm"
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_constrained_in_a_batch(model: Model, vocabulary: Vocabulary, held_truth: Held, batch: int) -> None:
+    assert held_answers(engine(model, max_running=batch), vocabulary, held_truth) == held_truth
+
+
+def test_constrained_alone(model: Model, vocabulary: Vocabulary, held_truth: Held) -> None:
+    e = engine(model)
+    for text, said in held_truth.items():
+        assert held_answers(e, vocabulary, {text: said}) == {text: said}
+
+
+def test_constrained_and_short_of_pages(
+    model: Model, vocabulary: Vocabulary, held_truth: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "FORESIGHT", 0)
+    for page, some in ((1, held_truth), (16, {text: said for text, said in held_truth.items() if len(text) < 70})):
+        longest = max(map(len, some)) + N_HELD
+        e = engine(model, n_pages=-(-longest // page), page=page, cache=page == 1)
+        assert held_answers(e, vocabulary, some) == some
+        assert e.scheduler.counts["retractions"] > 0
+
+
+@pytest.mark.parametrize("n_done", range(N_HELD + 1))
+def test_constrained_in_the_next_engine(model: Model, vocabulary: Vocabulary, held_truth: Held, n_done: int) -> None:
+    """An engine died after any token; the next one goes on from the ids, in the middle of a forced run too."""
+    assert held_answers(engine(model), vocabulary, held_truth, n_done) == held_truth

@@ -22,6 +22,7 @@ _BORDER = b"\xff"  # in no UTF-8 text
 class Vocabulary:
     """All that a server tells of its tokenizer, opened when it is first needed.
 
+    message    as it came
     spelling   what each id spells; ids behind it (a model's padding) spell nothing and are never allowed
     special    ids that no text has
     control    ids that mark more than they spell; of those, a stop id ends an output where its value may end
@@ -29,15 +30,15 @@ class Vocabulary:
     """
 
     def __init__(self, message: wire.Vocabulary, n_vocab: int) -> None:
-        self._message, self.n_vocab = message, n_vocab
+        self.message, self.n_vocab = message, n_vocab
         self.n_words = -(-n_vocab // 32)
         self.special, self.control = frozenset(array("i", message.special)), frozenset(array("i", message.control))
         self.eos = tuple(i for i in array("i", message.eos) if i < n_vocab)
 
     @cached_property
     def spelling(self) -> list[bytes]:
-        text = self._message.text
-        return [text[a:b] for a, b in pairwise([0, *array("i", self._message.ends)])]
+        text = self.message.text
+        return [text[a:b] for a, b in pairwise([0, *array("i", self.message.ends)])]
 
     def containing(self, text: bytes) -> list[int]:
         """Ids whose spelling holds `text`."""
@@ -74,7 +75,7 @@ class Vocabulary:
         ends = [*self.eos, *sorted(self.special)][:1]
         if not ends:
             raise Unsupported("constraints on a model without special tokens: its outputs have nothing to end with")
-        tokenizer = _rename(msgspec.json.decode(self._message.tokenizer), self.control)
+        tokenizer = _rename(msgspec.json.decode(self.message.tokenizer), self.control)
         return llguidance.LLTokenizer(msgspec.json.encode(tokenizer).decode(), n_vocab=self.n_vocab, eos_token=ends)
 
     def split(self, text: str) -> list[str | int]:
