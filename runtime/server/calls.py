@@ -30,6 +30,7 @@ class Form(NamedTuple):
     """mark: what begins a call; "" where the whole turn is the call. name, arguments: the keys of its JSON; name None:
     it stands in front of `split`, and the JSON is the arguments. close: what stands behind a call.
 
+    is_list: the template writes calls as a list; a single one is read too.
     is_hidden: mark or split is a control token, which texts do not show.
     is_plain: the template writes a turn that says a call as it writes one that makes it. If not it must be told.
     """
@@ -39,6 +40,7 @@ class Form(NamedTuple):
     arguments: str = "arguments"
     split: str = ""
     close: str = ""
+    is_list: bool = False
     is_hidden: bool = False
     is_plain: bool = True
 
@@ -165,13 +167,13 @@ def _form(written: str) -> Form | None:
             value, end = _decode(written, start)
         except ValueError:
             continue
-        if isinstance(value, list) and len(value) == 1:
-            value = value[0]
+        is_list = isinstance(value, list) and len(value) == 1
+        value = value[0] if is_list else value
         if end > at and isinstance(value, dict):
             name = next((k for k, v in value.items() if isinstance(v, str) and v.startswith(_NAME)), None)
             arguments = next((k for k, v in value.items() if isinstance(v, dict) or _KEY in str(v)), None)
             if name is not None and arguments is not None:
-                return Form(written[:start].strip(), name, arguments, close=written[end:].strip())
+                return Form(written[:start].strip(), name, arguments, close=written[end:].strip(), is_list=is_list)
     mark, found, rest = written.partition(f"{_NAME}0")
     start = rest.find("{")
     if not (found and mark.strip() and start >= 0):
@@ -210,4 +212,5 @@ def example(form: Form) -> str:
     """How it writes a call of f with x = 1, for people."""
     if form.name is None:
         return f'{form.mark}f{form.split}{{"x": 1}}{form.close}'
-    return f'{form.mark}{{"{form.name}": "f", "{form.arguments}": {{"x": 1}}}}{form.close}'
+    call = f'{{"{form.name}": "f", "{form.arguments}": {{"x": 1}}}}'
+    return f"{form.mark}{f'[{call}]' if form.is_list else call}{form.close}"

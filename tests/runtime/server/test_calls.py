@@ -79,7 +79,7 @@ FORMS = {
     HERMES: Form("<tool_call>", "name", "arguments", close="</tool_call>"),
     QWEN3: Form("<tool_call>", "name", "arguments", close="</tool_call>"),
     LLAMA3: Form("", "name", "parameters"),
-    MISTRAL: Form("[TOOL_CALLS]", "name", "arguments", is_plain=False),
+    MISTRAL: Form("[TOOL_CALLS]", "name", "arguments", is_list=True, is_plain=False),
     MISTRAL_NAMED: Form("[TOOL_CALLS]", None, "", split="[ARGS]"),
 }
 
@@ -124,6 +124,7 @@ def test_no_template_is_no_form(words: Tokenizer) -> None:
 def test_an_example_for_people() -> None:
     assert example(FORMS[HERMES]) == '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
     assert example(FORMS[LLAMA3]) == '{"name": "f", "parameters": {"x": 1}}'
+    assert example(FORMS[MISTRAL]) == '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}]'
     assert example(FORMS[MISTRAL_NAMED]) == '[TOOL_CALLS]f[ARGS]{"x": 1}'
 
 
