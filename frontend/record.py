@@ -227,6 +227,12 @@ class Record:
         if error is not None:
             self.program.cancel()
 
+    def spent(self) -> wire.Usage:
+        """Tokens of all gens that are known by now."""
+        futures = [self.program.future(i) for i in range(self.n_refs)]
+        known = [future.result().usage for future in futures if future.done() and future.exception() is None]
+        return wire.Usage(*(sum(getattr(usage, name) for usage in known) for name in wire.Usage.__struct_fields__))
+
     @property
     def is_settled(self) -> bool:
         """Whether the body has ended, and nothing of the program is on its way."""
@@ -324,7 +330,7 @@ class _Ticker:
         """Flush who has waited since `until` or longer. Most have been flushed long since."""
         while self._waiting and self._waiting[0][0] <= until:
             record = self._waiting.popleft()[1]()
-            if record is not None and record.is_due:
+            if record is not None and record.is_due and record.error is None:
                 with contextlib.suppress(BaseException):  # the record keeps it for those who observe
                     record.flush("its first gen had waited for a millisecond")
 

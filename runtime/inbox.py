@@ -20,6 +20,9 @@ from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled
 from banyan.runtime.template import Place, ProgramTemplate
 from banyan.runtime.window import Window
 
+OFTEN = 8
+"""So many heartbeats in a row a program that hears nothing compares with the server; then at every OFTEN-th alone."""
+
 MakeError = Callable[[str, str], BanyanError]
 """(gen, line) -> a fresh error. Each future gets its own: one that two threads raise would mix their tracebacks."""
 
@@ -67,7 +70,7 @@ class Inbox:
         self._failure: MakeError | None = None
         self.first_error: BaseException | None = None
         """What the first of its values failed with that was not merely cancelled."""
-        self._is_closed = False
+        self._is_closed = self._is_cancelled = False
         self.limits: wire.Limits | None = None
         """For the first message to carry."""
         self._sent: Window[bytes] = Window()
@@ -90,9 +93,9 @@ class Inbox:
 
     def submit(self, ops: tuple[wire.Op, ...], last: bool) -> None:
         with self._lock:
-            if self._is_closed:
+            if self._is_closed and not self._is_cancelled:
                 raise BadProgram("the program is closed: it takes no more ops", program=self.name)
-            if self._failure is not None:
+            if self._failure is not None or self._is_cancelled:
                 return  # its futures say why
             data = self._encode(ops, last)
             if len(data) > self._line.max_message:
@@ -145,7 +148,7 @@ class Inbox:
         with self._lock:
             if self.is_over or self._line.lost is not None:
                 return
-            self._is_closed = True
+            self._is_closed = self._is_cancelled = True
             if self._sent.n:
                 self._send(wire.encode(wire.Cancel(program=self.number, seq=self._sent.n)))
         self._line.call(self._cancelled)
@@ -248,11 +251,12 @@ class Inbox:
     def _ask_again(self, is_urgent: bool = False) -> None:
         """Ask for the messages from the next one on; once for each gap, unless that seems to be lost as well."""
         if self._asked < self._n_seen or is_urgent:
-            self._asked = self._n_seen
+            self._asked, self._n_quiet = self._n_seen, 0
             self._line.send(wire.encode(wire.Resend(program=self.number, seq=self._n_seen)))
 
     def send_again(self, seq: int) -> None:
         """The server lacks what was sent from `seq` on."""
+        self._n_quiet = 0
         with self._lock:
             messages = self._sent.since(seq)
         for data in messages or ():
@@ -263,12 +267,12 @@ class Inbox:
             self._sent.came(self._sent.n)
 
     def report(self) -> tuple[int, int, int] | None:
-        """(number, sent, seen), when it is time to compare: after news, and ever more rarely while none comes."""
+        """(number, sent, seen), when it is time to compare: after news, and while none comes, more and more rarely."""
         if self._n_told == self._n_seen:
             if self._sent.is_empty and not self._expected:
                 return None
             self._n_quiet += 1
-            if self._n_quiet & (self._n_quiet - 1):  # at heartbeats 1, 2, 4, 8 ...
+            if self._n_quiet > OFTEN and self._n_quiet % OFTEN:
                 return None
         else:
             self._n_quiet = 0
