@@ -23,11 +23,15 @@ def program(draw: st.DrawFn, may_drop: bool) -> list[wire.Op]:
     """Ops that make sense in this order. Each state is used as long as it was not dropped."""
     ops: list[wire.Op] = []
     states, refs = [0], 0
+    marks: dict[int, set[int]] = {0: set()}
+    below: dict[int, list[int]] = {0: [0]}  # a state and all that was forked from it, at any depth
     for _ in range(draw(st.integers(1, 14))):
         if not states:
             break
         state = draw(st.sampled_from(states))
-        kind = draw(st.sampled_from(["append", "gen", "select", "fork", "join", "mark", "read", "drop", "splice"]))
+        kind = draw(
+            st.sampled_from(["append", "gen", "select", "fork", "join", "adopt", "mark", "read", "drop", "splice"])
+        )
         if kind == "append":
             ops.append(wire.Append(state, (draw(st.sampled_from(["a", "bc", " d", ""])),)))
         elif kind == "gen":
@@ -41,18 +45,27 @@ def program(draw: st.DrawFn, may_drop: bool) -> list[wire.Op]:
             ops.append(wire.Fork(state, tuple(range(child, child + n))))
             ops += [wire.Append(c, (f"[{c}",)) for c in range(child, child + n)]
             states += range(child, child + n)
+            for c in range(child, child + n):
+                marks[c], below[c] = set(marks[state]), []
+                for own in (one for key, one in below.items() if key == c or state in one):
+                    own.append(c)
         elif kind == "join" and (others := [s for s in states if s != state]):
             ops.append(wire.Join(state, tuple(draw(st.permutations(others))[:2])))
+        elif kind == "adopt" and (others := [s for s in states if s != state]):
+            other = draw(st.sampled_from(others))
+            ops.append(wire.Join(state, (other,), adopt=True))
+            marks[state] = set(marks[other])
         elif kind == "mark":
-            ops.append(wire.Mark(state, draw(st.integers(0, 2))))
+            ops.append(wire.Mark(state, mark := draw(st.integers(0, 2))))
+            marks[state].add(mark)
         elif kind == "read":
-            marked = [op.mark for op in ops if isinstance(op, wire.Mark) and op.state == state]
-            ops.append(wire.Read(state, (refs := refs + 1), draw(st.sampled_from([None, *marked]))))
+            ops.append(wire.Read(state, (refs := refs + 1), draw(st.sampled_from([None, *sorted(marks[state])]))))
         elif kind == "splice" and refs:
             ops.append(wire.Append(state, (wire.Ref(draw(st.integers(1, refs))), "+")))
         elif kind == "drop" and may_drop:
-            ops.append(wire.Drop(state))
-            states.remove(state)
+            ops.append(wire.Drop(state, tree=draw(st.booleans())))
+            gone = below[state] if ops[-1].tree else [state]
+            states = [s for s in states if s not in gone]
     return [*ops, *(wire.Read(state, (refs := refs + 1)) for state in states)]
 
 
@@ -76,6 +89,10 @@ def plain(ops: list[wire.Op], chosen: Callable[[int], str]) -> dict[int, str]:
                 for c in children:
                     texts[c], inherited[c] = texts[s], len(texts[s])
                     marks |= {(c, m): at for (t, m), at in marks.items() if t == s}
+            case wire.Join(state=s, children=(c,), adopt=True):
+                texts[s] = texts[c]
+                marks = {(t, m): at for (t, m), at in marks.items() if t != s}
+                marks |= {(s, m): at for (t, m), at in marks.items() if t == c}
             case wire.Join(state=s, children=children):
                 texts[s] += "".join(texts[c][inherited[c] :] for c in children)
             case wire.Mark(state=s, mark=m):
