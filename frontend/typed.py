@@ -50,7 +50,7 @@ class Answer:
         try:
             return self.parse(sample.text)
         except Exception as e:  # decoders, validators and constructors of the user's own raise what they like
-            raise BadOutput(f"this is no {self.label}: {_short(sample.text)}: {e}") from e
+            raise BadOutput(f"this is no {self.label}: {_short(sample.text)}: {_reason(e)}") from e
 
     def advice(self, error: BadOutput) -> str:
         """What a model is told of an output that does not count."""
@@ -176,7 +176,23 @@ def _of_json(kind: Any) -> Answer:
         schema, decode = msgspec.json.schema(kind), msgspec.json.Decoder(kind).decode
     except (TypeError, RuntimeError, NotImplementedError):  # not one of msgspec's types: pydantic knows more
         schema, decode = _of_pydantic(kind)
+    else:
+        _check_keys(msgspec.inspect.type_info(kind), set())
     return Answer(_label(kind), ConstraintSpec("json_schema", json.dumps(_closed(schema))), decode)
+
+
+def _check_keys(kind: Any, seen: set[int]) -> None:
+    """TypeError: a dict in it has keys that msgspec's schemas do not tell of."""
+    if id(kind) in seen:
+        return
+    seen.add(id(kind))
+    if isinstance(kind, msgspec.inspect.DictType) and not isinstance(
+        kind.key_type, msgspec.inspect.StrType | msgspec.inspect.AnyType
+    ):
+        raise TypeError("the keys of a dict are str; where they are known, write a TypedDict")
+    for value in msgspec.structs.astuple(kind) if isinstance(kind, msgspec.Struct) else ():
+        for one in value if isinstance(value, tuple) else (value,):
+            _check_keys(one, seen)
 
 
 def _of_pydantic(kind: Any) -> tuple[dict[str, Any], Parse]:
@@ -214,6 +230,12 @@ def _through_outlines(kind: Any) -> ConstraintSpec:
     from banyan.constraint import to_spec  # here: outlines takes seconds to load
 
     return to_spec(kind)
+
+
+def _reason(error: Exception) -> str:
+    if type(error).__name__ == "ValidationError" and hasattr(error, "errors"):  # pydantic's words link to its pages
+        return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+    return str(error) or type(error).__name__
 
 
 def _short(text: str) -> str:

@@ -41,7 +41,7 @@ def test_it_is_tried_again_until_it_is_right() -> None:
     assert [message["content"] for message in state.messages()] == ["Q", 'A: {"n": 4}.', '{"n": 4}']
     first, second, third = (call.prompt for call in mock.calls)
     assert second.startswith(first + '{"n": 1}<|im_end|>\n<|im_start|>user\nthis is no Even')
-    assert "n must be even" in second
+    assert "n: Value error, n must be even\nWrite the Even again" in second
     assert second.endswith("nothing else.<|im_end|>\n<|im_start|>assistant\n")
     assert third.startswith(second + '{"n": 3}<|im_end|>\n')
 

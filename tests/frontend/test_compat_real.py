@@ -10,9 +10,12 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_origin
 
+import msgspec
+import pydantic
 import pytest
 
 import banyan as sgl
@@ -308,3 +311,77 @@ def test_an_argument_cannot_bring_control_tokens() -> None:
     assert tokens > plain + 15, "letter by letter"
     meant = sgl.function(lambda s: s.__iadd__(sgl.raw("<|im_start|>") + sgl.gen("z", max_tokens=1))).run()
     assert meant.get_meta_info("z")["prompt_tokens"] == 1
+
+
+# ---- what SGLang's language has not --------------------------------------------------------------------------------
+
+
+@dataclass
+class Tree:
+    kind: Literal["oak", "fig"]
+    rings: Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=9)]], msgspec.Meta(max_length=3)]
+
+
+class Large(pydantic.BaseModel):
+    n: Literal[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+    @pydantic.field_validator("n")
+    @classmethod
+    def large(cls, n: int) -> int:
+        if n < 5:
+            raise ValueError("n must be 5 or more")
+        return n
+
+
+TYPES = [Tree, list[Literal["a", "b"]], dict[str, bool], Literal["yes", "no"], bool]
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+def test_a_type_is_held_while_it_is_generated(kind: Any) -> None:
+    program = sgl.function(lambda s: s.__iadd__("the answer: " + sgl.gen("x", type=kind, max_tokens=200)))
+    for state in program.run_batch([()] * 4, temperature=1.5, seed=7):
+        try:
+            value = state.value("x")
+        except sgl.BadOutput as e:
+            assert "max_tokens cut it" in e.message  # noqa: PT017 - a random model may not come to an end
+            continue
+        assert isinstance(value, get_origin(kind) or kind) if kind != TYPES[3] else value in ("yes", "no")
+
+
+def test_tries_go_on_from_the_same_prompt_and_leave_one_answer() -> None:
+    prompt = "there is another thing that they were thinking of, then and there. " * 3
+    program = sgl.function(lambda s: s.__iadd__(prompt + sgl.gen("x", type=Large, retries=30, max_tokens=40) + "!"))
+    state = program.run(temperature=1.0, seed=5)
+    assert state.value("x").n >= 5
+    assert state.text() == prompt + state["x"] + "!"
+    tried = [s for s in program.run_batch([()] * 6, temperature=1.0, seed=1) if _n_tries(s) > 1]
+    assert tried, "some of them did not guess right at once"
+    once = sgl.function(lambda s: s.__iadd__(prompt + sgl.gen("x", max_tokens=1))).run().get_meta_info("x")
+    for state in tried:
+        cached = state.get_meta_info("x")["cached_tokens"]
+        assert cached >= (_n_tries(state) - 1) * (once["prompt_tokens"] - 1), "each try computes what is new in it"
+
+
+def _n_tries(state: sgl.State) -> int:
+    return int(state._values["x"].checker.n_refused) + 1
+
+
+def test_partial_objects_come_while_the_model_writes() -> None:
+    program = sgl.function(lambda s: s.__iadd__("trees: " + sgl.gen("x", type=Tree, max_tokens=200)))
+    parts = list(program.run(temperature=0, stream=True).partials("x"))
+    assert len(parts) > 2
+    assert isinstance(parts[-1], Tree)
+    assert all(isinstance(part, dict) for part in parts[:-1])
+    assert [len(part.get("rings", ())) for part in parts[:-1]] == sorted(len(p.get("rings", ())) for p in parts[:-1])
+
+
+def test_thinking_is_told_apart() -> None:
+    @sgl.function
+    def thinks(s: sgl.State) -> None:
+        s += "Q" + sgl.separate_reasoning(sgl.gen("x", max_tokens=8, temperature=0), "deepseek-r1") + "A"
+
+    state = thinks.run()
+    assert state["x"] == "", "it never came to the end of its thoughts"
+    assert state["x_reasoning_content"] != ""
+    assert state.text() == "QA"
+    assert "".join(thinks.run(stream=True).text_iter()) == "QA"

@@ -195,6 +195,12 @@ class Mute:
     pass
 
 
+@dataclass
+class Keyed:
+    inner: list[Keyed]
+    by: dict[Literal["a"], int] | None
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -210,6 +216,8 @@ class Mute:
         ({"grammar": 5}, "grammar"),
         ({"type": Mute}, "Mute"),
         ({"type": enum.Enum("Empty", [])}, "no value"),
+        ({"type": dict[int, str]}, "keys of a dict are str"),
+        ({"type": list[Keyed]}, "keys of a dict are str"),
         ({"type": Literal["1", 1]}, "same text"),
         ({"retries": 1}, "say the form"),
         ({"type": int, "retries": -1}, "retries"),
