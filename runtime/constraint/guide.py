@@ -32,7 +32,10 @@ class Guide(Protocol):
 
     @property
     def error(self) -> str:
-        """Why it can go no further; "" while it can. An engine's limit, never the output's fault."""
+        """Why it can go no further; "" while it can. A limit that was met, never the output's fault."""
+
+    def give_up(self, why: str) -> None:
+        """Go no further: `error` is `why` from here on."""
 
     def fill(self, out: Row) -> None:
         """Write the mask of what may come next, all words of it; of a forced run, its first token alone. All zeros only

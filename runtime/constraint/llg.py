@@ -19,7 +19,7 @@ from banyan.runtime.constraint.refusal import explain
 from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.wire import ConstraintSpec
 
-_LIMITS = llguidance.LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
+_LIMITS = llguidance.LLParserLimits(max_items_in_row=20_000, max_lexer_states=50_000, verbose_errors=False)
 _STYLES: dict[str, dict[str, Any]] = {
     "spaced": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
     "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
@@ -53,6 +53,7 @@ class LlgGuide:
     def __init__(self, matcher: llguidance.LLMatcher, eos: Sequence[int]) -> None:
         self._matcher, self._eos = matcher, eos
         self._n_accepted = 0
+        self._given_up = ""
 
     @property
     def can_stop(self) -> bool:
@@ -64,7 +65,12 @@ class LlgGuide:
 
     @property
     def error(self) -> str:
-        return self._matcher.get_error().partition("\n")[0][:200] if self._matcher.is_error() else ""
+        if self._given_up or not self._matcher.is_error():
+            return self._given_up
+        return self._matcher.get_error().partition("\n")[0][:200]
+
+    def give_up(self, why: str) -> None:
+        self._given_up = why
 
     def fill(self, out: Row) -> None:
         self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)

@@ -108,6 +108,10 @@ class TriggerGuide:
     def error(self) -> str:
         return "" if self._place.value is None else self._place.value.error
 
+    def give_up(self, why: str) -> None:
+        if self._place.value is not None:  # free text has nothing to give up
+            self._place.value.give_up(why)
+
     def fill(self, out: Row) -> None:
         if self._place.value is not None:
             return self._place.value.fill(out)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -30,6 +31,8 @@ from banyan.runtime.wire import Vocabulary as VocabularyMessage
 
 KEPT_BYTES = 256 << 20
 """Of compiled constraints; of more, those that were not used for the longest go."""
+SLOW, PATIENCE = 0.02, 3
+"""CPU seconds that a mask may take, as all others wait for it; so many in a row that took longer fail the output."""
 STACK = 64 << 20
 """Bytes of the compiling thread's stack: a deep schema is compiled by recursion."""
 
@@ -53,13 +56,17 @@ class Guided(NamedTuple):
 class Guides:
     """All constraints of an engine. `wake` is an eventfd, readable when some Run became ready."""
 
-    def __init__(self, n_vocab: int, device: torch.device) -> None:
-        self._n_vocab, self._device = n_vocab, device
+    def __init__(
+        self, n_vocab: int, device: torch.device, has_in_hand: Callable[[list[int]], None] = lambda rids: None
+    ) -> None:
+        """has_in_hand: called on the thread, with the rid of the Run that it compiles for."""
+        self._n_vocab, self._device, self._has_in_hand = n_vocab, device, has_in_hand
         self._vocabulary: Vocabulary | BanyanError = Unsupported("constraints: nobody told the engine its vocabulary")
         self._kept: OrderedDict[ConstraintSpec, Compiled] = OrderedDict()
         self._waiting: dict[ConstraintSpec, list[Run]] = {}
         self._done: deque[tuple[ConstraintSpec, Compiled | BanyanError]] = deque()
         self._ready: list[Guided] = []
+        self._n_slow: dict[int, int] = {}  # by rid: how many masks in a row were
         self._n_compiling = 0  # of which `wake` has not told yet
         self._threads: ThreadPoolExecutor | None = None
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -88,7 +95,7 @@ class Guides:
         else:
             self._waiting[spec] = [run]
             self._n_compiling += 1
-            self._pool().submit(self._compile, spec, self._vocabulary)
+            self._pool().submit(self._compile, spec, self._vocabulary, run.rid)
 
     def abort(self, rid: int) -> Run | None:
         """Forget a Run that waits here, and return it; None if none does."""
@@ -131,14 +138,16 @@ class Guides:
                 threading.stack_size(old)
         return self._threads
 
-    def _compile(self, spec: ConstraintSpec, vocabulary: Vocabulary) -> None:
+    def _compile(self, spec: ConstraintSpec, vocabulary: Vocabulary, rid: int) -> None:
         made: Compiled | BanyanError
+        self._has_in_hand([rid])
         try:
             made = build(spec, vocabulary)
         except BanyanError as e:
             made = e
         except Exception as e:  # the Runs fail, the engine goes on
             made = ConstraintError(f"the constraint could not be compiled: {e!r}")
+        self._has_in_hand([])
         self._done.append((spec, made))
         os.eventfd_write(self.wake, 1)
 
@@ -155,10 +164,18 @@ class Guides:
         if not guided:
             return None
         out = np.empty((len(guided), -(-self._n_vocab // 32)), np.int32)
+        slow: dict[int, int] = {}
         which = np.full(len(requests), -1, np.int32)
         which[guided] = np.arange(len(guided))
         for row, i in zip(out, guided, strict=True):
+            start = time.thread_time()
             _fill(requests[i], row)
+            if time.thread_time() - start > SLOW:
+                slow[requests[i].rid] = n = self._n_slow.get(requests[i].rid, 0) + 1
+                if n >= PATIENCE:
+                    requests[i].guide.give_up(f"{n} masks in a row took more than {1000 * SLOW:.0f} ms each")
+                    row[:] = 0
+        self._n_slow = slow
         return Masks(to_device(out, self._device), to_device(which, self._device))
 
 
