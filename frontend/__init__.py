@@ -94,8 +94,10 @@ if TYPE_CHECKING:
     from banyan.runtime.errors import ForkError as ForkError
     from banyan.runtime.errors import ModelNotFound as ModelNotFound
     from banyan.runtime.errors import OutOfMemory as OutOfMemory
+    from banyan.runtime.errors import Overloaded as Overloaded
     from banyan.runtime.errors import ProgramError as ProgramError
     from banyan.runtime.errors import PromptTooLong as PromptTooLong
+    from banyan.runtime.errors import Quarantined as Quarantined
     from banyan.runtime.errors import ReplayMismatch as ReplayMismatch
     from banyan.runtime.errors import RuntimeLost as RuntimeLost
     from banyan.runtime.errors import ToolError as ToolError
@@ -141,8 +143,8 @@ _WHERE = {
         *("ConstraintBroke", "ConstraintBusy", "ConstraintCrashed", "ConstraintError", "ConstraintSyntax"),
         *("ConstraintTimeout", "ConstraintTooLarge", "ConstraintUnsatisfiable", "ConstraintUnsupported"),
         *("ConnectFailed", "DeadlineExceeded", "EngineLost", "ForkError", "ModelNotFound", "OutOfMemory"),
-        *("ProgramError", "PromptTooLong", "ReplayMismatch", "RuntimeLost", "ToolError", "UnknownVariable"),
-        "Unsupported",
+        *("Overloaded", "ProgramError", "PromptTooLong", "Quarantined", "ReplayMismatch", "RuntimeLost", "ToolError"),
+        *("UnknownVariable", "Unsupported"),
     ),
     "sampling": ("Options",),
     "state": ("State",),
@@ -194,9 +196,11 @@ __all__ = [
     "OpenAI",
     "Options",
     "OutOfMemory",
+    "Overloaded",
     "Program",
     "ProgramError",
     "PromptTooLong",
+    "Quarantined",
     "Record",
     "Replay",
     "ReplayMismatch",

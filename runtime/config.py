@@ -48,6 +48,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = "dfs"
     step_tokens: Annotated[int, _doc("token budget of a step; long prompts are computed in chunks that fit")] = 512
     threads: Annotated[int | None, _doc("CPU threads of the engine; default: one per physical core")] = None
+    engine_timeout: Annotated[
+        float, _doc("seconds without a sign of life after which the engine is ended, and another takes over")
+    ] = 30.0
     constraint_bytes: Annotated[int, _doc("largest schema, regex or grammar that a gen may bring")] = 64 << 10
     constraint_seconds: Annotated[float, _doc("time that a schema, regex or grammar has to compile")] = 2.0
     socket: Annotated[str, _doc("path of the IPC socket; default: a private directory of this process")] = ""
@@ -115,6 +118,7 @@ def _check(c: Config) -> None:
     need(c.step_tokens >= 1, f"step_tokens is {c.step_tokens}; it must be at least 1")
     need(c.context is None or c.context >= 2, f"context is {c.context}; it must be at least 2")
     need(c.threads is None or c.threads >= 1, f"threads is {c.threads}; it must be at least 1")
+    need(c.engine_timeout > 0, f"engine_timeout is {c.engine_timeout}; it must be above 0")
     need(c.constraint_bytes >= 1, f"constraint_bytes is {c.constraint_bytes}; it must be at least 1")
     need(c.constraint_seconds > 0, f"constraint_seconds is {c.constraint_seconds}; it must be above 0")
     need(c.max_message >= 1 << 16, f"max_message is {c.max_message}; it must be at least 65536 bytes")

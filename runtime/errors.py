@@ -17,6 +17,8 @@
         ├── Cancelled        ... because someone asked for it
         ├── DeadlineExceeded ... because its time was up (also a TimeoutError)
         ├── BudgetExceeded   ... because it may make no more tokens
+        ├── Overloaded       ... because the server has all that it takes from this client; says how much that is
+        ├── Quarantined      ... because engines died of it (also an EngineLost)
         ├── BadOutput        ... the text of a gen is not what it was to be (also a ValueError)
         ├── ConstraintError  ... the constraint of a gen cannot be used
         │   ├── ConstraintSyntax        it is no regex, no JSON Schema, no grammar
@@ -147,6 +149,16 @@ class BudgetExceeded(ProgramError):
     def of(cls, what: str, n_tokens: int) -> Self:
         """what: whose tokens they were: a gen's, a run's or a batch's."""
         return cls(f"the {what}'s budget of {n_tokens} tokens ran out")
+
+
+class Overloaded(ProgramError):
+    code = "overloaded"
+
+
+class Quarantined(ProgramError, EngineLost):
+    """A request in whose steps engines died again and again. It is not run any more; all others go on."""
+
+    code = "quarantined"
 
 
 class BadOutput(ProgramError, ValueError):

@@ -6,8 +6,8 @@ Token ids travel as little-endian int32 `bytes` (8,192 ids: 0.5 us to decode aga
 
     client -> server   Hello, Submit, Define, Undefine, Cancel, Ask, Ping, Resend, Sync
     server -> client   Welcome, Delta, Called, Value, Failed, Answer, Pong, Resend, Sync
-    server -> engine   Vocabulary, Run, Abort, Ask
-    engine -> server   Ready, Step, Failed, Answer
+    server -> engine   Vocabulary, Run, Abort, Ask, Ping
+    engine -> server   Ready, Step, Failed, Answer, Pong
 
 A **program** is a number that its client chose. Inside it, a **state** is a running prompt (0 is the first; forks make
 more) and a **ref** is a value in the making (what a Gen, Select or Read gives); both are numbers the client counts up.
@@ -97,7 +97,7 @@ class ConstraintSpec(Wire, frozen=True):
     end: str = ""
 
 
-class Sampling(Wire, frozen=True):
+class Sampling(Wire, frozen=True, cache_hash=True):
     """How one gen draws its tokens. One value, built once in the language and carried untouched to the sampler.
 
     temperature 0 is greedy. top_k -1, top_p 1.0, min_p 0.0 are off. Penalties are OpenAI's (frequency, presence: over
@@ -303,11 +303,13 @@ class Hello(Wire, frozen=True):
 
 
 class Limits(Wire, frozen=True):
-    """What a program may take. What is not finished when something runs out fails, with an error that says what it was.
+    """What a program may take, and how urgent it is. What is not finished when something runs out fails, with an error
+    that says what it was.
 
     timeout: in seconds, as its user gave it (0: none); left: how much of that is left when the message is sent. budget:
     tokens that its gens may make, all together (0: no limit). Programs of one client with the same `batch` (-1: none)
-    share batch_budget. timeout_of: whose the timeout is.
+    share batch_budget. timeout_of: whose the timeout is. priority: of two programs that wait, the higher goes first.
+    deadline: of equal priority, the earlier; in seconds from this message on, 0: none. Nothing fails that misses it.
     """
 
     timeout: float = 0.0
@@ -316,6 +318,8 @@ class Limits(Wire, frozen=True):
     budget: int = 0
     batch: int = -1
     batch_budget: int = 0
+    priority: int = 0
+    deadline: float = 0.0
 
 
 class Submit(Wire, frozen=True):
@@ -667,6 +671,8 @@ class Ready(Wire, frozen=True):
     max_context: int
     report: tuple[str, ...] = ()
     """Lines for a person: what was chosen and why (device, dtype, memory, threads)."""
+    step_seconds: float = 0.0
+    """What the largest step took as the engine started."""
 
 
 # ---- server <-> preflight ------------------------------------------------------------------------------------------
@@ -690,8 +696,8 @@ class Verdict(Wire, frozen=True):
 
 ClientMessage = Hello | Submit | Define | Undefine | Cancel | Ask | Ping | Resend | Sync
 ServerMessage = Welcome | Delta | Called | Value | Failed | Answer | Pong | Resend | Sync
-EngineOrder = Run | Abort | Ask | Vocabulary
-EngineReport = Ready | Step | Failed | Answer
+EngineOrder = Run | Abort | Ask | Vocabulary | Ping
+EngineReport = Ready | Step | Failed | Answer | Pong
 
 PreflightOrder = Vocabulary | Check
 

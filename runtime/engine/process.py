@@ -1,6 +1,6 @@
 """The engine as a process: its arguments, its sockets, its end.
 
-    python -m banyan.runtime.engine --socket ipc://DIR/engine --config JSON --alive-fd N
+    python -m banyan.runtime.engine --socket ipc://DIR/engine --config JSON --alive-fd N [--flight-fd M]
 
 The server binds a PAIR socket, the engine connects. It first sends Ready, or one Failed with program -1 that says why
 there will be none. It ends when its parent does: the read end of a pipe that the parent holds turns EOF (`--alive-fd`),
@@ -27,6 +27,7 @@ from banyan.runtime.config import Config
 from banyan.runtime.engine.hardware import facts, probe
 from banyan.runtime.engine.worker import Engine
 from banyan.runtime.errors import BanyanError
+from banyan.runtime.flight import Flight
 from banyan.runtime.model import load, spec, weights
 from banyan.runtime.wire import EngineOrder, EngineReport, Failed, decode_order, encode
 
@@ -41,6 +42,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--socket", required=True, help="ZeroMQ address that the server's PAIR is bound to")
     parser.add_argument("--config", required=True, help="a Config as JSON")
     parser.add_argument("--alive-fd", type=int, help="end at EOF of this file descriptor")
+    parser.add_argument("--flight-fd", type=int, help="memory in which it says what it has in hand: see flight.py")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -49,7 +51,8 @@ def main(argv: list[str]) -> int:
     with zmq.Context() as context:
         link = Link(context, args.socket, args.alive_fd)
         try:
-            engine = build(msgspec.json.decode(args.config, type=Config))
+            flight = None if args.flight_fd is None else Flight(args.flight_fd)
+            engine = build(msgspec.json.decode(args.config, type=Config), flight)
             _settle()
             engine.run(link, link)
         except BanyanError as e:
@@ -64,7 +67,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def build(config: Config) -> Engine:
+def build(config: Config, flight: Flight | None = None) -> Engine:
     """An engine from options: the model read from disk, "auto" resolved by what the machine has now."""
     path = spec.resolve(config.model)
     resolved = configs.resolve(config, probe(gpus=config.device != "cpu"), facts(spec.read_spec(path)))
@@ -72,8 +75,8 @@ def build(config: Config) -> Engine:
         model = load.load(
             path, device=resolved.device, dtype=resolved.dtype, max_context=resolved.context, progress=progress
         )
-    engine = Engine(config, model, resolved)
-    engine.model.warm_up(min(config.step_tokens, resolved.context - 1))
+    engine = Engine(config, model, resolved, flight=flight)
+    engine.warm_up()
     return engine
 
 

@@ -126,7 +126,7 @@ class Request:
         """How long a prefix from the tree may be. The last token is always computed: its row draws the next one. So is
         what stands before a token whose logprob is still to be given."""
         n_scored = self.run.score_from + len(self.scores)
-        return n_scored - 1 if 0 < n_scored < self.n_given else len(self.ids) - 1
+        return n_scored - 1 if 0 < n_scored < self.n_prompt else len(self.ids) - 1
 
     @property
     def is_prefilling(self) -> bool:

@@ -410,4 +410,4 @@ def _work(request: Request, n_new: int) -> Work:
     if request.run.score_from < 0:
         return Work(request, n_new, draws)
     score_at = request.run.score_from + len(request.scores)
-    return Work(request, n_new, draws, score_at, max(0, min(reach + 1, request.n_given) - score_at))
+    return Work(request, n_new, draws, score_at, max(0, min(reach + 1, request.n_prompt) - score_at))

@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -26,8 +27,22 @@ from banyan.runtime.engine.sampler import sample
 from banyan.runtime.engine.scheduler import Scheduler
 from banyan.runtime.engine.store import Store
 from banyan.runtime.errors import OutOfMemory
+from banyan.runtime.flight import COMPILER, LOOP, Flight
 from banyan.runtime.model.load import Model
-from banyan.runtime.wire import Abort, Answer, Ask, EngineOrder, EngineReport, Failed, Ready, Run, Step, Vocabulary
+from banyan.runtime.wire import (
+    Abort,
+    Answer,
+    Ask,
+    EngineOrder,
+    EngineReport,
+    Failed,
+    Ping,
+    Pong,
+    Ready,
+    Run,
+    Step,
+    Vocabulary,
+)
 
 
 class Inbox(Protocol):
@@ -50,9 +65,16 @@ class Engine:
     """
 
     def __init__(
-        self, config: Config, model: Model, resolved: Resolved, clock: Callable[[], float] = time.monotonic
+        self,
+        config: Config,
+        model: Model,
+        resolved: Resolved,
+        clock: Callable[[], float] = time.monotonic,
+        flight: Flight | None = None,
     ) -> None:
-        self.config, self.resolved, self.clock = config, resolved, clock
+        """flight: where to say what is in hand, for who has to know should this process die of it."""
+        self.config, self.resolved, self.clock, self._flight = config, resolved, clock, flight
+        self.step_seconds = 0.0
         self.spec = model.spec
         self.page = config.page
         self.device = torch.device(resolved.device)
@@ -62,13 +84,20 @@ class Engine:
         self.cache = Cache(resolved.n_pages, config.page, config.cache)
         limits = Limits(resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens)
         self.scheduler = Scheduler(self.cache, limits, config.schedule)
-        self.guides = Guides(model.spec.vocab_size, self.device)
-        self.answers: list[Answer] = []
+        self.guides = Guides(model.spec.vocab_size, self.device, partial(self._has_in_hand, COMPILER))
+        self.answers: list[Answer | Pong] = []
         self.failed: list[Failed] = []
 
     @property
     def ready(self) -> Ready:
-        return Ready(self.resolved.n_pages, self.page, self.resolved.context, self.resolved.decisions)
+        resolved = self.resolved
+        return Ready(resolved.n_pages, self.page, resolved.context, resolved.decisions, self.step_seconds)
+
+    def warm_up(self) -> None:
+        """Compute what no one asked for: kernels are compiled, threads started, and it shows how long a step takes."""
+        before = time.monotonic()
+        self.model.warm_up(min(self.config.step_tokens, self.resolved.context - 1))
+        self.step_seconds = time.monotonic() - before
 
     def run(self, inbox: Inbox, outbox: Outbox) -> None:
         """THE loop, until the inbox ends."""
@@ -90,6 +119,7 @@ class Engine:
             else:
                 self.scheduler.take(run, guide, ends)
         if plan := self.scheduler.plan(self.clock()):
+            self._has_in_hand(LOOP, [work.request.rid for work in plan.works])
             try:
                 batch = assemble(plan, self.page, self.device)
                 logits = self.model(batch, plan.copies)
@@ -110,8 +140,14 @@ class Engine:
         self.failed, self.answers = [], []
         return out
 
+    def _has_in_hand(self, lane: int, rids: list[int]) -> None:
+        if self._flight is not None:
+            self._flight.note(lane, rids)
+
     def take(self, order: EngineOrder) -> None:
         match order:
+            case Ping():
+                self.answers.append(Pong())
             case Ask():
                 self.answers.append(self._answer(order))
             case Vocabulary():
@@ -119,6 +155,7 @@ class Engine:
             case Run() if order.sampling.constraint is not None:
                 self.guides.submit(order)
             case Run():
+                self._has_in_hand(LOOP, [order.rid])
                 self.scheduler.take(order)
             case Abort():
                 if (run := self.guides.abort(order.rid)) is not None:

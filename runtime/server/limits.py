@@ -42,6 +42,9 @@ class Timers:
         self._numbers = count()  # of two at one time, the first made is the first called
         self._n_cancelled = 0
 
+    def now(self) -> float:
+        return self._clock()
+
     def call(self, seconds: float, action: Callable[[], None]) -> Timer:
         """Call `action` so many seconds from now."""
         timer = Timer(self, action)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,6 +17,15 @@ import zmq
 
 from banyan.runtime import ipc, launch, wire
 from banyan.runtime.config import Config
+from banyan.runtime.flight import Flight
+from banyan.runtime.server.recovery import Death, cause, is_stopped, n_oom_kills
+
+LOADING = 1800.0
+"""Seconds that an engine may take to load its model."""
+SLOWER = 20
+"""A step that takes so many times as long as the largest one at the start is none any more."""
+STOPPED = 2
+"""Heartbeats after which an engine that a signal has stopped is not waited for."""
 
 
 class Link:
@@ -46,7 +56,15 @@ class Link:
         self._address = Path(f"{self._path}.e{self.n_starts}")
         self.socket = ipc.pair(self._context, self._address)
         options = ["--config", msgspec.json.encode(self._config).decode(), "--socket", ipc.address(self._address)]
-        self._child = launch.Child([*self._command, *options])
+        self._n_silent, self._is_hung, self._was_stopped = 0, False, False
+        self._n_oom_kills = n_oom_kills()
+        flight = Flight.make()
+        try:
+            self._flight = Flight(flight)
+            options += ["--flight-fd", str(flight)]
+            self._child = launch.Child([*self._command, *options], pass_fds=(flight,))
+        finally:
+            os.close(flight)
         self.life = os.pidfd_open(self._child.pid)
 
     def send(self, order: wire.EngineOrder) -> None:
@@ -64,6 +82,7 @@ class Link:
             except zmq.Again:
                 return
             report = wire.decode_report(data)
+            self._n_silent = 0
             if isinstance(report, wire.Ready):
                 self.ready = report
                 for order in (*self.first, *self._early):
@@ -71,12 +90,32 @@ class Link:
                 self._early.clear()
             take(report)
 
+    def beat(self) -> None:
+        """Ask for a sign of life; once a heartbeat. An engine that gave none for too long is killed: `life` tells.
+
+        Counted in beats, not seconds: a server that was suspended has asked for none.
+        """
+        self._n_silent += 1
+        if self.ready is None:
+            most = LOADING
+        else:
+            most = max(self._config.engine_timeout, SLOWER * self.ready.step_seconds)
+            self.send(wire.Ping())
+        is_stopped_now = self._n_silent > STOPPED and is_stopped(self.pid)
+        if self._n_silent * ipc.HEARTBEAT > most or is_stopped_now:
+            self._is_hung, self._was_stopped = True, is_stopped_now
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
     @property
     def pid(self) -> int:
         return self._child.pid
 
-    def exit_code(self) -> int | None:
-        return self._child.wait(0)
+    def death(self) -> Death:
+        """What became of the process, which has ended."""
+        n_killed = n_oom_kills() - self._n_oom_kills
+        how, is_blameless = cause(self._child.wait(0), n_killed, self._is_hung, self._was_stopped)
+        return Death(how, is_blameless, frozenset(self._flight.rids()))
 
     def close(self) -> None:
         """End the process and the socket. Idempotent."""
@@ -84,5 +123,6 @@ class Link:
             os.close(self.life)
             self.life = -1
             self._child.close()
+            self._flight.close()
             self.socket.close(0)
             self._address.unlink(missing_ok=True)

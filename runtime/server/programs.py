@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from math import inf
 
 from banyan.runtime import wire
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled, Unsupported
@@ -19,11 +20,13 @@ from banyan.runtime.server.delivery import Delivery
 from banyan.runtime.server.generate import Error, Generation, Generator, Outcome
 from banyan.runtime.server.limits import Limiter, Timers
 from banyan.runtime.server.program import Client, Gathering, Point, Program, State
-from banyan.runtime.server.requests import Requests
+from banyan.runtime.server.requests import Requests, Standing
 from banyan.runtime.server.rounds import Rounds, Tooling
 from banyan.runtime.server.state import Open, Shut, Text
 from banyan.runtime.server.tokenizer import Span
 from banyan.runtime.template import ProgramTemplate
+
+MAX_PRIORITY = 100
 
 
 class Broken(Exception):
@@ -46,10 +49,14 @@ class Programs:
         self._generator = generator
         self.delivery = Delivery(send)
         self._send = self.delivery.send
+        self._now = timers.now
         self._limiter = Limiter(timers, end=self._end, stop=self._stop)
         self.spend = self._limiter.spend
         self.tooling = Tooling(generator)
         self._programs: dict[tuple[Client, int], Program] = {}
+        self._standings: dict[int, Standing] = {}  # by serial
+        self._clients: dict[Client, int] = {}
+        self._n_clients = 0
         self._templates: dict[tuple[Client, int], ProgramTemplate] = {}
         self._n_made = 0
         self._ready: deque[tuple[Program, State]] = deque()
@@ -57,6 +64,10 @@ class Programs:
 
     def __len__(self) -> int:
         return len(self._programs)
+
+    def standing(self, serial: int) -> Standing:
+        """Of a program that runs."""
+        return self._standings[serial]
 
     def check(self, requests: Requests) -> str:
         """What does not hold of what must always hold between two messages; "" where all does."""
@@ -85,9 +96,12 @@ class Programs:
         if program is None:
             program = self._programs[key] = Program(client, message.program, message.name, self._n_made)
             self._n_made += 1
+            self._stand(program, message.limits or wire.Limits())
             if message.limits is not None:
                 self._limiter.begin(program, message.limits)
         try:
+            if message.limits is not None:
+                _check(message.limits)
             if program.is_last:
                 raise BadMessage(f"program {program.name!r} goes on after its last message")
             program.is_last = message.last
@@ -99,6 +113,14 @@ class Programs:
         except BanyanError as e:
             self._end(program, Error(e.code, e.message))
         self._pump(program)
+
+    def _stand(self, program: Program, limits: wire.Limits) -> None:
+        client = self._clients.get(program.client)
+        if client is None:
+            client = self._clients[program.client] = self._n_clients
+            self._n_clients += 1
+        deadline = self._now() + limits.deadline if limits.deadline else 0.0
+        self._standings[program.serial] = Standing(client, limits.priority, deadline)
 
     def cancel(self, client: Client, message: wire.Cancel) -> None:
         if program := self._programs.get((client, message.program)):
@@ -115,6 +137,7 @@ class Programs:
         for key in [key for key in self._programs if key[0] == client]:
             self._end(self._programs[key], None)
         self.delivery.forget(client)
+        self._clients.pop(client, None)
         for key in [key for key in self._templates if key[0] == client]:
             del self._templates[key]
 
@@ -434,7 +457,7 @@ class Programs:
                 self._rest(program, state)
         self._limiter.forget(program)
         key = program.client, program.number
-        del self._programs[key]
+        del self._programs[key], self._standings[program.serial]
         if error is not None:
             seq = self._next(program)
             failed = wire.Failed(program=program.number, seq=seq, code=error.code, message=error.message)
@@ -443,3 +466,10 @@ class Programs:
 
     def _next(self, program: Program) -> int:
         return self.delivery.next((program.client, program.number))
+
+
+def _check(limits: wire.Limits) -> None:
+    if abs(limits.priority) > MAX_PRIORITY:
+        raise BadProgram(f"priority is {limits.priority}; it must be in {-MAX_PRIORITY} .. {MAX_PRIORITY}")
+    if not 0 <= limits.deadline < inf:
+        raise BadProgram(f"deadline is {limits.deadline}; it must be at least 0 seconds")

@@ -1,7 +1,7 @@
 """What runs in the engine on behalf of programs: each request's ids as they come, until it has ended.
 
 The server holds all that a request is (its prompt, what was generated so far), so an engine that dies costs time, not
-results: `replay` sends each living request again, with what it had.
+results: `replay` sends each living request again, with what it had. Who may be what it died of: see recovery.py.
 """
 
 from __future__ import annotations
@@ -10,18 +10,25 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
 from banyan.runtime import wire
-from banyan.runtime.errors import BadProgram
+from banyan.runtime.errors import BadProgram, Quarantined
 from banyan.runtime.server.detokenizer import Detokenizer
+from banyan.runtime.server.recovery import Death, Trials
 from banyan.runtime.server.state import pack, unpack
 from banyan.runtime.server.tokenizer import Tokenizer
 
-MAX_DEATHS = 2
-"""Engines that may die one after another under the same request before the request is given up."""
+
+class Standing(NamedTuple):
+    """Whose a program is, and how urgent: as in wire.Run."""
+
+    client: int = 0
+    priority: int = 0
+    deadline: float = 0.0
 
 
 class Request:
@@ -43,7 +50,11 @@ class Request:
         self.listener: Callable[[str], None] | None = None
         self.stop_strings: frozenset[int] = frozenset()
         """Ids of `run.stop_ids` that stop because their text holds a stop string."""
-        self.n_deaths = 0  # of engines, since it last got a token
+        self.n_deaths = self.n_blamed = 0  # see recovery.Suspect
+
+    @property
+    def rid(self) -> int:
+        return self.run.rid
 
     @property
     def scores(self) -> list[float]:
@@ -64,7 +75,12 @@ class Requests:
         self._tokenizer, self._n_vocabulary, self._send, self.clock = tokenizer, n_vocabulary, send, clock
         self.spend: Callable[[tuple[int, ...], int], None] | None = None
         """Called with a request's `order` and the number of tokens that it was just given."""
+        self.standing: Callable[[int], Standing] = lambda serial: Standing()
+        """Of a program, by its serial: the first number of an `order`."""
         self._living: dict[int, Request] = {}
+        self._trials: Trials[Request] = Trials(
+            self._run, partial(self._run, is_trial=True), lambda request: request.rid in self._living
+        )
         self._n_started = 0
 
     def __len__(self) -> int:
@@ -105,6 +121,7 @@ class Requests:
             sample=sample,
             score_from=score_from,
             order=order,
+            **(self.standing(order[0]) if order else Standing())._asdict(),
         )
         hidden = known.special.difference(known.added.get(token, -1) for token in shown) if shown else known.special
         text = Detokenizer(known.spelling, hidden, sampling.stop, sampling.min_tokens, sampling.stop_regex)
@@ -112,13 +129,14 @@ class Requests:
         request.stop_strings, request.listener = cutting, listener
         self._n_started += 1
         self._living[run.rid] = request
-        self._send(run)
+        self._trials.submit(request)
         return request
 
     def abort(self, request: Request) -> None:
         """Stop it and forget it; `done` is not called."""
         if self._living.pop(request.run.rid, None) is not None:
             self._send(wire.Abort(rid=request.run.rid))
+            self._trials.go_on()
 
     def take(self, step: wire.Step) -> None:
         at = 0
@@ -129,36 +147,40 @@ class Requests:
                 self._grow(request, ids[at : at + n], step.logprobs.get(rid, ()))
             at += n
         for finish in step.finished:
-            if request := self._living.pop(finish.rid, None):
-                self._end(request, finish)
+            if request := self._living.get(finish.rid):
+                is_cut = finish.reason == "length" and len(request.ids) // 4 < request.run.sampling.max_tokens
+                if not (is_cut and request.text.matched is None and self._trials.has_passed(request)):
+                    del self._living[finish.rid]
+                    self._end(request, finish)
+        self._trials.go_on()
 
     def fail(self, failed: wire.Failed) -> None:
         if request := self._living.pop(failed.program, None):
             request.failed = failed
             request.done(request)
+            self._trials.go_on()
 
-    def replay(self) -> None:
-        """Another engine took over: give it all that ran in the last one, as far as it had come.
+    def replay(self, death: Death = Death()) -> None:  # noqa: B008 (it is frozen)
+        """Another engine took over: give it all that ran in the last one, as far as it had come. What engines died of
+        again fails with Quarantined."""
+        for request in self._trials.judge(death, list(self._living.values())):
+            again = f"{request.n_deaths} engines died of this request, and it is not run again; the last: {death.how}"
+            self.fail(wire.Failed(program=request.rid, seq=0, code=Quarantined.code, message=again))
+        self._trials.go_on()
 
-        A request that saw MAX_DEATHS engines die, and no token in between, fails with EngineLost: it may be what kills.
-        """
-        for request in list(self._living.values()):
-            request.n_deaths += 1
-            if request.n_deaths >= MAX_DEATHS:
-                self.fail(
-                    wire.Failed(
-                        program=request.run.rid,
-                        seq=0,
-                        code="engine_lost",
-                        message=f"the engine died {request.n_deaths} times in a row under this request",
-                    )
-                )
-            elif request.text.matched is not None:  # it had all it wanted, and waited for the engine's numbers only
-                del self._living[request.run.rid]
-                self._end(request, wire.Finish(rid=request.run.rid, reason="abort", n_prompt=len(request.run.ids) // 4))
-            else:
-                done = bytes(request.ids)
-                self._send(msgspec.structs.replace(request.run, ids=request.run.ids + done, n_done=len(done) // 4))
+    def _run(self, request: Request, is_trial: bool = False) -> None:
+        """Order it, or what is left of it behind the tokens that it has; only the next one, if it is a trial."""
+        if request.text.matched is not None:  # it had all it wanted, and waited for the engine's numbers only
+            del self._living[request.rid]
+            self._end(request, wire.Finish(rid=request.rid, reason="abort", n_prompt=len(request.run.ids) // 4))
+            return
+        done = bytes(request.ids)
+        n_done = len(done) // 4
+        run = msgspec.structs.replace(request.run, ids=request.run.ids + done, n_done=n_done)
+        if is_trial:
+            sampling = msgspec.structs.replace(run.sampling, max_tokens=min(run.sampling.max_tokens, n_done + 1))
+            run = msgspec.structs.replace(run, sampling=sampling)
+        self._send(run)
 
     def fail_all(self, code: str, message: str) -> None:
         for rid in list(self._living):
@@ -175,7 +197,7 @@ class Requests:
     def _grow(self, request: Request, ids: memoryview, logprobs: Sequence[wire.TopLogprobs]) -> None:
         if request.text.matched is not None:
             return  # the engine had not yet heard of the Abort
-        request.n_deaths = 0
+        request.n_deaths = request.n_blamed = 0
         request.first = request.first or self.clock()
         try:
             new = request.text.feed(ids)

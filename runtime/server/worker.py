@@ -38,11 +38,14 @@ from banyan.runtime.server.grammar import Grammars
 from banyan.runtime.server.limits import Timers
 from banyan.runtime.server.link import Link
 from banyan.runtime.server.programs import Programs
-from banyan.runtime.server.requests import MAX_DEATHS, Requests
+from banyan.runtime.server.requests import Requests
 from banyan.runtime.server.tokenizer import Files, Tokenizer
 
 LONG = 4096
 """Characters that are encoded on the loop at most: about 1 ms. A thread's round trip takes 0.1 ms."""
+
+MAX_BARREN = 2
+"""Engines that may end one after another before they are ready; then there is nothing to go on with."""
 
 LEVELS = ("quiet", "info", "debug")
 
@@ -122,7 +125,7 @@ class Server:
         generator = Generator(self.tokenizer, template, self.requests, self._offload, Random(), self.grammars.check)
         self.timers = Timers()
         self.programs = Programs(generator, self._say, self.timers)
-        self.requests.spend = self.programs.spend
+        self.requests.spend, self.requests.standing = self.programs.spend, self.programs.standing
         self.chat = self.programs.tooling.told(template.chat_markers()) if template else None
 
     # ---- the loop --------------------------------------------------------------------------------------------------
@@ -291,6 +294,7 @@ class Server:
             self._say(client, wire.Pong())
 
     def _beat(self) -> None:
+        self.link.beat()
         self._probe()
         for client, peer in list(self._peers.items()):
             peer.n_silent += 1
@@ -360,15 +364,15 @@ class Server:
     def _engine_died(self) -> None:
         """Start another and give it what ran. Without one that ever was ready, there is nothing to go on with."""
         self.link.receive(self._report)  # its last words
-        code, was_ready = self.link.exit_code(), self.link.ready is not None
-        self._n_barren += not was_ready
+        death, was_ready = self.link.death(), self.link.ready is not None
+        self._n_barren += not (was_ready or death.is_blameless)
         why = "" if self._error is None else f": {self._error.message}"
-        lost = EngineLost(f"the engine process died (exit code {code}){why}")
+        lost = EngineLost(f"the engine process died ({death.how}){why}")
         self.link.close()
         while self._questions:
             client, ask = self._questions.popitem()[1]
             self._say(client, wire.Answer(id=ask.id, ok=False, body=lost.message.encode()))
-        if self._ready_fd is not None or self._n_barren >= MAX_DEATHS:
+        if self._ready_fd is not None or self._n_barren >= MAX_BARREN:
             self._error = self._error or lost
             self.requests.fail_all(lost.code, self._error.message)
             self.stop()
@@ -377,7 +381,7 @@ class Server:
         self._note("quiet", f"{lost.message}; starting another")
         self.link.start()
         self._watch()
-        self.requests.replay()
+        self.requests.replay(death)
 
     def _tell(self, report: launch.Report) -> None:
         """Report to who started us; only the first time."""

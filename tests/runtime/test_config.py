@@ -17,8 +17,8 @@ SMALL = ModelFacts(name="s", max_context=512, checkpoint_dtype="float32", n_para
 # Every option with a value that it can have and that is not its default.
 VALUES = {
     "model": "org/name", "device": "cpu", "dtype": "float16", "context": 128, "kv_memory": "1GiB", "page": 32,
-    "cache": False, "max_running": 3, "schedule": "fair", "step_tokens": 64, "threads": 2, "socket": "/tmp/x/s", "max_message": 1 << 20,
-    "log": "debug", "constraint_bytes": 1000, "constraint_seconds": 0.5,
+    "cache": False, "max_running": 3, "schedule": "fair", "step_tokens": 64, "threads": 2, "socket": "/tmp/x/s",
+    "max_message": 1 << 20, "engine_timeout": 5.0, "constraint_bytes": 1000, "constraint_seconds": 0.5, "log": "debug",
 }  # fmt: skip
 
 
@@ -51,8 +51,9 @@ def test_an_unknown_option_is_named_with_the_one_that_was_meant() -> None:
     ("name", "value"),
     [
         ("page", 0), ("page", 12), ("max_running", 0), ("step_tokens", 0), ("context", 1), ("threads", 0),
-        ("constraint_bytes", 0), ("constraint_seconds", 0.0), ("max_message", 10), ("kv_memory", "a lot"), ("device", "tpu"), ("dtype", "int3"), ("cache", "maybe"),
-        ("log", "loud"), ("schedule", "random"), ("socket", "/x" * 60), ("model", 7),
+        ("engine_timeout", 0.0), ("constraint_bytes", 0), ("constraint_seconds", 0.0), ("max_message", 10),
+        ("kv_memory", "a lot"), ("device", "tpu"), ("dtype", "int3"), ("cache", "maybe"), ("log", "loud"),
+        ("schedule", "random"), ("socket", "/x" * 60), ("model", 7),
     ],
 )  # fmt: skip
 def test_a_value_that_an_option_cannot_have_is_refused(name: str, value: object) -> None:

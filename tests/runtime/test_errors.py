@@ -12,7 +12,7 @@ def tree(cls: type[BanyanError] = BanyanError) -> list[type[BanyanError]]:
     return [cls, *(deeper for sub in cls.__subclasses__() for deeper in tree(sub))]
 
 
-ALL = [cls for cls in tree() if cls.__module__ == errors.__name__]
+ALL = [cls for cls in dict.fromkeys(tree()) if cls.__module__ == errors.__name__]  # some are found twice
 
 
 def test_the_tree_is_drawn_as_it_is() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from banyan.runtime import client, config, launch, wire
-from banyan.runtime.errors import ConfigError, EngineLost, ModelNotFound, OutOfMemory, RuntimeLost
+from banyan.runtime.errors import ConfigError, EngineLost, ModelNotFound, OutOfMemory, Quarantined, RuntimeLost
 
 Serve = Callable[..., launch.ServerProcess]
 
@@ -245,7 +245,7 @@ def test_an_engine_killed_in_the_middle_costs_no_text(join: Callable[..., client
 
 
 def test_a_prompt_that_kills_every_engine_fails_and_others_go_on(join: Callable[..., client.Client]) -> None:
-    with pytest.raises(EngineLost, match="2 times"):
+    with pytest.raises(Quarantined, match="2 engines died"):
         gen(join, "kill me", die_on="kill")
     (c,) = client._Loop.of_this_process().clients.values()
     program = c.program()

@@ -249,6 +249,15 @@ def test_scores_are_logprobs_of_the_prompt(fake: ModuleType, step_tokens: int, m
         np.testing.assert_allclose(array("f", finish.scores), expected, atol=1e-5)
 
 
+def test_scores_after_a_replay_are_those_of_the_prompt(fake: ModuleType) -> None:
+    ids = prompts(1)[0]
+    calm = fake.drive(fake.engine(), [fake.run(0, ids, score_from=7)])[0]
+    for n in (0, 1, 5):
+        again = fake.drive(fake.engine(), [fake.run(0, ids + calm.ids[:n], score_from=7, n_done=n)], check=True)[0]
+        assert again.ids == calm.ids[n:]
+        assert again.finish.scores == calm.finish.scores
+
+
 def test_scores_survive_a_retraction(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)
     asked = dict(enumerate(prompts(6, shared=10, own=20)))

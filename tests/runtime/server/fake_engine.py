@@ -1,9 +1,11 @@
 """An engine without a model: it speaks by a rule over ids. As an object for tests in one process, and as a process.
 
-    python fake_engine.py --socket ipc://... --config JSON --alive-fd N
+    python fake_engine.py --socket ipc://... --config JSON --alive-fd N --flight-fd M
 
 As a process it reads its rule from the file `fake.json` in the model directory:
-    {"say": {"end of a prompt": "what to say"}, "die_on": "text", "fail": ["code", "message"], "step_ms": 0}
+    {"say": {"end of a prompt": "what to say"}, "die_on": "text", "hang_on": "text", "fail": ["code", "message"],
+     "step_ms": 0}
+It dies, or hangs, in the step of a prompt that holds the text; with "once", of the first one only.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import msgspec
 import zmq
 
 from banyan.runtime import wire
+from banyan.runtime.flight import LOOP, Flight
 
 Speak = Callable[[list[int]], Iterable[int]]
 """The prompt's ids -> the ids of the whole output."""
@@ -56,6 +59,8 @@ class FakeEngine:
                 if self.running.pop(rid, None):
                     self.aborted.append(rid)
                     self.finished.append(wire.Finish(rid=rid, reason="abort", n_prompt=7, n_cached=3))
+            case wire.Ping():
+                self.reports.append(wire.Pong())
             case wire.Ask(id=number):
                 body = json.dumps({"running": len(self.running), "engine": {"steps": 1}}).encode()
                 self.reports.append(wire.Answer(id=number, ok=True, body=body))
@@ -96,7 +101,8 @@ class FakeEngine:
 def _scores(run: wire.Run) -> bytes:
     if run.score_from < 0:
         return b""
-    return array("f", (-(i % 7) / 4 for i in array("i", run.ids)[run.score_from :])).tobytes()
+    n_prompt = len(run.ids) // 4 - run.n_done
+    return array("f", (-(i % 7) / 4 for i in array("i", run.ids)[run.score_from : n_prompt])).tobytes()
 
 
 def table(say: dict[str, str], encode: Callable[[str], list[int]], decode: Callable[[list[int]], str]) -> Speak:
@@ -119,7 +125,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("--socket", "--config"):
         parser.add_argument(name, required=True)
-    parser.add_argument("--alive-fd", type=int, required=True)
+    for name in ("--alive-fd", "--flight-fd"):
+        parser.add_argument(name, type=int, required=True)
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     model = Path(json.loads(args.config)["model"])
@@ -129,6 +136,7 @@ def main() -> None:
     def decode(ids: list[int]) -> str:
         return tokenizer.decode(ids, skip_special_tokens=False)
 
+    flight = Flight(args.flight_fd)
     engine = FakeEngine(table(rule.get("say", {}), lambda text: tokenizer.encode(text).ids, decode))
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.setsockopt(zmq.LINGER, 1000)
@@ -146,16 +154,19 @@ def main() -> None:
             events = dict(poller.poll(0 if busy else None))
             if args.alive_fd in events:
                 return
-            if socket in events:
-                order = wire.decode_order(socket.recv())
-                if isinstance(order, wire.Run) and (text := rule.get("die_on")):
-                    death = model / "died"
-                    if text in decode(array("i", order.ids).tolist()) and not (rule.get("once") and death.exists()):
-                        death.touch()
-                        os._exit(3)
-                engine.take(order)
+            while socket in events and socket.poll(0):
+                engine.take(wire.decode_order(socket.recv()))
             if rule.get("step_ms"):
                 time.sleep(rule["step_ms"] / 1000)
+            flight.note(LOOP, list(engine.running))
+            died = model / "died"
+            for run, _ in engine.running.values():
+                text = decode(array("i", run.ids).tolist())
+                for fault in ("die_on", "hang_on"):
+                    if rule.get(fault, "\0") in text and not (rule.get("once") and died.exists()):
+                        died.touch()
+                        time.sleep(0 if fault == "die_on" else 1000)
+                        os._exit(3)
             for report in engine.step():
                 socket.send(wire.encode(report))
 
