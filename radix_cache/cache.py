@@ -31,8 +31,10 @@ from types import TracebackType
 from typing import Any
 
 from banyan.radix_cache.handles import Handle, Holds
+from banyan.radix_cache.host import Host, Move
 from banyan.radix_cache.inflight import InFlight
 from banyan.radix_cache.node import Node
+from banyan.radix_cache.pagefile import PageFile
 from banyan.radix_cache.pages import Pool
 from banyan.radix_cache.policy import POLICIES
 from banyan.radix_cache.stats import Stats, Tally
@@ -166,9 +168,22 @@ class Lease:
 class Cache:
     """All pages of one KV pool, and the tree over them. See the head of this file."""
 
-    def __init__(self, n_pages: int, page: int = 16, enabled: bool = True, policy: str = "lru") -> None:
-        """n_pages of `page` slots each, a power of two. Not enabled: nothing is kept and nothing found. policy: a name
-        of POLICIES, for what no program has said anything of."""
+    def __init__(
+        self,
+        n_pages: int,
+        page: int = 16,
+        enabled: bool = True,
+        policy: str = "lru",
+        n_host: int = 0,
+        file: PageFile | None = None,
+    ) -> None:
+        """n_pages of `page` slots each, a power of two.
+
+        enabled  where not, nothing is kept and nothing found
+        policy   a name of POLICIES, for what no program has said anything of
+        n_host   pages of host memory, for what leaves the device
+        file     that memory, if it is to outlive the process; of n_host pages
+        """
         if n_pages < 0 or page < 1 or page & (page - 1):
             raise ValueError(f"n_pages is {n_pages} and page {page}; they must be at least 0 and a power of two")
         self.n_pages = n_pages
@@ -181,6 +196,8 @@ class Cache:
         self.holds = Holds(self)
         self.tree.give_up = self.holds.give_up
         self.tally = Tally()
+        self.host = Host(self.tree, n_host, file) if n_host and enabled else None
+        self.tree.below = self.host
         self.leases: set[Lease] = set()  # the open ones
         self.in_flight: InFlight[Any] = InFlight()
         self._n_leased = 0  # pages that leases own
@@ -210,6 +227,11 @@ class Cache:
         root = tree.root(namespace)
         limit = n_ids if limit is None else max(0, min(limit, n_ids))
         node, n = tree.match(root, ids, limit) if self.enabled else (root, 0)
+        n_host = 0
+        if not node.pages and node is not root:
+            node, n, n_host = self._bring(node, n, self.n_pages)
+            if node.parent is None:
+                node = tree.root(namespace)  # nothing is left of what the tree had
         at, source, n_rest = self._place(node, n)
         lease = Lease(self, ids, namespace, at, priority, owner)
         tree.lock(at)
@@ -225,8 +247,20 @@ class Cache:
                 tree.unlock(source, at)
                 n -= n_rest
         lease.n_cached = lease._n_known = n
+        lease.n_host = min(n_host, n)
         self.leases.add(lease)
         return lease
+
+    def _bring(self, node: Node, n: int, n_room: int) -> tuple[Node, int, int]:
+        """Bring back what lies in host memory alone of the path to the n-th token, which stands in `node`. Returns the
+        node that ends what is then on the device, the tokens up to there, and how many came back."""
+        assert self.host is not None
+        at: Node | None = node
+        while at and at.parent and not at.pages:
+            at = at.parent
+        n_before = at.end if at else 0
+        node, n = self.host.bring(node, n, n_room)
+        return node, n, max(0, n - n_before)
 
     def _place(self, node: Node, n: int) -> tuple[Node, Node | None, int]:
         """Where a lease on n tokens, which end in `node`, holds the tree: the node whose end it locks, the node whose
@@ -304,7 +338,26 @@ class Cache:
         tree.bury(node)
         return True
 
+    def prefetch(self, ids: bytes, namespace: bytes = b"") -> int:
+        """Bring back what lies in host memory of a prefix, as far as there are free pages. Returns its tokens on the
+        device."""
+        root = self.tree.roots.get(namespace)
+        if root is None:
+            return 0
+        node, n = self.tree.match(root, ids, _n_tokens(ids))
+        if not node.pages and node is not root:
+            _, n, _ = self._bring(node, n, len(self.pool.free))
+        return n
+
     # ---- pages -----------------------------------------------------------------------------------------------------
+
+    def take_moves(self) -> list[Move]:
+        """Pages to be moved between the device and host memory, in order: before the copies of leases, and before
+        anything is written. Gives each once."""
+        if self.host is None:
+            return []
+        moves, self.host.moves = self.host.moves, []
+        return moves
 
     @property
     def n_available(self) -> int:
@@ -318,7 +371,20 @@ class Cache:
 
     def reset(self) -> None:
         """Forget all that no lease holds."""
+        if self.host is not None:
+            self.host.clear()
+        below, self.tree.below = self.tree.below, None
         self.tree.evict(self.tree.n_evictable)
+        self.tree.below = below
+
+    def close(self) -> None:
+        """Close all leases, let go of all handles, and order moves to host memory of all that has room there, so that
+        a file has it."""
+        for lease in list(self.leases):
+            lease.close()
+        self.holds.clear()
+        if self.host is not None:
+            self.host.save(self.n_pages)
 
     def _claim(self, n: int) -> list[int]:
         """n pages for a lease, or none where there are not n."""
@@ -337,7 +403,7 @@ class Cache:
     # ---- what can be asked -----------------------------------------------------------------------------------------
 
     def stats(self) -> Stats:
-        tree, tally = self.tree, self.tally
+        tree, tally, host = self.tree, self.tally, self.host
         return Stats(
             n_pages=self.n_pages,
             n_free=len(self.pool.free),
@@ -354,10 +420,10 @@ class Cache:
             n_handles=len(self.holds),
             n_empty_slots=tree.n_pages * self.page - tree.n_tokens,
             n_host_hit_tokens=tally.n_host,
-            n_host_pages=0,
-            n_host_cached=0,
-            n_moved_out=0,
-            n_moved_in=0,
+            n_host_pages=host.n_pages if host else 0,
+            n_host_cached=host.n_pages - len(host.free) if host else 0,
+            n_moved_out=host.n_out if host else 0,
+            n_moved_in=host.n_in if host else 0,
             n_quarantined=0,
             n_programs=tally.n_programs,
             program_hit_rate=tally.program_hit_rate,

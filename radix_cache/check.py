@@ -25,6 +25,7 @@ def check(cache: Cache) -> None:
     n_tokens = sum(len(node.key) // 4 for node in _nodes(cache) if node.pages)
     _must(cache.tree.n_tokens == n_tokens, f"the tree counts {cache.tree.n_tokens} tokens, but there are {n_tokens}")
     _check_locks(cache)
+    _check_host(cache)
     _check_holds(cache)
     _check_lanes(cache)
     for lease in cache.leases:
@@ -141,6 +142,31 @@ def _check_holds(cache: Cache) -> None:
             node.n_holds == holds[node],
             f"node at {node.start} of {len(node.key) // 4} tokens has {node.n_holds} holds, but {holds[node]} handles",
         )
+
+
+def _check_host(cache: Cache) -> None:
+    """Each page of host memory is free or in one node, and its lane holds the nodes that lie nowhere else."""
+    host, nodes = cache.host, list(_nodes(cache))
+    if host is None:
+        _must(not any(node.host for node in nodes), "a node lies in host memory, and there is none")
+        return
+    held = Counter([*host.free, *(page for node in nodes for page in node.host)])
+    _must(held == Counter(range(host.n_pages)), "a page of host memory is not held exactly once")
+    _must(host.copies.keys() == {node for node in nodes if node.host and node.pages}, "a copy is not known as one")
+    listed: dict[Node, int] = {}
+    node: Node = host.lane
+    while node.next is not host.lane:
+        _must(node.next.prev is node and node.next not in listed, "the host's lane is not a circle")
+        node = node.next
+        listed[node] = len(listed)
+    _must(host.lane.prev is node, "the host's lane is not a circle")
+    alone = {node for node in nodes if not node.pages and not node.n_locks}
+    _must(alone == listed.keys(), "the host's lane is not what lies in host memory alone")
+    for node in alone:
+        _must(node.lane is host.lane, "a node stands in another lane than it says")
+        parent = node.parent
+        is_first = parent is None or listed[node] < listed.get(parent, len(listed))
+        _must(is_first, "in host memory, a node goes before one below it")
 
 
 def _check_lanes(cache: Cache) -> None:

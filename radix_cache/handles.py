@@ -3,6 +3,7 @@
     handle = cache.handle(ids)              # a place in the tree: the end of a prefix
     handle.expect(steps)                    # it is needed again in about so many steps
     handle.pin(until)                       # it stays as long as anything can be done about it
+    handle.prefetch()                       # what of it lies in host memory comes back, where there is room
     handle.release()                        # neither; the policy decides
     handle.drop()                           # nobody will need it: the subtree goes before anything else
 
@@ -74,6 +75,10 @@ class Handle:
         self.release()
         self._holds.cache.bury(self.ids, self.namespace, n_shared)
 
+    def prefetch(self) -> int:
+        """Bring it back from host memory as far as there are free pages. Returns its tokens on the device."""
+        return self._holds.cache.prefetch(self.ids, self.namespace)
+
 
 class Holds:
     """The handles that hold something, in the order in which they give it up."""
@@ -115,6 +120,11 @@ class Holds:
         if (node := handle.node) is not None:
             self._forget(handle)
             self.cache.tree.let_go(node)
+
+    def clear(self) -> None:
+        """Hold nothing any more."""
+        for _, _, handle in [*self.expected, *self.pinned]:
+            handle.release()
 
     def give_up(self) -> str:
         """Let go of the last node of the handle that is needed last. Says why it was held; "" if none is."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 
 NO_CHILDREN: dict[bytes, Node] = {}  # of every leaf; never written to
@@ -10,6 +12,8 @@ NO_PAGES: list[int] = []
 
 DEAD = -(2.0**64)
 """A level below all that a policy gives."""
+HOST = -inf
+"""The level of what lies in host memory alone, and waits in a lane of its own."""
 
 
 class Node:
@@ -78,6 +82,21 @@ class Root(Node):
     def __init__(self, namespace: bytes, lane: Lane) -> None:
         super().__init__(None, 0, b"", NO_PAGES, lane)
         self.namespace = namespace
+
+
+def link(node: Node, lane: Lane) -> None:
+    """Make a node the youngest of a lane."""
+    youngest = lane.prev
+    node.lane, node.prev, node.next = lane, youngest, lane
+    youngest.next = lane.prev = node
+    lane.n_pages += len(node.pages)
+
+
+def unlink(node: Node) -> None:
+    """Take a node out of its lane."""
+    before, behind = node.prev, node.next
+    before.next, behind.prev = behind, before
+    node.lane.n_pages -= len(node.pages)
 
 
 def n_common(ids: bytes, start: int, key: bytes) -> int:

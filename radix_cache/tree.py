@@ -26,7 +26,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Protocol
 
-from banyan.radix_cache.node import DEAD, NO_CHILDREN, NO_ORDER, Lane, Node, Root, n_common
+from banyan.radix_cache.node import DEAD, NO_CHILDREN, NO_ORDER, Lane, Node, Root, link, n_common, unlink
 from banyan.radix_cache.pages import Pool
 from banyan.radix_cache.policy import Lru, Policy
 
@@ -148,7 +148,8 @@ class Tree:
             return
         if self.lanes[0] is not self.dead:
             self.lanes.insert(0, self.dead)
-        _move(node, self.dead)
+        unlink(node)
+        link(node, self.dead)
 
     def use(self, node: Node, n_cached: int, priority: int) -> None:
         """Let those nodes of a locked path rise that were found: that begin among the first n_cached tokens."""
@@ -164,7 +165,9 @@ class Tree:
         if upper := self.levels.get(1):
             n_most = self.policy.share * (self.n_evictable - self.n_held)
             while upper.n_pages > n_most:
-                _move(upper.next, self.lane(0))
+                node = upper.next
+                unlink(node)
+                link(node, self.lane(0))
 
     # ---- lock, hold ------------------------------------------------------------------------------------------------
 
@@ -234,7 +237,7 @@ class Tree:
         at = node
         while parent := at.parent:
             if not (at.n_holds or at.n_locks):
-                _unlink(at)
+                unlink(at)
                 self.n_held += len(at.pages)
             at.n_holds += 1
             at = parent
@@ -246,9 +249,7 @@ class Tree:
             at.n_holds -= 1
             if not (at.n_holds or at.n_locks):
                 self.n_held -= len(at.pages)
-                if not at.lane.is_open:
-                    at.lane = self._open(at.lane)
-                _link(at, at.lane)
+                link(at, at.lane if at.lane.is_open else self._open(at.lane))
             at = parent
         if len(node.key) < self.width:
             self._tidy(node)
@@ -258,7 +259,7 @@ class Tree:
         if (parent := node.parent) and not (node.n_locks or node.n_holds):
             i = bisect_right(parent.order, node.key)
             if i < len(parent.order) and parent.order[i].startswith(node.key):
-                self._drop(node)
+                self.drop(node)
 
     def _leave(self, root: Node) -> None:
         """Forget a root that nobody holds and that holds nothing."""
@@ -349,10 +350,14 @@ class Tree:
         """A new leaf, locked once, below a locked node."""
         node = Node(parent, parent.end, key, pages, self.lane(self.policy.stored(self.n_stored, priority)))
         node.n_locks = 1
-        self._file(parent, node)
-        self.n_nodes += 1
+        self.attach(parent, node)
         self._count(node, 0, len(key))
         return node
+
+    def attach(self, parent: Node, node: Node) -> None:
+        """Hang a new leaf, which is in no lane, below its parent."""
+        self._file(parent, node)
+        self.n_nodes += 1
 
     def _lengthen(self, node: Node, ids: bytes, pages: list[int]) -> None:
         """Let a leaf that one lease writes to reach to the end of `ids`."""
@@ -385,7 +390,7 @@ class Tree:
         if i and first.startswith(order[i - 1]):
             shorter = parent.children[order[i - 1]]
             if not (shorter.n_locks or shorter.n_holds):
-                self._drop(shorter)
+                self.drop(shorter)
         if not parent.children:
             parent.children, parent.order = {}, []
         parent.children[first] = node
@@ -420,7 +425,7 @@ class Tree:
         """Free n pages at the end of a leaf that stands in a lane, or all it has. How many it were."""
         n_kept = len(node.pages) - n
         if n_kept <= 0:
-            self._drop(node)
+            self.drop(node)
             return n_kept + n
         if n_kept > _LONG:
             self.split(node, (n_kept - _LONG) * self.page)
@@ -435,7 +440,7 @@ class Tree:
         node.lane.n_pages -= n
         return n
 
-    def _drop(self, node: Node) -> None:
+    def drop(self, node: Node) -> None:
         """Remove a leaf that stands in a lane, and free its pages."""
         parent, first = node.parent, node.key[: self.width]
         assert parent is not None
@@ -446,7 +451,7 @@ class Tree:
         if not parent.children:
             parent.children, parent.order = NO_CHILDREN, NO_ORDER
             self._leave(parent)
-        _unlink(node)
+        unlink(node)
         self.n_nodes -= 1
         if n := len(node.pages):
             self.n_pages -= n
@@ -454,27 +459,6 @@ class Tree:
             self.pool.give(node.pages)
         if node.host and self.below:
             self.below.release(node)
-
-
-def _link(node: Node, lane: Lane) -> None:
-    """Make a node the youngest of a lane."""
-    youngest = lane.prev
-    node.prev, node.next = youngest, lane
-    youngest.next = lane.prev = node
-    lane.n_pages += len(node.pages)
-
-
-def _unlink(node: Node) -> None:
-    """Take a node out of its lane."""
-    before, behind = node.prev, node.next
-    before.next, behind.prev = behind, before
-    node.lane.n_pages -= len(node.pages)
-
-
-def _move(node: Node, lane: Lane) -> None:
-    _unlink(node)
-    node.lane = lane
-    _link(node, lane)
 
 
 def _closest(parent: Node, first: bytes) -> tuple[Node, int]:

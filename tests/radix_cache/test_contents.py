@@ -24,10 +24,12 @@ from hypothesis.stateful import (
 from banyan.radix_cache.cache import Cache, Lease
 from banyan.radix_cache.check import check
 from banyan.radix_cache.handles import Handle
+from banyan.radix_cache.host import Move
 from banyan.radix_cache.node import Node
 from banyan.radix_cache.policy import POLICIES
 
 Tokens = tuple[int, ...]
+Slots = dict[tuple[int, int], tuple[bytes, Tokens] | None]  # (page, slot): the prefix that was computed into it
 
 pick = st.integers(0, 2**16)  # one of a list, modulo its length
 bits = st.integers(0, 2**70 - 1)  # tokens, or other choices between two
@@ -39,6 +41,10 @@ def as_tokens(number: int, n: int) -> Tokens:
 
 def as_ids(tokens: Tokens) -> bytes:
     return array("i", tokens).tobytes()
+
+
+def as_tokens_of(ids: bytes) -> Tokens:
+    return tuple(array("i", ids))
 
 
 class Running:
@@ -57,12 +63,19 @@ class Machine(RuleBasedStateMachine):
     page = 4
     enabled = True
 
-    @initialize(n_pages=st.integers(3, 24), trunk=bits, n=st.integers(1, 4), policy=st.sampled_from(sorted(POLICIES)))
-    def begin(self, n_pages: int, trunk: int, n: int, policy: str) -> None:
-        self.cache = Cache(n_pages, self.page, self.enabled, policy)
+    @initialize(
+        n_pages=st.integers(3, 24),
+        trunk=bits,
+        n=st.integers(1, 4),
+        policy=st.sampled_from(sorted(POLICIES)),
+        n_host=st.sampled_from((0, 0, 1, 5, 20)),
+    )
+    def begin(self, n_pages: int, trunk: int, n: int, policy: str, n_host: int) -> None:
+        self.cache = Cache(n_pages, self.page, self.enabled, policy, n_host)
         self.handles: list[Handle] = []
         self.now = 0
-        self.kv: dict[tuple[int, int], tuple[bytes, Tokens] | None] = {}
+        self.kv: Slots = {}
+        self.host: Slots = {}
         self.running: list[Running] = []
         self.prompts = [as_tokens(trunk, min(n * self.page + 2, n_pages * self.page))]
         self.published: set[tuple[bytes, Tokens]] = set()  # since the last eviction
@@ -88,10 +101,13 @@ class Machine(RuleBasedStateMachine):
         lease = cache.open(as_ids(tokens), namespace, limit, priority=len(tokens) % 3)
         expected = min(found, limit)
         whole = expected // self.page * self.page
-        assert lease.n_cached in (expected, whole)
-        n_more = -(-len(tokens) // self.page) - len(lease.pages)
-        assert lease.n_cached == expected or n_more > cache.stats().n_free, "the copy had room"
-        assert cache.stats().n_evicted_pages - n_before <= 1, "it claims one page, for a copy, and no more"
+        if cache.host is None or alone:
+            assert lease.n_cached in (expected, whole)
+            n_more = -(-len(tokens) // self.page) - len(lease.pages)
+            assert lease.n_cached == expected or n_more > cache.stats().n_free, "the copy had room"
+        assert lease.n_host <= lease.n_cached <= expected
+        if cache.host is None:
+            assert cache.stats().n_evicted_pages - n_before <= 1, "it claims one page, for a copy, and no more"
         self.note_evictions()
         grown = lease.grow(len(tokens))
         self.note_evictions()
@@ -122,7 +138,8 @@ class Machine(RuleBasedStateMachine):
                 self.publish(one)
 
     def forward(self, one: Running, n: int) -> None:
-        self.read(one)
+        self.do_moves()
+        self.read(one, self.kv)
         reach = min(one.n_computed + n, len(one.tokens), one.lease.n_slots)
         for i in range(one.n_computed, reach):
             self.kv[self.slot(one, i)] = one.namespace, one.tokens[: i + 1]
@@ -190,7 +207,8 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.cache.stats().n_evictable)
     def evict(self, n: int) -> None:
         n_evictable = self.cache.stats().n_evictable
-        assert self.cache.evict(n) == min(n, n_evictable)
+        n_freed = self.cache.evict(n)
+        assert n_freed == min(n, n_evictable) or (self.cache.host and n_freed > n)
         self.note_evictions()
 
     # ---- what programs say -----------------------------------------------------------------------------------------
@@ -203,10 +221,16 @@ class Machine(RuleBasedStateMachine):
         tokens = tokens[: cut % (2 * len(tokens) + 1)]
         self.handles.append(self.cache.handle(as_ids(tokens), b"" if elsewhere else b"tenant"))
 
-    @rule(i=pick, what=st.sampled_from(("expect", "pin", "release", "drop")), n=st.integers(0, 9))
+    @rule(i=pick, what=st.sampled_from(("expect", "pin", "release", "drop", "prefetch")), n=st.integers(0, 9))
     @precondition(lambda self: self.handles)
     def steer(self, i: int, what: str, n: int) -> None:
         one = self.handles[i % len(self.handles)]
+        if what == "prefetch":
+            n_tokens, n_free = one.prefetch(), self.cache.stats().n_free
+            assert n_tokens <= self.longest(one.namespace, as_tokens_of(one.ids))
+            assert self.cache.stats().n_evicted_pages == self.n_evicted, "it takes free pages only"
+            assert one.prefetch() == n_tokens or not n_free
+            return
         before = self.cache.stats()
         if what == "expect":
             one.expect(n)
@@ -217,6 +241,8 @@ class Machine(RuleBasedStateMachine):
         else:
             one.drop(n)
             self.handles.remove(one)
+            if self.cache.host:
+                self.published.clear()
         after = self.cache.stats()
         assert after.n_leased == before.n_leased
         assert after.n_cached <= before.n_cached, "a leaf that says nothing may go"
@@ -232,7 +258,28 @@ class Machine(RuleBasedStateMachine):
     def slot(self, one: Running, i: int) -> tuple[int, int]:
         return one.lease.pages[i // self.page], i % self.page
 
+    def do_moves(self) -> None:
+        self.move(self.kv, self.host, self.cache.take_moves())
+        assert not self.cache.take_moves()
+
+    def move(self, device: Slots, host: Slots, moves: list[Move]) -> None:
+        for move in moves:
+            for i in range(self.page):
+                if move.is_out:
+                    host[move.host, i] = device.get((move.device, i))
+                else:
+                    device[move.device, i] = host[move.host, i]
+
+    def seen(self) -> Slots:
+        """The device as it will be once the moves are done that have been ordered."""
+        if self.cache.host is None:
+            return self.kv
+        device = dict(self.kv)
+        self.move(device, dict(self.host), self.cache.host.moves)
+        return device
+
     def do_copies(self, one: Running) -> None:
+        self.do_moves()
         if one.copies is None:
             one.copies = one.lease.take_copies()
             assert not one.lease.take_copies()
@@ -257,9 +304,9 @@ class Machine(RuleBasedStateMachine):
         self.published.add((one.namespace, tokens))
         assert not self.enabled or self.longest(one.namespace, tokens) == len(tokens)
 
-    def read(self, one: Running) -> None:
+    def read(self, one: Running, device: Slots) -> None:
         for i in range(one.n_computed):
-            assert self.kv[self.slot(one, i)] == (one.namespace, one.tokens[: i + 1]), f"wrong KV at token {i}"
+            assert device[self.slot(one, i)] == (one.namespace, one.tokens[: i + 1]), f"wrong KV at token {i}"
 
     # ---- the oracle ------------------------------------------------------------------------------------------------
 
@@ -296,13 +343,14 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def every_lease_reads_its_own_prefix(self) -> None:
+        device = self.seen()
         for one in self.running:
             if one.copies is None:
                 n = one.lease.n_cached // self.page * self.page
                 for i in range(n):
-                    assert self.kv[self.slot(one, i)] == (one.namespace, one.tokens[: i + 1]), f"wrong KV at token {i}"
+                    assert device[self.slot(one, i)] == (one.namespace, one.tokens[: i + 1]), f"wrong KV at token {i}"
             else:
-                self.read(one)
+                self.read(one, device)
 
     @invariant()
     def what_was_published_is_found(self) -> None:
@@ -320,6 +368,7 @@ class Machine(RuleBasedStateMachine):
         assert self.cache.stats().n_free == self.cache.n_pages
         assert not self.cache.tree.roots
         assert not len(self.cache.holds)
+        assert self.cache.stats().n_host_cached == 0
         check(self.cache)
 
 

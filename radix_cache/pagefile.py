@@ -1,0 +1,170 @@
+"""Host memory that is a file: what lies in it outlives the process, and says itself what it is.
+
+Each page has a label: its tokens, a digest of the whole prefix that it ends, the digest of the one before it, and
+checksums of itself and of the page's bytes. A page's label is erased before the page is written, and written after it.
+So whenever the process dies, every label that is whole belongs to a page that is whole; after a crash of the machine,
+which may write in any order, the checksum of the bytes tells (it is compared before a page is first used). Nothing has
+to be logged, repaired or closed, and a file of another model, layout or version is written over.
+
+    file header   one block of 4 KiB
+    labels        one a page, of equal size
+    pages         from the next border of 4 KiB on
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+from banyan.radix_cache.node import Node, Root
+
+N_NAMESPACE = 64
+"""Longest namespace, in bytes, whose pages are kept."""
+_MAGIC = b"BANYANKV1"
+_BLOCK = 4096
+_FILE = struct.Struct("<16sIIQ32s")  # magic, page, n_pages, page_bytes, identity
+_HEAD = struct.Struct("<IIIB3x16s16s64s")  # crc of the rest, crc of the page, n_tokens, n_namespace, digests, namespace
+
+
+class Label(NamedTuple):
+    """What a page says of itself. digest: of the prefix that it ends. parent: of the prefix before it."""
+
+    digest: bytes
+    parent: bytes
+    namespace: bytes
+    ids: bytes
+
+
+def prefix_digests(namespace: bytes, ids: bytes, first: int, width: int) -> list[bytes]:
+    """Digests of the prefixes of `ids` that end with page `first` - 1, `first`, ..., all of `width` bytes a page.
+
+    They name a prefix, over namespaces and machines; 16 bytes, so that no two are ever met that are the same.
+    """
+    state = blake2b(ids[: first * width], digest_size=16, key=namespace[:N_NAMESPACE])
+    digests = [state.digest()]
+    for o in range(first * width, len(ids) - width + 1, width):
+        state.update(ids[o : o + width])
+        digests.append(state.digest())
+    return digests
+
+
+def label_node(node: Node, page: int) -> list[bytes]:
+    """A label for each page of a node, without the page's own checksum; "" for what cannot be kept."""
+    root: Node = node
+    while root.parent:
+        root = root.parent
+    assert isinstance(root, Root)
+    n = -(-len(node.key) // (4 * page))
+    if len(root.namespace) > N_NAMESPACE:
+        return [b""] * n
+    first, ids = node.start // page, node.path
+    digests = prefix_digests(root.namespace, ids, first, 4 * page)
+    labels = [
+        Label(digests[i + 1], digests[i], root.namespace, ids[4 * page * (first + i) : 4 * page * (first + i + 1)])
+        for i in range(len(digests) - 1)
+    ]
+    return [_pack(label) for label in labels] + [b""] * (n - len(labels))
+
+
+class PageFile:
+    """A file of `n_pages` pages of `page_bytes` each, mapped into memory. Held by one process at a time.
+
+    identity: 32 bytes that say what the bytes mean (the model, its weights, how a page is laid out); a file of another
+    identity, or of other sizes, is begun anew. Raises OSError: it cannot be made, or another process has it.
+    """
+
+    def __init__(self, path: Path, n_pages: int, page: int, page_bytes: int, identity: bytes) -> None:
+        self.path, self.n_pages, self.page, self.page_bytes = path, n_pages, page, page_bytes
+        self._label_bytes = -(-(_HEAD.size + 4 * page) // 8) * 8
+        self._o_pages = -(-(_BLOCK + n_pages * self._label_bytes) // _BLOCK) * _BLOCK
+        size = self._o_pages + n_pages * page_bytes
+        head = _FILE.pack(_MAGIC, page, n_pages, page_bytes, identity)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = os.fstat(self._fd).st_size == size and os.pread(self._fd, _FILE.size, 0) == head
+            if not is_ours:
+                os.ftruncate(self._fd, 0)
+            os.posix_fallocate(self._fd, 0, size)  # a full disk is an error now, not a fault in the middle of a write
+            self._map = mmap.mmap(self._fd, size)
+        except OSError:
+            os.close(self._fd)
+            raise
+        if not is_ours:
+            self._map[: len(head)] = head
+
+    @property
+    def pages(self) -> memoryview:
+        """The pages' bytes, one after the other, to be written to."""
+        return memoryview(self._map)[self._o_pages :]
+
+    def begin(self, i: int) -> None:
+        """Page i is about to be written."""
+        o = self._o_label(i)
+        self._map[o : o + 4] = bytes(4)
+
+    def seal(self, i: int, label: bytes) -> None:
+        """Page i is written; `label` says what it is."""
+        if label:
+            o = self._o_label(i)
+            rest = struct.pack("<I", self._crc(i)) + label[8:]
+            self._map[o + 4 : o + len(label)] = rest
+            self._map[o : o + 4] = struct.pack("<I", _nonzero(crc32(rest)))
+
+    def is_sound(self, i: int) -> bool:
+        """Whether page i is what was written when it was sealed."""
+        (crc,) = struct.unpack_from("<I", self._map, self._o_label(i) + 4)
+        return bool(crc == self._crc(i))
+
+    def labels(self) -> Iterator[tuple[int, Label]]:
+        """All pages that are sealed, and what they are."""
+        for i in range(self.n_pages):
+            o = self._o_label(i)
+            if (label := _unpack(self._map[o : o + self._label_bytes], self.page)) is not None:
+                yield i, label
+
+    def wipe(self) -> None:
+        """Forget all pages."""
+        self._map[_BLOCK : _BLOCK + self.n_pages * self._label_bytes] = bytes(self.n_pages * self._label_bytes)
+
+    def flush(self) -> None:
+        """Let the machine crash: all that is written so far reaches the disk before this returns."""
+        self._map.flush()
+
+    def close(self) -> None:
+        """Let another process have it. Nobody may look at `pages` any more."""
+        self._map.close()
+        os.close(self._fd)
+
+    def _o_label(self, i: int) -> int:
+        return _BLOCK + i * self._label_bytes
+
+    def _crc(self, i: int) -> int:
+        o = self._o_pages + i * self.page_bytes
+        with memoryview(self._map)[o : o + self.page_bytes] as view:
+            return crc32(view)
+
+
+def _nonzero(crc: int) -> int:
+    return crc or 1
+
+
+def _pack(label: Label) -> bytes:
+    head = _HEAD.pack(0, 0, len(label.ids) // 4, len(label.namespace), label.digest, label.parent, label.namespace)
+    return head + label.ids
+
+
+def _unpack(data: bytes, page: int) -> Label | None:
+    """What a label says, if it is whole."""
+    crc, _, n_tokens, n_namespace, digest, parent, namespace = _HEAD.unpack_from(data)
+    end = _HEAD.size + 4 * page
+    if not crc or n_tokens != page or crc != _nonzero(crc32(data[4:end])):
+        return None
+    return Label(digest, parent, namespace[:n_namespace], data[_HEAD.size : end])

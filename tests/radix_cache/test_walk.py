@@ -1,0 +1,273 @@
+"""A long random walk over a whole cache, with a second tier in a file, as an engine drives it, and as engines die.
+
+What a forward pass writes into a slot is a digest of the whole prefix that its keys and values depend on, so that every
+slot that a lease reads tells whether it is the right one. In between the process dies: at any point of a list of moves,
+in the middle of a page, with the file's last writes lost.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections import Counter
+from hashlib import blake2b
+from pathlib import Path
+
+import pytest
+
+from banyan.radix_cache.cache import Cache, Lease
+from banyan.radix_cache.check import check
+from banyan.radix_cache.handles import Handle
+from banyan.radix_cache.host import Move
+from banyan.radix_cache.node import Node
+from banyan.radix_cache.pagefile import PageFile
+from banyan.radix_cache.policy import POLICIES
+
+PAGE, N_PAGES, N_HOST, N_MOST = 4, 60, 48, 44
+SLOT = 8  # bytes
+NAMESPACES = b"", b"tenant"
+
+
+def content(namespace: bytes, ids: bytes) -> bytes:
+    """What stands in the slot of the last token of `ids`."""
+    return blake2b(ids, digest_size=SLOT, key=namespace).digest()
+
+
+class Running:
+    def __init__(self, lease: Lease, namespace: bytes, ids: bytes) -> None:
+        self.lease, self.namespace, self.ids = lease, namespace, ids
+        self.n_computed = lease.n_cached
+        self.has_copied = False
+
+    @property
+    def n(self) -> int:
+        return len(self.ids) // 4
+
+
+class Walk:
+    def __init__(self, seed: int, path: Path) -> None:
+        self.chance = random.Random(seed)
+        self.path = path
+        self.counts: Counter[str] = Counter()
+        self.prompts = [self.tokens(30)]
+        self.policy = self.chance.choice(sorted(POLICIES))
+        self.start()
+
+    def start(self) -> None:
+        """A process begins, with what the file has."""
+        self.file = PageFile(self.path, N_HOST, PAGE, PAGE * SLOT, bytes(32))
+        self.cache = Cache(N_PAGES, PAGE, policy=self.policy, n_host=N_HOST, file=self.file)
+        self.memory = bytearray(N_PAGES * PAGE * SLOT)
+        self.running: list[Running] = []
+        self.handles: list[Handle] = []
+        self.now = 0
+
+    def tokens(self, n: int) -> bytes:
+        return array("i", (self.chance.randrange(2) for _ in range(n))).tobytes()
+
+    # ---- the engine ------------------------------------------------------------------------------------------------
+
+    def slots(self, page: int, n: int = PAGE) -> slice:
+        return slice(page * PAGE * SLOT, (page * PAGE + n) * SLOT)
+
+    def do_moves(self, moves: list[Move]) -> None:
+        pages = self.file.pages
+        for move in moves:
+            if move.is_out:
+                self.file.begin(move.host)
+                pages[self.slots(move.host)] = self.memory[self.slots(move.device)]
+                self.file.seal(move.host, move.label)
+            else:
+                self.memory[self.slots(move.device)] = pages[self.slots(move.host)]
+            self.counts["out" if move.is_out else "in"] += 1
+
+    def forward(self, at_work: list[tuple[Running, int]]) -> None:
+        self.do_moves(self.cache.take_moves())
+        for one, _ in at_work:
+            for source, destination, n in [] if one.has_copied else one.lease.take_copies():
+                self.memory[self.slots(destination, n)] = self.memory[self.slots(source, n)]
+            one.has_copied = True
+        for one, n in at_work:
+            self.read(one)
+            for i in range(one.n_computed, min(one.n_computed + n, one.n, one.lease.n_slots)):
+                o = (one.lease.pages[i // PAGE] * PAGE + i % PAGE) * SLOT
+                self.memory[o : o + SLOT] = content(one.namespace, one.ids[: 4 * i + 4])
+                one.n_computed = i + 1
+
+    def read(self, one: Running) -> None:
+        """All slots that a forward pass of it reads."""
+        for i in range(one.n_computed):
+            o = (one.lease.pages[i // PAGE] * PAGE + i % PAGE) * SLOT
+            assert self.memory[o : o + SLOT] == content(one.namespace, one.ids[: 4 * i + 4]), f"wrong KV at token {i}"
+
+    # ---- what happens ----------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        if len(self.running) < 6:
+            base = self.chance.choice(self.prompts)
+            ids = base[: 4 * self.chance.randrange(len(base) // 4 + 1)] + self.tokens(self.chance.randrange(1, 12))
+            self.admit(self.chance.choice(NAMESPACES), ids[: 4 * N_MOST])
+
+    def admit(self, namespace: bytes, ids: bytes) -> None:
+        n = len(ids) // 4
+        lease = self.cache.open(ids, namespace, n - 1, self.chance.randrange(3), owner=self.chance.randrange(9))
+        self.counts["hit"] += lease.n_cached
+        self.counts["host hit"] += lease.n_host
+        if lease.grow(n):
+            self.running.append(Running(lease, namespace, ids))
+        else:
+            assert self.running, "a lease that is alone has room for all of its tokens"
+            lease.close()
+
+    def step(self) -> None:
+        at_work = [(one, self.chance.randrange(1, 20)) for one in self.running if self.chance.random() < 0.7]
+        for one, _ in at_work:
+            if one.n_computed == one.n < N_MOST and one.lease.grow(one.n + 1):
+                one.ids += self.tokens(1)
+        self.forward(at_work)
+        for one, _ in at_work:
+            if self.chance.random() < 0.7:
+                self.publish(one)
+
+    def publish(self, one: Running) -> None:
+        if one.has_copied:
+            one.lease.publish(one.ids[: 4 * one.n_computed])
+            if self.chance.random() < 0.1:
+                self.prompts = [*self.prompts[-40:], one.ids]
+
+    def pick(self) -> Running | None:
+        return self.chance.choice(self.running) if self.running else None
+
+    def fork(self) -> None:
+        if (one := self.pick()) and len(self.running) < 6:
+            lease = one.lease.fork()
+            self.running.append(Running(lease, one.namespace, one.ids[: 4 * lease.n_cached]))
+
+    def close(self) -> None:
+        """The end of a request, or its cancellation."""
+        if one := self.pick():
+            if self.chance.random() < 0.6:
+                self.publish(one)
+            self.running.remove(one)
+            one.lease.close()
+
+    def retract(self) -> None:
+        if (one := self.pick()) and one.n > 0:
+            self.publish(one)
+            self.running.remove(one)
+            one.lease.close()
+            self.admit(one.namespace, one.ids)
+
+    def draft(self) -> None:
+        """Room for a draft, its keys and values, and all of it refused."""
+        if one := self.pick():
+            one.lease.grow(one.n + self.chance.randrange(1, 12))
+            self.forward([(one, 0)])
+            for i in range(one.n_computed, one.lease.n_slots):
+                o = (one.lease.pages[i // PAGE] * PAGE + i % PAGE) * SLOT
+                self.memory[o : o + SLOT] = b"refused!"
+            one.lease.shrink(one.n)
+
+    def steer(self) -> None:
+        if len(self.handles) < 6:
+            base = self.chance.choice([*self.prompts, *(one.ids for one in self.running)])
+            cut = self.chance.choice((len(base), 4 * self.chance.randrange(len(base) // 4 + 1)))
+            self.handles.append(self.cache.handle(base[:cut], self.chance.choice(NAMESPACES)))
+        handle = self.chance.choice(self.handles)
+        what = self.chance.randrange(7)
+        if what < 3:
+            handle.expect(self.chance.randrange(20))
+        elif what == 3:
+            handle.pin(self.now + self.chance.randrange(9))
+        elif what == 4:
+            handle.prefetch()
+        else:
+            handle.release() if what == 5 else handle.drop(self.chance.randrange(20))
+            self.handles.remove(handle)
+
+    def tick(self) -> None:
+        self.now += 1
+        self.cache.tick(self.now, self.now)
+
+    def evict(self) -> None:
+        self.cache.evict(self.chance.randrange(1, 6))
+
+    def end(self) -> None:
+        """The process ends as it should, and another goes on with all that there was room for."""
+        self.cache.close()
+        self.do_moves(self.cache.take_moves())
+        self.counts["kept"] += self.cache.stats().n_host_cached
+        self.restart()
+
+    def crash(self) -> None:
+        """It dies in the middle of its moves, or the whole machine does, before all that it wrote is on the disk."""
+        self.cache.evict(2)
+        moves = self.cache.take_moves()
+        n = self.chance.randrange(len(moves) + 1)
+        self.do_moves(moves[:n])
+        if n < len(moves) and moves[n].is_out:
+            self.file.begin(moves[n].host)
+            half = slice(self.slots(moves[n].host).start, self.slots(moves[n].host).start + 9)
+            self.file.pages[half] = self.memory[self.slots(moves[n].device)][:9]
+            self.counts["torn"] += 1
+        if self.chance.random() < 0.3:
+            for i in self.chance.sample(range(N_HOST), 3):
+                self.file.pages[self.slots(i).start + self.chance.randrange(PAGE * SLOT)] ^= 1
+                self.counts["lost"] += 1
+        self.restart()
+
+    def restart(self) -> None:
+        self.file.close()
+        self.start()
+        self.counts["restored"] += self.cache.stats().n_host_cached
+        check(self.cache)
+        for root in self.cache.tree.roots.values():
+            self.look(root, root.namespace)
+
+    def look(self, node: Node, namespace: bytes) -> None:
+        """All that a file gave back, and that is sound, is what it says."""
+        ids, first = node.path, node.start // PAGE
+        for k, page in enumerate(node.host):
+            if self.file.is_sound(page):
+                at = [content(namespace, ids[: 4 * i + 4]) for i in range((first + k) * PAGE, (first + k + 1) * PAGE)]
+                assert self.file.pages[self.slots(page)] == b"".join(at)
+        for child in node.children.values():
+            self.look(child, namespace)
+
+    def go(self, n: int) -> None:
+        often = (self.open, self.step, self.step, self.step, self.publish_one, self.close, self.steer, self.tick)
+        some = (self.fork, self.retract, self.draft, self.evict)
+        for k in range(n):
+            r = self.chance.random()
+            if r < 0.01:
+                self.chance.choice((self.end, self.crash, self.crash))()
+            else:
+                self.chance.choice(some if r < 0.2 else often)()
+            assert self.cache.conserved()
+            if k % 17 == 0:
+                check(self.cache)
+        check(self.cache)
+        for one in self.running:
+            one.lease.close()
+        self.cache.reset()
+        check(self.cache)
+        stats = self.cache.stats()
+        assert (stats.n_free, stats.n_host_cached, stats.n_nodes, stats.n_handles) == (N_PAGES, 0, 0, 0)
+        self.file.close()
+
+    def publish_one(self) -> None:
+        if one := self.pick():
+            self.publish(one)
+
+
+@pytest.mark.parametrize(
+    ("n_walks", "n"), [(8, 1000), pytest.param(40, 5000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
+)
+def test_whatever_happens_no_lease_reads_what_is_not_its_own(n_walks: int, n: int, tmp_path: Path) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(n_walks):
+        walk = Walk(seed, tmp_path / str(seed))
+        walk.go(n)
+        counts += walk.counts
+    for what in ("hit", "host hit", "out", "in", "torn", "lost", "kept", "restored"):
+        assert counts[what] > 0, f"the walk has not seen {what}"
