@@ -171,7 +171,8 @@ def about(name: str) -> Iterator[str]:
         yield f"### `{name if is_plain else signature(name, thing)}`\n"
         if _is_error(thing):
             parents = ", ".join(f"`{base.__name__}`" for base in thing.__bases__)
-            yield f"A {parents}. {documented(thing)}".rstrip() + "\n"
+            yield f"Of {parents}: {in_the_tree(name)}.\n"
+            yield documented(thing) + "\n"
             return
         yield from about_class(name, thing, docs)
     elif callable(thing):
@@ -180,6 +181,13 @@ def about(name: str) -> Iterator[str]:
     else:
         yield f"### `{name}`\n"
         yield docs.get(name, documented(type(thing))) + "\n"
+
+
+def in_the_tree(name: str) -> str:
+    """What the drawing at the head of runtime/errors.py says of an error."""
+    drawing = inspect.getmodule(banyan.BanyanError).__doc__ or ""
+    found = re.search(rf"[├└]── {name} +(?:\.\.\. )?(.*)", drawing)
+    return found[1] if found else "the base of all errors of Banyan"
 
 
 def page() -> str:

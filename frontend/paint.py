@@ -37,6 +37,15 @@ class Stroke(NamedTuple):
         return "".join(self.tokens)
 
 
+class _Tokens(NamedTuple):
+    """Of a whole text. ends: where each ends. hows: what happened to it as part of a prompt. made: whether a model made
+    it."""
+
+    ends: list[int]
+    hows: list[How]
+    made: list[bool]
+
+
 class _Place(NamedTuple):
     """An item and where its text stands."""
 
@@ -52,10 +61,10 @@ def strokes(branch: Branch, look: wire.Value | None = None) -> list[Stroke]:
     n_inherited = len(branch.inherited)
     shared_until = max((place.end for place, k in _numbered(places, branch) if k < n_inherited), default=0)
     tokens = None if look is None else look.tokens
-    ends, hows = _tokens(branch, places, tokens, len(text))
+    cut = _tokens(branch, places, tokens, len(text))
     found: list[Stroke] = []
     for place in places:
-        found += _strokes(text, place, ends, hows, place.end <= shared_until)
+        found += _strokes(text, place, cut, place.end <= shared_until)
     return found
 
 
@@ -81,23 +90,16 @@ def _places(text: str, items: Sequence[Item]) -> Iterator[_Place]:
         yield _Place(at, len(text), Item("marker", text[at:]))
 
 
-def _tokens(
-    branch: Branch, places: Sequence[_Place], tokens: wire.Tokens | None, n_chars: int
-) -> tuple[list[int], list[How]]:
-    """Where each token of the text ends, and what happened to it."""
+def _tokens(branch: Branch, places: Sequence[_Place], tokens: wire.Tokens | None, n_chars: int) -> _Tokens:
     if tokens is None:
-        return [n_chars], ["given"]
+        return _Tokens([n_chars], ["given"], [False])
     ends = list(accumulate(array("i", tokens.lengths)))
     prompts = _prompts(branch, places, ends)
     hows: list[How] = []
-    for n, is_made in tokens.made:
-        for token in range(len(hows), len(hows) + n):
-            first = next(((prompt, cached) for prompt, cached in prompts if prompt > token), None)
-            if first is None:
-                hows.append("generated" if is_made else "given")
-            else:
-                hows.append("cached" if token < first[1] else "computed")
-    return ends, hows
+    for token in range(len(ends)):
+        first = next(((prompt, cached) for prompt, cached in prompts if prompt > token), None)
+        hows.append("given" if first is None else "cached" if token < first[1] else "computed")
+    return _Tokens(ends, hows, [is_made for n, is_made in tokens.made for _ in range(n)])
 
 
 def _prompts(branch: Branch, places: Sequence[_Place], ends: list[int]) -> list[tuple[int, int]]:
@@ -126,7 +128,8 @@ def _drafted(item: Item) -> frozenset[int]:
     return frozenset(array("i", item.gen.value.samples[0].drafted))
 
 
-def _strokes(text: str, place: _Place, ends: list[int], hows: list[How], is_shared: bool) -> Iterator[Stroke]:
+def _strokes(text: str, place: _Place, tokens: _Tokens, is_shared: bool) -> Iterator[Stroke]:
+    ends, hows, made = tokens
     item, is_marker = place.item, place.item.kind == "marker"
     own: How | None = None
     if item.is_made and item.gen is not None:
@@ -140,12 +143,13 @@ def _strokes(text: str, place: _Place, ends: list[int], hows: list[How], is_shar
     for start, end in pairwise(cuts):
         k = bisect_right(ends, start)
         how: How = "drafted" if k - first in drafted else own or (hows[k] if k < len(hows) else "given")
-        if own is None and how == "generated":
-            how = "given"
+        if is_marker and k < len(made) and made[k]:
+            how = "generated"  # no marker of the template's, but what the model said as it called tools
         if pieces and how != last:
-            yield Stroke(last, tuple(pieces), item, is_marker, is_shared)
+            yield Stroke(last, tuple(pieces), item, is_marker and last != "generated", is_shared)
             pieces = []
         pieces.append(text[start:end])
         last = how
     if pieces or place.start == place.end:
-        yield Stroke(own or last, tuple(pieces), item, is_marker, is_shared)
+        how = last if pieces else own or last
+        yield Stroke(how, tuple(pieces), item, is_marker and how != "generated", is_shared)

@@ -297,3 +297,26 @@ def test_what_came_from_a_draft_has_a_color_of_its_own() -> None:
         ("computed", "Q"), ("generated", "a"), ("drafted", "bc"), ("generated", "d"), ("given", "!")
     ]  # fmt: skip
     assert "100%</b><span>of drafts accepted" in state.show().html
+
+
+def test_what_a_model_said_as_it_called_tools_was_generated() -> None:
+    @bn.tool
+    def add(a: int, b: int) -> int:
+        "Adds."
+        return a + b
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("1+2?") + bn.assistant(bn.gen("a", tools=[add]))
+
+    state = program.run(backend=bn.Mock({"a": [{"add": {"a": 1, "b": 2}}, "3"]}))
+    text = state.text()
+    assert text.count("assistant") == 2
+    value = wire.Value(0, 0, 0, (wire.Sample(text, "stop"),))
+    assert "".join(stroke.text for stroke in strokes(History(state._record).root, value)) == text
+    at = text.index("assistant") + len("assistant\n")
+    called = text[:at] + "CALL" + text[at:]
+    made = [(at, False), (4, True), (len(text) - at, False)]
+    tokens = wire.Tokens(b"", array("i", [1] * len(called)).tobytes(), tuple(made))
+    painted = strokes(History(state._record).root, wire.Value(0, 0, 0, (wire.Sample(called, "stop"),), tokens=tokens))
+    assert [(s.text, s.is_marker) for s in painted if s.how == "generated"] == [("CALL", False), ("3", False)]
