@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from banyan import fstring
 from banyan.feed import Feed
 from banyan.pool import Pool
 from banyan.record import Record
@@ -252,7 +253,9 @@ def _text(value: Any) -> str:
     if hasattr(value, "model_dump_json"):  # pydantic's
         return str(value.model_dump_json())
     plain = msgspec.to_builtins(value, enc_hook=str)
-    return plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
+    text = plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
+    fstring.refuse(text, "the result holds an expression, such as a gen; a tool gives text")
+    return text
 
 
 def _cut(text: str, n_most: int) -> str:

@@ -35,7 +35,7 @@ class Tool:
     def __init__(self, func: Callable[..., Any], name: str | None = None, description: str | None = None) -> None:
         functools.update_wrapper(self, func)
         self.func = func
-        self.name: str = name or getattr(func, "__name__", "")
+        self.name = str(name or getattr(func, "__name__", ""))
         self.description = inspect.cleandoc(func.__doc__ or "") if description is None else description
         self._parameters = list(inspect.signature(func).parameters.values())
         if not self._is_method:

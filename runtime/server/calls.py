@@ -50,8 +50,8 @@ class Form(NamedTuple):
         shown: its text. spelled: the same with the control tokens that texts do not show. n_before: calls that the
         conversation had before, for their ids.
         """
-        text = spelled if self.is_hidden else shown
-        found = self._marked(text.rpartition("</think>")[2]) if self.mark else self._bare(text)
+        text = (spelled if self.is_hidden else shown).rpartition("</think>")[2]
+        found = self._marked(text) if self.mark else self._bare(text)
         return tuple(
             call._replace(id=f"{n_before + k:09d}").message(k >= N_CALLS) for k, call in enumerate(found)
         )  # ids of nine digits: what Mistral's templates insist on

@@ -173,6 +173,17 @@ def test_a_result_as_the_model_reads_it(value: Any, text: str) -> None:
     assert result({"give": {}}, tools=[give]).result == text
 
 
+def test_a_result_is_text_and_no_part_of_a_program() -> None:
+    @bn.tool
+    def give() -> str:
+        "Give."
+        return f"and {bn.gen('x')}"
+
+    assert result({"give": {}}, tools=[give]).result == (
+        "error: BadProgram: the result holds an expression, such as a gen; a tool gives text"
+    )
+
+
 def test_a_long_result_is_cut() -> None:
     @bn.tool
     def long() -> str:

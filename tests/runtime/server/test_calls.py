@@ -148,6 +148,7 @@ def read(form: Form, text: str, n_before: int = 0) -> list[tuple[Any, ...]]:
         (HERMES_FORM, '<think>a <tool_call> is needed</think><tool_call>{"name": "f", "arguments": {"x": [1, "é"]}}'),
         (HERMES_FORM, '<tool_call>{"name": "f", "arguments": "{\\"x\\": [1, \\"é\\"]}"}</tool_call>'),
         (LLAMA_FORM, ' {"name": "f", "parameters": {"x": [1, "é"]}}\n'),
+        (LLAMA_FORM, '<think>{"a": 1}?</think>\n{"name": "f", "parameters": {"x": [1, "é"]}}'),
         (MISTRAL_FORM, '[TOOL_CALLS] [{"name": "f", "arguments": {"x": [1, "é"]}, "id": "whatever"}]'),
         (MISTRAL_FORM, '[TOOL_CALLS]{"name": "f", "arguments": {"x": [1, "é"]}}'),
         (NAMED_FORM, '[TOOL_CALLS]f[ARGS]{"x": [1, "é"]}'),
