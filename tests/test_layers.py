@@ -36,7 +36,7 @@ PLANNING = tuple(f"{RUNTIME}.engine.{name}" for name in ("admit", "lengths", "or
 
 # The longest prefix of a module's name decides.
 LAW = {
-    "banyan": Room((*FACE, "banyan.progress"), ("msgspec",)),
+    "banyan": Room((*FACE, "banyan.progress", "banyan.typed"), ("msgspec",)),
     "banyan.constraint": Room(FACE, ("jsonschema", "msgspec", "outlines")),  # loaded when a type needs outlines
     "banyan.typed": Room((*FACE, "banyan.constraint"), ("msgspec", "pydantic", "pydantic_core")),  # at a typed gen
     "banyan.progress": Room(FACE, ("rich",)),  # loaded when a bar is asked for

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from msgspec.structs import replace
 
 from banyan.runtime import wire
-from banyan.runtime.errors import BanyanError, ProgramError
+from banyan.runtime.errors import BanyanError, BudgetExceeded, ProgramError
 from banyan.runtime.reasoning import Thoughts
 
 if TYPE_CHECKING:
@@ -213,3 +213,10 @@ def again(error: BanyanError, why: str = "") -> BanyanError:
     fresh.args = (fresh.message, *error.args[1:])
     fresh.__cause__ = error.__cause__
     return fresh
+
+
+def within(op: wire.Gen | wire.Select, outcome: Outcome | BanyanError) -> Outcome | BanyanError:
+    """The outcome, if the gen's budget is enough for it."""
+    if isinstance(op, wire.Gen) and isinstance(outcome, Outcome) and 0 < op.budget < outcome.usage.generated:
+        return BudgetExceeded.of("gen", op.budget)
+    return outcome

@@ -18,10 +18,10 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from banyan.backends.job import Answers, Job, Made, Outcome, Piece, again, open_role, render
+from banyan.backends.job import Answers, Job, Made, Outcome, Piece, again, open_role, render, within
 from banyan.clock import clock
 from banyan.runtime import wire
-from banyan.runtime.errors import BadProgram, BanyanError, BudgetExceeded, Cancelled, DeadlineExceeded, ToolError
+from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, DeadlineExceeded, ToolError
 
 
 class Backend(Protocol):
@@ -132,7 +132,9 @@ class Program:
         for op in ops:
             with self._lock:
                 self._queue(op)
-            self._pump()
+            if isinstance(op, wire.Gen | wire.Select):  # the rest waits for what needs it
+                self._pump()
+        self._pump()
 
     def limit(self, limits: wire.Limits) -> None:
         """The language runs in this process, and keeps them."""
@@ -197,7 +199,7 @@ class Program:
                     return
                 outcome = ended
             state.job = None
-            outcome = _within(job.op, outcome)
+            outcome = within(job.op, outcome)
             if isinstance(outcome, BanyanError):
                 self._break(state, job.op, outcome)
             else:
@@ -245,7 +247,7 @@ class Program:
         if job.outcome is not None:
             state.job = job.again(" ".join(results.texts))
         else:
-            ids = [call.id for call in job.called.calls]
+            ids = (call.id for call in job.called.calls)
             state.pieces.append(Answers(tuple(zip(ids, results.texts, strict=True))))
             state.job = Job(self, state, job.op, before=job)
         self._starts.append(state.job)
@@ -483,13 +485,6 @@ class Program:
                         yield from op.children
                     case wire.Fork(children=children) if not self._dropped.issuperset(children):
                         yield state.number
-
-
-def _within(op: wire.Gen | wire.Select, outcome: Outcome | BanyanError) -> Outcome | BanyanError:
-    """The outcome, if the gen's budget is enough for it."""
-    if isinstance(op, wire.Gen) and isinstance(outcome, Outcome) and 0 < op.budget < outcome.usage.generated:
-        return BudgetExceeded.of("gen", op.budget)
-    return outcome
 
 
 def _settle(future: Future[wire.Value], outcome: wire.Value | BanyanError) -> None:
