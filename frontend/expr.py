@@ -9,7 +9,8 @@ A plain `str` is text, and text is data: whatever it holds, it never becomes a c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -119,11 +120,35 @@ class Seq(_Node, frozen=True):
     """str and Leaf: sequences in sequences are flat."""
 
 
+DRAWS = (Gen, Select)
+"""What makes a value. A tuple: to look for one in a union makes the union first, and that is done for every piece."""
+
 Leaf: TypeAlias = "Raw | Image | Begin | End | Gen | Select | Ref"
 Expression: TypeAlias = str | Expr | Sequence["str | Expr"]
 
 
 # ---- the constructors that users write -----------------------------------------------------------------------------
+
+
+N_REMEMBERED = 1024
+
+
+def remembered(make: Callable[..., Any]) -> Callable[..., Any]:
+    """`make`, which gives the same frozen value for the same arguments: a loop pays for its gen once.
+
+    By their types too, for 1 is not 1.0. What cannot be hashed is made anew.
+    """
+    made = lru_cache(N_REMEMBERED, typed=True)(make)
+
+    @wraps(make)
+    def get(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return made(*args, **kwargs)
+        except TypeError:
+            pass
+        return make(*args, **kwargs)
+
+    return get
 
 
 def gen(
@@ -191,6 +216,10 @@ def gen(
     asked = {key: value for key, value in locals().items() if value is not None}  # the first line: locals are arguments
     asked.pop("name", None)
     return _gen(name, asked)
+
+
+if not TYPE_CHECKING:  # to whom it stays the function it is
+    gen = remembered(gen)
 
 
 def _gen(name: str | None, asked: dict[str, Any]) -> Gen | Select:
@@ -385,7 +414,7 @@ def leaves(expr: Expression) -> list[str | Leaf]:
             flat += _seals.unseal(part)
         elif part:
             flat.append(part)
-    names = [part.name for part in flat if isinstance(part, Gen | Select) and part.name is not None]
+    names = [part.name for part in flat if isinstance(part, DRAWS) and part.name is not None]
     if len(names) > 1 and len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise BadProgram(f"two gens of one expression are both called {twice!r}; only one of them could be read")

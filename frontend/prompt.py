@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, Self, TypeVar, overload
 
 from msgspec.structs import replace
 
-from banyan.expr import NOTHING, Begin, End, Expression, Gen, Image, Leaf, Raw, Select, Seq, checked_name, leaves
+from banyan.expr import DRAWS, NOTHING, Begin, End, Expression, Gen, Image, Leaf, Raw, Select, Seq, checked_name, leaves
 from banyan.expr import role as turn
 from banyan.feed import Feed
 from banyan.group import Group
@@ -24,13 +24,32 @@ from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, ToolError,
 from banyan.sampling import mix
 from banyan.slot import Slot
 from banyan.source import source_line
-from banyan.transcript import Renderer, Transcript
+from banyan.transcript import Item, Renderer, Transcript
 from banyan.usage import Usage
 from banyan.view import snippet, usage
 
 P = TypeVar("P", bound="Prompt")
 
+_begin = cache(wire.Begin)
 _END = wire.End()
+
+
+def _part(leaf: Leaf) -> wire.Part:
+    """What is sent for a leaf that is no gen."""
+    if isinstance(leaf, Begin):
+        return _begin(leaf.role)
+    if isinstance(leaf, End):
+        return _END
+    match leaf:
+        case Ref(number=number):
+            return wire.Ref(number)
+        case Raw(text=text):
+            return wire.Raw(text)
+        case Image(data=data, kind=kind):
+            return wire.Image(data, kind)
+        case Slot(i=i):
+            return wire.Arg(i)
+    raise TypeError(f"{leaf!r} cannot be sent as text")
 
 
 class Prompt:
@@ -91,32 +110,22 @@ class Prompt:
     def _append(self, what: Expression) -> None:
         self._check_open()
         flat = leaves(what)
-        # All that can be refused is refused here, before anything is recorded.
-        role, line = self._turn_after(flat), ""
-        samplings = iter([leaf.sampling(self._record.sampling) for leaf in flat if isinstance(leaf, Gen)])
+        role, samplings = self._checked(flat)
         parts: list[wire.Part] = []
+        items: list[Item] = []
+        line = ""
         for leaf in flat:
-            match leaf:
-                case str():
-                    parts.append(leaf)
-                case Begin(role=name):
-                    parts.append(wire.Begin(name))
-                case End():
-                    parts.append(_END)
-                case Gen() | Select():
-                    self._record.text(self._lane, parts)
-                    parts, line = [], line or source_line()
-                    leaf = self._generate(leaf, line, samplings)
-                case Ref():
-                    parts.append(wire.Ref(leaf.number))
-                case Raw(text=text):
-                    parts.append(wire.Raw(text))
-                case Image(data=data, kind=kind):
-                    parts.append(wire.Image(data, kind))
-                case Slot(i=i):
-                    parts.append(wire.Arg(i))
-            self._transcript.own.put(leaf)
+            if isinstance(leaf, str):
+                parts.append(leaf)
+            elif isinstance(leaf, DRAWS):
+                self._record.text(self._lane, parts)
+                parts, line = [], line or source_line()
+                leaf = self._generate(leaf, line, samplings)
+            else:
+                parts.append(_part(leaf))
+            items.append(leaf)
         self._record.text(self._lane, parts)
+        self._transcript.own.extend(items)
         self._transcript.role = role
 
     def _check_open(self) -> None:
@@ -125,10 +134,14 @@ class Prompt:
         if self._closed:
             raise BadProgram(f"this branch {self._closed}; it takes no more text")
 
-    def _turn_after(self, flat: list[str | Leaf]) -> str | None:
-        """The turn that is open after `flat`. BadProgram: turns in turns, or the end of one that is not open."""
+    def _checked(self, flat: list[str | Leaf]) -> tuple[str | None, Iterator[wire.Sampling]]:
+        """The turn that is open after `flat`, and how its gens draw. All that can be refused is refused here, before
+        anything is recorded. BadProgram: turns in turns, or the end of one that is not open."""
         role = self._transcript.role
+        samplings: list[wire.Sampling] = []
         for leaf in flat:
+            if isinstance(leaf, str):
+                continue
             if isinstance(leaf, Begin):
                 if role is not None:
                     raise BadProgram(f"a turn of {leaf.role!r} begins inside a turn of {role!r}; end that first")
@@ -137,13 +150,15 @@ class Prompt:
                 if role != leaf.role:
                     raise BadProgram(f"a turn of {leaf.role!r} ends, but the open one is {role!r}")
                 role = None
-            elif isinstance(leaf, Gen) and leaf.tools is not None:
-                self._check_tools(role)
+            elif isinstance(leaf, Gen):
+                samplings.append(leaf.sampling(self._record.sampling))
+                if leaf.tools is not None:
+                    self._check_tools(role)
             elif isinstance(leaf, Ref) and leaf.record is not self._record:
                 raise BadProgram(f"{leaf!r} is of another program; append its value: state[{leaf.name!r}]")
             elif isinstance(leaf, Image) and not self._record.backend.welcome.images:
                 raise Unsupported(f"image: the model {self._record.backend.welcome.model} takes text alone")
-        return role
+        return role, iter(samplings)
 
     def _check_tools(self, role: str | None) -> None:
         if role != "assistant":

@@ -125,7 +125,7 @@ class Record:
 
     def add(self, op: wire.Op) -> None:
         self._log.append(op)
-        if not self.is_due and isinstance(op, wire.Gen | wire.Select):
+        if not self.is_due and isinstance(op, _DRAWS):
             self.is_due = True
             _ticker.remind(self)
 
@@ -145,13 +145,15 @@ class Record:
         state, text = -1, list[wire.Part]()
         while self._log:
             one = self._log.popleft()
-            number, parts = one if isinstance(one, tuple) else (-1, ())
-            if text and number != state:
+            if isinstance(one, tuple) and one[0] == state:
+                text += one[1]
+                continue
+            if text:
                 ops.append(wire.Append(state, tuple(text)))
-                text = []
-            state = number
-            text += parts
-            if not isinstance(one, tuple):
+            state, text = -1, []
+            if isinstance(one, tuple):
+                state, text = one[0], [*one[1]]
+            else:
                 ops.append(one)
         if text:
             ops.append(wire.Append(state, tuple(text)))
@@ -264,6 +266,7 @@ class Record:
 
 
 _DEFAULTS = wire.Sampling()
+_DRAWS = (wire.Gen, wire.Select)
 
 
 class Unreachable:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+from functools import lru_cache
 from operator import attrgetter
 from typing import Annotated, Any, TypeVar
 
@@ -16,7 +17,9 @@ from banyan.runtime.errors import BadProgram, Unsupported
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 
 
-class GenOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class GenOptions(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, cache_hash=True
+):
     """Options of one gen. None: as the run says; where that says nothing either, the default of `wire.Sampling`."""
 
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
@@ -71,17 +74,15 @@ class GenOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     def over(self, base: wire.Sampling) -> wire.Sampling:
         """`base`, with what is set here in its place. Does not look at `seed`: see `mix`."""
-        changes = {name: value for name, value in zip(_THERE, _wishes(self), strict=True) if value is not None}
+        is_plain = type(self) is GenOptions and self.logit_bias is None  # hashable, and holds on to nothing
+        changes = _changes(self) if is_plain else _changes.__wrapped__(self)
         if not changes:
             return base
         merged = msgspec.structs.replace(base, **changes)
         if merged.min_tokens > merged.max_tokens:
             raise BadProgram(f"min_tokens is {merged.min_tokens}, more than max_tokens, which is {merged.max_tokens}")
-        wants = {"top_logprobs_num": merged.top_logprobs > 0, "logprob_start_len": merged.logprob_start >= 0}
-        if any(wants.values()) and not merged.logprobs:
-            raise BadProgram(f"{' and '.join(name for name in wants if wants[name])} needs return_logprob=True")
-        if all(wants.values()):
-            raise Unsupported("top_logprobs_num with logprob_start_len: only the output's tokens have alternatives")
+        if merged.top_logprobs > 0 or merged.logprob_start >= 0:
+            merged = _checked_logprobs(merged)
         return merged
 
 
@@ -104,6 +105,21 @@ class Options(GenOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_
             raise Unsupported(
                 "use_thread=False: appends never wait here; leave it out, and read where you want to wait"
             )
+
+
+def _checked_logprobs(merged: wire.Sampling) -> wire.Sampling:
+    wants = {"top_logprobs_num": merged.top_logprobs > 0, "logprob_start_len": merged.logprob_start >= 0}
+    if not merged.logprobs:
+        raise BadProgram(f"{' and '.join(name for name in wants if wants[name])} needs return_logprob=True")
+    if all(wants.values()):
+        raise Unsupported("top_logprobs_num with logprob_start_len: only the output's tokens have alternatives")
+    return merged
+
+
+@lru_cache(1024)
+def _changes(options: GenOptions) -> dict[str, Any]:
+    """What is set in `options`, by the names of Sampling."""
+    return {name: value for name, value in zip(_THERE, _wishes(options), strict=True) if value is not None}
 
 
 _SAME = {

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cache
 
 _HERE = os.path.dirname(__file__) + os.sep
+
+
+@cache
+def _shown(filename: str) -> str:
+    """A file by its name; "" for one of this package."""
+    return "" if filename.startswith(_HERE) else os.path.basename(filename)
 
 
 def source_line() -> str:
     """Where the user's code stands: the nearest caller outside of this package, as "file.py:12"."""
     frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(_HERE) and frame.f_back is not None:
+    while not (name := _shown(frame.f_code.co_filename)) and frame.f_back is not None:
         frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return f"{name}:{frame.f_lineno}"

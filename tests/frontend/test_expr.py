@@ -180,3 +180,17 @@ def test_an_f_string_holds_what_a_sequence_holds(parts: list[Any]) -> None:
 
 def test_nothing_is_nothing() -> None:
     assert leaves(expr.NOTHING) == []
+
+
+def test_the_same_arguments_give_the_same_gen() -> None:
+    """A loop pays for its gen once; types count, and what cannot be hashed is made anew."""
+    assert bn.gen("a", max_tokens=5, stop="x") is bn.gen("a", max_tokens=5, stop="x")
+    assert bn.gen("a", temperature=1) == bn.gen("a", temperature=1.0)
+    assert bn.gen("a", stop=["x"]) == bn.gen("a", stop=("x",))
+    assert bn.gen("a", logit_bias={1: 2.0}) == bn.gen("a", logit_bias={1: 2.0})
+    with pytest.raises(TypeError, match="maxtokens") as raised:
+        bn.gen("a", maxtokens=5)  # type: ignore[call-arg]
+    assert raised.value.__context__ is None
+    for _ in range(2):
+        with pytest.raises(bn.BadProgram, match="max_tokens"):
+            bn.gen("a", max_tokens=-5)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
 
 import banyan as bn
 from banyan.runtime import wire
-from banyan.sampling import RUN_OPTIONS, GenOptions, mix
+from banyan.sampling import RUN_OPTIONS, GenOptions, Options, mix
 
 # Each option, a value that is not its default, and what it is called on the wire.
 OPTIONS: list[tuple[str, Any, str, Any]] = [
@@ -80,7 +82,8 @@ def test_every_option_of_a_gen_is_an_option_of_a_run() -> None:
     assert set(RUN_OPTIONS.values()) - {"stream", "backend", "use_thread"} == set(GenOptions.__struct_fields__)
     arriving = {name for name, *_ in OPTIONS}
     seen_in_meta = {"top_logprobs_num", "return_text_in_logprobs", "logprob_start_len"}  # test_ref.py, and below
-    assert arriving | seen_in_meta == set(GenOptions.__struct_fields__)
+    limits = {"timeout", "budget"}  # test_limits.py
+    assert arriving | seen_in_meta | limits == set(GenOptions.__struct_fields__)
 
 
 @pytest.mark.parametrize(
@@ -203,3 +206,14 @@ def test_items_of_a_batch_draw_differently_and_the_same_again(mock: bn.Mock) -> 
 def test_without_a_seed_the_server_chooses(mock: bn.Mock) -> None:
     branching.run(False)
     assert {seed for name, found in seeds(mock).items() if name != "c" for seed in found} == {None}
+
+
+def test_options_of_a_gen_hold_on_to_nothing() -> None:
+    """What runs keep of theirs is by value: a backend among the options of a run is not kept alive by it."""
+    backend = bn.Mock("x")
+    gone = weakref.ref(backend)
+    options = Options(backend=backend, stop_token_ids=[1])  # type: ignore[arg-type]
+    assert options.over(wire.Sampling()).stop_token_ids == [1]
+    del backend, options
+    gc.collect()
+    assert gone() is None
