@@ -93,20 +93,19 @@ class Tokenizer:
     """
 
     def __init__(self, directory: Path, files: Files) -> None:
-        self._on, decoder = _load(directory)
-        added = self._on.get_added_tokens_decoder()
+        self._tokenizer, decoder = _load(directory)
+        added = self._tokenizer.get_added_tokens_decoder()
         self.special = frozenset(i for i, token in added.items() if token.special)
         self.added = {token.content: i for i, token in added.items()}
         self._control = frozenset(i for i, t in added.items() if t.special or is_control(t.content))
-        self.spelling = _spellings(self._on, {i: token.content for i, token in added.items()}, decoder)
+        self.spelling = _spellings(self._tokenizer, {i: token.content for i, token in added.items()}, decoder)
         self._marks = Marks({added[i].content: i for i in self._control})
-        self._off: tokenizers.Tokenizer | None = None  # made when first needed: data that spells a control token
         self.eos_ids = self._find_eos(files)
         self._start = self._prefix()
-        bos = self._on.token_to_id(files.special_tokens.get("bos_token", ""))
+        bos = self._tokenizer.token_to_id(files.special_tokens.get("bos_token", ""))
         self.blank = self._start or ([bos] if bos is not None else list(self.eos_ids[:1]))
         self._anchor = self._find_anchor()
-        plain = partial(self._on.encode, add_special_tokens=False)
+        plain = partial(self._tokenizer.encode, add_special_tokens=False)
         reaching = [i for i in self._control if _reaches_out(added[i])]
         self._pieces = None if self._anchor or reaching else Pieces(plain)
         """None: how text is encoded may depend on the control token beside it."""
@@ -124,7 +123,7 @@ class Tokenizer:
             return ids
         meant, are_all = self._meant(text, spans)
         if are_all and self._pieces is None:
-            return ids + self._encode(self._on, text, at_start)
+            return ids + self._encode(text, at_start)
         borders = list(accumulate(len(part.text) for part in parts))
         done = 0
         for start, end, token in (*meant, (len(text), len(text), None)):
@@ -153,7 +152,7 @@ class Tokenizer:
             special=array("i", sorted(self.special)).tobytes(),
             control=array("i", sorted(self._control)).tobytes(),
             eos=array("i", self.eos_ids).tobytes(),
-            tokenizer=self._on.to_str().encode(),
+            tokenizer=self._tokenizer.to_str().encode(),
         )
 
     def stop_ids(self, stop: str) -> frozenset[int]:
@@ -173,20 +172,21 @@ class Tokenizer:
 
     # ---- how ------------------------------------------------------------------------------------------------------
 
-    def _encode(self, tokenizer: tokenizers.Tokenizer, text: str, at_start: bool) -> list[int]:
+    def _encode(self, text: str, at_start: bool) -> list[int]:
         # Vocabularies of the SentencePiece kind put a space before every text; inside a state only its start is one.
         if self._anchor is None or at_start:
-            return tokenizer.encode(text, add_special_tokens=False).ids
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
         anchor, ids = self._anchor
-        return tokenizer.encode(anchor + text, add_special_tokens=False).ids[len(ids) :]
+        return self._tokenizer.encode(anchor + text, add_special_tokens=False).ids[len(ids) :]
 
     def _encode_data(self, text: str, at_start: bool) -> list[int]:
-        """No control token is among these ids."""
-        ids = self._encode(self._without_controls(), text, at_start)
-        if self._control.isdisjoint(ids) or len(text) < 2:
-            return ids
-        # A model whose own merges lead to one: cut behind its first character, and it cannot be put together.
-        cuts = [start + 1 for start, *_ in self.controls(text)] or range(1, len(text))
+        """No control token is among these ids: where the text spells one, it is cut behind its first character."""
+        cuts: Sequence[int] = [start + 1 for start, *_ in self.controls(text)]
+        if not cuts:
+            ids = self._encode(text, at_start)
+            if self._control.isdisjoint(ids) or len(text) < 2:
+                return ids
+            cuts = range(1, len(text))  # the tokenizer's normalizer leads to one
         pieces = [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
         return [i for k, piece in enumerate(pieces) for i in self._encode_data(piece, at_start and not k)]
 
@@ -198,21 +198,10 @@ class Tokenizer:
         meant = [one for one, (k, end) in zip(found, kinds, strict=True) if spans[k].meant and end <= ends[k]]
         return meant, len(meant) == len(found)
 
-    def _without_controls(self) -> tokenizers.Tokenizer:
-        """The same tokenizer, blind to control tokens: called special, they can be switched off all together."""
-        if self._off is None:
-            whole = msgspec.json.decode(self._on.to_str())
-            for token in whole["added_tokens"]:
-                token["special"] = token["id"] in self._control
-            off = tokenizers.Tokenizer.from_str(msgspec.json.encode(whole).decode())
-            off.encode_special_tokens = True
-            self._off = off
-        return self._off
-
     def _prefix(self) -> list[int]:
         """Ids that the tokenizer puts before every text."""
-        plain = self._on.encode("a", add_special_tokens=False).ids
-        full = self._on.encode("a", add_special_tokens=True).ids
+        plain = self._tokenizer.encode("a", add_special_tokens=False).ids
+        full = self._tokenizer.encode("a", add_special_tokens=True).ids
         for k in range(len(full) - len(plain) + 1):
             if full[k : k + len(plain)] == plain:
                 return full[:k]
@@ -220,11 +209,11 @@ class Tokenizer:
 
     def _find_anchor(self) -> tuple[str, list[int]] | None:
         """A string to put before text that continues, and its ids: only where the tokenizer adds a space to starts."""
-        if self.text_of(self._on.encode("a", add_special_tokens=False).ids) == "a":
+        if self.text_of(self._tokenizer.encode("a", add_special_tokens=False).ids) == "a":
             return None
         for anchor in ("\n", "\0", "."):
-            ids = self._on.encode(anchor, add_special_tokens=False).ids
-            both = self._on.encode(anchor + "a", add_special_tokens=False).ids
+            ids = self._tokenizer.encode(anchor, add_special_tokens=False).ids
+            both = self._tokenizer.encode(anchor + "a", add_special_tokens=False).ids
             if both[: len(ids)] == ids and self.text_of(both[len(ids) :]) == "a":
                 return anchor, ids
         raise Unsupported("this tokenizer changes the start of a text in a way that cannot be undone inside a prompt")
@@ -236,7 +225,7 @@ class Tokenizer:
             value = place.get("eos_token_id")
             found += value if isinstance(value, list) else [value] if isinstance(value, int) else []
         eos = files.special_tokens.get("eos_token")
-        if eos is not None and (i := self._on.token_to_id(eos)) is not None:
+        if eos is not None and (i := self._tokenizer.token_to_id(eos)) is not None:
             found.append(i)
         return tuple(dict.fromkeys(found))
 
