@@ -86,12 +86,13 @@ class Events:
         self._feed.put(ForkStart(children, state))
 
     def watch(self, ref: Ref, usage: Callable[[], Usage]) -> None:
-        """`ref` is a gen or select of the run."""
+        """`ref` is a gen or select of the run; usage(): of the whole run."""
         with self._lock:
             self._n_open += 1
-        ref.future.add_done_callback(partial(self._known, ref, ref.state, usage))
+        ref.future.add_done_callback(partial(self._known, [(ref, usage)], ref.state))
 
-    def _known(self, ref: Ref, state: int, usage: Callable[[], Usage], _: object) -> None:
+    def _known(self, held: list[tuple[Ref, Callable[[], Usage]]], state: int, _: object) -> None:
+        ref, usage = held.pop()  # a future keeps what it called, and that would be a circle
         if ref.future.exception() is None:  # else the state raises it at the end
             self._feed.put(VarDone(ref.name, ref.read(), state))
             self._feed.put(usage())

@@ -245,6 +245,7 @@ class Record:
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Call `callback` once nothing of this program is on its way. To be called after its end."""
         left = [] if self.error is not None else [self.program.future(number) for number in range(self.n_refs)]
+        todo = [callback]  # a future keeps what it called, and this may hold the run
 
         def look(_: object = None) -> None:
             while left:
@@ -252,7 +253,7 @@ class Record:
                     left[-1].add_done_callback(look)
                     return
                 left.pop()
-            callback()
+            todo.pop()()
 
         look()
 

@@ -208,6 +208,8 @@ class Client:
         reports = filter(None, (inbox.report() for inbox in inboxes))
         while some := list(islice(reports, 1000)):  # a server takes messages of a certain size at most
             self.send_now(wire.encode(wire.Sync(pack(some))))
+        for inbox in inboxes:
+            self.settle(inbox.number)
         return self.n_unanswered <= ipc.MISSED
 
     def receive(self) -> None:

@@ -1,0 +1,356 @@
+"""Whatever happens to a program, it ends in time, with its values or with an error that names the cause.
+
+Random programs, run in every way there is, against a server whose engine speaks by a rule; at a random step something
+happens: the server dies or stands still, its engine dies, the connection is cut, messages are lost, or the body raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import banyan as bn
+from banyan.runtime import config, ipc, launch
+from banyan.runtime.client import Client, connect
+
+DEADLINE = 15.0
+"""Seconds of each run. The tests' machine may be slow; what is to be seen at once is measured apart."""
+
+Step = tuple[Any, ...]
+
+
+class Mine(Exception):
+    """What a body raises."""
+
+
+@pytest.fixture(scope="module")
+def faults(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    return module_at(Path(__file__).with_name("faults.py"))
+
+
+class World:
+    """A server with a fake engine, a client of it behind a proxy, and what is to happen to them.
+
+    Everything is there again before the next program, if the last one broke it.
+    """
+
+    def __init__(self, boot: tuple[str, ...], model: Path, folder: Path, faults: ModuleType) -> None:
+        self._boot, self._model, self._folder, self._faults = boot, model, folder, faults
+        self._server: launch.ServerProcess | None = None
+        self._proxy: Any = None
+        self._n = self._n_steps = 0
+        self._at, self._strike = -1, lambda: None
+        self._lock = threading.Lock()
+        self._undo = ExitStack()
+        self.client: Client
+
+    def prepare(self, fault: str, at: int, seed: int) -> None:
+        """`fault` strikes at step `at`, counted over all bodies."""
+        if self._server is None or self._server.process.poll() is not None:
+            self._end()
+            self._server = launch.start(config.make(model=str(self._model)), timeout=60.0, command=self._boot)
+        if self._proxy is None:
+            self._n += 1
+            self._proxy = self._faults.Proxy(self._folder / f"p{self._n}", self._server.socket)
+        self.client = connect(self._proxy.path)
+        self.client.ask("stats")  # answered by the engine: it is there
+        self._n_steps, self._at = 0, at
+        self._strike = getattr(self, f"_{fault}")
+        if fault == "lose":
+            self._undo.enter_context(self._faults.lossy(self.client, seed, loss=0.2, twice=0.1))
+
+    def step(self) -> None:
+        """Called by bodies before each of their steps."""
+        with self._lock:
+            self._n_steps += 1
+            is_now = self._n_steps == self._at
+        if is_now:
+            self._strike()
+
+    def _lose(self) -> None:
+        """It happens all the time."""
+
+    def _kill_server(self) -> None:
+        assert self._server is not None
+        os.kill(self._server.pid, signal.SIGKILL)
+
+    def _kill_engine(self) -> None:
+        os.kill(self.client.ask("info")["engine_pid"], signal.SIGKILL)
+
+    def _stop_server(self) -> None:
+        assert self._server is not None
+        pid = self._server.pid
+        os.kill(pid, signal.SIGSTOP)
+        self._undo.callback(_go_on, pid)
+
+    def _stop_engine(self) -> None:
+        pid = self.client.ask("info")["engine_pid"]
+        os.kill(pid, signal.SIGSTOP)
+        self._undo.callback(_go_on, pid)
+
+    def _cut(self) -> None:
+        self._proxy.cut()
+        self._proxy = None
+
+    def _raise(self) -> None:
+        raise Mine
+
+    def recover(self) -> None:
+        """After a program: nothing of it is left, neither here nor, if it lives, in the server."""
+        self._undo.close()
+        gc.collect()
+        deadline = time.monotonic() + DEADLINE
+        while self.client.lost is None and (self.client._inboxes or self._left()):
+            assert time.monotonic() < deadline, "something stays behind"
+            time.sleep(0.01)
+        if self.client.lost is not None and self._proxy is not None:
+            self._proxy.cut()
+            self._proxy = None
+        assert not self.client._inboxes
+
+    def _left(self) -> bool:
+        with suppress(bn.RuntimeLost):
+            stats = self.client.ask("stats", timeout=5.0)
+            return bool(stats["server"]["programs"] or stats["server"]["requests"])
+        return False
+
+    def _end(self) -> None:
+        if self._proxy is not None:
+            self._proxy.cut()
+            self._proxy = None
+        if self._server is not None:
+            self._server.close()
+
+    close = _end
+
+
+def _go_on(pid: int) -> None:
+    with suppress(ProcessLookupError):  # somebody killed it for standing still
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def world(
+    boot: tuple[str, ...], tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory, faults: ModuleType
+) -> Iterator[World]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ipc, "HEARTBEAT", 0.1)
+        patch.setattr(ipc, "MISSED", 50)
+        folder = tmp_path_factory.mktemp("world")
+        tiny.make_tokenizer(folder)
+        (folder / "fake.json").write_text('{"step_ms": 1}')
+        made = World(boot, folder, tmp_path_factory.mktemp("s"), faults)
+        yield made
+        made.close()
+
+
+# ---- programs ------------------------------------------------------------------------------------------------------
+
+OPS = st.recursive(
+    st.sampled_from([("text",), ("gen",), ("gen",), ("select",), ("look",), ("scope",), ("tool",)]),
+    lambda inner: st.tuples(
+        st.just("fork"),
+        st.lists(st.lists(inner, max_size=3), min_size=1, max_size=3),
+        st.sampled_from(["gather_variable", "concate_and_append", ""]),
+    ),
+    max_leaves=10,
+)
+PROGRAMS = st.lists(OPS, min_size=1, max_size=6)
+
+
+@bn.tool
+def broken(x: int = 0) -> int:
+    """Never works."""
+    raise OSError(f"no luck with {x}")
+
+
+def body(s: bn.State, world: World, steps: list[Step]) -> None:
+    for step in steps:
+        world.step()
+        if step[0] == "fork":
+            forks = s.fork(len(step[1]))
+            for branch, inner in zip(forks, step[1], strict=True):
+                branch += "["
+                body(branch, world, inner)
+            if step[2]:
+                forks.join(step[2])
+        else:
+            simple(s, step[0])
+    world.step()
+
+
+def simple(s: Any, kind: str) -> None:
+    if kind == "text":
+        s += " some text"
+    elif kind == "gen":
+        s += bn.gen("x", max_tokens=5)
+    elif kind == "select":
+        s += "?" + bn.select("c", ["yes", "no"])
+    elif kind == "look" and "x" in s and isinstance(s, bn.State):
+        assert s["x"] is not None
+    elif kind == "scope":
+        with s.var_scope("v"):
+            s += " in scope " + bn.gen("y", max_tokens=3)
+
+
+@bn.function
+def plain(s: bn.State, world: World, steps: list[Step]) -> str:
+    body(s, world, steps)
+    return s.text()
+
+
+@bn.function
+async def awaited(s: bn.AsyncState, world: World, steps: list[Step]) -> str:
+    for step in steps:
+        await asyncio.to_thread(world.step)
+        if step[0] == "fork":
+            forks = s.fork(len(step[1]))
+            await asyncio.gather(*(_branch(one, world, inner) for one, inner in zip(forks, step[1], strict=True)))
+            if step[2]:
+                forks.join(step[2])
+        else:
+            simple(s, step[0])
+            if step[0] == "look" and "x" in s:
+                await s.value("x")
+    await asyncio.to_thread(world.step)
+    return await s.text()
+
+
+async def _branch(s: bn.AsyncState, world: World, steps: list[Step]) -> None:
+    s += "["
+    await awaited.func(s, world, steps)
+
+
+def run(world: World, steps: list[Step]) -> list[Any]:
+    return [plain.run(world, steps, backend=world.client, timeout=DEADLINE).ret_value]
+
+
+def run_async(world: World, steps: list[Step]) -> list[Any]:
+    return [asyncio.run(awaited.run_async(world, steps, backend=world.client, timeout=DEADLINE)).ret_value]
+
+
+def run_batch(world: World, steps: list[Step]) -> list[Any]:
+    states = plain.run_batch([(world, steps)] * 3, backend=world.client, timeout=DEADLINE)
+    return [state.ret_value for state in states]
+
+
+def stream(world: World, steps: list[Step]) -> list[Any]:
+    with bn.stream(plain, world, steps, backend=world.client, timeout=DEADLINE) as st:
+        for _ in st.events():
+            pass
+        return [st.state.ret_value]
+
+
+WAYS = [run, run_async, run_batch, stream]
+
+CAUSES: dict[str, tuple[type[BaseException], ...]] = {
+    "lose": (),
+    "kill_engine": (),
+    "kill_server": (bn.RuntimeLost,),
+    "cut": (bn.RuntimeLost,),
+    "stop_engine": (bn.DeadlineExceeded,),
+    "stop_server": (bn.DeadlineExceeded, bn.RuntimeLost),
+    "raise": (Mine,),
+}
+WORDS = {
+    "kill_server": "is gone",
+    "cut": "is gone",
+    "stop_engine": "timeout of",
+    "stop_server": "timeout of|stopped answering",
+    "raise": "",
+}
+
+
+def play(world: World, way: Callable[[World, list[Step]], list[Any]], steps: list[Step], fault: str, at: int) -> None:
+    """Run it, and look at its end."""
+    world.prepare(fault, at, seed=at)
+    start, error = time.monotonic(), None
+    try:
+        texts = way(world, steps)
+        assert all(isinstance(text, str) for text in texts)
+    except bn.BatchError as e:
+        error = next((one for one in e.errors.values() if isinstance(one, Mine)), e.__cause__)
+    except Exception as e:
+        error = e
+    assert time.monotonic() - start < DEADLINE + 5, "it ends in time"
+    if error is not None:
+        assert isinstance(error, CAUSES[fault]), f"{fault}: {error!r}"
+        assert re.search(WORDS[fault], str(error))
+    del error
+    world.recover()
+
+
+QUIET = ["lose", "kill_engine", "raise", "cut"]
+"""Faults after which the server lives on."""
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=PROGRAMS, way=st.sampled_from(WAYS), fault=st.sampled_from(QUIET), at=st.integers(1, 20))
+def test_random_programs_end_well(world: World, steps: list[Step], way: Any, fault: str, at: int) -> None:
+    play(world, way, steps, fault, at)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=PROGRAMS, way=st.sampled_from(WAYS), fault=st.sampled_from(sorted(CAUSES)), at=st.integers(1, 30))
+def test_random_programs_end_well_at_length(world: World, steps: list[Step], way: Any, fault: str, at: int) -> None:
+    play(world, way, steps, fault, at)
+
+
+TWO_STAGES: list[Step] = [
+    ("text",),
+    ("fork", [[("gen",), ("look",), ("gen",), ("look",)]] * 2, "gather_variable"),
+    ("fork", [[("gen",)], [("gen",), ("look",)]], "concate_and_append"),
+    ("gen",),
+    ("look",),
+]
+N_POINTS = 20
+
+
+@pytest.mark.parametrize("fault", sorted(CAUSES))
+def test_a_two_stage_fork(world: World, fault: str) -> None:
+    play(world, run, TWO_STAGES, fault, at=9)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("fault", sorted(CAUSES))
+@pytest.mark.parametrize("way", WAYS)
+def test_a_two_stage_fork_at_every_point(world: World, way: Any, fault: str) -> None:
+    for at in range(1, N_POINTS + 1):
+        play(world, way, TWO_STAGES, fault, at)
+
+
+@pytest.mark.parametrize("fault", ["kill_server", "cut"])
+def test_a_loss_is_known_within_a_second(world: World, fault: str) -> None:
+    """Not by a deadline: by the connection."""
+    world.prepare(fault, at=2, seed=0)
+
+    @bn.function
+    def program(s: bn.State) -> float:
+        s += bn.gen("x", max_tokens=400, ignore_eos=True)
+        world.step()
+        s._record.flush()
+        struck = time.monotonic()
+        world.step()
+        with pytest.raises(bn.RuntimeLost):
+            s["x"]
+        return time.monotonic() - struck
+
+    assert program.run(backend=world.client).ret_value < 1.0
+    world.recover()
