@@ -57,17 +57,17 @@ class LlgGuide:
 
     @property
     def can_stop(self) -> bool:
-        return self._matcher.is_accepting()
+        return bool(self._matcher.is_accepting())
 
     @property
     def must_stop(self) -> bool:
-        return self._matcher.is_stopped() and self._matcher.is_accepting()
+        return bool(self._matcher.is_stopped() and self._matcher.is_accepting())
 
     @property
     def error(self) -> str:
         if self._given_up or not self._matcher.is_error():
             return self._given_up
-        return self._matcher.get_error().partition("\n")[0][:200]
+        return str(self._matcher.get_error()).partition("\n")[0][:200]
 
     def give_up(self, why: str) -> None:
         self._given_up = why
@@ -83,7 +83,7 @@ class LlgGuide:
         return fill_tree(self, parent, draft, out)
 
     def accept(self, tokens: Sequence[int]) -> int:
-        n = self._matcher.try_consume_tokens(list(tokens))
+        n: int = self._matcher.try_consume_tokens(list(tokens))
         self._n_accepted += n
         return n
 
@@ -95,7 +95,8 @@ class LlgGuide:
             self._n_accepted -= n
 
     def forced_tokens(self, limit: int) -> list[int]:
-        return self._matcher.compute_ff_tokens()[:limit]
+        forced: list[int] = self._matcher.compute_ff_tokens()
+        return forced[:limit]
 
 
 def grammar(spec: ConstraintSpec, vocabulary: Vocabulary) -> str:

@@ -10,7 +10,7 @@ from math import inf
 from operator import attrgetter
 from typing import Protocol
 
-from banyan.radix_cache.tree import n_common
+from banyan.radix_cache.node import n_common
 from banyan.runtime.engine.request import Account, Request
 
 QUANTUM = 2048

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from banyan.runtime.constraint.schema.read import Document, Schema
 from banyan.runtime.errors import ConstraintUnsupported
@@ -109,7 +109,7 @@ def _negated(key: str, value: Any, no: Any) -> Schema:
         case "enum":
             return _not_among(value)
         case "not":
-            return value
+            return cast(Schema, value)
         case "allOf":
             return any_of([no(one) for one in value])
         case "anyOf":
