@@ -40,6 +40,12 @@ class Checker:
         except BadOutput as e:
             self.n_refused += 1
             texts = (self._answer.advice(e),)
+        except BaseException as e:  # SystemExit and its like are meant for the program
+            error = BadOutput(f"the check of a {self._answer.label} raised {type(e).__name__}: {e}")
+            error.__cause__ = e
+            if (record := self._record()) is not None:
+                record.stop(error)
+            return
         if (record := self._record()) is not None:
             with suppress(Exception):  # the record keeps it for those who observe
                 record.add(wire.Results(self._state, self._ref, called.round, texts))

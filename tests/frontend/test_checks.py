@@ -107,3 +107,23 @@ def test_a_validator_that_raises_anything_is_an_answer_too() -> None:
     with pytest.raises(bn.BadOutput, match="a validator that fails") as caught:
         bn.function(lambda s: s.__iadd__(bn.gen("x", type=Slow, retries=1))).run(backend=bn.Mock('{"n": 1}')).value("x")
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+class Leaves(pydantic.BaseModel):
+    n: int
+
+    @pydantic.field_validator("n")
+    @classmethod
+    def leave(cls, n: int) -> int:
+        raise SystemExit("enough")
+
+
+def test_a_validator_that_leaves_ends_the_program_and_nobody_waits() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("x", type=Leaves, retries=3) + bn.gen("y")
+
+    mock = bn.Mock({"x": '{"n": 1}', "y": "never"})
+    with pytest.raises(bn.BadOutput, match="raised SystemExit: enough"):
+        program.run(backend=mock).sync()
+    assert [call.name for call in mock.calls] == ["x"]
