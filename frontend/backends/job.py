@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
@@ -167,6 +167,16 @@ class Job:
             error.program, error.gen = error.program or self.program, error.gen or self.op.name
             error.line, error.prompt_tail = error.line or self.op.line, error.prompt_tail or self.text[-80:]
         return error
+
+
+class Backend(Protocol):
+    """What a program needs of its backend."""
+
+    @property
+    def welcome(self) -> wire.Welcome: ...
+
+    def start(self, job: Job) -> None:
+        """Answer `job`, now or later. What it raises is the answer too."""
 
 
 def open_role(pieces: Sequence[Piece], at: int) -> str | None:

@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from banyan.backends.job import Answers, Job, Made, Outcome, Piece, again, open_role, render, within
+from banyan.backends.job import Answers, Backend, Job, Made, Outcome, Piece, again, open_role, render, within
 from banyan.clock import clock
 from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, DeadlineExceeded, ToolError
 
 
-class Backend(Protocol):
-    """What a program needs of its backend."""
+class _End(NamedTuple):
+    """What a state had at some point: the first `n` of its pieces. They stay those, whatever it goes on as."""
 
     @property
     def welcome(self) -> wire.Welcome: ...
@@ -40,7 +40,7 @@ class _Gathering:
     __slots__ = ("ends", "n_missing")
 
     def __init__(self, children: tuple[int, ...]) -> None:
-        self.ends: dict[int, int | BanyanError] = {}
+        self.ends: dict[int, _End | BanyanError] = {}
         self.n_missing = len(children)
 
 
@@ -83,10 +83,14 @@ class State:
         self.role, self.marks = parent.role, dict(parent.marks)
         self._text, self._n_rendered = parent._text, parent._n_rendered
 
-    def become(self, other: State, end: int) -> None:
-        """Take the first `end` pieces of another for its own."""
-        self.pieces, self.marks = other.pieces[:end], dict(other.marks)
-        self.role = open_role(self.pieces, end)
+    @property
+    def end(self) -> _End:
+        return _End(self.pieces, len(self.pieces), self.n_inherited, dict(self.marks))
+
+    def become(self, end: _End) -> None:
+        """Go on as another, from what it had at `end`."""
+        self.pieces, self.marks = end.pieces[: end.n], dict(end.marks)
+        self.role = open_role(self.pieces, end.n)
         self._text, self._n_rendered = "", 0
 
     def text(self, chat: wire.ChatMarkers | None) -> str:
@@ -380,11 +384,11 @@ class Program:
                     if isinstance(end := gathering.ends[child], BanyanError):
                         raise again(end)
                     if op.adopt:
-                        state.become(self._states[child], end)
+                        state.become(end)
                         break
                     state.pieces += self._states[child].pieces[self._states[child].n_inherited : end]
             case _Point():
-                self._reach(step, len(state.pieces))
+                self._reach(step, state.end)
             case wire.Mark(mark=mark):
                 state.marks[mark] = len(state.pieces)
             case wire.Read(ref=ref, mark=mark):
@@ -416,7 +420,7 @@ class Program:
                 piece = part
         state.pieces.append(piece)
 
-    def _reach(self, point: _Point, end: int | BanyanError) -> None:
+    def _reach(self, point: _Point, end: _End | BanyanError) -> None:
         point.join.ends[point.child] = end
         point.join.n_missing -= 1
         if not point.join.n_missing:
