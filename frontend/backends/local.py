@@ -27,11 +27,10 @@ from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, DeadlineEx
 class _End(NamedTuple):
     """What a state had at some point: the first `n` of its pieces. They stay those, whatever it goes on as."""
 
-    @property
-    def welcome(self) -> wire.Welcome: ...
-
-    def start(self, job: Job) -> None:
-        """Answer `job`, now or later. What it raises is the answer too."""
+    pieces: list[Piece]
+    n: int
+    n_inherited: int
+    marks: dict[int, int]
 
 
 class _Gathering:
@@ -386,7 +385,7 @@ class Program:
                     if op.adopt:
                         state.become(end)
                         break
-                    state.pieces += self._states[child].pieces[self._states[child].n_inherited : end]
+                    state.pieces += end.pieces[end.n_inherited : end.n]
             case _Point():
                 self._reach(step, state.end)
             case wire.Mark(mark=mark):
