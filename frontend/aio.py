@@ -15,9 +15,10 @@ from typing import Any
 from banyan.pool import bodies
 from banyan.record import Record
 from banyan.runtime.errors import BadProgram
+from banyan.runtime.promise import Promise
 
 
-async def arrived(future: Future[Any]) -> None:
+async def arrived(future: Promise[Any] | Future[Any]) -> None:
     """Wait until `future` is done, whatever it holds, without holding up the loop.
 
     Who stops to wait cancels nothing (`asyncio.wrap_future` would pass that on to the future).

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial
 from typing import Any, Literal, Self, TypeVar, overload
@@ -21,6 +20,7 @@ from banyan.record import Lane, Record
 from banyan.ref import Ref, Thought
 from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, ToolError, UnknownVariable, Unsupported
+from banyan.runtime.promise import Promise
 from banyan.sampling import mix
 from banyan.slot import Slot
 from banyan.source import source_line
@@ -348,7 +348,7 @@ class Prompt:
         """
         self._record.stop(Cancelled("the program was cancelled"))
 
-    def _futures(self) -> list[Future[wire.Value]]:
+    def _futures(self) -> list[Promise[wire.Value]]:
         """Those of all its gens and of its branches' gens."""
         return [self._record.program.future(number) for number in _flat(self._numbers)]
 

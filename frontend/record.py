@@ -16,7 +16,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from banyan.feed import Feed, Notice
 from banyan.ref import copy_of
 from banyan.runtime import wire
 from banyan.runtime.errors import BanyanError, Cancelled
+from banyan.runtime.promise import Promise
 from banyan.runtime.template import ProgramTemplate
 from banyan.sampling import Options
 from banyan.trace import Trace
@@ -279,8 +279,8 @@ class Unreachable:
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
         raise copy_of(self._error)
 
-    def future(self, ref: int) -> Future[wire.Value]:
-        future: Future[wire.Value] = Future()
+    def future(self, ref: int) -> Promise[wire.Value]:
+        future: Promise[wire.Value] = Promise()
         future.set_exception(copy_of(self._error))
         return future
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from types import CoroutineType
 from typing import Any, NamedTuple, NoReturn
@@ -12,6 +11,7 @@ from banyan.backends.base import Question
 from banyan.backends.default import CURRENT
 from banyan.record import Record
 from banyan.runtime import wire
+from banyan.runtime.promise import Promise
 from banyan.sampling import Options
 from banyan.slot import Observed
 from banyan.source import source_line
@@ -62,7 +62,7 @@ class RecordedProgram:
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
         self.ops += ops
 
-    def future(self, ref: int) -> Future[wire.Value]:
+    def future(self, ref: int) -> Promise[wire.Value]:
         return Unmade(ref)
 
     def on_delta(self, ref: int, callback: Callable[[str], None]) -> None:
@@ -78,7 +78,7 @@ class RecordedProgram:
         pass
 
 
-class Unmade(Future[wire.Value]):
+class Unmade(Promise[wire.Value]):
     """A value that nothing makes. Who looks whether it is there ends the body."""
 
     def __init__(self, ref: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +22,7 @@ from banyan.runtime.errors import (
     ProgramError,
     Unsupported,
 )
+from banyan.runtime.promise import Promise
 from banyan.source import source_line
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Ref(Expr):
         return f"<Ref {self.name or self.number} of program {self.record.name}>"
 
     @property
-    def future(self) -> Future[wire.Value]:
+    def future(self) -> Promise[wire.Value]:
         return self.record.program.future(self.number)
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,7 +161,8 @@ class State(Prompt):
         with suppress(Exception):  # a body that raised, or what was not sent and will never be known
             self._await_body()
             self._record.flush()
-            wait(self._futures())
+            for future in self._futures():
+                future.exception()  # waits for it
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """The text as it comes, of one variable or of the whole state; in one piece if the program does not stream.

@@ -3,7 +3,7 @@
     client = connect(path)
     program = client.program("qa")
     program.submit([Append(0, ("Hello",)), Gen(0, ref=0)])
-    program.future(0).result()          # or: await asyncio.wrap_future(program.future(0))
+    program.future(0).result()
 
 All calls are safe from any thread. None of them waits, but `connect`, `ask` and a future's own `result`. Every future
 resolves: to a value, to the error that the program met, or to RuntimeLost when the server is gone. A forked child
@@ -21,8 +21,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -33,7 +31,8 @@ import zmq
 
 from banyan.runtime import ipc, wire
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, ConnectFailed, RuntimeLost
-from banyan.runtime.inbox import Inbox, new_future
+from banyan.runtime.inbox import Inbox
+from banyan.runtime.promise import Promise
 from banyan.runtime.template import ProgramTemplate
 from banyan.runtime.window import pack, unpack
 
@@ -64,7 +63,7 @@ class Client:
         self._loop, self._lock = loop, threading.Lock()
         self._inboxes: dict[int, Inbox] = {}
         self._templates: dict[int, ProgramTemplate] = {}
-        self._answers: dict[int, Future[wire.Answer]] = {}
+        self._answers: dict[int, Promise[wire.Answer]] = {}
         self._numbers, self._questions = itertools.count(), itertools.count()
         self.n_unanswered = 0  # heartbeats since the server was last heard
         self.socket, self.monitor = ipc.reach(loop.context, path)
@@ -145,12 +144,13 @@ class Client:
         BanyanError holds the server's words where the answer is a no; RuntimeLost, where there is none in `timeout` s.
         """
         self.check()
-        number, future = next(self._questions), new_future(wire.Answer)
+        number = next(self._questions)
+        future: Promise[wire.Answer] = Promise()
         self._answers[number] = future
         self.send(wire.encode(wire.Ask(id=number, what=what)))
         try:
             answer = future.result(timeout)
-        except FutureTimeout:
+        except TimeoutError:
             raise RuntimeLost(f"the server at {self.path} did not answer {what!r} within {timeout:g} s") from None
         finally:
             self._answers.pop(number, None)
@@ -302,7 +302,7 @@ class Program:
         self.client.check()
         self._inbox.submit(tuple(ops), last)
 
-    def future(self, ref: int) -> Future[wire.Value]:
+    def future(self, ref: int) -> Promise[wire.Value]:
         """The value `ref`, whenever it comes; asked for before or after. Raises what the program met instead."""
         return self._inbox.future(ref)
 

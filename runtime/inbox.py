@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from banyan.runtime import wire
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled, RuntimeLost, from_code
+from banyan.runtime.promise import Promise
 from banyan.runtime.template import Place, ProgramTemplate
 from banyan.runtime.window import Window
 
@@ -25,13 +25,6 @@ OFTEN = 8
 
 MakeError = Callable[[str, str], BanyanError]
 """(gen, line) -> a fresh error. Each future gets its own: one that two threads raise would mix their tracebacks."""
-
-
-def new_future(kind: type[Any]) -> Future[Any]:
-    """A Future that nobody but us resolves: `cancel()` on it is refused, programs are what is cancelled."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-    return future
 
 
 class Line(Protocol):
@@ -61,7 +54,7 @@ class Inbox:
     def __init__(self, line: Line, number: int, name: str) -> None:
         self._line, self.number, self.name = line, number, name
         self._lock = threading.Lock()
-        self._futures: dict[int, Future[wire.Value]] = {}
+        self._futures: dict[int, Promise[wire.Value]] = {}
         self._places: dict[int, tuple[str, str]] = {}  # ref -> (gen's name, source line), for errors
         self._expected: set[int] = set()
         self._heard: dict[int, list[str]] = {}  # deltas that came before somebody listened
@@ -158,11 +151,11 @@ class Inbox:
         self.fail_all(lambda gen, line: Cancelled("the program was cancelled", program=self.name, gen=gen, line=line))
         self._line.settle(self.number)
 
-    def future(self, ref: int) -> Future[wire.Value]:
+    def future(self, ref: int) -> Promise[wire.Value]:
         with self._lock:
             future = self._futures.get(ref)
             if future is None:
-                future = self._futures[ref] = new_future(wire.Value)
+                future = self._futures[ref] = Promise()
                 if self._failure is not None:
                     future.set_exception(self._failure(*self._places.get(ref, ("", ""))))
             return future
@@ -204,7 +197,7 @@ class Inbox:
             self._callers.pop(ref, None)
             future = self._futures.get(ref)
             if future is None:
-                future = self._futures[ref] = new_future(wire.Value)
+                future = self._futures[ref] = Promise()
         if future.done():
             return
         if isinstance(outcome, BaseException):

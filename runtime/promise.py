@@ -6,11 +6,14 @@ they were half of what the garbage collector had to walk. A Promise is two, and 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+_log = logging.getLogger("banyan")
 
 
 class Promise(Generic[T]):
@@ -46,14 +49,17 @@ class Promise(Generic[T]):
                 callback = self._callbacks.pop(0)
             except IndexError:  # another thread told the last one
                 return
-            callback(self)
+            try:
+                callback(self)
+            except Exception:
+                _log.exception("a callback of a promise raised")
 
     def done(self) -> bool:
         return self._is_kept
 
     def add_done_callback(self, callback: Callable[[Promise[T]], object]) -> None:
-        """Call `callback`, which must not raise, with this promise once it is kept, on whatever thread keeps it; at
-        once, if that is so already."""
+        """Call `callback` with this promise once it is kept, on whatever thread keeps it; at once, if that is so
+        already. What it raises is logged."""
         self._callbacks.append(callback)
         if self._is_kept:
             self._tell()

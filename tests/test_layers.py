@@ -26,7 +26,7 @@ class Room(NamedTuple):
 
 
 RUNTIME = "banyan.runtime"
-CORE = tuple(f"{RUNTIME}.{name}" for name in ("wire", "errors", "config", "template", "reasoning"))
+CORE = tuple(f"{RUNTIME}.{name}" for name in ("wire", "errors", "config", "promise", "reasoning", "template"))
 FACE = (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch")
 
 COMMAND_LINE = tuple(f"banyan.{name}" for name in ("cli", "cli_chat", "cli_check", "cli_models", "cli_run"))
@@ -45,6 +45,7 @@ LAW = {
     f"{RUNTIME}.wire": Room((), ("msgspec",)),
     f"{RUNTIME}.errors": Room(),
     f"{RUNTIME}.reasoning": Room((f"{RUNTIME}.wire",)),
+    f"{RUNTIME}.promise": Room(),
     f"{RUNTIME}.template": Room((f"{RUNTIME}.wire", f"{RUNTIME}.errors"), ("msgspec",)),  # what a Use stands for
     f"{RUNTIME}.config": Room((f"{RUNTIME}.errors",), ("msgspec",)),
     f"{RUNTIME}.ipc": Room(CORE, ("msgspec", "zmq")),

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
 from banyan.runtime import wire
+from banyan.runtime.promise import Promise
 
 Question = Literal["stats", "flush", "check", "info"]
 
@@ -24,7 +24,7 @@ class OpenProgram(Protocol):
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
         """Run `ops` after those sent before. Does not wait for them."""
 
-    def future(self, ref: int) -> Future[wire.Value]:
+    def future(self, ref: int) -> Promise[wire.Value]:
         """The value `ref`; may be asked for before it was submitted."""
 
     def on_delta(self, ref: int, callback: Callable[[str], None]) -> None:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from functools import partial
 from itertools import count
 from typing import NamedTuple, TypeAlias
@@ -22,6 +21,7 @@ from banyan.backends.job import Answers, Backend, Job, Made, Outcome, Piece, aga
 from banyan.clock import clock
 from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, DeadlineExceeded, ToolError
+from banyan.runtime.promise import Promise
 
 
 class _End(NamedTuple):
@@ -111,7 +111,7 @@ class Program:
         self._states = {0: State(0, is_born=True)}
         self._values: dict[int, str | BanyanError] = {}
         self._makers: dict[int, State] = {}  # ref -> the state whose op makes it
-        self._futures: dict[int, Future[wire.Value]] = {}
+        self._futures: dict[int, Promise[wire.Value]] = {}
         self._listeners: dict[int, Callable[[str], None]] = {}
         self._heard: dict[int, list[str]] = {}
         self._callers: dict[int, Callable[[wire.Called], None]] = {}
@@ -120,7 +120,7 @@ class Program:
         self._ready: deque[State] = deque()
         self._waiting: dict[int | _Gathering, list[State]] = {}
         self._starts: deque[Job] = deque()
-        self._resolved: deque[tuple[Future[wire.Value], wire.Value | BanyanError]] = deque()
+        self._resolved: deque[tuple[Promise[wire.Value], wire.Value | BanyanError]] = deque()
         self._pumping: set[int] = set()  # threads inside `_pump`
         self._is_cancelled = False
         self.first_error: BaseException | None = None
@@ -146,11 +146,11 @@ class Program:
         """Call `callback`, which must not wait, each time that the gen `ref` calls tools."""
         self._callers[ref] = callback
 
-    def future(self, ref: int) -> Future[wire.Value]:
+    def future(self, ref: int) -> Promise[wire.Value]:
         with self._lock:
             future = self._futures.get(ref)
             if future is None:
-                future = self._futures[ref] = Future()
+                future = self._futures[ref] = Promise()
                 if self._is_cancelled:
                     future.set_exception(self._cancelled())
             return future
@@ -434,7 +434,7 @@ class Program:
 
     def _resolve(self, ref: int, outcome: wire.Value | BanyanError) -> None:
         if ref not in self._futures:
-            self._futures[ref] = Future()
+            self._futures[ref] = Promise()
         self._resolved.append((self._futures[ref], outcome))
         self._wake(ref)
 
@@ -490,7 +490,7 @@ class Program:
                         yield state.number
 
 
-def _settle(future: Future[wire.Value], outcome: wire.Value | BanyanError) -> None:
+def _settle(future: Promise[wire.Value], outcome: wire.Value | BanyanError) -> None:
     if future.done():
         return
     if isinstance(outcome, BanyanError):

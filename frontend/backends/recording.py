@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +17,7 @@ from banyan.backends.job import Answers, Made, Piece
 from banyan.backends.tape import VERSION, Digest, Entry, Failure, Header, Text, asked_of
 from banyan.runtime import wire
 from banyan.runtime.errors import BanyanError, Cancelled, ConfigError
+from banyan.runtime.promise import Promise
 
 
 class Record:
@@ -155,7 +155,7 @@ class _Recorded:
             future.add_done_callback(partial(self._answered, asked))
         self._program.submit(ops, last)
 
-    def future(self, ref: int) -> Future[wire.Value]:
+    def future(self, ref: int) -> Promise[wire.Value]:
         return self._program.future(ref)
 
     def on_delta(self, ref: int, callback: Callable[[str], None]) -> None:
@@ -209,7 +209,7 @@ class _Recorded:
             case wire.Results(ref=ref, texts=texts):
                 self._asked[ref].answers.append(texts)
 
-    def _answered(self, asked: _Asked, future: Future[wire.Value]) -> None:
+    def _answered(self, asked: _Asked, future: Promise[wire.Value]) -> None:
         with self._lock:
             asked.outcome = future.exception() or future.result()
             self._pending.append(asked)

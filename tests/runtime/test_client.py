@@ -141,7 +141,7 @@ def test_asyncio_awaits_the_same_futures(join: Join) -> None:
     async def one() -> str:
         program = c.program()
         ask(program, "a")
-        return (await asyncio.wrap_future(program.future(0))).samples[0].text
+        return (await asyncio.to_thread(program.future(0).result)).samples[0].text
 
     async def many() -> list[str]:
         return await asyncio.wait_for(asyncio.gather(*(one() for _ in range(20))), 20)

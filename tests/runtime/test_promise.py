@@ -63,6 +63,16 @@ def test_a_callback_may_add_another() -> None:
     assert seen == ["second", "first"]
 
 
+def test_a_callback_that_raises_is_logged_and_keeps_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    promise = Promise[int]()
+    seen: list[int] = []
+    promise.add_done_callback(lambda p: [][p.result()])
+    promise.add_done_callback(lambda p: seen.append(p.result()))
+    promise.set_result(1)
+    assert seen == [1]
+    assert "IndexError" in caplog.text
+
+
 def test_many_threads_wait_and_none_is_forgotten() -> None:
     for round in range(200):
         promise = Promise[int]()
