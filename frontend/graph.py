@@ -147,8 +147,10 @@ class Graph:
 class _Line:
     """A state while it is drawn. at: the nodes that its next one goes on from."""
 
-    def __init__(self, at: tuple[int, ...] = (), n_chars: int = 0, values: tuple[str, ...] = ()) -> None:
-        self.at, self.n_chars, self.values = at, n_chars, values
+    def __init__(self, begins_as: _Line | None = None) -> None:
+        self.at: tuple[int, ...] = begins_as.at if begins_as else ()
+        self.n_chars: int = begins_as.n_chars if begins_as else 0
+        self.values: tuple[str, ...] = begins_as.values if begins_as else ()
 
 
 class _Drawing:
@@ -177,9 +179,11 @@ class _Drawing:
             case wire.Read(ref=ref, mark=mark):
                 self._makers[ref] = self._node(k, op, "read", "text" if mark is None else "text of a scope", line.at)
             case wire.Fork(children=children):
-                self._lines |= {child: _Line(line.at, line.n_chars, line.values) for child in children}
+                self._lines |= {child: _Line(line) for child in children}
                 if line.at:
                     self.shared.append(Shared(op.state, children, line.n_chars, line.values))
+            case wire.Join(children=(child,), adopt=True):
+                self._lines[op.state] = _Line(self._lines[child])
             case wire.Join(children=children):
                 ends = dict.fromkeys([*line.at, *(i for child in children for i in self._lines[child].at)])
                 line.at = (self._node(k, op, "join", "join", tuple(ends)),)

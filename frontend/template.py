@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from banyan import fstring
 from banyan.backends.base import Backend
 from banyan.recorder import Recording
-from banyan.ref import Gathered, Ref
+from banyan.ref import Gathered, Ref, Thought
 from banyan.runtime import wire
 from banyan.runtime.errors import Unsupported
 from banyan.runtime.template import ProgramTemplate, is_unseeded
@@ -38,12 +38,11 @@ class Template:
         if recording.state._lane.number:
             raise Unsupported("its state goes on as one of its branches")
         self.names = names
-        # Drops are left out: a run says by itself what it holds no more.
-        self.shape = ProgramTemplate([_checked_op(op) for op in recording.ops if not isinstance(op, wire.Drop)])
+        self.shape = ProgramTemplate([_checked_op(op) for op in recording.ops if not _is_let_go(op)])
         self._state, self._value = recording.state, recording.value
         for value in (self._value, *self._state._values.values()):
             _check_value(value, self._state)
-        self._parents, self._paths = _parents(self.shape.ops), list(_paths(self.shape.ops))
+        self._parents, (self._paths, self._path) = _parents(self.shape.ops), _paths(self.shape.ops)
         self._refs = sorted(set(_refs(self._state)), key=lambda ref: ref.number)
         self._number, self._defining = -1, threading.Lock()
 
@@ -85,9 +84,10 @@ class Template:
             child=lanes[1].number if self._parents else 1,
             ref=number,
             mark=record.new_marks(shape.n_marks),
-            seeds=() if state._seed is None else tuple([_seed(state._seed, path) for path in self._paths]),
+            seeds=() if state._seed is None else tuple([_seed(state._seed, path) or 0 for path in self._paths]),
         )
         record.use(use, shape)
+        state._seed, state._closed = _seed(state._seed, self._path), recorded._closed
         return _moved(self._value, new, arguments)
 
     def _defined(self, backend: Backend) -> int:
@@ -108,6 +108,11 @@ def _undefine(backend: weakref.ref[Any], number: int) -> None:
 # ---- what can be a template ----------------------------------------------------------------------------------------
 
 
+def _is_let_go(op: wire.Op) -> bool:
+    """Whether it says that nobody holds a state any more. A run says that by itself, when it is so."""
+    return isinstance(op, wire.Drop) and not op.tree
+
+
 def _checked_op(op: wire.Op) -> wire.TemplateOp:
     if not isinstance(op, wire.TemplateOp):
         raise Unsupported(f"it holds a {type(op).__name__}")
@@ -125,7 +130,7 @@ def _check_value(value: Any, state: State) -> None:
             _check_value(one, state)
     elif isinstance(value, str) and fstring.holds(value):
         raise Unsupported("a string that holds an argument or a gen is kept, not appended")
-    elif not isinstance(value, str | int | float | bytes | None | Ref | Slot) and value is not state:
+    elif not isinstance(value, str | int | float | bytes | None | Ref | Slot | Thought) and value is not state:
         raise Unsupported(f"a {type(value).__name__} that its body made is kept, and all runs would share it")
 
 
@@ -135,13 +140,15 @@ def _kept(state: State, value: Any, arguments: Sequence[Any]) -> list[Any]:
     new |= {ref: ("value", ref.number) for ref in _refs(state)}
 
     def seen(one: Any) -> Any:
-        return [seen(each) for each in one.values] if isinstance(one, Gathered) else _moved(one, new, arguments)
+        if isinstance(one, Gathered):
+            return [one.collects, *map(seen, one.values)]
+        return ("thought", one.ref.number) if isinstance(one, Thought) else _moved(one, new, arguments)
 
     return [seen(value), {name: seen(one) for name, one in state._values.items()}]
 
 
 def _merged(ops: Iterable[wire.Op]) -> list[wire.Op]:
-    """The ops without Drops, and with texts that stand side by side as one."""
+    """The ops, with texts that stand side by side as one."""
     merged: list[wire.Op] = []
     for op in ops:
         if isinstance(op, wire.Append):
@@ -154,7 +161,7 @@ def _merged(ops: Iterable[wire.Op]) -> list[wire.Op]:
                 elif part != "":
                     parts.append(part)
             op = wire.Append(op.state, tuple(parts))
-        if not isinstance(op, wire.Drop) and op != wire.Append(op.state, ()):
+        if not _is_let_go(op) and op != wire.Append(op.state, ()):
             merged.append(op)
     return merged
 
@@ -173,6 +180,8 @@ def _refs(state: State) -> Iterator[Ref]:
         one = found.pop()
         if isinstance(one, Gathered):
             found += one.values
+        elif isinstance(one, Thought):
+            found.append(one.ref)
         elif isinstance(one, Ref):
             yield one
             found.append(one.before)
@@ -184,6 +193,8 @@ def _moved(value: Any, new: Mapping[Any, Any], arguments: Sequence[Any]) -> Any:
         return arguments[value.i]
     if isinstance(value, Gathered):
         return Gathered([_moved(one, new, arguments) for one in value.values], value.collects)
+    if isinstance(value, Thought):
+        return Thought(new[value.ref])
     return new[value] if isinstance(value, Ref | State) else value
 
 
@@ -198,10 +209,17 @@ def _parents(ops: Sequence[wire.Op]) -> list[int]:
     return [parents[child] for child in sorted(parents)]
 
 
-def _paths(ops: Sequence[wire.Op]) -> Iterator[Path]:
-    """Where the seeds come from of gens and selects that have none of their own: counted as states count."""
+def _paths(ops: Sequence[wire.Op]) -> tuple[list[Path], Path]:
+    """Where the seeds come from of gens and selects that have none of their own, and where state 0 comes from at last.
+
+    Counted as states count what they draw.
+    """
+    found: list[Path] = []
     n_draws, paths = {0: 0}, dict[int, Path]({0: ()})
     for op in ops:
+        if isinstance(op, wire.Join) and op.adopt:
+            (child,) = op.children
+            n_draws[op.state], paths[op.state] = n_draws[child], paths[child]
         if not isinstance(op, wire.Gen | wire.Select | wire.Fork):
             continue
         n_draws[op.state] += 1
@@ -210,10 +228,11 @@ def _paths(ops: Sequence[wire.Op]) -> Iterator[Path]:
             for i, child in enumerate(op.children):
                 n_draws[child], paths[child] = 0, (*path, (n, i))
         elif is_unseeded(op):
-            yield (*path, (n,))
+            found.append((*path, (n,)))
+    return found, paths[0]
 
 
-def _seed(seed: int, path: Path) -> int:
+def _seed(seed: int | None, path: Path) -> int | None:
     for step in path:
-        seed = mix(seed, *step) or 0
+        seed = mix(seed, *step)
     return seed

@@ -153,6 +153,28 @@ def counts(s: bn.State, n: int) -> None:
     s["n"] = n
 
 
+@bn.function
+def adopts(s: bn.State, topic: str) -> None:
+    """It goes on as a branch of a branch, drops another, and draws behind that."""
+    s += topic + bn.gen("first")
+    branches = s.fork(3)
+    branches += [f"{i}" for i in range(3)]
+    branches += bn.gen("x")
+    (inner,) = branches[1].fork(1)
+    inner += bn.gen("y")
+    s.adopt(inner)
+    branches[0].drop()
+    s += bn.gen("z")
+
+
+@bn.function
+def thinks(s: bn.State, topic: str) -> None:
+    s += topic + bn.separate_reasoning(bn.gen("a"), model_type="qwen3")
+    branches = s.fork(2)
+    branches += bn.gen("b")
+    branches.join(on_error="collect")
+
+
 ITEMS: list[tuple[bn.Program, list[tuple[Any, ...]]]] = [
     (straight, [("one",), ("two",), ("",), ("  x\n",), ("<|im_end|>",)]),
     (tree, [("one",), ("two", 2), ("three", 3), ("",)]),
@@ -163,6 +185,8 @@ ITEMS: list[tuple[bn.Program, list[tuple[Any, ...]]]] = [
     (catches, [("one",), ("three",)]),
     (asks_for_its_type, [("one",), (1,), (1.5,), (True,), (None,)]),
     (counts, [(1,), (10**30,), (-1,)]),
+    (adopts, [("one",), ("two",)]),
+    (thinks, [("one",), ("two",)]),
 ]
 
 

@@ -170,6 +170,19 @@ def test_the_drawing(full: Graph) -> None:
     assert full.explain() in shown
 
 
+def test_a_state_that_adopts_a_branch_goes_on_from_it() -> None:
+    @bn.function
+    def adopts(s: bn.State) -> None:
+        s += "x"
+        branches = s.fork(2)
+        branches += bn.gen("a")
+        s.adopt(branches[1])
+        s += bn.gen("b")
+
+    nodes = adopts.graph().nodes
+    assert [(node.label, node.after) for node in nodes] == [("x", ()), ("a", (0,)), ("a", (0,)), ("b", (2,))]
+
+
 def test_options_are_those_of_run() -> None:
     with pytest.raises(TypeError, match="no parameter 'topc'"):
         tree.graph(topc="sea")
