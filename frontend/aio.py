@@ -6,9 +6,9 @@ Loaded with the first program that is awaited: asyncio costs more than all of `i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -62,18 +62,26 @@ async def on_thread(work: Callable[[], None]) -> None:
     done.result()
 
 
-@asynccontextmanager
-async def until_stopped(record: Record) -> AsyncIterator[None]:
+class until_stopped:
     """Run a block of this task until `record` is stopped: then it is cancelled, and raises what stopped the program."""
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(None) as scope:
-            record.on_stop(partial(_from_outside, loop, partial(_end, loop, scope)))
-            yield
-    except TimeoutError:
-        if scope.expired():
-            record.check()  # raises why
-        raise
+
+    __slots__ = ("_record", "_scope")
+
+    def __init__(self, record: Record) -> None:
+        self._record, self._scope = record, asyncio.timeout(None)
+
+    async def __aenter__(self) -> None:
+        await self._scope.__aenter__()
+        loop = asyncio.get_running_loop()
+        self._record.on_stop(partial(_from_outside, loop, partial(_end, loop, self._scope)))
+
+    async def __aexit__(self, *raised: Any) -> None:
+        try:
+            await self._scope.__aexit__(*raised)
+        except TimeoutError:
+            if self._scope.expired():
+                self._record.check()  # raises why
+            raise
 
 
 def _end(loop: asyncio.AbstractEventLoop, scope: asyncio.Timeout) -> None:

@@ -110,7 +110,7 @@ class AsyncBatch:
                 await self._finish(run)
             except Exception as e:
                 self._errors[i] = e
-                run.record.notice.is_given |= self._on_error == "raise"
+                run.record.notice.is_given = self._on_error == "raise"
             except asyncio.CancelledError as e:
                 if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # a task runs this
                     raise

@@ -80,8 +80,11 @@ class Program:
         run = self._begin(State, items, 0)
         if items.options.stream:
             return aside(run)
-        with run.telling():
+        try:
             run.play()
+        except BaseException:
+            run.record.notice.is_given = True
+            raise
         return run.state
 
     __call__ = run
@@ -108,12 +111,8 @@ class Program:
         """
         items = self._item(args, kwargs, opts)
         if self.is_async:
-            run = self._begin(AsyncState, items, 0)
-            with run.telling():
-                return await finished(run)
-        on_thread = self._begin(State, items, 0)
-        with on_thread.telling():
-            return await finished_on_thread(on_thread)
+            return await finished(self._begin(AsyncState, items, 0))
+        return await finished_on_thread(self._begin(State, items, 0))
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run[Any]:
         """A run with the arguments of `run` that has not begun, and streams when it does. For `stream`."""

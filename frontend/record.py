@@ -47,7 +47,7 @@ class Lane:
 
     __slots__ = ("_notes", "number", "parent")
 
-    def __init__(self, number: int, notes: deque[int], parent: Lane | None = None) -> None:
+    def __init__(self, number: int, notes: list[int], parent: Lane | None = None) -> None:
         self.number, self.parent, self._notes = number, parent, notes
 
     def __del__(self) -> None:
@@ -76,7 +76,7 @@ class Record:
         self._lock, self._sending = threading.Lock(), threading.RLock()
         self._log: deque[wire.Op | tuple[int, Sequence[wire.Part]]] = deque()
         """What is not sent yet: ops, and texts with the state that each was appended to. Appending takes no lock."""
-        self._dropped: deque[int] = deque()
+        self._dropped: list[int] = []
         self.is_due = False
         """Whether a gen was recorded that is not sent yet."""
         self.failure: Exception | None = None
@@ -159,7 +159,7 @@ class Record:
             ops.append(wire.Append(state, tuple(text)))
         if ops or (self._dropped and not self._is_idle()):  # where nothing runs, dropping is not worth a message
             while self._dropped:
-                ops.append(wire.Drop(self._dropped.popleft()))
+                ops.append(wire.Drop(self._dropped.pop()))
         return ops
 
     def _is_idle(self) -> bool:

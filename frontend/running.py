@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from types import CoroutineType
 from typing import Any, Generic, TypeVar
 
@@ -71,15 +71,6 @@ class Run(Generic[P]):
         if global_config.verbosity >= 2 and isinstance(self.state, State):
             print(self.state.text())
 
-    @contextmanager
-    def telling(self) -> Iterator[None]:
-        """What the block raises, its caller hears of."""
-        try:
-            yield
-        except BaseException:
-            self.record.notice.is_given = True
-            raise
-
     async def play_async(self) -> None:
         """`play`, for a body that is awaited; it ends where it stands when its program is stopped."""
         from banyan.aio import until_stopped  # here: it loads asyncio
@@ -99,9 +90,13 @@ class Run(Generic[P]):
 
 
 async def finished(run: Run[AsyncState]) -> AsyncState:
-    """Run an `async def` body in this task; gives its state when all is done."""
-    await run.play_async()
-    return await _settled(run, run.state)
+    """Run an `async def` body in this task; gives its state when all is done, and raises what went wrong."""
+    try:
+        await run.play_async()
+        return await _settled(run, run.state)
+    except BaseException:
+        run.record.notice.is_given = True
+        raise
 
 
 async def finished_on_thread(run: Run[State]) -> AsyncState:
@@ -111,10 +106,11 @@ async def finished_on_thread(run: Run[State]) -> AsyncState:
     try:
         async with until_stopped(run.record):
             await on_thread(run.play)
+        return await _settled(run, run.state._as(AsyncState))
     except BaseException as e:
         run.record.end(e)
+        run.record.notice.is_given = True
         raise
-    return await _settled(run, run.state._as(AsyncState))
 
 
 async def _settled(run: Run[Any], state: AsyncState) -> AsyncState:
