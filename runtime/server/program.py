@@ -19,11 +19,19 @@ Client = bytes
 N_TAIL = 80  # characters of the prompt that an error shows
 
 
+class Had(NamedTuple):
+    """What a state had somewhere among its ops: the first `n_pieces` of its text, which may go on, and its marks."""
+
+    text: Text
+    n_pieces: int
+    marks: dict[int, int]
+
+
 class Gathering:
     """A Join on its way: what each child had where the Join stands among the child's ops."""
 
     def __init__(self, children: tuple[int, ...]) -> None:
-        self.ends: dict[int, int | Error] = {}  # child -> its number of pieces there, or what it had failed with
+        self.had: dict[int, Had | Error] = {}  # by child; an error: what it had failed with
         self.n_missing = len(children)
 
 

@@ -19,7 +19,7 @@ from banyan.runtime.server.attempts import Attempts
 from banyan.runtime.server.delivery import Delivery
 from banyan.runtime.server.generate import Error, Generation, Generator, Outcome
 from banyan.runtime.server.limits import Limiter, Timers
-from banyan.runtime.server.program import Client, Gathering, Point, Program, State
+from banyan.runtime.server.program import Client, Gathering, Had, Point, Program, State
 from banyan.runtime.server.requests import Requests, Standing
 from banyan.runtime.server.rounds import Rounds, Tooling
 from banyan.runtime.server.state import Open, Shut, Text
@@ -242,7 +242,7 @@ class Programs:
             case wire.Join():
                 self._join(program, state, op)
             case Point():
-                self._reach(program, op, len(state.text.pieces))
+                self._reach(program, op, Had(state.text, len(state.text.pieces), dict(state.marks)))
             case wire.Mark(mark=mark):
                 state.marks[mark] = len(state.text.pieces)
             case wire.Read():
@@ -275,19 +275,18 @@ class Programs:
     def _join(self, program: Program, state: State, op: wire.Join) -> None:
         join = program.joins[state.number].popleft()
         for number in op.children:
-            end = join.ends[number]
-            if isinstance(end, Error):
-                raise Broken(end.because(f"state {number}, which is joined here, failed"))
-            text = program.states[number].text
+            had = join.had[number]
+            if isinstance(had, Error):
+                raise Broken(had.because(f"state {number}, which is joined here, failed"))
             if op.adopt:
-                state.text, state.marks = text.upto(end, state.text.n_inherited), dict(program.states[number].marks)
+                state.text, state.marks = had.text.upto(had.n_pieces, state.text.n_inherited), had.marks
                 return
-            for piece in text.pieces[text.n_inherited : end]:
+            for piece in had.text.pieces[had.text.n_inherited : had.n_pieces]:
                 state.text.append(piece)
-            state.text.tools = state.text.tools or text.tools
+            state.text.tools = state.text.tools or had.text.tools
 
-    def _reach(self, program: Program, point: Point, at: int | Error) -> None:
-        point.join.ends[point.child] = at
+    def _reach(self, program: Program, point: Point, had: Had | Error) -> None:
+        point.join.had[point.child] = had
         point.join.n_missing -= 1
         if not point.join.n_missing:
             self._wake(program, point.join)

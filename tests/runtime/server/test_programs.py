@@ -393,3 +393,17 @@ def test_a_whole_subtree_is_dropped(bench: Any, greedy: Sampler) -> None:
     b.run()
     assert b.text(2) == "kept"
     assert b.text(4) == ""
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+def test_a_join_takes_what_a_branch_had_there_whatever_it_became_since(
+    adopt: bool, bench: Any, greedy: Sampler
+) -> None:
+    b = bench({"slow": "made"})
+    b.submit(
+        *(Fork(0, (1, 2)), Append(1, ("one",)), Append(2, ("two and more",)), Append(0, ("slow",))),
+        *(Gen(0, 0, greedy()), Join(0, (1,), adopt=adopt), Join(1, (2,), adopt=True), Append(1, ("!",))),
+        *(Read(0, 1), Read(1, 2)),
+    )
+    b.run()
+    assert (b.text(1), b.text(2)) == ("one" if adopt else "slowmadeone", "two and more!")
