@@ -67,7 +67,6 @@ class Batch:
         is still running."""
         with ExitStack() as stack:
             stack.callback(self._stop)
-            advance: Callable[[], object] = bool
             if self._title is not None:
                 from banyan.progress import bar  # here: it loads rich
 
