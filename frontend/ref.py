@@ -209,13 +209,16 @@ def meta_of_sample(k: int, sample: wire.Sample, value: wire.Value, with_text: bo
     if sample.logprobs or value.prompt:
         outputs = [(t.logprob, t.id, t.text if with_text else None) for t in sample.logprobs]
         meta["output_token_logprobs"] = outputs
-        meta["output_top_logprobs"] = [
-            [(logprob, token, words if with_text else None) for token, words, logprob in t.top] for t in sample.logprobs
-        ]
+        meta["output_top_logprobs"] = [_top(t, with_text) for t in sample.logprobs]
         meta["input_token_logprobs"] = [
             (None if math.isnan(t.logprob) else t.logprob, t.id, t.text if with_text else None) for t in value.prompt
         ]
+        meta["input_top_logprobs"] = [_top(t, with_text) if t.top else None for t in value.prompt]
     return meta
+
+
+def _top(t: wire.TokenLogprob, with_text: bool) -> list[tuple[float, int, str | None]]:
+    return [(logprob, token, words if with_text else None) for token, words, logprob in t.top]
 
 
 def _meta_of_select(scores: wire.Scores, method: wire.ChoicesMethod | None) -> dict[str, Any]:

@@ -111,8 +111,6 @@ def _checked_logprobs(merged: wire.Sampling) -> wire.Sampling:
     wants = {"top_logprobs_num": merged.top_logprobs > 0, "logprob_start_len": merged.logprob_start >= 0}
     if not merged.logprobs:
         raise BadProgram(f"{' and '.join(name for name in wants if wants[name])} needs return_logprob=True")
-    if all(wants.values()):
-        raise Unsupported("top_logprobs_num with logprob_start_len: only the output's tokens have alternatives")
     return merged
 
 

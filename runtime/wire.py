@@ -159,7 +159,7 @@ class Append(Wire, frozen=True):
 
 
 class Reasoning(Wire, frozen=True):
-    """How a model marks what it thinks before it speaks. is_forced: an output begins inside, even if no mark says so."""
+    """How a model marks what it thinks before it speaks. is_forced: an output begins inside, mark or none."""
 
     start: str = "<think>"
     end: str = "</think>"
@@ -507,8 +507,8 @@ class Delta(Wire, frozen=True):
 
 
 class Called(Wire, frozen=True):
-    """The gen `ref` calls tools, for the `round`-th time (from 0), or shows its `round`-th output (see Gen.retries), and
-    waits for Results.
+    """The gen `ref` calls tools, for the `round`-th time (from 0), or shows its `round`-th output (see Gen.retries),
+    and waits for Results.
 
     text: the whole of its turn, the calls as the model wrote them. usage: of this turn alone.
     """
@@ -625,7 +625,7 @@ class Finish(Wire, frozen=True):
 
     scores: float32 `bytes`, the logprobs that score_from asked for. n_cached: prompt tokens that came from the tree.
     started: when the engine began to compute it (see Times). n_drafted, n_accepted: as in Usage.
-    drafted: as in Sample.
+    drafted: as in Sample. tops: with scores, the alternatives to each token, where Sampling.top_logprobs asks for some.
     """
 
     rid: int
@@ -638,6 +638,7 @@ class Finish(Wire, frozen=True):
     n_drafted: int = 0
     n_accepted: int = 0
     drafted: bytes = b""
+    tops: tuple[TopLogprobs, ...] = ()
 
 
 class TopLogprobs(Wire, frozen=True):

@@ -22,7 +22,7 @@ class Batch(NamedTuple):
     ragged: Ragged
     rows: Tensor  # int64 [n_scored + n_drawn]
     targets: Tensor  # int64 [n_scored]: the tokens whose logprobs are asked for
-    scored: tuple[tuple[int, int], ...]  # (rid, how many of the targets), in order
+    scored: tuple[tuple[int, int, int], ...]  # (rid, how many of the targets, how many alternatives), in order
     drawn: tuple[Request, ...]
 
 
@@ -49,7 +49,7 @@ def assemble(plan: Plan, page: int, device: torch.device) -> Batch:
             first = start + score_at - 1 - done  # a token's logprob stands in the row before it
             score_rows.extend(range(first, first + n_scored))
             targets.extend(request.ids[score_at : score_at + n_scored])
-            scored.append((request.rid, n_scored))
+            scored.append((request.rid, n_scored, request.sampling.top_logprobs))
 
     n_new_, n_kv = np.array(q_lens), np.array(kv_lens)
     ahead = n_kv - np.cumsum(n_new_)  # position minus row, the same for all rows of a request

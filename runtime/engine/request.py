@@ -57,6 +57,7 @@ class Request:
         "since",
         "started",
         "stop_ids",
+        "tops",
     )
 
     client: Account
@@ -83,6 +84,7 @@ class Request:
         self.drafted = array("i")  # which tokens of its output were there before they were computed
         self.n_cached = -1  # prompt tokens found in the tree at its first start; -1 before
         self.scores = array("f")  # logprobs of the prompt tokens from score_from on, as far as computed
+        self.tops: list[TopLogprobs] = []  # the same with alternatives, where they are asked for
         self.lease: Lease | None = None  # held while it runs
         self.guide, self.ends = guide, ends
         s = self.sampling
@@ -157,9 +159,10 @@ class Result(NamedTuple):
     """What the model gave for a plan.
 
     ids: one per work that draws, in order. logprobs: by rid, for those that asked. scores: by rid, the logprobs of the
-    scored tokens of this step.
+    scored tokens of this step; tops: with the alternatives to each, for those that asked.
     """
 
     ids: list[int]
     logprobs: dict[int, TopLogprobs]
     scores: dict[int, list[float]]
+    tops: dict[int, list[TopLogprobs]]

@@ -34,10 +34,10 @@ def sample(logits: Tensor, batch: Batch, masks: Masks | None = None) -> Result:
     """logits: float32 [n_scored + n_drawn, vocab], changed in place; masks of the rows that draw. On a GPU this waits
     for the step to end."""
     n_scored = len(batch.targets)
-    scores = _scores(logits[:n_scored], batch) if n_scored else {}
+    scores, tops = _scores(logits[:n_scored], batch) if n_scored else ({}, {})
     if not batch.drawn:
-        return Result([], {}, scores)
-    return Result(*choose(logits[n_scored:], batch.drawn, masks), scores)
+        return Result([], {}, scores, tops)
+    return Result(*choose(logits[n_scored:], batch.drawn, masks), scores, tops)
 
 
 def choose(
@@ -194,14 +194,22 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def _scores(logits: Tensor, batch: Batch) -> dict[int, list[float]]:
-    """By rid, the logprobs of the tokens to be scored."""
-    own = logits.gather(1, batch.targets[:, None]).squeeze(1) - logits.logsumexp(-1)
-    flat, at, out = own.tolist(), 0, {}
-    for rid, n in batch.scored:
+def _scores(logits: Tensor, batch: Batch) -> tuple[dict[int, list[float]], dict[int, list[TopLogprobs]]]:
+    """By rid, the logprobs of the tokens to be scored, and where alternatives are asked for, these too."""
+    sums = logits.logsumexp(-1)
+    own = logits.gather(1, batch.targets[:, None]).squeeze(1) - sums
+    flat, at = own.tolist(), 0
+    out: dict[int, list[float]] = {}
+    tops: dict[int, list[TopLogprobs]] = {}
+    for rid, n, n_top in batch.scored:
         out[rid] = flat[at : at + n]
+        if n_top:
+            best = logits[at : at + n].topk(min(n_top, logits.shape[1]))
+            values = (best.values - sums[at : at + n, None]).cpu().numpy()
+            pairs = zip(out[rid], best.indices.int().cpu().numpy(), values, strict=True)
+            tops[rid] = [TopLogprobs(p, ids.tobytes(), top.tobytes()) for p, ids, top in pairs]
         at += n
-    return out
+    return out, tops
 
 
 def _logprobs(own: Tensor, ids: Tensor, requests: Sequence[Request]) -> dict[int, TopLogprobs]:

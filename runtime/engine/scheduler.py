@@ -232,6 +232,7 @@ class Scheduler:
             self.counts["computed_tokens"] += n_new
             if n_scored:
                 request.scores.extend(result.scores[request.rid])
+                request.tops += result.tops.get(request.rid, ())
             if not draws:
                 self._publish(request)
                 if request.n_computed == request.n_total:
@@ -352,6 +353,7 @@ class Scheduler:
                 n_drafted,
                 n_drafted,  # what a constraint forces is always right
                 drafted,
+                tuple(request.tops),
             )
         )
 

@@ -248,9 +248,11 @@ class Requests:
         if start < 0 or not request.run.sampling.logprobs:
             return ()
         ids = unpack(request.run.ids)[start:]
-        scores = [math.nan, *request.scores] if start == 0 else request.scores
-        spell = self._tokenizer.text_of
-        return tuple(wire.TokenLogprob(i, spell([i]), score) for i, score in zip(ids, scores, strict=True))
+        tops = request.finish.tops if request.finish is not None else ()
+        entries = list(tops) or [wire.TopLogprobs(score) for score in request.scores]
+        if start == 0:
+            entries.insert(0, wire.TopLogprobs(math.nan))
+        return tuple(map(self._logprob, ids, entries))
 
     def _logprob(self, i: int, entry: wire.TopLogprobs) -> wire.TokenLogprob:
         ids: Any = memoryview(entry.top_ids).cast("i")

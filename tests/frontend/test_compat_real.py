@@ -197,8 +197,16 @@ def test_meta_info_and_logprobs() -> None:
     assert looked["x"] == ""
     next_best = looked.get_meta_info("x")["output_top_logprobs"]
     assert [token for _, token, _ in next_best[0]] == [token for _, token, _ in meta["output_top_logprobs"][0]]
-    read = one.run(max_tokens=1, return_logprob=True, logprob_start_len=0, return_text_in_logprobs=True)
+    read = one.run(
+        max_tokens=1, return_logprob=True, logprob_start_len=0, top_logprobs_num=3, return_text_in_logprobs=True
+    )
     prompt = read.get_meta_info("x")["input_token_logprobs"]
+    tops = read.get_meta_info("x")["input_top_logprobs"]
+    assert tops[0] is None
+    for own, best in zip(prompt[1:], tops[1:], strict=True):
+        assert len(best) == 3
+        assert own[0] <= best[0][0] + 1e-6
+        assert own in best or own[0] <= best[-1][0] + 1e-6
     assert prompt[0][0] is None
     assert "".join(text for *_, text in prompt) == "the quick brown fox"
     assert all(logprob < 0 for logprob, *_ in prompt[1:])

@@ -105,7 +105,7 @@ def answered(value: wire.Value, *expr: Any) -> dict[str, Any]:
 
 
 def test_meta_info_tells_of_drafts_and_of_the_prompts_tokens() -> None:
-    prompt = (wire.TokenLogprob(3, "a", math.nan), wire.TokenLogprob(4, "b", -1.0))
+    prompt = (wire.TokenLogprob(3, "a", math.nan), wire.TokenLogprob(4, "b", -1.0, ((5, "c", -0.5), (4, "b", -1.0))))
     usage = wire.Usage(prompt=2, cached=1, generated=9, drafted=8, accepted=5)
     times = wire.Times(ready=2.0, ended=3.5)
     value = wire.Value(7, 0, 0, (wire.Sample("t", "stop", n_tokens=9),), usage, times=times, prompt=prompt)
@@ -113,6 +113,7 @@ def test_meta_info_tells_of_drafts_and_of_the_prompts_tokens() -> None:
     assert (meta["id"], meta["spec_verify_ct"], meta["e2e_latency"]) == ("7-0-0", 4, 1.5)
     assert (meta["prompt_tokens"], meta["cached_tokens"], meta["completion_tokens"]) == (2, 1, 9)
     assert meta["input_token_logprobs"] == [(None, 3, "a"), (-1.0, 4, "b")]
+    assert meta["input_top_logprobs"] == [None, [(-0.5, 5, "c"), (-1.0, 4, "b")]]
 
 
 SCORES = wire.Scores(

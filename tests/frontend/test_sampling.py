@@ -136,8 +136,8 @@ def test_logprobs_of_the_prompt(mock: bn.Mock) -> None:
     assert sampling(mock).logprob_start == 2
     with pytest.raises(bn.BadProgram, match="logprob_start_len needs return_logprob"):
         one.run({"logprob_start_len": 0})
-    with pytest.raises(bn.Unsupported, match="top_logprobs_num with logprob_start_len"):
-        one.run({"logprob_start_len": 0, "return_logprob": True, "top_logprobs_num": 1})
+    with pytest.raises(bn.BadProgram, match="top_logprobs_num and logprob_start_len needs return_logprob"):
+        one.run({"logprob_start_len": 0, "top_logprobs_num": 1})
 
 
 def test_use_thread_is_what_it_always_is(mock: bn.Mock) -> None:

@@ -21,7 +21,7 @@ N = 4000
 
 def request(fake: ModuleType, sampling: Sampling, prompt: Sequence[int] = (0,), said: Sequence[int] = (), rid: int = 0,
             **fields: Any) -> Request:  # fmt: skip
-    r = Request(fake.run(rid, prompt, sampling, **fields), 0, 100)
+    r = Request(fake.run(rid, prompt, sampling, **fields), 100)
     for token in said:
         r.append(token)
     return r
