@@ -99,7 +99,7 @@ class Caller:
         loop = _loop()
         loop.call_soon_threadsafe(self._begin, loop, called)
 
-    def _ended(self, _: Future[wire.Value]) -> None:
+    def _ended(self, _: object) -> None:
         """The gen is known, or will never be: nothing is called for it any more."""
         if self.whole is not None:
             self.whole.close()
