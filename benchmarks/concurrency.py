@@ -1,0 +1,131 @@
+"""What many programs at once cost their process: threads, and memory, beside a server that answers at once.
+
+    python benchmarks/concurrency.py [--quick] [--json FILE]
+
+SGLang 0.5.23 has 193 threads where 32 programs fork in 4 (measured on 2 cores AMD EPYC), and no async programs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from instant import server
+
+import banyan as bn
+
+N_PROGRAMS, N_BRANCHES, N_THREADS = 32, 4, 32
+TESTS = ("tests/frontend/test_async.py", "tests/frontend/test_async_batch.py", "tests/frontend/test_batch.py")
+
+
+@bn.function
+def branches(s: bn.State, i: int, seen: list[int]) -> None:
+    s += bn.user(f"question {i}")
+    forks = s.fork(N_BRANCHES)
+    forks += lambda k: bn.assistant(f"branch {k}" + bn.gen("x", max_tokens=16))
+    for branch in forks:
+        assert branch["x"]
+        seen.append(threading.active_count())
+    forks.join()
+
+
+@bn.function
+async def ask(s: bn.AsyncState, i: int, begun: set[int]) -> str:
+    s += bn.user(f"question {i}")
+    s += bn.assistant(bn.gen("a", max_tokens=16))
+    begun.add(i)
+    return await s.value("a")  # type: ignore[no-any-return]
+
+
+def threads() -> int:
+    """All threads of this process, at most, while programs with branches run on a pool."""
+    seen: list[int] = []
+    with server() as path, bn.connect(path) as backend:
+        branches.run_batch([(i, seen) for i in range(N_PROGRAMS)], backend=backend, num_threads=N_THREADS)
+    return max(seen)
+
+
+def memory(n: int) -> dict[str, float]:
+    """Of each of `n` async programs of which none is finished (KB, resident); and what each takes from its start to
+    its end (us of CPU)."""
+    with server(hold=n + 1) as path, bn.connect(path) as backend:
+        return asyncio.run(_memory(n, backend))
+
+
+async def _memory(n: int, backend: bn.RuntimeEndpoint) -> dict[str, float]:
+    begun: set[int] = set()
+    batch = ask.run_batch_async([(i, begun) for i in range(n)], backend=backend, concurrency=n)
+    gc.collect()
+    before, start = _resident(), time.process_time()
+    running = asyncio.create_task(_all(batch))
+    while len(begun) < n:
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.5)  # all is sent, and what could be freed is free
+    each = (_resident() - before) / n
+    last = await ask.run_async(n, begun, backend=backend)  # the one that the server has waited for
+    assert last["a"] == "an answer of a few words"
+    states = await running
+    assert all(state.ret_value == last.ret_value for state in states)
+    return {"KB": each / 1000, "us": (time.process_time() - start) / n * 1e6}
+
+
+async def _all(batch: Any) -> list[bn.AsyncState]:
+    return await batch  # type: ignore[no-any-return]
+
+
+def _resident() -> int:
+    """Bytes of memory that this process holds."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def apart(what: str, n: int = 0) -> Any:
+    """One of the measures above, in a process that has done nothing else."""
+    done = subprocess.run([sys.executable, __file__, "--measure", what, str(n)], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return json.loads(done.stdout)
+
+
+def rows(report: Any, quick: bool = False) -> None:
+    """Measure, and add the rows to `report`."""
+    n = 1000 if quick else 10_000
+    name = f"threads, {N_PROGRAMS} programs x fork({N_BRANCHES}), pool {N_THREADS}"
+    report.row(name, "threads", apart("threads"), target=f"<= {N_THREADS + 4}")
+    found = apart("memory", n)
+    report.row(f"memory of each of {n} async programs", "KB", found["KB"], target="< 20")
+    report.row(f"client CPU of each of {n} async programs", "us", found["us"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--quick", action="store_true", help="1,000 async programs, not 10,000, and no tests first"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--measure", nargs=2, metavar=("WHAT", "N"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        what, n = options.measure
+        print(json.dumps(threads() if what == "threads" else memory(int(n))))
+        return 0
+    from report import Report, correct
+
+    if not options.quick:
+        correct(*TESTS)
+    report = Report("concurrency", "a server that answers at once")
+    rows(report, options.quick)
+    return report.end(options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
