@@ -1,0 +1,76 @@
+"""Ctrl-C: whatever waits, it ends at once, and so does the server's work."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from banyan.runtime import launch
+from banyan.runtime.client import connect
+
+BODY = """
+import asyncio, sys, threading
+import banyan as bn
+
+@bn.function
+def endless(s, i=0):
+    s += f"item {i}" + bn.gen("x", max_tokens=400, ignore_eos=True)
+    s += bn.user(s["x"])
+
+@bn.function
+async def awaited(s, i=0):
+    s += f"item {i}" + bn.gen("x", max_tokens=400, ignore_eos=True)
+    await s.value("x")
+
+backend = bn.connect(sys.argv[1])
+print("begun", flush=True)
+try:
+    WAIT
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+sys.stdin.readline()
+print("threads", threading.current_thread().name, threading.active_count(), flush=True)
+"""
+
+WAITS = {
+    "run": "endless.run(backend=backend)",
+    "run_batch": "endless.run_batch([(i,) for i in range(8)], backend=backend)",
+    "one by one": "list(endless.run_batch([(i,) for i in range(8)], backend=backend, ordered=False))",
+    "run_async": "asyncio.run(awaited.run_async(backend=backend))",
+    "on a thread": "asyncio.run(endless.run_async(backend=backend))",
+    "run_batch_async": "asyncio.run(asyncio.wait_for(awaited.run_batch_async([(i,) for i in range(8)], "
+    "backend=backend)._all(), 60))",
+    "stream": "[st for st in [bn.stream(endless, backend=backend)] for event in st.events()]",
+}
+
+
+@pytest.mark.parametrize("how", WAITS)
+def test_an_interrupt_ends_the_wait_and_the_work(serve: Callable[..., launch.ServerProcess], how: str) -> None:
+    server = serve(step_ms=20)
+    mine = connect(server.socket)
+    code = BODY.replace("WAIT", WAITS[how])
+    command = [sys.executable, "-c", code, str(server.socket)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as user:  # type: ignore[call-overload]
+        assert user.stdout.readline() == "begun\n"
+        deadline = time.monotonic() + 20
+        while not mine.ask("stats")["server"]["requests"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        start = time.monotonic()
+        user.send_signal(signal.SIGINT)
+        assert user.stdout.readline() == "interrupted\n", user.stderr.read()
+        while mine.ask("stats")["server"]["requests"]:
+            assert time.monotonic() - start < 5, "the server works on"
+            time.sleep(0.01)
+        took = time.monotonic() - start
+        out, err = user.communicate("\n", timeout=20)
+        assert took < 2.0
+        assert err == ""
+        assert user.returncode == 0
+        assert out.startswith("threads MainThread ")
