@@ -178,57 +178,68 @@ class Tree:
             root = self.roots[namespace] = Root(namespace, self.dead)
         return root
 
+    # Going up a path, locks and holds never get fewer. So it is, from its end on: nodes that stand in lanes, nodes that
+    # are held alone, nodes that are locked; and neighbours have as many pages as lie between their borders.
+
     def lock(self, node: Node, above: Node | None = None) -> None:
         """Lock a node and its ancestors, up to `above` (left out): they stay until unlocked."""
-        at: Node | None = node
-        while at is not above:
-            assert at is not None
-            parent = at.parent
-            if not at.n_locks and parent:
-                if at.n_holds:
-                    self.n_held -= len(at.pages)
-                else:
-                    lane, before, behind = at.lane, at.prev, at.next
-                    before.next, behind.prev = behind, before
-                    at.prev = at.next = lane  # so that a node that goes is not kept in memory by one that stays
-                    lane.n_pages -= len(at.pages)
-            at.n_locks += 1
+        at, page = node, self.page
+        while at is not above and not (at.n_locks or at.n_holds) and (parent := at.parent):
+            first, lane = at, at.lane
+            at.n_locks = 1
+            while at.next is parent:  # a path often stands in one piece
+                at = parent
+                at.n_locks = 1
+                parent = at.parent
+            before, behind = first.prev, at.next
+            before.next, behind.prev = behind, before
+            lane.n_pages -= first.start // page + len(first.pages) - at.start // page
             at = parent
+        while at is not above and not at.n_locks and (parent := at.parent):
+            self.n_held -= len(at.pages)
+            at.n_locks = 1
+            at = parent
+        end: Node | None = at
+        while end is not above and end:
+            end.n_locks += 1
+            end = end.parent
 
     def unlock(self, node: Node, above: Node | None = None) -> None:
         """Take back one `lock` of the same nodes. Those that nobody else locks become the youngest of their lanes."""
-        lane = node.lane
+        at, lane, page = node, node.lane, self.page
         if not lane.is_open:
             lane = self._open(lane)
-        youngest, n, at = lane.prev, 0, node  # n: pages put behind what the lane had
-        while parent := at.parent:
-            at.n_locks -= 1
-            if at.lane is not lane:
-                if at.lane.level <= lane.level:
-                    at.lane = lane
-                else:
-                    youngest.next, lane.prev = lane, youngest
-                    lane.n_pages += n
-                    lane = at.lane = self._open(at.lane)
-                    youngest, n = lane.prev, 0
-            if not at.n_locks:
-                if at.n_holds:
-                    self.n_held += len(at.pages)
-                else:
-                    at.prev = youngest
-                    youngest.next = at
-                    youngest = at
-                    n += len(at.pages)
+        while at is not above and at.n_locks == 1 and not at.n_holds and (parent := at.parent):
+            if at.lane.level > lane.level:
+                lane = self._open(at.lane)
+            first, youngest, level = at, lane.prev, lane.level
+            while True:
+                at.n_locks = 0
+                at.lane = lane
+                at.prev = youngest
+                youngest.next = at
+                youngest = at
+                at = parent
+                if at.n_locks != 1 or at is above or at.n_holds or at.lane.level > level or not (parent := at.parent):
+                    break
+            youngest.next, lane.prev = lane, youngest
+            lane.n_pages += first.start // page + len(first.pages) - youngest.start // page
+        while at is not above and at.n_locks == 1 and (parent := at.parent):
+            self.n_held += len(at.pages)
+            at.n_locks = 0
+            if at.lane.level < lane.level:
+                at.lane = lane
             at = parent
-            if at is above:
+        rest: Node | None = at
+        while rest:
+            if rest.lane.level < lane.level:
+                rest.lane = lane
+            if rest is above:
                 break
-        else:
-            at.n_locks -= 1
-            self._leave(at)
-        youngest.next, lane.prev = lane, youngest
-        lane.n_pages += n
-        if at.lane.level < lane.level:
-            at.lane = lane  # `above` is locked, and not to stand lower either
+            rest.n_locks -= 1
+            if rest.parent is None:
+                self._leave(rest)
+            rest = rest.parent
         if len(node.key) < self.width:
             self._tidy(node)
 
@@ -401,32 +412,34 @@ class Tree:
     def evict(self, n: int) -> int:
         """Free n pages, or as many as are not locked: of the lowest lane the oldest leaf, and of it the last pages;
         where all lanes are empty, of what is held. Where there is a second tier they go there, and a few more."""
-        n_left, lanes, free = n, self.lanes, self.pool.free
+        n_left, lanes, below, free = n, self.lanes, self.below, self.pool.free
         reason = ""  # why a node that was held is held no more
         while n_left > 0:
-            lane = lanes[0]
-            node = lane.next
-            if node is not lane:
-                n_gone = self.below.take(node, n_left) if self.below else self.trim(node, n_left)
-            elif len(lanes) > 1:
+            lane, before = lanes[0], n_left
+            while n_left > 0 and (node := lane.next) is not lane:
+                if below:
+                    n_left -= below.take(node, n_left)
+                elif (n_gone := len(node.pages)) <= n_left:
+                    self.drop(node)
+                    n_left -= n_gone
+                else:
+                    self._trim(node, n_left)
+                    n_left = 0
+            if n_left == before and len(lanes) > 1:
                 self._shut(lane)
-                continue
-            else:
+            elif n_left == before:
                 n_free = len(free)
                 if not (reason := self.give_up()):
                     break
-                n_gone = len(free) - n_free  # a leaf that only its holder needed
-            n_left -= n_gone
-            name = reason or lane.reason
-            self.n_evicted[name] = self.n_evicted.get(name, 0) + n_gone
+                n_left -= len(free) - n_free  # a leaf that only its holder needed
+            if n_gone := before - n_left:
+                name = reason or lane.reason
+                self.n_evicted[name] = self.n_evicted.get(name, 0) + n_gone
         return n - n_left
 
-    def trim(self, node: Node, n: int) -> int:
-        """Free n pages at the end of a leaf that stands in a lane, or all it has. How many it were."""
+    def _trim(self, node: Node, n: int) -> None:
+        """Free n pages at the end of a leaf that stands in a lane and has more."""
         n_kept = len(node.pages) - n
-        if n_kept <= 0:
-            self.drop(node)
-            return n_kept + n
         if n_kept > _LONG:
             self.split(node, (n_kept - _LONG) * self.page)
             n_kept = _LONG
@@ -438,7 +451,6 @@ class Tree:
         node.key = node.key[: n_kept * self.width]
         self.n_pages -= n
         node.lane.n_pages -= n
-        return n
 
     def drop(self, node: Node) -> None:
         """Remove a leaf that stands in a lane, and free its pages."""
@@ -451,9 +463,12 @@ class Tree:
         if not parent.children:
             parent.children, parent.order = NO_CHILDREN, NO_ORDER
             self._leave(parent)
-        unlink(node)
+        lane, before, behind = node.lane, node.prev, node.next
+        before.next, behind.prev = behind, before
+        node.prev = node.next = lane  # locked nodes may still know it, but none is to know others by it
         self.n_nodes -= 1
         if n := len(node.pages):
+            lane.n_pages -= n
             self.n_pages -= n
             self.n_tokens -= len(node.key) // 4
             self.pool.give(node.pages)

@@ -1,0 +1,140 @@
+"""The work that benchmarks/tree.py gives to prefix caches, ours and others, and how it is timed. Needs numpy alone, as
+it also runs where the others are installed.
+
+The tree: per 100 nodes one system prompt of 512 tokens with 99 continuations of 64; beside it the probed paths, of
+4096 tokens in 1, 8 and 64 nodes (a branch of one page leaves the path at each border), and the prompts that are
+inserted: 512 new tokens behind 3584 that all share. Microseconds; medians and 99th percentiles.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+VOCABULARY = 128_000
+LONG, SHARED = 4096, 3584
+Ids = np.ndarray[Any, np.dtype[np.int32]]
+_now = time.perf_counter_ns
+
+
+class Adapter:
+    """One cache. A `key` is a prompt in its own form, made outside the clock; so are the `pages` that it will fill."""
+
+    name = ""
+
+    def __init__(self, page: int, n_tokens: int) -> None:
+        """Room for n_tokens."""
+
+    def key(self, ids: Ids) -> Any:
+        raise NotImplementedError
+
+    def pages(self, key: Any) -> Any:
+        """What an insert needs beside the key."""
+        return None
+
+    def match(self, key: Any) -> tuple[int, Any]:
+        """(tokens found, what `lock` wants)"""
+        raise NotImplementedError
+
+    def lock_unlock(self, handle: Any) -> None:
+        raise NotImplementedError
+
+    def insert(self, key: Any, pages: Any) -> None:
+        """From the root on; nobody holds it afterwards."""
+        raise NotImplementedError
+
+    def fill(self) -> None:
+        """Leave no page free: from now on each new one is evicted for."""
+
+    def evict(self, n_tokens: int) -> int:
+        """Returns the tokens evicted."""
+        raise NotImplementedError
+
+    def cycle(self, key: Any, pages: Any) -> None:
+        """What an engine does for one request of 4096 tokens, 512 of them new: find and lock the prefix, make room,
+        store, and unlock."""
+        raise NotImplementedError
+
+
+def measure(make: type[Adapter], n_nodes: int, page: int = 16, n: int = 400) -> dict[str, float]:
+    """All figures of one cache, by name."""
+    chance = np.random.default_rng(0)
+    make(page, LONG)  # imports and first calls are not its memory
+    gc.collect()
+    before = resident()
+    n_tokens = n_nodes // 100 * (512 + 99 * 64)
+    cache = make(page, n_tokens + 40 * LONG + (2 * n + 700) * 512)
+    paths = {name: chance.integers(0, VOCABULARY, LONG, dtype=np.int32) for name in ("1", "8", "64")}
+    for prompt in background(chance, n_nodes):
+        _insert(cache, prompt)
+    gc.collect()
+    figures = {"bytes per token": (resident() - before) / n_tokens}
+    for name, ids in paths.items():
+        _insert(cache, ids)
+        for o in range(LONG // int(name), LONG, LONG // int(name)):
+            _insert(cache, np.concatenate([ids[:o], chance.integers(0, VOCABULARY, page, dtype=np.int32)]))
+    gc.collect()
+    gc.freeze()  # as the engine does
+    for name, ids in paths.items():
+        keys = [cache.key(np.concatenate([ids, ids[:page]])) for _ in range(n)]
+        found, handle = cache.match(keys[0])
+        assert found == LONG, f"{cache.name} finds {found} of {LONG} tokens"
+        _note(figures, f"match, {name}", (_time(cache.match, key) for key in keys))
+        _note(figures, f"lock and unlock, {name}", (_time(cache.lock_unlock, handle) for _ in keys))
+    base = chance.integers(0, VOCABULARY, SHARED, dtype=np.int32)
+    _insert(cache, base)
+
+    def fresh() -> tuple[Any, Any]:
+        key = cache.key(np.concatenate([base, chance.integers(0, VOCABULARY, LONG - SHARED, dtype=np.int32)]))
+        return key, cache.pages(key)
+
+    _note(figures, "insert", (_time(cache.insert, *fresh()) for _ in range(n)))
+    cache.fill()
+    _note(figures, "evict a page", _until(2.0, n, lambda: _time(cache.evict, page)))
+    _note(figures, "evict 512", _until(2.0, n, lambda: _time(cache.evict, 512)))
+    cache.fill()
+    _note(figures, "cycle", _until(4.0, n, lambda: _time(cache.cycle, *fresh())))
+    return figures
+
+
+def background(chance: np.random.Generator, n_nodes: int) -> Iterator[Ids]:
+    for _ in range(n_nodes // 100):
+        base = chance.integers(0, VOCABULARY, 512, dtype=np.int32)
+        for _ in range(99):
+            yield np.concatenate([base, chance.integers(0, VOCABULARY, 64, dtype=np.int32)])
+
+
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def _insert(cache: Adapter, ids: Ids) -> None:
+    key = cache.key(ids)
+    cache.insert(key, cache.pages(key))
+
+
+def _time(act: Callable[..., Any], *arguments: Any) -> int:
+    before = _now()
+    act(*arguments)
+    return _now() - before
+
+
+def _until(seconds: float, n: int, act: Callable[[], int]) -> Iterator[int]:
+    """n times, but not much longer than so many seconds; ten times at least."""
+    end = time.monotonic() + seconds
+    for i in range(n):
+        if i >= 10 and time.monotonic() > end:
+            return
+        yield act()
+
+
+def _note(figures: dict[str, float], name: str, times: Iterator[int]) -> None:
+    ordered = sorted(times)
+    figures[name] = ordered[len(ordered) // 2] / 1e3
+    figures[f"{name}, p99"] = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] / 1e3
