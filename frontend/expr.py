@@ -19,7 +19,7 @@ from banyan import fstring, pictures, typed
 from banyan.choices import checked_choices, checked_method, token_length_normalized
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.wire import ChoicesMethod, ConstraintSpec, Reasoning, Sampling
-from banyan.sampling import GenOptions, make
+from banyan.sampling import MAX_RETRIES, GenOptions, make
 
 if TYPE_CHECKING:
     from banyan.ref import Ref
@@ -85,7 +85,7 @@ class Gen(_Node, frozen=True):
     options: GenOptions = GenOptions()
     answer: Any = None
     """A typed.Answer."""
-    retries: int = 0
+    retries: int | None = None
     tools: Any = None
     """A tools.Toolbox."""
     reasoning: Reasoning | None = None
@@ -235,10 +235,10 @@ def _gen(name: str | None, asked: dict[str, Any]) -> Gen | Select:
         key: asked.pop(key) for key in ("max_rounds", "tool_timeout", "max_tool_output") if key in asked
     }
     toolbox = _toolbox(asked, limits) if limits or "tools" in asked else None
-    answer, retries = typed.asked(asked), asked.pop("retries", 0)
+    answer, retries = typed.asked(asked), asked.pop("retries", None)
     if retries and answer is None:
         raise BadProgram("retries says how often an answer of the wrong form may be given anew; say the form: type=")
-    if not isinstance(retries, int) or not 0 <= retries <= MAX_RETRIES:
+    if retries is not None and (not isinstance(retries, int) or not 0 <= retries <= MAX_RETRIES):
         raise BadProgram(f"retries is {retries!r}; it must be a number from 0 to {MAX_RETRIES}")
     return Gen(
         None if name is None else checked_name(name),
@@ -380,7 +380,6 @@ def assistant_end() -> End:
     return End("assistant")
 
 
-MAX_RETRIES = 100
 _OF_TOOLS = ("max_rounds", "tool_timeout", "max_tool_output")
 _NO_WISHES = GenOptions()
 NOTHING = Seq(())

@@ -199,11 +199,12 @@ class Prompt:
             from banyan.calls import Caller  # here: it loads asyncio, and most programs have no tools
 
             ref.caller = Caller(self._record, self._lane.number, ref.number, ref.line, leaf.tools)
-        if leaf.retries:
+        retries = 0 if leaf.answer is None else (leaf.retries if leaf.retries is not None else run.retries) or 0
+        if retries:
             from banyan.checks import Checker  # here, as above
 
             ref.checker = Checker(self._record, self._lane.number, ref.number, leaf.answer)
-        is_stream = run.stream and not leaf.retries  # what may not count is not shown
+        is_stream = run.stream and not retries  # what may not count is not shown
         if is_stream:
             ref.stream()
         return wire.Gen(
@@ -215,7 +216,7 @@ class Prompt:
             ref.line,
             tools,
             leaf.reasoning,
-            leaf.retries,
+            retries,
             timeout=wishes.timeout or 0.0,
             budget=wishes.budget or 0,
         )

@@ -17,6 +17,10 @@ from banyan.runtime.errors import BadProgram, Unsupported
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 
 
+MAX_RETRIES = 100
+"""Of a gen: beyond that, its type is one that the model does not write."""
+
+
 class GenOptions(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, cache_hash=True
 ):
@@ -92,6 +96,8 @@ class Options(GenOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_
     It is the way that always works: a program whose own parameter is called `n` or `stop` gets that argument itself.
     """
 
+    retries: Annotated[int, Meta(ge=0, le=MAX_RETRIES)] | None = None
+    """Those of gens that have a type and no `retries` of their own (0)."""
     stream: bool = False
     """Run the body on a thread of its own and return at once; read with `text_iter`."""
     use_thread: bool = True

@@ -127,3 +127,22 @@ def test_a_validator_that_leaves_ends_the_program_and_nobody_waits() -> None:
     with pytest.raises(bn.BadOutput, match="raised SystemExit: enough"):
         program.run(backend=mock).sync()
     assert [call.name for call in mock.calls] == ["x"]
+
+
+def test_a_run_says_how_often_for_all_its_typed_gens() -> None:
+    @bn.function
+    def program(s: bn.State, **own: int) -> None:
+        s += "N: " + bn.gen("x", type=list[int], **own) + bn.gen("y")
+
+    def answers() -> bn.Mock:
+        return bn.Mock({"x": ["no", "no", "[1]"], "y": "text"})
+
+    assert program.run(backend=answers(), opts=bn.Options(retries=2)).value("x") == [1]
+    with pytest.raises(bn.BadOutput):
+        program.run(backend=answers()).value("x")
+    with pytest.raises(bn.BadOutput):
+        program.run(backend=answers(), opts=bn.Options(retries=1)).value("x")
+    with pytest.raises(bn.BadOutput):
+        program.bind(retries=0).run(backend=answers(), opts=bn.Options(retries=2)).value("x")
+    with pytest.raises(bn.BadProgram, match="retries"):
+        program.run(backend=answers(), opts=bn.Options(retries=-1))
