@@ -229,10 +229,10 @@ class Host:
     def _restore(self, file: PageFile) -> None:
         """Take over what the file has. What does not hang together to a root is free again."""
         after: dict[bytes, dict[bytes, tuple[int, Label]]] = {}
-        namespaces: set[bytes] = set()
+        namespaces: dict[bytes, None] = {}
         for i, label in file.labels():
             after.setdefault(label.parent, {})[label.digest] = i, label
-            namespaces.add(label.namespace)
+            namespaces[label.namespace] = None
         used: set[int] = set()
         for namespace in namespaces:
             (digest,) = prefix_digests(namespace, b"", 0, self.tree.width)

@@ -187,10 +187,9 @@ class Tree:
         while at is not above and not (at.n_locks or at.n_holds) and (parent := at.parent):
             first, lane = at, at.lane
             at.n_locks = 1
-            while at.next is parent:  # a path often stands in one piece
-                at = parent
+            while at.next is parent and parent.parent:  # a path often stands in one piece
+                at, parent = parent, parent.parent
                 at.n_locks = 1
-                parent = at.parent
             before, behind = first.prev, at.next
             before.next, behind.prev = behind, before
             lane.n_pages -= first.start // page + len(first.pages) - at.start // page
