@@ -42,16 +42,18 @@ class Lane:
     """A state as the server numbers it. When nothing can use it any more, the server is told to drop it.
 
     Whoever may still need the state to run holds its lane: the State itself, its values until they are known, and the
-    lanes forked from it.
+    lanes forked from it. last: the newest value that is made in it, -1 if there is none.
     """
 
-    __slots__ = ("_notes", "number", "parent")
+    __slots__ = ("_notes", "last", "number", "parent")
 
-    def __init__(self, number: int, notes: list[int], parent: Lane | None = None) -> None:
+    def __init__(self, number: int, notes: list[tuple[int, int]], parent: Lane | None = None) -> None:
         self.number, self.parent, self._notes = number, parent, notes
+        self.last = -1
 
     def __del__(self) -> None:
-        self._notes.append(self.number)  # only a note: a finalizer may run anywhere, inside our own locks too
+        note = self.number, self.last
+        self._notes.append(note)  # no more than that: a finalizer may run anywhere, inside our own locks too
 
 
 class Record:
@@ -76,7 +78,7 @@ class Record:
         self._lock, self._sending = threading.Lock(), threading.RLock()
         self._log: deque[wire.Op | tuple[int, Sequence[wire.Part]]] = deque()
         """What is not sent yet: ops, and texts with the state that each was appended to. Appending takes no lock."""
-        self._dropped: list[int] = []
+        self._dropped: list[tuple[int, int]] = []
         self.is_due = False
         """Whether a gen was recorded that is not sent yet."""
         self.failure: Exception | None = None
@@ -157,14 +159,12 @@ class Record:
                 ops.append(one)
         if text:
             ops.append(wire.Append(state, tuple(text)))
-        if ops or (self._dropped and not self._is_idle()):  # where nothing runs, dropping is not worth a message
-            while self._dropped:
-                ops.append(wire.Drop(self._dropped.pop()))
+        dropped = [self._dropped.pop() for _ in range(len(self._dropped))]
+        if ops or any(last >= 0 and not self.program.future(last).done() for _, last in dropped):
+            ops += [wire.Drop(number) for number, _ in dropped]
+        else:  # where nothing runs, dropping is worth no message of its own
+            self._dropped += dropped
         return ops
-
-    def _is_idle(self) -> bool:
-        """Whether all values that were ever recorded are known, or known to have failed."""
-        return all(self.program.future(number).done() for number in range(self.n_refs))
 
     def flush(self, why: str = "") -> None:
         """Send what is recorded, as one message. Raises what keeps the backend from taking it, now and ever after.

@@ -74,6 +74,7 @@ class Ref(Expr):
         self.checker: Checker | None = None
         """Who looks at the outputs of a gen with retries."""
         self._lane: Lane | None = lane
+        lane.last = self.number
         self._value: wire.Value | None = None
         self._objects: list[Any] | None = None
 
@@ -101,6 +102,7 @@ class Ref(Expr):
             if name != "__weakref__":
                 setattr(ref, name, getattr(self, name))
         ref.record, ref._lane, ref.before, ref.number = record, lane, before, number
+        lane.last = number
         return ref
 
     def stream(self) -> None:

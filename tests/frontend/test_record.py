@@ -13,6 +13,7 @@ import pytest
 import banyan as bn
 from banyan import record
 from banyan.record import Record, _Ticker
+from banyan.ref import Ref
 from banyan.runtime import wire
 from banyan.sampling import Options
 
@@ -36,9 +37,10 @@ def test_dropping_a_state_is_worth_no_message_where_nothing_runs(mock: bn.Mock) 
     kept = Record("p", mock, Options())
     a, b = kept.new_lane(), kept.new_lane()
     kept.add(wire.Fork(0, (1,)))
-    kept.add(wire.Gen(1, kept.new_ref()))
+    ref = Ref(kept, b, None)
+    kept.add(wire.Gen(1, ref.number))
     kept.flush()
-    del b
+    del b, ref
     kept.flush()
     assert len(mock.submits) == 1
     kept.text(a, ["x"])
@@ -177,3 +179,25 @@ def test_programs_leave_no_garbage(mock: bn.Mock) -> None:
         assert [one() for one in alive] == [None, None], "no cycle keeps them: the server hears of it at once"
     finally:
         gc.enable()
+
+
+def test_a_state_that_still_runs_is_dropped_at_once() -> None:
+    """And so is what it generates, though nothing else is there to be sent."""
+
+    class Late(bn.Mock):
+        def program(self, name: str = "") -> object:  # type: ignore[override]
+            made = super().program(name)
+            made.submit = lambda ops, last=False: self.submits.append(tuple(ops))  # type: ignore[method-assign]
+            return made
+
+    late = Late()
+    kept = Record("p", late, Options())
+    a, b = kept.new_lane(), kept.new_lane()
+    kept.add(wire.Fork(0, (1,)))
+    ref = Ref(kept, b, None)
+    kept.add(wire.Gen(1, ref.number))
+    kept.flush()
+    del b, ref
+    kept.flush()
+    assert late.submits[1:] == [(wire.Drop(1),)]
+    assert a.number == 0

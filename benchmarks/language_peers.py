@@ -1,0 +1,103 @@
+"""SGLang's language under the work of language.py. Runs in an environment that has it, without a GPU:
+
+    PYTHON benchmarks/language_peers.py --programs N      # prints figures as JSON
+
+SGLang: as in tree_peers.py. Its backend answers at once; the interpreter is what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from tree_peers import StandIns
+
+N_TURNS = 8
+NAME = "SGLang 0.5.23"
+
+
+def programs() -> dict[str, Any]:
+    """The programs of language.py, in SGLang's language."""
+    from sglang.lang.api import assistant, function, gen, user
+
+    @function
+    def chat(s: Any, topic: str) -> None:
+        for i in range(N_TURNS):
+            s += user(f"Question {i} about {topic}?")
+            s += assistant(gen(f"answer {i}", max_tokens=16))
+
+    @function
+    def tree(s: Any, topic: str) -> None:
+        s += user(f"About {topic}")
+        branches = s.fork(4)
+        branches += gen("a")
+        for branch in branches:
+            branch["a"]
+
+    return {"chat": chat, "tree": tree}
+
+
+def backend(answer: Any) -> Any:
+    """One whose gens are `answer()`."""
+    from sglang.lang.backend.base_backend import BaseBackend
+
+    class Scripted(BaseBackend):  # type: ignore[misc]
+        def generate(self, s: Any, sampling_params: Any) -> tuple[str, dict[str, Any]]:
+            return answer(), {}
+
+    return Scripted()
+
+
+def cpu_per_gen(chat: Any, n: int) -> float:
+    """Microseconds, in a batch of n programs."""
+    made = backend(lambda: "yes")
+    items = [{"topic": f"topic {i}"} for i in range(n)]
+    chat.run_batch(items[:8], backend=made)
+    best = float("inf")
+    for _ in range(3):
+        start = time.process_time()
+        chat.run_batch(items, backend=made)
+        best = min(best, time.process_time() - start)
+    return best / (n * N_TURNS) * 1e6
+
+
+def threads(tree: Any) -> int:
+    """At most, beside the main one, while 32 programs wait for the values of 4 branches each."""
+    waiting, go = threading.Semaphore(0), threading.Event()
+
+    def answer() -> str:
+        waiting.release()
+        go.wait(60)
+        return "yes"
+
+    batch = threading.Thread(
+        target=tree.run_batch,
+        args=([{"topic": f"{i}"} for i in range(32)],),
+        kwargs={"backend": backend(answer), "num_threads": 32},
+    )
+    batch.start()
+    for _ in range(32 * 4):
+        waiting.acquire(timeout=60)
+    n = threading.active_count() - 2  # this one, and the one that the batch is called from
+    go.set()
+    batch.join()
+    return n
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=int, required=True)
+    args = parser.parse_args()
+    sys.meta_path.insert(0, StandIns())
+    made = programs()
+    print(json.dumps({"cpu": cpu_per_gen(made["chat"], args.programs), "threads": threads(made["tree"])}))
+
+
+if __name__ == "__main__":
+    main()
