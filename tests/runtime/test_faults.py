@@ -43,13 +43,13 @@ def faults(module_at: Callable[[Path], ModuleType]) -> ModuleType:
 
 
 class World:
-    """A server with a fake engine, a client of it behind a proxy, and what is to happen to them.
+    """A server, a client of it behind a proxy, and what is to happen to them.
 
     Everything is there again before the next program, if the last one broke it.
     """
 
-    def __init__(self, boot: tuple[str, ...], model: Path, folder: Path, faults: ModuleType) -> None:
-        self._boot, self._model, self._folder, self._faults = boot, model, folder, faults
+    def __init__(self, start: Callable[[], launch.ServerProcess], folder: Path, faults: ModuleType) -> None:
+        self._start, self._folder, self._faults = start, folder, faults
         self._server: launch.ServerProcess | None = None
         self._proxy: Any = None
         self._n = self._n_steps = 0
@@ -62,7 +62,7 @@ class World:
         """`fault` strikes at step `at`, counted over all bodies."""
         if self._server is None or self._server.process.poll() is not None:
             self._end()
-            self._server = launch.start(config.make(model=str(self._model)), timeout=60.0, command=self._boot)
+            self._server = self._start()
         if self._proxy is None:
             self._n += 1
             self._proxy = self._faults.Proxy(self._folder / f"p{self._n}", self._server.socket)
@@ -144,24 +144,46 @@ def _go_on(pid: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def world(
-    boot: tuple[str, ...], tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory, faults: ModuleType
-) -> Iterator[World]:
+def _quick_heart() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ipc, "HEARTBEAT", 0.1)
         patch.setattr(ipc, "MISSED", 50)
-        folder = tmp_path_factory.mktemp("world")
-        tiny.make_tokenizer(folder)
-        (folder / "fake.json").write_text('{"step_ms": 1}')
-        made = World(boot, folder, tmp_path_factory.mktemp("s"), faults)
-        yield made
-        made.close()
+        yield
+
+
+@pytest.fixture(scope="module")
+def world(
+    boot: tuple[str, ...],
+    tiny: ModuleType,
+    tmp_path_factory: pytest.TempPathFactory,
+    faults: ModuleType,
+    _quick_heart: None,
+) -> Iterator[World]:
+    """With an engine that speaks by a rule."""
+    folder = tmp_path_factory.mktemp("world")
+    tiny.make_tokenizer(folder)
+    (folder / "fake.json").write_text('{"step_ms": 1}')
+    options = config.make(model=str(folder))
+    made = World(lambda: launch.start(options, timeout=60.0, command=boot), tmp_path_factory.mktemp("s"), faults)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def real_world(
+    tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory, faults: ModuleType, _quick_heart: None
+) -> Iterator[World]:
+    """With a tiny model."""
+    options = config.make(model=str(tiny_model()), threads=1, kv_memory="16MB", device="cpu")
+    made = World(lambda: launch.start(options, timeout=200.0), tmp_path_factory.mktemp("s"), faults)
+    yield made
+    made.close()
 
 
 # ---- programs ------------------------------------------------------------------------------------------------------
 
 OPS = st.recursive(
-    st.sampled_from([("text",), ("gen",), ("gen",), ("select",), ("look",), ("scope",), ("tool",)]),
+    st.sampled_from([("text",), ("gen",), ("gen",), ("select",), ("look",), ("scope",)]),
     lambda inner: st.tuples(
         st.just("fork"),
         st.lists(st.lists(inner, max_size=3), min_size=1, max_size=3),
@@ -170,12 +192,6 @@ OPS = st.recursive(
     max_leaves=10,
 )
 PROGRAMS = st.lists(OPS, min_size=1, max_size=6)
-
-
-@bn.tool
-def broken(x: int = 0) -> int:
-    """Never works."""
-    raise OSError(f"no luck with {x}")
 
 
 def body(s: bn.State, world: World, steps: list[Step]) -> None:
@@ -334,6 +350,15 @@ def test_a_two_stage_fork(world: World, fault: str) -> None:
 def test_a_two_stage_fork_at_every_point(world: World, way: Any, fault: str) -> None:
     for at in range(1, N_POINTS + 1):
         play(world, way, TWO_STAGES, fault, at)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("fault", sorted(CAUSES))
+def test_the_real_engine(real_world: World, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "DEADLINE", 60.0)  # an engine takes seconds to start
+    for at in (3, 9, 15):
+        play(real_world, run, TWO_STAGES, fault, at)
 
 
 @pytest.mark.parametrize("fault", ["kill_server", "cut"])

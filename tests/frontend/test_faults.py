@@ -1,0 +1,233 @@
+"""Whatever goes wrong on this side, a program ends in time, with its values or with an error that names the cause.
+
+Random programs on a Mock that takes its time: its script raises, tools raise or never end, the body raises at any step,
+somebody cancels, or the time is up. (Servers that die and messages that are lost: tests/runtime/test_faults.py.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import banyan as bn
+
+PATIENCE = 20.0
+"""Seconds in which all of these end, on a slow machine too."""
+
+Step = tuple[Any, ...]
+
+
+class Mine(Exception):
+    """What a body raises."""
+
+
+@bn.tool
+def raises() -> int:
+    """Fails."""
+    raise OSError("no luck in the tool")
+
+
+@bn.tool
+def never_ends() -> None:
+    """Waits."""
+    HELD.wait(PATIENCE)
+
+
+@bn.tool
+async def awaits() -> None:
+    """Waits, too."""
+    await asyncio.sleep(PATIENCE)
+
+
+HELD = threading.Event()
+TOOLS = {"raises": raises, "never_ends": never_ends, "awaits": awaits}
+KINDS = ["text", "gen", "gen", "bad", "many", "select", "typed", "look", "scope", *TOOLS]
+OPS = st.recursive(
+    st.sampled_from([(kind,) for kind in KINDS]),
+    lambda inner: st.tuples(
+        st.just("fork"),
+        st.lists(st.lists(inner, max_size=3), min_size=1, max_size=3),
+        st.sampled_from(["gather_variable", "concate_and_append", ""]),
+    ),
+    max_leaves=8,
+)
+PROGRAMS = st.lists(OPS, min_size=1, max_size=5)
+FAULTS = ["nothing", "raise", "cancel", "timeout"]
+
+
+class World:
+    """What happens at which step."""
+
+    def __init__(self, fault: str, at: int) -> None:
+        self.fault, self.at, self.n = fault, at, 0
+        self._lock = threading.Lock()
+
+    def step(self, s: Any) -> None:
+        with self._lock:
+            self.n += 1
+            is_now = self.n == self.at
+        if is_now and self.fault == "raise":
+            raise Mine
+        if is_now and self.fault == "cancel":
+            threading.Timer(0.005, s.cancel).start()
+
+
+def script(prompt: str, name: str) -> Any:
+    if name == "bad":
+        raise OSError("no luck in the script")
+    if name in TOOLS:
+        return "done" if prompt.split("<|im_start|>")[-2].startswith("tool") else {name: {}}
+    return {"c": "yes", "n": "[1, 2]"}.get(name, "some words")
+
+
+def backend() -> bn.Mock:
+    return bn.Mock(script, latency=lambda call: 0.003 * (len(call.prompt) % 3))
+
+
+def simple(s: Any, kind: str) -> None:
+    match kind:
+        case "text":
+            s += " some text"
+        case "gen":
+            s += bn.gen("x")
+        case "bad":
+            s += bn.gen("bad")
+        case "many":
+            s += bn.gen("m", n=2)
+        case "select":
+            s += bn.select("c", ["yes", "no"])
+        case "typed":
+            s += bn.gen("n", type=list[int], retries=1)
+        case "scope":
+            with s.var_scope("v"):
+                s += " in scope " + bn.gen("y")
+        case _ if kind in TOOLS:
+            s += bn.assistant(bn.gen(kind, tools=[TOOLS[kind]], tool_timeout=0.05))
+
+
+def body(s: bn.State, world: World, steps: list[Step]) -> None:
+    for step in steps:
+        world.step(s)
+        if step[0] == "fork":
+            forks = s.fork(len(step[1]))
+            for branch, inner in zip(forks, step[1], strict=True):
+                body(branch, world, inner)
+            if step[2]:
+                forks.join(step[2])
+        elif step[0] == "look":
+            assert "x" not in s or s["x"]
+        else:
+            simple(s, step[0])
+
+
+@bn.function
+def plain(s: bn.State, world: World, steps: list[Step]) -> str:
+    body(s, world, steps)
+    return s.text()
+
+
+async def async_body(s: bn.AsyncState, world: World, steps: list[Step]) -> None:
+    for step in steps:
+        world.step(s)
+        if step[0] == "fork":
+            forks = s.fork(len(step[1]))
+            await asyncio.gather(*(async_body(*pair) for pair in zip(forks, [world] * 3, step[1], strict=False)))
+            if step[2]:
+                forks.join(step[2])
+        elif step[0] == "look":
+            assert "x" not in s or await s.value("x")
+        else:
+            simple(s, step[0])
+
+
+@bn.function
+async def awaited(s: bn.AsyncState, world: World, steps: list[Step]) -> str:
+    await async_body(s, world, steps)
+    return await s.text()
+
+
+def run(arguments: Any, options: Any) -> None:
+    plain.run(*arguments, **options).sync()
+
+
+def run_async(arguments: Any, options: Any) -> None:
+    asyncio.run(awaited.run_async(*arguments, **options))
+
+
+def run_on_thread(arguments: Any, options: Any) -> None:
+    asyncio.run(plain.run_async(*arguments, **options))
+
+
+def run_batch(arguments: Any, options: Any) -> None:
+    for state in plain.run_batch([arguments] * 3, **options, on_error="return"):
+        if (error := state.error()) is not None:
+            raise error
+
+
+def run_batch_async(arguments: Any, options: Any) -> None:
+    async def main() -> None:
+        async for state in awaited.run_batch_async([arguments] * 3, **options, on_error="return", ordered=False):
+            if (error := await state.error()) is not None:
+                raise error
+
+    asyncio.run(main())
+
+
+def stream(arguments: Any, options: Any) -> None:
+    with bn.stream(plain, *arguments, **options) as st:
+        for _ in st.events():
+            pass
+
+
+def stream_async(arguments: Any, options: Any) -> None:
+    async def main() -> None:
+        async with bn.stream(awaited, *arguments, **options) as st:
+            async for _ in st.events():
+                pass
+
+    asyncio.run(main())
+
+
+WAYS = [run, run_async, run_on_thread, run_batch, run_batch_async, stream, stream_async]
+CAUSES: dict[str, tuple[type[BaseException], ...]] = {
+    "nothing": (),
+    "raise": (Mine,),
+    "cancel": (bn.Cancelled,),
+    "timeout": (bn.DeadlineExceeded,),
+}
+
+
+def play(way: Callable[..., None], steps: list[Step], fault: str, at: int) -> None:
+    start, error = time.monotonic(), None
+    options = {"backend": backend(), "timeout": 0.01 if fault == "timeout" else PATIENCE}
+    try:
+        way((World(fault, at), steps), options)
+    except Exception as e:
+        error = e
+    assert time.monotonic() - start < PATIENCE, "it ends in time"
+    if isinstance(error, bn.ProgramError) and "no luck in the script" in str(error):
+        assert error.gen == "bad"
+        assert isinstance(error.__cause__, OSError)
+    else:
+        assert error is None or isinstance(error, CAUSES[fault]), repr(error)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=PROGRAMS, way=st.sampled_from(WAYS), fault=st.sampled_from(FAULTS), at=st.integers(1, 12))
+def test_random_programs_end_well(steps: list[Step], way: Any, fault: str, at: int) -> None:
+    play(way, steps, fault, at)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=PROGRAMS, way=st.sampled_from(WAYS), fault=st.sampled_from(FAULTS), at=st.integers(1, 20))
+def test_random_programs_end_well_at_length(steps: list[Step], way: Any, fault: str, at: int) -> None:
+    play(way, steps, fault, at)
