@@ -147,7 +147,7 @@ class Compiled(Program):
         """Record the body, and keep what it gives. None: it raises, or there are too many templates already."""
 
         def played(**others: Any) -> Recording:
-            changed = inspect.BoundArguments(arguments.signature, arguments.arguments | others)  # type: ignore[arg-type]
+            changed = inspect.BoundArguments(arguments.signature, arguments.arguments | others)
             return record(self.name, super(Compiled, self)._body(changed), _shared(kept.options), kept.backend.welcome)
 
         with self._making:  # one at a time: whoever comes meanwhile most likely needs the same
