@@ -108,9 +108,7 @@ def rows(report: Any, quick: bool = False) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--quick", action="store_true", help="1,000 async programs, not 10,000, and no tests first"
-    )
+    parser.add_argument("--quick", action="store_true", help="1,000 async programs, not 10,000, and no tests first")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--measure", nargs=2, metavar=("WHAT", "N"), help=argparse.SUPPRESS)
     options = parser.parse_args()

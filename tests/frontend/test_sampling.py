@@ -79,7 +79,9 @@ def test_keywords_win_over_opts(mock: bn.Mock) -> None:
 
 
 def test_every_option_of_a_gen_is_an_option_of_a_run() -> None:
-    assert set(RUN_OPTIONS.values()) - {"stream", "backend", "use_thread", "retries"} == set(GenOptions.__struct_fields__)
+    assert set(RUN_OPTIONS.values()) - {"stream", "backend", "use_thread", "retries"} == set(
+        GenOptions.__struct_fields__
+    )
     arriving = {name for name, *_ in OPTIONS}
     seen_in_meta = {"top_logprobs_num", "return_text_in_logprobs", "logprob_start_len"}  # test_ref.py, and below
     limits = {"timeout", "budget"}  # test_limits.py
