@@ -139,13 +139,15 @@ class Ref(Expr):
     def _explained(self, error: BanyanError) -> BaseException:
         if self.record.error is not None:  # the body raised, and took its gens with it
             return self.record.error
-        if isinstance(error, Cancelled) and (failure := self.record.failure) is not None:
-            return placed(failure, self) if isinstance(failure, BanyanError) else failure
         place, ref = self, self.before
         while ref is not None:
             if ref.future.done() and isinstance(found := ref.future.exception(), BanyanError):
                 error, place = found, ref
             ref = ref.before
+        if isinstance(error, Cancelled) and (failure := self.record.failure) is not None:
+            if not isinstance(failure, BanyanError):
+                return failure
+            error = failure
         return placed(error, place)
 
     # ---- what users see of a value ---------------------------------------------------------------------------------

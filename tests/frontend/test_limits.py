@@ -192,3 +192,13 @@ def test_alarms_go_with_their_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(made._due) < 250
     alive = [alarm for _, _, alarm in made._due if alarm.action is not None]
     assert len(alive) < 5
+
+
+def test_what_a_stopped_run_is_told_does_not_depend_on_where_it_stood() -> None:
+    """A value of which only the one before it was asked for already."""
+    state = one.bind(n=1).run(backend=bn.Mock("late", latency=30), opts=bn.Options(timeout=0.05))
+    with pytest.raises(bn.DeadlineExceeded):
+        state["a"]
+    state += bn.gen("b")
+    with pytest.raises(bn.DeadlineExceeded, match=r"gen 'a'"):
+        state["b"]
