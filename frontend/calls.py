@@ -192,7 +192,7 @@ class Caller:
         context, here = self._context.copy(), asyncio.get_running_loop()
         loop = here if self._loop is None or self._loop.is_closed() else self._loop
         done = context.run(asyncio.run_coroutine_threadsafe, run(), loop)
-        return await _shielded(done, done.cancel)
+        return await _shielded(done, lambda: loop.is_closed() or done.cancel())
 
     async def _on_thread(self, tool: Tool, arguments: dict[str, Any]) -> _Outcome:
         done: Future[_Outcome] = Future()
