@@ -273,11 +273,11 @@ FAMILIES: dict[str, Family] = {
     "lines": lines,
 }
 MIXTURE = {
-    "tools": 0.25,
-    "json": 0.19,
-    "few_shot": 0.28,
-    "reading": 0.1,
-    "recall": 0.08,
+    "tools": 0.3,
+    "json": 0.3,
+    "few_shot": 0.2,
+    "reading": 0.04,
+    "recall": 0.06,
     "chat": 0.02,
     "puzzle": 0.01,
     "long": 0.01,

@@ -117,7 +117,8 @@ KINDS: dict[str, Kind] = {
         ),
         (
             Frame(("{host}", "{host}", "On {date}, {host}", "At {time}, {host}", "On {date} at {time}, {host}", "Our host {host}", "From {city}, {host}"),
-                  {"event": ("opens a {event}", "invites you to a {event}", "leads the {event}", "holds a {event}", "plans a {event}", "welcomes you to the {event}"),
+                  {"event": ("opens a {event}", "invites you to a {event}", "leads the {event}", "holds a {event}", "plans a {event}", "welcomes you to the {event}", "runs a {event}",
+                             "offers a {event}", "announces a {event}", "prepares a {event}", "has a {event}", "starts a {event}", "hosts a {event}", "brings a {event} to you"),
                    "city": ("comes to {city}", "meets you in {city}", "is in {city}", "waits for you in {city}"),
                    "date": ("comes on {date}", "begins on {date}", "expects you on {date}"),
                    "time": ("starts at {time}", "begins at {time}", "expects you at {time}"),

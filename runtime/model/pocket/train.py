@@ -280,8 +280,8 @@ def train(
 
 
 RECIPES = {
-    "pocket": Recipe(MAIN, n_steps=11000, n_decay=5000),
-    "draft": Recipe(DRAFT, n_steps=2400, n_decay=1000),
+    "pocket": Recipe(MAIN, n_steps=11900, n_decay=5000),
+    "draft": Recipe(DRAFT, n_steps=1600, n_decay=700),
 }
 
 
