@@ -205,13 +205,16 @@ CAUSES: dict[str, tuple[type[BaseException], ...]] = {
 
 
 def play(way: Callable[..., None], steps: list[Step], fault: str, at: int) -> None:
-    start, error = time.monotonic(), None
+    start = time.monotonic()
+    error: BaseException | None = None
     options = {"backend": backend(), "timeout": 0.01 if fault == "timeout" else PATIENCE}
     try:
         way((World(fault, at), steps), options)
     except Exception as e:
         error = e
     assert time.monotonic() - start < PATIENCE, "it ends in time"
+    while isinstance(error, bn.ForkError):
+        error = error.__cause__
     if isinstance(error, bn.ProgramError) and "no luck in the script" in str(error):
         assert error.gen == "bad"
         assert isinstance(error.__cause__, OSError)

@@ -303,6 +303,8 @@ def play(world: World, way: Callable[[World, list[Step]], list[Any]], steps: lis
     except Exception as e:
         error = e
     assert time.monotonic() - start < DEADLINE + 5, "it ends in time"
+    while isinstance(error, bn.ForkError):
+        error = error.__cause__
     if error is not None:
         assert isinstance(error, CAUSES[fault]), f"{fault}: {error!r}"
         assert re.search(WORDS[fault], str(error))
