@@ -183,16 +183,27 @@ class Caller:
         return f"error: {_reason(error)}", True
 
     async def _awaited(self, tool: Tool, arguments: dict[str, Any]) -> _Outcome:
-        async def run() -> _Outcome:
-            try:
-                return _Outcome(await tool.func(**arguments))
-            except BaseException as e:  # a task that raises what is no Exception ends its loop
-                return _Outcome(error=e)
-
-        context, here = self._context.copy(), asyncio.get_running_loop()
+        here = asyncio.get_running_loop()
         loop = here if self._loop is None or self._loop.is_closed() else self._loop
-        done = context.run(asyncio.run_coroutine_threadsafe, run(), loop)
-        return await _shielded(done, lambda: loop.is_closed() or done.cancel())
+        done: Future[_Outcome] = Future()
+        tasks: list[asyncio.Task[None]] = []
+
+        async def run() -> None:
+            try:
+                outcome = _Outcome(await tool.func(**arguments))
+            except BaseException as e:  # a task that raises what is no Exception ends its loop
+                outcome = _Outcome(error=e)
+            done.set_result(outcome)
+
+        def start() -> None:  # on the loop: a coroutine that is made here, for a loop that ends first, is never awaited
+            tasks.append(loop.create_task(run()))
+
+        def stop() -> None:
+            for task in tasks:
+                task.cancel()
+
+        loop.call_soon_threadsafe(start, context=self._context.copy())
+        return await _shielded(done, lambda: loop.is_closed() or loop.call_soon_threadsafe(stop))
 
     async def _on_thread(self, tool: Tool, arguments: dict[str, Any]) -> _Outcome:
         done: Future[_Outcome] = Future()
