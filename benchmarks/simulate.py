@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from banyan.radix_cache.cache import Cache
 from banyan.runtime.engine.admit import Limits
@@ -124,7 +124,8 @@ class Machine:
                 is_over = request.n_out >= self.lengths.get(request.rid, 1 << 30)
                 ids.append(VOCABULARY if is_over else token(request.rid, request.n_total))
         scores = {w.request.rid: [-1.0] * w.n_scored for w in plan.works if w.n_scored}
-        return Result(ids, {}, scores)
+        nothing: dict[str, Any] = {field: {} for field in Result._fields}  # logprobs and the like
+        return Result(**nothing | {"ids": ids, "scores": scores})
 
     def run(self, limit: int = 1 << 60) -> None:
         """Step until nothing is left to do."""

@@ -680,14 +680,16 @@ class Ready(Wire, frozen=True):
 
 
 class Check(Wire, frozen=True):
-    """Try a constraint in a process that may die of it."""
+    """Try a constraint in a process that may die of it. owner: the client who asks; nobody waits for another's."""
 
     id: int
     spec: ConstraintSpec
+    owner: int = 0
 
 
 class Verdict(Wire, frozen=True):
-    """What came of it: the spec that the engine gets, or (code not empty) an error of runtime/errors.py."""
+    """What came of it: the spec that the engine gets, or (code not empty) an error of runtime/errors.py. id -1: the
+    process is up."""
 
     id: int
     spec: ConstraintSpec | None = None

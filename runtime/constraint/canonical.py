@@ -43,6 +43,8 @@ def _json(text: str, what: str) -> Any:
 
     try:
         return json.loads(text, parse_constant=refuse)
+    except ConstraintSyntax:
+        raise
     except json.JSONDecodeError as e:
         raise ConstraintSyntax(f"{what} is not valid JSON: {e.msg} (line {e.lineno}, column {e.colno})") from None
     except RecursionError:

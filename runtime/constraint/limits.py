@@ -18,7 +18,8 @@ def check_size(spec: ConstraintSpec, limit: int) -> None:
             raise ConstraintTooLarge(f"{what} has {size} {unit}; the limit is {most}")
 
     text = len(spec.text.encode("utf-8", "surrogatepass"))
-    need({"json_schema": "the schema"}.get(spec.kind, f"the {spec.kind}"), text, limit)
+    names = {"json_schema": "the schema", "choices": "the list of choices"}
+    need(names.get(spec.kind, f"the {spec.kind}"), text, limit)
     if spec.kind == "regex":
         need("the regex", text, REGEX)
     need("`after`", len(spec.after), TRIGGERS, "strings")

@@ -33,8 +33,10 @@ KEPT_BYTES = 256 << 20
 """Of compiled constraints; of more, those that were not used for the longest go."""
 SLOW, PATIENCE = 0.02, 3
 """CPU seconds that a mask may take, as all others wait for it; so many in a row that took longer fail the output."""
+THREADS = 4
+"""Constraints that are compiled at the same time. One that takes long, but not too long, does not keep all others."""
 STACK = 64 << 20
-"""Bytes of the compiling thread's stack: a deep schema is compiled by recursion."""
+"""Bytes of a compiling thread's stack: a deep schema is compiled by recursion."""
 
 
 class Masks(NamedTuple):
@@ -132,8 +134,10 @@ class Guides:
         if self._threads is None:
             old = threading.stack_size(STACK)
             try:
-                self._threads = ThreadPoolExecutor(1, thread_name_prefix="banyan-guides")
-                self._threads.submit(int).result()  # starts the thread, while the size holds
+                self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="banyan-guides")
+                together = threading.Barrier(THREADS)  # so each of them starts now, while the size holds
+                for started in [self._threads.submit(together.wait) for _ in range(THREADS)]:
+                    started.result()
             finally:
                 threading.stack_size(old)
         return self._threads

@@ -99,7 +99,7 @@ class Generator:
         requests: Requests,
         offload: Offload,
         rng: Random,
-        check: Callable[[wire.ConstraintSpec, Callable[[wire.ConstraintSpec | BanyanError], None]], None],
+        check: Callable[[wire.ConstraintSpec, int, Callable[[wire.ConstraintSpec | BanyanError], None]], None],
     ) -> None:
         """`check`: tries a constraint, and calls back on the loop; see `Grammars.check`."""
         self.tokenizer, self.template = tokenizer, template
@@ -133,7 +133,8 @@ class Generator:
                     generation.end(Error(BanyanError.code, f"the text cannot be encoded: {encoded!r}"))
                 elif isinstance(op, wire.Gen):
                     text.runs = encoded[0]
-                    self._constrain(generation, op.sampling, partial(self._gen, generation, text, order, listener))
+                    then = partial(self._gen, generation, text, order, listener)
+                    self._constrain(generation, op.sampling, self._requests.standing(order[0]).client, then)
                 else:
                     generation.requests = self._select(generation, op, encoded, order)
             except BanyanError as e:
@@ -145,7 +146,7 @@ class Generator:
     # ---- gen -------------------------------------------------------------------------------------------------------
 
     def _constrain(
-        self, generation: Generation, sampling: wire.Sampling, then: Callable[[wire.Sampling], None]
+        self, generation: Generation, sampling: wire.Sampling, owner: int, then: Callable[[wire.Sampling], None]
     ) -> None:
         """Go on when the constraint, if there is one, is known to be good."""
         if sampling.constraint is None:
@@ -161,7 +162,7 @@ class Generator:
             except BanyanError as e:
                 generation.end(Error(e.code, e.message))
 
-        return self._try(sampling.constraint, told)
+        return self._try(sampling.constraint, owner, told)
 
     def _gen(
         self,

@@ -23,7 +23,7 @@ from banyan.runtime.errors import BanyanError, ConstraintBusy, ConstraintCrashed
 
 PREFLIGHT = (sys.executable, "-m", "banyan.runtime.server.preflight")
 QUEUE = 64
-"""Constraints under way at most; one more is refused as busy."""
+"""Constraints of one client that are under way at most; one more is refused as busy."""
 KEPT = 16 << 20
 """Characters of constraints that are remembered."""
 GRUDGE = 60.0
@@ -36,6 +36,14 @@ Then = Callable[[wire.ConstraintSpec | BanyanError], None]
 class Known(NamedTuple):
     verdict: wire.ConstraintSpec | BanyanError
     until: float
+
+
+class Waiting(NamedTuple):
+    """A constraint that is under way, and who is to be told."""
+
+    spec: wire.ConstraintSpec
+    owner: int
+    thens: list[Then]
 
 
 class Grammars:
@@ -62,36 +70,37 @@ class Grammars:
         self._most_bytes, self._seconds, self._changed, self._clock = most_bytes, seconds, changed, clock
         self._known: OrderedDict[wire.ConstraintSpec, Known] = OrderedDict()
         self._n_kept = 0
-        self._waiting: dict[int, tuple[wire.ConstraintSpec, list[Then]]] = {}
+        self._waiting: dict[int, Waiting] = {}
         self._by_spec: dict[wire.ConstraintSpec, int] = {}
         self._n_checks = self._n_starts = 0
         self._n_deaths = 0  # of preflights, since the last verdict
         self._child: launch.Child | None = None
         self.sockets: tuple[zmq.Socket[bytes] | int, ...] = ()
 
-    def check(self, spec: wire.ConstraintSpec, then: Then) -> None:
-        """`then` is called once, now or on the loop later, with the spec that the engine gets, or with an error."""
+    def check(self, spec: wire.ConstraintSpec, owner: int, then: Then) -> None:
+        """`then` is called once, now or on the loop later, with the spec that the engine gets, or with an error.
+        `owner`: the client who asks."""
         if known := self._known.get(spec):
             if known.until > self._clock():
                 self._known.move_to_end(spec)
                 return then(known.verdict)
             self._forget(spec)
         if (number := self._by_spec.get(spec)) is not None:
-            self._waiting[number][1].append(then)
+            self._waiting[number].thens.append(then)
             return None
         try:
             limits.check_size(spec, self._most_bytes)
-            if len(self._waiting) >= QUEUE:
-                raise ConstraintBusy(f"{QUEUE} constraints are being compiled; try again")
+            if sum(one.owner == owner for one in self._waiting.values()) >= QUEUE:
+                raise ConstraintBusy(f"{QUEUE} constraints of this client are being compiled; try again")
         except BanyanError as e:
             return then(e)
         number = self._n_checks
         self._n_checks += 1
-        self._waiting[number], self._by_spec[spec] = (spec, [then]), number
+        self._waiting[number], self._by_spec[spec] = Waiting(spec, owner, [then]), number
         if self._child is None:
             self._start()
-        else:
-            self._socket.send(wire.encode(wire.Check(number, spec)))
+        elif self._is_up:
+            self._send(wire.Check(number, spec, owner))
         return None
 
     def receive(self) -> None:
@@ -123,26 +132,34 @@ class Grammars:
             self.sockets = ()
 
     def _start(self) -> None:
-        """Start a preflight and give it all that waits."""
+        """Start a preflight; once it is up, it is given all that waits."""
         self._n_starts += 1
         self._address = Path(f"{self._path}.c{self._n_starts}")
         self._socket = ipc.pair(self._context, self._address)
         options = ["--socket", ipc.address(self._address), "--vocabulary", str(self._n_vocab)]
         self._child = launch.Child([*PREFLIGHT, *options, "--seconds", str(self._seconds)])
         self._life = os.pidfd_open(self._child.pid)
+        self._is_up = False
         self.sockets = self._socket, self._life
-        self._socket.send(wire.encode(self._vocabulary))
-        for number, (spec, _) in self._waiting.items():
-            self._socket.send(wire.encode(wire.Check(number, spec)))
         self._changed()
 
+    def _send(self, order: wire.PreflightOrder) -> None:
+        with contextlib.suppress(zmq.Again):  # it is dead, which `_life` will tell
+            self._socket.send(wire.encode(order), zmq.NOBLOCK)
+
     def _take(self, verdict: wire.Verdict) -> None:
+        if verdict.id < 0:  # it is up: before that, a send would wait for it
+            self._is_up = True
+            self._send(self._vocabulary)
+            for number, one in self._waiting.items():
+                self._send(wire.Check(number, one.spec, one.owner))
+            return
         self._n_deaths = 0
         if verdict.id in self._waiting:
             self._end(verdict.id, verdict.spec or from_code(verdict.code, verdict.message))
 
     def _end(self, number: int, verdict: wire.ConstraintSpec | BanyanError) -> None:
-        spec, waiting = self._waiting.pop(number)
+        spec, _, waiting = self._waiting.pop(number)
         del self._by_spec[spec]
         is_error = isinstance(verdict, BanyanError)
         self._known[spec] = Known(verdict, self._clock() + GRUDGE if is_error else math.inf)

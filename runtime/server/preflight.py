@@ -27,15 +27,16 @@ import numpy as np
 import zmq
 
 from banyan.runtime import launch, wire
-from banyan.runtime.constraint.canonical import canonical
 from banyan.runtime.constraint.build import build
+from banyan.runtime.constraint.canonical import canonical
 from banyan.runtime.constraint.guide import Compiled
 from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.errors import BanyanError, ConstraintCrashed, ConstraintTimeout, ConstraintTooLarge, Unsupported
 
-CHILDREN = 2
-"""Constraints that are tried at the same time."""
-MEMORY = 512 << 20
+CHILDREN, FRESH, SPRINT = 8, 2, 0.25
+"""Constraints that are tried at the same time; of one client, and not for longer than so many seconds: those that take
+longer go on behind all others. So nobody waits for another's, and only for a moment for the own ones."""
+MEMORY = 256 << 20
 """Bytes that a child may take beyond what it begins with."""
 STACK = 64 << 20
 N_STEPS = 16
@@ -45,9 +46,15 @@ N_STEPS = 16
 class Child:
     """One constraint that is being tried."""
 
-    def __init__(self, check: wire.Check, pid: int, pipe: int, deadline: float) -> None:
-        self.check, self.pid, self.pipe, self.deadline = check, pid, pipe, deadline
+    def __init__(self, check: wire.Check, pid: int, pipe: int, now: float, seconds: float) -> None:
+        self.check, self.pid, self.pipe = check, pid, pipe
+        self.deadline, self.tires = now + seconds, now + SPRINT
+        self.is_fresh = True
         self.said = b""
+
+    def tire(self) -> None:
+        self.is_fresh = False
+        os.setpriority(os.PRIO_PROCESS, self.pid, 19)
 
 
 class Preflight:
@@ -56,7 +63,7 @@ class Preflight:
     def __init__(self, socket: zmq.Socket[bytes], alive_fd: int, n_vocab: int, seconds: float) -> None:
         self._socket, self._alive_fd, self._n_vocab, self._seconds = socket, alive_fd, n_vocab, seconds
         self._vocabulary: Vocabulary | BanyanError | None = None
-        self._queue: deque[wire.Check] = deque()
+        self._queues: dict[int, deque[wire.Check]] = {}  # by client, in turn
         self._children: dict[int, Child] = {}  # by pipe
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
@@ -65,8 +72,8 @@ class Preflight:
     def run(self) -> None:
         """Until the parent is gone."""
         while True:
-            next_deadline = min((child.deadline for child in self._children.values()), default=None)
-            wait = None if next_deadline is None else max(0.0, 1000 * (next_deadline - time.monotonic())) + 1
+            times = [child.tires if child.is_fresh else child.deadline for child in self._children.values()]
+            wait = max(0.0, 1000 * (min(times) - time.monotonic())) + 1 if times else None
             ready = dict(self._poller.poll(wait))
             if self._alive_fd in ready:
                 return
@@ -74,13 +81,9 @@ class Preflight:
                 self._receive()
             for child in [self._children[fd] for fd in ready if fd in self._children]:
                 self._read(child)
-            now = time.monotonic()
-            for child in [c for c in self._children.values() if c.deadline <= now]:
-                os.kill(child.pid, signal.SIGKILL)
-                late = f"the constraint did not compile within {self._seconds:g} s"
-                self._end(child, wire.Verdict(child.check.id, code=ConstraintTimeout.code, message=late))
-            while self._queue and len(self._children) < CHILDREN:
-                self._fork(self._queue.popleft())
+            self._look_at_the_clock(time.monotonic())
+            while (check := self._next()) is not None:
+                self._fork(check)
 
     def _receive(self) -> None:
         with contextlib.suppress(zmq.Again):
@@ -92,7 +95,29 @@ class Preflight:
                     error = self._vocabulary
                     self._socket.send(wire.encode(wire.Verdict(order.id, code=error.code, message=error.message)))
                 else:
-                    self._queue.append(order)
+                    self._queues.setdefault(order.owner, deque()).append(order)
+
+    def _look_at_the_clock(self, now: float) -> None:
+        for child in list(self._children.values()):
+            if child.deadline <= now:
+                os.kill(child.pid, signal.SIGKILL)
+                late = f"the constraint did not compile within {self._seconds:g} s"
+                self._end(child, wire.Verdict(child.check.id, code=ConstraintTimeout.code, message=late))
+            elif child.is_fresh and child.tires <= now:
+                child.tire()
+
+    def _next(self) -> wire.Check | None:
+        """The next constraint to try: clients take turns."""
+        if len(self._children) >= CHILDREN:
+            return None
+        for owner, queue in self._queues.items():
+            if sum(child.is_fresh and child.check.owner == owner for child in self._children.values()) < FRESH:
+                del self._queues[owner]
+                check = queue.popleft()
+                if queue:
+                    self._queues[owner] = queue  # at the end of the line
+                return check
+        return None
 
     def _learn(self, message: wire.Vocabulary) -> None:
         """Open the vocabulary here: what is known before a fork, each child knows."""
@@ -112,7 +137,7 @@ class Preflight:
         if not pid:
             _be_child(check, self._vocabulary, there, self._seconds)
         os.close(there)
-        self._children[pipe] = Child(check, pid, pipe, time.monotonic() + self._seconds)
+        self._children[pipe] = Child(check, pid, pipe, time.monotonic(), self._seconds)
         self._poller.register(pipe, zmq.POLLIN)
 
     def _read(self, child: Child) -> None:
@@ -218,6 +243,7 @@ def main(argv: list[str]) -> int:
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(args.socket)
+        socket.send(wire.encode(wire.Verdict(-1)))
         Preflight(socket, args.alive_fd, args.vocabulary, args.seconds).run()
     return 0
 

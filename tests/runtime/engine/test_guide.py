@@ -25,7 +25,7 @@ from banyan.runtime.engine import sampler
 from banyan.runtime.engine.request import Request
 from banyan.runtime.engine.worker import Engine
 from banyan.runtime.model.load import Model, load
-from banyan.runtime.server.tokenizer import Files, Tokenizer
+from banyan.runtime.server.tokenizer import Files, Span, Tokenizer
 from banyan.runtime.wire import Abort, ConstraintSpec, Finish, Run, Sampling, TopLogprobs
 
 PROMPT = "the quick brown fox"
@@ -61,7 +61,7 @@ class Bench:
         return e
 
     def ids(self, text: str) -> list[int]:
-        return self.tokenizer._on.encode(text).ids
+        return self.tokenizer.encode([Span(text, meant=True)])
 
     def run(self, rid: int, constraint: ConstraintSpec | None, done: str = "", **options: Any) -> Run:
         fields = {name: options.pop(name) for name in ("seed", "sample") if name in options}

@@ -86,11 +86,13 @@ class Bench:
                 return self.words.encode([Span(self.say[key], meant=True)])
         return [68] * 1000
 
-    def _check(self, spec: wire.ConstraintSpec, then: Callable[[wire.ConstraintSpec | BanyanError], None]) -> None:
+    def _check(
+        self, spec: wire.ConstraintSpec, owner: int, then: Callable[[wire.ConstraintSpec | BanyanError], None]
+    ) -> None:
         if self.checks is None:
             then(spec)
         else:
-            self.checks.append((spec, then))
+            self.checks.append((spec, owner, then))
 
     def _offload(self, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
         if self.held is None:
