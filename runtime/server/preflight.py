@@ -73,7 +73,7 @@ class Preflight:
         """Until the parent is gone."""
         while True:
             times = [child.tires if child.is_fresh else child.deadline for child in self._children.values()]
-            wait = max(0.0, 1000 * (min(times) - time.monotonic())) + 1 if times else None
+            wait = int(max(0.0, 1000 * (min(times) - time.monotonic()))) + 1 if times else None
             ready = dict(self._poller.poll(wait))
             if self._alive_fd in ready:
                 return

@@ -212,7 +212,7 @@ def test_react_tools_computes_nothing_twice(example: Callable[..., ModuleType], 
     first, second = state.get_meta_info("answer")["rounds"]
     new = "<|im_end|>\n<|im_start|>tool\n600<|im_end|>\n<|im_start|>assistant\n"
     assert second["prompt_tokens"] == first["prompt_tokens"] + first["completion_tokens"] + len(tokenizer.encode(new))
-    assert second["prompt_tokens"] - second["cached_tokens"] == len(tokenizer.encode(new))
+    assert second["prompt_tokens"] - second["cached_tokens"] <= len(tokenizer.encode(new))
 
 
 def test_few_shot_computes_its_prefix_once_and_then_one_token_a_request(

@@ -47,7 +47,8 @@ def test_what_is_not_given_is_left_to_the_tree() -> None:
 
 def test_each_flag_reaches_the_tree() -> None:
     argv = "--model m --device cpu --dtype float16 --context 512 --kv-memory 1GiB --page 8 --no-cache --max-running 3"
-    argv += " --step-tokens 99 --threads 2 --socket s --max-message 70000 --log debug"
+    argv += " --schedule lpm --step-tokens 99 --threads 2 --engine-timeout 7 --constraint-bytes 999"
+    argv += " --constraint-seconds 3 --socket s --max-message 70000 --log debug"
     assert make(**parse("serve", *argv.split())) == Config(
         model="m",
         device="cpu",
@@ -57,8 +58,12 @@ def test_each_flag_reaches_the_tree() -> None:
         page=8,
         cache=False,
         max_running=3,
+        schedule="lpm",
         step_tokens=99,
         threads=2,
+        engine_timeout=7.0,
+        constraint_bytes=999,
+        constraint_seconds=3.0,
         socket="s",
         max_message=70000,
         log="debug",

@@ -158,7 +158,6 @@ READS = {
     "messages": lambda s: s.messages(),
     "sync": lambda s: s.sync(),
     "ret_value": lambda s: s.ret_value,
-    "usage": lambda s: s.usage,
 }
 
 
