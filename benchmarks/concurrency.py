@@ -47,9 +47,9 @@ async def ask(s: bn.AsyncState, i: int, begun: set[int]) -> str:
 
 
 def threads() -> int:
-    """All threads of this process, at most, while programs with branches run on a pool."""
+    """All threads of this process, at most, while programs with branches run on a pool, and all wait at once."""
     seen: list[int] = []
-    with server() as path, bn.connect(path) as backend:
+    with server(hold=N_PROGRAMS) as path, bn.connect(path) as backend:
         branches.run_batch([(i, seen) for i in range(N_PROGRAMS)], backend=backend, num_threads=N_THREADS)
     return max(seen)
 
