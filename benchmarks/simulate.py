@@ -17,7 +17,7 @@ from banyan.radix_cache.cache import Cache
 from banyan.runtime.engine.admit import Limits
 from banyan.runtime.engine.request import Plan, Result
 from banyan.runtime.engine.scheduler import Scheduler
-from banyan.runtime.wire import Abort, Failed, Finish, Run, Step
+from banyan.runtime.wire import Abort, Failed, Finish, Over, Run, Step
 
 VOCABULARY = 1 << 20
 
@@ -80,7 +80,7 @@ class Machine:
         """Call `action` at the time `when`."""
         heappush(self._events, (when, next(self._numbers), action))
 
-    def take(self, order: Run | Abort) -> None:
+    def take(self, order: Run | Abort | Over) -> None:
         before = time.thread_time()
         self.scheduler.take(order)
         self.cpu += time.thread_time() - before

@@ -6,7 +6,7 @@ Token ids travel as little-endian int32 `bytes` (8,192 ids: 0.5 us to decode aga
 
     client -> server   Hello, Submit, Define, Undefine, Cancel, Ask, Ping, Resend, Sync
     server -> client   Welcome, Delta, Called, Value, Failed, Answer, Pong, Resend, Sync
-    server -> engine   Vocabulary, Run, Abort, Ask, Ping
+    server -> engine   Vocabulary, Run, Abort, Over, Ask, Ping
     engine -> server   Ready, Step, Failed, Answer, Pong
 
 A **program** is a number that its client chose. Inside it, a **state** is a running prompt (0 is the first; forks make
@@ -620,6 +620,13 @@ class Abort(Wire, frozen=True):
     rid: int
 
 
+class Over(Wire, frozen=True):
+    """The program, by its number in Run.order, will send no more Runs."""
+
+    client: int
+    program: int
+
+
 class Finish(Wire, frozen=True):
     """How a request ended. stop_id: the id of stop_ids that ended it (-1: none did).
 
@@ -699,7 +706,7 @@ class Verdict(Wire, frozen=True):
 
 ClientMessage = Hello | Submit | Define | Undefine | Cancel | Ask | Ping | Resend | Sync
 ServerMessage = Welcome | Delta | Called | Value | Failed | Answer | Pong | Resend | Sync
-EngineOrder = Run | Abort | Ask | Vocabulary | Ping
+EngineOrder = Run | Abort | Over | Ask | Vocabulary | Ping
 EngineReport = Ready | Step | Failed | Answer | Pong
 
 PreflightOrder = Vocabulary | Check

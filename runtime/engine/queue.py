@@ -13,15 +13,16 @@ has in common is used while it is there, and then the turn passes to the client 
 after a pause has saved nothing. (Counters: Sheng et al., Fairness in serving large language models, 2024; quanta of
 locality: Cao et al., Locality-aware fair scheduling, 2025.)
 
-Whatever the order, of the started every AGED_TURN-th is the one that has waited longest, if that is over PATIENCE: so
-nobody starves, and no order is given up only because all have to wait.
+Whatever the order, of the started every AGED_TURN-th is the one that has waited longest, if that is over PATIENCE, and
+much more than those had to wait that are begun in their turn: so nobody starves, and where all have to wait for long,
+the order stands.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from math import inf, nan
+from math import inf, isnan, nan
 
 from banyan.runtime.config import Schedule
 from banyan.runtime.engine.orders import Depth, Line, Order, Prefixes, serial
@@ -29,6 +30,8 @@ from banyan.runtime.engine.request import Account, Request
 
 PATIENCE = 10.0
 """Seconds."""
+STRETCH = 3.0
+"""Times the wait that is usual now, before the first start of a program."""
 AGED_TURN = 4
 N_KNOWN = 16384
 """Programs whose accounts are kept when they have no request here. One that is forgotten begins anew."""
@@ -48,7 +51,8 @@ class Queue:
         self._accounts = _Accounts()
         self._arrivals: deque[tuple[float, Request]] = deque()  # when each began to wait, oldest first; some do no more
         self._unstamped: list[Request] = []
-        self._aged: Request | None = None  # the last that was the first because of its wait
+        self._usual_wait = 0.0
+        self.aged: Request | None = None  # the first, if it is that because of its wait
         self._n_started = 0
         self._n = 0
 
@@ -73,7 +77,7 @@ class Queue:
         self._n += 1
         request.is_waiting = True
         self._order.add(request)
-        if request.since != request.since:
+        if isnan(request.since):
             self._unstamped.append(request)
 
     def set_aside(self, request: Request) -> None:
@@ -87,11 +91,13 @@ class Queue:
         self.set_aside(request)
         request.since = nan
 
-    def start(self, request: Request) -> None:
+    def start(self, request: Request, now: float) -> None:
         """It waits no longer, because its turn has come. Who had waited too long does not make way for others again."""
         self._n_started += 1
+        if request is not self.aged and not request.program.n_served:
+            self._usual_wait += 0.1 * (now - request.since - self._usual_wait)
         self.remove(request)
-        if request is self._aged:
+        if request is self.aged:
             request.key = -inf, *request.key[1:]
 
     def stamp(self, now: float) -> None:
@@ -110,10 +116,12 @@ class Queue:
         if self._n_started % AGED_TURN == AGED_TURN - 1:
             while arrivals and arrivals[0][1].since != arrivals[0][0]:
                 arrivals.popleft()
-            if arrivals and now - arrivals[0][0] > PATIENCE and arrivals[0][1].is_waiting:
-                self._aged = arrivals[0][1]
-                return self._aged
-        self._aged = None
+            if arrivals and arrivals[0][1].is_waiting:
+                since, request = arrivals[0]
+                if now - since > max(PATIENCE, STRETCH * self._usual_wait):
+                    self.aged = request
+                    return request
+        self.aged = None
         return self._order.first()
 
     def is_still_first(self, request: Request, n_cached: int) -> bool:

@@ -25,8 +25,9 @@ from banyan.runtime.engine.admit import Limits, admit
 from banyan.runtime.engine.lengths import Growth, Lengths, peak
 from banyan.runtime.engine.queue import Queue
 from banyan.runtime.engine.request import NO_TOKEN, Plan, Request, Result, Work
+from banyan.runtime.engine.workset import Pace, WorkingSet
 from banyan.runtime.errors import BadMessage, BanyanError, ConstraintBroke
-from banyan.runtime.wire import Abort, Failed, Finish, FinishReason, Run, Step, TopLogprobs
+from banyan.runtime.wire import Abort, Failed, Finish, FinishReason, Over, Run, Step, TopLogprobs
 
 WORTH_WAITING = 16
 """Tokens: where two share fewer new ones, both compute them, as a wait costs a step."""
@@ -49,6 +50,9 @@ class Scheduler:
         self.running: list[Request] = []  # in rank; exactly those that hold a lease
         self.following: list[Request] = []  # until the next plan: their prefix is being computed in this step
         self.lengths = Lengths()
+        self.begun = WorkingSet(cache.page) if schedule == "dfs" and cache.enabled else None
+        self._pace = Pace()
+        self._now = 0.0  # of the last plan
         self._n_taken = 0
         self._n_released = 0
         self._is_short: tuple[Request, int] | None = None  # who found no room when so many had been released
@@ -64,9 +68,13 @@ class Scheduler:
 
     # ---- take ------------------------------------------------------------------------------------------------------
 
-    def take(self, order: Run | Abort, guide: Guide | None = None, ends: tuple[int, ...] = ()) -> None:
+    def take(self, order: Run | Abort | Over, guide: Guide | None = None, ends: tuple[int, ...] = ()) -> None:
         """Queue a request, or drop one (unknown rids are those that ended meanwhile). A Run that cannot be served is
         Failed in the next report. A Run with a constraint comes with its guide; see `Request` for `ends`."""
+        if isinstance(order, Over):
+            if self.begun is not None:
+                self.begun.forget(order.client, order.program)
+            return
         if isinstance(order, Abort):
             if request := self.requests.get(order.rid):
                 self._finish(request, "abort")
@@ -99,6 +107,7 @@ class Scheduler:
             self.waiting.add(request)
         self.following.clear()
         self.waiting.stamp(now)
+        self._now = now
         works: list[Work] = []
         budget = self.limits.step_tokens
         chunks: list[Request] = []
@@ -118,6 +127,7 @@ class Scheduler:
                 budget -= works[-1].n_new
         copies: list[tuple[int, int, int]] = []
         self._start(works, copies, budget, now)
+        self._pace.note(now, sum(work.n_new for work in works))
         return Plan(tuple(works), tuple(copies)) if works else None
 
     def _has_grown(self, request: Request) -> bool:
@@ -152,6 +162,9 @@ class Scheduler:
                 self.following.append(request)
                 self.counts["waits"] += 1
                 continue
+            if running and not self._has_turn(request, lease):
+                lease.close()
+                return
             if expected is None:
                 expected = [self._growth(r, r.lease) for r in running if r.lease]
             expected.append(self._growth(request, lease))
@@ -172,11 +185,13 @@ class Scheduler:
 
     def _run(self, request: Request, lease: Lease, now: float) -> None:
         """It runs from now on."""
-        self.waiting.start(request)
+        self.waiting.start(request, now)
         insort(self.running, request, key=_rank)
         request.lease = lease
         request.started = request.started or now
         request.n_computed = request.n_published = lease.n_cached
+        if self.begun is not None:
+            self.begun.run(request, lease.n_cached, now)
         if request.n_cached < 0:
             request.n_cached = min(lease.n_cached, request.n_prompt)
             self.counts["cached_tokens"] += request.n_cached
@@ -191,6 +206,16 @@ class Scheduler:
         works[:] = [work for work in works if work.request is not last]
         self._retract(last)
         return True
+
+    def _has_turn(self, request: Request, lease: Lease) -> bool:
+        """Whether it is right to evict for it now what others may need soon."""
+        if self.begun is None or request is self.waiting.aged:
+            return True
+        n_new = request.n_total - lease.n_cached
+        n_left = self.lengths.left(request.sampling.max_tokens, request.n_out)
+        if n_left * self._pace.rows > n_new * (len(self.running) + 1):  # what a row more in each step saves
+            return True
+        return self.begun.has_room(request, n_new, self.cache.n_available * self.cache.page, self._now)
 
     def _growth(self, request: Request, lease: Lease) -> Growth:
         """What it is expected to do from now on; what it has still to compute of its own is as good as done."""
@@ -378,6 +403,8 @@ class Scheduler:
                 request.lease.publish(request.ids[: request.n_computed].tobytes())
             request.lease.close()
             request.lease = None
+            if self.begun is not None:
+                self.begun.rest(request, self._now)
             self.cache.in_flight.release(request)
             self.running.remove(request)
         elif request in self.following:

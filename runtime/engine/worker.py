@@ -36,6 +36,7 @@ from banyan.runtime.wire import (
     EngineOrder,
     EngineReport,
     Failed,
+    Over,
     Ping,
     Pong,
     Ready,
@@ -156,6 +157,8 @@ class Engine:
                 self.guides.submit(order)
             case Run():
                 self._has_in_hand(LOOP, [order.rid])
+                self.scheduler.take(order)
+            case Over():
                 self.scheduler.take(order)
             case Abort():
                 if (run := self.guides.abort(order.rid)) is not None:

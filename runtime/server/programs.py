@@ -52,6 +52,8 @@ class Programs:
         self._now = timers.now
         self._limiter = Limiter(timers, end=self._end, stop=self._stop)
         self.spend = self._limiter.spend
+        self.over: Callable[[int], None] = lambda serial: None
+        """Called with the serial of a program that has ended."""
         self.tooling = Tooling(generator)
         self._programs: dict[tuple[Client, int], Program] = {}
         self._standings: dict[int, Standing] = {}  # by serial
@@ -455,6 +457,7 @@ class Programs:
                 state.generation.stop()
                 self._rest(program, state)
         self._limiter.forget(program)
+        self.over(program.serial)
         key = program.client, program.number
         del self._programs[key], self._standings[program.serial]
         if error is not None:

@@ -81,6 +81,7 @@ class Requests:
         self._trials: Trials[Request] = Trials(
             self._run, partial(self._run, is_trial=True), lambda request: request.rid in self._living
         )
+        self._served: set[int] = set()  # programs that have started some
         self._n_started = 0
 
     def __len__(self) -> int:
@@ -129,8 +130,15 @@ class Requests:
         request.stop_strings, request.listener = cutting, listener
         self._n_started += 1
         self._living[run.rid] = request
+        self._served.update(order[:1])
         self._trials.submit(request)
         return request
+
+    def end(self, serial: int) -> None:
+        """The program will start no more requests."""
+        if serial in self._served:
+            self._served.discard(serial)
+            self._send(wire.Over(self.standing(serial).client, serial))
 
     def abort(self, request: Request) -> None:
         """Stop it and forget it; `done` is not called."""

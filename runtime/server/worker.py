@@ -126,6 +126,7 @@ class Server:
         self.timers = Timers()
         self.programs = Programs(generator, self._say, self.timers)
         self.requests.spend, self.requests.standing = self.programs.spend, self.programs.standing
+        self.programs.over = self.requests.end
         self.chat = self.programs.tooling.told(template.chat_markers()) if template else None
 
     # ---- the loop --------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class Desk:
             self.queue.stamp(now)
             request = self.queue.first(now)
             assert request is self.queue.first(now), "the same until something changes"
-            self.queue.start(request)
+            self.queue.start(request, now)
             request.client.n_served += serve
             request.program.n_served += serve
             out.append(request.rid)
@@ -145,7 +145,7 @@ def test_lpm_takes_the_longest_prefix_and_is_told_what_changes() -> None:
     assert not d.queue.is_still_first(other, 10), "meanwhile it was evicted"
     assert d.queue.first(0.0) is long
     assert d.queue.is_still_first(long, 30), "a little less is no reason to turn"
-    d.queue.start(long)
+    d.queue.start(long, 0.0)
     assert d.starts() == [short.rid, other.rid]
 
 
@@ -181,6 +181,17 @@ def test_each_fourth_is_the_one_that_waited_longest(schedule: Schedule) -> None:
     assert d.starts() == []
 
 
+def test_where_all_wait_for_long_the_order_stands() -> None:
+    """An old program's next turn does not stand behind the first one of all others, because that has waited longer."""
+    d = Desk("dfs")
+    for k in range(1, 60):
+        d.add(k)
+    d.queue.stamp(0.0)
+    assert d.starts(20.0, serve=1, least=30) == list(range(29))
+    d.add(0)
+    assert d.starts(25.0, serve=1)[0] == 59
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_nobody_is_aged_before_its_time(schedule: Schedule) -> None:
     d = Desk(schedule)
@@ -210,7 +221,7 @@ def test_all_that_come_are_started_or_leave_and_nothing_stays(schedule: Schedule
             case 2 if waiting:
                 first = d.queue.first(now)
                 if d.queue.is_still_first(first, chance.randrange(60)):
-                    d.queue.start(waiting.pop(first.rid))
+                    d.queue.start(waiting.pop(first.rid), now)
                     first.program.n_served += chance.randrange(2 * orders.QUANTUM)
                     first.client.n_served += chance.randrange(2 * orders.QUANTUM)
                     d.queue.published(first)

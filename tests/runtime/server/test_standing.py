@@ -45,6 +45,21 @@ def test_clients_are_told_apart_and_forgotten(bench: Any) -> None:
     assert not b.programs._standings
 
 
+def test_the_engine_is_told_once_when_a_program_is_over(bench: Any) -> None:
+    b = bench()
+    orders: list[Any] = []
+    send, b.requests._send = b.requests._send, orders.append
+    b.submit(Append(0, ("a",)), last=True)
+    assert not orders, "it never heard of that one"
+    b.requests._send = lambda order: (orders.append(order), send(order))
+    submit(b, 1)
+    b.run()
+    overs = [order for order in orders if isinstance(order, wire.Over)]
+    assert overs == [wire.Over(client=0, program=1)]
+    assert isinstance(orders[-1], wire.Over)
+    assert not b.requests._served
+
+
 @pytest.mark.parametrize(
     ("limits", "says"),
     [
