@@ -208,11 +208,13 @@ def test_each_example_is_right_on_the_pocket_model(
 
 def test_react_tools_computes_nothing_twice(example: Callable[..., ModuleType], pocket: bn.Runtime) -> None:
     tokenizer = Tokenizer.from_file(str(SHIPPED / "pocket" / "tokenizer.json"))
-    state = example("react_tools").agent.run("What is 12.5 times 48?", backend=pocket)
+    state = example("react_tools").agent.run(
+        "What is 17.5 times 36?", backend=pocket
+    )  # no example's question: nothing of it lies in the tree
     first, second = state.get_meta_info("answer")["rounds"]
-    new = "<|im_end|>\n<|im_start|>tool\n600<|im_end|>\n<|im_start|>assistant\n"
+    new = "<|im_end|>\n<|im_start|>tool\n630<|im_end|>\n<|im_start|>assistant\n"
     assert second["prompt_tokens"] == first["prompt_tokens"] + first["completion_tokens"] + len(tokenizer.encode(new))
-    assert second["prompt_tokens"] - second["cached_tokens"] <= len(tokenizer.encode(new))
+    assert second["prompt_tokens"] - second["cached_tokens"] == len(tokenizer.encode(new))
 
 
 def test_few_shot_computes_its_prefix_once_and_then_one_token_a_request(
