@@ -33,6 +33,8 @@ def explain(said: str, spec: ConstraintSpec) -> ConstraintError:
         if why.startswith("Regex is empty"):
             why = "pattern, format, lengths and values of a string leave none"
         return ConstraintUnsatisfiable(f"no value can satisfy the constraint: {why[:_MOST]}")
+    if first == "NoExtensionBias":
+        return ConstraintSyntax(f"invalid {name}: a rule leads to nothing but itself")
     if found := re.match(r"patternProperty regexes (.*) are not disjoint", first):
         why = f"patterns of patternProperties that may match the same name ({found[1][:_MOST]})"
         return ConstraintUnsupported(f"{why} are not supported")

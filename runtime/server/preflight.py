@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from random import Random
 
@@ -39,6 +40,8 @@ longer go on behind all others. So nobody waits for another's, and only for a mo
 MEMORY = 256 << 20
 """Bytes that a child may take beyond what it begins with."""
 STACK = 64 << 20
+WORDS = 64 << 10
+"""Bytes of a child's stderr."""
 N_STEPS = 16
 """Steps walked at random: most limits of an engine that show only in use show here."""
 
@@ -46,8 +49,9 @@ N_STEPS = 16
 class Child:
     """One constraint that is being tried."""
 
-    def __init__(self, check: wire.Check, pid: int, pipe: int, now: float, seconds: float) -> None:
-        self.check, self.pid, self.pipe = check, pid, pipe
+    def __init__(self, check: wire.Check, pid: int, pipe: int, words: int, now: float, seconds: float) -> None:
+        """pipe: what it says. words: a file of what it wrote to stderr."""
+        self.check, self.pid, self.pipe, self.words = check, pid, pipe, words
         self.deadline, self.tires = now + seconds, now + SPRINT
         self.is_fresh = True
         self.said = b""
@@ -132,48 +136,62 @@ class Preflight:
 
     def _fork(self, check: wire.Check) -> None:
         assert isinstance(self._vocabulary, Vocabulary), "the vocabulary comes first"
-        pipe, there = os.pipe()
+        (pipe, there), words = os.pipe(), os.memfd_create("stderr")
         pid = os.fork()
         if not pid:
-            _be_child(check, self._vocabulary, there, self._seconds)
+            _be_child(check, self._vocabulary, there, words, self._seconds)
         os.close(there)
-        self._children[pipe] = Child(check, pid, pipe, time.monotonic(), self._seconds)
+        self._children[pipe] = Child(check, pid, pipe, words, time.monotonic(), self._seconds)
         self._poller.register(pipe, zmq.POLLIN)
 
     def _read(self, child: Child) -> None:
         data = os.read(child.pipe, 1 << 16)
         child.said += data
         if not data:  # it has ended
-            try:
-                verdict = wire.decode_verdict(child.said)
-            except msgspec.DecodeError:
-                verdict = wire.Verdict(
-                    child.check.id,
-                    code=ConstraintCrashed.code,
-                    message="the constraint could not be compiled: its compiler crashed on it",
-                )
-            self._end(child, verdict)
+            self._end(child)
 
-    def _end(self, child: Child, verdict: wire.Verdict) -> None:
+    def _end(self, child: Child, verdict: wire.Verdict | None = None) -> None:
+        """Bury it, and send the verdict: this one, its own, or why it gave none."""
         self._poller.unregister(child.pipe)
         os.close(child.pipe)
         del self._children[child.pipe]
-        os.waitpid(child.pid, 0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+        words = os.pread(child.words, WORDS, 0).decode(errors="replace")
+        os.close(child.words)
+        if verdict is None:
+            try:
+                verdict = wire.decode_verdict(child.said)
+            except msgspec.DecodeError:
+                error = _post_mortem(status, words)
+                verdict = wire.Verdict(child.check.id, code=error.code, message=error.message)
         self._socket.send(wire.encode(verdict))
 
 
-def _be_child(check: wire.Check, vocabulary: Vocabulary, pipe: int, seconds: float) -> None:
+def _post_mortem(status: int, words: str) -> BanyanError:
+    """Why a child gave no verdict. status: its exit code, or minus its signal. words: its stderr."""
+    if "memory allocation of" in words:  # what Rust writes before it aborts
+        return _short_of_memory()
+    why = signal.Signals(-status).name if status < 0 else words.strip().rpartition("\n")[2][:200]
+    return ConstraintCrashed(f"the constraint could not be compiled: its compiler crashed on it ({why})")
+
+
+def _short_of_memory() -> ConstraintTooLarge:
+    return ConstraintTooLarge(f"the constraint needs more than {MEMORY >> 20} MiB to compile; make it smaller")
+
+
+def _be_child(check: wire.Check, vocabulary: Vocabulary, pipe: int, words: int, seconds: float) -> None:
     """Give the verdict and end; never returns."""
     code = 1
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: not to outlive the one who watches the time
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 2)  # the last words of a compiler that aborts are for nobody
+        os.dup2(words, 2)
         _limit(seconds)
         said = wire.encode(_verdict(check, vocabulary))
         while said:
             said = said[os.write(pipe, said) :]
         code = 0
+    except Exception:
+        traceback.print_exc()
     finally:
         os._exit(code)
 
@@ -183,6 +201,7 @@ def _limit(seconds: float) -> None:
         now = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY + STACK,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (WORDS, WORDS))
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2,) * 2)
 
 
@@ -193,8 +212,8 @@ def _verdict(check: wire.Check, vocabulary: Vocabulary) -> wire.Verdict:
     except BanyanError as e:
         return wire.Verdict(check.id, code=e.code, message=e.message)
     except MemoryError:
-        message = f"the constraint needs more than {MEMORY >> 20} MiB to compile"
-        return wire.Verdict(check.id, code=ConstraintTooLarge.code, message=message)
+        error = _short_of_memory()
+        return wire.Verdict(check.id, code=error.code, message=error.message)
     return wire.Verdict(check.id, spec)
 
 

@@ -12,6 +12,7 @@ import math
 from itertools import combinations, permutations
 from typing import Any, NamedTuple
 
+from banyan.runtime.constraint.schema.multiples import check_multiples
 from banyan.runtime.constraint.schema.negate import TYPES, all_of, any_of, canonical, disjoint, meet, negation, types_of
 from banyan.runtime.constraint.schema.pattern import tame
 from banyan.runtime.constraint.schema.read import MANY, NAMED, NODES, ONE, Document, Schema
@@ -35,6 +36,7 @@ def rewrite(schema: Schema) -> dict[str, Any]:
         raise ConstraintUnsatisfiable("no value can satisfy the constraint: the schema is false for all of them")
     root = {} if root is True else root
     defs = {name: writer.write(one, set(TYPES)) for name, one in document.defs.items()}
+    check_multiples(root, defs)
     return root | ({"$defs": defs} if defs else {})
 
 
