@@ -27,7 +27,16 @@ if TYPE_CHECKING:
 
 EPILOG = "Errors are one line on stderr; the exit status is 2 for a wrong call and 1 for one that failed."
 _JOIN = "join the server that listens there, instead of a private one"
-_METAVARS = {"model": "MODEL", "kv_memory": "SIZE", "socket": "PATH", "max_message": "BYTES"}
+_METAVARS = {
+    "model": "MODEL",
+    "kv_memory": "SIZE",
+    "host_memory": "SIZE",
+    "host_file": "PATH",
+    "socket": "PATH",
+    "max_message": "BYTES",
+    "max_program": "BYTES",
+    "max_client": "BYTES",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

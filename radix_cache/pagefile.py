@@ -13,6 +13,7 @@ to be logged, repaired or closed, and a file of another model, layout or version
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -140,7 +141,8 @@ class PageFile:
 
     def close(self) -> None:
         """Let another process have it. Nobody may look at `pages` any more."""
-        self._map.close()
+        with contextlib.suppress(BufferError):  # somebody still could: it goes with him
+            self._map.close()
         os.close(self._fd)
 
     def _o_label(self, i: int) -> int:

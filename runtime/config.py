@@ -20,6 +20,7 @@ from banyan.runtime.errors import ConfigError, OutOfMemory
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Schedule = Literal["dfs", "fair", "lpm", "fcfs"]
+Eviction = Literal["lru", "slru", "lfu", "fifo", "priority"]
 
 
 def _doc(text: str) -> msgspec.Meta:
@@ -38,6 +39,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     kv_memory: Annotated[str, _doc("memory for KV pages: '2GiB', '500MB', or auto: from what is free")] = "auto"
     page: Annotated[int, _doc("KV slots in a page, a power of two")] = 16
     cache: Annotated[bool, _doc("keep and share KV in the radix tree")] = True
+    eviction: Annotated[Eviction, _doc("which pages go first, of those that no running program waits for")] = "lru"
+    host_memory: Annotated[
+        str, _doc("memory of the host for KV pages that leave the device: '4GiB'; '0': they are forgotten")
+    ] = "0"
+    host_file: Annotated[
+        str, _doc("path of a file to keep that memory in, so that a server that is started again has it")
+    ] = ""
     max_running: Annotated[int, _doc("most requests in one step")] = 64
     schedule: Annotated[
         Schedule,
@@ -55,6 +63,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     constraint_seconds: Annotated[float, _doc("time that a schema, regex or grammar has to compile")] = 2.0
     socket: Annotated[str, _doc("path of the IPC socket; default: a private directory of this process")] = ""
     max_message: Annotated[int, _doc("largest message accepted from a client, in bytes")] = 64 << 20
+    max_programs: Annotated[int, _doc("most programs of one client at a time")] = 1 << 16
+    max_width: Annotated[int, _doc("most branches of a fork, samples of a gen, choices of a select")] = 4096
+    max_program: Annotated[int, _doc("most that one program may take on the server, in bytes")] = 256 << 20
+    max_client: Annotated[int, _doc("most that all programs of one client may take on the server, in bytes")] = 1 << 30
     log: Annotated[Literal["quiet", "info", "debug"], _doc("how much the server tells on stderr")] = "quiet"
 
 
@@ -74,6 +86,8 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["float32", "bfloat16", "float16"]
     context: int
     n_pages: int
+    n_host: int = 0
+    """Pages of host memory, for what leaves the device."""
     threads: int
     decisions: tuple[str, ...]
 
@@ -114,6 +128,9 @@ def _check(c: Config) -> None:
             raise ConfigError(message)
 
     need(c.page > 0 and c.page & (c.page - 1) == 0, f"page is {c.page}; it must be a power of two, such as 16")
+    n_host_bytes = parse_bytes(c.host_memory)
+    need(n_host_bytes > 0 or not c.host_file, f"host_file is {c.host_file}, of no size; set host_memory too, to '4GiB'")
+    need(n_host_bytes == 0 or c.cache, f"host_memory is {c.host_memory}, for what the cache evicts; but cache is off")
     need(c.max_running >= 1, f"max_running is {c.max_running}; it must be at least 1")
     need(c.step_tokens >= 1, f"step_tokens is {c.step_tokens}; it must be at least 1")
     need(c.context is None or c.context >= 2, f"context is {c.context}; it must be at least 2")
@@ -122,6 +139,8 @@ def _check(c: Config) -> None:
     need(c.constraint_bytes >= 1, f"constraint_bytes is {c.constraint_bytes}; it must be at least 1")
     need(c.constraint_seconds > 0, f"constraint_seconds is {c.constraint_seconds}; it must be above 0")
     need(c.max_message >= 1 << 16, f"max_message is {c.max_message}; it must be at least 65536 bytes")
+    for name in ("max_programs", "max_width", "max_program", "max_client"):
+        need(getattr(c, name) >= 1, f"{name} is {getattr(c, name)}; it must be at least 1")
     if c.kv_memory != "auto":
         parse_bytes(c.kv_memory)
     # A Unix socket's address holds 108 bytes, its end included.
@@ -175,10 +194,28 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
         f"KV: {n_pages} pages of {config.page} slots = {n_pages * config.page} tokens, "
         f"{n_pages * page_bytes / 2**20:.0f} MiB; context {context}"
     )
+    n_host = parse_bytes(config.host_memory) // page_bytes
+    if n_host:
+        where = config.host_file or "memory"
+        free = hardware.free_memory - (n_pages * page_bytes if device == "cpu" else 0)
+        if not config.host_file and n_host * page_bytes > free:
+            raise OutOfMemory(
+                f"host_memory is {n_host * page_bytes / 2**20:.0f} MiB, but {max(free, 0) / 2**20:.0f} MiB are free; "
+                "lower it"
+            )
+        said.append(f"second tier: {n_host} pages, {n_host * page_bytes / 2**20:.0f} MiB in {where}")
+    elif parse_bytes(config.host_memory):
+        raise ConfigError(f"host_memory is {config.host_memory}, but a page takes {page_bytes / 2**20:.1f} MiB")
     threads = config.threads or max(1, hardware.n_cores)
     said.append(f"{threads} threads")
     return Resolved(
-        device=device, dtype=dtype, context=context, n_pages=n_pages, threads=threads, decisions=tuple(said)
+        device=device,
+        dtype=dtype,
+        context=context,
+        n_pages=n_pages,
+        n_host=n_host,
+        threads=threads,
+        decisions=tuple(said),
     )
 
 

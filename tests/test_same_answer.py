@@ -73,10 +73,12 @@ def naive(oracle: Any, vocab: int) -> dict[Text, list[int]]:
     return said
 
 
-def engine(model: Model, n_pages: int = 0, **options: Any) -> Engine:
+def engine(model: Model, n_pages: int = 0, n_host: int = 0, **options: Any) -> Engine:
     config = configs.make(**options)
     n_pages = n_pages or 2048 // config.page
-    resolved = Resolved(device="cpu", dtype="float32", context=256, n_pages=n_pages, threads=1, decisions=())
+    resolved = Resolved(
+        device="cpu", dtype="float32", context=256, n_pages=n_pages, n_host=n_host, threads=1, decisions=()
+    )
     return Engine(config, model, resolved)
 
 
@@ -134,6 +136,36 @@ def test_short_of_pages(model: Model, truth: dict[Text, list[int]], page: int, m
     assert answers(e, truth) == truth
     assert answers(e, truth) == truth
     assert e.scheduler.counts["retractions"] > 0
+
+
+@pytest.mark.parametrize("policy", ["lru", "slru", "lfu", "fifo", "priority"])
+@pytest.mark.parametrize("page", [1, 16])
+def test_the_second_tier(
+    model: Model, truth: dict[Text, list[int]], page: int, policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "FORESIGHT", 0)
+    longest = max(map(len, truth)) + N_OUT
+    n_pages = -(-longest // page) + 32 // page
+    e = engine(model, n_pages=n_pages, n_host=2 * n_pages, page=page, eviction=policy)
+    for _ in range(3):
+        assert answers(e, truth) == truth
+    stats = e.cache.stats()
+    assert stats.n_moved_in > 0
+    assert stats.n_host_hit_tokens > 0
+    assert e.scheduler.counts["retractions"] > 0
+
+
+@pytest.mark.parametrize("page", [4, 16])
+def test_a_tree_from_a_file(model: Model, truth: dict[Text, list[int]], page: int, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"page": page, "host_memory": "1MB", "host_file": str(tmp_path / "kv")}
+    cold = engine(model, n_host=1024 // page, **options)
+    assert answers(cold, truth) == truth
+    cold.close()
+    warm = engine(model, n_host=1024 // page, **options)
+    assert answers(warm, truth) == truth
+    whole = sum((len(text) - 1) // page * page for text in truth)
+    assert warm.scheduler.counts["cached_tokens"] >= whole, "all whole pages of the prompts are there"
+    warm.close()
 
 
 @pytest.mark.parametrize("family", ["mistral", "qwen3", "gemma2"])  # a window; norms of q and k; transformers' own code

@@ -55,6 +55,7 @@ def main(argv: list[str]) -> int:
             engine = build(msgspec.json.decode(args.config, type=Config), flight)
             _settle()
             engine.run(link, link)
+            engine.close()
         except BanyanError as e:
             link.send([Failed(-1, 0, e.code, e.message)])
             return 1
@@ -75,7 +76,7 @@ def build(config: Config, flight: Flight | None = None) -> Engine:
         model = load.load(
             path, device=resolved.device, dtype=resolved.dtype, max_context=resolved.context, progress=progress
         )
-    engine = Engine(config, model, resolved, flight=flight)
+    engine = Engine(config, model, resolved, flight=flight, weights=weights.version(path))
     engine.warm_up()
     return engine
 
@@ -113,9 +114,15 @@ class Link:
             raise EOFError("the parent is gone")
         while self._socket in events:
             try:
-                yield decode_order(self._socket.recv(zmq.NOBLOCK))
+                data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            try:
+                order = decode_order(data)
+            except (msgspec.DecodeError, RecursionError) as e:
+                print(f"banyan: {len(data)} bytes that are no order were ignored: {e}", file=sys.stderr, flush=True)
+            else:
+                yield order
 
     def watch(self, fd: int) -> None:
         """End a wait also when this eventfd is written to."""

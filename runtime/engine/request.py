@@ -12,6 +12,7 @@ from math import nan
 from typing import Any, NamedTuple
 
 from banyan.radix_cache.cache import Lease
+from banyan.radix_cache.host import Move
 from banyan.runtime.constraint.guide import Guide
 from banyan.runtime.wire import Run, TopLogprobs
 
@@ -149,10 +150,12 @@ class Work(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """One step. copies: (source page, destination page, n_slots), to be done before anything is written."""
+    """One step. moves: between the device and host memory, to be done first, in order. copies: (source page,
+    destination page, n_slots), to be done next, before anything is written."""
 
     works: tuple[Work, ...]
     copies: tuple[tuple[int, int, int], ...] = ()
+    moves: tuple[Move, ...] = ()
 
 
 class Result(NamedTuple):

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
+from itertools import groupby
+from math import prod
+from operator import attrgetter
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from banyan.kernels import ops
-from banyan.runtime.errors import OutOfMemory
+from banyan.radix_cache.host import Move
+from banyan.radix_cache.pagefile import PageFile
+from banyan.runtime.config import Config, Resolved
+from banyan.runtime.errors import ConfigError, OutOfMemory
 from banyan.runtime.model.spec import ModelSpec
 
 
@@ -19,7 +27,16 @@ class Store:
     Memory is claimed here, once; on a CPU the kernel hands it out page by page as it is first written.
     """
 
-    def __init__(self, spec: ModelSpec, n_pages: int, page: int, device: str) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        n_pages: int,
+        page: int,
+        device: str,
+        n_host: int = 0,
+        file: PageFile | None = None,
+    ) -> None:
+        """n_host: pages of the second tier, in `file` if there is one."""
         shape = n_pages, page, spec.n_kv_heads, spec.head_dim
         dtype = getattr(torch, spec.dtype)
         self.n_pages, self.page = n_pages, page
@@ -35,9 +52,73 @@ class Store:
                 f"{n_pages} KV pages are {size:.0f} MiB and do not fit on {device}; lower `kv_memory`"
             ) from e
         self._pools = [pool for pair in self.kv for pool in pair]
+        self.file = file
+        self.host = self._claim_host((n_host, len(self._pools), *shape[1:]), dtype) if n_host else None
+
+    def _claim_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The second tier: [n_host, 2 x layers, page, n_kv_heads, head_dim]. What belongs to a page lies together."""
+        if self.file is not None:
+            return torch.frombuffer(self.file.pages, dtype=dtype, count=prod(shape)).view(shape)
+        try:
+            return torch.empty(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
+        except RuntimeError as e:
+            size = prod(shape) * dtype.itemsize / 2**20
+            raise OutOfMemory(f"{size:.0f} MiB of host memory cannot be had; lower `host_memory`") from e
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy the first n_slots of pages: (source, destination, n_slots), in all layers."""
         if copies:
             table = torch.from_numpy(np.array(copies, np.int32))
             ops.copy_pages(self._pools, table.to(self.device, non_blocking=True))
+
+    def release(self) -> None:
+        """Let another process have the file. Nothing may be moved any more."""
+        self.host = None
+        if self.file is not None:
+            self.file.close()
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Move pages between the device and host memory, in order. Before any copy and any write of the same plan."""
+        for is_out, run in groupby(moves, attrgetter("is_out")):
+            (self._move_out if is_out else self._move_in)(list(run))
+
+    def _move_out(self, moves: list[Move]) -> None:
+        assert self.host is not None
+        last = {move.host: move for move in moves}  # of two into one place, the later one counts
+        if self.file is not None:
+            for i in last:
+                self.file.begin(i)
+        device = torch.tensor([move.device for move in last.values()], device=self.device)
+        host = torch.tensor(list(last))
+        for i, pool in enumerate(self._pools):
+            self.host[host, i] = pool[device].cpu()
+        if self.file is not None:
+            for i, move in last.items():
+                self.file.seal(i, move.label)
+
+    def _move_in(self, moves: list[Move]) -> None:
+        assert self.host is not None
+        last = {move.device: move for move in moves}
+        device = torch.tensor(list(last), device=self.device)
+        host = torch.tensor([move.host for move in last.values()])
+        for i, pool in enumerate(self._pools):
+            pool[device] = self.host[host, i].to(self.device)
+
+
+LAYOUT = 1
+"""Of a page in the second tier, and of what is computed into it. Another number makes all files begin anew."""
+
+
+def open_file(config: Config, resolved: Resolved, spec: ModelSpec, weights: str) -> PageFile:
+    """The second tier's file. What it holds of other weights, of another context (some models' positions depend on
+    it), or of another layout is forgotten. Raises ConfigError: it cannot be had."""
+    facts = LAYOUT, weights, resolved.context, spec.n_layers, spec.n_kv_heads, spec.head_dim, spec.dtype
+    identity = blake2b(repr(facts).encode(), digest_size=32).digest()
+    page_bytes = config.page * spec.kv_bytes_per_token(getattr(torch, spec.dtype).itemsize)
+    try:
+        return PageFile(Path(config.host_file), resolved.n_host, config.page, page_bytes, identity)
+    except BlockingIOError as e:
+        raise ConfigError(f"host_file {config.host_file} is another server's; name another file") from e
+    except OSError as e:
+        size = resolved.n_host * page_bytes / 2**20
+        raise ConfigError(f"host_file {config.host_file} cannot hold {size:.0f} MiB: {e.strerror}") from e

@@ -25,7 +25,7 @@ from banyan.runtime.engine.request import Plan
 from banyan.runtime.engine.runner import Runner
 from banyan.runtime.engine.sampler import sample
 from banyan.runtime.engine.scheduler import Scheduler
-from banyan.runtime.engine.store import Store
+from banyan.runtime.engine.store import Store, open_file
 from banyan.runtime.errors import OutOfMemory
 from banyan.runtime.flight import COMPILER, LOOP, Flight
 from banyan.runtime.model.load import Model
@@ -72,8 +72,10 @@ class Engine:
         resolved: Resolved,
         clock: Callable[[], float] = time.monotonic,
         flight: Flight | None = None,
+        weights: str = "",
     ) -> None:
-        """flight: where to say what is in hand, for who has to know should this process die of it."""
+        """flight: where to say what is in hand, for who has to know should this process die of it. weights: which they
+        are (`weights.version`), so that a file of the second tier is not taken for these by mistake."""
         self.config, self.resolved, self.clock, self._flight = config, resolved, clock, flight
         self.step_seconds = 0.0
         self.spec = model.spec
@@ -81,8 +83,10 @@ class Engine:
         self.device = torch.device(resolved.device)
         if self.device.type == "cpu":
             torch.set_num_threads(resolved.threads)
-        self.model = Runner(model, Store(model.spec, resolved.n_pages, config.page, resolved.device))
-        self.cache = Cache(resolved.n_pages, config.page, config.cache)
+        file = open_file(config, resolved, self.spec, weights) if config.host_file else None
+        store = Store(model.spec, resolved.n_pages, config.page, resolved.device, resolved.n_host, file)
+        self.model = Runner(model, store)
+        self.cache = Cache(resolved.n_pages, config.page, config.cache, config.eviction, resolved.n_host, file)
         limits = Limits(resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens)
         self.scheduler = Scheduler(self.cache, limits, config.schedule)
         self.guides = Guides(model.spec.vocab_size, self.device, partial(self._has_in_hand, COMPILER))
@@ -99,6 +103,13 @@ class Engine:
         before = time.monotonic()
         self.model.warm_up(min(self.config.step_tokens, self.resolved.context - 1))
         self.step_seconds = time.monotonic() - before
+
+    def close(self) -> None:
+        """The end: where the second tier is a file, it gets what lies on the device."""
+        if self.model.store.file is not None:
+            self.cache.close()
+            self.model.store.move(self.cache.take_moves())
+            self.model.store.release()
 
     def run(self, inbox: Inbox, outbox: Outbox) -> None:
         """THE loop, until the inbox ends."""
@@ -121,6 +132,7 @@ class Engine:
                 self.scheduler.take(run, guide, ends)
         if plan := self.scheduler.plan(self.clock()):
             self._has_in_hand(LOOP, [work.request.rid for work in plan.works])
+            self.model.store.move(plan.moves)  # where this fails the tree is wrong, and the engine has to end
             try:
                 batch = assemble(plan, self.page, self.device)
                 logits = self.model(batch, plan.copies)
@@ -154,7 +166,8 @@ class Engine:
             case Vocabulary():
                 self.guides.learn(order)
             case Run() if order.sampling.constraint is not None:
-                self.guides.submit(order)
+                if self.scheduler.admit(order):
+                    self.guides.submit(order)
             case Run():
                 self._has_in_hand(LOOP, [order.rid])
                 self.scheduler.take(order)

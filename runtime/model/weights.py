@@ -144,6 +144,14 @@ def _files(path: Path) -> list[Path]:
     )
 
 
+def version(path: Path) -> str:
+    """Names what the weights of a directory are, and how they are used, as far as can be told without reading them all:
+    by their files' names, sizes and times of change."""
+    files = [*_files(path), *sorted(path.glob("config.json"))]
+    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return ";".join(f"{name} {size} {changed}" for name, size, changed in facts)
+
+
 def _header(file: Path) -> dict[str, Stored]:
     """Names, dtypes and shapes in a safetensors file; BadModel when the file is not whole."""
     try:

@@ -46,9 +46,11 @@ def test_what_is_not_given_is_left_to_the_tree() -> None:
 
 
 def test_each_flag_reaches_the_tree() -> None:
-    argv = "--model m --device cpu --dtype float16 --context 512 --kv-memory 1GiB --page 8 --no-cache --max-running 3"
+    argv = "--model m --device cpu --dtype float16 --context 512 --kv-memory 1GiB --page 8 --cache --max-running 3"
+    argv += " --eviction lfu --host-memory 2GiB --host-file f"
     argv += " --schedule lpm --step-tokens 99 --threads 2 --engine-timeout 7 --constraint-bytes 999"
     argv += " --constraint-seconds 3 --socket s --max-message 70000 --log debug"
+    assert not make(**parse("serve", "--no-cache")).cache
     assert make(**parse("serve", *argv.split())) == Config(
         model="m",
         device="cpu",
@@ -56,7 +58,10 @@ def test_each_flag_reaches_the_tree() -> None:
         context=512,
         kv_memory="1GiB",
         page=8,
-        cache=False,
+        cache=True,
+        eviction="lfu",
+        host_memory="2GiB",
+        host_file="f",
         max_running=3,
         schedule="lpm",
         step_tokens=99,
@@ -66,10 +71,14 @@ def test_each_flag_reaches_the_tree() -> None:
         constraint_seconds=3.0,
         socket="s",
         max_message=70000,
+        max_programs=9,
+        max_width=8,
+        max_program=7777,
+        max_client=9999,
         log="debug",
     )
     assert {f"--{f.name.replace('_', '-')}" for f in msgspec.structs.fields(Config)} == {
-        word.replace("--no-cache", "--cache") for word in argv.split() if word.startswith("--")
+        word for word in argv.split() if word.startswith("--")
     }, "a new option is to be tried here"
 
 

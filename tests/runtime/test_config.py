@@ -17,8 +17,10 @@ SMALL = ModelFacts(name="s", max_context=512, checkpoint_dtype="float32", n_para
 # Every option with a value that it can have and that is not its default.
 VALUES = {
     "model": "org/name", "device": "cpu", "dtype": "float16", "context": 128, "kv_memory": "1GiB", "page": 32,
-    "cache": False, "max_running": 3, "schedule": "fair", "step_tokens": 64, "threads": 2, "socket": "/tmp/x/s",
-    "max_message": 1 << 20, "engine_timeout": 5.0, "constraint_bytes": 1000, "constraint_seconds": 0.5, "log": "debug",
+    "cache": False, "eviction": "slru", "host_memory": "2GiB", "host_file": "/tmp/x/kv", "max_running": 3,
+    "schedule": "fair", "step_tokens": 64, "threads": 2, "socket": "/tmp/x/s",
+    "max_message": 1 << 20, "max_programs": 5, "max_width": 6, "max_program": 1000, "max_client": 2000,
+    "engine_timeout": 5.0, "constraint_bytes": 1000, "constraint_seconds": 0.5, "log": "debug",
 }  # fmt: skip
 
 
@@ -28,7 +30,7 @@ def test_every_option_is_known_here() -> None:
 
 @pytest.mark.parametrize("name", VALUES)
 def test_every_option_is_taken_and_crosses_as_json(name: str) -> None:
-    config = make(**{name: VALUES[name]})
+    config = make(**{name: VALUES[name]}, **({"host_memory": "2GiB"} if name == "host_file" else {}))
     assert getattr(config, name) == VALUES[name] != getattr(Config(), name)
     assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config
 
@@ -52,8 +54,10 @@ def test_an_unknown_option_is_named_with_the_one_that_was_meant() -> None:
     [
         ("page", 0), ("page", 12), ("max_running", 0), ("step_tokens", 0), ("context", 1), ("threads", 0),
         ("engine_timeout", 0.0), ("constraint_bytes", 0), ("constraint_seconds", 0.0), ("max_message", 10),
+        ("max_programs", 0), ("max_width", 0), ("max_program", 0), ("max_client", 0),
         ("kv_memory", "a lot"), ("device", "tpu"), ("dtype", "int3"), ("cache", "maybe"), ("log", "loud"),
-        ("schedule", "random"), ("socket", "/x" * 60), ("model", 7),
+        ("schedule", "random"), ("socket", "/x" * 60), ("model", 7), ("eviction", "mru"), ("host_memory", "some"),
+        ("host_file", "/tmp/x"),
     ],
 )  # fmt: skip
 def test_a_value_that_an_option_cannot_have_is_refused(name: str, value: object) -> None:
@@ -125,3 +129,35 @@ def test_a_private_socket_lies_where_nobody_else_may_enter() -> None:
     finally:
         for path in paths:
             path.parent.rmdir()
+
+
+# ---- the second tier -----------------------------------------------------------------------------------------------
+
+
+def test_host_memory_is_counted_in_pages() -> None:
+    page = 16 * 256 * 4
+    resolved = resolve(make(host_memory=f"{10 * page + 5}B"), CPU, SMALL)
+    assert resolved.n_host == 10
+    assert any("second tier: 10 pages" in line for line in resolved.decisions)
+    assert resolve(make(), CPU, SMALL).n_host == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"host_memory": "9GiB"}, OutOfMemory, "9216 MiB, but 8160 MiB are free"),
+        ({"host_memory": "100B"}, ConfigError, "host_memory is 100B, but a page takes"),
+    ],
+)
+def test_host_memory_that_cannot_be_had_is_refused(options: dict[str, str], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        resolve(make(**options), CPU, SMALL)
+
+
+def test_a_file_may_be_larger_than_memory() -> None:
+    assert resolve(make(host_memory="9GiB", host_file="/tmp/x"), CPU, SMALL).n_host > 0
+
+
+def test_a_second_tier_without_a_cache_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cache is off"):
+        make(cache=False, host_memory="1GiB")

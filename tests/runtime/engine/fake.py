@@ -84,13 +84,16 @@ def run(rid: int, ids: Iterable[int], sampling: Sampling = GREEDY, **fields: Any
     return Run(rid, int32(ids), sampling, **fields)
 
 
-def engine(model: Any = None, *, n_pages: int = 256, context: int | None = None, **options: Any) -> Engine:
+def engine(
+    model: Any = None, *, n_pages: int = 256, n_host: int = 0, context: int | None = None, weights: str = "",
+    **options: Any,
+) -> Engine:  # fmt: skip
     model = model or FakeModel()
     resolved = Resolved(
-        device="cpu", dtype="float32", context=context or model.spec.max_context, n_pages=n_pages, threads=1,
-        decisions=(),
+        device="cpu", dtype="float32", context=context or model.spec.max_context, n_pages=n_pages,
+        n_host=n_host, threads=1, decisions=(),
     )  # fmt: skip
-    return Engine(configs.make(**options), model, resolved, clock=lambda: 0.0)
+    return Engine(configs.make(**options), model, resolved, clock=lambda: 0.0, weights=weights)
 
 
 def step(e: Engine, outputs: dict[int, Output]) -> None:

@@ -103,3 +103,39 @@ def test_a_bad_sampling_value_is_the_programs_error(real: Client) -> None:
     program.submit([Append(0, ("x",)), Gen(0, 0, wire.Sampling(top_p=7.0))])
     with pytest.raises(BanyanError, match="top_p"):
         program.future(0).result(60)
+
+
+# ---- a second tier -------------------------------------------------------------------------------------------------
+
+
+def ask_for(c: Client, texts: list[str]) -> list[tuple[str, int]]:
+    """What the model says to each, one after the other, and how many tokens of the prompt it had."""
+    said = []
+    for text in texts:
+        program = c.program()
+        program.submit([Append(0, (text,)), Gen(0, 0, GREEDY)], last=True)
+        value = program.future(0).result(60)
+        said.append((value.samples[0].text, value.usage.cached))
+    return said
+
+
+def test_a_server_that_is_started_again_is_warm(llama: Path, tmp_path: Path) -> None:
+    texts = [f"{name} is what the quick brown fox jumps over. " * 4 for name in ("abc", "the", "dog", "lazy", "hello")]
+    options: dict[str, Any] = {"model": str(llama), "threads": 1, "device": "cpu", "context": 256, "kv_memory": "1MB"}
+    said = {}
+    for run in ("cold", "warm"):
+        made = config.make(**options, host_memory="8MB", host_file=str(tmp_path / "kv"))
+        server = launch.start(made, timeout=100)
+        try:
+            c = client.connect(server.socket, timeout=60)
+            said[run] = ask_for(c, texts)
+            cache = c.ask("stats")["cache"]
+            c.ask("check")
+            c.close()
+        finally:
+            server.close()
+    assert [text for text, _ in said["warm"]] == [text for text, _ in said["cold"]]
+    assert max(n for _, n in said["cold"]) < 16
+    assert min(n for _, n in said["warm"]) >= 32, "each found its prompt, to the page"
+    assert cache["n_host_hit_tokens"] > 0
+    assert cache["n_moved_in"] > 0
