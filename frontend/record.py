@@ -1,19 +1,17 @@
 """The record of one running program: what its states append, as ops that wait here until somebody needs a value.
 
 Appends only record. A flush sends all that is recorded as one message; it happens when a value is observed, when the
-body ends, when somebody starts to read a stream, or FLUSH_AFTER seconds after the first gen that was not sent yet. So a
-straight-line program is one message, however many gens it holds, and a body that goes off to work on something else
-does not keep its gens waiting.
+body ends, when somebody starts to read a stream, or when the body has gone off to do something else (ticker.py). So a
+straight-line program is one message, however many gens it holds and however slowly it runs, and a body that is busy
+elsewhere does not keep its gens waiting.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -28,14 +26,13 @@ from banyan.runtime.errors import BanyanError, Cancelled
 from banyan.runtime.promise import Promise
 from banyan.runtime.template import ProgramTemplate
 from banyan.sampling import Options
+from banyan.ticker import ticker
 from banyan.trace import Trace
 
 if TYPE_CHECKING:
     from banyan.events import Events
 
 _log = logging.getLogger("banyan")
-
-FLUSH_AFTER = 0.001
 
 
 class Lane:
@@ -96,6 +93,11 @@ class Record:
         return self.ended.error
 
     @property
+    def n_waiting(self) -> int:
+        """How many appends are not sent yet."""
+        return len(self._log)
+
+    @property
     def has_failed(self) -> bool:
         """Whether its body raised, it was stopped, or a value that is known by now failed."""
         futures = (self.program.future(number) for number in range(self.n_refs))
@@ -129,7 +131,7 @@ class Record:
         self._log.append(op)
         if not self.is_due and isinstance(op, _DRAWS):
             self.is_due = True
-            _ticker.remind(self)
+            ticker().remind(self)
 
     def use(self, use: wire.Use, template: ProgramTemplate) -> None:
         """Record all ops of a template: as one where the backend has it, as they are where `use.template` is -1."""
@@ -295,54 +297,3 @@ class Unreachable:
 
     def cancel(self) -> None:
         pass
-
-
-class _Ticker:
-    """One thread per process that flushes what has waited for FLUSH_AFTER seconds. Asleep while nothing waits.
-
-    It looks once per FLUSH_AFTER, however many records ask: to wake a thread costs more than to run a whole program.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[float, weakref.ref[Record]]] = deque()
-        """(since when, who), in the order of time."""
-        self._bell = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
-
-    def remind(self, record: Record) -> None:
-        self._waiting.append((time.monotonic(), weakref.ref(record)))
-        if self._thread is None:
-            with self._starting:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="banyan-flush", daemon=True)
-                    self._thread.start()
-        if not self._bell.is_set():
-            self._bell.set()
-
-    def _run(self) -> None:
-        while True:
-            self._bell.wait()
-            while self._waiting:
-                time.sleep(FLUSH_AFTER)
-                self._flush(until=time.monotonic() - FLUSH_AFTER)
-            self._bell.clear()
-            if self._waiting:  # from one who saw the bell still set
-                self._bell.set()
-
-    def _flush(self, until: float) -> None:
-        """Flush who has waited since `until` or longer. Most have been flushed long since."""
-        while self._waiting and self._waiting[0][0] <= until:
-            record = self._waiting.popleft()[1]()
-            if record is not None and record.is_due and record.error is None:
-                with contextlib.suppress(BaseException):  # the record keeps it for those who observe
-                    record.flush("its first gen had waited for a millisecond")
-
-
-def _renew_ticker() -> None:
-    global _ticker
-    _ticker = _Ticker()
-
-
-_ticker = _Ticker()
-os.register_at_fork(after_in_child=_renew_ticker)  # threads do not follow into a forked child

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import banyan as bn
-from banyan import record
+from banyan import ticker
 
 
 class _Silent:
@@ -20,7 +20,7 @@ class _Silent:
 
 @pytest.fixture(autouse=True)
 def _no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "_ticker", _Silent())
+    monkeypatch.setattr(ticker, "_ticker", _Silent())
 
 
 @pytest.fixture(autouse=True)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import Any
 
 import pytest
 
 import banyan as bn
-from banyan import record
-from banyan.record import _Ticker
 from banyan.runtime import wire
 
 
@@ -222,34 +218,6 @@ def test_nothing_happens_before_somebody_looks(mock: bn.Mock) -> None:
         s.fork(2).join()
         assert "x" in s
         assert mock.calls == []
-
-    program.run()
-
-
-def test_a_gen_that_waits_for_its_body_is_sent_after_a_moment(mock: bn.Mock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "_ticker", _Ticker())
-    began = threading.Event()
-
-    def script(prompt: str, name: str) -> str:
-        began.set()
-        return name
-
-    @bn.function
-    def program(s: bn.State) -> None:
-        s += bn.gen("x")
-        assert began.wait(10), "the gen was sent while the body was busy"
-
-    program.run(backend=bn.Mock(script))
-
-
-def test_text_alone_is_not_sent_before_it_is_needed(mock: bn.Mock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "_ticker", _Ticker())
-
-    @bn.function
-    def program(s: bn.State) -> None:
-        s += "text"
-        time.sleep(20 * record.FLUSH_AFTER)
-        assert mock.submits == []
 
     program.run()
 

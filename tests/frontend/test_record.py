@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
-import time
 import weakref
 
 import pytest
 
 import banyan as bn
-from banyan import record
-from banyan.record import Record, _Ticker
+from banyan.record import Record
 from banyan.ref import Ref
 from banyan.runtime import wire
 from banyan.sampling import Options
@@ -92,49 +89,6 @@ def test_a_backend_that_refuses_a_message_says_so_at_every_look() -> None:
         program.run(backend=Full())
 
 
-def test_a_ticker_sends_each_record_in_its_time_and_keeps_none_alive(mock: bn.Mock) -> None:
-    ticker = _Ticker()
-    kept, lost = Record("kept", mock, Options()), Record("lost", mock, Options())
-    for one in (kept, lost):
-        one.add(wire.Gen(0, one.new_ref()))
-        ticker.remind(one)
-    gone = weakref.ref(lost)
-    del lost, one
-    deadline = time.monotonic() + 10
-    while not mock.submits or gone() is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    kept.add(wire.Gen(0, kept.new_ref()))
-    ticker.remind(kept)
-    while len(mock.submits) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
-def test_an_error_while_the_ticker_sends_is_told_to_who_looks(mock: bn.Mock) -> None:
-    class Lost(bn.Mock):
-        def program(self, name: str = "") -> object:  # type: ignore[override]
-            made = super().program(name)
-
-            def submit(ops: object, last: bool = False) -> None:
-                asked.set()
-                raise bn.RuntimeLost("gone")
-
-            made.submit = submit  # type: ignore[method-assign]
-            return made
-
-    asked = threading.Event()
-    ticker = _Ticker()
-    one = Record("p", Lost(), Options())
-    one.add(wire.Gen(0, one.new_ref()))
-    ticker.remind(one)
-    assert asked.wait(10)
-    for _ in range(2):
-        with pytest.raises(bn.RuntimeLost, match="gone") as raised:
-            one.flush()
-        assert raised.value.__notes__ == ["while program p was sent to its backend"], "said once, however often"
-
-
 def test_an_error_that_is_none_of_ours_is_no_hang_either(mock: bn.Mock) -> None:
     class Buggy(bn.Mock):
         def program(self, name: str = "") -> object:  # type: ignore[override]
@@ -151,15 +105,6 @@ def test_an_error_that_is_none_of_ours_is_no_hang_either(mock: bn.Mock) -> None:
 
     with pytest.raises(KeyError, match="a bug"):
         program.run(backend=Buggy())
-
-
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_process_has_a_ticker_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = record._ticker
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if record._ticker is not before and record._ticker._thread is None else 1)
-    assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_programs_leave_no_garbage(mock: bn.Mock) -> None:

@@ -13,18 +13,10 @@ from typing import Any
 import pytest
 
 import banyan as bn
-from banyan import record
 from banyan.compiled import compile
 from banyan.runtime import config, launch, wire
 
 PARENT = "the quick brown fox jumps over the lazy dog. " * 8
-
-
-class _Silent:
-    """A ticker that never ticks: so that a slow machine sends no message early."""
-
-    def remind(self, _: Any) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +49,6 @@ class Traffic:
 
 @pytest.fixture
 def traffic(endpoint: bn.RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch) -> Traffic:
-    monkeypatch.setattr(record, "_ticker", _Silent())
     seen, send = Traffic(), endpoint.client.send
 
     def watched(data: bytes) -> None:
