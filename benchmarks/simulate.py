@@ -46,6 +46,7 @@ class Machine:
     """A scheduler that is driven in virtual time.
 
     now       seconds
+    busy      of these, in steps
     cpu       seconds of real CPU time that the scheduler took
     n_steps   so many steps
     lengths   rid -> the number of tokens after which it stops by itself
@@ -61,13 +62,14 @@ class Machine:
         step_tokens: int = 512,
         cost: Cost | None = None,
         cache: bool = True,
+        policy: str = "lru",
         **options: object,
     ) -> None:
-        self.cache = Cache(n_pages, page, cache)
+        self.cache = Cache(n_pages, page, cache, policy)
         limits = Limits(context, VOCABULARY + 1, max_running, step_tokens)
         self.scheduler = Scheduler(self.cache, limits, **options)  # type: ignore[arg-type]
         self.cost = cost or Cost()
-        self.now = self.cpu = 0.0
+        self.now = self.busy = self.cpu = 0.0
         self.n_steps = 0
         self.lengths: dict[int, int] = {}
         self.on_finish: Callable[[Finish], None] = lambda finish: None
@@ -103,6 +105,7 @@ class Machine:
         report, failed = self.scheduler.report()
         self.cpu += time.thread_time() - before
         self.now += seconds
+        self.busy += seconds
         if plan is not None:
             self.on_step(plan, report, seconds)
         for finish in report.finished:

@@ -1,0 +1,345 @@
+"""Programs for simulate.py, in the shapes of the benchmarks of Zheng et al., SGLang, 2024; who drives them; and what
+could be found again of what they compute. A program is a generator over its states, in virtual time; what a model says
+is made up.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Callable, Generator, Iterable
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from simulate import STOP, VOCABULARY, Machine, token
+
+from banyan.radix_cache.handles import Handle
+from banyan.radix_cache.node import n_common
+from banyan.runtime.wire import Finish, Over, Run, Sampling
+
+MAX_TOKENS = 512
+"""Of every request: none says beforehand how long its output will be."""
+
+
+class Gen(NamedTuple):
+    """The model says n tokens, and stops."""
+
+    n: int
+
+
+class Wait(NamedTuple):
+    """A tool works, or a user thinks."""
+
+    seconds: float
+
+
+class Fork(NamedTuple):
+    """Children of the state, which go on at the same time. The state waits for them all."""
+
+    bodies: list[Body]
+
+
+class State:
+    """A running prompt. number: among those of its program, as the language counts them."""
+
+    __slots__ = ("handle", "ids", "number", "program")
+
+    def __init__(self, program: Program, number: int, ids: array[int]) -> None:
+        self.program, self.number, self.ids = program, number, ids
+        self.handle: Handle | None = None  # while it waits, or its request does
+
+
+def say(state: State, rid: int, n: int) -> None:
+    """Append what the model says."""
+    first = len(state.ids)
+    state.ids.extend(token(rid, first + i) for i in range(n))
+
+
+Steps = Generator[Gen | Wait | Fork, None, None]
+Body = Callable[[State], Steps]
+
+
+class Program:
+    """One that is present: begun or waiting for its turn, and not over."""
+
+    def __init__(self, serial: int) -> None:
+        self.serial = serial
+        self.states: list[State] = []
+        self.n_alive = 0  # states that go on
+
+    def state(self, ids: array[int]) -> State:
+        self.states.append(State(self, len(self.states), ids))
+        self.n_alive += 1
+        return self.states[-1]
+
+
+class Waits:
+    """How long a wait is expected to last: as long as those before it did, in the mean."""
+
+    def __init__(self) -> None:
+        self.n, self.seconds = 0, 0.0
+
+    def note(self, seconds: float) -> None:
+        self.n, self.seconds = self.n + 1, self.seconds + seconds
+
+    @property
+    def mean(self) -> float:
+        return self.seconds / max(1, self.n)
+
+
+class Crowd:
+    """Programs on a machine, each from its time on.
+
+    foresees    the tree is told, by handles, which states wait for a tool, and about how long such waits have been
+    n_prompt    tokens of all prompts
+    n_present   distinct tokens of the programs present at one time, at the most; only with `is_measured`
+    """
+
+    def __init__(
+        self, machine: Machine, bodies: Iterable[tuple[float, Body]], foresees: bool = False, is_measured: bool = False
+    ) -> None:
+        self.machine, self.foresees, self.is_measured = machine, foresees, is_measured
+        self.n_prompt = self.n_present = 0
+        self.waits = Waits()
+        self._open: dict[int, tuple[State, int, Steps, Callable[[], None]]] = {}
+        self.present: dict[int, Program] = {}  # by serial
+        self._n_started = 0
+        machine.on_finish = self._finished
+        machine.on_failed = self._failed
+        for serial, (start, body) in enumerate(bodies):
+            machine.at(start, partial(self._begin, serial, body))
+
+    def _begin(self, serial: int, body: Body) -> None:
+        program = self.present[serial] = Program(serial)
+        self._start(program.state(array("i")), body, lambda: None)
+
+    def _start(self, state: State, body: Body, done: Callable[[], None]) -> None:
+        self._go_on(state, body(state), done)
+
+    def _go_on(self, state: State, steps: Steps, done: Callable[[], None]) -> None:
+        step = next(steps, None)
+        match step:
+            case Gen(n):
+                self._ask(state, n, steps, done)
+            case Wait(seconds):
+                self._wait(state, seconds, steps, done)
+            case Fork(bodies):
+                left = [len(bodies)]
+
+                def one() -> None:
+                    left[0] -= 1
+                    if not left[0]:
+                        self._go_on(state, steps, done)
+
+                children = [state.program.state(state.ids[:]) for _ in bodies]
+                for child, body in zip(children, bodies, strict=True):
+                    self._start(child, body, one)
+            case None:
+                state.program.n_alive -= 1
+                if not state.program.n_alive:
+                    self._end(state.program)
+                done()
+
+    def _ask(self, state: State, n: int, steps: Steps, done: Callable[[], None]) -> None:
+        rid = self._n_started
+        self._n_started += 1
+        self.n_prompt += len(state.ids)
+        self.machine.lengths[rid] = n
+        self._open[rid] = state, n, steps, done
+        order = state.program.serial, state.number, rid
+        self.machine.take(Run(rid, state.ids.tobytes(), Sampling(max_tokens=MAX_TOKENS), STOP, order=order))
+
+    def _finished(self, finish: Finish) -> None:
+        state, n, steps, done = self._open.pop(finish.rid)
+        assert finish.reason == "stop"
+        if state.handle is not None:
+            state.handle.release()
+            state.handle = None
+        say(state, finish.rid, n)
+        if self.is_measured:
+            self.n_present = max(self.n_present, n_distinct(self._texts()))
+        self._go_on(state, steps, done)
+
+    def _failed(self, failed: object) -> None:
+        raise AssertionError(f"a request failed: {failed}")
+
+    def _wait(self, state: State, seconds: float, steps: Steps, done: Callable[[], None]) -> None:
+        machine = self.machine
+        if self.foresees:
+            state.handle = machine.cache.handle(state.ids.tobytes())
+            state.handle.expect(self.waits.mean * machine.n_steps / max(machine.now, 1e-9))
+
+        def over() -> None:
+            self.waits.note(seconds)
+            if state.handle is not None:
+                state.handle.expect(0)
+            self._go_on(state, steps, done)
+
+        machine.at(machine.now + seconds, over)
+
+    def _texts(self) -> Iterable[bytes]:
+        return (state.ids.tobytes() for program in self.present.values() for state in program.states)
+
+    def _end(self, program: Program) -> None:
+        del self.present[program.serial]
+        self.machine.take(Over(0, program.serial))
+
+
+# ---- what could be had ---------------------------------------------------------------------------------------------
+
+
+def n_distinct(texts: Iterable[bytes]) -> int:
+    """Tokens of texts, where each prefix counts once: of sorted texts, a neighbour shares most."""
+    n, before = 0, b""
+    for text in sorted(texts):
+        n += len(text) // 4 - n_common(text, 0, before)
+        before = text
+    return n
+
+
+class Optimum:
+    """What an order and a cache could find at best, without a machine: programs run one after the other, depth-first,
+    and nothing is ever forgotten. All that stood in a text before is found, but for the last token of a prompt, which
+    has to be computed to go on from it. Which order it is makes no difference to the sums, so none finds more; and for
+    programs that wait for nothing a cache of the longest text is enough for that (Zheng et al., theorem 3.1).
+
+    n_prompt, n_found    tokens, of all prompts
+    n_all                distinct tokens of all programs: the working set where all are present at once
+    """
+
+    def __init__(self, bodies: Iterable[Body]) -> None:
+        self.n_prompt = self.n_found = 0
+        self._known: list[bytes] = []  # sorted
+        self._n_started = 0
+        for serial, body in enumerate(bodies):
+            self._run(Program(serial).state(array("i")), body)
+        self.n_all = n_distinct(self._known)
+
+    @property
+    def hit_rate(self) -> float:
+        return self.n_found / self.n_prompt
+
+    def _run(self, state: State, body: Body) -> None:
+        for step in body(state):
+            match step:
+                case Gen(n):
+                    text = state.ids.tobytes()
+                    at = bisect_left(self._known, text)
+                    found = max((n_common(text, 0, other) for other in self._known[max(at - 1, 0) : at + 1]), default=0)
+                    self.n_prompt += len(state.ids)
+                    self.n_found += min(found, len(state.ids) - 1)
+                    say(state, self._n_started, n)
+                    self._n_started += 1
+                    insort(self._known, state.ids.tobytes())
+                case Fork(bodies):
+                    for one in bodies:
+                        self._run(state.program.state(state.ids[:]), one)
+
+
+# ---- shapes --------------------------------------------------------------------------------------------------------
+
+
+def words(chance: Random, n: int) -> array[int]:
+    """Text that nobody else has."""
+    return array("i", chance.choices(range(VOCABULARY), k=n))
+
+
+def few_shot(chance: Random, n: int) -> list[Body]:
+    """Questions of 40 subjects in any order (MMLU): five examples of the subject before each, a token or two behind."""
+    subjects = [words(chance, chance.randint(400, 900)) for _ in range(40)]
+
+    def question(examples: array[int], text: array[int], n_out: int) -> Body:
+        def body(state: State) -> Steps:
+            state.ids += examples + text
+            yield Gen(n_out)
+
+        return body
+
+    return [
+        question(chance.choice(subjects), words(chance, chance.randint(40, 160)), chance.randint(1, 2))
+        for _ in range(n)
+    ]
+
+
+def chat(chance: Random, n: int, think: float = 0.0) -> list[Body]:
+    """Conversations of four turns behind one system prompt. think: seconds before a user goes on, in the mean."""
+    system = words(chance, 200)
+
+    def talk(turns: list[tuple[array[int], int, float]]) -> Body:
+        def body(state: State) -> Steps:
+            state.ids += system
+            for i, (text, n_out, seconds) in enumerate(turns):
+                if i and think:
+                    yield Wait(seconds)
+                state.ids += text
+                yield Gen(n_out)
+
+        return body
+
+    def turn() -> tuple[array[int], int, float]:
+        return words(chance, chance.randint(64, 384)), chance.randint(4, 256), pause(chance, think)
+
+    return [talk([turn() for _ in range(4)]) for _ in range(n)]
+
+
+def tree_of_thought(chance: Random, n: int) -> list[Body]:
+    """Problems behind two worked ones: two plans each, two solutions of each plan, and a look at each solution."""
+    examples = words(chance, 500)
+
+    def grow(asks: list[array[int]], lengths: list[int], i: int = 0) -> Body:
+        """The i-th branch, counted by levels: ask, answer, and part in two, as long as there is something to ask."""
+
+        def body(state: State) -> Steps:
+            state.ids += asks[0]
+            if i:
+                yield Gen(lengths[i])
+            if asks[1:]:
+                yield Fork([grow(asks[1:], lengths, 2 * i + 1), grow(asks[1:], lengths, 2 * i + 2)])
+
+        return body
+
+    def problem() -> Body:
+        asks = [examples + words(chance, chance.randint(60, 160)), *(words(chance, 24) for _ in range(3))]
+        return grow(asks, [chance.randint(20, 150) for _ in range(15)])
+
+    return [problem() for _ in range(n)]
+
+
+def agents(chance: Random, n: int, wait: float = 0.0) -> list[Body]:
+    """Agents that think, act and observe (ReAct), 4 to 9 times. wait: seconds a tool takes, in the mean; they spread
+    log-normally, so that few take long."""
+    examples = words(chance, 1200)
+
+    def agent(question: array[int], rounds: list[tuple[int, array[int], float]]) -> Body:
+        def body(state: State) -> Steps:
+            state.ids += examples + question
+            for n_out, seen, seconds in rounds:
+                yield Gen(n_out)
+                if wait:
+                    yield Wait(seconds)
+                state.ids += seen
+            yield Gen(30)
+
+        return body
+
+    def one() -> tuple[int, array[int], float]:
+        return chance.randint(20, 100), words(chance, chance.randint(60, 400)), pause(chance, wait)
+
+    return [agent(words(chance, 60), [one() for _ in range(chance.randint(4, 9))]) for _ in range(n)]
+
+
+def pause(chance: Random, mean: float) -> float:
+    return mean * chance.lognormvariate(-0.5, 1.0)
+
+
+def arrivals(chance: Random, bodies: list[Body], seconds: float) -> list[tuple[float, Body]]:
+    """The programs at random times, in the order in which they stand, within about so many seconds."""
+    now, timed = 0.0, []
+    for body in bodies:
+        timed.append((now, body))
+        now += chance.expovariate(len(bodies) / seconds) if seconds else 0.0
+    return timed
