@@ -1,7 +1,8 @@
 """Schemas with values that they allow and values that they do not: our own, and the standard's test suite.
 
-`cases.jsonl`: one keyword or one meeting of keywords each, by hand. Each line holds a schema, and `valid` and `invalid`
-values, or the refusal. `ecma`: its pattern is one for ECMA-262, and none for Python.
+`cases.jsonl`: one keyword or one meeting of keywords each. `public.jsonl`: schemas as they stand in configuration files,
+public APIs and the tools of models. All by hand; each line holds a schema, and `valid` and `invalid` values, or the
+refusal. `ecma`: its pattern is one for ECMA-262, and none for Python.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def lines(name: str) -> list[Any]:
     return [json.loads(line) for line in (HERE / name).read_text(encoding="utf-8").splitlines()]
 
 
-CASES = {name: lines(f"{name}.jsonl") for name in ("cases",)}
+CASES = {name: lines(f"{name}.jsonl") for name in ("cases", "public")}
 ALL = [(name, i) for name, cases in CASES.items() for i in range(len(cases))]
 
 
@@ -65,6 +66,16 @@ def test_the_case_itself_is_right(name: str, i: int) -> None:
 
 def test_there_are_enough() -> None:
     assert len(CASES["cases"]) >= 200
+    public = CASES["public"]
+    assert len(public) >= 100
+    assert len({case["name"] for case in public}) == len(public)
+    assert all(case["valid"] and case["invalid"] for case in public)
+
+
+def test_public_schemas_are_supported() -> None:
+    """Nine of ten, entirely right: `test_a_case` sees to all that are not refused."""
+    public = CASES["public"]
+    assert sum("refused" not in case for case in public) >= 0.9 * len(public)
 
 
 # ---- the standard's suite ------------------------------------------------------------------------------------------
