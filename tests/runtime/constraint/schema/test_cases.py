@@ -1,8 +1,8 @@
 """Schemas with values that they allow and values that they do not: our own, and the standard's test suite.
 
-`cases.jsonl`: one keyword or one meeting of keywords each. `public.jsonl`: schemas as they stand in configuration files,
-public APIs and the tools of models. All by hand; each line holds a schema, and `valid` and `invalid` values, or the
-refusal. `ecma`: its pattern is one for ECMA-262, and none for Python.
+`cases.jsonl`: one keyword or one meeting of keywords each. `public.jsonl`: schemas as they stand in configuration
+files, public APIs and the tools of models. All by hand; each line holds a schema, and `valid` and `invalid` values, or
+the refusal. `ecma`: its pattern is one for ECMA-262, and none for Python.
 """
 
 from __future__ import annotations
