@@ -254,6 +254,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first used: `import banyan` costs next to nothing."""
+    if name == "__version__":
+        from importlib.metadata import version  # here: it takes longer to load than all of this package
+
+        return version("banyan")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOME[name]), name)

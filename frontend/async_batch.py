@@ -29,12 +29,12 @@ class AsyncBatch:
         finish: Callable[[Run[Any]], Awaitable[AsyncState]],
         *,
         concurrency: int | None,
-        limits: tuple[float | None, int | None],
+        limits: tuple[Any, ...],
         on_error: OnError,
         ordered: bool,
         title: str | None = None,
     ) -> None:
-        """For programs to make, not for users. finish(run): play it; gives its state, finished."""
+        """For programs to make, not for users. finish(run): play it; gives its state, finished. limits: as of Batch."""
         self._start, self._finish, self._n, self._given = start, finish, n, limits
         self._n_tasks = min(n, MAX_IN_FLIGHT if concurrency is None else concurrency)
         self._on_error, self._ordered = on_error, ordered

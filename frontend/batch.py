@@ -38,10 +38,10 @@ class Batch:
         n_threads: int,
         *,
         concurrency: int | None = None,
-        limits: tuple[float | None, int | None] = (None, None),
+        limits: tuple[Any, ...] = (None, None),
         title: str | None = None,
     ) -> None:
-        """limits: seconds and tokens of the whole batch. title: what a progress bar on stderr says; None: there is
+        """limits: those of BatchLimits. title: what a progress bar on stderr says; None: there is
         none."""
         self._start, self._title, self._given = start, title, limits
         self._indices = iter(range(n))

@@ -210,7 +210,7 @@ def frozen(value: Any) -> Hashable:
 
 def _shared(options: Options) -> Options:
     """What of a run's options its gens are made of."""
-    return replace(options, seed=None, timeout=None, budget=None, backend=None)
+    return replace(options, seed=None, timeout=None, budget=None, priority=None, deadline=None, backend=None)
 
 
 _encode = msgspec.msgpack.Encoder().encode

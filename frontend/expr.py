@@ -111,6 +111,7 @@ class Select(_Node, frozen=True):
     method: ChoicesMethod = token_length_normalized
     temperature: float = 0.0
     seed: int | None = None
+    timeout: float | None = None
 
 
 class Seq(_Node, frozen=True):
@@ -181,6 +182,8 @@ def gen(
     seed: int | None = None,
     timeout: float | None = None,
     budget: int | None = None,
+    priority: int | None = None,
+    deadline: float | None = None,
     type: Any = None,
     grammar: str | None = None,
     retries: int | None = None,
@@ -225,7 +228,7 @@ if not TYPE_CHECKING:  # to whom it stays the function it is
 def _gen(name: str | None, asked: dict[str, Any]) -> Gen | Select:
     """What was asked for as an expression."""
     if (choices := asked.pop("choices", None)) is not None:
-        wishes = {key: asked.pop(key) for key in ("temperature", "choices_method", "seed") if key in asked}
+        wishes = {key: asked.pop(key) for key in ("temperature", "choices_method", "seed", "timeout") if key in asked}
         if asked:
             raise BadProgram(f"gen with choices takes no {', '.join(asked)}: a choice is scored, not generated")
         return select(name, choices, **wishes)
@@ -294,20 +297,25 @@ def select(
     choices_method: ChoicesMethod = token_length_normalized,
     *,
     seed: int | None = None,
+    timeout: float | None = None,
 ) -> Select:
     """Append the likeliest of `choices`, and call it `name`.
 
     temperature 0 takes the best score; above, the choice is drawn from softmax(score / temperature) with `seed`.
+    timeout: seconds from its turn on after which it raises DeadlineExceeded.
     BadProgram: no choices, one that is empty, or one that stands there twice.
     """
     if not temperature >= 0.0:
         raise BadProgram(f"temperature is {temperature}; it must be 0 or more")
+    if timeout is not None:
+        make(GenOptions, {"timeout": timeout})  # says what is wrong with it
     return Select(
         checked_choices(choices),
         None if name is None else checked_name(name),
         checked_method(choices_method),
         float(temperature),
         seed,
+        timeout,
     )
 
 

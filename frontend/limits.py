@@ -1,7 +1,7 @@
-"""What a batch, a run and a gen may take, seconds and tokens, as this side keeps it.
+"""What a batch, a run and a gen may take, seconds and tokens, as this side keeps it; and how urgent they are.
 
 The server keeps the same limits, to the token, and stops the work. This side does not depend on that: what runs out
-fails here too, whatever has become of the server.
+fails here too, whatever has become of the server. What is urgent is for the server alone.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 GRACE = 0.5
 """Seconds beyond their time that those have who can say best that it is up: the server of a gen, the body of a run."""
+
+_SOON = 1e-6
+"""Seconds to a deadline that has passed: 0 would be none."""
 
 _numbers = count()
 
@@ -55,12 +58,14 @@ class Account:
 
 
 class BatchLimits:
-    """Of all runs of a batch together. timeout: seconds from now on."""
+    """Of all runs of a batch together. timeout, deadline: seconds from now on."""
 
-    def __init__(self, timeout: float | None, budget: int | None) -> None:
+    def __init__(self, timeout: float | None, budget: int | None, deadline: float | None = None) -> None:
         self.number = next(_numbers)
         self.timeout, self.budget = timeout, budget
-        self.end = time.monotonic() + (timeout or 0.0)
+        now = time.monotonic()
+        self.end = now + (timeout or 0.0)
+        self.due = None if deadline is None else now + deadline
         self.account = None if budget is None else Account("batch", budget)
 
     @property
@@ -76,6 +81,7 @@ class Limits:
 
     def __init__(self, record: Record, options: Options, batch: BatchLimits | None = None) -> None:
         """Begin to count. The backend is told, so that it keeps them too."""
+        self._alarm = None  # first: a backend may refuse the rest
         now = time.monotonic()
         ends = [] if options.timeout is None else [(now + options.timeout, "run", options.timeout)]
         if batch is not None and batch.timeout is not None:
@@ -84,6 +90,9 @@ class Limits:
         self._accounts = [] if options.budget is None else [Account("run", options.budget)]
         if batch is not None and batch.account is not None:
             self._accounts.append(batch.account)
+        due = [now + options.deadline] if options.deadline is not None else []
+        if batch is not None and batch.due is not None:
+            due.append(batch.due)
         record.program.limit(
             wire.Limits(
                 timeout=timeout,
@@ -92,9 +101,10 @@ class Limits:
                 budget=options.budget or 0,
                 batch=-1 if batch is None else batch.number,
                 batch_budget=0 if batch is None else batch.budget or 0,
+                priority=options.priority or 0,
+                deadline=max(_SOON, min(due) - now) if due else 0.0,
             )
         )
-        self._alarm = None
         if ends:
             late = DeadlineExceeded.of(of, timeout)
             if end <= now:
@@ -116,19 +126,15 @@ class Limits:
 
 def begin(record: Record, options: Options, batch: BatchLimits | None = None) -> Limits | None:
     """The limits of a run; None where it has none."""
-    if (
-        options.timeout is None
-        and options.budget is None
-        and (batch is None or (batch.timeout is None and batch.budget is None))
-    ):
-        return None
-    return Limits(record, options, batch)
+    own = options.timeout, options.budget, options.priority, options.deadline
+    shared = () if batch is None else (batch.timeout, batch.budget, batch.due)
+    return None if all(one is None for one in own + shared) else Limits(record, options, batch)
 
 
 def keep_time(ref: Ref, timeout: float, before: list[Ref]) -> None:
-    """Stop the run if its gen `ref` takes longer than `timeout` seconds, once all of `before` are known.
+    """Stop the run if its gen or select `ref` takes longer than `timeout` seconds, once all of `before` are known.
 
-    That is for the server to see, and to fail this gen alone: here it is seen GRACE seconds later, where the server
+    That is for the server to see, and to fail this one alone: here it is seen GRACE seconds later, where the server
     says nothing.
     """
     left = [one for one in before if not one.is_done]
@@ -136,7 +142,7 @@ def keep_time(ref: Ref, timeout: float, before: list[Ref]) -> None:
 
     def late() -> None:
         if (one := reference()) is not None and not one.is_done:
-            _late(record, DeadlineExceeded.of("gen", timeout))
+            _late(record, DeadlineExceeded.of("select" if one.choices else "gen", timeout))
 
     def look(_: object = None) -> None:
         while left:

@@ -82,6 +82,8 @@ class Program:
             return aside(run)
         try:
             run.play()
+            if not items.options.use_thread:
+                run.state.sync()
         except BaseException:
             run.record.notice.is_given = True
             raise
@@ -133,6 +135,7 @@ class Program:
         on_error: OnError = "raise",
         timeout: float | None = None,
         budget: int | None = None,
+        deadline: float | None = None,
         opts: Options | None = None,
         **kwargs: Any,
     ) -> list[State]: ...
@@ -149,6 +152,7 @@ class Program:
         on_error: OnError = "raise",
         timeout: float | None = None,
         budget: int | None = None,
+        deadline: float | None = None,
         opts: Options | None = None,
         **kwargs: Any,
     ) -> list[State] | Iterator[State]: ...
@@ -164,6 +168,7 @@ class Program:
         on_error: OnError = "raise",
         timeout: float | None = None,
         budget: int | None = None,
+        deadline: float | None = None,
         opts: Options | None = None,
         **kwargs: Any,
     ) -> list[State] | Iterator[State]:
@@ -178,8 +183,9 @@ class Program:
         too (an iterator raises the item's own error when it comes to it, and stops the rest). "return" gives the state
         of an item that failed like any other: its `error()` says what happened.
 
-        timeout, budget: seconds and tokens of the batch; what is not finished then fails, each item for itself. Other
-        keywords are options of each run, as for `run`, and so is all that `opts` says.
+        timeout, budget: seconds and tokens of the batch; what is not finished then fails, each item for itself.
+        deadline: seconds until the batch should be done (see Options). Other keywords are options of each run, as for
+        `run`, and so is all that `opts` says.
         """
         self._refuse_to_block("run_batch")
         items = self._items(batch_kwargs, opts, kwargs)
@@ -190,7 +196,7 @@ class Program:
             start=partial(self._begin, State, items),
             n_threads=min(64, len(items.arguments)) if num_threads == "auto" else num_threads,
             title=self.name if progress_bar else None,
-            **_checked_batch(on_error, concurrency, timeout, budget),
+            **_checked_batch(on_error, concurrency, (timeout, budget, deadline)),
         )
         return batch.results(on_error, ordered) if generator_style or not ordered else batch.all(on_error)
 
@@ -204,6 +210,7 @@ class Program:
         on_error: OnError = "raise",
         timeout: float | None = None,
         budget: int | None = None,
+        deadline: float | None = None,
         opts: Options | None = None,
         **kwargs: Any,
     ) -> AsyncBatch:
@@ -219,7 +226,7 @@ class Program:
             on_error=on_error,
             ordered=ordered,
             title=self.name if progress_bar else None,
-            **_checked_batch(on_error, concurrency, timeout, budget),
+            **_checked_batch(on_error, concurrency, (timeout, budget, deadline)),
         )
 
     def graph(self, *args: Any, backend: Backend | None = None, opts: Options | None = None, **kwargs: Any) -> Graph:
@@ -368,13 +375,14 @@ class _Items(NamedTuple):
     options: Options
 
 
-def _checked_batch(on_error: str, concurrency: int | None, timeout: float | None, budget: int | None) -> dict[str, Any]:
+def _checked_batch(on_error: str, concurrency: int | None, limits: tuple[Any, ...]) -> dict[str, Any]:
     if on_error not in ("raise", "return"):
         raise BadProgram(f"on_error is {on_error!r}; it must be 'raise' or 'return'")
     if concurrency is not None and concurrency < 1:
         raise BadProgram(f"concurrency is {concurrency}; it must be at least 1")
-    make(Options, {name: value for name, value in (("timeout", timeout), ("budget", budget)) if value is not None})
-    return {"concurrency": concurrency, "limits": (timeout, budget)}
+    named = zip(("timeout", "budget", "deadline"), limits, strict=True)
+    make(Options, {name: value for name, value in named if value is not None})
+    return {"concurrency": concurrency, "limits": limits}
 
 
 def _options(asked: dict[str, Any], opts: Options | None) -> Options:

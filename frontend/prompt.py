@@ -175,9 +175,12 @@ class Prompt:
         seed = mix(self._seed, self._transcript.n_draws)
         if isinstance(leaf, Select):
             record.add(self._select_op(leaf, ref, seed))
+            self._keep_time(ref, leaf.timeout)
         else:
             record.add(self._gen_op(leaf, ref, next(samplings), seed))
-            self._limit(leaf, ref)
+            if record.limits is not None:
+                record.limits.watch(ref)
+            self._keep_time(ref, leaf.options.timeout)
         if record.events is not None:
             record.events.watch(ref, partial(usage, record, 0))
         if leaf.name is not None:
@@ -219,19 +222,27 @@ class Prompt:
             retries,
             timeout=wishes.timeout or 0.0,
             budget=wishes.budget or 0,
+            priority=wishes.priority,
+            deadline=wishes.deadline or 0.0,
         )
 
-    def _limit(self, leaf: Gen, ref: Ref) -> None:
-        if self._record.limits is not None:
-            self._record.limits.watch(ref)
-        if leaf.options.timeout is not None:
-            keep_time(ref, leaf.options.timeout, [item for item in self._transcript if isinstance(item, Ref)])
+    def _keep_time(self, ref: Ref, timeout: float | None) -> None:
+        if timeout is not None:
+            keep_time(ref, timeout, [item for item in self._transcript if isinstance(item, Ref)])
 
     def _select_op(self, leaf: Select, ref: Ref, seed: int | None) -> wire.Select:
         seed = seed if leaf.seed is None else leaf.seed
         ref.method, ref.choices = leaf.method, leaf.choices
         return wire.Select(
-            self._lane.number, ref.number, leaf.choices, leaf.method, leaf.temperature, seed, ref.name, ref.line
+            self._lane.number,
+            ref.number,
+            leaf.choices,
+            leaf.method,
+            leaf.temperature,
+            seed,
+            ref.name,
+            ref.line,
+            leaf.timeout or 0.0,
         )
 
     # ---- turns -----------------------------------------------------------------------------------------------------

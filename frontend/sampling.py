@@ -65,6 +65,11 @@ class GenOptions(
     start on, for its body and all that it generates."""
     budget: Annotated[int, Meta(ge=1)] | None = None
     """Tokens that may be generated, over all samples; one more raises BudgetExceeded. On a run: by all its gens."""
+    priority: Annotated[int, Meta(ge=-wire.MAX_PRIORITY, le=wire.MAX_PRIORITY)] | None = None
+    """-100 to 100 (0): of two gens that wait to be computed, also of other programs, the higher goes first."""
+    deadline: Annotated[float, Meta(gt=0.0)] | None = None
+    """Seconds; of equal priority, the gen whose deadline comes first goes first. One that is late goes on: that is what
+    differs from `timeout`. On a gen: from its turn on. On a run or a batch: from its start on, for all its gens."""
 
     def __post_init__(self) -> None:
         if self.top_k == 0:
@@ -101,16 +106,14 @@ class Options(GenOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_
     stream: bool = False
     """Run the body on a thread of its own and return at once; read with `text_iter`."""
     use_thread: bool = True
-    """SGLang's; there is no thread per state here, and appends never wait."""
+    """False: `run` returns when all is done, and raises the first error. (SGLang's; no state has a thread here.)"""
     backend: Any = None
     """Where to run; default: that of the program which calls, or the one that `set_default_backend` was given."""
 
     def __post_init__(self) -> None:
         GenOptions.__post_init__(self)
-        if not self.use_thread:
-            raise Unsupported(
-                "use_thread=False: appends never wait here; leave it out, and read where you want to wait"
-            )
+        if self.stream and not self.use_thread:
+            raise Unsupported("use_thread=False waits for the end, and stream=True returns at once; give one of them")
 
 
 def _checked_logprobs(merged: wire.Sampling) -> wire.Sampling:

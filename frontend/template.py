@@ -116,8 +116,10 @@ def _is_let_go(op: wire.Op) -> bool:
 def _checked_op(op: wire.Op) -> wire.TemplateOp:
     if not isinstance(op, wire.TemplateOp):
         raise Unsupported(f"it holds a {type(op).__name__}")
-    if isinstance(op, wire.Gen):
-        wants = {"tools": op.tools, "retries": op.retries, "a timeout of its own": op.timeout}
+    if isinstance(op, wire.Gen | wire.Select):
+        wants: dict[str, Any] = {"a timeout of its own": op.timeout}
+        if isinstance(op, wire.Gen):
+            wants |= {"tools": op.tools, "retries": op.retries}
         for what in (what for what, has in wants.items() if has):
             raise Unsupported(f"gen {op.name!r} ({op.line}) has {what}, which needs its run's attention")
     return op

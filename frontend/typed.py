@@ -206,13 +206,16 @@ def _of_pydantic(kind: Any) -> tuple[dict[str, Any], Parse]:
 
 
 def _closed(schema: Any) -> Any:
-    """An object has the properties that its type names, and no others, unless the type itself says so."""
+    """An object has the properties that its type names, and no others, unless the type itself says so.
+
+    That a set holds nothing twice is left to the set: a text cannot be held to it while it is written.
+    """
     if isinstance(schema, list):
         return [_closed(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
     closed = {key: value if key in ("default", "examples", "enum", "const") else _closed(value)
-              for key, value in schema.items()}  # fmt: skip
+              for key, value in schema.items() if (key, value) != ("uniqueItems", True)}  # fmt: skip
     if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
         closed.setdefault("additionalProperties", False)
     return closed

@@ -138,7 +138,7 @@ class DeadlineExceeded(ProgramError, TimeoutError):
 
     @classmethod
     def of(cls, what: str, seconds: float) -> Self:
-        """what: whose time it was: a gen, a run or a batch."""
+        """what: whose time it was: a gen's, a select's, a run's or a batch's."""
         return cls(f"the {what}'s timeout of {seconds:g} s ran out")
 
 

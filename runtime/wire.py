@@ -29,6 +29,9 @@ import msgspec
 VERSION = 1
 """Handshake version. Peers with another one are refused by name."""
 
+MAX_PRIORITY = 100
+"""Of programs and gens, either way from 0."""
+
 
 class Wire(msgspec.Struct, frozen=True, gc=False, tag_field="t", tag=str.lower, omit_defaults=True):
     """Base of all messages; the tag is the class name in lower case. In no cycle, and so no work for the collector."""
@@ -191,6 +194,10 @@ class Gen(Wire, frozen=True):
     """Seconds from its turn on (when all before it is done) after which it fails; 0: none."""
     budget: int = 0
     """Tokens, over all its samples and turns, after which it fails; 0: none."""
+    priority: int | None = None
+    """In the place of its program's; see Limits."""
+    deadline: float = 0.0
+    """In the place of its program's, in seconds from its turn on; 0: that of the program."""
 
 
 ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
@@ -210,6 +217,8 @@ class Select(Wire, frozen=True):
     seed: int | None = None
     name: str = ""
     line: str = ""
+    timeout: float = 0.0
+    """As of a Gen."""
 
 
 class Fork(Wire, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -180,9 +181,10 @@ SIGNATURES = {
     "function": ["func", "num_api_spec_tokens"],
     "gen": [
         *[*GEN, "*repetition_penalty", "*logit_bias", "*seed", "*timeout", "*budget"],
+        *["*priority", "*deadline"],
         *["*type", "*grammar", "*retries", "*tools", *LIMITS],
     ],
-    "select": ["name", "choices", "temperature", "choices_method", "*seed"],
+    "select": ["name", "choices", "temperature", "choices_method", "*seed", "*timeout"],
     "role": ["name", "expr"],
     "user": ["expr"],
     "image": ["expr"],
@@ -210,11 +212,11 @@ SIGNATURES = {
     "Program.run_async": ["self", "*args", "*opts", "**kwargs"],
     "Program.run_batch": [
         *["self", "batch_kwargs", "*num_threads", "*concurrency", "*progress_bar", "*generator_style", "*ordered"],
-        *["*on_error", "*timeout", "*budget", "*opts", "**kwargs"],
+        *["*on_error", "*timeout", "*budget", "*deadline", "*opts", "**kwargs"],
     ],
     "Program.run_batch_async": [
         *["self", "batch_kwargs", "*concurrency", "*progress_bar", "*ordered", "*on_error", "*timeout", "*budget"],
-        *["*opts", "**kwargs"],
+        *["*deadline", "*opts", "**kwargs"],
     ],
     "Program.bind": ["self", "**arguments"],
     "Program.inline": ["self", "state", "*args", "**kwargs"],
@@ -297,3 +299,8 @@ def test_import_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/", timeout=60)
     assert done.stdout.strip() == ""
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+.*", bn.__version__)
+    assert "__version__" not in bn.__all__, "`from banyan import *` leaves the version of others alone"

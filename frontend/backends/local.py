@@ -324,7 +324,7 @@ class Program:
             self._backend.start(job)
         except Exception as e:
             job.fail(e)
-        if isinstance(job.op, wire.Gen) and job.op.timeout and self._states[job.op.state].job is job:
+        if job.op.timeout and self._states[job.op.state].job is job:
             job.alarm = clock().call(job.ready + job.op.timeout, partial(self._late, job, job.op.timeout))
 
     def _late(self, job: Job, timeout: float) -> None:
@@ -333,7 +333,8 @@ class Program:
             if state.job is not job:
                 return
             state.job = None
-            self._break(state, job.op, job.placed(DeadlineExceeded.of("gen", timeout)))
+            of = "gen" if isinstance(job.op, wire.Gen) else "select"
+            self._break(state, job.op, job.placed(DeadlineExceeded.of(of, timeout)))
             self._ready.append(state)
         job.stop()
         self._pump()

@@ -55,6 +55,17 @@ class TokenUsage:
             self.n_requests += n_requests
 
 
+class _Program(Program):
+    """A program that cannot be more urgent than others."""
+
+    def limit(self, limits: wire.Limits) -> None:
+        """The language keeps them. Unsupported: an order, which is not ours to give."""
+        for name in ("priority", "deadline"):
+            if getattr(limits, name):
+                raise Unsupported(f"{name}: it is the server's to say who goes first; leave it out")
+        super().limit(limits)
+
+
 class OpenAI:
     """A model behind OpenAI's API. Other arguments are those of `openai.OpenAI`: api_key, base_url, timeout and so on.
 
@@ -118,7 +129,7 @@ class OpenAI:
         return self._format.refusals(self.kind) - self.extensions
 
     def program(self, name: str = "") -> Program:
-        return Program(self, name)
+        return _Program(self, name)
 
     def ask(self, what: Question) -> Any:
         """ "info": model and address; "stats": tokens so far. There is nothing to check. Unsupported: "flush"."""

@@ -63,6 +63,8 @@ ELSEWHERE = {
     "unconditional_likelihood_normalized": "greedy_token_selection, which is what a chat model can do",
     "tools": "a chat model",
     "image": "a chat model",
+    "priority": "a runtime of your own",
+    "deadline": "a runtime of your own",
 }
 
 
@@ -91,6 +93,9 @@ def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as
     """The arguments of `create` for a gen, but for the model. Unsupported: something that the API cannot do."""
     assert isinstance(job.op, wire.Gen)
     sampling = job.op.sampling
+    for name in ("priority", "deadline"):
+        if getattr(job.op, name):
+            refuse(name, kind)
     request = _prompt(job, kind, extensions) | _options(sampling, kind, extensions)
     if sampling.max_tokens < 1:
         refuse("max_tokens=0", kind)

@@ -15,7 +15,7 @@ from banyan.runtime.errors import BadProgram, BanyanError
 from banyan.runtime.server import select
 from banyan.runtime.server.chat import ASSISTANT, Template
 from banyan.runtime.server.patterns import Patterns
-from banyan.runtime.server.requests import Request, Requests
+from banyan.runtime.server.requests import Request, Requests, check_urgency
 from banyan.runtime.server.state import Made, Piece, Run, Text, pack, unpack
 from banyan.runtime.server.thinking import Thinking
 from banyan.runtime.server.tokenizer import Span, Tokenizer
@@ -202,6 +202,7 @@ class Generator:
                 order=(*order, k),
                 listener=None if k else listener,
                 shown=shown,
+        urgency = _urgency(generation.op, generation.ready)
             )
             for k in range(sampling.n)
         ]
@@ -216,6 +217,7 @@ class Generator:
         if _is_look(generation.op.sampling):
             samples = (wire.Sample("", "length", logprobs=samples[0].logprobs),) * generation.op.sampling.n
             pieces: tuple[Piece, ...] = ()
+                urgency=urgency,
             usage = msgspec.structs.replace(usage, generated=0)
         elif generation.thinking is not None:
             samples, pieces = generation.thinking.end(samples, first)
@@ -297,6 +299,7 @@ def _is_look(sampling: wire.Sampling) -> bool:
     """Whether nothing is to be generated, and only told what would come."""
     return sampling.max_tokens == 0 and sampling.logprobs
 
+        check_urgency(op.priority or 0, op.deadline)
 
 def _score_from(sampling: wire.Sampling, n_prompt: int) -> int:
     """The first token of the prompt whose logprob is asked for and can be had; -1: there is none."""
@@ -307,6 +310,12 @@ def _score_from(sampling: wire.Sampling, n_prompt: int) -> int:
 def _usage(requests: Sequence[Request], n_prompts: int) -> wire.Usage:
     """The tokens of all requests. n_prompts 1: they have one prompt, which counts once."""
     ends = [request.finish for request in requests if request.finish is not None]
+def _urgency(op: wire.Gen, ready: float) -> dict[str, float]:
+    """What of its program's standing is another for a gen whose turn came at `ready`."""
+    urgency: dict[str, float] = {} if op.priority is None else {"priority": op.priority}
+    return urgency | ({"deadline": ready + op.deadline} if op.deadline else {})
+
+
     computed = sum(end.n_prompt - end.n_cached for end in ends)
     prompt = sum(end.n_prompt for end in ends[:n_prompts])
     n_generated = sum(request.text.n_tokens for request in requests)

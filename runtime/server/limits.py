@@ -131,14 +131,16 @@ class Limiter:
             self._batches.popitem(last=False)
         return ledger
 
-    def watch(self, program: Program, state: State, op: wire.Gen) -> None:
-        """A gen begins in `state`."""
-        if not (op.timeout or op.budget):
+    def watch(self, program: Program, state: State, op: wire.Gen | wire.Select) -> None:
+        """A gen or select begins in `state`."""
+        budget = op.budget if isinstance(op, wire.Gen) else 0
+        if not (op.timeout or budget):
             return
         timer = None
         if op.timeout:
-            timer = self._timers.call(op.timeout, partial(self._stop, program, state, _late("gen", op.timeout)))
-        ledger = _Ledger("gen", op.budget) if op.budget else None
+            of = "gen" if isinstance(op, wire.Gen) else "select"
+            timer = self._timers.call(op.timeout, partial(self._stop, program, state, _late(of, op.timeout)))
+        ledger = _Ledger("gen", budget) if budget else None
         if ledger is not None:
             self._programs.setdefault(program.serial, (program, []))
         self._gens[program.serial, state.number] = ledger, timer

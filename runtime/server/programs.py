@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from math import inf
 
 from banyan.runtime import wire
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled, Unsupported
@@ -20,13 +19,11 @@ from banyan.runtime.server.delivery import Delivery
 from banyan.runtime.server.generate import Error, Generation, Generator, Outcome
 from banyan.runtime.server.limits import Limiter, Timers
 from banyan.runtime.server.program import Client, Gathering, Had, Point, Program, State
-from banyan.runtime.server.requests import Requests, Standing
+from banyan.runtime.server.requests import Requests, Standing, check_urgency
 from banyan.runtime.server.rounds import Rounds, Tooling
 from banyan.runtime.server.state import Open, Shut, Text
 from banyan.runtime.server.tokenizer import Span
 from banyan.runtime.template import ProgramTemplate
-
-MAX_PRIORITY = 100
 
 
 class Broken(Exception):
@@ -103,7 +100,7 @@ class Programs:
                 self._limiter.begin(program, message.limits)
         try:
             if message.limits is not None:
-                _check(message.limits)
+                check_urgency(message.limits.priority, message.limits.deadline)
             if program.is_last:
                 raise BadMessage(f"program {program.name!r} goes on after its last message")
             program.is_last = message.last
@@ -321,8 +318,7 @@ class Programs:
         if not generation.is_over:
             state.generation = generation
             program.running.add(state)
-            if isinstance(op, wire.Gen):
-                self._limiter.watch(program, state, op)
+            self._limiter.watch(program, state, op)
 
     def _rest(self, program: Program, state: State) -> None:
         """Its generation is over."""
@@ -468,10 +464,3 @@ class Programs:
 
     def _next(self, program: Program) -> int:
         return self.delivery.next((program.client, program.number))
-
-
-def _check(limits: wire.Limits) -> None:
-    if abs(limits.priority) > MAX_PRIORITY:
-        raise BadProgram(f"priority is {limits.priority}; it must be in {-MAX_PRIORITY} .. {MAX_PRIORITY}")
-    if not 0 <= limits.deadline < inf:
-        raise BadProgram(f"deadline is {limits.deadline}; it must be at least 0 seconds")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import time
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,6 +33,17 @@ class Standing(NamedTuple):
 
 
 class Request:
+_OF_THE_PROGRAM: Mapping[str, float] = MappingProxyType({})
+
+
+def check_urgency(priority: int, deadline: float) -> None:
+    """BadProgram: one of them is no urgency."""
+    if abs(priority) > wire.MAX_PRIORITY:
+        raise BadProgram(f"priority is {priority}; it must be in {-wire.MAX_PRIORITY} .. {wire.MAX_PRIORITY}")
+    if not 0 <= deadline < math.inf:
+        raise BadProgram(f"deadline is {deadline}; it must be at least 0 seconds")
+
+
     """One Run in the engine.
 
     ids          generated so far, int32
@@ -107,7 +119,8 @@ class Requests:
         shown: Collection[str] = (),
     ) -> Request:
         """Order a generation. `turn_ends`: ids that end it unless eos is ignored. `shown`: special tokens that are part
-        of its text. `done` is called once, at its end."""
+        urgency: Mapping[str, float] = _OF_THE_PROGRAM,
+        of its text. `urgency`: what of its program's standing is another for it. `done` is called once, at its end."""
         known = self._tokenizer
         stops = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
@@ -122,7 +135,7 @@ class Requests:
             sample=sample,
             score_from=score_from,
             order=order,
-            **(self.standing(order[0]) if order else Standing())._asdict(),
+            **{**(self.standing(order[0]) if order else Standing())._asdict(), **urgency},
         )
         hidden = known.special.difference(known.added.get(token, -1) for token in shown) if shown else known.special
         text = Detokenizer(known.spelling, hidden, sampling.stop, sampling.min_tokens, sampling.stop_regex)

@@ -341,7 +341,7 @@ class Large(pydantic.BaseModel):
         return n
 
 
-TYPES = [Tree, list[Literal["a", "b"]], dict[str, bool], Literal["yes", "no"], bool]
+TYPES = [Tree, list[Literal["a", "b"]], dict[str, bool], Literal["yes", "no"], bool, set[int], tuple[int, bool]]
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=str)

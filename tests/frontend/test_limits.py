@@ -137,6 +137,29 @@ def test_a_backend_that_does_not_keep_the_time_of_a_gen_is_left(monkeypatch: pyt
         one.bind(timeout=0.05).run(backend=Deaf())["a"]
 
 
+def test_the_time_of_a_select() -> None:
+    backend = bn.Mock({"a": "yes", "b": "x"}, latency=lambda call: 30.0 if call.name == "a" else 0.0)
+
+    @bn.function
+    def program(s: bn.State, how: Any) -> None:
+        s += how("a", choices=["yes", "no"], timeout=0.05)
+        s += bn.gen("b")
+
+    for how in (bn.select, bn.gen):
+        with pytest.raises(bn.DeadlineExceeded, match=r"the select's timeout of 0\.05 s ran out") as raised:
+            program.run(how, backend=backend)["b"]
+        assert raised.value.gen == "a"
+    with pytest.raises(bn.BadProgram, match="bad option"):
+        bn.select("a", ["yes"], timeout=0)
+
+
+def test_a_backend_that_does_not_keep_the_time_of_a_select_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "GRACE", 0.05)
+    program = bn.function(lambda s: s.__iadd__(bn.select("a", ["x"], timeout=0.05)))
+    with pytest.raises(bn.DeadlineExceeded, match="the select's timeout"):
+        program.run(backend=Deaf())["a"]
+
+
 def test_the_budget_of_a_gen() -> None:
     backend = bn.Mock({"a": tokens(9), "b": "after"})
 

@@ -84,7 +84,7 @@ def test_every_option_of_a_gen_is_an_option_of_a_run() -> None:
     )
     arriving = {name for name, *_ in OPTIONS}
     seen_in_meta = {"top_logprobs_num", "return_text_in_logprobs", "logprob_start_len"}  # test_ref.py, and below
-    limits = {"timeout", "budget"}  # test_limits.py
+    limits = {"timeout", "budget", "priority", "deadline"}  # test_limits.py, test_urgency.py
     assert arriving | seen_in_meta | limits == set(GenOptions.__struct_fields__)
 
 
@@ -142,10 +142,15 @@ def test_logprobs_of_the_prompt(mock: bn.Mock) -> None:
         one.run({"logprob_start_len": 0, "top_logprobs_num": 1})
 
 
-def test_use_thread_is_what_it_always_is(mock: bn.Mock) -> None:
+def test_use_thread_says_whether_a_run_waits_for_all_that_it_began(mock: bn.Mock) -> None:
     assert one.run({}, use_thread=True)["x"] == "<x>"
-    with pytest.raises(bn.Unsupported, match="use_thread=False"):
-        one.run({}, use_thread=False)
+    state = one.run({}, use_thread=False, backend=bn.Mock("late", latency=0.05))
+    assert state._transcript.last is not None
+    assert state._transcript.last.is_done
+    with pytest.raises(bn.ProgramError, match="out of paper"):
+        one.run({}, use_thread=False, backend=bn.Mock(ValueError("out of paper")))
+    with pytest.raises(bn.Unsupported, match="use_thread=False waits for the end"):
+        one.run({}, use_thread=False, stream=True)
 
 
 # ---- seeds ---------------------------------------------------------------------------------------------------------

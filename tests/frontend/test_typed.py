@@ -75,6 +75,7 @@ TYPES: list[tuple[Any, str, Any]] = [
     (Colour, "2", Colour.BLUE),
     (re.compile("a+"), "aa", "aa"),
     (list[int], "[1, 2]", [1, 2]),
+    (set[int], "[1, 2, 1]", {1, 2}),
     (dict[str, float], '{"a": 1.5}', {"a": 1.5}),
     (int | None, "null", None),
     (tuple[int, str], '[1, "b"]', (1, "b")),
@@ -109,6 +110,7 @@ def test_a_type_gives_an_object_and_the_text_stays(kind: Any, text: str, expecte
         ({"json_schema": '{"type":   "null"}'}, "json_schema", '{"type": "null"}'),
         ({"json_schema": {"type": "null"}}, "json_schema", '{"type": "null"}'),
         ({"type": list[int]}, "json_schema", '{"type": "array", "items": {"type": "integer"}}'),
+        ({"type": set[int]}, "json_schema", '{"type": "array", "items": {"type": "integer"}}'),
         ({"dtype": "bool"}, "regex", "(True|False)"),
     ],
 )

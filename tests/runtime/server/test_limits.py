@@ -8,7 +8,7 @@ import pytest
 
 from banyan.runtime import wire
 from banyan.runtime.server.limits import Timers
-from banyan.runtime.wire import Append, Fork, Gen, Limits, Read
+from banyan.runtime.wire import Append, Fork, Gen, Limits, Read, Select
 
 
 def start(b: Any, limits: Limits | None, *ops: wire.Op, program: int = 0) -> None:
@@ -95,6 +95,18 @@ def test_the_time_of_a_gen_begins_with_its_turn(bench: Any, greedy: Any) -> None
     b.run()
     later(b, 5.0)
     assert b.text(0, program=1) == "b"
+
+
+def test_the_time_of_a_select(bench: Any, greedy: Any) -> None:
+    b = bench()
+    select = Select(0, 0, ("yes", "no"), timeout=2.0)
+    start(b, None, Append(0, ("the answer is",)), select, Gen(0, 1, greedy()))
+    later(b, 1.9)
+    assert not b.messages(wire.Failed)
+    later(b, 0.2)
+    assert (b.failed(0).code, b.failed(0).message) == ("deadline_exceeded", "the select's timeout of 2 s ran out")
+    assert "before it" in b.failed(1).message
+    assert not b.requests.living
 
 
 def test_the_budget_of_a_run_is_shared_by_its_branches(bench: Any, greedy: Any) -> None:

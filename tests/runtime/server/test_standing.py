@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from banyan.runtime import wire
-from banyan.runtime.server.programs import MAX_PRIORITY
-from banyan.runtime.wire import Append, Fork, Gen
+from banyan.runtime.wire import MAX_PRIORITY, Append, Fork, Gen
 
 Sampler = Callable[..., wire.Sampling]
 
@@ -28,6 +27,19 @@ def test_all_runs_of_a_program_have_its_priority_and_deadline(bench: Any) -> Non
     b.run()
     runs = sorted((run.order[0], run.priority, run.deadline) for run in b.engine.runs)
     assert runs == [(0, 3, 105.0)] * 3 + [(1, 0, 0.0)] * 3
+
+
+def test_a_gen_may_be_of_another_urgency_than_its_program(bench: Any) -> None:
+    b = bench()
+    b.now = 100.0
+    b.requests.clock = lambda: b.now
+    short = wire.Sampling(max_tokens=2)
+    ops = [Append(0, ("a",)), Gen(0, 0, short), Gen(0, 1, short, priority=0), Gen(0, 2, short, deadline=1.5)]
+    b.programs.submit(b"me", wire.Submit(0, 0, tuple(ops), last=True, limits=wire.Limits(priority=3, deadline=5.0)))
+    b.run()
+    assert [(run.priority, run.deadline) for run in b.engine.runs] == [(3, 105.0), (0, 105.0), (3, 101.5)]
+    b.submit(Append(0, ("a",)), Gen(0, 0, short, priority=MAX_PRIORITY + 1), program=1, last=True)
+    assert "priority is 101" in b.failed(0, program=1).message
 
 
 def test_clients_are_told_apart_and_forgotten(bench: Any) -> None:
