@@ -25,6 +25,11 @@ def hits(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     return module_at(FOLDER / "simulate_hits.py")
 
 
+@pytest.fixture(scope="module")
+def day(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    return module_at(FOLDER / "simulate_day.py")
+
+
 SMALL = {"few-shot": 60, "chat": 12, "tree of thought": 6, "agents": 8, "agents with tool waits": 8}
 
 
@@ -125,3 +130,12 @@ def test_who_knows_what_waits_recomputes_three_quarters_of_what_lru_does(hits: M
     for policy in ("lru", "aware"):
         shape.play(0.5, policy)
     assert 0 < shape.recomputed(0.5, "aware") <= 0.75 * shape.recomputed(0.5, "lru")
+
+
+def test_a_day_on_a_small_tree_ends_as_it_began(day: ModuleType) -> None:
+    tenths = day.Day(20_000, scale=0.02).tenths()
+    first, last = tenths[3], tenths[-1]
+    assert last.n_nodes < 1.5 * first.n_nodes
+    assert last.memory - first.memory < 4 * 2**20
+    assert last.us < 3 * first.us
+    assert 0.2 < last.hit_rate < 1
