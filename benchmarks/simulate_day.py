@@ -4,7 +4,8 @@
 
 Ten million requests within 24 hours of virtual time, more by day than by night. Sessions of several turns begin behind
 system prompts that come and go, in several namespaces; some fork, some are cancelled in the middle, some say when they
-will go on, pin or drop what they have. What lives finds room for the most part, on the device or in host memory; what was, goes.
+will go on, pin or drop what they have. What lives finds room for the most part, on the device or in host memory; what
+was, goes.
 """
 
 from __future__ import annotations
