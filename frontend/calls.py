@@ -81,14 +81,15 @@ class Caller:
 
     # ---- called by the backend, on its thread ----------------------------------------------------------------------
 
-    def stream(self, deltas: Feed[str]) -> Callable[[str], None]:
-        """What hears the pieces of the stream, and puts them into `deltas`."""
+    def stream(self, heard: Feed[wire.Delta]) -> Callable[[wire.Delta], None]:
+        """What hears the pieces of the stream, and puts them into `heard`."""
         whole = self.whole = Feed[str]()
 
-        def hear(text: str) -> None:
-            deltas.put(text)
-            self._n_streamed += len(text)
-            whole.put(text)
+        def hear(delta: wire.Delta) -> None:
+            heard.put(delta)
+            if not delta.is_thought:
+                self._n_streamed += len(delta.text)
+                whole.put(delta.text)
 
         return hear
 

@@ -37,7 +37,8 @@ class Completion:
         self.pieces: Feed[str] = Feed()
         """The text as it comes, of one that streams."""
         if stream:
-            self._program.on_delta(0, self.pieces.put)
+            put = self.pieces.put  # not ourselves: who is not held any more ends
+            self._program.on_delta(0, lambda delta: put(delta.text))
             self._future.add_done_callback(lambda _: self.pieces.close())
         self._program.submit([wire.Append(0, (wire.Raw(prompt),)), wire.Gen(0, 0, sampling, stream)])
 

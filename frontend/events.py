@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from banyan.feed import Feed, Notice
+from banyan.runtime import wire
 from banyan.tools import ToolCall
 from banyan.usage import Usage
 
@@ -18,11 +19,17 @@ if TYPE_CHECKING:
 
 
 class Token(msgspec.Struct, frozen=True):
-    """More text of the gen `name` ("" if it has none), as it comes. state: where; 0 is the program's own state."""
+    """More text of the gen `name` ("" if it has none), as it comes. state: where; 0 is the program's own state.
+
+    is_thought: it is of what the model thinks (see separate_reasoning). round: of a gen with tools or retries, which
+    turn or output it is of, from 0; with retries, that of a round before the last does not count.
+    """
 
     name: str
     text: str
     state: int = 0
+    is_thought: bool = False
+    round: int = 0
 
 
 class VarDone(msgspec.Struct, frozen=True):
@@ -71,13 +78,13 @@ class Events:
         """`event` has happened."""
         self._feed.put(event)
 
-    def heard(self, ref: Ref, put: Callable[[str], None]) -> Callable[[str], None]:
+    def heard(self, ref: Ref, put: Callable[[wire.Delta], None]) -> Callable[[wire.Delta], None]:
         """What hears the pieces of a gen, and gives them to `put` as well."""
         name, state = ref.name, ref.state
 
-        def hear(text: str) -> None:
-            put(text)
-            self._feed.put(Token(name, text, state))
+        def hear(delta: wire.Delta) -> None:
+            put(delta)
+            self._feed.put(Token(name, delta.text, state, delta.is_thought, delta.round))
 
         return hear
 

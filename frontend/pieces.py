@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from banyan.feed import Feed
-from banyan.ref import Gathered, Ref, Thought, read, read_object
+from banyan.ref import Gathered, Ref, Thought, meta_of_piece, read, read_object
+from banyan.runtime import wire
 from banyan.runtime.errors import BanyanError
 from banyan.typed import partial
 
@@ -17,31 +18,56 @@ def pieces(value: Any, whole: bool = False) -> Iterator[str]:
 
     whole: all that it puts into the prompt; of a gen with tools, that is its calls and their results too.
     """
-    if isinstance(value, Ref) and (deltas := _deltas(value, whole)) is not None:
-        value.record.flush()
-        yield from deltas
-        value.wait()
+    if (streaming := _streaming(value, whole)) is not None:
+        ref, wanted = streaming
+        ref.record.flush()
+        yield from _texts(wanted, isinstance(value, Thought))
+        ref.wait()
     else:
         yield from _whole(value.text() if isinstance(value, Ref) else read(value))
 
 
 async def pieces_async(value: Any, whole: bool = False) -> AsyncIterator[tuple[str, Any]]:
-    """The same, each piece with a meta info: None before a value's last piece, which is "" for one that streams."""
-    if not isinstance(value, Ref):
+    """The same, each piece of a value that is generated with its meta info: what is known by then. One that streams
+    ends with "", and all that there is to know."""
+    ref = value.ref if isinstance(value, Thought) else value
+    if not isinstance(ref, Ref):
         await known(value)
         for text in _whole(read(value)):
             yield text, None
         return
-    value.record.flush()
-    if (deltas := _deltas(value, whole)) is not None:
-        async for text in deltas:
-            yield text, None
-    await known(value)
-    yield ("" if deltas is not None else value.text()), value.meta_info()
+    ref.record.flush()
+    streaming = _streaming(value, whole)
+    if streaming is not None:
+        async for one in streaming[1]:
+            if isinstance(one, str):
+                yield one, None
+            elif one.is_thought == isinstance(value, Thought):
+                yield one.text, meta_of_piece(one)
+    await known(ref)
+    if streaming is not None:
+        yield "", ref.meta_info()
+    else:
+        yield (value.text() if value is ref else str(value.read())), ref.meta_info()
 
 
-def _deltas(ref: Ref, whole: bool) -> Feed[str] | None:
-    return ref.caller.whole if whole and ref.caller is not None else ref.deltas
+def _streaming(value: Any, whole: bool) -> tuple[Ref, Feed[str] | Feed[wire.Delta]] | None:
+    """What a value is of, and where its text comes, where that is piece by piece. That of a gen with retries does not:
+    what was shown could not be taken back."""
+    ref = value.ref if isinstance(value, Thought) else value
+    if not isinstance(ref, Ref) or ref.heard is None or ref.checker is not None:
+        return None
+    if whole and ref.caller is not None and ref.caller.whole is not None:
+        return ref, ref.caller.whole
+    return ref, ref.heard
+
+
+def _texts(feed: Feed[str] | Feed[wire.Delta], is_thought: bool) -> Iterator[str]:
+    for one in feed:
+        if isinstance(one, str):
+            yield one
+        elif one.is_thought == is_thought:
+            yield one.text
 
 
 async def known(value: Any) -> None:
@@ -65,35 +91,49 @@ def _whole(value: object) -> Iterator[str]:
 
 
 def partials(value: Any) -> Iterator[Any]:
-    """The object of a gen that has a type, as it grows: what of its JSON has come, and at last the object itself."""
-    if isinstance(value, Ref) and value.deltas is not None and value.answer is not None and value.answer.is_json:
+    """The object of a gen that has a type, as it grows: what of its JSON has come, and at last the object itself.
+
+    Of a gen with retries it may begin anew: then what came before does not count.
+    """
+    if (heard := _growing(value)) is not None:
+        value.record.flush()
         growing = Growing()
-        for text in pieces(value):
-            yield from growing.take(text)
+        for delta in heard:
+            yield from growing.take(delta)
     yield read_object(value)
 
 
 async def partials_async(value: Any) -> AsyncIterator[Any]:
     """`partials` for an event loop."""
-    if isinstance(value, Ref) and value.deltas is not None and value.answer is not None and value.answer.is_json:
+    if (heard := _growing(value)) is not None:
+        value.record.flush()
         growing = Growing()
-        async for text, _ in pieces_async(value):
-            for part in growing.take(text):
+        async for delta in heard:
+            for part in growing.take(delta):
                 yield part
     await known(value)
     yield read_object(value)
+
+
+def _growing(value: Any) -> Feed[wire.Delta] | None:
+    """Where the JSON of a value comes piece by piece; None: it comes in one."""
+    return value.heard if isinstance(value, Ref) and value.answer is not None and value.answer.is_json else None
 
 
 class Growing:
     """JSON that comes piece by piece."""
 
     def __init__(self) -> None:
-        self._text = ""
+        self._text, self._round = "", 0
         self._last: Any = _NOTHING
 
-    def take(self, text: str) -> Iterator[Any]:
-        """What has come so far, where `text` adds to it."""
-        self._text += text
+    def take(self, delta: wire.Delta) -> Iterator[Any]:
+        """What has come so far, where `delta` adds to it."""
+        if delta.is_thought:
+            return
+        if delta.round != self._round:
+            self._text, self._round, self._last = "", delta.round, _NOTHING
+        self._text += delta.text
         with contextlib.suppress(ValueError):  # it has not begun
             part = partial(self._text)
             if part != self._last:

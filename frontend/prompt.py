@@ -13,6 +13,7 @@ from banyan.expr import DRAWS, NOTHING, Begin, End, Expression, Gen, Image, Leaf
 from banyan.expr import role as turn
 from banyan.feed import Feed
 from banyan.group import Group
+from banyan.kv import KV
 from banyan.limits import keep_time
 from banyan.pieces import pieces_async
 from banyan.reasoning import SUFFIX
@@ -207,14 +208,13 @@ class Prompt:
             from banyan.checks import Checker  # here, as above
 
             ref.checker = Checker(self._record, self._lane.number, ref.number, leaf.answer)
-        is_stream = run.stream and not retries  # what may not count is not shown
-        if is_stream:
+        if run.stream:
             ref.stream()
         return wire.Gen(
             self._lane.number,
             ref.number,
             sampling,
-            is_stream,
+            run.stream,
             ref.name,
             ref.line,
             tools,
@@ -382,7 +382,8 @@ class Prompt:
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """`text_iter` for an event loop, which it never holds up. With meta data: pairs of a piece and the meta info.
 
-        The meta info comes with a value's last piece, which is "" where it streams; before that it is None.
+        Of a piece of a gen it is what is known by then (id, completion_tokens, and None as finish_reason); a gen that
+        streams ends with "" and all of `get_meta_info`. Of text that was not generated it is None.
         """
         async for text, meta in self._pairs_async(var_name):
             if return_meta_data:
@@ -464,6 +465,12 @@ class Prompt:
                 self._set(name, value)
         branch._closed = "was adopted by its parent"
         self._record.add(wire.Join(self._lane.number, (branch._lane.number,), adopt=True))
+
+    @property
+    def kv(self) -> KV:
+        """What becomes of its keys and values while it waits: `pin`, `expect`, `prefetch`."""
+        self._check_open()
+        return KV(self._record, self._lane.number)
 
     def drop(self) -> None:
         """Stop all work on this state and on its branches, and let their pages go first. Idempotent.

@@ -289,7 +289,7 @@ class Unreachable:
     def limit(self, limits: wire.Limits) -> None:
         pass
 
-    def on_delta(self, ref: int, callback: Callable[[str], None]) -> None:
+    def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
         pass
 
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:

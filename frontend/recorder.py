@@ -65,7 +65,7 @@ class RecordedProgram:
     def future(self, ref: int) -> Promise[wire.Value]:
         return Unmade(ref)
 
-    def on_delta(self, ref: int, callback: Callable[[str], None]) -> None:
+    def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
         pass
 
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:

@@ -48,7 +48,7 @@ class Ref(Expr):
             "before",
             "caller",
             "checker",
-            "deltas",
+            "heard",
             "line",
             "name",
             "number",
@@ -60,7 +60,7 @@ class Ref(Expr):
         self.record, self.number, self.name, self.line = record, record.new_ref(), name, line
         self.before = before
         """The value that comes before it in its state: a failure began at the first of them that failed."""
-        self.deltas: Feed[str] | None = None
+        self.heard: Feed[wire.Delta] | None = None
         """Its text as it comes, where the program streams."""
         self.with_text = False
         """Whether the meta info shows the text of each token."""
@@ -107,12 +107,12 @@ class Ref(Expr):
 
     def stream(self) -> None:
         """Collect the text as it comes. To be called before the op is sent."""
-        deltas = self.deltas = Feed[str]()
-        put = deltas.put if self.caller is None else self.caller.stream(deltas)
+        heard = self.heard = Feed[wire.Delta]()
+        put = heard.put if self.caller is None else self.caller.stream(heard)
         if self.record.events is not None:
             put = self.record.events.heard(self, put)
         self.record.program.on_delta(self.number, put)
-        self.future.add_done_callback(lambda _: deltas.close())
+        self.future.add_done_callback(lambda _: heard.close())
 
     def wait(self) -> wire.Value:
         """The value; waits for it. Raises what came instead: the error of the first gen that led to it."""
@@ -208,6 +208,7 @@ def meta_of_sample(k: int, sample: wire.Sample, value: wire.Value, with_text: bo
         "completion_tokens": sample.n_tokens,
         "cached_tokens": usage.cached,
         "spec_verify_ct": usage.generated - usage.accepted if usage.drafted else 0,
+        "time_to_first_token": max(0.0, times.first - times.ready),
         "e2e_latency": max(0.0, times.ended - times.ready),
     }
     if sample.logprobs or value.prompt:
@@ -219,6 +220,15 @@ def meta_of_sample(k: int, sample: wire.Sample, value: wire.Value, with_text: bo
         ]
         meta["input_top_logprobs"] = [_top(t, with_text) if t.top else None for t in value.prompt]
     return meta
+
+
+def meta_of_piece(delta: wire.Delta) -> dict[str, Any]:
+    """What is known of a gen's first sample while it streams."""
+    return {
+        "id": f"{delta.program}-{delta.ref}-0",
+        "finish_reason": None,
+        "completion_tokens": delta.n_tokens,
+    }
 
 
 def _top(t: wire.TokenLogprob, with_text: bool) -> list[tuple[float, int, str | None]]:

@@ -57,7 +57,8 @@ class State(Prompt):
         """The object of a gen with a type, as it grows, in a program that streams; at last the object itself.
 
         What has come of an object or a list, as a dict or a list; its last string and its last number may still go on.
-        A type that is not written as JSON comes in one piece, and so does a gen with `retries`.
+        Of a gen with `retries` it may begin anew, and what came before does not count. A type that is not written as
+        JSON comes in one piece.
         """
         yield from partials(self._lookup(name))  # here: who reads holds the state, and a state that nobody holds ends
 
@@ -167,7 +168,8 @@ class State(Prompt):
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """The text as it comes, of one variable or of the whole state; in one piece if the program does not stream.
 
-        Any number of readers, each from the start. Raises, where the text breaks off, what broke it.
+        That of a gen with `retries` comes in one piece: what was shown could not be taken back. Any number of readers,
+        each from the start. Raises, where the text breaks off, what broke it.
         """
         if var_name is not None:
             yield from pieces(self._lookup(var_name))

@@ -306,7 +306,7 @@ class Program:
         """The value `ref`, whenever it comes; asked for before or after. Raises what the program met instead."""
         return self._inbox.future(ref)
 
-    def on_delta(self, ref: int, callback: Callable[[str], None]) -> None:
+    def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
         """Call `callback` on the I/O thread with each piece of text of the streaming gen `ref`, from its start on.
 
         It must not wait. An exception it raises fails the future of `ref`.

@@ -57,8 +57,8 @@ class Inbox:
         self._futures: dict[int, Promise[wire.Value]] = {}
         self._places: dict[int, tuple[str, str]] = {}  # ref -> (gen's name, source line), for errors
         self._expected: set[int] = set()
-        self._heard: dict[int, list[str]] = {}  # deltas that came before somebody listened
-        self._listeners: dict[int, Callable[[str], None]] = {}
+        self._heard: dict[int, list[wire.Delta]] = {}  # that came before somebody listened
+        self._listeners: dict[int, Callable[[wire.Delta], None]] = {}
         self._callers: dict[int, Callable[[wire.Called], None]] = {}
         self._failure: MakeError | None = None
         self.first_error: BaseException | None = None
@@ -174,8 +174,8 @@ class Inbox:
             return
         self._n_seen += 1
         match message:
-            case wire.Delta(ref=ref, text=text):
-                self._deliver(ref, text)
+            case wire.Delta():
+                self._deliver(message)
             case wire.Called(ref=ref):
                 self._call(ref, message)
             case wire.Value(ref=ref):
@@ -223,21 +223,21 @@ class Inbox:
         if self.first_error is None and not isinstance(error, Cancelled):
             self.first_error = error
 
-    def listen(self, ref: int, callback: Callable[[str], None]) -> None:
+    def listen(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
         self._listeners[ref] = callback
-        for text in self._heard.pop(ref, ()):
-            self._deliver(ref, text)
+        for delta in self._heard.pop(ref, ()):
+            self._deliver(delta)
 
-    def _deliver(self, ref: int, text: str) -> None:
-        listener = self._listeners.get(ref)
+    def _deliver(self, delta: wire.Delta) -> None:
+        listener = self._listeners.get(delta.ref)
         if listener is None:
-            self._heard.setdefault(ref, []).append(text)
+            self._heard.setdefault(delta.ref, []).append(delta)
             return
         try:
-            listener(text)
+            listener(delta)
         except Exception as e:  # the user's code: its error belongs to the one who waits for this value
-            del self._listeners[ref]
-            self._resolve(ref, e)
+            del self._listeners[delta.ref]
+            self._resolve(delta.ref, e)
 
     # ---- messages that were lost -----------------------------------------------------------------------------------
 

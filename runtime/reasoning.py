@@ -22,9 +22,15 @@ class Thoughts:
         self._marks, self._is_inside = marks, marks.is_forced or is_open
         self._place: Literal["lead", "thought", "gap", "speech", "all"] = "lead"
         self._held = ""  # may be the beginning of a mark, or white space behind the last word
-        self._n_fed = 0
+        self._n_fed = self._n_told = 0
         self.reasoning = ""
         self.start = self.n_said = 0
+
+    def thought(self) -> str:
+        """What it thinks for certain, since this was asked last."""
+        certain = self.reasoning.strip() if self._place in ("lead", "thought") else self.reasoning
+        new, self._n_told = certain[self._n_told :], len(certain)
+        return new
 
     def feed(self, text: str) -> str:
         """Take text; what of it the model says for certain."""

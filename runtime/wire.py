@@ -176,7 +176,7 @@ class Gen(Wire, frozen=True):
     ref: int
     sampling: Sampling = Sampling()
     stream: bool = False
-    """Send a Delta for each piece of text (sample 0)."""
+    """Send a Delta for each piece of text (sample 0), of what it thinks too, and of outputs that may not count."""
     name: str = ""
     line: str = ""
     """Source position of the append, for errors: "file.py:12"."""
@@ -507,12 +507,19 @@ class Scores(Wire, frozen=True):
 
 
 class Delta(Wire, frozen=True):
-    """More text of a streaming gen; never half a character, never text that a stop string may still cut."""
+    """More text of a streaming gen; never half a character, never text that a stop string may still cut.
+
+    n_tokens: so many its output has by now. is_thought: it is of what the model thinks (see Gen.reasoning). round: of a
+    gen with tools or retries, which turn or output it is of, from 0; with retries only the last round counts.
+    """
 
     program: int
     seq: int
     ref: int
     text: str
+    n_tokens: int = 0
+    is_thought: bool = False
+    round: int = 0
 
 
 class Called(Wire, frozen=True):

@@ -27,7 +27,7 @@ class OpenProgram(Protocol):
     def future(self, ref: int) -> Promise[wire.Value]:
         """The value `ref`; may be asked for before it was submitted."""
 
-    def on_delta(self, ref: int, callback: Callable[[str], None]) -> None:
+    def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
         """Call `callback`, which must not wait, with each piece of text of the streaming gen `ref`."""
 
     def limit(self, limits: wire.Limits) -> None:

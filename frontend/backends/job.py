@@ -114,11 +114,18 @@ class Job:
         """More text of a gen that streams."""
         if self._thoughts is not None:
             text = self._thoughts.feed(text)
-        if text:
-            self._program.deliver(self.op.ref, text)
+            self.pass_on(self._thoughts.thought(), is_thought=True)
+        self.pass_on(text)
 
-    def give(self, outcome: Outcome) -> None:
-        if self._thoughts is not None:
+    def pass_on(self, text: str, is_thought: bool = False) -> None:
+        """More of it, told apart already."""
+        if text:
+            delta = wire.Delta(self._program.number, 0, self.op.ref, text, is_thought=is_thought, round=self.round)
+            self._program.deliver(delta)
+
+    def give(self, outcome: Outcome, is_apart: bool = False) -> None:
+        """Answer it. is_apart: what the samples think is told apart already."""
+        if self._thoughts is not None and not is_apart:
             outcome = outcome._replace(samples=tuple(map(self._told_apart, outcome.samples)))
         self._program.finish(self, self._state, outcome)
 

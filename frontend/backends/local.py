@@ -112,8 +112,8 @@ class Program:
         self._values: dict[int, str | BanyanError] = {}
         self._makers: dict[int, State] = {}  # ref -> the state whose op makes it
         self._futures: dict[int, Promise[wire.Value]] = {}
-        self._listeners: dict[int, Callable[[str], None]] = {}
-        self._heard: dict[int, list[str]] = {}
+        self._listeners: dict[int, Callable[[wire.Delta], None]] = {}
+        self._heard: dict[int, list[wire.Delta]] = {}
         self._callers: dict[int, Callable[[wire.Called], None]] = {}
         self._parents: dict[int, int] = {}
         self._dropped: set[int] = set()
@@ -155,12 +155,12 @@ class Program:
                     future.set_exception(self._cancelled())
             return future
 
-    def on_delta(self, ref: int, callback: Callable[[str], None]) -> None:
+    def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
         with self._lock:
             self._listeners[ref] = callback
             heard = self._heard.pop(ref, ())
-        for text in heard:
-            callback(text)
+        for delta in heard:
+            callback(delta)
 
     def cancel(self) -> None:
         with self._lock:
@@ -182,13 +182,13 @@ class Program:
 
     # ---- what jobs call --------------------------------------------------------------------------------------------
 
-    def deliver(self, ref: int, text: str) -> None:
+    def deliver(self, delta: wire.Delta) -> None:
         with self._lock:
-            listener = self._listeners.get(ref)
+            listener = self._listeners.get(delta.ref)
             if listener is None:
-                self._heard.setdefault(ref, []).append(text)
+                self._heard.setdefault(delta.ref, []).append(delta)
         if listener is not None:
-            listener(text)
+            listener(delta)
 
     def finish(self, job: Job, state: State, outcome: Outcome | BanyanError) -> None:
         with self._lock:
@@ -281,6 +281,8 @@ class Program:
             case wire.Results():
                 self._answer(op)
                 return
+            case wire.Keep():
+                return  # its keys and values are another's
         self._put(state, step)
 
     def _tree(self, root: int) -> Iterator[int]:

@@ -112,7 +112,7 @@ class _Shadow:
 class _Asked:
     """A gen or select on its way."""
 
-    __slots__ = ("after", "answers", "called", "digest", "key", "op", "outcome", "parts", "pieces", "role")
+    __slots__ = ("after", "answers", "called", "digest", "heard", "key", "op", "outcome", "parts", "role")
 
     def __init__(
         self, op: wire.Gen | wire.Select, after: int | None, parts: Sequence[wire.Part], role: str | None
@@ -122,10 +122,18 @@ class _Asked:
         self.digest: Digest | None = None
         """Of the prompt and the answer, once both are known and no error."""
         self.key = ""
-        self.pieces: list[str] = []
+        self.heard: list[wire.Delta] = []
         self.called: list[wire.Called] = []
         self.answers: list[tuple[str, ...]] = []
         """Of each round with calls."""
+
+    def told(self, number: int) -> dict[str, tuple[str, ...]]:
+        """What came of round `number`, where it streamed: fields of an Entry."""
+        of_round = [delta for delta in self.heard if delta.round == number]
+        return {
+            "pieces": tuple(delta.text for delta in of_round if not delta.is_thought),
+            "thoughts": tuple(delta.text for delta in of_round if delta.is_thought),
+        }
 
     def needs(self) -> Iterator[int]:
         if self.after is not None:
@@ -158,14 +166,14 @@ class _Recorded:
     def future(self, ref: int) -> Promise[wire.Value]:
         return self._program.future(ref)
 
-    def on_delta(self, ref: int, callback: Callable[[str], None]) -> None:
-        heard: list[str] = []
+    def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
+        heard: list[wire.Delta] = []
 
-        def hear(text: str) -> None:
+        def hear(delta: wire.Delta) -> None:
             with self._lock:
                 asked = self._asked.get(ref)
-                (heard if asked is None else asked.pieces).append(text)
-            callback(text)
+                (heard if asked is None else asked.heard).append(delta)
+            callback(delta)
 
         self._program.on_delta(ref, hear)
 
@@ -247,15 +255,15 @@ class _Recorded:
     def _write_rounds(self, asked: _Asked, after: str, parts: tuple[Text, ...], digest: Digest) -> None:
         question = asked_of(asked.op)
         entry = Entry(program=self._name, name=asked.op.name, state=asked.op.state, key="", asked=question)
-        spent = wire.Usage()
+        spent, n_rounds = wire.Usage(), 0
         asking = digest.copy()  # tries that were refused are asked about, and leave nothing in the state
         for called, texts in zip(asked.called, asked.answers, strict=False):
             if not called.calls and not texts:
                 break  # it was taken: this is the outcome
             entry = replace(entry, key=asking.key(question), after=after, parts=parts)
             said = (wire.Sample(called.text, called.finish_reason),)
-            self._put(replace(entry, samples=said, usage=called.usage, calls=called.calls))
-            spent = _plus(spent, called.usage)
+            self._put(replace(entry, samples=said, usage=called.usage, calls=called.calls, **asked.told(called.round)))
+            spent, n_rounds = _plus(spent, called.usage), called.round + 1
             for piece in _between(asked.role, called, texts):
                 asking.put(piece)
                 if called.calls:
@@ -270,7 +278,7 @@ class _Recorded:
             case wire.Value(samples=samples, usage=usage, scores=scores):
                 digest.put(samples[0].text)
                 rest = _plus(usage, spent, -1)
-                self._put(replace(entry, samples=samples, usage=rest, scores=scores, pieces=tuple(asked.pieces)))
+                self._put(replace(entry, samples=samples, usage=rest, scores=scores, **asked.told(n_rounds)))
             case BanyanError(code=code, message=message):
                 asked.digest = None
                 self._put(replace(entry, error=Failure(code, message)))

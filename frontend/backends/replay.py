@@ -70,9 +70,11 @@ class Replay:
         if found.error is not None:
             raise from_code(found.error.code, found.error.message)
         if isinstance(job.op, wire.Gen) and job.op.stream:
-            for text in found.pieces or (found.samples[0].text,):
-                job.deliver(text)
-        job.give(Outcome(found.samples, found.usage, found.scores, calls=found.calls))
+            for text in found.thoughts or (found.samples[0].reasoning,):
+                job.pass_on(text, is_thought=True)
+            for text in found.pieces or (() if found.calls else (found.samples[0].text,)):
+                job.pass_on(text)
+        job.give(Outcome(found.samples, found.usage, found.scores, calls=found.calls), is_apart=True)
 
     # ---- what does not fit -----------------------------------------------------------------------------------------
 

@@ -64,6 +64,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     scores: wire.Scores | None = None
     pieces: tuple[str, ...] = ()
     """The first sample's text as it came, where it streamed."""
+    thoughts: tuple[str, ...] = ()
+    """The same of what it thought, which came before that."""
     error: Failure | None = None
 
 
@@ -107,8 +109,8 @@ class Digest:
 def asked_of(op: wire.Gen | wire.Select) -> Asked:
     """What the answer depends on besides the prompt."""
     if isinstance(op, wire.Gen):
-        return replace(op, state=0, ref=0, name="", line="", stream=False, timeout=0.0, budget=0)
-    return replace(op, state=0, ref=0, name="", line="")
+        op = replace(op, stream=False, budget=0, priority=None, deadline=0.0)
+    return replace(op, state=0, ref=0, name="", line="", timeout=0.0)
 
 
 def read(path: Path) -> tuple[Header, list[Entry]]:

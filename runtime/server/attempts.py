@@ -16,7 +16,7 @@ from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram, BanyanError
 from banyan.runtime.server.chat import ASSISTANT
 from banyan.runtime.server.generate import Error, Generation, Generator, Outcome
-from banyan.runtime.server.requests import Request
+from banyan.runtime.server.requests import Listener, Request, Said
 from banyan.runtime.server.state import Open, Shut, Text
 from banyan.runtime.server.tokenizer import Span
 
@@ -36,13 +36,14 @@ class Attempts:
         order: tuple[int, ...],
         done: Callable[[Outcome | Error], None],
         show: Show,
+        listener: Listener | None = None,
     ) -> None:
         """Raises BanyanError for what can be seen at once, as `Generator.start` does."""
         if op.tools is not None or op.sampling.n != 1:
             raise BadProgram("a gen with retries has one sample, and no tools")
         self.op, self.is_over = op, False
         self._generator, self._text, self._now, self._order = generator, text, now, order
-        self._done, self._show = done, show
+        self._done, self._show, self._listener = done, show, listener
         self._attempt: Generation | None = None
         self._shown: Outcome | None = None  # waits for what the client says
         self._n = 0
@@ -85,8 +86,13 @@ class Attempts:
 
     def _try(self) -> None:
         order = (*self._order, self._n)
-        attempt = self._generator.start(self.op, self._text, self._now, order, self._ended)
+        listener = None if self._listener is None else self._heard
+        attempt = self._generator.start(self.op, self._text, self._now, order, self._ended, listener)
         self._attempt = None if attempt.is_over else attempt
+
+    def _heard(self, piece: Said) -> None:
+        if self._listener is not None:
+            self._listener(piece._replace(round=self._n))
 
     def _ended(self, outcome: Outcome | Error) -> None:
         self._attempt = None

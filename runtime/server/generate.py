@@ -15,7 +15,7 @@ from banyan.runtime.errors import BadProgram, BanyanError
 from banyan.runtime.server import select
 from banyan.runtime.server.chat import ASSISTANT, Template
 from banyan.runtime.server.patterns import Patterns
-from banyan.runtime.server.requests import Request, Requests, check_urgency
+from banyan.runtime.server.requests import Listener, Request, Requests, check_urgency
 from banyan.runtime.server.state import Made, Piece, Run, Text, pack, unpack
 from banyan.runtime.server.thinking import Thinking
 from banyan.runtime.server.tokenizer import Span, Tokenizer
@@ -113,7 +113,7 @@ class Generator:
         now: datetime,
         order: tuple[int, ...],
         done: Callable[[Outcome | Error], None],
-        listener: Callable[[str], None] | None = None,
+        listener: Listener | None = None,
     ) -> Generation:
         """Run `op` at the end of `text`; `done` is called once, at the end, on the loop. Raises BanyanError for what
         can be seen at once: values that make no sense, or a conversation that the template refuses."""
@@ -169,7 +169,7 @@ class Generator:
         generation: Generation,
         text: Text,
         order: tuple[int, ...],
-        listener: Callable[[str], None] | None,
+        listener: Listener | None,
         sampling: wire.Sampling,
     ) -> None:
         turn_ends: tuple[int, ...] = ()
@@ -188,6 +188,7 @@ class Generator:
         if (marks := generation.op.reasoning) is not None:
             thinking = generation.thinking = Thinking(marks, text.runs, listener)
             listener, shown = (None if listener is None else thinking.hear), (marks.start, marks.end)
+        urgency = _urgency(generation.op, generation.ready)
         ids = b"".join(run.ids for run in text.runs)
         seed = self._rng.getrandbits(62) if sampling.seed is None else sampling.seed
         generation.requests = [
@@ -202,7 +203,7 @@ class Generator:
                 order=(*order, k),
                 listener=None if k else listener,
                 shown=shown,
-        urgency = _urgency(generation.op, generation.ready)
+                urgency=urgency,
             )
             for k in range(sampling.n)
         ]
@@ -217,7 +218,6 @@ class Generator:
         if _is_look(generation.op.sampling):
             samples = (wire.Sample("", "length", logprobs=samples[0].logprobs),) * generation.op.sampling.n
             pieces: tuple[Piece, ...] = ()
-                urgency=urgency,
             usage = msgspec.structs.replace(usage, generated=0)
         elif generation.thinking is not None:
             samples, pieces = generation.thinking.end(samples, first)
@@ -285,6 +285,7 @@ def _check(op: wire.Gen | wire.Select) -> None:
             raise BadProgram("ignore_eos cannot be combined with a constraint: its output ends where its value does")
         if not all(op.sampling.stop):
             raise BadProgram("a stop string is empty; it would stop before anything")
+        check_urgency(op.priority or 0, op.deadline)
         Patterns(op.sampling.stop_regex)
         return
     if not op.choices:
@@ -295,11 +296,16 @@ def _check(op: wire.Gen | wire.Select) -> None:
         raise BadProgram("greedy_token_selection has no scores to draw from; use temperature=0")
 
 
+def _urgency(op: wire.Gen, ready: float) -> dict[str, float]:
+    """What of its program's standing is another for a gen whose turn came at `ready`."""
+    urgency: dict[str, float] = {} if op.priority is None else {"priority": op.priority}
+    return urgency | ({"deadline": ready + op.deadline} if op.deadline else {})
+
+
 def _is_look(sampling: wire.Sampling) -> bool:
     """Whether nothing is to be generated, and only told what would come."""
     return sampling.max_tokens == 0 and sampling.logprobs
 
-        check_urgency(op.priority or 0, op.deadline)
 
 def _score_from(sampling: wire.Sampling, n_prompt: int) -> int:
     """The first token of the prompt whose logprob is asked for and can be had; -1: there is none."""
@@ -310,12 +316,6 @@ def _score_from(sampling: wire.Sampling, n_prompt: int) -> int:
 def _usage(requests: Sequence[Request], n_prompts: int) -> wire.Usage:
     """The tokens of all requests. n_prompts 1: they have one prompt, which counts once."""
     ends = [request.finish for request in requests if request.finish is not None]
-def _urgency(op: wire.Gen, ready: float) -> dict[str, float]:
-    """What of its program's standing is another for a gen whose turn came at `ready`."""
-    urgency: dict[str, float] = {} if op.priority is None else {"priority": op.priority}
-    return urgency | ({"deadline": ready + op.deadline} if op.deadline else {})
-
-
     computed = sum(end.n_prompt - end.n_cached for end in ends)
     prompt = sum(end.n_prompt for end in ends[:n_prompts])
     n_generated = sum(request.text.n_tokens for request in requests)

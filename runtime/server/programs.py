@@ -19,7 +19,7 @@ from banyan.runtime.server.delivery import Delivery
 from banyan.runtime.server.generate import Error, Generation, Generator, Outcome
 from banyan.runtime.server.limits import Limiter, Timers
 from banyan.runtime.server.program import Client, Gathering, Had, Point, Program, State
-from banyan.runtime.server.requests import Requests, Standing, check_urgency
+from banyan.runtime.server.requests import Requests, Said, Standing, check_urgency
 from banyan.runtime.server.rounds import Rounds, Tooling
 from banyan.runtime.server.state import Open, Shut, Text
 from banyan.runtime.server.tokenizer import Span
@@ -309,7 +309,7 @@ class Programs:
         generation: Generation | Rounds | Attempts
         if isinstance(op, wire.Gen) and op.retries:
             show = partial(self._show, program, op.ref)
-            generation = Attempts(self._generator, op, state.text, program.started, order, done, show)
+            generation = Attempts(self._generator, op, state.text, program.started, order, done, show, listener)
         elif isinstance(op, wire.Gen) and op.tools is not None:
             call = partial(self._called, program, op.ref)
             generation = self.tooling.start(op, state.text, program.started, order, done, call, listener)
@@ -344,8 +344,8 @@ class Programs:
         called = wire.Called(program.number, seq, ref, number, (), sample.text, usage, sample.finish_reason)
         self._send(program.client, called)
 
-    def _delta(self, program: Program, ref: int, text: str) -> None:
-        self._send(program.client, wire.Delta(program=program.number, seq=self._next(program), ref=ref, text=text))
+    def _delta(self, program: Program, ref: int, piece: Said) -> None:
+        self._send(program.client, wire.Delta(program.number, self._next(program), ref, *piece))
 
     def _generated(self, program: Program, state: State, op: wire.Gen | wire.Select, outcome: Outcome | Error) -> None:
         self._rest(program, state)

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -32,7 +32,17 @@ class Standing(NamedTuple):
     deadline: float = 0.0
 
 
-class Request:
+class Said(NamedTuple):
+    """A piece of a stream; as in wire.Delta."""
+
+    text: str
+    n_tokens: int = 0
+    is_thought: bool = False
+    round: int = 0
+
+
+Listener: TypeAlias = Callable[[Said], None]
+
 _OF_THE_PROGRAM: Mapping[str, float] = MappingProxyType({})
 
 
@@ -44,6 +54,7 @@ def check_urgency(priority: int, deadline: float) -> None:
         raise BadProgram(f"deadline is {deadline}; it must be at least 0 seconds")
 
 
+class Request:
     """One Run in the engine.
 
     ids          generated so far, int32
@@ -59,7 +70,7 @@ def check_urgency(priority: int, deadline: float) -> None:
         self.logprobs: list[wire.TopLogprobs] = []
         self.finish: wire.Finish | None = None
         self.failed: wire.Failed | None = None
-        self.listener: Callable[[str], None] | None = None
+        self.listener: Listener | None = None
         self.stop_strings: frozenset[int] = frozenset()
         """Ids of `run.stop_ids` that stop because their text holds a stop string."""
         self.n_deaths = self.n_blamed = 0  # see recovery.Suspect
@@ -115,11 +126,11 @@ class Requests:
         sample: int = 0,
         score_from: int = -1,
         order: tuple[int, ...] = (),
-        listener: Callable[[str], None] | None = None,
+        listener: Listener | None = None,
         shown: Collection[str] = (),
+        urgency: Mapping[str, float] = _OF_THE_PROGRAM,
     ) -> Request:
         """Order a generation. `turn_ends`: ids that end it unless eos is ignored. `shown`: special tokens that are part
-        urgency: Mapping[str, float] = _OF_THE_PROGRAM,
         of its text. `urgency`: what of its program's standing is another for it. `done` is called once, at its end."""
         known = self._tokenizer
         stops = set(sampling.stop_token_ids)
@@ -232,7 +243,7 @@ class Requests:
             # Its Finish is still to come, with the numbers of its usage: it ends then.
             self._send(wire.Abort(rid=request.run.rid))
         if new and request.listener is not None:
-            request.listener(new)
+            request.listener(Said(new, request.text.n_tokens))
         if self.spend is not None and n > 0:
             self.spend(request.run.order, n)
 
@@ -244,7 +255,7 @@ class Requests:
             self._give_up(request, e)
             return
         if rest and request.listener is not None:
-            request.listener(rest)
+            request.listener(Said(rest, request.text.n_tokens))
         request.done(request)
 
     def sample(self, request: Request) -> wire.Sample:

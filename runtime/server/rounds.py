@@ -17,7 +17,7 @@ from banyan.runtime.errors import BadProgram, BanyanError, ToolError
 from banyan.runtime.server.calls import Form, example, form_of
 from banyan.runtime.server.chat import ASSISTANT
 from banyan.runtime.server.generate import Error, Generation, Generator, Outcome
-from banyan.runtime.server.requests import Request
+from banyan.runtime.server.requests import Listener, Request, Said
 from banyan.runtime.server.state import Made, Open, Shut, Text, unpack
 from banyan.runtime.server.tokenizer import Span
 
@@ -57,7 +57,7 @@ class Tooling:
         order: tuple[int, ...],
         done: Callable[[Outcome | Error], None],
         call: Call,
-        listener: Callable[[str], None] | None = None,
+        listener: Listener | None = None,
     ) -> Rounds:
         """As `Generator.start`, for a gen with tools. Raises BanyanError for what can be seen at once."""
         form = self.form
@@ -87,7 +87,7 @@ class Rounds:
         order: tuple[int, ...],
         done: Callable[[Outcome | Error], None],
         call: Call,
-        listener: Callable[[str], None] | None,
+        listener: Listener | None,
     ) -> None:
         self.op, self.is_over = op, False
         self._generator, self._form, self._text, self._now, self._order = generator, form, text, now, order
@@ -127,13 +127,25 @@ class Rounds:
 
     def go_on(self) -> None:
         """Begin the next turn."""
-        listener = None
-        if self._listener is not None:
-            self._sieve = Sieve(self._form, self._listener)
-            listener = self._sieve.feed
+        listener = None if self._listener is None else self._heard(self._listener)
         order = (*self._order, self._round)
         turn = self._generator.start(self.op, self._text, self._now, order, self._turn_ended, listener)
         self._turn = None if turn.is_over else turn
+
+    def _heard(self, listener: Listener) -> Listener:
+        """What hears a turn, and lets `listener` hear what of it is no call."""
+        n_tokens, number = 0, self._round
+        sieve = self._sieve = Sieve(self._form, lambda text: listener(Said(text, n_tokens, round=number)))
+
+        def hear(piece: Said) -> None:
+            nonlocal n_tokens
+            n_tokens = piece.n_tokens
+            if piece.is_thought:
+                listener(piece._replace(round=number))
+            else:
+                sieve.feed(piece.text)
+
+        return hear
 
     def _turn_ended(self, outcome: Outcome | Error) -> None:
         self._turn = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from banyan.runtime import wire
 from banyan.runtime.reasoning import Thoughts
-from banyan.runtime.server.requests import Request
+from banyan.runtime.server.requests import Listener, Request, Said
 from banyan.runtime.server.state import Made, Piece, Run
 from banyan.runtime.server.tokenizer import Span
 
@@ -16,23 +16,22 @@ from banyan.runtime.server.tokenizer import Span
 class Thinking:
     """One gen whose outputs are told apart. runs: its prompt, which may have begun the thinking already."""
 
-    def __init__(
-        self, marks: wire.Reasoning, runs: Sequence[Run], listener: Callable[[str], None] | None = None
-    ) -> None:
+    def __init__(self, marks: wire.Reasoning, runs: Sequence[Run], listener: Listener | None = None) -> None:
         self._marks, self._listener = marks, listener
         text = ""
         for run in reversed(runs):
             if len((text := run.text + text).rstrip()) >= len(marks.start):
                 break
         self._is_open = text.rstrip().endswith(marks.start)
-        self._stream = self._thoughts()
+        self._stream, self._n_tokens = self._thoughts(), 0
 
     def _thoughts(self) -> Thoughts:
         return Thoughts(self._marks, self._is_open)
 
-    def hear(self, text: str) -> None:
-        """Text of the first sample as it comes; what of it is said goes on to the listener."""
-        self._tell(self._stream.feed(text))
+    def hear(self, piece: Said) -> None:
+        """Text of the first sample as it comes; it goes on to the listener, told apart."""
+        self._n_tokens = piece.n_tokens
+        self._tell(self._stream.feed(piece.text))
 
     def end(self, samples: Sequence[wire.Sample], first: Request) -> tuple[tuple[wire.Sample, ...], tuple[Piece, ...]]:
         """The samples told apart, and what of the first becomes part of the state."""
@@ -47,8 +46,10 @@ class Thinking:
         return tuple(sample for sample, _ in apart), pieces
 
     def _tell(self, said: str) -> None:
-        if said and self._listener is not None:
-            self._listener(said)
+        if self._listener is not None:
+            for text, is_thought in ((self._stream.thought(), True), (said, False)):
+                if text:
+                    self._listener(Said(text, self._n_tokens, is_thought))
 
 
 def _pieces(request: Request, start: int, end: int) -> tuple[Piece, ...]:

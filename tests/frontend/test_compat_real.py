@@ -254,6 +254,8 @@ def test_streams_of_variables_on_threads_and_event_loops() -> None:
     async def pieces() -> tuple[str, Any]:
         text, last = "", None
         async for piece, meta in state.text_async_iter("answer_1", return_meta_data=True):
+            assert (meta["finish_reason"] is None) == bool(piece)
+            assert meta["completion_tokens"] > 0
             text, last = text + piece, meta
         return text, last
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -54,13 +55,46 @@ def test_samples_and_branches() -> None:
     assert (state["y"], state["y_reasoning_content"]) == (["-2", "-3"], ["2", "3"])
 
 
+def test_thoughts_stream_as_what_is_said_does() -> None:
+    says = {"x": "<think>\nwell, let me see \n</think>\n\nit is so", "y": "no", "z": "no"}
+    state = program.run(backend=bn.Mock(says), stream=True)
+    assert list(state.text_iter("x_reasoning_content")) == ["well,", " let", " me", " see", " \n"]
+    assert list(state.text_iter("x")) == ["it", " is", " so"]
+    assert "".join(state.text_iter()) == state.text()
+    with bn.stream(program, backend=bn.Mock(says)) as run:
+        tokens = [e for e in run.events() if isinstance(e, bn.Token) and e.name == "x"]
+    assert "".join(e.text for e in tokens if e.is_thought) == "well, let me see \n"
+    assert "".join(e.text for e in tokens if not e.is_thought) == "it is so"
+    assert tokens[0].is_thought
+
+    async def follow() -> list[tuple[str, bool]]:
+        state = await program.run_async(backend=bn.Mock(says), stream=True)
+        pairs = state.text_async_iter("x_reasoning_content", return_meta_data=True)
+        return [(text, meta["finish_reason"] is None) async for text, meta in pairs]
+
+    assert asyncio.run(follow())[-2:] == [(" \n", True), ("", False)]
+
+
+def test_a_recording_keeps_what_was_thought(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with bn.Record(bn.Mock(SAYS), path) as recorder:
+        first = program.run(backend=recorder, stream=True)
+        first.sync()
+    again = program.run(backend=bn.Replay(path), stream=True)
+    for name in ("x", "x_reasoning_content", "y", "y_reasoning_content", "z"):
+        assert again[name] == first[name]
+        assert list(again.text_iter(name)) == list(first.text_iter(name))
+    plain = program.run(backend=bn.Replay(path))
+    assert plain["x_reasoning_content"] == "hm\n"
+
+
 def test_async() -> None:
     async def main() -> list[str]:
         state = await program.run_async(backend=bn.Mock(SAYS), stream=True)
         pieces = [piece async for piece in state.text_async_iter("x_reasoning_content")]
         return [*pieces, await state.value("y_reasoning_content")]
 
-    assert asyncio.run(main()) == ["hm\n", "more"]
+    assert asyncio.run(main()) == ["hm", "\n", "more"]
 
 
 def test_a_type_holds_for_what_is_said_and_the_thinking_is_free() -> None:

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
@@ -274,7 +275,26 @@ def test_partial_objects_grow_and_end_in_the_object() -> None:
     assert list(state.partials("n")) == [42]
     assert list(state.partials("hero")) == seen, "any number of readers"
     assert list(streaming.run(backend=mock).partials("hero")) == [PARTS[-1]], "in one piece without a stream"
-    assert list(streaming.run(2, stream=True, backend=mock).partials("hero")) == [PARTS[-1]]
+
+
+def test_partial_objects_begin_anew_where_the_model_does(tmp_path: Path) -> None:
+    wrong = '{"name": "Bob B", "points": 5}'
+    mock = bn.Mock({"hero": [wrong, WHOLE], "n": "42"})
+    with bn.Record(mock, tmp_path / "run.jsonl") as recorder:
+        state = streaming.run(1, stream=True, backend=recorder)
+        seen = list(state.partials("hero"))
+    at = seen.index({"name": "Ada "})
+    assert {"name": "Bob B", "points": 5} in seen[:at]
+    assert [part for part in PARTS if part not in seen[at:]] == []
+    assert seen[-1] == PARTS[-1]
+    assert list(state.text_iter("hero")) == [WHOLE], "text that was shown could not be taken back"
+    replayed = streaming.run(1, stream=True, backend=bn.Replay(tmp_path / "run.jsonl"))
+    assert list(replayed.partials("hero")) == seen
+
+    mock = bn.Mock({"hero": [wrong, WHOLE], "n": "42"})
+    with bn.stream(streaming, 1, backend=mock) as run:
+        tokens = [e for e in run.events() if isinstance(e, bn.Token) and e.name == "hero"]
+    assert ["".join(e.text for e in tokens if e.round == n) for n in range(2)] == [wrong, WHOLE]
 
 
 def test_partial_objects_on_an_event_loop() -> None:

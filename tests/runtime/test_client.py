@@ -80,9 +80,9 @@ def test_deltas_reach_a_listener_whenever_it_came(join: Join) -> None:
     threads: set[str] = set()
     heard: list[str] = []
 
-    def listen(text: str) -> None:
+    def listen(delta: wire.Delta) -> None:
         threads.add(threading.current_thread().name)
-        heard.append(text)
+        heard.append(delta.text)
 
     ask(program, "a", stream=True)
     time.sleep(0.01)
@@ -96,7 +96,7 @@ def test_a_listener_that_raises_fails_its_value_and_nothing_else(join: Join) -> 
     c = join(say={"a": "one two", "b": "fine"})
     program = c.program()
 
-    def listen(text: str) -> None:
+    def listen(delta: wire.Delta) -> None:
         raise ZeroDivisionError("in the user's code")
 
     program.on_delta(0, listen)

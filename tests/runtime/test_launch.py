@@ -236,7 +236,7 @@ def test_an_engine_killed_in_the_middle_costs_no_text(join: Callable[..., client
     program = c.program()
     program.submit([wire.Append(0, ("count",)), wire.Gen(0, 0, wire.Sampling(max_tokens=200), stream=True)])
     seen: list[str] = []
-    program.on_delta(0, seen.append)
+    program.on_delta(0, lambda delta: seen.append(delta.text))
     wait_until(lambda: len(seen) > 5)
     os.kill(c.ask("info")["engine_pid"], signal.SIGKILL)
     text = program.future(0).result(20).samples[0].text

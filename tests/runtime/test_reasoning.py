@@ -49,11 +49,13 @@ def test_what_is_thought_and_what_is_said(text: str, is_forced: bool, thought: s
 )
 def test_it_is_all_one_how_the_text_comes(parts: list[str], sizes: list[int], is_forced: bool, is_open: bool) -> None:
     text, marks = "".join(parts), Reasoning("<t>", "</t>", is_forced)
-    thoughts, shown, at, k = Thoughts(marks, is_open), "", 0, 0
+    thoughts, shown, told, at, k = Thoughts(marks, is_open), "", "", 0, 0
     while at < len(text):
         n = sizes[k % len(sizes)]
         shown += thoughts.feed(text[at : at + n])
+        told += thoughts.thought()
         at, k = at + n, k + 1
     shown += thoughts.finish()
     assert (thoughts.reasoning, shown) == whole(text, marks, is_open)
+    assert told + thoughts.thought() == thoughts.reasoning
     assert text[thoughts.start :][: thoughts.n_said] == shown

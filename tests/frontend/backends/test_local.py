@@ -98,7 +98,7 @@ def test_every_value_is_what_the_ops_say(any_program: ModuleType, data: st.DataO
     heard: dict[int, str] = {}
     for op in ops:
         if isinstance(op, wire.Gen) and op.stream:
-            program.on_delta(op.ref, lambda text, ref=op.ref: heard.__setitem__(ref, heard.get(ref, "") + text))
+            program.on_delta(op.ref, lambda one: heard.__setitem__(one.ref, heard.get(one.ref, "") + one.text))
     finish(slow)
     values = outcomes(program, ops)
     assert values == any_program.plain(ops, chosen=lambda ref: values[ref])

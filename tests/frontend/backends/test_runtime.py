@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+from msgspec.structs import replace
 
 import banyan as bn
 from banyan.runtime import ipc, wire
@@ -57,15 +58,15 @@ class MockServer:
 
     def _run_ops(self, number: int, message: wire.Submit) -> Iterator[Any]:
         program = self.programs.setdefault(number, self.mock.program(message.name))
-        deltas: dict[int, list[str]] = {}
+        deltas: dict[int, list[wire.Delta]] = {}
         for op in message.ops:
             if isinstance(op, wire.Gen) and op.stream:
                 program.on_delta(op.ref, deltas.setdefault(op.ref, []).append)
         program.submit(message.ops, message.last)
         for op in message.ops:
             if isinstance(op, wire.Gen | wire.Select | wire.Read):
-                for text in deltas.get(op.ref, ()):
-                    yield wire.Delta(number, self._next(number), op.ref, text)
+                for delta in deltas.get(op.ref, ()):
+                    yield replace(delta, program=number, seq=self._next(number))
                 future = program.future(op.ref)
                 if (error := future.exception()) is None:
                     yield msgspec.structs.replace(future.result(), program=number, seq=self._next(number))

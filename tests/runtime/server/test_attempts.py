@@ -51,6 +51,20 @@ def test_in_a_chat_the_model_is_told_in_turns_and_the_state_gets_the_last_output
     assert b.value(0).times.ready < b.value(0).times.ended
 
 
+def test_a_stream_says_which_output_each_piece_is_of(bench: Any, greedy: Sampler) -> None:
+    b = bench({"Q": "one two", "no\n\n": "three four five"})
+    b.submit(Append(0, ("Q",)), Gen(0, 0, greedy(), stream=True, retries=2))
+    b.run()
+    b.submit(Results(0, 0, 0, ("no",)))
+    b.run()
+    b.submit(Results(0, 0, 1, ()))
+    deltas = b.messages(wire.Delta)
+    texts = ["".join(delta.text for delta in deltas if delta.round == n) for n in range(3)]
+    assert texts == ["one two", "three four five", ""]
+    assert [delta.round for delta in deltas] == sorted(delta.round for delta in deltas)
+    assert b.text(0) == "three four five"
+
+
 def test_in_plain_text_what_is_wrong_stands_between(bench: Any, greedy: Sampler) -> None:
     b = bench({"Q": "bad", "no\n\n": "worse", "nor this\n\n": "good"})
     b.submit(Append(0, ("Q",)), Gen(0, 0, greedy(), retries=5), Read(0, 1))

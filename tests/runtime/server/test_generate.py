@@ -166,6 +166,9 @@ def test_streaming_gives_the_text_in_pieces_before_the_value(bench: Any, greedy:
     deltas = b.messages(wire.Delta)
     assert len(deltas) > 2
     assert "".join(d.text for d in deltas) == "one two three" == b.text(0)
+    counts = [d.n_tokens for d in deltas]
+    assert counts == sorted(set(counts)), "each tells of more tokens"
+    assert counts[-1] == b.value(0).samples[0].n_tokens
     assert [m.seq for _, m in b.sent] == list(range(len(b.sent)))
     assert b.sent[-1][1] is b.value(0)
 

@@ -270,6 +270,8 @@ def test_a_stream_shows_what_is_said_and_not_the_calls(begin: Callable[..., Any]
     b.submit(Results(0, 0, 0, ("one",)))
     b.run()
     assert "".join(m.text for m in b.messages(wire.Delta)) == "Look: It is <one>."
+    assert "".join(m.text for m in b.messages(wire.Delta) if m.round == 0) == "Look: "
+    assert all(m.n_tokens for m in b.messages(wire.Delta))
     assert b.text(0) == "It is <one>."
 
 

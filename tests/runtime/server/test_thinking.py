@@ -34,7 +34,12 @@ def test_what_is_said_is_the_value_and_the_state(thinker: Any, greedy: Sampler) 
     (sample,) = b.value(0).samples
     assert (sample.text, sample.reasoning) == ("the answer", "hm, the\n")
     assert sample.n_tokens == b.value(0).usage.generated > 5, "thinking is counted"
-    assert "".join(delta.text for delta in b.messages(wire.Delta)) == "the answer"
+    deltas = b.messages(wire.Delta)
+    assert "".join(delta.text for delta in deltas if not delta.is_thought) == "the answer"
+    assert "".join(delta.text for delta in deltas if delta.is_thought) == "hm, the\n"
+    assert [delta.is_thought for delta in deltas] == sorted((delta.is_thought for delta in deltas), reverse=True)
+    assert sum(delta.is_thought for delta in deltas) > 1, "as it comes"
+    assert 0 < deltas[0].n_tokens < deltas[-1].n_tokens <= sample.n_tokens
     assert b.prompts()[1] == "Qthe answer!"
     assert b.value(1).samples[0].reasoning == "more"
     assert b.text(1) == ""
