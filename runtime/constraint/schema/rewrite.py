@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from banyan.runtime.constraint.schema.multiples import check_multiples
 from banyan.runtime.constraint.schema.negate import TYPES, all_of, any_of, canonical, disjoint, meet, negation, types_of
-from banyan.runtime.constraint.schema.pattern import tame
+from banyan.runtime.constraint.schema.pattern import FORMATS, tame
 from banyan.runtime.constraint.schema.read import MANY, NAMED, NODES, ONE, Document, Schema
 from banyan.runtime.errors import ConstraintTooLarge, ConstraintUnsatisfiable, ConstraintUnsupported
 
@@ -105,6 +105,9 @@ class _Writer:
             any_of([{"properties": {name: False}}, all_of([{"required": [name]}, one])])
             for name, one in rest.pop("dependentSchemas").items()
         ]
+
+    def _format(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
+        return [{"pattern": FORMATS[rest.pop("format")]}] if rest["format"] in FORMATS else []
 
     def _one_of(self, rest: dict[str, Any], types: set[str]) -> list[Schema]:
         branches = [one for one in rest.pop("oneOf") if one is not False]
@@ -331,4 +334,5 @@ _STEPS = {
     "maxContains": _Writer._stray,
     "uniqueItems": _Writer._unique,
     "minProperties": _Writer._fewest,
+    "format": _Writer._format,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -351,23 +352,61 @@ def test_hostile(shared: Desk, name: str) -> None:
     assert shared.ask(ConstraintSpec("regex", f"after {len(name)}"))[0].text.startswith("after")  # type: ignore[union-attr]
 
 
+JUNK: list[Any] = [
+    None,
+    True,
+    -1,
+    2**70,
+    1e300,
+    "",
+    "^[",
+    "string",
+    [],
+    {},
+    {"$ref": "#"},
+    ["a", "a"],
+    {"a": {"not": {}}},
+]
+
+
 def mutant(chance: random.Random) -> ConstraintSpec:
-    """A constraint that was broken: characters of a good or hostile one are dropped, doubled, swapped, replaced."""
+    """A good or hostile constraint that was broken: a schema in its parts, or any text in its characters."""
     spec, _ = chance.choice(list(HOSTILE.values()))
-    text = list(spec.text[: chance.choice([50, 300, 3000])])
-    for _ in range(chance.randint(1, 8)):
-        at = chance.randrange(len(text) + 1)
+    if spec.kind == "json_schema" and len(spec.text) < 20_000 and chance.random() < 0.7:
+        return ConstraintSpec(spec.kind, json.dumps(transplanted(json.loads(spec.text), chance)))
+    kind: Any = chance.choice([spec.kind] * 9 + ["regex", "json_schema", "grammar", "choices"])
+    return ConstraintSpec(kind, scratched(spec.text, chance))
+
+
+def transplanted(schema: Any, chance: random.Random) -> Any:
+    """Parts of it are replaced by others, or by junk."""
+    schema = {"root": schema}
+    for _ in range(chance.randint(1, 4)):
+        places: list[tuple[Any, Any]] = [(schema, "root")]
+        for holder, key in places:
+            below = holder[key]
+            keys = list(below) if isinstance(below, dict) else range(len(below)) if isinstance(below, list) else ()
+            places += [(below, one) for one in keys]
+        (holder, key), (giver, other) = chance.choice(places), chance.choice(places)
+        holder[key] = copy.deepcopy(chance.choice([giver[other], *chance.sample(JUNK, 2)]))
+    return schema["root"]
+
+
+def scratched(text: str, chance: random.Random) -> str:
+    """Characters are dropped, doubled, swapped, replaced."""
+    some = list(text if len(text) < 300 else text[: chance.choice([50, 300, 3000, len(text)])])
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(len(some) + 1)
         match chance.randrange(4):
             case 0:
-                del text[at : at + chance.randint(1, 9)]
+                del some[at : at + chance.randint(1, 9)]
             case 1:
-                text[at:at] = text[max(0, at - chance.randint(1, 30)) : at] * chance.randint(1, 5)
+                some[at:at] = some[max(0, at - chance.randint(1, 30)) : at] * chance.randint(1, 5)
             case 2:
-                text[at:at] = chance.choice([*'{}[]()"\\\0é*<', "$ref", "{9,999}", "%json"])
+                some[at:at] = chance.choice([*'{}[]()"\\\0é*<', "$ref", "{9,999}", "%json"])
             case 3:
-                text[at : at + 1] = chr(chance.choice([chance.randrange(128), chance.randrange(0xD800), 0x1F642]))
-    kind: Any = chance.choice([spec.kind, spec.kind, "regex", "json_schema", "grammar", "choices"])
-    return ConstraintSpec(kind, "".join(text))
+                some[at : at + 1] = chr(chance.choice([chance.randrange(128), chance.randrange(0xD800), 0x1F642]))
+    return "".join(some)
 
 
 def fuzz(desk: Desk, seeds: range) -> None:

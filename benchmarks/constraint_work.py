@@ -1,0 +1,225 @@
+"""Work for constraints: random schemas, and an engine that is driven by hand."""
+
+from __future__ import annotations
+
+import json
+import string
+import time
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import jsonschema
+
+from banyan.runtime import config as configs
+from banyan.runtime.config import Resolved
+from banyan.runtime.constraint.canonical import canonical
+from banyan.runtime.engine.worker import Engine
+from banyan.runtime.model.load import load
+from banyan.runtime.model.spec import resolve
+from banyan.runtime.server.tokenizer import Files, Span, Tokenizer
+from banyan.runtime.wire import ConstraintSpec, Run, Sampling
+
+# ---- random schemas ------------------------------------------------------------------------------------------------
+
+_PATTERNS = (r"^[A-Z]{2}-\d{3}$", r"^(a|bc)*d$", r"^[^\"\\]{0,8}$", r"^\w+@\w+$", r"^[\u00e0-\u00ff]{1,4}$", r"^-?\d+$")
+_FORMATS = ("date", "email", "ipv4", "ipv6", "uuid")  # those that the validator checks without further packages
+CHECKED = jsonschema.FormatChecker(_FORMATS)
+
+
+def random_schema(chance: Random, depth: int = 3) -> Any:
+    """A schema of a few levels, of which most values are short."""
+    if depth == 3 and chance.random() < 0.1:
+        below = {"v": random_schema(chance, 1), "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}]}}
+        node = {"type": "object", "properties": below, "required": ["v", "next"], "additionalProperties": False}
+        return {"$ref": "#/$defs/n", "$defs": {"n": node}}
+    nested = (_object, _object, _object, _array, _tuple, _union, _condition, _dictionary)
+    plain = (_string, _string, _pattern, _format, _integer, _number, _enum, _constant, _union, _text_but_not)
+    return chance.choice(nested if depth > 1 and chance.random() < 0.7 else plain)(chance, depth - 1)
+
+
+def _name(chance: Random) -> str:
+    return "".join(chance.choices(string.ascii_lowercase + '_é "', k=chance.randint(1, 8)))
+
+
+def _object(chance: Random, depth: int) -> Any:
+    names = sorted({_name(chance) for _ in range(chance.randint(1, 4))})
+    schema: Any = {"type": "object", "properties": {name: random_schema(chance, depth) for name in names}}
+    if needed := [name for name in names if chance.random() < 0.6]:
+        schema["required"] = needed
+    schema["additionalProperties"] = False
+    if chance.random() < 0.2:
+        schema["dependentRequired"] = {names[0]: [names[-1]]}
+    if chance.random() < 0.2:
+        schema["minProperties"] = 1
+    return schema
+
+
+def _dictionary(chance: Random, depth: int) -> Any:
+    value = random_schema(chance, 0)
+    if chance.random() < 0.5:
+        return {"type": "object", "additionalProperties": value, "propertyNames": {"maxLength": 5}}
+    return {"type": "object", "patternProperties": {"^[a-z]{1,4}$": value}, "additionalProperties": False}
+
+
+def _array(chance: Random, depth: int) -> Any:
+    least = chance.randint(0, 2)
+    most = least + chance.randint(0, 3)
+    if chance.random() < 0.15:
+        return {"type": "array", "items": {"enum": ["a", 1, None]}, "uniqueItems": True}
+    return {"type": "array", "items": random_schema(chance, depth), "minItems": least, "maxItems": most}
+
+
+def _tuple(chance: Random, depth: int) -> Any:
+    items = [random_schema(chance, depth) for _ in range(chance.randint(1, 3))]
+    return {"type": "array", "prefixItems": items, "items": False, "minItems": chance.randint(0, len(items))}
+
+
+def _union(chance: Random, depth: int) -> Any:
+    kinds = [random_schema(chance, depth) for _ in range(chance.randint(1, 3))]
+    return {"anyOf": [*kinds, {"type": "null"}]}
+
+
+def _condition(chance: Random, depth: int) -> Any:
+    kinds = [chance.choice("xyz"), "w"]
+    one, other = random_schema(chance, 0), random_schema(chance, 0)
+    kind = {"properties": {"kind": {"const": kinds[0]}}}
+    if chance.random() < 0.5:
+        return {
+            "oneOf": [
+                {"type": "object", "properties": {"kind": {"const": name}, "value": value},
+                 "required": ["kind", "value"], "additionalProperties": False}
+                for name, value in zip(kinds, (one, other), strict=True)
+            ]
+        }  # fmt: skip
+    return {
+        "type": "object", "properties": {"kind": {"enum": kinds}, "a": one, "b": other}, "required": ["kind"],
+        "additionalProperties": False, "if": kind, "then": {"required": ["a"]}, "else": {"required": ["b"]},
+    }  # fmt: skip
+
+
+def _string(chance: Random, _: int) -> Any:
+    least = chance.randint(0, 3)
+    return {"type": "string", "minLength": least, "maxLength": least + chance.randint(0, 9)}
+
+
+def _pattern(chance: Random, _: int) -> Any:
+    return {"type": "string", "pattern": chance.choice(_PATTERNS)}
+
+
+def _format(chance: Random, _: int) -> Any:
+    return {"type": "string", "format": chance.choice(_FORMATS)}
+
+
+def _integer(chance: Random, _: int) -> Any:
+    least = chance.randint(-1000, 1000)
+    schema = {"type": "integer", "minimum": least, "maximum": least + 12 + chance.randint(0, 10**6)}
+    return schema | ({"multipleOf": chance.randint(2, 12)} if chance.random() < 0.3 else {})
+
+
+def _number(chance: Random, _: int) -> Any:
+    least = round(chance.uniform(-50, 50), 2)
+    bound = chance.choice(["minimum", "exclusiveMinimum"])
+    return {"type": ["number", "boolean"], bound: least, "maximum": round(least + chance.uniform(1, 99), 3)}
+
+
+def _enum(chance: Random, _: int) -> Any:
+    return {"enum": chance.sample(["red", "green", 1, 2.5, True, None, "", 'a"b\\', "ü🙂", [1, {"a": []}]], 3)}
+
+
+def _constant(chance: Random, _: int) -> Any:
+    return {"const": chance.choice(["a constant text", 42, None, {"k": [1, "two", False]}])}
+
+
+def _text_but_not(chance: Random, _: int) -> Any:
+    return {"type": "string", "maxLength": 6, "not": {"enum": chance.sample(["a", "the", "no", "is"], 2)}}
+
+
+def judge(schema: Any, text: str) -> str:
+    """valid, by the validator of the package jsonschema; or what is wrong."""
+    try:
+        value = json.loads(text)
+    except ValueError as e:
+        return f"no JSON ({e}): {text!r}"
+    wrong = next(jsonschema.Draft202012Validator(schema, format_checker=CHECKED).iter_errors(value), None)
+    return "valid" if wrong is None else f"{text!r} does not fit {json.dumps(schema)}: {wrong.message}"
+
+
+# ---- an engine, driven by hand -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Output:
+    """reason: as Finish has it, or the code of an error. steps: those of the engine in which it got tokens."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    reason: str = ""
+    steps: list[int] = field(default_factory=list)
+
+
+class Bench:
+    """A model with its tokenizer, and an engine on it."""
+
+    def __init__(self, model: str = "pocket", threads: int = 1, **options: Any) -> None:
+        directory = resolve(model)
+        self.tokenizer, made = Tokenizer(directory, Files.read(directory)), load(directory)
+        context = min(1024, made.spec.max_context)
+        resolved = Resolved(device="cpu", dtype="float32", context=context, n_pages=8192, threads=threads, decisions=())
+        self.engine = Engine(configs.make(**options), made, resolved)
+        self.engine.take(self.tokenizer.vocabulary())
+        self._n_runs = 0
+
+    def ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode([Span(text, meant=True)])
+
+    def begin(self, prompt: str, sampling: Sampling, seed: int = 0) -> int:
+        """Hand the engine a run; its rid."""
+        self._n_runs += 1
+        ids, stops = (array("i", some).tobytes() for some in (self.ids(prompt), sorted(self.tokenizer.eos_ids)))
+        self.engine.take(Run(self._n_runs, ids, sampling, stops, seed=seed, order=(0, self._n_runs)))
+        return self._n_runs
+
+    def finish(self, rids: Iterable[int]) -> dict[int, Output]:
+        """Step until these have ended. Others go on with them, and what they say is lost."""
+        said = {rid: Output() for rid in rids}
+        n_steps, engine = 0, self.engine
+        while not all(one.reason for one in said.values()):
+            step = engine.step()
+            n_steps += 1
+            ids = iter(array("i", step.ids))
+            for rid, n in zip(array("q", step.rids), array("i", step.counts), strict=True):
+                new = [next(ids) for _ in range(n)]
+                if rid in said:
+                    said[rid].ids += new
+                    said[rid].steps.append(n_steps)
+            for finish in step.finished:
+                if finish.rid in said:
+                    said[finish.rid].reason = finish.reason
+            for failed in engine.failed:
+                if failed.program in said:
+                    said[failed.program].reason = failed.code
+            engine.failed.clear()
+            if engine.scheduler.is_idle:
+                time.sleep(0.0005)  # a constraint is being compiled
+        for one in said.values():
+            one.text = self.tokenizer.text_of(one.ids)
+        return said
+
+
+def sampled(bench: Bench, seeds: Iterable[int], n_samples: int, temperature: float = 1.5) -> Counter[str]:
+    """What comes of outputs of the model under random schemas: valid | length, where max_tokens cut one | else what is
+    wrong with it."""
+    schemas, found = {}, Counter[str]()
+    for seed in seeds:
+        schema = random_schema(Random(seed))
+        spec = canonical(ConstraintSpec("json_schema", json.dumps(schema)))
+        for i in range(n_samples):
+            sampling = Sampling(temperature=temperature, max_tokens=100, constraint=spec)
+            schemas[bench.begin("the answer is", sampling, seed * n_samples + i)] = schema
+    for rid, said in bench.finish(schemas).items():
+        found[judge(schemas[rid], said.text) if said.reason == "stop" else said.reason] += 1
+    return found

@@ -1,0 +1,47 @@
+"""Outputs that the pocket model draws under random schemas, each looked at by the validator of another package."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+FILE = Path(__file__).parents[3] / "benchmarks" / "constraint_work.py"
+
+
+@pytest.fixture(scope="module")
+def work(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    return module_at(FILE)
+
+
+@pytest.fixture(scope="module")
+def bench(work: ModuleType) -> Any:
+    return work.Bench()
+
+
+def check(found: Counter[str]) -> None:
+    """All are valid but those that max_tokens cut, which say so; and those are few."""
+    assert found.keys() <= {"valid", "length"}, found
+    assert found["length"] < 0.3 * found.total()
+
+
+def test_what_is_drawn_is_valid(work: ModuleType, bench: Any) -> None:
+    check(work.sampled(bench, range(150), 2))
+
+
+def test_the_judge_is_strict(work: ModuleType) -> None:
+    assert work.judge({"type": "integer"}, "1") == "valid"
+    assert work.judge({"type": "integer"}, "1.5") != "valid"
+    assert work.judge({"type": "string", "format": "date"}, '"2026-13-01"') != "valid"
+    assert "no JSON" in work.judge({"type": "object"}, '{"a": ')
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_ten_thousand_are_valid(work: ModuleType, bench: Any) -> None:
+    for first in range(1000, 3500, 500):
+        check(work.sampled(bench, range(first, first + 500), 4))

@@ -1,0 +1,78 @@
+"""Hostile constraints that are let through: whoever runs beside them gets a token in every step of the engine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from banyan.runtime.wire import ConstraintSpec, Sampling
+
+TESTS = Path(__file__).parents[2]
+BESIDE = Sampling(temperature=0.0, max_tokens=40, ignore_eos=True)
+AT_ONCE = 8
+
+
+@pytest.fixture(scope="module")
+def hostile(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    """Hostile inputs, and the desk that tries them."""
+    return module_at(TESTS / "runtime" / "server" / "test_grammar.py")
+
+
+@pytest.fixture(scope="module")
+def bench(module_at: Callable[[Path], ModuleType], tiny_model: Callable[..., Path]) -> Any:
+    return module_at(TESTS.parent / "benchmarks" / "constraint_work.py").Bench(str(tiny_model("llama")))
+
+
+@pytest.fixture(scope="module")
+def desk(hostile: ModuleType, bench: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    desk = hostile.Desk(bench.tokenizer, tmp_path_factory.mktemp("d") / "s")
+    yield desk
+    desk.close()
+
+
+def delay(bench: Any, some: list[ConstraintSpec]) -> int:
+    """Steps in which a request beside these constraints got no token. They are compiled before it begins, so that all
+    of them run beside it."""
+    for constraint in some:
+        bench.finish([bench.begin("hello", Sampling(max_tokens=1, constraint=constraint))])
+    for constraint in some:
+        bench.begin("hello there", Sampling(temperature=1.5, max_tokens=100, constraint=constraint))
+    rid = bench.begin("the quick brown fox", BESIDE)
+    said = bench.finish([rid])[rid]
+    assert (said.reason, len(said.ids)) == ("length", BESIDE.max_tokens)
+    return said.steps[-1] - BESIDE.max_tokens
+
+
+def check(bench: Any, desk: Any, specs: list[ConstraintSpec]) -> None:
+    good = [verdict for verdict in desk.ask(*specs) if isinstance(verdict, ConstraintSpec)]
+    assert len(good) > len(specs) / 10, "enough of them are let through"
+    for first in range(0, len(good), AT_ONCE):
+        some = good[first : first + AT_ONCE]
+        assert delay(bench, some) <= 1, some
+    bench.engine.scheduler.check()
+
+
+@pytest.mark.timeout(400)
+def test_hostile_constraints_delay_nobody(bench: Any, desk: Any, hostile: ModuleType) -> None:
+    check(bench, desk, [spec for spec, _ in hostile.HOSTILE.values()])
+
+
+def mutants(hostile: ModuleType, seeds: range) -> list[ConstraintSpec]:
+    return [hostile.mutant(random.Random(seed)) for seed in seeds]
+
+
+@pytest.mark.timeout(400)
+def test_fuzzed_constraints_delay_nobody(bench: Any, desk: Any, hostile: ModuleType) -> None:
+    check(bench, desk, mutants(hostile, range(50)))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_a_thousand_fuzzed_constraints_delay_nobody(bench: Any, desk: Any, hostile: ModuleType) -> None:
+    for first in range(1000, 2000, 50):
+        check(bench, desk, mutants(hostile, range(first, first + 50)))
