@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from banyan.choices import greedy_token_selection as greedy_token_selection
     from banyan.choices import token_length_normalized as token_length_normalized
     from banyan.choices import unconditional_likelihood_normalized as unconditional_likelihood_normalized
+    from banyan.compiled import AsyncCompiled as AsyncCompiled
     from banyan.compiled import Compiled as Compiled
     from banyan.compiled import compile as compile
     from banyan.elsewhere import Anthropic as Anthropic
@@ -124,7 +125,7 @@ _WHERE = {
     "backends.replay": ("Replay",),
     "branch": ("Branches",),
     "choices": ("greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized"),
-    "compiled": ("Compiled", "compile"),
+    "compiled": ("AsyncCompiled", "Compiled", "compile"),
     "events": ("Events", "ForkStart", "Token", "VarDone"),
     "elsewhere": ("Anthropic", "Crusoe", "LiteLLM", "VertexAI", "video"),
     "expr": (
@@ -157,6 +158,7 @@ _HOME = {name: f"{__name__}.{module}" for module, names in _WHERE.items() for na
 __all__ = [
     "Anthropic",
     "AsyncBranches",
+    "AsyncCompiled",
     "AsyncProgram",
     "AsyncState",
     "Backend",

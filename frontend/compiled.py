@@ -9,18 +9,20 @@ from collections.abc import Callable, Hashable, Mapping
 from enum import Enum
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import msgspec
 from msgspec.structs import replace
 
+from banyan.async_state import AsyncState
 from banyan.backends.base import Backend
-from banyan.program import Program
+from banyan.program import AsyncProgram, Program
+from banyan.prompt import Prompt
 from banyan.record import Record
 from banyan.recorder import Recorder, Recording, record
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.sampling import Options
-from banyan.slot import Slot
+from banyan.slot import AWAITED, Slot
 from banyan.state import State
 from banyan.template import Template
 
@@ -36,24 +38,22 @@ ODD: dict[type, Any] = {
 one of them, appends what the template says."""
 
 
+@overload
+def compile(program: AsyncProgram) -> AsyncCompiled: ...
+@overload
+def compile(program: Program) -> Compiled: ...
 def compile(program: Program) -> Compiled:
     """The program as templates, which a backend gets once; a run sends the arguments that are text, and no more.
 
     The first run records the body, a few times: with its own arguments, with stand-ins that can only be appended, and
     with odd ones. What those runs append must be the same but for the arguments. Where the body looks at an argument
     (compares it, measures it, takes it apart), each of its values has a template of its own; where it looks at a
-    generated value or calls another program, it runs as ever, every time. So the results are those of the program, as
-    long as what the body appends depends on its arguments alone. `explain()` says what was found.
-
-    Unsupported: an `async def`, which may await whatever it likes.
+    generated value, calls another program or awaits something, it runs as ever, every time. So the results are those of
+    the program, as long as what the body appends depends on its arguments alone. `explain()` says what was found.
     """
     if not isinstance(program, Program):
         raise BadProgram(f"compile takes a program, which `@function` makes, not a {type(program).__name__}")
-    if program.is_async:
-        raise Unsupported(
-            f"{program.name} is an `async def`: compile a `def`, which runs on an event loop as well, by `run_async`"
-        )
-    return Compiled(program.func, program._bound)
+    return (AsyncCompiled if program.is_async else Compiled)(program.func, program._bound)
 
 
 class Plan(NamedTuple):
@@ -100,14 +100,18 @@ class Compiled(Program):
     def _body(self, arguments: inspect.BoundArguments) -> Callable[[Any], Any]:
         return partial(self._write, arguments)
 
-    def _write(self, arguments: inspect.BoundArguments, state: State) -> Any:
+    def _write(self, arguments: inspect.BoundArguments, state: Prompt) -> Any:
         """Runs as the body, and does what that would do."""
         kept = state._record
         if not kept.options.stream and not isinstance(kept.backend, Recorder):
             template, slots = self._find(arguments, kept)
             if template is not None:
-                return template.write(list(slots.values()), state)
+                return self._given(template.write(list(slots.values()), state))
         return super()._body(arguments)(state)
+
+    def _given(self, value: Any) -> Any:
+        """What the body would give: `value`, or what it comes of when it is awaited."""
+        return value
 
     # ---- which template ----------------------------------------------------------------------------------------------
 
@@ -148,7 +152,8 @@ class Compiled(Program):
 
         def played(**others: Any) -> Recording:
             changed = inspect.BoundArguments(arguments.signature, arguments.arguments | others)
-            return record(self.name, super(Compiled, self)._body(changed), _shared(kept.options), kept.backend.welcome)
+            body, options = super(Compiled, self)._body(changed), _shared(kept.options)
+            return record(self.name, body, options, kept.backend.welcome, AsyncState if self.is_async else State)
 
         with self._making:  # one at a time: whoever comes meanwhile most likely needs the same
             known = self._templates.setdefault(kept.backend, {})
@@ -163,8 +168,20 @@ class Compiled(Program):
             return known.get(plan.key)
 
 
+class AsyncCompiled(Compiled, AsyncProgram):
+    """What `compile` makes of an `async def` program: it is awaited like that, and mostly without its body."""
+
+    def _given(self, value: Any) -> Any:
+        async def give() -> Any:
+            return value
+
+        return give()
+
+
 def _recorded(plain: Recording, played: Callable[..., Recording], values: Mapping[str, Any]) -> Template:
     """The template of a body that was `plain` for these arguments. _Observed, Unsupported: why there is none."""
+    if plain.ended is not None and plain.ended.what == AWAITED:
+        raise Unsupported(f"in {plain.ended.line} it awaits something")
     if plain.ended is not None:
         raise Unsupported(f"in {plain.ended.line} it looks at a generated value, and goes on as that says")
     slots = [Slot(i, name) for i, name in enumerate(values)]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from banyan.prompt import Prompt
 from banyan.recorder import Recording
 from banyan.runtime import wire
-from banyan.slot import Observed
+from banyan.slot import AWAITED, Observed
 from banyan.trace import Sent, Span, Trace
 
 N_SHOWN = 48
@@ -106,10 +106,8 @@ class Graph:
             took = span.end - span.start
             yield f"waited: {span.line} looks at {span.name!r}, {took:.3f} s; what follows may depend on it"
         if self.ended is not None:
-            yield (
-                f"ended: {self.ended.line} looks at a value, which only a model can give; "
-                "what follows may depend on it, and is seen with `backend=`"
-            )
+            does = "awaits something" if self.ended.what == AWAITED else "looks at a value, which only a model can give"
+            yield (f"ended: {self.ended.line} {does}; what follows may depend on it, and is seen with `backend=`")
         elif not self.waits:
             yield "waited: nowhere; the body ran to its end before any value was there"
         if self._n_others:

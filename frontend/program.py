@@ -232,18 +232,20 @@ class Program:
     def graph(self, *args: Any, backend: Backend | None = None, opts: Options | None = None, **kwargs: Any) -> Graph:
         """What a run with these arguments appends, sends and waits for; it takes what `run` takes.
 
-        Without a `backend` no model runs, and the graph ends where the body first looks at a generated value.
+        Without a `backend` no model runs, and the graph ends where the body first looks at a generated value, or awaits
+        anything. Of an `async def` that ran on a backend, the graph is `Graph(state)`.
         """
         from banyan.graph import Graph  # here: most programs are never looked at
         from banyan.recorder import record
 
-        self._refuse_to_block("run")
         own, options = self._sort(kwargs, opts)
         arguments = self._arrange(args, own)
         if options.stream:
             raise Unsupported("stream: a graph is of a run that has ended; leave it out")
         if backend is None:
-            return Graph(record(self.name, self._body(arguments), options, _NO_MODEL))
+            kind = AsyncState if self.is_async else State
+            return Graph(record(self.name, self._body(arguments), options, _NO_MODEL, kind))
+        self._refuse_to_block("run")
         run = self._begin(State, _Items([arguments], backend, options), 0)
         run.play()
         run.state.sync()
@@ -272,11 +274,11 @@ class Program:
     def _recorded(self, kwargs: dict[str, Any], welcome: wire.Welcome) -> tuple[Recording, list[str]]:
         from banyan.tracing import recorded
 
-        self._refuse_to_block("run")
         for name in kwargs:
             if name not in self._parameters and not self._takes_any:
                 raise TypeError(f"{self.name} has no parameter {name!r}{near(name, self._parameters)}")
-        return recorded(self.name, self.func, self._signature, {**self._bound, **kwargs}, welcome)
+        kind = AsyncState if self.is_async else State
+        return recorded(self.name, self.func, self._signature, {**self._bound, **kwargs}, welcome, kind)
 
     # ---- arguments -------------------------------------------------------------------------------------------------
 

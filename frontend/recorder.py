@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import CoroutineType
 from typing import Any, NamedTuple, NoReturn
 
-from banyan.backends.base import Question
+from banyan.backends.base import Question, Quiet
 from banyan.backends.default import CURRENT
+from banyan.prompt import Prompt
 from banyan.record import Record
 from banyan.runtime import wire
 from banyan.runtime.promise import Promise
 from banyan.sampling import Options
-from banyan.slot import Observed
+from banyan.slot import AWAITED, Observed
 from banyan.source import source_line
 from banyan.state import State
 from banyan.transcript import Transcript
@@ -26,7 +28,7 @@ class Recording(NamedTuple):
     """
 
     programs: list[RecordedProgram]
-    state: State
+    state: Prompt
     value: Any
     ended: Observed | None
 
@@ -50,10 +52,8 @@ class Recorder:
         raise Observed(f"the backend's {what}", source_line())
 
 
-class RecordedProgram:
+class RecordedProgram(Quiet):
     """Its ops, as they came."""
-
-    first_error: BaseException | None = None
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -64,18 +64,6 @@ class RecordedProgram:
 
     def future(self, ref: int) -> Promise[wire.Value]:
         return Unmade(ref)
-
-    def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
-        pass
-
-    def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
-        pass
-
-    def limit(self, limits: wire.Limits) -> None:
-        pass
-
-    def cancel(self) -> None:
-        pass
 
 
 class Unmade(Promise[wire.Value]):
@@ -91,16 +79,20 @@ class Unmade(Promise[wire.Value]):
     done = result = exception = _observe
 
 
-def record(name: str, body: Callable[[State], Any], options: Options, welcome: wire.Welcome) -> Recording:
-    """Run `body`, of a program called `name`, on a new state. Raises what it raises, but for Observed."""
+def record(
+    name: str, body: Callable[[Any], Any], options: Options, welcome: wire.Welcome, kind: type[Prompt] = State
+) -> Recording:
+    """Run `body`, of a program called `name`, on a new state of `kind`. Raises what it raises, but for Observed."""
     recorder = Recorder(welcome)
     kept = Record(name, recorder, options)
-    state = State(kept, kept.new_lane(), options.seed, Transcript())
+    state = kind(kept, kept.new_lane(), options.seed, Transcript())
     value, ended = None, None
     token = CURRENT.set(recorder)
     try:
         value = body(state)
-        if isinstance(value, CoroutineType):
+        if isinstance(value, CoroutineType) and kind is not State:
+            value = _played(value)
+        elif isinstance(value, CoroutineType):
             value.close()  # as a run would: nobody awaits it
     except Observed as e:
         ended = e
@@ -110,3 +102,15 @@ def record(name: str, body: Callable[[State], Any], options: Options, welcome: w
         kept.flush()
     kept.end()
     return Recording(recorder.programs, state, value, ended)
+
+
+def _played(body: CoroutineType[Any, Any, Any]) -> Any:
+    """What the body of an `async def` returns. Observed: it awaits something, which will come in its own time."""
+    try:
+        body.send(None)
+    except StopIteration as e:
+        return e.value
+    line = f"{Path(body.cr_code.co_filename).name}:{body.cr_frame.f_lineno}"
+    with suppress(BaseException):  # what it does on its way out is no part of what it does
+        body.close()
+    raise Observed(AWAITED, line)

@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 from banyan.expr import Expr
 from banyan.source import source_line
 
+AWAITED = "something that is awaited"
+
 
 class Observed(BaseException):
     """Ends a body that is recorded, where it looks at what is not there. No Exception: bodies may catch those.

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from banyan import fstring
 from banyan.backends.base import Backend
+from banyan.prompt import Prompt
 from banyan.recorder import Recording
 from banyan.ref import Gathered, Ref, Thought
 from banyan.runtime import wire
@@ -19,7 +20,6 @@ from banyan.runtime.errors import Unsupported
 from banyan.runtime.template import ProgramTemplate, is_unseeded
 from banyan.sampling import mix
 from banyan.slot import Slot
-from banyan.state import State
 
 Path: TypeAlias = tuple[tuple[int, ...], ...]
 """From the seed of a run to that of a gen: what `mix` gets, fork after fork."""
@@ -60,7 +60,7 @@ class Template:
             _kept(recording.state, recording.value, ()) == _kept(self._state, self._value, arguments)
         )
 
-    def write(self, arguments: Sequence[Any], state: State) -> Any:
+    def write(self, arguments: Sequence[Any], state: Prompt) -> Any:
         """Append all that was recorded to a new state, with these arguments; gives what the body would return."""
         record, shape, recorded = state._record, self.shape, self._state
         texts = tuple([_text(one) for one in arguments])
@@ -125,7 +125,7 @@ def _checked_op(op: wire.Op) -> wire.TemplateOp:
     return op
 
 
-def _check_value(value: Any, state: State) -> None:
+def _check_value(value: Any, state: Prompt) -> None:
     """That every run may have the same value, or its own in the place of a slot or of a value in the making."""
     if isinstance(value, Gathered):
         for one in value.values:
@@ -136,7 +136,7 @@ def _check_value(value: Any, state: State) -> None:
         raise Unsupported(f"a {type(value).__name__} that its body made is kept, and all runs would share it")
 
 
-def _kept(state: State, value: Any, arguments: Sequence[Any]) -> list[Any]:
+def _kept(state: Prompt, value: Any, arguments: Sequence[Any]) -> list[Any]:
     """What a body leaves behind beside its ops, as it can be compared."""
     new: dict[Any, Any] = {state: "its state"}
     new |= {ref: ("value", ref.number) for ref in _refs(state)}
@@ -175,7 +175,7 @@ def _text(argument: Any) -> str:
     return argument if type(argument) is str else format(argument)
 
 
-def _refs(state: State) -> Iterator[Ref]:
+def _refs(state: Prompt) -> Iterator[Ref]:
     """All values in the making that somebody who holds the state can come to."""
     found: list[Any] = [*state._transcript, *state._values.values(), state._transcript.last]
     while found:
@@ -197,7 +197,7 @@ def _moved(value: Any, new: Mapping[Any, Any], arguments: Sequence[Any]) -> Any:
         return Gathered([_moved(one, new, arguments) for one in value.values], value.collects)
     if isinstance(value, Thought):
         return Thought(new[value.ref])
-    return new[value] if isinstance(value, Ref | State) else value
+    return new[value] if isinstance(value, Ref | Prompt) else value
 
 
 def _renumbered(numbers: list[Any], by: int) -> list[Any]:

@@ -10,11 +10,11 @@ from inspect import BoundArguments, Parameter, Signature
 from typing import Any
 
 from banyan.backends.base import Backend
+from banyan.prompt import Prompt
 from banyan.recorder import Recording, record
 from banyan.runtime import wire
 from banyan.sampling import Options
 from banyan.slot import Observed, Slot
-from banyan.state import State
 
 
 class Node:
@@ -103,10 +103,15 @@ def _label(part: wire.Part, names: Sequence[str]) -> str:
 
 
 def recorded(
-    name: str, func: Callable[..., Any], signature: Signature, given: Mapping[str, Any], welcome: wire.Welcome
+    name: str,
+    func: Callable[..., Any],
+    signature: Signature,
+    given: Mapping[str, Any],
+    welcome: wire.Welcome,
+    kind: type[Prompt],
 ) -> tuple[Recording, list[str]]:
-    """The body run without a model, and the names of the arguments that were not given. `signature`: of the body,
-    without its state."""
+    """The body run without a model, on a state of `kind`, and the names of the arguments that were not given.
+    `signature`: of the body, without its state."""
     missing = [
         p.name
         for p in signature.parameters.values()
@@ -115,10 +120,10 @@ def recorded(
     slots = {slot: Slot(i, slot) for i, slot in enumerate(missing)}
     arguments = BoundArguments(signature, {**given, **slots})
 
-    def body(state: State) -> Any:
+    def body(state: Prompt) -> Any:
         return func(state, *arguments.args, **arguments.kwargs)
 
-    return record(name, body, Options(), welcome), missing
+    return record(name, body, Options(), welcome, kind), missing
 
 
 def cache_prefix(recording: Recording, backend: Backend, name: str) -> int:

@@ -17,6 +17,7 @@ from banyan.runtime import errors
 NAMES = [
     "Anthropic",
     "AsyncBranches",
+    "AsyncCompiled",
     "AsyncProgram",
     "AsyncState",
     "Backend",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 import gc
 import random
 import re
@@ -386,13 +387,82 @@ def test_limits_hold_for_it() -> None:
         compiled.run("x", backend=backend, budget=50).sync()
 
 
-def test_what_is_no_def_program_is_refused() -> None:
-    @bn.function
-    async def later(s: bn.AsyncState) -> None:
-        s += "x"
+def later(program: bn.Program) -> bn.AsyncProgram:
+    """The same as an `async def`."""
 
-    with pytest.raises(bn.Unsupported, match="run_async"):
-        compile(later)
+    @functools.wraps(program.func)
+    async def body(s: bn.AsyncState, *args: Any, **kwargs: Any) -> Any:
+        return program.func(s, *args, **kwargs)
+
+    return bn.function(body)
+
+
+@pytest.mark.parametrize(("program", "items"), ITEMS, ids=some_name)
+def test_a_compiled_async_program_gives_what_the_program_gives(
+    program: bn.Program, items: list[tuple[Any, ...]]
+) -> None:
+    async def main(one: bn.AsyncProgram, backend: bn.Mock) -> list[Any]:
+        states = await one.run_batch_async([*items, *items], backend=backend, seed=3)
+        return [(await state.text(), state._values.keys(), repr(state.ret_value)[:40]) for state in states]
+
+    backend, compiled = Defining(), compile(later(program))
+    assert isinstance(compiled, bn.AsyncCompiled)
+    plain = asyncio.run(main(later(program), bn.Mock(script)))
+    assert asyncio.run(main(compiled, backend)) == plain
+    same = Defining()
+    compile(program).run_batch([*items, *items], backend=same, seed=3)
+    assert backend.n_defined == same.n_defined
+
+
+def test_an_async_body_is_played_to_its_end_and_never_again() -> None:
+    played = 0
+
+    @bn.function
+    async def ask(s: bn.AsyncState, what: str) -> str:
+        nonlocal played
+        played += 1
+        s += what + bn.gen("a")
+        return "done"
+
+    async def main() -> None:
+        nonlocal played
+        state = await compiled.run_async("one", backend=backend)
+        assert played > 1, "to make the template"
+        played = 0
+        again = await compiled("two", backend=backend)
+        assert (state["a"], again["a"], again.ret_value, await again.text()) == ("<a3>", "<a3>", "done", "two<a3>")
+
+    backend, compiled = Defining(), compile(ask)
+    asyncio.run(main())
+    assert (played, backend.n_defined) == (0, 1)
+    with pytest.raises(bn.BadProgram, match="run_async"):
+        compiled.run("three", backend=backend)
+
+
+def test_an_async_body_that_awaits_runs_as_ever() -> None:
+    @bn.function
+    async def sleeps(s: bn.AsyncState, what: str) -> None:
+        s += what
+        await asyncio.sleep(0)
+        s += bn.gen("a")
+
+    @bn.function
+    async def looks_at_it(s: bn.AsyncState, what: str) -> None:
+        s += what + bn.gen("a")
+        s += await s.value("a") + "!"
+
+    async def main(compiled: bn.AsyncCompiled) -> list[str]:
+        return [await (await compiled.run_async(what, backend=Defining())).text() for what in ("one", "three")]
+
+    compiled = compile(sleeps)
+    assert asyncio.run(main(compiled)) == ["one<a3>", "three<a5>"]
+    assert re.search(r"in test_compiled\.py:\d+ it awaits something", compiled.explain())
+    compiled = compile(looks_at_it)
+    assert asyncio.run(main(compiled)) == ["one<a3><a3>!", "three<a5><a5>!"]
+    assert "looks at a generated value" in compiled.explain()
+
+
+def test_what_is_no_program_is_refused() -> None:
     with pytest.raises(bn.BadProgram, match="takes a program"):
         compile(lambda s: None)  # type: ignore[arg-type]
 

@@ -138,7 +138,25 @@ def test_any_state_of_a_run_gives_its_graph() -> None:
     assert [message.why for message in graph.messages] == [f"{line} looked at 'a'", "the body ended"]
     assert [span.line for span in graph.waits] == [line]
     with pytest.raises(bn.BadProgram, match="run_async"):
-        later.graph()
+        later.graph(backend=bn.Mock("hi"))
+    unmade = later.graph()
+    assert [node.label for node in unmade.nodes] == ["x", "a"]
+    assert f"ended: {line} looks at a value" in unmade.explain()
+
+
+def test_without_a_model_the_graph_of_an_async_body_ends_where_it_awaits() -> None:
+    @bn.function
+    async def sleeps(s: bn.AsyncState, what: str) -> None:
+        s += what + bn.gen("a")
+        if what == "long":
+            await asyncio.sleep(0)
+        s += bn.gen("b")
+
+    assert sleeps.graph("short").explain().startswith("sleeps: 2 gens in 1 state, 1 message")
+    assert sleeps.trace(what="short").last_node is not None
+    cut = sleeps.graph("long")
+    assert "sleeps: 1 gen in 1 state" in cut.explain()
+    assert f"ended: {here('await asyncio.sleep(0)')} awaits something" in cut.explain()
 
 
 def test_what_is_read_after_the_run_is_no_part_of_it() -> None:
