@@ -312,13 +312,17 @@ class Cache:
         if found is None:
             return
         node, is_whole = found
+        n_kept = -(-n_shared // self.page) * self.page
+        if node.start < n_kept < node.end:
+            self.tree.split(node, n_kept - node.start)
         if is_whole:
             below = [node]
             for at in below:
                 below += at.children.values()
             for at in reversed(below):
-                self._bury(at)
-        elif not self._bury(node):
+                if at.start >= n_shared:
+                    self._bury(at)
+        elif node.start < n_shared or not self._bury(node):
             return
         while node.lane is self.tree.dead and (parent := node.parent) and len(parent.children) == 1:
             if parent.start < n_shared or not self._bury(parent):
@@ -339,15 +343,21 @@ class Cache:
         return True
 
     def prefetch(self, ids: bytes, namespace: bytes = b"") -> int:
-        """Bring back what lies in host memory of a prefix, as far as there are free pages. Returns its tokens on the
-        device."""
-        root = self.tree.roots.get(namespace)
+        """Bring back what lies in host memory of a prefix, as far as there are pages that nobody needs or holds.
+        Returns its tokens on the device."""
+        tree = self.tree
+        root = tree.roots.get(namespace)
         if root is None:
             return 0
-        node, n = self.tree.match(root, ids, _n_tokens(ids))
-        if not node.pages and node is not root:
-            _, n, _ = self._bring(node, n, len(self.pool.free))
-        return n
+        node, n = tree.match(root, ids, _n_tokens(ids))
+        if node.pages or node is root:
+            return n
+        n_room, at = self.n_available - tree.n_held, node.parent
+        while at is not None:
+            if not (at.n_locks or at.n_holds):
+                n_room -= len(at.pages)  # what it goes on from does not make way for it
+            at = at.parent
+        return self._bring(node, n, n_room)[1]
 
     # ---- pages -----------------------------------------------------------------------------------------------------
 

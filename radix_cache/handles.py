@@ -3,7 +3,7 @@
     handle = cache.handle(ids)              # a place in the tree: the end of a prefix
     handle.expect(steps)                    # it is needed again in about so many steps
     handle.pin(until)                       # it stays as long as anything can be done about it
-    handle.prefetch()                       # what of it lies in host memory comes back, where there is room
+    handle.prefetch()                       # what of it lies in host memory comes back, before what nobody holds
     handle.release()                        # neither; the policy decides
     handle.drop()                           # nobody will need it: the subtree goes before anything else
 
@@ -70,13 +70,14 @@ class Handle:
         self.due = self.until = None
 
     def drop(self, n_shared: int = 0) -> None:
-        """Nobody will need it: let go of it, and let what is below its end die, and the path to it up to the first node
-        that something else stands below, or that begins before token `n_shared`. What is locked or held lives on."""
+        """Nobody will need it: let go of it, and let what is below its end die, and the path to it behind its first
+        `n_shared` tokens, as far up as nothing else stands below it. What is locked or held lives on."""
         self.release()
         self._holds.cache.bury(self.ids, self.namespace, n_shared)
 
     def prefetch(self) -> int:
-        """Bring it back from host memory as far as there are free pages. Returns its tokens on the device."""
+        """Bring it back from host memory as far as there are pages that nobody needs or holds. Returns its tokens on
+        the device."""
         return self._holds.cache.prefetch(self.ids, self.namespace)
 
 

@@ -6,7 +6,7 @@ Token ids travel as little-endian int32 `bytes` (8,192 ids: 0.5 us to decode aga
 
     client -> server   Hello, Submit, Define, Undefine, Cancel, Ask, Ping, Resend, Sync
     server -> client   Welcome, Delta, Called, Value, Failed, Answer, Pong, Resend, Sync
-    server -> engine   Vocabulary, Run, Abort, Over, Ask, Ping
+    server -> engine   Vocabulary, Run, Abort, Over, Hold, Release, Bury, Ask, Ping
     engine -> server   Ready, Step, Failed, Answer, Pong
 
 A **program** is a number that its client chose. Inside it, a **state** is a running prompt (0 is the first; forks make
@@ -269,6 +269,19 @@ class Drop(Wire, frozen=True):
     tree: bool = False
 
 
+class Keep(Wire, frozen=True):
+    """What becomes of the state's KV, as it stands here, while nothing runs in it. Changes no answer.
+
+    pin: seconds for which it goes after all else, whether or not the program lives; 0 ends a pin before. steps: it is
+    needed again in about so many steps of the engine. prefetch: what of it lies in host memory comes back now.
+    """
+
+    state: int
+    pin: float | None = None
+    steps: float | None = None
+    prefetch: bool = False
+
+
 class Use(Wire, frozen=True):
     """All ops of a template, in order, with `args` where its Args stand.
 
@@ -297,8 +310,8 @@ class Results(Wire, frozen=True):
     texts: tuple[str, ...]
 
 
-Op = Append | Gen | Select | Fork | Join | Mark | Read | Drop | Use | Results
-TemplateOp = Append | Gen | Select | Fork | Join | Mark | Read | Drop
+Op = Append | Gen | Select | Fork | Join | Mark | Read | Drop | Keep | Use | Results
+TemplateOp = Append | Gen | Select | Fork | Join | Mark | Read | Drop | Keep
 
 
 # ---- client -> server ----------------------------------------------------------------------------------------------
@@ -643,6 +656,37 @@ class Over(Wire, frozen=True):
     program: int
 
 
+class Hold(Wire, frozen=True):
+    """A prefix that is needed again. Nothing of it is computed, and what is not in the tree now is not held.
+
+    hold: a number of the server's; one that is there already gives way. steps: until it is needed, about; below 0: not
+    known. seconds: it is pinned for so long. prefetch: first, what lies in host memory comes back, as far as there is
+    room that nobody holds.
+    """
+
+    hold: int
+    ids: bytes
+    steps: float = -1.0
+    seconds: float = 0.0
+    prefetch: bool = False
+    namespace: bytes = b""
+
+
+class Release(Wire, frozen=True):
+    """The hold is over; unknown ones are those that ended by themselves, or with an engine before this one."""
+
+    hold: int
+
+
+class Bury(Wire, frozen=True):
+    """Nobody needs what goes on from the first n_shared ids of this prefix, nor what goes on from all of them: it goes
+    before anything else, but for what somebody runs on or holds."""
+
+    ids: bytes
+    n_shared: int = 0
+    namespace: bytes = b""
+
+
 class Finish(Wire, frozen=True):
     """How a request ended. stop_id: the id of stop_ids that ended it (-1: none did).
 
@@ -722,7 +766,7 @@ class Verdict(Wire, frozen=True):
 
 ClientMessage = Hello | Submit | Define | Undefine | Cancel | Ask | Ping | Resend | Sync
 ServerMessage = Welcome | Delta | Called | Value | Failed | Answer | Pong | Resend | Sync
-EngineOrder = Run | Abort | Over | Ask | Vocabulary | Ping
+EngineOrder = Run | Abort | Over | Hold | Release | Bury | Ask | Vocabulary | Ping
 EngineReport = Ready | Step | Failed | Answer | Pong
 
 PreflightOrder = Vocabulary | Check

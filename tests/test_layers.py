@@ -32,7 +32,8 @@ FACE = (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch")
 COMMAND_LINE = tuple(f"banyan.{name}" for name in ("cli", "cli_chat", "cli_check", "cli_models", "cli_run"))
 
 PLANNING = tuple(
-    f"{RUNTIME}.engine.{name}" for name in ("admit", "lengths", "orders", "queue", "request", "scheduler", "workset")
+    f"{RUNTIME}.engine.{name}"
+    for name in ("admit", "lengths", "orders", "queue", "request", "scheduler", "steer", "workset")
 )
 """Runs without a device, and so is tested without one."""
 

@@ -25,6 +25,7 @@ from banyan.runtime.engine.request import Plan
 from banyan.runtime.engine.runner import Runner
 from banyan.runtime.engine.sampler import sample
 from banyan.runtime.engine.scheduler import Scheduler
+from banyan.runtime.engine.steer import Steering
 from banyan.runtime.engine.store import Store, open_file
 from banyan.runtime.errors import OutOfMemory
 from banyan.runtime.flight import COMPILER, LOOP, Flight
@@ -33,13 +34,16 @@ from banyan.runtime.wire import (
     Abort,
     Answer,
     Ask,
+    Bury,
     EngineOrder,
     EngineReport,
     Failed,
+    Hold,
     Over,
     Ping,
     Pong,
     Ready,
+    Release,
     Run,
     Step,
     Vocabulary,
@@ -90,6 +94,7 @@ class Engine:
         limits = Limits(resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens)
         self.scheduler = Scheduler(self.cache, limits, config.schedule)
         self.guides = Guides(model.spec.vocab_size, self.device, partial(self._has_in_hand, COMPILER))
+        self.steering = Steering(self.cache)
         self.answers: list[Answer | Pong] = []
         self.failed: list[Failed] = []
 
@@ -173,6 +178,8 @@ class Engine:
                 self.scheduler.take(order)
             case Over():
                 self.scheduler.take(order)
+            case Hold() | Release() | Bury():
+                self.steering.take(order, self.clock())
             case Abort():
                 if (run := self.guides.abort(order.rid)) is not None:
                     self.scheduler.take(run)  # to end there, as any other

@@ -103,6 +103,7 @@ class Generator:
     ) -> None:
         """`check`: tries a constraint, and calls back on the loop; see `Grammars.check`."""
         self.tokenizer, self.template = tokenizer, template
+        self.keeper = requests.keeper
         self._requests, self._offload, self._rng, self._try = requests, offload, rng, check
         self._turn_end, self._turn_end_text = turn_end(template, tokenizer)
 
@@ -142,6 +143,19 @@ class Generator:
 
         self._offload(prompt.n_chars * len(extras) + sum(map(len, extras)), work, go_on)
         return generation
+
+    def ids(self, text: Text, now: datetime, then: Callable[[bytes], None]) -> None:
+        """What a gen at the end of `text` would be given, to `then`, on the loop; b"" where that cannot be told."""
+
+        def go_on(encoded: tuple[Run, ...] | Exception) -> None:
+            then(b"" if isinstance(encoded, Exception) else b"".join(run.ids for run in encoded))
+
+        try:
+            prompt = text.prompt(self.tokenizer, self.template, now)
+        except BanyanError:  # a conversation that the template refuses as yet
+            then(b"")
+        else:
+            self._offload(prompt.n_chars, partial(prompt.encode, self.tokenizer), go_on)
 
     # ---- gen -------------------------------------------------------------------------------------------------------
 

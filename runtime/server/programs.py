@@ -17,6 +17,7 @@ from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled
 from banyan.runtime.server.attempts import Attempts
 from banyan.runtime.server.delivery import Delivery
 from banyan.runtime.server.generate import Error, Generation, Generator, Outcome
+from banyan.runtime.server.keeper import check_keep
 from banyan.runtime.server.limits import Limiter, Timers
 from banyan.runtime.server.program import Client, Gathering, Had, Point, Program, State
 from banyan.runtime.server.requests import Requests, Said, Standing, check_urgency
@@ -49,6 +50,7 @@ class Programs:
         self._now = timers.now
         self._limiter = Limiter(timers, end=self._end, stop=self._stop)
         self.spend = self._limiter.spend
+        self.keeper = generator.keeper
         self.over: Callable[[int], None] = lambda serial: None
         """Called with the serial of a program that has ended."""
         self.tooling = Tooling(generator)
@@ -95,6 +97,7 @@ class Programs:
         if program is None:
             program = self._programs[key] = Program(client, message.program, message.name, self._n_made)
             self._n_made += 1
+            self.keeper.begin(program.serial, program.name)
             self._stand(program, message.limits or wire.Limits())
             if message.limits is not None:
                 self._limiter.begin(program, message.limits)
@@ -238,12 +241,15 @@ class Programs:
                     child = program.states[number]
                     child.text, child.marks = state.text.copy(), dict(state.marks)
                     self._bear(program, child)
+                self.keeper.forked(program.serial, state.number, children)
             case wire.Join():
                 self._join(program, state, op)
             case Point():
                 self._reach(program, op, Had(state.text, len(state.text.pieces), dict(state.marks)))
             case wire.Mark(mark=mark):
                 state.marks[mark] = len(state.text.pieces)
+            case wire.Keep():
+                self._keep(program, state, op)
             case wire.Read():
                 self._read(program, state, op)
 
@@ -279,6 +285,7 @@ class Programs:
                 raise Broken(had.because(f"state {number}, which is joined here, failed"))
             if op.adopt:
                 state.text, state.marks = had.text.upto(had.n_pieces, state.text.n_inherited), had.marks
+                self.keeper.adopted(program.serial, state.number, number)
                 return
             for piece in had.text.pieces[had.text.n_inherited : had.n_pieces]:
                 state.text.append(piece)
@@ -301,6 +308,11 @@ class Programs:
         tokens = state.text.tokens(generator.tokenizer, generator.template, program.started) if op.tokens else None
         sample = wire.Sample(text=text, finish_reason="stop")
         self._give(program, op.ref, Outcome((sample,), (), wire.Usage(), tokens=tokens))
+
+    def _keep(self, program: Program, state: State, op: wire.Keep) -> None:
+        check_keep(op)
+        keep = partial(self.keeper.keep, program.serial, op)
+        self._generator.ids(state.text, program.started, lambda ids: None if program.is_over else keep(ids))
 
     def _generate(self, program: Program, state: State, op: wire.Gen | wire.Select) -> None:
         listener = partial(self._delta, program, op.ref) if isinstance(op, wire.Gen) and op.stream else None
@@ -337,6 +349,7 @@ class Programs:
     ) -> None:
         seq = self._next(program)
         called = wire.Called(program.number, seq, ref, number, calls, text, usage)
+        self.keeper.calls(program.serial, program.makers[ref].number, tuple({call.name for call in calls}))
         self._send(program.client, called)
 
     def _show(self, program: Program, ref: int, number: int, sample: wire.Sample, usage: wire.Usage) -> None:
@@ -440,6 +453,7 @@ class Programs:
                 generation.stop()
                 self._rest(program, state)
                 self._fail(program, state, generation.op, state.error)
+            self.keeper.drop(program.serial, number)
             state.text = Text()
             self._bear(program, state)
 
@@ -454,6 +468,7 @@ class Programs:
                 self._rest(program, state)
         self._limiter.forget(program)
         self.over(program.serial)
+        self.keeper.end(program.serial)
         key = program.client, program.number
         del self._programs[key], self._standings[program.serial]
         if error is not None:

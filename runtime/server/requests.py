@@ -19,6 +19,7 @@ import msgspec
 from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram, Quarantined
 from banyan.runtime.server.detokenizer import Detokenizer
+from banyan.runtime.server.keeper import Keeper
 from banyan.runtime.server.recovery import Death, Trials
 from banyan.runtime.server.state import pack, unpack
 from banyan.runtime.server.tokenizer import Tokenizer
@@ -100,6 +101,7 @@ class Requests:
         """Called with a request's `order` and the number of tokens that it was just given."""
         self.standing: Callable[[int], Standing] = lambda serial: Standing()
         """Of a program, by its serial: the first number of an `order`."""
+        self.keeper = Keeper(send, clock)
         self._living: dict[int, Request] = {}
         self._trials: Trials[Request] = Trials(
             self._run, partial(self._run, is_trial=True), lambda request: request.rid in self._living
@@ -155,6 +157,7 @@ class Requests:
         self._n_started += 1
         self._living[run.rid] = request
         self._served.update(order[:1])
+        self.keeper.started(run)
         self._trials.submit(request)
         return request
 
@@ -168,6 +171,7 @@ class Requests:
         """Stop it and forget it; `done` is not called."""
         if self._living.pop(request.run.rid, None) is not None:
             self._send(wire.Abort(rid=request.run.rid))
+            self.keeper.ended(request.run, request.ids)
             self._trials.go_on()
 
     def take(self, step: wire.Step) -> None:
@@ -185,9 +189,11 @@ class Requests:
                     del self._living[finish.rid]
                     self._end(request, finish)
         self._trials.go_on()
+        self.keeper.settle()
 
     def fail(self, failed: wire.Failed) -> None:
         if request := self._living.pop(failed.program, None):
+            self.keeper.ended(request.run, request.ids)
             request.failed = failed
             request.done(request)
             self._trials.go_on()
@@ -249,6 +255,7 @@ class Requests:
 
     def _end(self, request: Request, finish: wire.Finish) -> None:
         request.finish, request.ended = finish, self.clock()
+        self.keeper.ended(request.run, request.ids)
         try:
             rest = request.text.finish(finish.stop_id if finish.stop_id in request.stop_strings else None)
         except BadProgram as e:

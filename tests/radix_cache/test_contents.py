@@ -226,10 +226,16 @@ class Machine(RuleBasedStateMachine):
     def steer(self, i: int, what: str, n: int) -> None:
         one = self.handles[i % len(self.handles)]
         if what == "prefetch":
-            n_tokens, n_free = one.prefetch(), self.cache.stats().n_free
+            before = self.cache.stats()
+            n_tokens = one.prefetch()
+            after = self.cache.stats()
+            self.note_evictions()
             assert n_tokens <= self.longest(one.namespace, as_tokens_of(one.ids))
-            assert self.cache.stats().n_evicted_pages == self.n_evicted, "it takes free pages only"
-            assert one.prefetch() == n_tokens or not n_free
+            for reason in ("expected", "pinned"):
+                assert after.evicted.get(reason) == before.evicted.get(reason), "it takes nothing that is held"
+            assert after.n_leased == before.n_leased
+            assert one.prefetch() == n_tokens
+            self.note_evictions()
             return
         before = self.cache.stats()
         if what == "expect":

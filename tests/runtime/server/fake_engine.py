@@ -36,6 +36,7 @@ class FakeEngine:
         self.speak, self.max_context, self.burst = speak, max_context, burst
         self.runs: list[wire.Run] = []
         self.aborted: list[int] = []
+        self.steered: list[wire.Hold | wire.Release | wire.Bury] = []
         self.running: dict[int, tuple[wire.Run, list[int]]] = {}
         self.reports: list[wire.EngineReport] = []
         self.finished: list[wire.Finish] = []
@@ -59,6 +60,8 @@ class FakeEngine:
                 if self.running.pop(rid, None):
                     self.aborted.append(rid)
                     self.finished.append(wire.Finish(rid=rid, reason="abort", n_prompt=7, n_cached=3))
+            case wire.Hold() | wire.Release() | wire.Bury():
+                self.steered.append(order)
             case wire.Ping():
                 self.reports.append(wire.Pong())
             case wire.Ask(id=number):
