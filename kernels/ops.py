@@ -13,17 +13,24 @@ from torch import Tensor
 
 from banyan.kernels.attention.batch import Ragged, ragged
 from banyan.kernels.device import INTERPRETED
+from banyan.kernels.linear.cpu import linear as cpu_linear
+from banyan.kernels.linear.cpu import pack
+from banyan.kernels.linear.packed import Packed
+from banyan.kernels.linear.reference import linear as reference_linear
 
 __all__ = [
     "TABLE",
     "Op",
+    "Packed",
     "Ragged",
     "attention",
     "copy_pages",
+    "linear",
     "mask_logits",
+    "pack",
     "ragged",
     "rms_norm",
-    "rope",
+    "rope_kv",
     "silu_mul",
     "write_kv",
 ]
@@ -37,6 +44,7 @@ class Op(NamedTuple):
     n_bytes: str  # moved, at least
     n_flops: str
     on_cpu: str  # file that serves CPU tensors
+    on_gpu: str = "kernel"  # and the one for a GPU's
 
 
 TABLE = {
@@ -64,6 +72,14 @@ TABLE = {
             "reference",
         ),
         Op(
+            "linear",
+            "x [rows, n_in], weight [n_out, n_in], bias [n_out] -> [rows, n_out]",
+            "size * (n_in * n_out + rows * (n_in + n_out))",
+            "2 * rows * n_in * n_out",
+            "cpu",
+            "reference",
+        ),
+        Op(
             "mask_logits",
             "logits [rows, vocab], masks [masks, words], which [rows] -> logits",
             "size * rows * forbidden + 4 * masks * words",
@@ -78,10 +94,10 @@ TABLE = {
             "cpu",
         ),
         Op(
-            "rope",
-            "q [rows, heads, dim], k [rows, kv_heads, dim], cos, sin [rows, dim / 2] -> q, k",
-            "2 * size * rows * (heads + kv_heads) * dim",
-            "3 * rows * (heads + kv_heads) * dim",
+            "rope_kv",
+            "qkv [rows, heads + 2 * kv_heads, dim], cos, sin [rows, dim / 2], slots [rows] -> q, pools",
+            "2 * size * rows * (heads + 2 * kv_heads) * dim",
+            "8 * rows * (heads + kv_heads) * dim",
             "cpu",
         ),
         Op(
@@ -99,7 +115,7 @@ TABLE = {
 def implementation(op: str, device: str) -> Callable[..., Any]:
     """The function that serves `op` for tensors of a device type ("cpu", "cuda", ...)."""
     if device == "cuda" or (device == "cpu" and INTERPRETED):
-        file = "kernel"
+        file = TABLE[op].on_gpu
     else:
         file = TABLE[op].on_cpu if device == "cpu" else "reference"
     function: Callable[..., Any] = getattr(importlib.import_module(f"banyan.kernels.{op}.{file}"), op)
@@ -139,6 +155,12 @@ def mask_logits(logits: Tensor, masks: Tensor, which: Tensor) -> None:
     implementation("mask_logits", logits.device.type)(logits, masks, which)
 
 
+def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
+    """x times weight, transposed, plus bias; see `linear/reference.py`. A weight that stays may be packed once."""
+    out: Tensor = cpu_linear(x, weight, bias) if isinstance(weight, Packed) else reference_linear(x, weight, bias)
+    return out
+
+
 @overload
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
 @overload
@@ -148,10 +170,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     return implementation("rms_norm", x.device.type)(x, weight, eps, residual)
 
 
-def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Rotary embedding, half-split; new tensors; see `rope/reference.py`."""
-    turned: tuple[Tensor, Tensor] = implementation("rope", q.device.type)(q, k, cos, sin, positions)
-    return turned
+def rope_kv(
+    qkv: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """Norm and rotary embedding of queries (returned) and keys (written to KV); see `rope_kv/reference.py`."""
+    q: Tensor = implementation("rope_kv", qkv.device.type)(qkv, norms, eps, cos, sin, k_pool, v_pool, slots)
+    return q
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

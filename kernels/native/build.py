@@ -1,4 +1,4 @@
-"""Compile ops.cpp for this machine, once, and load it.
+"""Compile ops.cpp and what it includes for this machine, once, and load it.
 
 Built lazily with the system's compiler (1-3 s; Triton needs one at run time too) into a cache folder, under a name made
 of source, compiler, flags and CPU. A fresh build is tried against the references before it gets that name, so that
@@ -73,7 +73,9 @@ def load(compiler: str, folder: Path, check: Callable[[ctypes.CDLL], None] = tri
 
 def _key(compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=60).stdout
-    digest = hashlib.sha256(SOURCE.read_bytes())
+    digest = hashlib.sha256()
+    for file in (SOURCE, *sorted(SOURCE.parent.glob("*.h"))):
+        digest.update(file.read_bytes())
     digest.update(version + " ".join(FLAGS).encode() + _cpu().encode())
     return digest.hexdigest()[:20]
 
@@ -89,9 +91,11 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     p, i, n, f = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
     library.banyan_attention.argtypes = [i, p, p, i, p, i, p, i, i]
     library.banyan_rms_norm.argtypes = [i, p, p, p, p, p, n, n, n, n, n, f, i]
-    library.banyan_rope.argtypes = [i, p, p, p, p, n, n, n, n, n, i]
+    library.banyan_linear.argtypes = [i, p, p, p, p, n, n, n, n, i]
+    library.banyan_rope_kv.argtypes = [i, p, i]
+    library.banyan_panel.restype = i
     library.banyan_silu_mul.argtypes = [i, p, p, n, n, n, i]
     library.banyan_mask_logits.argtypes = [p, p, p, n, n, n, n, i]
-    for name in ("attention", "mask_logits", "rms_norm", "rope", "silu_mul"):
+    for name in ("attention", "linear", "mask_logits", "rms_norm", "rope_kv", "silu_mul"):
         getattr(library, f"banyan_{name}").restype = None
     return library

@@ -8,9 +8,11 @@ from torch import Tensor
 from banyan.kernels.attention import native
 from banyan.kernels.attention import reference as attention
 from banyan.kernels.attention.batch import ragged
+from banyan.kernels.linear.packed import panels
 from banyan.kernels.mask_logits import reference as mask_logits
 from banyan.kernels.rms_norm import reference as rms_norm
-from banyan.kernels.rope import reference as rope
+from banyan.kernels.rope_kv import native as native_rope
+from banyan.kernels.rope_kv import reference as rope_kv
 from banyan.kernels.silu_mul import reference as silu_mul
 
 
@@ -49,7 +51,7 @@ def _attention(library: ctypes.CDLL, chance: torch.Generator, dtype: torch.dtype
 
 def _others(library: ctypes.CDLL, chance: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
     is_bf16 = dtype == torch.bfloat16
-    n, heads, dim = 3, 2, 44  # not a whole number of vectors
+    n, dim = 3, 44  # not a whole number of vectors
     x, added, weight = (_randn(chance, dtype, n, dim) for _ in range(3))
     out, total = torch.empty_like(x), torch.empty_like(x)
     pointers = (t.data_ptr() for t in (x, weight[0], added, out, total))
@@ -57,16 +59,33 @@ def _others(library: ctypes.CDLL, chance: torch.Generator, dtype: torch.dtype, t
     _near("rms_norm", out, rms_norm.rms_norm(total.double(), weight[0].double(), 1e-6), tolerance)
     assert torch.equal(total, x + added), f"the residual add in {dtype} is off on this machine"
 
-    q = _randn(chance, dtype, n, heads, dim)
-    cos, sin = torch.randn(2, n, 20, generator=chance)
-    out = torch.empty_like(q)
-    pointers = (t.data_ptr() for t in (q, out, cos, sin))
-    library.banyan_rope(is_bf16, *pointers, n, heads, dim, 20, heads * dim, 1)
-    _near("rope", out, rope.rope(q.double(), q.double(), cos.double(), sin.double())[0], tolerance)
+    weight, bias = _randn(chance, dtype, 70, dim), _randn(chance, dtype, 70)
+    out = torch.empty(n, 70, dtype=dtype)
+    laid = panels(weight, library.banyan_panel())
+    pointers = (t.data_ptr() for t in (x, laid, bias, out))
+    library.banyan_linear(is_bf16, *pointers, n, dim, 70, dim, 1)
+    _near("linear", out, x.double() @ weight.double().T + bias.double(), 10 * tolerance)
 
+    _rope(library, chance, dtype, tolerance)
     out = torch.empty(n, dim // 2, dtype=dtype)
     library.banyan_silu_mul(is_bf16, x.data_ptr(), out.data_ptr(), n, dim // 2, dim, 1)
     _near("silu_mul", out, silu_mul.silu_mul(x.double()), tolerance)
+
+
+def _rope(library: ctypes.CDLL, chance: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
+    n, heads, kv_heads, dim = 3, 2, 1, 44
+    qkv = _randn(chance, dtype, n, heads + 2 * kv_heads, dim)
+    cos, sin = torch.randn(2, n, 20, generator=chance)
+    norms = _randn(chance, dtype, 2, dim)
+    slots = torch.tensor([5, 1, 6])
+    want = torch.zeros(2, 2, 4, kv_heads, dim, dtype=torch.float64)
+    pools = want.to(dtype)
+    norms = norms[0], norms[1]
+    q = native_rope.rope_kv(library, 1, qkv, norms, 1e-6, cos, sin, *pools, slots)
+    wide = (norms[0].double(), norms[1].double()), 1e-6, cos.double(), sin.double()
+    want_q = rope_kv.rope_kv(qkv.double(), *wide, *want, slots)
+    _near("rope_kv", q, want_q, tolerance)
+    _near("rope_kv's pools", pools, want, tolerance)
 
 
 def _masks(library: ctypes.CDLL, chance: torch.Generator) -> None:

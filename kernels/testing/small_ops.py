@@ -9,7 +9,7 @@ from torch import Tensor
 from banyan.kernels import ops
 from banyan.kernels.mask_logits import reference as mask_logits
 from banyan.kernels.rms_norm import reference as rms_norm
-from banyan.kernels.rope import reference as rope
+from banyan.kernels.rope_kv import reference as rope_kv
 from banyan.kernels.silu_mul import reference as silu_mul
 from banyan.kernels.testing.cases import TOLERANCE
 
@@ -78,20 +78,40 @@ def check_rms_norm(seed: int, dtype: torch.dtype, device: str) -> None:
     _near(ops.rms_norm(heads, weight, 1e-5), rms_norm.rms_norm(heads.double(), weight.double(), 1e-5), dtype)
 
 
-def check_rope(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Queries and keys of a fused projection, whole and partial rotation, gathered rows and tables."""
+def check_rope_kv(seed: int, dtype: torch.dtype, device: str) -> None:
+    """Whole and partial rotation, with norms and without, out of a wider tensor; every other slot keeps its bits."""
     chance = _start(seed)
     n, heads, kv_heads, dim = chance.randint(0, 5), chance.randint(1, 5), chance.randint(1, 3), chance.choice([16, 80])
-    half = chance.choice([dim // 2, dim // 4])
-    qkv = torch.randn(n, heads + 2 * kv_heads, dim).to(device, dtype)
-    q, k = qkv[:, :heads], qkv[:, heads : heads + kv_heads]
-    angles = torch.rand(40, half) * 6.3
+    half, page, n_pages = chance.choice([dim // 2, dim // 4]), chance.choice([1, 16]), 7
+    qkv = torch.randn(n, heads + 2 * kv_heads + 1, dim).to(device, dtype)[:, : heads + 2 * kv_heads]
+    angles = torch.rand(n, half) * 6.3
     cos, sin = angles.cos().to(device), angles.sin().to(device)
-    positions = torch.randint(0, 40, (n,)).to(device)
-    want = rope.rope(q.double(), k.double(), cos[positions].double(), sin[positions].double())
-    for got in (ops.rope(q, k, cos[positions], sin[positions]), ops.rope(q, k, cos, sin, positions)):
-        _near(got[0], want[0], dtype)
-        _near(got[1], want[1], dtype)
+    weights = torch.randn(2, dim).to(device, dtype)
+    norms = chance.choice([None, (weights[0], weights[1])])
+    slots = torch.randperm(n_pages * page)[:n].to(device)
+    pools = torch.randn(2, n_pages, page, kv_heads, dim).to(device, dtype)
+    want = pools.double()
+    wide = None if norms is None else (norms[0].double(), norms[1].double())
+    want_q = rope_kv.rope_kv(qkv.double(), wide, 1e-6, cos.double(), sin.double(), *want, slots)
+    before = pools.clone()
+    _near(ops.rope_kv(qkv, norms, 1e-6, cos, sin, *pools, slots), want_q, dtype)
+    _near(pools, want, dtype)
+    others = torch.ones(n_pages * page, dtype=torch.bool)
+    others[slots.cpu()] = False
+    assert torch.equal(pools.flatten(1, 2)[:, others], before.flatten(1, 2)[:, others])
+
+
+def check_linear(seed: int, dtype: torch.dtype, device: str) -> None:
+    """One row and many, columns that fill no panel, a weight that is packed where it can be; with and without bias."""
+    chance = _start(seed)
+    n, n_in, n_out = chance.choice([0, 1, 2, 7, 100]), chance.choice([2, 17, 48, 1100]), chance.choice([1, 64, 70, 300])
+    x = torch.randn(n, n_in + 3).to(device, dtype)[:, :n_in]
+    weight, bias = torch.randn(n_out, n_in).div(n_in**0.5).to(device, dtype), torch.randn(n_out).to(device, dtype)
+    packed = ops.pack(weight)
+    for add in (None, bias):
+        want = x.double() @ weight.double().T + (0.0 if add is None else add.double())
+        for kept in (weight, weight if packed is None else packed):
+            _near(ops.linear(x, kept, add), want, dtype)
 
 
 def check_silu_mul(seed: int, dtype: torch.dtype, device: str) -> None:
@@ -130,8 +150,9 @@ def check_mask_logits(seed: int, dtype: torch.dtype, device: str) -> None:
 CHECKS: list[Check] = [
     check_write_kv,
     check_copy_pages,
+    check_linear,
     check_mask_logits,
     check_rms_norm,
-    check_rope,
+    check_rope_kv,
     check_silu_mul,
 ]

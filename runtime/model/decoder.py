@@ -65,12 +65,7 @@ class Decoder:
                    pools: tuple[Tensor, Tensor]) -> Tensor:  # fmt: skip
         s = self.spec
         qkv = layer.qkv(h).view(len(h), -1, s.head_dim)  # [n_rows, n_heads + 2 n_kv_heads, head_dim]
-        q, k, v = torch.split(qkv, [s.n_heads, s.n_kv_heads, s.n_kv_heads], dim=1)
-        if layer.qk_norm is not None:
-            q_norm, k_norm = layer.qk_norm
-            q, k = ops.rms_norm(q, q_norm, self.eps), ops.rms_norm(k, k_norm, self.eps)
-        q, k = ops.rope(q, k, *turn)
-        ops.write_kv(k, v, *pools, ragged.slots)
+        q = ops.rope_kv(qkv, layer.qk_norm, self.eps, *turn, *pools, ragged.slots)
         out = ops.attention(q, *pools, ragged, scale=s.head_dim**-0.5, window=layer.window)
         return layer.out(out.view(len(h), -1))
 

@@ -1,8 +1,9 @@
-"""A linear layer; on a CPU with its weight packed for oneDNN where that works.
+"""A linear layer; on a CPU with its weight packed: for our own library, else for oneDNN where that works.
 
 torch's own CPU path for float32 goes through MKL, which is slow on AMD: with weights packed once at load, oneDNN is
-2-4.5 times faster at 1 to 256 rows (8192 x 2048, 2 cores of AMD EPYC Zen 5, torch 2.13) at the same accuracy. The two
-ops are private to torch, so they are tried once; where they fail, F.linear computes.
+2-4.5 times faster at 1 to 256 rows (8192 x 2048, 2 cores of AMD EPYC Zen 5, torch 2.13) at the same accuracy. Its two
+ops are private to torch, so they are tried once; where they fail, F.linear computes. Our own library does as well as
+oneDNN on many rows and better on few (`kernels/linear/cpu.py`).
 """
 
 from __future__ import annotations
@@ -13,22 +14,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from banyan.kernels import ops
+
 
 class Linear:
-    """y = x W^T + b, for x [..., n_in] and W [n_out, n_in]. Holds the weight once: packed, or as it came."""
+    """y = x W^T + b, for x [n_rows, n_in] and W [n_out, n_in]. Holds the weight once: packed, or as it came."""
 
-    __slots__ = ("bias", "is_packed", "weight")
+    __slots__ = ("bias", "is_onednn", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.is_packed = weight.device.type == "cpu" and _can_pack(weight.dtype)
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.is_packed else weight
+        packed = ops.pack(weight)
+        self.is_onednn = packed is None and weight.device.type == "cpu" and _can_pack(weight.dtype)
+        if self.is_onednn:
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+        self.weight: Tensor | ops.Packed = weight if packed is None else packed
         self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.is_packed:
+        if self.is_onednn:
             y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return y
-        return F.linear(x, self.weight, self.bias)
+        return ops.linear(x, self.weight, self.bias)
 
 
 @cache

@@ -9,7 +9,7 @@ from banyan.kernels.attention import kernel as attention
 from banyan.kernels.attention.batch import ragged
 from banyan.kernels.copy_pages import kernel as copy_pages
 from banyan.kernels.rms_norm import kernel as rms_norm
-from banyan.kernels.rope import kernel as rope
+from banyan.kernels.rope_kv import kernel as rope_kv
 from banyan.kernels.silu_mul import kernel as silu_mul
 from banyan.kernels.write_kv import kernel as write_kv
 
@@ -72,14 +72,16 @@ def launch_small_ops() -> None:
     copy_pages.copy_pages([pool], empty(3, 3, dtype=torch.int32))
     rms_norm.rms_norm(empty(64, 4096), empty(4096), 1e-6, empty(64, 4096))
     rms_norm.rms_norm(q, empty(128), 1e-6)
-    rope.rope(q, k, empty(64, 64, dtype=torch.float32), empty(64, 64, dtype=torch.float32))
+    angles = empty(64, 64, dtype=torch.float32)
+    for norms in (None, (empty(128), empty(128))):
+        rope_kv.rope_kv(qkv, norms, 1e-6, angles, angles, pool, pool, empty(64, dtype=torch.int64))
     silu_mul.silu_mul(empty(64, 28672))
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_ops_around_attention(target: str) -> None:
     found = aot.compile_launcher(target, launch_small_ops)
-    assert [c.kernel for c in found] == ["_write", "_copy", "_norm", "_norm", "_rope", "_silu_mul"]
+    assert [c.kernel for c in found] == ["_write", "_copy", "_norm", "_norm", "_rope_kv", "_rope_kv", "_silu_mul"]
     for compiled in found:
         compiled.check()
 

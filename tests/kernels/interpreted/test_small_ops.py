@@ -12,8 +12,9 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def test_this_process_serves_cpu_tensors_with_kernels() -> None:
-    for op in ops.TABLE:
-        assert ops.implementation(op, "cpu").__module__ == f"banyan.kernels.{op}.kernel"
+    for name, op in ops.TABLE.items():
+        assert op.on_gpu == ("reference" if name == "linear" else "kernel")
+        assert ops.implementation(name, "cpu").__module__ == f"banyan.kernels.{name}.{op.on_gpu}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

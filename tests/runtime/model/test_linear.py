@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from banyan.kernels import ops
 from banyan.runtime.model import linear
 from banyan.runtime.model.linear import Linear
 
@@ -16,10 +17,19 @@ def _try_again():
     linear._can_pack.cache_clear()
 
 
+@pytest.fixture
+def no_library(monkeypatch):
+    """As on a machine without a compiler."""
+    monkeypatch.setattr(ops, "pack", lambda weight: None)
+
+
+@pytest.mark.parametrize("packs", [True, False])
 @pytest.mark.parametrize("n_rows", [0, 1, 7, 64])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.float16, 5e-3)])
-def test_equals_f_linear(n_rows, has_bias, dtype, atol):
+def test_equals_f_linear(packs, n_rows, has_bias, dtype, atol, monkeypatch):
+    if not packs:
+        monkeypatch.setattr(ops, "pack", lambda weight: None)
     g = torch.Generator().manual_seed(0)
     weight, x = torch.randn(33, 40, generator=g).to(dtype), torch.randn(n_rows, 40, generator=g).to(dtype)
     bias = torch.randn(33, generator=g).to(dtype) if has_bias else None
@@ -31,14 +41,24 @@ def test_rows_may_lie_apart():
     torch.testing.assert_close(Linear(weight)(x), F.linear(x, weight), atol=1e-5, rtol=1e-5)
 
 
-def test_the_weight_is_held_once():
+def test_the_weight_is_held_once_packed_for_our_library():
     layer = Linear(torch.randn(8, 16))
-    if not layer.is_packed:
+    if not isinstance(layer.weight, ops.Packed):
+        pytest.skip("no C++ compiler")
+    assert not layer.is_onednn
+    assert layer.weight.panels.numel() < 2 * 64 * 16
+
+
+@pytest.mark.usefixtures("no_library")
+def test_without_our_library_onednn_holds_the_weight():
+    layer = Linear(torch.randn(8, 16))
+    if not layer.is_onednn:
         pytest.skip("this torch has no oneDNN")
     assert layer.weight.is_mkldnn
-    assert not Linear(torch.randn(8, 16).half()).is_packed  # float16 is slow in oneDNN
+    assert not Linear(torch.randn(8, 16).half()).is_onednn  # float16 is slow there
 
 
+@pytest.mark.usefixtures("no_library")
 @pytest.mark.parametrize("failure", [RuntimeError("no such op"), None])
 def test_falls_back_where_the_private_op_fails_or_is_wrong(failure, monkeypatch):
     def broken(x, weight, bias, *rest):
@@ -49,5 +69,5 @@ def test_falls_back_where_the_private_op_fails_or_is_wrong(failure, monkeypatch)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", broken, raising=False)
     weight, x = torch.randn(8, 16), torch.randn(3, 16)
     layer = Linear(weight)
-    assert not layer.is_packed
+    assert not layer.is_onednn
     torch.testing.assert_close(layer(x), F.linear(x, weight))

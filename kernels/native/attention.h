@@ -1,0 +1,186 @@
+// Attention over work items (see attention/plan.py), in place in the pages.
+//
+// An item's keys are walked in blocks of 64. A block's K is transposed once, and both products, Q K^T and P V, are then
+// the same register tile: rows of A, broadcast, times whole vectors of B. Scores live in base 2, with an online softmax.
+// bfloat16 is widened as it is read; sums are float32 everywhere.
+#pragma once
+
+#include "vector.h"
+
+namespace {
+
+constexpr int BLOCK = 64;      // keys
+constexpr int MAX_ROWS = 256;  // of a task: tokens times query heads
+constexpr int MAX_DIM = 256;
+
+struct Call {  // one call of attention; pointers to elements of one type
+    const void *q, *k, *v;
+    void* out;
+    const float* sinks;      // [n_heads] or null
+    const int32_t* table;    // [n_requests, s_table]
+    float *part, *lse;       // [n_partials, n_heads, dim], [n_partials, n_heads]
+    int64_t s_q, s_out, s_page, s_slot;
+    int32_t s_table, n_heads, n_kv_heads, dim, page, window;
+    float scale, softcap;    // scale in base 2
+};
+
+struct Item {  // as plan.py writes it
+    int32_t row, n, position, request, start, end, part, unused;
+};
+
+struct Scratch {
+    float q[MAX_ROWS * MAX_DIM], acc[MAX_ROWS * MAX_DIM], weight[MAX_ROWS * BLOCK];
+    float kt[MAX_DIM * BLOCK], v[BLOCK * MAX_DIM];
+    float top[MAX_ROWS], shrink[MAX_ROWS];
+    vf sum[MAX_ROWS];
+};
+
+template <class T>
+void gather(const Call& c, const Item& item, int at, int n, int head, Scratch& x, const float** v_row) {
+    const T* k_row[BLOCK];
+    const int32_t* table = c.table + int64_t(item.request) * c.s_table;
+    for (int s = 0; s < BLOCK; s++) {
+        int t = at + (s < n ? s : 0);  // what is past the end repeats the first key, and is masked
+        int64_t o = table[t / c.page] * c.s_page + (t % c.page) * c.s_slot + int64_t(head) * c.dim;
+        k_row[s] = static_cast<const T*>(c.k) + o;
+        const T* from = static_cast<const T*>(c.v) + o;
+        if constexpr (sizeof(T) == 4) {
+            v_row[s] = from;
+        } else if (s < n) {
+            v_row[s] = x.v + s * c.dim;
+            for (int d = 0; d < c.dim; d += W) store(x.v + s * c.dim + d, load(from + d));
+        }
+    }
+    for (int s = 0; s < (n + W - 1) / W * W; s += W)
+        for (int d = 0; d < c.dim; d += W) {
+            vf square[W];
+            for (int i = 0; i < W; i++) square[i] = load(k_row[s + i] + d);
+            transpose<W / 2>(square);
+            for (int i = 0; i < W; i++) store(x.kt + (d + i) * BLOCK + s, square[i]);
+        }
+}
+
+// Scores of one row against n keys from `at` become weights; returns what older sums must be multiplied with.
+inline float weigh(const Call& c, float* score, int at, int n, int position, float& best, vf& total) {
+    const int n_vectors = (n + W - 1) / W;
+    const bool masked = at + n_vectors * W > position + 1 || n % W || (c.window && at <= position - c.window);
+    vf lane;
+    for (int i = 0; i < W; i++) lane[i] = i;
+    vf high = vf{} - INFINITY;
+    for (int j = 0; j < n_vectors; j++) {
+        vf s = load(score + j * W);
+        if (c.softcap > 0) {  // scale holds 2 / softcap: tanh(x) = 1 - 2 / (exp(2x) + 1)
+            vf low = s > 60.0f ? vf{} + 60.0f : s;
+            s = (1.0f - 2.0f / (exp2(low) + 1.0f)) * (c.softcap * LOG2E);
+        }
+        if (masked) {
+            vf key = lane + float(at + j * W);  // exact below 2^24 tokens
+            s = key > float(position) ? vf{} - INFINITY : s;
+            s = key >= float(at + n) ? vf{} - INFINITY : s;
+            if (c.window) s = key <= float(position - c.window) ? vf{} - INFINITY : s;
+        }
+        store(score + j * W, s);
+        high = vmax(high, s);
+    }
+    float fresh = top(high), old = best;
+    best = fresh > old ? fresh : old;
+    float base = best == -INFINITY ? 0.0f : best;
+    float shrink = old == best ? 1.0f : std::exp2(old - base);
+    vf part = vf{};
+    for (int j = 0; j < n_vectors; j++) {
+        vf w = exp2(load(score + j * W) - base);
+        store(score + j * W, w);
+        part += w;
+    }
+    total = total * shrink + part;
+    return shrink;
+}
+
+template <class T>
+void attend(const Call& c, const Item& item, int head_from, int head_to, Scratch& x) {
+    const int group = c.n_heads / c.n_kv_heads, n = item.n * group, dim = c.dim;
+    const float* kt_row[MAX_DIM];
+    const float* v_row[BLOCK];
+    for (int d = 0; d < dim; d++) kt_row[d] = x.kt + d * BLOCK;
+
+    for (int h = head_from, r = 0; h < head_to; h++)
+        for (int i = 0; i < n; i++, r++) {
+            const T* from = static_cast<const T*>(c.q) + (item.row + i / group) * c.s_q + (h * group + i % group) * dim;
+            for (int d = 0; d < dim; d += W) store(x.q + r * dim + d, load(from + d) * c.scale);
+            for (int d = 0; d < dim; d += W) store(x.acc + r * dim + d, vf{});
+            x.top[r] = -INFINITY;
+            x.sum[r] = vf{};
+        }
+    for (int at = item.start; at < item.end; at += BLOCK) {
+        const int n_keys = item.end - at < BLOCK ? item.end - at : BLOCK;
+        for (int h = head_from, r = 0; h < head_to; h++, r += n) {
+            gather<T>(c, item, at, n_keys, h, x, v_row);
+            product(n, (n_keys + W - 1) / W * W, x.weight, BLOCK, x.q + r * dim, dim, kt_row, dim, nullptr);
+            for (int i = 0; i < n; i++)
+                x.shrink[i] = weigh(c, x.weight + i * BLOCK, at, n_keys, item.position + i / group, x.top[r + i],
+                                    x.sum[r + i]);
+            product(n, dim, x.acc + r * dim, dim, x.weight, BLOCK, v_row, n_keys, x.shrink);
+        }
+    }
+    for (int h = head_from, r = 0; h < head_to; h++)
+        for (int i = 0; i < n; i++, r++) {
+            const int head = h * group + i % group, row = i / group;
+            float total = sum(x.sum[r]), most = x.top[r];
+            const float* acc = x.acc + r * dim;
+            if (item.part >= 0) {
+                const int64_t to = int64_t(item.part + row) * c.n_heads + head;
+                const float by = total > 0 ? 1.0f / total : 0.0f;
+                for (int d = 0; d < dim; d += W) store(c.part + to * dim + d, load(acc + d) * by);
+                c.lse[to] = total > 0 ? most + std::log2(total) : -INFINITY;
+                continue;
+            }
+            float by = 1.0f;
+            if (c.sinks) {
+                const float sink = c.sinks[head] * LOG2E, high = most > sink ? most : sink;
+                by = std::exp2(most - high);
+                total = total * by + std::exp2(sink - high);
+            }
+            by /= total;
+            T* to = static_cast<T*>(c.out) + (item.row + row) * c.s_out + head * dim;
+            for (int d = 0; d < dim; d += W) store(to + d, load(acc + d) * by);
+        }
+}
+
+template <class T>
+void merge(const Call& c, const int32_t* m) {
+    for (int head = 0; head < c.n_heads; head++) {
+        float high = c.sinks ? c.sinks[head] * LOG2E : -INFINITY;
+        for (int i = 0; i < m[3]; i++) {
+            const float lse = c.lse[int64_t(m[1] + i * m[2]) * c.n_heads + head];
+            high = lse > high ? lse : high;
+        }
+        float total = c.sinks ? std::exp2(c.sinks[head] * LOG2E - high) : 0.0f;
+        alignas(64) float acc[MAX_DIM] = {};
+        for (int i = 0; i < m[3]; i++) {
+            const int64_t from = int64_t(m[1] + i * m[2]) * c.n_heads + head;
+            const float w = std::exp2(c.lse[from] - high);
+            total += w;
+            for (int d = 0; d < c.dim; d += W) store(acc + d, load(acc + d) + load(c.part + from * c.dim + d) * w);
+        }
+        T* to = static_cast<T*>(c.out) + m[0] * c.s_out + head * c.dim;
+        for (int d = 0; d < c.dim; d += W) store(to + d, load(acc + d) * (1.0f / total));
+    }
+}
+
+thread_local Scratch scratch;
+
+template <class T>
+void run(const Call& c, const Item* small, int n_small, const Item* large, int n_large, const int32_t* merges,
+         int n_merges, int n_threads) {
+    // a small item takes all heads of its keys at once, a large one is a task per KV head
+    const int n_tasks = n_small + n_large * c.n_kv_heads;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(n_threads) if (n_threads > 1)
+    for (int i = 0; i < n_tasks; i++) {
+        const int j = i - n_large * c.n_kv_heads;
+        if (j < 0) attend<T>(c, large[i / c.n_kv_heads], i % c.n_kv_heads, i % c.n_kv_heads + 1, scratch);
+        else attend<T>(c, small[j], 0, c.n_kv_heads, scratch);
+    }
+    for (int i = 0; i < n_merges; i++) merge<T>(c, merges + i * 4);
+}
+
+}  // namespace

@@ -1,0 +1,105 @@
+// Linear layers over weights packed in panels: fast from one row on, where a library's call costs more than its sums.
+//
+// A panel is PANEL columns of the result, all k: float32 [k][PANEL], bfloat16 [k / 2][PANEL][2], so that a lane holds a
+// pair of k. A register tile is MR rows times a panel; a panel's part of KC k stays in L2 while the rows pass by.
+#pragma once
+
+#include "vector.h"
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int PANEL = NV * W;
+constexpr int KC = 1024;
+constexpr int MC = 16 * MR;  // rows of a task
+
+// t[r] += a[r][0 .. n_k) * b, for one panel
+template <int R>
+inline void panel(vf (*t)[NV], const float* a, int64_t s_a, const float* b, int n_k) {
+    for (int k = 0; k < n_k; k++) {
+        vf row[NV];
+        for (int v = 0; v < NV; v++) row[v] = load(b + k * PANEL + v * W);
+        for (int r = 0; r < R; r++) {
+            float x = a[r * s_a + k];
+            for (int v = 0; v < NV; v++) t[r][v] += x * row[v];
+        }
+    }
+}
+
+template <int R>
+inline void panel(vf (*t)[NV], const bf16* a, int64_t s_a, const bf16* b, int n_k) {
+    for (int k = 0; k < n_k; k += 2) {
+#ifdef __AVX512BF16__
+        __m512bh row[NV];
+        for (int v = 0; v < NV; v++) row[v] = (__m512bh)_mm512_loadu_si512(b + k * PANEL + v * W * 2);
+        for (int r = 0; r < R; r++) {
+            int32_t pair;
+            std::memcpy(&pair, a + r * s_a + k, sizeof pair);
+            const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
+            for (int v = 0; v < NV; v++) t[r][v] = (vf)_mm512_dpbf16_ps((__m512)t[r][v], x, row[v]);
+        }
+#else
+        vf even[NV], odd[NV];
+        for (int v = 0; v < NV; v++) {
+            vu pair;
+            std::memcpy(&pair, b + k * PANEL + v * W * 2, sizeof pair);
+            even[v] = reinterpret_cast<vf>(pair << 16);
+            odd[v] = reinterpret_cast<vf>(pair & 0xFFFF0000u);
+        }
+        for (int r = 0; r < R; r++) {
+            const float x = get(a[r * s_a + k]), y = get(a[r * s_a + k + 1]);
+            for (int v = 0; v < NV; v++) t[r][v] += x * even[v] + y * odd[v];
+        }
+#endif
+    }
+}
+
+template <int R, class T>
+inline void block(float* c, const T* a, int64_t s_a, const T* b, int n_k, bool fresh) {
+    vf t[R][NV];
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < NV; v++) t[r][v] = fresh ? vf{} : load(c + r * PANEL + v * W);
+    panel<R>(t, a, s_a, b, n_k);
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < NV; v++) store(c + r * PANEL + v * W, t[r][v]);
+}
+
+template <class T>
+inline void blocks(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int n_k, bool fresh) {
+    for (; n >= MR; n -= MR, c += MR * PANEL, a += MR * s_a) block<MR>(c, a, s_a, b, n_k, fresh);
+    switch (n) {
+        case 1: return block<1>(c, a, s_a, b, n_k, fresh);
+        case 2: return block<2>(c, a, s_a, b, n_k, fresh);
+        case 3: return block<3>(c, a, s_a, b, n_k, fresh);
+        case 4: return block<4>(c, a, s_a, b, n_k, fresh);
+        case 5: return block<5>(c, a, s_a, b, n_k, fresh);
+    }
+}
+
+template <class T>
+void linear(const T* x, const T* weight, const T* bias, T* out, int64_t n, int64_t n_in, int64_t n_out, int64_t s_x,
+            int n_threads) {
+    const int64_t n_panels = (n_out + PANEL - 1) / PANEL, n_blocks = (n + MC - 1) / MC;
+#pragma omp parallel for collapse(2) schedule(static) num_threads(n_threads) if (n_threads > 1)
+    for (int64_t p = 0; p < n_panels; p++)
+        for (int64_t m = 0; m < n_blocks; m++) {
+            alignas(64) float c[MC * PANEL];
+            const T *a = x + m * MC * s_x, *b = weight + p * n_in * PANEL;
+            const int64_t n_rows = n - m * MC < MC ? n - m * MC : MC;
+            for (int64_t k = 0; k < n_in; k += KC)
+                blocks(n_rows, c, a + k, s_x, b + k * PANEL, int(n_in - k < KC ? n_in - k : KC), k == 0);
+            const int64_t width = n_out - p * PANEL < PANEL ? n_out - p * PANEL : PANEL;
+            for (int64_t r = 0; r < n_rows; r++) {
+                T* to = out + (m * MC + r) * n_out + p * PANEL;
+                const T* add = bias ? bias + p * PANEL : nullptr;
+                int64_t j = 0;
+                for (; j + W <= width; j += W)
+                    store(to + j, add ? load(c + r * PANEL + j) + load(add + j) : load(c + r * PANEL + j));
+                for (; j < width; j++) put(to + j, add ? c[r * PANEL + j] + get(add[j]) : c[r * PANEL + j]);
+            }
+        }
+}
+
+}  // namespace

@@ -1,0 +1,115 @@
+// What is done to each row by itself: norms, rotary embedding and the write to the pools, gates, masks.
+#pragma once
+
+#include "vector.h"
+
+namespace {
+
+constexpr int64_t MAX_HEAD = 512;  // dimensions of a head that turns
+
+template <class T>
+void norm(const T* x, const T* weight, const T* residual, T* out, T* total, int64_t n, int64_t n_heads, int64_t dim,
+          int64_t s_row, int64_t s_head, float eps, int n_threads) {
+#pragma omp parallel for num_threads(n_threads) if (n_threads > 1)
+    for (int64_t i = 0; i < n; i++) {
+        const T* from = x + i / n_heads * s_row + i % n_heads * s_head;
+        T* to = out + i * dim;
+        vf squares = vf{};
+        float rest = 0;
+        if (residual) {
+            int64_t d = 0;
+            for (; d + W <= dim; d += W) store(total + i * dim + d, load(from + d) + load(residual + i * dim + d));
+            for (; d < dim; d++) put(total + i * dim + d, get(from[d]) + get(residual[i * dim + d]));
+            from = total + i * dim;  // the norm sees what the next layers will: the rounded sum
+        }
+        int64_t d = 0;
+        for (; d + W <= dim; d += W) squares += load(from + d) * load(from + d);
+        for (; d < dim; d++) rest += get(from[d]) * get(from[d]);
+        const float by = 1.0f / std::sqrt((sum(squares) + rest) / float(dim) + eps);
+        for (d = 0; d + W <= dim; d += W) store(to + d, load(from + d) * by * load(weight + d));
+        for (; d < dim; d++) put(to + d, get(from[d]) * by * get(weight[d]));
+    }
+}
+
+// One head: norm where there is a weight, then the first 2 * half dimensions turn.
+template <class T>
+inline void turn(const T* from, T* to, const T* weight, const float* cos, const float* sin, int64_t dim, int64_t half,
+                 float eps) {
+    float x[MAX_HEAD];
+    int64_t d = 0;
+    for (; d + W <= dim; d += W) store(x + d, load(from + d));
+    for (; d < dim; d++) x[d] = get(from[d]);
+    if (weight) {
+        float squares = 0;
+        vf wide = vf{};
+        for (d = 0; d + W <= dim; d += W) wide += load(x + d) * load(x + d);
+        for (; d < dim; d++) squares += x[d] * x[d];
+        const float by = 1.0f / std::sqrt((sum(wide) + squares) / float(dim) + eps);
+        for (d = 0; d + W <= dim; d += W) store(x + d, load(x + d) * by * load(weight + d));
+        for (; d < dim; d++) x[d] *= by * get(weight[d]);
+    }
+    for (d = 0; d + W <= half; d += W) {
+        vf a = load(x + d), b = load(x + half + d);
+        store(to + d, a * load(cos + d) - b * load(sin + d));
+        store(to + half + d, b * load(cos + d) + a * load(sin + d));
+    }
+    for (; d < half; d++) {
+        float a = x[d], b = x[half + d];
+        put(to + d, a * cos[d] - b * sin[d]);
+        put(to + half + d, b * cos[d] + a * sin[d]);
+    }
+    for (d = 2 * half; d < dim; d++) put(to + d, x[d]);
+}
+
+struct RopeKv {  // one call; pointers to elements of one type
+    const void *qkv, *q_norm, *k_norm;  // norms [dim] or null
+    const float *cos, *sin;             // [n, half]
+    const int64_t* slots;               // [n]
+    void *q, *k_pool, *v_pool;
+    int64_t n, n_heads, n_kv_heads, dim, half, s_row;
+    float eps;
+};
+
+template <class T>
+void rope_kv(const RopeKv& c, int n_threads) {
+#pragma omp parallel for num_threads(n_threads) if (n_threads > 1)
+    for (int64_t i = 0; i < c.n; i++) {
+        const T* from = static_cast<const T*>(c.qkv) + i * c.s_row;
+        const float *cos = c.cos + i * c.half, *sin = c.sin + i * c.half;
+        for (int64_t h = 0; h < c.n_heads; h++, from += c.dim)
+            turn(from, static_cast<T*>(c.q) + (i * c.n_heads + h) * c.dim, static_cast<const T*>(c.q_norm), cos, sin,
+                 c.dim, c.half, c.eps);
+        const int64_t at = c.slots[i] * c.n_kv_heads * c.dim;
+        for (int64_t h = 0; h < c.n_kv_heads; h++, from += c.dim)
+            turn(from, static_cast<T*>(c.k_pool) + at + h * c.dim, static_cast<const T*>(c.k_norm), cos, sin, c.dim,
+                 c.half, c.eps);
+        std::memcpy(static_cast<T*>(c.v_pool) + at, from, c.n_kv_heads * c.dim * sizeof(T));
+    }
+}
+
+template <class T>
+void gate(const T* x, T* out, int64_t n, int64_t dim, int64_t s_row, int n_threads) {
+#pragma omp parallel for num_threads(n_threads) if (n_threads > 1)
+    for (int64_t i = 0; i < n; i++) {
+        const T *g = x + i * s_row, *u = g + dim;
+        int64_t d = 0;
+        for (; d + W <= dim; d += W) {
+            vf y = load(g + d), z = y * -LOG2E;
+            z = z > 126.0f ? vf{} + 126.0f : z;
+            store(out + i * dim + d, y / (1.0f + exp2(z)) * load(u + d));
+        }
+        for (; d < dim; d++) put(out + i * dim + d, get(g[d]) / (1.0f + std::exp2(get(g[d]) * -LOG2E)) * get(u[d]));
+    }
+}
+
+// -inf for each token whose bit is 0.
+void forbid(float* row, const uint32_t* words, int64_t n_vocab) {
+    for (int64_t at = 0; at < n_vocab; at += 32) {
+        uint32_t bits = words[at / 32];
+        int64_t n = n_vocab - at < 32 ? n_vocab - at : 32;
+        if (bits == 0xFFFFFFFF) continue;
+        for (int64_t t = 0; t < n; t++) row[at + t] = (bits >> t) & 1 ? row[at + t] : -INFINITY;
+    }
+}
+
+}  // namespace

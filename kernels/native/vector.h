@@ -1,0 +1,142 @@
+// Vectors of the widest kind that the machine has, by the extensions of GCC 12+ and Clang, and what is done to them.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int W = 16, NV = 4;  // lanes of a vector, vectors of a register tile
+#elif defined(__AVX2__)
+constexpr int W = 8, NV = 2;
+#else
+constexpr int W = 4, NV = 2;
+#endif
+constexpr int MR = 6;  // rows of a register tile
+constexpr float LOG2E = 1.4426950408889634f;
+
+typedef float vf __attribute__((vector_size(W * 4), aligned(4)));
+typedef int32_t vi __attribute__((vector_size(W * 4), aligned(4)));
+typedef uint32_t vu __attribute__((vector_size(W * 4), aligned(4)));
+typedef uint16_t vh __attribute__((vector_size(W * 2), aligned(2)));
+
+struct bf16 { uint16_t bits; };
+
+inline vf load(const float* p) { return *reinterpret_cast<const vf*>(p); }
+inline vf load(const bf16* p) {
+    vh half;
+    std::memcpy(&half, p, sizeof half);
+    return reinterpret_cast<vf>(__builtin_convertvector(half, vu) << 16);
+}
+inline void store(float* p, vf x) { *reinterpret_cast<vf*>(p) = x; }
+inline void store(bf16* p, vf x) {  // to nearest even; NaN stays NaN
+    vu bits = reinterpret_cast<vu>(x);
+    vu near = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+    near = (x != x) ? (vu{} + 0x7FC0) : near;
+    vh half = __builtin_convertvector(near, vh);
+    std::memcpy(p, &half, sizeof half);
+}
+inline float get(float x) { return x; }
+inline float get(bf16 x) {
+    uint32_t bits = uint32_t(x.bits) << 16;
+    float y;
+    std::memcpy(&y, &bits, 4);
+    return y;
+}
+inline void put(float* p, float x) { *p = x; }
+inline void put(bf16* p, float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    p->bits = x != x ? 0x7FC0 : uint16_t((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+inline vf vmax(vf a, vf b) { return a > b ? a : b; }
+
+template <int M, int... I>
+inline void swap_blocks(vf& a, vf& b, std::integer_sequence<int, I...>) {
+    vf low = __builtin_shufflevector(a, b, ((I & M) ? W + I - M : I)...);
+    b = __builtin_shufflevector(a, b, ((I & M) ? W + I : I + M)...);
+    a = low;
+}
+template <int M>
+inline void transpose(vf* x) {  // W x W, in place
+    for (int i = 0; i < W; i++)
+        if (!(i & M)) swap_blocks<M>(x[i], x[i + M], std::make_integer_sequence<int, W>());
+    if constexpr (M > 1) transpose<M / 2>(x);
+}
+
+template <int M, int... I>
+inline vf flipped(vf a, std::integer_sequence<int, I...>) { return __builtin_shufflevector(a, a, (I ^ M)...); }
+template <int M = W / 2>
+inline float top(vf a) {
+    a = vmax(a, flipped<M>(a, std::make_integer_sequence<int, W>()));
+    if constexpr (M > 1) return top<M / 2>(a);
+    return a[0];
+}
+template <int M = W / 2>
+inline float sum(vf a) {
+    a += flipped<M>(a, std::make_integer_sequence<int, W>());
+    if constexpr (M > 1) return sum<M / 2>(a);
+    return a[0];
+}
+
+// 2^x to 2e-7; 0 below the smallest normal number, -inf included; x <= 127.
+inline vf exp2(vf x) {
+    vf clipped = vmax(x, vf{} - 126.0f);
+    vi whole = __builtin_convertvector(clipped + (clipped < 0 ? vf{} - 0.5f : vf{} + 0.5f), vi);
+    vf f = clipped - __builtin_convertvector(whole, vf);  // within 0.5 of 0
+    vf y = f * 1.5403530e-4f + 1.3333558e-3f;
+    y = y * f + 9.6181291e-3f;
+    y = y * f + 5.5504109e-2f;
+    y = y * f + 2.4022651e-1f;
+    y = y * f + 6.9314718e-1f;
+    y = y * f + 1.0f;
+    y = reinterpret_cast<vf>(reinterpret_cast<vi>(y) + (whole << 23));
+    return x < -126.0f ? vf{} : y;
+}
+
+// c[r][0 .. V * W) = shrink[r] * c[r][...] + sum over k of a[r][k] * b[k][...], for R rows; `fresh`: c starts at 0
+template <int R, int V>
+inline void tile(float* c, int s_c, const float* a, int s_a, const float* const* b, int o_b, int n_k,
+                 const float* shrink) {
+    vf t[R][V];
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) t[r][v] = shrink ? load(c + r * s_c + v * W) * shrink[r] : vf{};
+    for (int k = 0; k < n_k; k++) {
+        vf row[V];
+        for (int v = 0; v < V; v++) row[v] = load(b[k] + o_b + v * W);
+        for (int r = 0; r < R; r++) {
+            float x = a[r * s_a + k];
+            for (int v = 0; v < V; v++) t[r][v] += x * row[v];
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) store(c + r * s_c + v * W, t[r][v]);
+}
+
+template <int V>
+inline void rows(int n, float* c, int s_c, const float* a, int s_a, const float* const* b, int o_b, int n_k,
+                 const float* shrink) {
+    for (; n >= MR; n -= MR, c += MR * s_c, a += MR * s_a, shrink += shrink ? MR : 0)
+        tile<MR, V>(c, s_c, a, s_a, b, o_b, n_k, shrink);
+    switch (n) {
+        case 1: return tile<1, V>(c, s_c, a, s_a, b, o_b, n_k, shrink);
+        case 2: return tile<2, V>(c, s_c, a, s_a, b, o_b, n_k, shrink);
+        case 3: return tile<3, V>(c, s_c, a, s_a, b, o_b, n_k, shrink);
+        case 4: return tile<4, V>(c, s_c, a, s_a, b, o_b, n_k, shrink);
+        case 5: return tile<5, V>(c, s_c, a, s_a, b, o_b, n_k, shrink);
+    }
+}
+
+// The whole product: n rows, n_columns (a multiple of W)
+inline void product(int n, int n_columns, float* c, int s_c, const float* a, int s_a, const float* const* b, int n_k,
+                    const float* shrink) {
+    int at = 0;
+    for (; at + NV * W <= n_columns; at += NV * W) rows<NV>(n, c + at, s_c, a, s_a, b, at, n_k, shrink);
+    for (; at < n_columns; at += W) rows<1>(n, c + at, s_c, a, s_a, b, at, n_k, shrink);
+}
+
+}  // namespace

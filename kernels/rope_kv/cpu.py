@@ -1,0 +1,42 @@
+"""Norms of heads, rotary embedding and the write to KV on a CPU, in one call of the compiled library."""
+
+import torch
+from torch import Tensor
+
+from banyan.kernels.native import build
+from banyan.kernels.rope_kv import native, reference
+
+MAX_HEAD = 512  # as rows.h has it
+
+
+def rope_kv(
+    qkv: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """See `reference.rope_kv`."""
+    library = build.library()
+    if library is None or not _is_known(qkv, norms, cos, sin, k_pool, v_pool):
+        return reference.rope_kv(qkv, norms, eps, cos, sin, k_pool, v_pool, slots)
+    n_threads = build.n_threads(qkv.numel())
+    return native.rope_kv(library, n_threads, qkv, norms, eps, cos, sin, k_pool, v_pool, slots)
+
+
+def _is_known(
+    qkv: Tensor, norms: tuple[Tensor, Tensor] | None, cos: Tensor, sin: Tensor, k_pool: Tensor, v_pool: Tensor
+) -> bool:
+    dtype, dim = qkv.dtype, qkv.shape[2]
+    return (
+        dtype in build.DTYPES
+        and dtype == k_pool.dtype == v_pool.dtype
+        and (norms is None or all(norm.dtype == dtype and norm.is_contiguous() for norm in norms))
+        and cos.dtype == sin.dtype == torch.float32
+        and qkv.stride()[1:] == (dim, 1)
+        and dim <= MAX_HEAD
+        and all(t.is_contiguous() for t in (cos, sin, k_pool, v_pool))
+    )

@@ -1,0 +1,55 @@
+"""A call of the compiled library's rope_kv."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+
+class _Call(ctypes.Structure):
+    """RopeKv of rows.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("qkv", "q_norm", "k_norm", "cos", "sin", "slots", "q", "k", "v")),
+        *((name, ctypes.c_int64) for name in ("n", "n_heads", "n_kv_heads", "dim", "half", "s_row")),
+        ("eps", ctypes.c_float),
+    )
+
+
+def rope_kv(
+    library: ctypes.CDLL,
+    n_threads: int,
+    qkv: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """See `reference.rope_kv`; for inputs that the library knows (`cpu.rope_kv` looks)."""
+    n, n_all, dim = qkv.shape
+    n_kv_heads = k_pool.shape[2]
+    n_heads = n_all - 2 * n_kv_heads
+    q = torch.empty((n, n_heads, dim), dtype=qkv.dtype)
+    call = _Call(
+        qkv.data_ptr(),
+        None if norms is None else norms[0].data_ptr(),
+        None if norms is None else norms[1].data_ptr(),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        slots.data_ptr(),
+        q.data_ptr(),
+        k_pool.data_ptr(),
+        v_pool.data_ptr(),
+        n,
+        n_heads,
+        n_kv_heads,
+        dim,
+        cos.shape[1],
+        qkv.stride(0),
+        eps,
+    )
+    library.banyan_rope_kv(qkv.dtype == torch.bfloat16, ctypes.addressof(call), n_threads)
+    return q
