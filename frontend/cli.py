@@ -1,4 +1,4 @@
-"""The `banyan` command: serve, run, chat, models, check.
+"""The `banyan` command: serve, run, chat, models, check, tree.
 
 Every option of a runtime is a flag here, made from the tree in runtime/config.py: there is no second list. What a
 command needs beyond argparse is imported by that command, so that `banyan --help` is instant.
@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -95,6 +96,12 @@ def _parser() -> _Parser:
 
     check = add("check", _check, "walk every invariant of a runtime, and say what it runs on")
     _add_config(check, socket_help="check the server that listens there, instead of a private one under a small load")
+
+    tree = add("tree", _tree, "draw what stands in the tree of a running server")
+    tree.add_argument("--socket", required=True, metavar="PATH", help="where the server listens")
+    tree.add_argument("--html", type=Path, metavar="FILE", help="write a page instead, with a drawing")
+    tree.add_argument("--most", type=_positive, metavar="N", help="nodes that are drawn, those with most below them; "
+                      "the others are counted (default: 100, and 1000 on a page)")  # fmt: skip
     return parser
 
 
@@ -125,6 +132,14 @@ def _add_config(parser: argparse.ArgumentParser, socket_help: str = "", **defaul
             arguments["type"] = _plain(kind)
             arguments["metavar"] = _METAVARS.get(field.name, "N")
         group.add_argument(f"--{field.name.replace('_', '-')}", **arguments)
+
+
+def _positive(text: str) -> int:
+    """A number of one or more."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
 
 
 def _plain(kind: Any) -> Any:
@@ -221,6 +236,14 @@ def _check(options: argparse.Namespace) -> int:
 
     with backend(options) as runtime:
         return cli_check.check(runtime, is_private=not hasattr(options, "socket"))
+
+
+def _tree(options: argparse.Namespace) -> int:
+    import banyan
+    from banyan import cli_tree
+
+    with banyan.connect(options.socket) as runtime:
+        return cli_tree.show(runtime, options.most, options.html)
 
 
 if __name__ == "__main__":

@@ -54,26 +54,32 @@ def page(history: History, looks: dict[int, wire.Value]) -> Page:
     painted = {branch.number: strokes(branch, looks.get(branch.number)) for branch in history.branches}
     title = f"{history.name} on {history.model}"
     body = [
-        f"<header><h1>{escape(history.name)}</h1><small>{escape(history.model)}</small>"
-        '<button id="theme">light / dark</button></header>',
         _tiles(history),
-        _card("Branches", drawings.tree(history, painted)) if len(history.branches) > 1 else "",
+        card("Branches", drawings.tree(history, painted)) if len(history.branches) > 1 else "",
         _prompts(history, painted),
-        _card("Time", drawings.time(history)),
-        _card("Gens", _table(history.gens)) if history.gens else "",
+        card("Time", drawings.time(history)),
+        card("Gens", _table(history.gens)) if history.gens else "",
     ]
+    return document(title, history.name, history.model, body)
+
+
+def document(title: str, name: str, note: str, body: list[str]) -> Page:
+    """A page of cards and tiles, under a name with a note beside it."""
+    header = (
+        f'<header><h1>{escape(name)}</h1><small>{escape(note)}</small><button id="theme">light / dark</button></header>'
+    )
     css, js = (HERE.joinpath(name).read_text(encoding="utf-8") for name in ("show.css", "show.js"))
     html = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{css}</style></head>"
-        f"<body><main>{''.join(body)}</main><script>{js}</script></body></html>"
+        f"<body><main>{header}{''.join(body)}</main><script>{js}</script></body></html>"
     )
     return Page(html, title)
 
 
-def _card(title: str, inside: str) -> str:
+def card(title: str, inside: str) -> str:
     return f'<section class="card"><h2>{title}</h2>{inside}</section>' if inside else ""
 
 
@@ -97,11 +103,13 @@ def _tiles(history: History) -> str:
         tiles.append((f"{usage.accepted / usage.drafted:.0%}", "of drafts accepted"))
     if ends and max(ends) > trace.began:
         tiles.append((duration(max(ends) - trace.began), "from start to end"))
-    return (
-        '<div class="tiles">'
-        + "".join(f'<div class="tile"><b>{b}</b><span>{t}</span></div>' for b, t in tiles)
-        + "</div>"
-    )
+    return row_of_tiles(tiles)
+
+
+def row_of_tiles(tiles: list[tuple[str, str]]) -> str:
+    """Figures, each with what it is."""
+    inside = "".join(f'<div class="tile"><b>{b}</b><span>{t}</span></div>' for b, t in tiles)
+    return f'<div class="tiles">{inside}</div>'
 
 
 def duration(seconds: float) -> str:

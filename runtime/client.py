@@ -138,7 +138,9 @@ class Client:
         """One that was defined."""
         return self._templates[number]
 
-    def ask(self, what: Literal["stats", "flush", "check", "info"], timeout: float = 30.0) -> Any:
+    def ask(
+        self, what: Literal["stats", "flush", "check", "info", "tree"], timeout: float = 30.0, most: int = 0
+    ) -> Any:
         """The server's answer to a question outside any program, parsed from JSON.
 
         BanyanError holds the server's words where the answer is a no; RuntimeLost, where there is none in `timeout` s.
@@ -147,7 +149,7 @@ class Client:
         number = next(self._questions)
         future: Promise[wire.Answer] = Promise()
         self._answers[number] = future
-        self.send(wire.encode(wire.Ask(id=number, what=what)))
+        self.send(wire.encode(wire.Ask(id=number, what=what, most=most)))
         try:
             answer = future.result(timeout)
         except TimeoutError:

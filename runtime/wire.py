@@ -381,11 +381,13 @@ class Ask(Wire, frozen=True):
     """A question outside any program; answered by an Answer with the same id.
 
     "stats": counters as JSON. "flush": empty the tree of all that no program uses. "check": walk every invariant
-    (the answer's `ok` is False where one does not hold). "info": the model and options as JSON.
+    (the answer's `ok` is False where one does not hold). "info": the model and options as JSON. "tree": what stands in
+    the tree, `most` of its nodes at most, and of each the text that it begins with (`radix_cache.sketch`, as JSON).
     """
 
     id: int
-    what: Literal["stats", "flush", "check", "info"]
+    what: Literal["stats", "flush", "check", "info", "tree"]
+    most: int = 0
 
 
 class Ping(Wire, frozen=True):

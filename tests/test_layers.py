@@ -29,7 +29,7 @@ RUNTIME = "banyan.runtime"
 CORE = tuple(f"{RUNTIME}.{name}" for name in ("wire", "errors", "config", "promise", "reasoning", "template"))
 FACE = (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch")
 
-COMMAND_LINE = tuple(f"banyan.{name}" for name in ("cli", "cli_chat", "cli_check", "cli_models", "cli_run"))
+COMMAND_LINE = tuple(f"banyan.{name}" for name in ("cli", "cli_chat", "cli_check", "cli_models", "cli_run", "cli_tree"))
 
 PLANNING = tuple(
     f"{RUNTIME}.engine.{name}"

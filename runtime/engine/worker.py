@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from banyan.radix_cache.cache import Cache
+from banyan.radix_cache.sketch import sketch
 from banyan.runtime.config import Config, Resolved
 from banyan.runtime.engine.admit import Limits
 from banyan.runtime.engine.batch import assemble
@@ -186,7 +187,8 @@ class Engine:
                 self.scheduler.take(order)
 
     def _answer(self, ask: Ask) -> Answer:
-        """stats: counters of the engine and its tree. check: every invariant. info: the model and the options."""
+        """stats: counters of the engine and its tree. check: every invariant. tree: its nodes. info: the model and the
+        options."""
         if ask.what == "check":
             try:
                 self.scheduler.check()
@@ -196,6 +198,8 @@ class Engine:
         if ask.what == "flush":
             self.cache.reset()
             return Answer(ask.id, True, b"{}")
+        if ask.what == "tree":
+            return Answer(ask.id, True, msgspec.json.encode(sketch(self.cache, ask.most)))
         if ask.what == "stats":
             return Answer(ask.id, True, msgspec.json.encode(self.stats()))
         facts = {"model": self.spec, "config": self.config, "resolved": self.resolved}

@@ -316,7 +316,7 @@ class Server:
             self._say(client, wire.Answer(id=ask.id, ok=True, body=msgspec.json.encode(body)))
             return
         self._questions[self._n_questions] = client, ask
-        self.link.send(wire.Ask(id=self._n_questions, what=ask.what))
+        self.link.send(wire.Ask(id=self._n_questions, what=ask.what, most=ask.most))
         self._n_questions += 1
 
     # ---- the engine ------------------------------------------------------------------------------------------------
@@ -349,9 +349,18 @@ class Server:
         ok = answer.ok
         if ok and ask.what == "stats":
             body = msgspec.json.encode(msgspec.json.decode(body) | {"server": self._stats()})
+        if ok and ask.what == "tree":
+            body = self._with_text(body)
         if ok and ask.what == "check" and (wrong := self.programs.check(self.requests)):
             ok, body = False, wrong.encode()
         self._say(client, wire.Answer(id=ask.id, ok=ok, body=body))
+
+    def _with_text(self, body: bytes) -> bytes:
+        """A sketch of the tree, in which each node has `text` in place of `ids`."""
+        sketch = msgspec.json.decode(body)
+        for node in sketch["nodes"]:
+            node["text"] = self.tokenizer.text_of(node.pop("ids"))
+        return msgspec.json.encode(sketch)
 
     def _stats(self) -> dict[str, float]:
         return {
