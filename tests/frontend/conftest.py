@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -37,3 +37,38 @@ def mock() -> bn.Mock:
     backend = bn.Mock(lambda prompt, name: f"<{name}>")
     bn.set_default_backend(backend)
     return backend
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., bn.State]:
+    """`run(body)`: the state of a program with this body, on a backend or on a Mock as that of `mock`."""
+
+    def run(body: Callable[[bn.State], Any], backend: Any = None) -> bn.State:
+        return bn.function(body).run(backend=backend or bn.Mock(lambda prompt, name: f"<{name}>"))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def echo() -> Callable[[str, str], str]:
+    """A script that answers with the branch's own number, which stands last in its prompt (see `branches`); branches
+    that end in "!" fail."""
+
+    def echo(prompt: str, name: str) -> str:
+        if prompt.endswith("!"):
+            raise ValueError("no luck")
+        return prompt.rsplit("#", 1)[-1].split(" ")[0]
+
+    return echo
+
+
+@pytest.fixture(scope="session")
+def branches() -> Callable[..., Any]:
+    """`branches(s, "0", "1!")`: a fork of a branch for each text, which stands behind "#", and a gen in each."""
+
+    def branches(s: bn.State, *texts: str, name: str = "a") -> Any:
+        forks = s.fork(len(texts))
+        forks += lambda i: f"#{texts[i]}" + bn.gen(name)
+        return forks
+
+    return branches

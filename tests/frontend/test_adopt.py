@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,28 +11,10 @@ from hypothesis import strategies as st
 import banyan as bn
 from banyan.runtime import wire
 
-
-def run(body: Callable[[bn.State], Any], backend: Any = None) -> bn.State:
-    return bn.function(body).run(backend=backend or bn.Mock(lambda prompt, name: f"<{name}>"))
-
-
-def echo(prompt: str, name: str) -> str:
-    """The branch's own number, which stands last in its prompt; branches that end in "!" fail."""
-    if prompt.endswith("!"):
-        raise ValueError("no luck")
-    return prompt.rsplit("#", 1)[-1].split(" ")[0]
-
-
-def branches(s: bn.State, *texts: str, name: str = "a") -> Any:
-    forks = s.fork(len(texts))
-    forks += lambda i: f"#{texts[i]}" + bn.gen(name)
-    return forks
-
-
 # ---- adopt, drop ---------------------------------------------------------------------------------------------------
 
 
-def test_a_state_goes_on_as_its_branch() -> None:
+def test_a_state_goes_on_as_its_branch(run: Any) -> None:
     mock = bn.Mock(lambda prompt, name: f"<{name}{len(prompt)}>")
 
     def body(s: bn.State) -> None:
@@ -56,7 +37,7 @@ def test_a_state_goes_on_as_its_branch() -> None:
     assert sum(isinstance(op, wire.Join) for ops in mock.submits for op in ops) == 1
 
 
-def test_in_the_middle_of_a_turn_and_at_any_depth() -> None:
+def test_in_the_middle_of_a_turn_and_at_any_depth(run: Any) -> None:
     def body(s: bn.State) -> None:
         s += bn.assistant_begin() + "a"
         (child,) = s.fork()
@@ -74,7 +55,7 @@ def test_in_the_middle_of_a_turn_and_at_any_depth() -> None:
     run(body)
 
 
-def test_what_cannot_be_adopted() -> None:
+def test_what_cannot_be_adopted(run: Any) -> None:
     def body(s: bn.State) -> None:
         forks = s.fork(2)
         s += "more"
@@ -112,7 +93,7 @@ def test_a_stream_goes_on_through_an_adoption() -> None:
     assert state["b"].startswith("b ")
 
 
-def test_drop_is_for_a_subtree_and_at_once() -> None:
+def test_drop_is_for_a_subtree_and_at_once(run: Any) -> None:
     mock = bn.Mock(lambda prompt, name: name, latency=600.0)
 
     def body(s: bn.State) -> None:
@@ -135,7 +116,7 @@ def test_drop_is_for_a_subtree_and_at_once() -> None:
 
 
 @pytest.mark.parametrize("mode", ["concat", "concate_and_append"])
-def test_join_by_either_name_is_exact(mode: Any) -> None:
+def test_join_by_either_name_is_exact(mode: Any, run: Any) -> None:
     def body(s: bn.State) -> None:
         s += "list:"
         forks = s.fork(3)
@@ -145,7 +126,7 @@ def test_join_by_either_name_is_exact(mode: Any) -> None:
     assert run(body).text() == "list: 0.<x> 1.<x> 2.<x>"
 
 
-def test_gathering_says_which_branch_failed() -> None:
+def test_gathering_says_which_branch_failed(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         branches(s, "0", "1!", "2").join()
 
@@ -159,7 +140,7 @@ def test_gathering_says_which_branch_failed() -> None:
         state.get_meta_info("a")
 
 
-def test_gathering_may_collect_what_failed() -> None:
+def test_gathering_may_collect_what_failed(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         branches(s, "0", "1!", "2").join(on_error="collect")
 
@@ -171,7 +152,7 @@ def test_gathering_may_collect_what_failed() -> None:
     assert isinstance(error.__cause__, bn.ProgramError)
 
 
-def test_a_program_that_was_cancelled_is_no_branch_that_failed() -> None:
+def test_a_program_that_was_cancelled_is_no_branch_that_failed(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         branches(s, "0", "1").join(on_error="collect")
 
@@ -181,7 +162,7 @@ def test_a_program_that_was_cancelled_is_no_branch_that_failed() -> None:
         state["a"]
 
 
-def test_what_join_refuses() -> None:
+def test_what_join_refuses(run: Any) -> None:
     def body(s: bn.State) -> None:
         forks = s.fork(2)
         with pytest.raises(bn.BadProgram, match="gather_variable and concat"):

@@ -17,28 +17,11 @@ import banyan as bn
 from banyan.runtime import wire
 
 
-def run(body: Callable[[bn.State], Any], backend: Any = None) -> bn.State:
-    return bn.function(body).run(backend=backend or bn.Mock(lambda prompt, name: f"<{name}>"))
-
-
-def echo(prompt: str, name: str) -> str:
-    """The branch's own number, which stands last in its prompt; branches that end in "!" fail."""
-    if prompt.endswith("!"):
-        raise ValueError("no luck")
-    return prompt.rsplit("#", 1)[-1].split(" ")[0]
-
-
-def branches(s: bn.State, *texts: str, name: str = "a") -> Any:
-    forks = s.fork(len(texts))
-    forks += lambda i: f"#{texts[i]}" + bn.gen(name)
-    return forks
-
-
 class Gate:
     """A Mock whose answers come in the order of `order`; those of no number there never come."""
 
-    def __init__(self, *order: int) -> None:
-        self.mock = bn.Mock(echo, latency=self._latency)
+    def __init__(self, answer: Any, *order: int) -> None:
+        self.mock = bn.Mock(answer, latency=self._latency)
         self._order = order
 
     def _latency(self, call: Any) -> float:
@@ -53,7 +36,7 @@ def dropped(mock: bn.Mock) -> set[int]:
 # ---- best ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_best_wins_and_the_others_are_dropped() -> None:
+def test_the_best_wins_and_the_others_are_dropped(run: Any, echo: Any, branches: Any) -> None:
     mock = bn.Mock(echo)
 
     def body(s: bn.State) -> None:
@@ -70,7 +53,7 @@ def test_the_best_wins_and_the_others_are_dropped() -> None:
     run(body, mock)
 
 
-def test_among_equals_the_first_wins() -> None:
+def test_among_equals_the_first_wins(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         forks = branches(s, "3", "9", "9")
         assert forks.best(lambda branch: branch["a"]) is forks[1]
@@ -78,7 +61,7 @@ def test_among_equals_the_first_wins() -> None:
     run(body, bn.Mock(echo))
 
 
-def test_a_key_may_ask_the_model() -> None:
+def test_a_key_may_ask_the_model(run: Any, echo: Any, branches: Any) -> None:
     def judge(branch: bn.State) -> float:
         branch += bn.user("Rate it.") + bn.assistant(bn.gen("score"))
         return float(branch["score"])
@@ -90,7 +73,7 @@ def test_a_key_may_ask_the_model() -> None:
     run(body, bn.Mock(lambda prompt, name: echo(prompt, name) if name == "a" else "9" if "#b" in prompt else "1"))
 
 
-def test_best_with_a_branch_that_failed() -> None:
+def test_best_with_a_branch_that_failed(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         forks = branches(s, "3", "9!", "4")
         with pytest.raises(bn.ForkError, match="branch 1 failed: the script of the Mock raised ValueError") as e:
@@ -98,13 +81,13 @@ def test_best_with_a_branch_that_failed() -> None:
         assert e.value.index == 1
         assert isinstance(e.value.__cause__, bn.ProgramError)
         assert e.value.gen == "a"
-        assert e.value.line.startswith("test_branch.py:")
+        assert e.value.line.startswith("conftest.py:"), "of the append"
         assert forks.best(lambda branch: branch["a"], on_error="collect") is forks[2]
 
     run(body, bn.Mock(echo))
 
 
-def test_best_where_all_failed() -> None:
+def test_best_where_all_failed(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         with pytest.raises(bn.ForkError, match="2 of 2 branches failed; branch 0 failed"):
             branches(s, "1!", "2!").best(lambda branch: branch["a"], on_error="collect")
@@ -112,7 +95,7 @@ def test_best_where_all_failed() -> None:
     run(body, bn.Mock(echo))
 
 
-def test_an_error_of_the_key_is_the_users() -> None:
+def test_an_error_of_the_key_is_the_users(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         with pytest.raises(ZeroDivisionError):
             branches(s, "1", "2").best(lambda branch: 1 / 0)
@@ -125,8 +108,8 @@ def test_an_error_of_the_key_is_the_users() -> None:
 # ---- first, as_completed -------------------------------------------------------------------------------------------
 
 
-def test_the_first_to_finish() -> None:
-    gate = Gate(2, 0)
+def test_the_first_to_finish(run: Any, echo: Any, branches: Any) -> None:
+    gate = Gate(echo, 2, 0)
 
     def body(s: bn.State) -> None:
         forks = branches(s, "0", "1", "2", "3")
@@ -138,8 +121,8 @@ def test_the_first_to_finish() -> None:
     run(body, gate.mock)
 
 
-def test_the_first_few_that_do_not_fail() -> None:
-    gate = Gate(1, 3, 0)
+def test_the_first_few_that_do_not_fail(run: Any, echo: Any, branches: Any) -> None:
+    gate = Gate(echo, 1, 3, 0)
 
     def body(s: bn.State) -> None:
         forks = branches(s, "0", "1!", "2", "3")
@@ -148,7 +131,7 @@ def test_the_first_few_that_do_not_fail() -> None:
     run(body, gate.mock)
 
 
-def test_too_few_that_do_not_fail() -> None:
+def test_too_few_that_do_not_fail(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         with pytest.raises(bn.ForkError, match="2 of 3 branches failed") as e:
             branches(s, "0!", "1!", "2").first(2)
@@ -160,8 +143,8 @@ def test_too_few_that_do_not_fail() -> None:
     run(body, bn.Mock(echo))
 
 
-def test_each_as_it_is_finished() -> None:
-    gate = Gate(2, 1, 0)
+def test_each_as_it_is_finished(run: Any, echo: Any, branches: Any) -> None:
+    gate = Gate(echo, 2, 1, 0)
 
     def body(s: bn.State) -> None:
         forks = branches(s, "0", "1!", "2")
@@ -173,8 +156,8 @@ def test_each_as_it_is_finished() -> None:
     run(body, gate.mock)
 
 
-def test_a_branch_is_finished_when_its_own_branches_are() -> None:
-    gate = Gate(0, 2, 1)
+def test_a_branch_is_finished_when_its_own_branches_are(run: Any, echo: Any, branches: Any) -> None:
+    gate = Gate(echo, 0, 2, 1)
 
     def body(s: bn.State) -> None:
         forks = s.fork(2)
@@ -192,7 +175,7 @@ def test_a_branch_is_finished_when_its_own_branches_are() -> None:
 # ---- vote ----------------------------------------------------------------------------------------------------------
 
 
-def test_most_votes_win() -> None:
+def test_most_votes_win(run: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         forks = branches(s, "x", "y ", " y", "x", "y")
         winner = forks.vote("a")
@@ -202,14 +185,14 @@ def test_most_votes_win() -> None:
     run(body, bn.Mock(lambda prompt, name: prompt.rsplit("#", 1)[-1]))
 
 
-def test_what_of_a_value_counts() -> None:
+def test_what_of_a_value_counts(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         assert branches(s, "1", "3", "2", "5").vote("a", key=lambda value: int(value) % 2)["a"] == "1"
 
     run(body, bn.Mock(echo))
 
 
-def test_votes_of_typed_values() -> None:
+def test_votes_of_typed_values(run: Any) -> None:
     def body(s: bn.State) -> None:
         forks = s.fork(3)
         forks += lambda i: f"#{i}" + bn.gen("a", type=list[int])
@@ -221,8 +204,8 @@ def test_votes_of_typed_values() -> None:
     )
 
 
-def test_a_vote_that_is_decided_waits_for_nobody() -> None:
-    gate = Gate(4, 3, 1)
+def test_a_vote_that_is_decided_waits_for_nobody(run: Any, echo: Any) -> None:
+    gate = Gate(echo, 4, 3, 1)
 
     def body(s: bn.State) -> None:
         forks = s.fork(5)
@@ -233,8 +216,8 @@ def test_a_vote_that_is_decided_waits_for_nobody() -> None:
     run(body, gate.mock)
 
 
-def test_a_tie_goes_to_the_first_branch_that_holds_one() -> None:
-    gate = Gate(3, 2, 1, 0)
+def test_a_tie_goes_to_the_first_branch_that_holds_one(run: Any, echo: Any, branches: Any) -> None:
+    gate = Gate(echo, 3, 2, 1, 0)
 
     def body(s: bn.State) -> None:
         forks = branches(s, "0", "1", "2", "3")
@@ -243,7 +226,7 @@ def test_a_tie_goes_to_the_first_branch_that_holds_one() -> None:
     run(body, gate.mock)
 
 
-def test_those_that_fail_have_no_vote() -> None:
+def test_those_that_fail_have_no_vote(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         forks = branches(s, "1!", "2!", "3")
         with pytest.raises(bn.ForkError):
@@ -256,8 +239,10 @@ def test_those_that_fail_have_no_vote() -> None:
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=8), st.randoms())
-def test_a_vote_is_what_counting_all_gives(values: list[str], random: Random) -> None:
+@given(values=st.lists(st.sampled_from("abc"), min_size=1, max_size=8), random=st.randoms())
+def test_a_vote_is_what_counting_all_gives(
+    values: list[str], random: Random, run: Any, echo: Any, branches: Any
+) -> None:
     """Whatever the order in which branches finish."""
     from banyan.branch import Ballot
 
@@ -281,7 +266,7 @@ def test_a_vote_is_what_counting_all_gives(values: list[str], random: Random) ->
 # ---- beam ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_beam_keeps_the_best_of_each_step() -> None:
+def test_a_beam_keeps_the_best_of_each_step(run: Any) -> None:
     letters = iter("bcadefzyxw" * 10)
     mock = bn.Mock(lambda prompt, name: next(letters))
 
@@ -299,7 +284,7 @@ def test_a_beam_keeps_the_best_of_each_step() -> None:
     assert len(mock.calls) == 2 + 4 + 4
 
 
-def test_a_step_may_look_at_its_branch() -> None:
+def test_a_step_may_look_at_its_branch(run: Any) -> None:
     def body(s: bn.State) -> None:
         s["n"] = 0
         beams = s.beam(1, lambda branch: f"[{len(branch.text())}]", depth=2, width=3, key=lambda branch: 0)
@@ -308,7 +293,7 @@ def test_a_step_may_look_at_its_branch() -> None:
     run(body)
 
 
-def test_without_a_key_the_likeliest_wins() -> None:
+def test_without_a_key_the_likeliest_wins(run: Any) -> None:
     likely = {"a": -1.0, "b": -0.1, "c": -3.0, "d": -0.2}
     answers = iter("acbdcdab")
 
@@ -327,7 +312,7 @@ def test_without_a_key_the_likeliest_wins() -> None:
     assert all(call.op.sampling.logprobs for call in mock.calls)
 
 
-def test_what_a_beam_refuses() -> None:
+def test_what_a_beam_refuses(run: Any) -> None:
     def body(s: bn.State) -> None:
         for wrong in ({"k": 0}, {"depth": 0}, {"width": 0}):
             with pytest.raises(bn.BadProgram, match="a beam needs at least 1"):
@@ -338,7 +323,7 @@ def test_what_a_beam_refuses() -> None:
     run(body)
 
 
-def test_branches_that_fail_fall_out_of_a_beam() -> None:
+def test_branches_that_fail_fall_out_of_a_beam(run: Any, echo: Any) -> None:
     def body(s: bn.State) -> None:
         order = iter(["0!", "1", "2!", "3"])
         beams = s.beam(2, lambda branch: f"#{next(order)}" + bn.gen("a"), width=4, key=lambda branch: branch["a"])
@@ -352,7 +337,7 @@ def test_branches_that_fail_fall_out_of_a_beam() -> None:
 LAW = {"calc": math.log(0.6), "search": math.log(0.3), "ask": math.log(0.1)}
 
 
-def test_the_law_of_a_select() -> None:
+def test_the_law_of_a_select(run: Any) -> None:
     def body(s: bn.State) -> None:
         s += bn.select("tool", list(LAW))
         s += bn.gen("x")
@@ -379,7 +364,7 @@ def test_a_temperature_draws_and_the_law_stays() -> None:
     assert state.dist("tool")[7] == pytest.approx({"calc": 0.6, "search": 0.3, "ask": 0.1})
 
 
-def test_a_backend_that_does_not_tell() -> None:
+def test_a_backend_that_does_not_tell(run: Any) -> None:
     def body(s: bn.State) -> None:
         s += bn.select("tool", ["a", "b"])
         with pytest.raises(bn.Unsupported, match="without telling"):
@@ -395,8 +380,8 @@ def run_async(body: Callable[[bn.AsyncState], Any], backend: Any) -> Any:
     return asyncio.run(bn.function(body).run_async(backend=backend)).ret_value
 
 
-def test_all_of_it_on_an_event_loop() -> None:
-    gate = Gate(3, 1, 0, 2)
+def test_all_of_it_on_an_event_loop(echo: Any, branches: Any) -> None:
+    gate = Gate(echo, 3, 1, 0, 2)
 
     async def body(s: bn.AsyncState) -> None:
         forks = branches(s, "0", "1", "2", "3")
@@ -414,7 +399,7 @@ def test_all_of_it_on_an_event_loop() -> None:
     run_async(body, gate.mock)
 
 
-def test_async_keys_look_side_by_side() -> None:
+def test_async_keys_look_side_by_side(echo: Any, branches: Any) -> None:
     n_looking, most = 0, 0
 
     async def look(branch: bn.AsyncState) -> int:
@@ -446,7 +431,7 @@ def test_dist_and_gathered_errors_on_an_event_loop() -> None:
     run_async(body, bn.Mock({"tool": LAW}))
 
 
-def test_a_loop_is_not_held_up_while_branches_are_waited_for() -> None:
+def test_a_loop_is_not_held_up_while_branches_are_waited_for(echo: Any, branches: Any) -> None:
     async def body(s: bn.AsyncState) -> None:
         ticks = 0
 
@@ -461,10 +446,10 @@ def test_a_loop_is_not_held_up_while_branches_are_waited_for() -> None:
         ticking.cancel()
         assert ticks >= 3
 
-    run_async(body, Gate(1, 0).mock)
+    run_async(body, Gate(echo, 1, 0).mock)
 
 
-def test_threads_may_wait_for_branches_of_one_program() -> None:
+def test_threads_may_wait_for_branches_of_one_program(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         forks = branches(s, *map(str, range(20)))
         found: list[Any] = []

@@ -325,7 +325,8 @@ def test_an_async_tool_that_exits_does_not_take_the_loop_with_it() -> None:
     assert result({"shout": {"text": "on"}}).result == "ON!"
 
 
-def test_a_program_that_is_cancelled_cancels_its_calls() -> None:
+def waiting() -> tuple[bn.State, threading.Event]:
+    """A program in a call that waits, and what is set when that ends."""
     began, ended = threading.Event(), threading.Event()
 
     @bn.tool
@@ -339,6 +340,11 @@ def test_a_program_that_is_cancelled_cancels_its_calls() -> None:
 
     state = ask({"wait": {}}, "never", tools=[wait])
     assert began.wait(10)
+    return state, ended
+
+
+def test_a_program_that_is_cancelled_cancels_its_calls() -> None:
+    state, ended = waiting()
     state.cancel()
     assert ended.wait(10)
     with pytest.raises(bn.Cancelled):
@@ -346,19 +352,7 @@ def test_a_program_that_is_cancelled_cancels_its_calls() -> None:
 
 
 def test_a_program_that_nobody_holds_cancels_its_calls() -> None:
-    began, ended = threading.Event(), threading.Event()
-
-    @bn.tool
-    async def wait() -> None:
-        "Wait."
-        began.set()
-        try:
-            await asyncio.sleep(60)
-        finally:
-            ended.set()
-
-    state = ask({"wait": {}}, "never", tools=[wait])
-    assert began.wait(10)
+    state, ended = waiting()
     del state
     gc.collect()
     assert ended.wait(10)

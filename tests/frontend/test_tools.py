@@ -23,13 +23,6 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-@bn.tool
-async def shout(text: str, sign: str = "!") -> str:
-    "Say it louder."
-    await asyncio.sleep(0)
-    return text.upper() + sign
-
-
 def result(call: dict[str, Any], tools: Any) -> bn.ToolCall:
     """What one call gives."""
 
@@ -70,12 +63,23 @@ class Model(pydantic.BaseModel):
 
 def test_a_tool_is_still_its_function() -> None:
     assert add(1, b=2) == 3
-    assert asyncio.run(shout("hi")) == "HI!"
     assert (add.__doc__, add.__name__) == ("Add two numbers.", "add")
     assert repr(add) == "<tool add>"
 
+    @bn.tool
+    async def later(what: str) -> str:
+        "Give it back."
+        return what
+
+    assert asyncio.run(later("hi")) == "hi"
+
 
 def test_what_the_model_is_told() -> None:
+    @bn.tool
+    def repeat(text: str, times: int = 2) -> str:
+        "Say it again."
+        return text * times
+
     assert json.loads(add.spec) == {
         "type": "function",
         "function": {
@@ -88,8 +92,8 @@ def test_what_the_model_is_told() -> None:
             },
         },
     }
-    assert shout.schema["properties"]["sign"] == {"type": "string", "default": "!"}
-    assert shout.schema["required"] == ["text"]
+    assert repeat.schema["properties"]["times"] == {"type": "integer", "default": 2}
+    assert repeat.schema["required"] == ["text"]
 
 
 def test_words_beside_a_type_and_a_long_docstring() -> None:
@@ -270,7 +274,7 @@ def test_a_plain_function_becomes_a_tool_by_itself() -> None:
         ({"tools": add}, "must be a list of tools"),
         ({"tools": "add"}, "must be a list of tools"),
         ({"tools": [3]}, "3 is no tool"),
-        ({"tools": [add, bn.tool(shout.func, name="add")]}, "two of the tools have one name"),
+        ({"tools": [add, bn.tool(add.func)]}, "two of the tools have one name"),
         ({"tools": [add], "max_rounds": -1}, "max_rounds is -1"),
         ({"tools": [add], "tool_timeout": 0}, "tool_timeout is 0"),
         ({"tools": [add], "max_tool_output": 0}, "max_tool_output is 0"),
@@ -291,6 +295,11 @@ def test_a_form_with_tools_is_refused_with_what_to_do(form: dict[str, Any]) -> N
 
 
 def test_one_toolbox_for_many_gens() -> None:
-    assert toolbox([add, shout]) is toolbox((add, shout))
+    @bn.tool
+    def min_of(numbers: list[int]) -> int:
+        "The least of some numbers."
+        return min(numbers)
+
+    assert toolbox([add, min_of]) is toolbox((add, min_of))
     assert toolbox([add]).timeout == 60.0
     assert toolbox([add], tool_timeout=float("inf")).timeout is None

@@ -40,15 +40,14 @@ class Packed(msgspec.Struct):
     n: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Model(pydantic.BaseModel):
-    n: int
+def even(n: int) -> int:
+    if n % 2:
+        raise ValueError("n must be even")
+    return n
 
-    @pydantic.field_validator("n")
-    @classmethod
-    def even(cls, n: int) -> int:
-        if n % 2:
-            raise ValueError("n must be even")
-        return n
+
+class Model(pydantic.BaseModel):
+    n: Annotated[int, pydantic.AfterValidator(even)]
 
 
 def run(answer: bn.Mock | str | wire.Sample, **options: Any) -> bn.State:
