@@ -23,6 +23,8 @@ from instant import server
 
 import banyan as bn
 
+LONGEST = 300.0
+"""Seconds that a measure may take on the slowest machine."""
 N_PROGRAMS, N_BRANCHES, N_THREADS = 32, 4, 32
 TESTS = ("tests/frontend/test_async.py", "tests/frontend/test_async_batch.py", "tests/frontend/test_batch.py")
 
@@ -50,7 +52,9 @@ def threads() -> int:
     """All threads of this process, at most, while programs with branches run on a pool, and all wait at once."""
     seen: list[int] = []
     with server(hold=N_PROGRAMS) as path, bn.connect(path) as backend:
-        branches.run_batch([(i, seen) for i in range(N_PROGRAMS)], backend=backend, num_threads=N_THREADS)
+        branches.run_batch(
+            [(i, seen) for i in range(N_PROGRAMS)], backend=backend, num_threads=N_THREADS, timeout=LONGEST
+        )
     return max(seen)
 
 
@@ -67,8 +71,9 @@ async def _memory(n: int, backend: bn.RuntimeEndpoint) -> dict[str, float]:
     gc.collect()
     before, start = _resident(), time.process_time()
     running = asyncio.create_task(_all(batch))
-    while len(begun) < n:
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(LONGEST):
+        while len(begun) < n:
+            await asyncio.sleep(0.05)
     await asyncio.sleep(0.5)  # all is sent, and what could be freed is free
     each = (_resident() - before) / n
     last = await ask.run_async(n, begun, backend=backend)  # the one that the server has waited for
@@ -90,17 +95,18 @@ def _resident() -> int:
 
 def apart(what: str, n: int = 0) -> Any:
     """One of the measures above, in a process that has done nothing else."""
-    done = subprocess.run([sys.executable, __file__, "--measure", what, str(n)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, __file__, "--measure", what, str(n)], capture_output=True, text=True,
+                          timeout=LONGEST)  # fmt: skip
     if done.returncode:
         sys.exit(done.stderr)
     return json.loads(done.stdout)
 
 
-def rows(report: Any, quick: bool = False) -> None:
-    """Measure, and add the rows to `report`."""
+def rows(report: Any, quick: bool = False, baseline: float | None = None, baseline_name: str = "") -> None:
+    """Measure, and add the rows to `report`. The baseline is of the threads."""
     n = 1000 if quick else 10_000
     name = f"threads, {N_PROGRAMS} programs x fork({N_BRANCHES}), pool {N_THREADS}"
-    report.row(name, "threads", apart("threads"), target=f"<= {N_THREADS + 4}")
+    report.row(name, "threads", apart("threads"), baseline, baseline_name, target=f"<= {N_THREADS + 4}")
     found = apart("memory", n)
     report.row(f"memory of each of {n} async programs", "KB", found["KB"], target="< 20")
     report.row(f"client CPU of each of {n} async programs", "us", found["us"])

@@ -6,6 +6,7 @@ python benchmarks/instant.py SOCKET [HOLD]        answers nothing before HOLD pr
 
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,8 @@ import zmq
 
 from banyan.runtime import ipc, wire
 
+LONGEST = 60.0
+"""Seconds that a server may take to listen."""
 TEXT = "an answer of a few words"
 CHAT = wire.ChatMarkers(roles={role: (f"<{role}>", "</>") for role in ("system", "user", "assistant")}, stop=("</>",))
 
@@ -29,8 +32,10 @@ def server(hold: int = 0) -> Iterator[Path]:
         command = [sys.executable, __file__, str(path), str(hold)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
-            process.stdout.readline()  # it listens
             try:
+                if not select.select([process.stdout], [], [], LONGEST)[0]:
+                    raise TimeoutError(f"{path} does not listen after {LONGEST:g} s")
+                process.stdout.readline()  # it listens
                 yield path
             finally:
                 process.kill()

@@ -9,39 +9,45 @@ stays empty.
 from __future__ import annotations
 
 import argparse
-import asyncio
+import faulthandler
 import gc
 import json
-import resource
+import os
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import concurrency
+import language_hangs
+from instant import server
 from language_peers import N_TURNS, NAME
-from report import Report, correct
+from report import ROOT, Report, correct
 
 import banyan as bn
+from banyan.backends.base import Quiet
 from banyan.runtime import wire
 from banyan.runtime.promise import Promise
 
 HERE = Path(__file__).resolve().parent
+LONGEST = 600.0
+"""Seconds that one figure may take on the slowest machine. Beyond that the run ends, and shows where it is."""
+FAULTS = ("tests/frontend/test_faults.py", "tests/runtime/test_faults.py", "tests/runtime/test_lost_messages.py")
 
 
 # ---- a backend that costs next to nothing --------------------------------------------------------------------------
 
 
 class Instant:
-    """Answers each gen as it is submitted or, where it is `held`, when it is let go."""
+    """Answers each gen as it is submitted."""
 
-    def __init__(self, held: bool = False) -> None:
+    def __init__(self) -> None:
         self.welcome = wire.Welcome(wire.VERSION, model="instant", max_context=1 << 31)
-        self.is_held = held
-        self.waiting: list[Promise[wire.Value]] = []
 
     def program(self, name: str = "") -> Open:
         return Open(self)
@@ -50,37 +56,19 @@ class Instant:
         return {}
 
 
-class Open:
-    first_error: BaseException | None = None
-
+class Open(Quiet):
     def __init__(self, backend: Instant) -> None:
         self._backend, self._futures = backend, dict[int, Promise[wire.Value]]()
 
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
         for op in ops:
             if isinstance(op, wire.Gen):
-                future = self.future(op.ref)
-                if self._backend.is_held:
-                    self._backend.waiting.append(future)
-                else:
-                    future.set_result(ANSWER)
+                self.future(op.ref).set_result(ANSWER)
 
     def future(self, ref: int) -> Promise[wire.Value]:
         if ref not in self._futures:
             self._futures[ref] = Promise()
         return self._futures[ref]
-
-    def on_delta(self, ref: int, callback: Callable[[str], None]) -> None:
-        pass
-
-    def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
-        pass
-
-    def limit(self, limits: wire.Limits) -> None:
-        pass
-
-    def cancel(self) -> None:
-        pass
 
 
 class Templated(Instant):
@@ -123,15 +111,6 @@ def chat(s: bn.State, topic: str) -> None:
 
 
 @bn.function
-def tree(s: bn.State, topic: str) -> None:
-    s += bn.user(f"About {topic}")
-    branches = s.fork(4)
-    branches += bn.gen("a")
-    for branch in branches:
-        branch["a"]
-
-
-@bn.function
 def turns(s: bn.State, n: int, looks: bool) -> None:
     for i in range(n):
         s += bn.user(f"Turn {i:03}: what comes next?") + bn.assistant(bn.gen("a", max_tokens=2, ignore_eos=True))
@@ -148,7 +127,7 @@ def review(s: bn.State, words: str) -> None:
 # ---- figures -------------------------------------------------------------------------------------------------------
 
 
-def cpu_per_gen(program: Any, backend: Instant, n: int, n_times: int) -> float:
+def cpu_per_gen(program: Any, backend: Any, n: int, n_times: int) -> float:
     """Microseconds of CPU, of all threads, in a batch of n programs: the best of `n_times`."""
     items = [{"topic": f"topic {i}"} for i in range(n)]
     program.run_batch(items[:8], backend=backend)
@@ -161,21 +140,6 @@ def cpu_per_gen(program: Any, backend: Instant, n: int, n_times: int) -> float:
     return best / (n * N_TURNS) * 1e6
 
 
-def threads() -> int:
-    """At most, beside the main one, while 32 programs wait for the values of 4 branches each."""
-    backend = Instant(held=True)
-    items = [{"topic": f"{i}"} for i in range(32)]
-    batch = threading.Thread(target=tree.run_batch, args=(items,), kwargs={"backend": backend, "num_threads": 32})
-    batch.start()
-    while len(backend.waiting) < 32 * 4:
-        time.sleep(0.01)
-    n = threading.active_count() - 2  # this one, and the one that the batch is called from
-    for future in backend.waiting:
-        future.set_result(ANSWER)
-    batch.join()
-    return n
-
-
 def import_ms() -> float:
     """CPU of `import banyan` with all public names, in a process of its own; the best of 5."""
     code = (
@@ -184,7 +148,8 @@ def import_ms() -> float:
         "assert not {'torch', 'transformers', 'zmq'} & set(sys.modules)\n"
         "print(1000 * (time.process_time() - start))"
     )
-    runs = (subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(5))
+    runs = (subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+            for _ in range(5))  # fmt: skip
     return min(float(run.stdout) for run in runs)
 
 
@@ -240,69 +205,84 @@ def traffic(report: Report, runtime: bn.Runtime, n_items: int) -> None:
     report.row("its template, once", "bytes", define)
 
 
-def programs_at_once(n: int) -> float:
-    """KiB of this process for each of n async programs that all wait for a value."""
-
-    @bn.function
-    async def waits(s: bn.AsyncState, i: int) -> str:
-        s += f"program {i}: " + bn.gen("a")
-        return str(await s.value("a"))
-
-    async def main() -> float:
-        await waits.run_async(0, backend=Instant())
-        gc.collect()
-        backend, before = Instant(held=True), resident()
-        tasks = [asyncio.create_task(waits.run_async(i, backend=backend)) for i in range(n)]
-        while len(backend.waiting) < n:
-            await asyncio.sleep(0.01)
-        used = resident() - before
-        for future in backend.waiting:
-            future.set_result(ANSWER)
-        states = await asyncio.gather(*tasks)
-        assert [state.ret_value for state in states] == ["yes"] * n
-        return used / n
-
-    return asyncio.run(main())
-
-
-def resident() -> float:
-    """KiB."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 1024
+def hangs_under_faults(is_long: bool) -> tuple[int, int]:
+    """Runs the tests of faults: servers and engines that die or stand still, connections that are cut, messages that
+    are lost, tools and bodies that raise, at every point of a two-stage fork and in random programs. Gives how many of
+    them fail (each holds every run to its deadline, and its error to its cause), and how many there are."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "junit.xml"
+        arguments = ["-q", "-p", "no:cacheprovider", f"--junit-xml={file}", *FAULTS]
+        arguments += [] if is_long else ["-m", "not long"]
+        # Through -c: the root stays off sys.path.
+        command = [sys.executable, "-c", "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))", *arguments]
+        limit = 6 * LONGEST if is_long else LONGEST
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, timeout=limit)
+        (suite,) = ElementTree.parse(file).getroot().iter("testsuite")
+    return int(suite.get("failures", 0)) + int(suite.get("errors", 0)), int(suite.get("tests", 0))
 
 
 def sglang(python: str | None, n: int) -> dict[str, Any]:
     if python is None:
         return {}
     command = [python, str(HERE / "language_peers.py"), "--programs", str(n)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
     if done.returncode:
         sys.exit(f"SGLang could not be measured:\n{done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
+class Bounded(Report):
+    """A report whose figures may each take LONGEST seconds."""
+
+    def row(self, *arguments: Any, **options: Any) -> None:
+        super().row(*arguments, **options)
+        faulthandler.dump_traceback_later(LONGEST, exit=True)
+
+
+def costs(report: Report, peer: dict[str, Any], n: int, n_times: int) -> None:
+    """CPU of the process that runs programs."""
+    name = NAME if peer else ""
+    report.row("import banyan, all names", "ms", import_ms(), target="< 300")
+    ours = cpu_per_gen(chat, Instant(), n, n_times)
+    report.row("CPU per gen", "us", ours, peer.get("cpu"), name, target="<= 20")
+    template = cpu_per_gen(bn.compile(chat), Templated(), n, n_times)
+    report.row("CPU per gen, compiled", "us", template, peer.get("cpu"), name)
+    with server() as path, bn.connect(path) as endpoint:
+        report.row("CPU per gen, over a socket", "us", cpu_per_gen(chat, endpoint, n, n_times))
+
+
+def endings(report: Report, peer: dict[str, Any], is_quick: bool, is_long: bool) -> None:
+    """That all ends."""
+    backend = bn.Mock(lambda prompt, name: language_hangs.answer(prompt))
+    ours, n = len(language_hangs.hangs(bn, backend)), len(language_hangs.programs(bn))
+    report.row(f"hangs, {n} ways to hang", "programs", ours, peer.get("hangs"), NAME if peer else "", target="<= 0")
+    if not is_quick:
+        faulthandler.cancel_dump_traceback_later()  # they have limits of their own
+        n_failed, n = hangs_under_faults(is_long)
+        report.row(f"hangs or wrong errors, {n} tests of faults", "tests", n_failed, target="<= 0")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer programs, and not the tests they stand on")
+    parser.add_argument("--long", action="store_true", help="the long form of the tests of faults (minutes)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     parser.add_argument("--sglang", metavar="PYTHON", help="an interpreter that has SGLang")
     args = parser.parse_args()
-    n, n_async, n_times = (100, 1_000, 3) if args.quick else (500, 10_000, 7)
+    n, n_times = (100, 7) if args.quick else (500, 15)
     if not args.quick:
         correct("tests/frontend/test_compiled.py", "tests/frontend/test_batch.py", "tests/runtime/test_traffic.py")
-    report = Report("language", f"{N_TURNS} turns a program, batches of {n}")
+    report = Bounded("language", f"{N_TURNS} turns a program, batches of {n}")
+    faulthandler.dump_traceback_later(LONGEST, exit=True)
     peer = sglang(args.sglang, n)
-    ours = cpu_per_gen(chat, Instant(), n, n_times)
-    report.row("CPU per gen", "us", ours, peer.get("cpu"), NAME if peer else "", target="<= 20")
-    template = cpu_per_gen(bn.compile(chat), Templated(), n, n_times)
-    report.row("CPU per gen, compiled", "us", template, peer.get("cpu"), NAME if peer else "")
-    report.row("threads, 32 programs x fork(4)", "threads", threads(), peer.get("threads"), NAME if peer else "",
-               target="<= 36")  # fmt: skip
-    report.row(f"{n_async:,} async programs that wait, each", "KiB", programs_at_once(n_async), target="< 20")
-    report.row("import banyan, all names", "ms", import_ms(), target="< 300")
-    with bn.Runtime(log="quiet") as runtime:
+    costs(report, peer, n, n_times)
+    concurrency.rows(report, args.quick, peer.get("threads"), NAME if peer else "")
+    with bn.Runtime(log="quiet", launch_timeout=LONGEST / 2) as runtime:
         traffic(report, runtime, 20 if args.quick else 200)
+    endings(report, peer, args.quick, args.long)
+    faulthandler.cancel_dump_traceback_later()
     return report.end(args.json)
 
 

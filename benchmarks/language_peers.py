@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import language_hangs
 from tree_peers import StandIns
 
 N_TURNS = 8
@@ -90,13 +93,30 @@ def threads(tree: Any) -> int:
     return n
 
 
+def hangs() -> int:
+    """How many of the programs that may hang do."""
+    import sglang
+    from sglang.lang.backend.base_backend import BaseBackend
+
+    class Failing(BaseBackend):  # type: ignore[misc]
+        def generate(self, s: Any, sampling_params: Any) -> tuple[str, dict[str, Any]]:
+            return language_hangs.answer(s.text_), {}
+
+        def generate_stream(self, s: Any, sampling_params: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+            yield language_hangs.answer(s.text_), {}
+
+    return len(language_hangs.hangs(sglang, Failing()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=int, required=True)
     args = parser.parse_args()
     sys.meta_path.insert(0, StandIns())
     made = programs()
-    print(json.dumps({"cpu": cpu_per_gen(made["chat"], args.programs), "threads": threads(made["tree"])}))
+    found = {"cpu": cpu_per_gen(made["chat"], args.programs), "threads": threads(made["tree"]), "hangs": hangs()}
+    print(json.dumps(found), flush=True)
+    os._exit(0)  # what hangs would hold up the exit too
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ COMPARE = {"<=": float.__le__, ">=": float.__ge__, "<": float.__lt__, ">": float
 class Report:
     def __init__(self, name: str, shape: str) -> None:
         self.name, self.shape = name, shape
+        self.machine, self.commit = machine(), commit()
         self.rows: list[dict[str, Any]] = []
 
     def row(
@@ -38,7 +39,7 @@ class Report:
         target: str = "",
         more_is_better: bool = False,
     ) -> None:
-        """target: such as "<= 2": of `ours`; or "ratio >= 1"."""
+        """Add a row, and print it. target: such as "<= 2": of `ours`; or "ratio >= 1"."""
         ratio = None
         if baseline is not None and ours and baseline:
             ratio = ours / baseline if more_is_better else baseline / ours
@@ -46,15 +47,15 @@ class Report:
             "name": name, "unit": unit, "ours": ours, "baseline": baseline, "baseline_name": baseline_name,
             "ratio": ratio, "target": target, "holds": _holds(target, ours, ratio),
         })  # fmt: skip
+        if len(self.rows) == 1:
+            print(f"{self.name}: {self.shape}\n{self.machine}, commit {self.commit}\n")
+        print(_line(self.rows[-1]), flush=True)
 
     def end(self, file: Path | None) -> int:
-        """Print all rows, write them to `file`, and append them to the results with the machine and the commit. Returns
+        """Write all rows to `file`, and append them to the results with the machine and the commit. Returns
         how many targets do not hold."""
-        facts = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "machine": machine(), "commit": commit(),
+        facts = {"time": time.strftime("%Y-%m-%dT%H:%M:%S"), "machine": self.machine, "commit": self.commit,
                  "shape": self.shape, "arguments": sys.argv[1:]}  # fmt: skip
-        print(f"{self.name}: {self.shape}\n{facts['machine']}, commit {facts['commit']}\n")
-        for row in self.rows:
-            print(_line(row))
         if file is not None:
             file.write_text(json.dumps(self.rows, indent=1) + "\n")
         RESULTS.mkdir(exist_ok=True)

@@ -18,7 +18,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from banyan import limits
-from banyan.backends.base import Backend, OpenProgram
+from banyan.backends.base import Backend, OpenProgram, Quiet
 from banyan.feed import Feed, Notice
 from banyan.ref import copy_of
 from banyan.runtime import wire
@@ -272,7 +272,7 @@ _DEFAULTS = wire.Sampling()
 _DRAWS = (wire.Gen, wire.Select)
 
 
-class Unreachable:
+class Unreachable(Quiet):
     """The program of a backend that took none."""
 
     def __init__(self, error: BanyanError) -> None:
@@ -285,15 +285,3 @@ class Unreachable:
         future: Promise[wire.Value] = Promise()
         future.set_exception(copy_of(self._error))
         return future
-
-    def limit(self, limits: wire.Limits) -> None:
-        pass
-
-    def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
-        pass
-
-    def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
-        pass
-
-    def cancel(self) -> None:
-        pass

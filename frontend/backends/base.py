@@ -58,3 +58,21 @@ class Backend(Protocol):
 
     def ask(self, what: Question) -> Any:
         """The answer to a question outside any program, as JSON values."""
+
+
+class Quiet:
+    """What many an OpenProgram has no use for: it is not streamed, calls no tools, and needs no limits and no end."""
+
+    first_error: BaseException | None = None
+
+    def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
+        """Nothing streams."""
+
+    def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
+        """Nothing calls."""
+
+    def limit(self, limits: wire.Limits) -> None:
+        """The language keeps them."""
+
+    def cancel(self) -> None:
+        """There is nothing to stop."""
