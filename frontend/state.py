@@ -65,9 +65,9 @@ class State(Prompt):
     def get_meta_info(self, name: str) -> Any:
         """What is known about how the variable was generated, as a dict; None for one that was not.
 
-        finish_reason, prompt_tokens, completion_tokens, cached_tokens and, with return_logprob, output_token_logprobs
-        and output_top_logprobs; for a select normalized_prompt_logprobs, input_token_logprobs and weights. A list of
-        them for n > 1 and after a join.
+        finish_reason, prompt_tokens, completion_tokens, cached_tokens, time_to_first_token and e2e_latency (seconds
+        since its turn had come) and, with return_logprob, output_token_logprobs and output_top_logprobs; for a select
+        normalized_prompt_logprobs, input_token_logprobs and weights. A list of them for n > 1 and after a join.
         """
         return meta_info(self._lookup(name))
 

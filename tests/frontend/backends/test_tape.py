@@ -48,7 +48,7 @@ class Counting(bn.Mock):
 def all_of(state: bn.State) -> Any:
     names = ("a", "b", "c", "d", "e", "v")
     metas = repr([state.get_meta_info(name) for name in names])
-    metas = re.sub(r"'(id|e2e_latency)': [^,}]*", "", metas)  # of the run
+    metas = re.sub(r"'(id|e2e_latency|time_to_first_token)': [^,}]*", "", metas)  # of the run
     return state.text(), state.messages(), [state[name] for name in names], metas, state.usage
 
 

@@ -1,0 +1,83 @@
+"""Models of random weights to be timed, in Hugging Face format: `python benchmarks/random_models.py FOLDER`
+
+M1 (15 M parameters, 6 layers of 256) and M2 (110 M, 12 of 768, GQA 12/4), each in float32 and bfloat16 of the same
+seeded weights. Their words are made up, and each is one token with the space before it: a text of n words has n tokens,
+whatever stands around it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
+SHAPES = {
+    "M1": {"vocab_size": 16_384, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6,
+           "num_attention_heads": 8, "num_key_value_heads": 4},
+    "M2": {"vocab_size": 32_000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,
+           "num_attention_heads": 12, "num_key_value_heads": 4},
+}  # fmt: skip
+SPECIAL = ("<|pad|>", "<|bos|>", "<|eos|>")
+
+
+SYLLABLES = [c + v for c in CONSONANTS for v in VOWELS]
+
+
+def words(vocabulary: int) -> list[str]:
+    """The words of a model with so large a vocabulary, each with its space: what its parts leave room for."""
+    n = vocabulary - 256 - len(SPECIAL) - 2 * len(SYLLABLES) - len(SYLLABLES) ** 2
+    return [f" {a}{b}{c}" for c in SYLLABLES for a in SYLLABLES for b in SYLLABLES][:n]
+
+
+def _tokenizer(size: int) -> Tokenizer:
+    """Byte-level BPE that puts a word together from its syllables."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    space = "\u0120"  # as byte-level BPE writes it
+    merges = [(syllable[0], syllable[1]) for syllable in SYLLABLES]
+    merges += [(space, a) for a in SYLLABLES]
+    merges += [(space + a, b) for a in SYLLABLES for b in SYLLABLES]
+    merges += [(space + word[1:5], word[5:]) for word in words(size)]
+    tokens = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in merges)]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    return tokenizer
+
+
+def make(folder: Path, name: str) -> None:
+    """Writes `folder`/NAME-float32 and `folder`/NAME-bfloat16."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    shape = SHAPES[name]
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=_tokenizer(shape["vocab_size"]),
+        pad_token=SPECIAL[0],
+        bos_token=SPECIAL[1],
+        eos_token=SPECIAL[2],
+    )
+    config = LlamaConfig(
+        max_position_embeddings=8192, tie_word_embeddings=False, pad_token_id=0, bos_token_id=1, eos_token_id=2, **shape
+    )
+    model = LlamaForCausalLM(config)
+    draw = torch.Generator().manual_seed(len(name))
+    with torch.no_grad():
+        for key, weight in sorted(model.named_parameters()):
+            # Large enough that greedy output is not one token again and again.
+            scale = 1.0 if "embed" in key else 2.0 / weight.shape[-1] ** 0.5
+            weight.fill_(1.0) if weight.ndim == 1 else weight.copy_(torch.randn(weight.shape, generator=draw) * scale)
+    for dtype in (torch.float32, torch.bfloat16):
+        place = folder / f"{name}-{str(dtype).removeprefix('torch.')}"
+        model.to(dtype).save_pretrained(place)
+        fast.save_pretrained(place)
+
+
+if __name__ == "__main__":
+    for name in SHAPES:
+        make(Path(sys.argv[1]), name)
