@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from banyan.expr import user_end as user_end
     from banyan.graph import Graph as Graph
     from banyan.group import Group as Group
+    from banyan.kv import KV as KV
     from banyan.process_options import global_config as global_config
     from banyan.program import AsyncProgram as AsyncProgram
     from banyan.program import Program as Program
@@ -135,6 +136,7 @@ _WHERE = {
     ),
     "graph": ("Graph",),
     "group": ("Group",),
+    "kv": ("KV",),
     "process_options": ("global_config",),
     "program": ("AsyncProgram", "Program", "function"),
     "reasoning": ("separate_reasoning",),
@@ -192,6 +194,7 @@ __all__ = [
     "ForkStart",
     "Graph",
     "Group",
+    "KV",
     "LiteLLM",
     "Mock",
     "ModelNotFound",

@@ -51,6 +51,7 @@ NAMES = [
     "ForkStart",
     "Graph",
     "Group",
+    "KV",
     "LiteLLM",
     "Mock",
     "ModelNotFound",
@@ -257,6 +258,9 @@ SIGNATURES = {
     "State.text_async_iter": ["self", "var_name", "return_meta_data"],
     "State.adopt": ["self", "branch"],
     "State.drop": ["self"],
+    "KV.pin": ["self", "ttl"],
+    "KV.expect": ["self", "steps"],
+    "KV.prefetch": ["self"],
     "State.dist": ["self", "name"],
     "State.beam": ["self", "k", "step", "*depth", "*width", "*key"],
     "Group.join": ["self", "mode", "on_error"],
@@ -287,6 +291,7 @@ def test_a_state_has_no_other_public_names() -> None:
     assert {name for name in dir(bn.State) if not name.startswith("_")} == {
         *(name for name in tested if not name.startswith("_")),
         "index",
+        "kv",
         "ret_value",
         "usage",
     }
