@@ -5,6 +5,7 @@
 // bfloat16 is widened as it is read; sums are float32 everywhere.
 #pragma once
 
+#include "pool.h"
 #include "vector.h"
 
 namespace {
@@ -174,12 +175,12 @@ void run(const Call& c, const Item* small, int n_small, const Item* large, int n
          int n_merges, int n_threads) {
     // a small item takes all heads of its keys at once, a large one is a task per KV head
     const int n_tasks = n_small + n_large * c.n_kv_heads;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(n_threads) if (n_threads > 1)
-    for (int i = 0; i < n_tasks; i++) {
-        const int j = i - n_large * c.n_kv_heads;
-        if (j < 0) attend<T>(c, large[i / c.n_kv_heads], i % c.n_kv_heads, i % c.n_kv_heads + 1, scratch);
+    Pool::instance().run(n_tasks, n_threads, [&](int64_t i) {
+        const int64_t j = i - n_large * c.n_kv_heads;
+        const int head = i % c.n_kv_heads;
+        if (j < 0) attend<T>(c, large[i / c.n_kv_heads], head, head + 1, scratch);
         else attend<T>(c, small[j], 0, c.n_kv_heads, scratch);
-    }
+    });
     for (int i = 0; i < n_merges; i++) merge<T>(c, merges + i * 4);
 }
 

@@ -3,7 +3,7 @@
 Built lazily with the system's compiler (1-3 s; Triton needs one at run time too) into a cache folder, under a name made
 of source, compiler, flags and CPU. A fresh build is tried against the references before it gets that name, so that
 another CPU or compiler can give no wrong answer in silence. Without a compiler, or when the trial fails, one line of
-warning says so and plain torch serves. Plain C ABI through ctypes: 0.3 us a call, and torch's OpenMP pool is shared.
+warning says so and plain torch serves. Plain C ABI through ctypes: 0.3 us a call.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ import torch
 from banyan.kernels.native import trial
 
 SOURCE = Path(__file__).with_name("ops.cpp")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread", "-fPIC", "-shared")
 DTYPES = (torch.float32, torch.bfloat16)  # what the library computes on; all others go to torch
 
 _log = logging.getLogger("banyan.kernels")

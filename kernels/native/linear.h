@@ -4,6 +4,7 @@
 // pair of k. A register tile is MR rows times a panel; a panel's part of KC k stays in L2 while the rows pass by.
 #pragma once
 
+#include "pool.h"
 #include "vector.h"
 #ifdef __AVX512BF16__
 #include <immintrin.h>
@@ -82,24 +83,23 @@ template <class T>
 void linear(const T* x, const T* weight, const T* bias, T* out, int64_t n, int64_t n_in, int64_t n_out, int64_t s_x,
             int n_threads) {
     const int64_t n_panels = (n_out + PANEL - 1) / PANEL, n_blocks = (n + MC - 1) / MC;
-#pragma omp parallel for collapse(2) schedule(static) num_threads(n_threads) if (n_threads > 1)
-    for (int64_t p = 0; p < n_panels; p++)
-        for (int64_t m = 0; m < n_blocks; m++) {
-            alignas(64) float c[MC * PANEL];
-            const T *a = x + m * MC * s_x, *b = weight + p * n_in * PANEL;
-            const int64_t n_rows = n - m * MC < MC ? n - m * MC : MC;
-            for (int64_t k = 0; k < n_in; k += KC)
-                blocks(n_rows, c, a + k, s_x, b + k * PANEL, int(n_in - k < KC ? n_in - k : KC), k == 0);
-            const int64_t width = n_out - p * PANEL < PANEL ? n_out - p * PANEL : PANEL;
-            for (int64_t r = 0; r < n_rows; r++) {
-                T* to = out + (m * MC + r) * n_out + p * PANEL;
-                const T* add = bias ? bias + p * PANEL : nullptr;
-                int64_t j = 0;
-                for (; j + W <= width; j += W)
-                    store(to + j, add ? load(c + r * PANEL + j) + load(add + j) : load(c + r * PANEL + j));
-                for (; j < width; j++) put(to + j, add ? c[r * PANEL + j] + get(add[j]) : c[r * PANEL + j]);
-            }
+    Pool::instance().run(n_panels * n_blocks, n_threads, [&](int64_t task) {
+        const int64_t p = task / n_blocks, m = task % n_blocks;
+        alignas(64) float c[MC * PANEL];
+        const T *a = x + m * MC * s_x, *b = weight + p * n_in * PANEL;
+        const int64_t n_rows = n - m * MC < MC ? n - m * MC : MC;
+        for (int64_t k = 0; k < n_in; k += KC)
+            blocks(n_rows, c, a + k, s_x, b + k * PANEL, int(n_in - k < KC ? n_in - k : KC), k == 0);
+        const int64_t width = n_out - p * PANEL < PANEL ? n_out - p * PANEL : PANEL;
+        for (int64_t r = 0; r < n_rows; r++) {
+            T* to = out + (m * MC + r) * n_out + p * PANEL;
+            const T* add = bias ? bias + p * PANEL : nullptr;
+            int64_t j = 0;
+            for (; j + W <= width; j += W)
+                store(to + j, add ? load(c + r * PANEL + j) + load(add + j) : load(c + r * PANEL + j));
+            for (; j < width; j++) put(to + j, add ? c[r * PANEL + j] + get(add[j]) : c[r * PANEL + j]);
         }
+    });
 }
 
 }  // namespace

@@ -35,9 +35,9 @@ void banyan_linear(int is_bf16, const void* x, const void* weight, const void* b
 
 void banyan_mask_logits(float* logits, const uint32_t* masks, const int32_t* which, int64_t n, int64_t n_vocab,
                         int64_t s_row, int64_t n_words, int n_threads) {
-#pragma omp parallel for num_threads(n_threads) if (n_threads > 1)
-    for (int64_t i = 0; i < n; i++)
+    each_row(n, n_threads, [&](int64_t i) {
         if (which[i] >= 0) forbid(logits + i * s_row, masks + which[i] * n_words, n_vocab);
+    });
 }
 
 void banyan_silu_mul(int is_bf16, const void* x, void* out, int64_t n, int64_t dim, int64_t s_row, int n_threads) {

@@ -1,17 +1,26 @@
 // What is done to each row by itself: norms, rotary embedding and the write to the pools, gates, masks.
 #pragma once
 
+#include "pool.h"
 #include "vector.h"
 
 namespace {
 
 constexpr int64_t MAX_HEAD = 512;  // dimensions of a head that turns
+constexpr int64_t ROWS = 8;        // of a task
+
+template <class F>
+void each_row(int64_t n, int n_threads, const F& row) {
+    Pool::instance().run((n + ROWS - 1) / ROWS, n_threads, [&](int64_t task) {
+        const int64_t end = (task + 1) * ROWS < n ? (task + 1) * ROWS : n;
+        for (int64_t i = task * ROWS; i < end; i++) row(i);
+    });
+}
 
 template <class T>
 void norm(const T* x, const T* weight, const T* residual, T* out, T* total, int64_t n, int64_t n_heads, int64_t dim,
           int64_t s_row, int64_t s_head, float eps, int n_threads) {
-#pragma omp parallel for num_threads(n_threads) if (n_threads > 1)
-    for (int64_t i = 0; i < n; i++) {
+    each_row(n, n_threads, [&](int64_t i) {
         const T* from = x + i / n_heads * s_row + i % n_heads * s_head;
         T* to = out + i * dim;
         vf squares = vf{};
@@ -28,7 +37,7 @@ void norm(const T* x, const T* weight, const T* residual, T* out, T* total, int6
         const float by = 1.0f / std::sqrt((sum(squares) + rest) / float(dim) + eps);
         for (d = 0; d + W <= dim; d += W) store(to + d, load(from + d) * by * load(weight + d));
         for (; d < dim; d++) put(to + d, get(from[d]) * by * get(weight[d]));
-    }
+    });
 }
 
 // One head: norm where there is a weight, then the first 2 * half dimensions turn.
@@ -72,8 +81,7 @@ struct RopeKv {  // one call; pointers to elements of one type
 
 template <class T>
 void rope_kv(const RopeKv& c, int n_threads) {
-#pragma omp parallel for num_threads(n_threads) if (n_threads > 1)
-    for (int64_t i = 0; i < c.n; i++) {
+    each_row(c.n, n_threads, [&](int64_t i) {
         const T* from = static_cast<const T*>(c.qkv) + i * c.s_row;
         const float *cos = c.cos + i * c.half, *sin = c.sin + i * c.half;
         for (int64_t h = 0; h < c.n_heads; h++, from += c.dim)
@@ -84,13 +92,12 @@ void rope_kv(const RopeKv& c, int n_threads) {
             turn(from, static_cast<T*>(c.k_pool) + at + h * c.dim, static_cast<const T*>(c.k_norm), cos, sin, c.dim,
                  c.half, c.eps);
         std::memcpy(static_cast<T*>(c.v_pool) + at, from, c.n_kv_heads * c.dim * sizeof(T));
-    }
+    });
 }
 
 template <class T>
 void gate(const T* x, T* out, int64_t n, int64_t dim, int64_t s_row, int n_threads) {
-#pragma omp parallel for num_threads(n_threads) if (n_threads > 1)
-    for (int64_t i = 0; i < n; i++) {
+    each_row(n, n_threads, [&](int64_t i) {
         const T *g = x + i * s_row, *u = g + dim;
         int64_t d = 0;
         for (; d + W <= dim; d += W) {
@@ -99,7 +106,7 @@ void gate(const T* x, T* out, int64_t n, int64_t dim, int64_t s_row, int n_threa
             store(out + i * dim + d, y / (1.0f + exp2(z)) * load(u + d));
         }
         for (; d < dim; d++) put(out + i * dim + d, get(g[d]) / (1.0f + std::exp2(get(g[d]) * -LOG2E)) * get(u[d]));
-    }
+    });
 }
 
 // -inf for each token whose bit is 0.

@@ -3,6 +3,7 @@
 import logging
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_a_build_that_fails_is_said_and_left(
 
 @pytest.mark.usefixtures("native")
 def test_a_build_is_tried_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "FLAGS", ("-O0", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-w"))
+    monkeypatch.setattr(build, "FLAGS", ("-O0", "-std=c++17", "-pthread", "-fPIC", "-shared", "-w"))
 
     def refuse(library: object) -> None:
         raise AssertionError("wrong on this machine")
@@ -81,3 +82,36 @@ _run = subprocess.run
 
 def _version_only(command: list[str], otherwise: object, **options: object) -> object:
     return _run(command, **options) if "--version" in command else otherwise(command)
+
+
+LIBRARY_IN_THREADS = """
+import os, sys, threading
+import torch
+from banyan.kernels import ops
+from banyan.kernels.linear import cpu
+
+cpu.THREAD_WORK = 0
+torch.set_num_threads(4)
+x, weight = torch.randn(3, 40), torch.randn(900, 40)
+packed, want = ops.pack(weight), x @ weight.T
+
+def work():
+    for _ in range(300):
+        torch.testing.assert_close(ops.linear(x, packed), want, atol=1e-4, rtol=1e-4)
+    done.append(1)
+
+done = []
+threads = [threading.Thread(target=work) for _ in range(3)]
+for t in threads: t.start()
+for t in threads: t.join()
+child = os.fork()
+if child == 0:
+    work()
+    os._exit(0 if len(done) == 4 else 1)
+sys.exit(0 if os.waitpid(child, 0)[1] == 0 and len(done) == 3 else 1)
+"""
+
+
+@pytest.mark.usefixtures("native")
+def test_helping_threads_serve_callers_in_parallel_and_are_not_missed_in_a_forked_child() -> None:
+    subprocess.run([sys.executable, "-c", LIBRARY_IN_THREADS], check=True, timeout=300)
