@@ -21,10 +21,21 @@ test says whether it is up to date. The tutorial is [language.md](language.md).
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Programs": (
-        *("function", "Program", "AsyncProgram", "compile", "Compiled", "AsyncCompiled", "Options", "stream", "Stream", "Events"),
+        *(
+            "function",
+            "Program",
+            "AsyncProgram",
+            "compile",
+            "Compiled",
+            "AsyncCompiled",
+            "Options",
+            "stream",
+            "Stream",
+            "Events",
+        ),
         *("Token", "VarDone", "ForkStart"),
     ),
-    "States": ("State", "AsyncState", "Group", "Branches", "AsyncBranches", "KV", "Graph", "Usage"),
+    "States": ("State", "AsyncState", "Group", "Branches", "AsyncBranches", "StateKV", "Graph", "Usage"),
     "Expressions": (
         *("gen", "gen_int", "gen_string", "select", "raw", "image", "video", "separate_reasoning", "role"),
         *("system", "user", "assistant", "system_begin", "system_end", "user_begin", "user_end"),

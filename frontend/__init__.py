@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from banyan.expr import user_end as user_end
     from banyan.graph import Graph as Graph
     from banyan.group import Group as Group
-    from banyan.kv import KV as KV
+    from banyan.kv import StateKV as StateKV
     from banyan.process_options import global_config as global_config
     from banyan.program import AsyncProgram as AsyncProgram
     from banyan.program import Program as Program
@@ -136,7 +136,7 @@ _WHERE = {
     ),
     "graph": ("Graph",),
     "group": ("Group",),
-    "kv": ("KV",),
+    "kv": ("StateKV",),
     "process_options": ("global_config",),
     "program": ("AsyncProgram", "Program", "function"),
     "reasoning": ("separate_reasoning",),
@@ -194,7 +194,6 @@ __all__ = [
     "ForkStart",
     "Graph",
     "Group",
-    "KV",
     "LiteLLM",
     "Mock",
     "ModelNotFound",
@@ -213,6 +212,7 @@ __all__ = [
     "RuntimeEndpoint",
     "RuntimeLost",
     "State",
+    "StateKV",
     "Stream",
     "Token",
     "Tool",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from banyan.record import Record
 
 
-class KV:
+class StateKV:
     """The keys and values of a state, as it stands when something is said of them. Nothing here changes an answer.
 
     Without a word the runtime goes by what it sees: a state that waits for a tool, or for its program, keeps its place
@@ -29,12 +29,12 @@ class KV:
         self._say("pin", ttl, wire.Keep(self._state, pin=ttl))
 
     def expect(self, steps: float) -> None:
-        """They are needed again in about so many steps of the engine. Of all that is expected, the farthest goes first."""
+        """They are needed again in about so many steps of the engine. Of what is expected, the farthest goes first."""
         self._say("expect", steps, wire.Keep(self._state, steps=steps))
         self._record.flush("kv.expect")
 
     def prefetch(self) -> None:
-        """Bring back what of them lies in the second tier (`host_memory`), as far as there is room that nobody holds."""
+        """Bring back what of them lies in the second tier (`host_memory`), as far as nobody holds the room."""
         self._record.add(wire.Keep(self._state, prefetch=True))
         self._record.flush("kv.prefetch")
 

@@ -13,7 +13,7 @@ from banyan.expr import DRAWS, NOTHING, Begin, End, Expression, Gen, Image, Leaf
 from banyan.expr import role as turn
 from banyan.feed import Feed
 from banyan.group import Group
-from banyan.kv import KV
+from banyan.kv import StateKV
 from banyan.limits import keep_time
 from banyan.pieces import pieces_async
 from banyan.reasoning import SUFFIX
@@ -467,10 +467,10 @@ class Prompt:
         self._record.add(wire.Join(self._lane.number, (branch._lane.number,), adopt=True))
 
     @property
-    def kv(self) -> KV:
+    def kv(self) -> StateKV:
         """What becomes of its keys and values while it waits: `pin`, `expect`, `prefetch`."""
         self._check_open()
-        return KV(self._record, self._lane.number)
+        return StateKV(self._record, self._lane.number)
 
     def drop(self) -> None:
         """Stop all work on this state and on its branches, and let their pages go first. Idempotent.
