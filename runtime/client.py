@@ -138,6 +138,10 @@ class Client:
         """One that was defined."""
         return self._templates[number]
 
+    def has_template(self, number: int) -> bool:
+        """Whether it is so still."""
+        return number in self._templates
+
     def ask(
         self, what: Literal["stats", "flush", "check", "info", "tree"], timeout: float = 30.0, most: int = 0
     ) -> Any:

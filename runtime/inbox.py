@@ -44,6 +44,9 @@ class Line(Protocol):
     def template(self, number: int) -> ProgramTemplate:
         """One that was defined."""
 
+    def has_template(self, number: int) -> bool:
+        """Whether it is so still."""
+
     def settle(self, number: int) -> None:
         """On the I/O thread: forget the program, if nothing more is to be said of it."""
 
@@ -67,6 +70,8 @@ class Inbox:
         self.limits: wire.Limits | None = None
         """For the first message to carry."""
         self._sent: Window[bytes] = Window()
+        self._used: list[tuple[int, int, ProgramTemplate]] = []
+        """(seq of a message, number of a template that it uses, the template)"""
         self._n_seen = 0  # messages of the server
         self._n_told = 0  # of those, how many it knows to have come
         self._asked = -1  # what was asked for again last
@@ -99,6 +104,8 @@ class Inbox:
             for ref, name, line in self._made(ops):
                 self._places[ref] = (name, line)
                 self._expected.add(ref)
+            used = [op.template for op in ops if isinstance(op, wire.Use)]
+            self._used += [(self._sent.n, number, self._line.template(number)) for number in used]
             self._is_closed = last
             self._send(data)
         if last:
@@ -248,12 +255,18 @@ class Inbox:
             self._line.send(wire.encode(wire.Resend(program=self.number, seq=self._n_seen)))
 
     def send_again(self, seq: int) -> None:
-        """The server lacks what was sent from `seq` on."""
+        """The server lacks what was sent from `seq` on; templates that are used in it may be lost as well."""
         self._n_quiet = 0
         with self._lock:
             messages = self._sent.since(seq)
+            used = {number: template for at, number, template in self._used if at >= seq}
+        for number, template in used.items():
+            self._line.send(wire.encode(wire.Define(number, template.ops)))
         for data in messages or ():
             self._line.send(data)
+        for number in used:
+            if not self._line.has_template(number):  # it was forgotten meanwhile
+                self._line.send(wire.encode(wire.Undefine(number)))
         if messages is None:
             lost = f"a message of program {self.name!r} to the server was lost, and is kept no longer to be sent again"
             self.fail_all(lambda gen, line: RuntimeLost(lost))
@@ -276,6 +289,7 @@ class Inbox:
         """What the server says of the program: how many messages it sent, and how many it saw."""
         with self._lock:
             self._sent.came(seen)
+            self._used = [one for one in self._used if one[0] >= seen]
         if sent > self._n_seen and not self.is_over:
             self._ask_again(is_urgent=True)
 

@@ -17,6 +17,9 @@ Client = bytes
 Key = tuple[Client, int]
 """A program: its client and its number."""
 
+MOST_LACKS = 32
+"""So often one message is asked for again because it came without another that it needs."""
+
 N_ENDED = 4096
 """Programs remembered after their end, all clients together."""
 
@@ -24,10 +27,10 @@ N_ENDED = 4096
 class _Way:
     """Of one program: what came (`n_in` messages) and what went."""
 
-    __slots__ = ("asked", "n_in", "out")
+    __slots__ = ("asked", "n_in", "n_lacks", "out")
 
     def __init__(self) -> None:
-        self.n_in = 0
+        self.n_in = self.n_lacks = 0
         self.asked = -1  # what was asked for again last
         self.out: Window[wire.ServerMessage] = Window()
 
@@ -53,6 +56,19 @@ class Delivery:
         if seq != way.n_in:
             return False
         way.n_in += 1
+        way.n_lacks = 0
+        return True
+
+    def lacks(self, key: Key, seq: int) -> bool:
+        """Message `seq` names a template that did not come: ask for both, as if it had not come itself.
+
+        False: that is not to be done, for it is not the message to take next, or it was done too often.
+        """
+        way = self._ways.setdefault(key, _Way())
+        if seq != way.n_in or way.n_lacks >= MOST_LACKS:
+            return False
+        way.n_lacks += 1
+        self._send(key[0], wire.Resend(program=key[1], seq=seq))
         return True
 
     def next(self, key: Key) -> int:

@@ -91,7 +91,12 @@ class Programs:
 
     def submit(self, client: Client, message: wire.Submit) -> None:
         key = client, message.program
-        if self.delivery.has_ended(key) or not self.delivery.accept(key, message.seq):
+        if self.delivery.has_ended(key):
+            return
+        uses = (op.template for op in message.ops if isinstance(op, wire.Use))
+        if any((client, one) not in self._templates for one in uses) and self.delivery.lacks(key, message.seq):
+            return
+        if not self.delivery.accept(key, message.seq):
             return
         program = self._programs.get(key)
         if program is None:

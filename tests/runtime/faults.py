@@ -15,7 +15,7 @@ from typing import Any
 from banyan.runtime import wire
 from banyan.runtime.client import Client
 
-SAFE = (wire.Hello, wire.Welcome, wire.Ask, wire.Answer, wire.Define, wire.Undefine)
+SAFE = (wire.Hello, wire.Welcome, wire.Ask, wire.Answer, wire.Undefine)
 """Messages outside of programs: who asked is told, or asks again."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,11 @@ def fork_and_join(s: bn.State, i: int) -> list[str]:
     return [s["first"], *(fork["again"] for fork in forks), s["last"], s.text()]
 
 
+@bn.function
+def asks(s: bn.State, what: str) -> None:
+    s += f"start {what}: " + bn.gen("a", max_tokens=4) + " again" + bn.gen("b", max_tokens=4)
+
+
 def settled(client: Client) -> None:
     deadline = time.monotonic() + 20
     while client.ask("stats")["server"]["programs"] or client._inboxes:
@@ -55,6 +61,38 @@ def test_every_value_comes(join: Callable[..., Client], faults: ModuleType, seed
         del states
         settled(client)
     assert len(lost) > 5
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_templates_come_with_the_programs_that_use_them(
+    join: Callable[..., Client], faults: ModuleType, seed: int
+) -> None:
+    client = join()
+    items = [(str(i),) for i in range(6)]
+    expected = [state.text() for state in asks.run_batch(items, backend=client, temperature=0)]
+    with faults.lossy(client, seed, loss=0.4, twice=0.2) as lost:
+        compiled = bn.compile(asks)  # the template is sent with its first use, and is lost as likely as not
+        states = compiled.run_batch(items, backend=client, temperature=0)
+        assert [state.text() for state in states] == expected
+        assert compiled.explain().startswith("asks has 1 template")
+        del compiled, states
+    settled(client)
+    assert lost
+
+
+def test_a_template_that_is_forgotten_while_its_use_is_on_its_way(join: Callable[..., Client]) -> None:
+    client = join()
+    compiled = bn.compile(asks)
+    expected = asks.run("x", backend=client, temperature=0).text()
+    send = client.send_now
+    client.send_now = lambda data: None  # type: ignore[method-assign]  # all is lost, until the client compares
+    state = compiled.run("x", backend=client, temperature=0)
+    del compiled
+    gc.collect()
+    client.send_now = send  # type: ignore[method-assign]
+    assert state.text() == expected
+    del state
+    settled(client)
 
 
 def test_a_stream_is_whole(join: Callable[..., Client], faults: ModuleType) -> None:

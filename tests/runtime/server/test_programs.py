@@ -113,6 +113,30 @@ def test_a_program_is_forgotten_when_its_last_op_is_done(bench: Any, greedy: Sam
 # ---- templates ------------------------------------------------------------------------------------------------------
 
 
+def insist(b: Any, message: wire.Submit, client: bytes = b"me") -> None:
+    """Send it as often as it is asked for, without what it lacks."""
+    while True:
+        n = len(b.sent)
+        b.programs.submit(client, message)
+        if [type(m) for _, m in b.sent[n:]] != [wire.Resend]:
+            return
+
+
+def test_a_template_that_was_lost_is_asked_for_with_the_message_that_uses_it(bench: Any, greedy: Sampler) -> None:
+    b = bench({"tea?": "yes"})
+    message = wire.Submit(0, 0, (Use(0, 3, ("tea",)),))
+    b.programs.submit(b"me", message)
+    assert [m for _, m in b.sent] == [wire.Resend(program=0, seq=0)]
+    assert not len(b.programs)
+    b.programs.define(b"me", wire.Define(3, (Append(0, (Arg(0), "?")), Gen(0, 0, greedy(), name="a"))))
+    for _ in range(2):  # duplicates are ignored, as ever
+        b.programs.submit(b"me", message)
+    b.run()
+    assert b.text(0) == "yes"
+    b.programs.submit(b"me", wire.Submit(0, 2, (Use(0, 9, ("tea",)),)))
+    assert b.sent[-1][1] == wire.Resend(program=0, seq=1), "the gap before it is what is asked for"
+
+
 def test_a_template_is_its_clients_own_until_that_takes_it_back(bench: Any, greedy: Sampler) -> None:
     b = bench({"tea?": "yes"})
     b.programs.define(b"me", wire.Define(3, (Append(0, (Arg(0), "?")), Gen(0, 0, greedy(), name="a"))))
@@ -120,10 +144,10 @@ def test_a_template_is_its_clients_own_until_that_takes_it_back(bench: Any, gree
         b.submit(Use(0, 3, (drink,)), program=program)
     b.run()
     assert [b.text(0, program) for program in range(2)] == ["yes"] * 2
-    b.submit(Use(0, 3, ("tea",)), client=b"you", program=2)
+    insist(b, wire.Submit(2, 0, (Use(0, 3, ("tea",)),)), client=b"you")
     assert "names template 3" in b.failed(None, 2).message
     b.programs.undefine(b"me", wire.Undefine(3))
-    b.submit(Use(0, 3, ("tea",)), program=3)
+    insist(b, wire.Submit(3, 0, (Use(0, 3, ("tea",)),)))
     assert b.failed(None, 3).code == "bad_program"
     b.programs.define(b"me", wire.Define(4, ()))
     b.programs.forget(b"me")
