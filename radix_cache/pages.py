@@ -10,14 +10,16 @@ class Pool:
 
     def __init__(self, n_pages: int) -> None:
         self.n_pages = n_pages
-        self.free = list(range(n_pages - 1, -1, -1))
+        self.free = list(range(n_pages))
 
     def take(self, n: int) -> list[int]:
         """n pages off the stack, which must hold as many."""
-        taken = self.free[: -n - 1 : -1]
-        del self.free[len(self.free) - n :]
+        free = self.free
+        n_left = len(free) - n
+        taken = free[n_left:]
+        del free[n_left:]
         return taken
 
     def give(self, pages: list[int]) -> None:
         """Pages that their holder has let go of."""
-        self.free += pages[::-1]
+        self.free += pages

@@ -236,7 +236,7 @@ class Tree:
             if rest is above:
                 break
             rest.n_locks -= 1
-            if rest.parent is None:
+            if not (rest.n_locks or rest.children or rest.parent):
                 self._leave(rest)
             rest = rest.parent
         if len(node.key) < self.width:
@@ -342,7 +342,8 @@ class Tree:
             self.lock(child, node)
             first_page, last_page = o // width, (o + n) // width
             if child.pages:
-                spare += pages[max(first_page, own) : last_page]
+                mine = pages[max(first_page, own) : last_page]
+                spare = spare + mine if spare else mine  # one copy less, mostly: a copy counts each page up and down
                 pages[first_page:last_page] = child.pages
             else:
                 assert self.below is not None
@@ -401,10 +402,11 @@ class Tree:
             shorter = parent.children[order[i - 1]]
             if not (shorter.n_locks or shorter.n_holds):
                 self.drop(shorter)
+                i -= 1
         if not parent.children:
             parent.children, parent.order = {}, []
         parent.children[first] = node
-        insort(parent.order, first)
+        parent.order.insert(i, first)
 
     # ---- shrink ----------------------------------------------------------------------------------------------------
 
