@@ -55,6 +55,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         ),
     ] = "dfs"
     step_tokens: Annotated[int, _doc("token budget of a step; long prompts are computed in chunks that fit")] = 512
+    speculate: Annotated[
+        str,
+        _doc(
+            "who proposes tokens before they are computed: auto, off, or names with commas: tree (texts in the radix "
+            "tree and outputs that run beside), ngram (the request's own text), grammar (what a constraint forces)"
+        ),
+    ] = "auto"
     threads: Annotated[int | None, _doc("CPU threads of the engine; default: one per physical core")] = None
     engine_timeout: Annotated[
         float, _doc("seconds without a sign of life after which the engine is ended, and another takes over")
@@ -143,8 +150,26 @@ def _check(c: Config) -> None:
         need(getattr(c, name) >= 1, f"{name} is {getattr(c, name)}; it must be at least 1")
     if c.kv_memory != "auto":
         parse_bytes(c.kv_memory)
+    drafters(c.speculate)
     # A Unix socket's address holds 108 bytes, its end included.
     need(len(os.fsencode(c.socket)) < 108, f"the socket's path is too long for Linux (107 bytes): {c.socket}")
+
+
+DRAFTERS = ("tree", "ngram", "grammar")
+"""In the order in which they are asked."""
+
+
+def drafters(speculate: str) -> tuple[str, ...]:
+    """The drafters that `Config.speculate` names, in their order."""
+    if speculate in ("auto", "off"):
+        return DRAFTERS if speculate == "auto" else ()
+    names = {name.strip() for name in speculate.split(",")}
+    if unknown := names.difference(DRAFTERS):
+        raise ConfigError(
+            f"speculate is {speculate!r}; it must be auto, off, or drafters with commas between them, but there is no "
+            f"drafter {min(unknown)!r}: there are {', '.join(DRAFTERS)}"
+        )
+    return tuple(name for name in DRAFTERS if name in names)
 
 
 def parse_bytes(text: str) -> int:

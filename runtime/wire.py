@@ -708,6 +708,8 @@ class Finish(Wire, frozen=True):
     n_accepted: int = 0
     drafted: bytes = b""
     tops: tuple[TopLogprobs, ...] = ()
+    drafts: dict[str, tuple[int, int]] = {}
+    """(drafted, accepted) by drafter."""
 
 
 class TopLogprobs(Wire, frozen=True):

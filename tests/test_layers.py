@@ -36,6 +36,7 @@ PLANNING = tuple(
     for name in ("admit", "lengths", "orders", "queue", "request", "scheduler", "steer", "workset")
 )
 """Runs without a device, and so is tested without one."""
+DRAFTING = f"{RUNTIME}.engine.speculation"
 
 # The longest prefix of a module's name decides.
 LAW = {
@@ -68,7 +69,11 @@ LAW = {
     f"{RUNTIME}.server.preflight": Room(  # a process of its own
         (*CORE, f"{RUNTIME}.constraint", f"{RUNTIME}.launch"), ("msgspec", "numpy", "zmq")
     ),
-    **dict.fromkeys(PLANNING, Room((*CORE, f"{RUNTIME}.constraint.guide", *PLANNING, "banyan.radix_cache"))),
+    **dict.fromkeys(
+        PLANNING,
+        Room((*CORE, f"{RUNTIME}.constraint.guide", *PLANNING, DRAFTING, "banyan.radix_cache")),
+    ),
+    DRAFTING: Room((f"{RUNTIME}.config", f"{RUNTIME}.engine.request"), ("numpy",)),  # without a device too
     f"{RUNTIME}.engine": Room(
         (
             *(*CORE, *(f"{RUNTIME}.{name}" for name in ("constraint", "flight", "ipc", "metrics", "model"))),

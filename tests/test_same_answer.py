@@ -16,6 +16,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from banyan.runtime.constraint.build import build
 from banyan.runtime.constraint.llg import LlgGuide
 from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.engine import scheduler
+from banyan.runtime.engine.request import Request
 from banyan.runtime.engine.worker import Engine
 from banyan.runtime.model.load import Model, load
 from banyan.runtime.server.tokenizer import Files, Tokenizer
@@ -79,7 +81,7 @@ def engine(model: Model, n_pages: int = 0, n_host: int = 0, **options: Any) -> E
     resolved = Resolved(
         device="cpu", dtype="float32", context=256, n_pages=n_pages, n_host=n_host, threads=1, decisions=()
     )
-    return Engine(config, model, resolved)
+    return Engine(config, model, resolved, stopwatch=lambda: 0.0)
 
 
 def answers(e: Engine, some: Iterable[Text]) -> dict[Text, list[int]]:
@@ -91,8 +93,9 @@ def answers(e: Engine, some: Iterable[Text]) -> dict[Text, list[int]]:
     said: dict[Text, list[int]] = {text: [] for text in by_rid.values()}
     while not e.scheduler.is_idle:
         step = e.step()
-        for rid, token in zip(array("q", step.rids), array("i", step.ids), strict=True):
-            said[by_rid[rid]].append(token)
+        ids = iter(array("i", step.ids))
+        for rid, n in zip(array("q", step.rids), array("i", step.counts), strict=True):
+            said[by_rid[rid]] += [next(ids) for _ in range(n)]
     assert not e.failed
     e.scheduler.check()
     return said
@@ -166,6 +169,68 @@ def test_a_tree_from_a_file(model: Model, truth: dict[Text, list[int]], page: in
     whole = sum((len(text) - 1) // page * page for text in truth)
     assert warm.scheduler.counts["cached_tokens"] >= whole, "all whole pages of the prompts are there"
     warm.close()
+
+
+# ---- with drafts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def fake(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    return module_at(Path(__file__).parent / "runtime" / "engine" / "fake.py")
+
+
+def nearly(known: dict[Text, list[int]], vocab: int) -> Callable[[Request, int], list[int]]:
+    """Says what is known to come, of any length, with one token in four wrong."""
+    chance = random.Random(11)
+
+    def says(request: Request, n: int) -> list[int]:
+        text = next(text for text in known if list(request.ids[: request.n_prompt]) == list(text))
+        draft = known[text][request.n_out :][: chance.randrange(n + 1)]
+        return [token if chance.randrange(4) else chance.randrange(vocab) for token in draft]
+
+    return says
+
+
+@pytest.mark.parametrize("speculate", ["tree", "ngram", "auto", "off"])
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("step_tokens", [7, WHOLE])
+def test_every_drafter(model: Model, truth: dict[Text, list[int]], speculate: str, page: int, step_tokens: int) -> None:
+    e = engine(model, page=page, step_tokens=step_tokens, speculate=speculate)
+    for _ in range(3):
+        assert answers(e, truth) == truth
+    if speculate in ("tree", "auto") and step_tokens == WHOLE:
+        assert e.drafting.stats()["accepted_tree"] > 2 * N_OUT, "what was said before is said again"
+    for text, said in truth.items():  # outputs that became prompts, so that the own text has something to copy
+        both = (*text, *said, *text)
+        assert answers(e, [both])[both] == answers(engine(model, speculate="off"), [both])[both]
+
+
+@pytest.mark.parametrize("page", [1, 4, 16])
+@pytest.mark.parametrize("step_tokens", [7, 64])
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
+def test_right_and_wrong_drafts(
+    model: Model, truth: dict[Text, list[int]], fake: ModuleType, page: int, step_tokens: int, cache: bool
+) -> None:
+    e = engine(model, page=page, step_tokens=step_tokens, cache=cache)
+    fake.tell(e, nearly(truth, model.spec.vocab_size))
+    for _ in range(2):
+        assert answers(e, truth) == truth
+    stats = e.drafting.stats()
+    assert 0 < stats["accepted_told"] < stats["drafted_told"]
+
+
+def test_drafts_short_of_pages(
+    model: Model, truth: dict[Text, list[int]], fake: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "FORESIGHT", 0)
+    for page in (1, 16):
+        n_pages = -(-(max(map(len, truth)) + N_OUT) // page)
+        e = engine(model, n_pages=n_pages, page=page, n_host=n_pages)
+        fake.tell(e, nearly(truth, model.spec.vocab_size))
+        for _ in range(2):
+            assert answers(e, truth) == truth
+        assert e.scheduler.counts["retractions"] > 0
+        assert e.drafting.stats()["accepted_told"] > 0
 
 
 @pytest.mark.parametrize("family", ["mistral", "qwen3", "gemma2"])  # a window; norms of q and k; transformers' own code
@@ -300,6 +365,26 @@ def test_constrained_and_short_of_pages(
         e = engine(model, n_pages=-(-longest // page), page=page, cache=page == 1)
         assert held_answers(e, vocabulary, some) == some
         assert e.scheduler.counts["retractions"] > 0
+
+
+@pytest.mark.parametrize("jumps", [True, False], ids=["run", "one-by-one"])
+@pytest.mark.parametrize("page", [1, 16])
+def test_constrained_with_drafts(
+    model: Model, vocabulary: Vocabulary, held_truth: Held, fake: ModuleType, page: int, jumps: bool
+) -> None:
+    """Also drafts that the constraint forbids, in the middle and at once."""
+    e = engine(model, page=page)
+    fake.tell(e, nearly({text: said for text, (said, _) in held_truth.items()}, model.spec.vocab_size), jumps)
+    assert held_answers(e, vocabulary, held_truth) == held_truth
+    assert e.drafting.stats()["accepted_told"] > 2 * len(held_truth)
+    assert (e.scheduler.counts["forced_tokens"] > 0) == jumps
+
+
+@pytest.mark.parametrize("speculate", ["auto", "off", "tree", "ngram,grammar"])
+def test_constrained_with_every_drafter(model: Model, vocabulary: Vocabulary, held_truth: Held, speculate: str) -> None:
+    e = engine(model, speculate=speculate)
+    for _ in range(3):
+        assert held_answers(e, vocabulary, held_truth) == held_truth
 
 
 @pytest.mark.parametrize("n_done", range(N_HELD + 1))

@@ -12,6 +12,7 @@ from torch import Tensor
 from banyan.kernels.attention.batch import to_device
 from banyan.kernels.ops import Ragged, ragged
 from banyan.runtime.engine.request import Plan, Request
+from banyan.runtime.engine.speculation.draft import Ahead, rows_of
 
 
 class Batch(NamedTuple):
@@ -23,7 +24,7 @@ class Batch(NamedTuple):
     rows: Tensor  # int64 [n_scored + n_drawn]
     targets: Tensor  # int64 [n_scored]: the tokens whose logprobs are asked for
     scored: tuple[tuple[int, int, int], ...]  # (rid, how many of the targets, how many alternatives), in order
-    drawn: tuple[Request, ...]
+    drawn: tuple[Request | Ahead, ...]  # who draws from each of the last rows
 
 
 def assemble(plan: Plan, page: int, device: torch.device) -> Batch:
@@ -31,20 +32,25 @@ def assemble(plan: Plan, page: int, device: torch.device) -> Batch:
     ids, targets = array("i"), array("i")
     rows: list[int] = []
     score_rows: list[int] = []
-    scored, drawn = [], []
+    scored: list[tuple[int, int, int]] = []
+    drawn: list[Request | Ahead] = []
     q_lens, kv_lens, pages = [], [], []
-    for request, n_new, draws, score_at, n_scored in plan.works:
+    for request, n_new, draws, score_at, n_scored, draft in plan.works:
         start, done = len(ids), request.n_computed
         if n_new == 1:
             ids.append(request.ids[done])
         else:
             ids.extend(request.ids[done : done + n_new])
-        q_lens.append(n_new)
-        kv_lens.append(done + n_new)
-        pages.append(request.pages)
         if draws:
             rows.append(len(ids) - 1)
             drawn.append(request)
+        if draft:
+            rows.extend(range(len(ids), len(ids) + len(draft)))
+            drawn += rows_of(draft, request)
+            ids.extend(draft)
+        q_lens.append(n_new + len(draft))
+        kv_lens.append(done + n_new + len(draft))
+        pages.append(request.pages)
         if n_scored:
             first = start + score_at - 1 - done  # a token's logprob stands in the row before it
             score_rows.extend(range(first, first + n_scored))

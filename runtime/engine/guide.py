@@ -25,6 +25,7 @@ from banyan.runtime.constraint.build import build
 from banyan.runtime.constraint.guide import Compiled, Guide, clear_bits, set_bits
 from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.engine.request import Request
+from banyan.runtime.engine.speculation.draft import Ahead
 from banyan.runtime.errors import BanyanError, ConstraintBroke, ConstraintError, Unsupported
 from banyan.runtime.wire import ConstraintSpec, Run
 from banyan.runtime.wire import Vocabulary as VocabularyMessage
@@ -162,8 +163,11 @@ class Guides:
 
     # ---- masks -----------------------------------------------------------------------------------------------------
 
-    def masks(self, requests: Sequence[Request]) -> Masks | None:
-        """The masks of the rows that draw for `requests`; None where nobody has a guide. On a GPU asynchronous."""
+    def masks(self, requests: Sequence[Request | Ahead]) -> Masks | None:
+        """The masks of the rows that draw for `requests`; None where nobody has a guide. On a GPU asynchronous.
+
+        A guide goes along its request's draft, row by row, and back at the end of it.
+        """
         guided = [i for i, r in enumerate(requests) if r.guide is not None]
         if not guided:
             return None
@@ -171,9 +175,16 @@ class Guides:
         slow: dict[int, int] = {}
         which = np.full(len(requests), -1, np.int32)
         which[guided] = np.arange(len(guided))
-        for row, i in zip(out, guided, strict=True):
+        n_ahead = 0
+        for row, i, then in zip(out, guided, (*guided[1:], None), strict=True):
             start = time.thread_time()
-            _fill(requests[i], row)
+            request = requests[i]
+            if isinstance(request, Ahead):
+                n_ahead += request.guide.accept((request.token,))
+            _fill(request, row)
+            if n_ahead and not (then is not None and isinstance(requests[then], Ahead)):
+                request.guide.rollback(n_ahead)
+                n_ahead = 0
             if time.thread_time() - start > SLOW:
                 slow[requests[i].rid] = n = self._n_slow.get(requests[i].rid, 0) + 1
                 if n >= PATIENCE:
@@ -195,7 +206,7 @@ def _begin(run: Run, compiled: Compiled, vocabulary: Vocabulary) -> Guided:
     return Guided(run, guide, ends)
 
 
-def _fill(request: Request, row: np.ndarray) -> None:
+def _fill(request: Request | Ahead, row: np.ndarray) -> None:
     """The guide's mask, and the tokens that end the output where it may end; min_tokens yields to a full value."""
     guide = request.guide
     assert guide is not None

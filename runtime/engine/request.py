@@ -8,6 +8,7 @@ step reaches the last token, it also draws the next.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from math import nan
 from typing import Any, NamedTuple
 
@@ -46,6 +47,7 @@ class Request:
         "lease",
         "n_cached",
         "n_computed",
+        "n_forced",
         "n_given",
         "n_prompt",
         "n_published",
@@ -83,6 +85,7 @@ class Request:
         self.n_published = 0
         self.started = 0.0  # when it was first planned
         self.drafted = array("i")  # which tokens of its output were there before they were computed
+        self.n_forced = 0  # so many of them because the constraint leaves no other
         self.n_cached = -1  # prompt tokens found in the tree at its first start; -1 before
         self.scores = array("f")  # logprobs of the prompt tokens from score_from on, as far as computed
         self.tops: list[TopLogprobs] = []  # the same with alternatives, where they are asked for
@@ -139,7 +142,8 @@ class Request:
 class Work(NamedTuple):
     """What one request does in one step: compute tokens n_computed .. n_computed + n_new.
 
-    draws: its last row gives the next token. n_scored: so many tokens from `score_at` on get their logprob.
+    draws: its last row gives the next token. n_scored: so many tokens from `score_at` on get their logprob. draft: of
+    one that draws, computed behind them; each of its rows draws too.
     """
 
     request: Request
@@ -147,6 +151,7 @@ class Work(NamedTuple):
     draws: bool
     score_at: int = 0
     n_scored: int = 0
+    draft: Sequence[int] = ()
 
 
 class Plan(NamedTuple):
@@ -161,11 +166,12 @@ class Plan(NamedTuple):
 class Result(NamedTuple):
     """What the model gave for a plan.
 
-    ids: one per work that draws, in order. logprobs: by rid, for those that asked. scores: by rid, the logprobs of the
+    ids: of each work that draws, in order, one, and one per token of its draft. logprobs: by rid, of each of these, for
+    those that asked. scores: by rid, the logprobs of the
     scored tokens of this step; tops: with the alternatives to each, for those that asked.
     """
 
     ids: list[int]
-    logprobs: dict[int, TopLogprobs]
+    logprobs: dict[int, list[TopLogprobs]]
     scores: dict[int, list[float]]
     tops: dict[int, list[TopLogprobs]]

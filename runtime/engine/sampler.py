@@ -23,6 +23,7 @@ from banyan.kernels.ops import mask_logits
 from banyan.runtime.engine.batch import Batch
 from banyan.runtime.engine.guide import Masks
 from banyan.runtime.engine.request import NO_TOKEN, Request, Result
+from banyan.runtime.engine.speculation.draft import Ahead
 from banyan.runtime.wire import TopLogprobs
 
 _FIRST_LOOK = 64  # so many of the best tokens hold most nuclei
@@ -41,9 +42,9 @@ def sample(logits: Tensor, batch: Batch, masks: Masks | None = None) -> Result:
 
 
 def choose(
-    logits: Tensor, requests: Sequence[Request], masks: Masks | None = None
-) -> tuple[list[int], dict[int, TopLogprobs]]:
-    """One token for each request from its row of `logits`, [n, vocab], and the logprobs that were asked for, by rid.
+    logits: Tensor, requests: Sequence[Request | Ahead], masks: Masks | None = None
+) -> tuple[list[int], dict[int, list[TopLogprobs]]]:
+    """One token for each row of `logits`, [n, vocab], and the logprobs that were asked for, by rid.
 
     Where there is nothing to choose from (NaN, or all forbidden), the token is NO_TOKEN.
     """
@@ -76,7 +77,7 @@ def _argmax(logits: Tensor) -> Tensor:
     return logits.argmax(-1) if logits.is_cuda else torch.from_numpy(logits.numpy().argmax(-1))
 
 
-def edit(logits: Tensor, requests: Sequence[Request]) -> None:
+def edit(logits: Tensor, requests: Sequence[Request | Ahead]) -> None:
     """Penalties, bias and min_tokens, in place."""
     scaled, shifted, masked = _Cells(), _Cells(), _Cells()
     for row, r in enumerate(requests):
@@ -122,7 +123,7 @@ class _Cells:
         return (rows.to(like.device), columns.to(like.device)), values.to(like.device)
 
 
-def draw(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+def draw(logits: Tensor, requests: Sequence[Request | Ahead]) -> Tensor:
     """One draw per row at temperatures above 0: int64 [n].
 
     logits: float32 [n, vocab], each row's maximum at 0, so that a tiny temperature gives -inf below it, not inf - inf.
@@ -140,7 +141,7 @@ def draw(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     return torch.searchsorted(cdf, u * cdf[:, -1:], right=True).squeeze(1)
 
 
-def _least_kept(p: Tensor, requests: Sequence[Request], column: Callable[..., Tensor]) -> Tensor | None:
+def _least_kept(p: Tensor, requests: Sequence[Request | Ahead], column: Callable[..., Tensor]) -> Tensor | None:
     """[n, 1]: the least probability that top-k, top-p and min-p keep; None where nobody filters."""
     n_vocab = p.shape[1]
     min_p = [r.sampling.min_p for r in requests]
@@ -212,14 +213,14 @@ def _scores(logits: Tensor, batch: Batch) -> tuple[dict[int, list[float]], dict[
     return out, tops
 
 
-def _logprobs(own: Tensor, ids: Tensor, requests: Sequence[Request]) -> dict[int, TopLogprobs]:
-    """own: the model's logprobs, [n, vocab]; ids [n]: the tokens chosen."""
+def _logprobs(own: Tensor, ids: Tensor, requests: Sequence[Request | Ahead]) -> dict[int, list[TopLogprobs]]:
+    """own: the model's logprobs, [n, vocab]; ids [n]: the tokens chosen. By rid, row by row."""
     chosen = own.gather(1, ids[:, None]).squeeze(1).tolist()
     n_top = min(max(r.sampling.top_logprobs for r in requests), own.shape[1])
     best = own.topk(n_top)
     top_ids, top = best.indices.int().cpu().numpy(), best.values.cpu().numpy()
-    out = {}
+    out: dict[int, list[TopLogprobs]] = {}
     for i, r in enumerate(requests):
         k = r.sampling.top_logprobs
-        out[r.rid] = TopLogprobs(chosen[i], top_ids[i, :k].tobytes(), top[i, :k].tobytes())
+        out.setdefault(r.rid, []).append(TopLogprobs(chosen[i], top_ids[i, :k].tobytes(), top[i, :k].tobytes()))
     return out

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import insort
+from collections.abc import Sequence
 from itertools import pairwise
 from operator import attrgetter
 
@@ -25,6 +26,7 @@ from banyan.runtime.engine.admit import Limits, admit
 from banyan.runtime.engine.lengths import Growth, Lengths, peak
 from banyan.runtime.engine.queue import Queue
 from banyan.runtime.engine.request import NO_TOKEN, Plan, Request, Result, Work
+from banyan.runtime.engine.speculation.drafting import Drafting
 from banyan.runtime.engine.workset import Pace, WorkingSet
 from banyan.runtime.errors import BadMessage, BanyanError, ConstraintBroke
 from banyan.runtime.wire import Abort, Failed, Finish, FinishReason, Over, Run, Step, TopLogprobs
@@ -41,8 +43,11 @@ _rank = attrgetter("key")
 class Scheduler:
     """`take` messages, `plan` a step, `commit` what it gave, `report` it. Nothing else changes a request."""
 
-    def __init__(self, cache: Cache, limits: Limits, schedule: Schedule = "dfs") -> None:
+    def __init__(
+        self, cache: Cache, limits: Limits, schedule: Schedule = "dfs", drafting: Drafting | None = None
+    ) -> None:
         self.cache = cache
+        self.drafting = drafting or Drafting()
         self.limits = limits
         self.max_running = min(limits.max_running, limits.step_tokens)  # each decode has its token in each step
         self.requests: dict[int, Request] = {}  # by rid: waiting, following and running
@@ -133,7 +138,9 @@ class Scheduler:
                 budget -= works[-1].n_new
         copies: list[tuple[int, int, int]] = []
         self._start(works, copies, budget, now)
-        self._pace.note(now, sum(work.n_new for work in works))
+        n_rows = sum(work.n_new for work in works)
+        self._pace.note(now, n_rows)
+        self.drafting.widen(works, self.limits.step_tokens - n_rows)
         return Plan(tuple(works), tuple(copies), tuple(self.cache.take_moves())) if works else None
 
     def _has_grown(self, request: Request) -> bool:
@@ -257,10 +264,10 @@ class Scheduler:
         """Tokens and counts move here, and only here. `result` must be of this plan, and its forward completed."""
         self.counts["steps"] += 1
         ids = iter(result.ids)
-        for request, n_new, draws, _, n_scored in plan.works:
+        for request, n_new, draws, _, n_scored, draft in plan.works:
             request.n_computed += n_new
-            request.client.n_served += n_new
-            request.program.n_served += n_new
+            request.client.n_served += n_new + len(draft)
+            request.program.n_served += n_new + len(draft)
             self.counts["computed_tokens"] += n_new
             if n_scored:
                 request.scores.extend(result.scores[request.rid])
@@ -270,22 +277,37 @@ class Scheduler:
                 if request.n_computed == request.n_total:
                     self._finish(request, "length")
                 continue
-            token = next(ids)
+            drawn = [next(ids) for _ in range(1 + len(draft))]
+            self.drafting.judge(request, drawn)
+            self._draw(request, draft, drawn, result.logprobs.get(request.rid, ()))
+            if request.lease is not None:
+                self._publish(request)
+                if draft:
+                    request.lease.shrink(request.n_total)
+
+    def _draw(self, request: Request, draft: Sequence[int], drawn: Sequence[int], tops: Sequence[TopLogprobs]) -> None:
+        """Append what was drawn, drawn[k] behind draft[:k], up to the first that the draft had not foreseen."""
+        start, k = request.n_total, 0
+        while True:
+            token = drawn[k]
             if token == NO_TOKEN:
-                self._end_without_token(request)
-                continue
+                return self._end_without_token(request)
             if token in request.stop_ids:
-                self._finish(request, "stop", token)
-                continue
+                return self._finish(request, "stop", token)
             if request.guide is not None and not request.guide.accept((token,)):
-                self._end_without_token(request)
-                continue
+                return self._end_without_token(request)
+            if k < len(draft) and token == draft[k]:
+                request.drafted.append(request.n_out)
             self._append(request, token)
             if request.sampling.logprobs:
-                self._logprobs[request.rid] = (result.logprobs[request.rid],)
+                self._logprobs[request.rid] = (*self._logprobs.get(request.rid, ()), tops[k])
             self._jump(request)
-            if not self._end_if_full(request):
-                self._publish(request)
+            while k < len(draft) and start + k < request.n_total and draft[k] == request.ids[start + k]:
+                k += 1
+                request.n_computed += 1
+                self.counts["computed_tokens"] += 1
+            if self._end_if_full(request) or start + k < request.n_total:
+                return None
 
     def _append(self, request: Request, token: int) -> None:
         """One more token of output: of the request, and of the next report."""
@@ -303,11 +325,14 @@ class Scheduler:
         guide, room = request.guide, request.end - request.n_total
         if guide is None or room <= 0 or request.sampling.logprobs or request.sampling.max_tokens == 0:
             return
+        if not self.drafting.jumps:
+            return
         forced = guide.forced_tokens(room)
         stop = next((i for i, token in enumerate(forced) if token in request.stop_ids), len(forced))
         for token in forced[: guide.accept(forced[:stop])]:
             request.drafted.append(request.n_out)
             self._append(request, token)
+            request.n_forced += 1
             self.counts["forced_tokens"] += 1
 
     def _end_if_full(self, request: Request) -> bool:
@@ -372,7 +397,9 @@ class Scheduler:
         if reason != "abort" and request.sampling.max_tokens:
             self.lengths.note(request.sampling.max_tokens, request.n_out)
         n_cached, scores = max(request.n_cached, 0), request.scores.tobytes()
-        n_drafted, drafted = len(request.drafted), request.drafted.tobytes()
+        drafts = self.drafting.end(request)
+        if request.n_forced:  # what a constraint forces is always right
+            drafts["grammar"] = request.n_forced, request.n_forced
         self._finished.append(
             Finish(
                 request.rid,
@@ -382,16 +409,18 @@ class Scheduler:
                 n_cached,
                 scores,
                 request.started,
-                n_drafted,
-                n_drafted,  # what a constraint forces is always right
-                drafted,
+                sum(n for n, _ in drafts.values()),
+                sum(n for _, n in drafts.values()),
+                request.drafted.tobytes(),
                 tuple(request.tops),
+                drafts,
             )
         )
 
     def _fail(self, request: Request, code: str, message: str) -> None:
         self._release(request)
         self.waiting.leave(request)
+        self.drafting.end(request)
         self._failed.append(Failed(request.rid, 0, code, message))
 
     def _retract(self, request: Request) -> None:
@@ -423,11 +452,13 @@ class Scheduler:
 
     def stats(self) -> dict[str, int]:
         """Counters since the start, and how many requests stand where now."""
-        return self.counts | {"running": len(self.running), "waiting": len(self.requests) - len(self.running)}
+        lanes = {"running": len(self.running), "waiting": len(self.requests) - len(self.running)}
+        return self.counts | self.drafting.stats() | lanes
 
     def check(self) -> None:
         """Every invariant of the scheduler and of its cache. Raises AssertionError where one does not hold."""
         check_cache(self.cache)
+        self.drafting.check(set(self.requests))
         lanes = [*self.running, *self.waiting, *self.following]
         assert sorted(r.rid for r in lanes) == sorted(self.requests), "a request is in no lane, or in two"
         assert len(self.waiting) == sum(r.is_waiting for r in self.requests.values()) == len(list(self.waiting))

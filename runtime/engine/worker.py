@@ -18,7 +18,7 @@ import torch
 
 from banyan.radix_cache.cache import Cache
 from banyan.radix_cache.sketch import sketch
-from banyan.runtime.config import Config, Resolved
+from banyan.runtime.config import Config, Resolved, drafters
 from banyan.runtime.engine.admit import Limits
 from banyan.runtime.engine.batch import assemble
 from banyan.runtime.engine.guide import Guides
@@ -26,6 +26,7 @@ from banyan.runtime.engine.request import Plan
 from banyan.runtime.engine.runner import Runner
 from banyan.runtime.engine.sampler import sample
 from banyan.runtime.engine.scheduler import Scheduler
+from banyan.runtime.engine.speculation.make import make
 from banyan.runtime.engine.steer import Steering
 from banyan.runtime.engine.store import Store, open_file
 from banyan.runtime.errors import OutOfMemory
@@ -78,10 +79,13 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         flight: Flight | None = None,
         weights: str = "",
+        stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
         """flight: where to say what is in hand, for who has to know should this process die of it. weights: which they
-        are (`weights.version`), so that a file of the second tier is not taken for these by mistake."""
+        are (`weights.version`), so that a file of the second tier is not taken for these by mistake. stopwatch: in
+        seconds, for what a step costs."""
         self.config, self.resolved, self.clock, self._flight = config, resolved, clock, flight
+        self.stopwatch = stopwatch
         self.step_seconds = 0.0
         self.spec = model.spec
         self.page = config.page
@@ -93,7 +97,8 @@ class Engine:
         self.model = Runner(model, store)
         self.cache = Cache(resolved.n_pages, config.page, config.cache, config.eviction, resolved.n_host, file)
         limits = Limits(resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens)
-        self.scheduler = Scheduler(self.cache, limits, config.schedule)
+        self.drafting = make(drafters(config.speculate))
+        self.scheduler = Scheduler(self.cache, limits, config.schedule, self.drafting)
         self.guides = Guides(model.spec.vocab_size, self.device, partial(self._has_in_hand, COMPILER))
         self.steering = Steering(self.cache)
         self.answers: list[Answer | Pong] = []
@@ -140,9 +145,12 @@ class Engine:
             self._has_in_hand(LOOP, [work.request.rid for work in plan.works])
             self.model.store.move(plan.moves)  # where this fails the tree is wrong, and the engine has to end
             try:
+                start = self.stopwatch()
                 batch = assemble(plan, self.page, self.device)
                 logits = self.model(batch, plan.copies)
                 result = sample(logits, batch, self.guides.masks(batch.drawn))  # masks: while a GPU computes
+                n_works = len(plan.works)
+                self.drafting.cost.note(n_works, len(batch.ids) - n_works, self.stopwatch() - start)
             except Exception as e:
                 self._fail(plan, e)
             else:

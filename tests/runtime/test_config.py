@@ -6,7 +6,7 @@ import stat
 import msgspec
 import pytest
 
-from banyan.runtime.config import Config, Hardware, ModelFacts, make, parse_bytes, private_socket, resolve
+from banyan.runtime.config import Config, Hardware, ModelFacts, drafters, make, parse_bytes, private_socket, resolve
 from banyan.runtime.errors import ConfigError, OutOfMemory
 
 CPU = Hardware(n_cores=4, free_memory=8 << 30)
@@ -18,7 +18,7 @@ SMALL = ModelFacts(name="s", max_context=512, checkpoint_dtype="float32", n_para
 VALUES = {
     "model": "org/name", "device": "cpu", "dtype": "float16", "context": 128, "kv_memory": "1GiB", "page": 32,
     "cache": False, "eviction": "slru", "host_memory": "2GiB", "host_file": "/tmp/x/kv", "max_running": 3,
-    "schedule": "fair", "step_tokens": 64, "threads": 2, "socket": "/tmp/x/s",
+    "schedule": "fair", "step_tokens": 64, "speculate": "tree", "threads": 2, "socket": "/tmp/x/s",
     "max_message": 1 << 20, "max_programs": 5, "max_width": 6, "max_program": 1000, "max_client": 2000,
     "engine_timeout": 5.0, "constraint_bytes": 1000, "constraint_seconds": 0.5, "log": "debug",
 }  # fmt: skip
@@ -57,13 +57,24 @@ def test_an_unknown_option_is_named_with_the_one_that_was_meant() -> None:
         ("max_programs", 0), ("max_width", 0), ("max_program", 0), ("max_client", 0),
         ("kv_memory", "a lot"), ("device", "tpu"), ("dtype", "int3"), ("cache", "maybe"), ("log", "loud"),
         ("schedule", "random"), ("socket", "/x" * 60), ("model", 7), ("eviction", "mru"), ("host_memory", "some"),
-        ("host_file", "/tmp/x"),
+        ("host_file", "/tmp/x"), ("speculate", "on"), ("speculate", "tree,oracle"), ("speculate", ""),
     ],
 )  # fmt: skip
 def test_a_value_that_an_option_cannot_have_is_refused(name: str, value: object) -> None:
     with pytest.raises(ConfigError) as e:
         make(**{name: value})
     assert name in str(e.value) or str(value)[:8] in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("speculate", "names"),
+    [
+        ("auto", ("tree", "ngram", "grammar")), ("off", ()), ("ngram", ("ngram",)),
+        ("grammar, tree", ("tree", "grammar")), ("tree,ngram,grammar", ("tree", "ngram", "grammar")),
+    ],
+)  # fmt: skip
+def test_drafters_are_named(speculate: str, names: tuple[str, ...]) -> None:
+    assert drafters(make(speculate=speculate).speculate) == names
 
 
 @pytest.mark.parametrize(

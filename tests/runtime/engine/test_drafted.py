@@ -40,6 +40,9 @@ class Pattern:
             self.at += 1
         return len(tokens)
 
+    def rollback(self, n: int) -> None:
+        self.at -= n
+
     def forced_tokens(self, limit: int) -> list[int]:
         forced = []
         for token in self.pattern[self.at : self.at + limit]:

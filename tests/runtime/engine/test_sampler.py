@@ -174,13 +174,13 @@ def test_logprobs_are_the_models_own(fake: ModuleType) -> None:
     own = torch.from_numpy(LOGITS).log_softmax(-1)
     assert ids[1:] == [5, 0]
     assert set(logprobs) == {2, 3}
-    assert logprobs[2].logprob == pytest.approx(own[5].item(), abs=1e-6)
-    top_ids, top = array("i", logprobs[2].top_ids), array("f", logprobs[2].top_logprobs)
+    assert logprobs[2][0].logprob == pytest.approx(own[5].item(), abs=1e-6)
+    top_ids, top = array("i", logprobs[2][0].top_ids), array("f", logprobs[2][0].top_logprobs)
     assert set(top_ids) in ({0, 1, 2}, {0, 1, 3})
     np.testing.assert_allclose(top, own[list(top_ids)], atol=1e-6)
     assert list(top) == sorted(top, reverse=True)
-    assert logprobs[3].logprob == pytest.approx(own[0].item(), abs=1e-6)
-    assert logprobs[3].top_ids == b""
+    assert logprobs[3][0].logprob == pytest.approx(own[0].item(), abs=1e-6)
+    assert logprobs[3][0].top_ids == b""
 
 
 def test_a_nucleus_wider_than_the_first_look_is_found(fake: ModuleType) -> None:

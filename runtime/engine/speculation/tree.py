@@ -1,0 +1,126 @@
+"""The drafter that copies from other texts: what the radix tree holds, and generations that ended or run beside.
+
+Each new token of any request is known here once: of a prompt what the tree did not have (the rest was new in the
+request that put it there), and the output as it grows. Runs of one program are looked for first, since its branches and
+turns say what the others said; then runs of all who share a namespace, and of nobody else. (Suffix decoding: Oliaro et
+al., SuffixDecoding, 2024; here with runs of fixed lengths in place of a suffix tree, so that memory is bounded and a
+look costs the same at any size.)
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple
+from zlib import crc32
+
+from banyan.runtime.engine.request import Request
+from banyan.runtime.engine.speculation.draft import Proposal
+from banyan.runtime.engine.speculation.grams import Grams
+
+ORDERS = (6, 3)
+STRIDE = 16
+"""So many tokens of a running output become known together."""
+N_TOKENS = 1 << 20
+"""Tokens of ended texts that are kept; of more, the oldest texts go."""
+_N_BITS = 24  # of a number: where in its text a run ends. No text is longer, or what is longer is not known.
+
+
+class _Text(NamedTuple):
+    """Token `base + i` of a text is ids[i]; of one that runs, ids grow."""
+
+    ids: array[int]
+    base: int
+    namespace: bytes
+
+
+class _Reader:
+    """A request that runs: its text, and where it reads in another."""
+
+    __slots__ = ("at", "first", "kind", "n_known", "n_seen", "number", "salts", "source")
+
+    def __init__(self, number: int, first: int, salts: tuple[int, int]) -> None:
+        """first: of its tokens, the first that is not known of another text."""
+        self.number, self.first, self.salts = number, first, salts
+        self.n_known = first
+        self.source: array[int] | None = None
+        self.at = self.kind = self.n_seen = 0
+
+
+class Tree:
+    """See `draft.Drafter`. A kind is an order, and whose text it was found in."""
+
+    name = "tree"
+    n_kinds = 2 * len(ORDERS)
+
+    def __init__(self, n_tokens: int = N_TOKENS) -> None:
+        self._n_max, self._n_kept = n_tokens, 0
+        self._grams = [Grams(order, 4 * n_tokens) for order in ORDERS]
+        self._texts: dict[int, _Text] = {}  # by number, oldest first
+        self._ended: dict[int, int] = {}  # number -> tokens, oldest first
+        self._readers: dict[int, _Reader] = {}
+        self._n_texts = 0
+
+    @property
+    def n_tokens(self) -> int:
+        """Of ended texts, that are kept."""
+        return self._n_kept
+
+    def propose(self, request: Request, n: int) -> Proposal | None:
+        reader = self._readers.get(request.rid)
+        if reader is None:
+            reader = self._readers[request.rid] = self._begin(request)
+        ids, n_ids = request.ids, len(request.ids)
+        if n_ids - reader.n_known > STRIDE:
+            self._learn(reader, ids)
+        at, source = reader.at + n_ids - reader.n_seen, reader.source
+        if source is None or at >= len(source) or source[at - 2 : at] != ids[n_ids - 2 :]:
+            source, at, reader.kind = self._look(request, reader)
+        reader.source, reader.at, reader.n_seen = source, at, n_ids
+        return None if source is None else Proposal(source[at : at + n], reader.kind)
+
+    def end(self, request: Request) -> None:
+        reader = self._readers.pop(request.rid, None)
+        if reader is None:
+            if request.n_cached < 0:  # it never ran
+                return
+            reader = self._begin(request)
+        self._learn(reader, request.ids)
+        base = max(0, reader.first - max(ORDERS))
+        kept = request.ids[base:]
+        self._texts[reader.number] = _Text(kept, base, request.run.namespace)
+        self._ended[reader.number] = len(kept)
+        self._n_kept += len(kept)
+        while self._n_kept > self._n_max:
+            number = next(iter(self._ended))
+            self._n_kept -= self._ended.pop(number)
+            del self._texts[number]
+
+    def _begin(self, request: Request) -> _Reader:
+        run = request.run
+        number, self._n_texts = self._n_texts, self._n_texts + 1
+        self._texts[number] = _Text(request.ids, 0, run.namespace)
+        everyone = crc32(run.namespace)
+        kin = crc32(repr((run.client, run.order[:1])).encode(), everyone)
+        return _Reader(number, request.n_cached, (kin, everyone))
+
+    def _learn(self, reader: _Reader, ids: array[int]) -> None:
+        """All its tokens but the last, behind which stands nothing yet."""
+        n = min(len(ids), 1 << _N_BITS) - 1
+        for grams in self._grams:
+            grams.put(ids, reader.n_known, n, reader.salts, reader.number << _N_BITS)
+        reader.n_known = n + 1
+
+    def _look(self, request: Request, reader: _Reader) -> tuple[array[int] | None, int, int]:
+        """(text, where in it what may come next stands, kind); (None, 0, 0): it is nowhere."""
+        ids, n = request.ids, len(request.ids)
+        kind = 0
+        for salt in reader.salts:
+            for grams in self._grams:
+                number, order = grams.find(ids, salt), grams.order
+                text = self._texts.get(number >> _N_BITS)
+                if text is not None and text.namespace == request.run.namespace:
+                    at = (number & (1 << _N_BITS) - 1) - text.base
+                    if order <= at < len(text.ids) and text.ids[at - order : at] == ids[n - order :]:
+                        return text.ids, at, kind
+                kind += 1
+        return None, 0, 0

@@ -1,0 +1,143 @@
+"""How long drafts are: as long as they pay, by what was right before and what a row costs."""
+
+from __future__ import annotations
+
+from array import array
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from banyan.runtime.engine.request import Request, Work
+from banyan.runtime.engine.speculation.cost import Cost
+from banyan.runtime.engine.speculation.draft import Proposal
+from banyan.runtime.engine.speculation.drafting import Drafting
+from banyan.runtime.wire import Sampling
+
+
+class Always:
+    """Proposes the same token again and again."""
+
+    n_kinds = 1
+
+    def __init__(self, name: str = "always", token: int = 1) -> None:
+        self.name, self.token, self.n_asked = name, token, 0
+
+    def propose(self, request: Request, n: int) -> Proposal:
+        self.n_asked += 1
+        return Proposal(array("i", [self.token] * n))
+
+    def end(self, request: Request) -> None:
+        pass
+
+
+class Endless:
+    """A lease with as many pages as one wants."""
+
+    n_slots = 1 << 30
+
+    def grow(self, n: int) -> bool:
+        return True
+
+
+class Bench:
+    """Requests that draw in each step, and a model that says what it is told."""
+
+    def __init__(self, fake: ModuleType, drafting: Drafting, n: int = 1) -> None:
+        self.drafting = drafting
+        self.requests = [Request(fake.run(rid, [5, 6, 7], Sampling(max_tokens=100_000)), 100_000) for rid in range(n)]
+        for r in self.requests:
+            r.lease = Endless()  # type: ignore[assignment]
+
+    def step(self, model: Any) -> list[int]:
+        """The depth of each draft. model: its k-th token behind the present end."""
+        works = [Work(r, 1, True) for r in self.requests]
+        self.drafting.widen(works, 512)
+        for work in works:
+            drawn = [model(k) for k in range(1 + len(work.draft))]
+            self.drafting.judge(work.request, drawn)
+            work.request.append(drawn[0])
+        return [len(work.draft) for work in works]
+
+
+def test_what_is_right_gets_longer_and_what_is_wrong_stops(fake: ModuleType) -> None:
+    b = Bench(fake, Drafting([Always()], cost=Cost(16, 1, 1), max_depth=24))
+    first = b.step(lambda k: 1)[0]
+    for _ in range(30):
+        last = b.step(lambda k: 1)[0]
+    assert 0 < first < last == 24
+    assert b.step(lambda k: 2) == [24]
+    assert b.step(lambda k: 2)[0] <= 2, "one that was wrong from its start makes the next short"
+    for _ in range(60):
+        last = b.step(lambda k: 2)[0]
+    assert last == 0
+    depths = [b.step(lambda k: 1)[0] for _ in range(400)]
+    assert depths[-1] == 24, "what it says is looked at now and then, and it earns its way back"
+
+
+@pytest.mark.parametrize(
+    ("n", "per_row", "is_deep"), [(1, 0.1, True), (64, 0.02, True), (1, 40.0, False), (64, 5.0, False)]
+)
+def test_the_price_of_a_row_decides(fake: ModuleType, n: int, per_row: float, is_deep: bool) -> None:
+    """With every other draft wrong at its second token."""
+    b = Bench(fake, Drafting([Always()], cost=Cost(16, 0.1, per_row)), n)
+    for i in range(60):
+        depths = b.step(lambda k, i=i: 1 if k == 0 or i % 2 else 2)
+    assert (max(depths) > 1) == is_deep
+    assert is_deep or max(depths) <= 1
+
+
+def test_of_two_drafters_the_better_is_taken(fake: ModuleType) -> None:
+    b = Bench(fake, Drafting([Always("bad", 9), Always("good", 1)], cost=Cost(16, 1, 1)))
+    for _ in range(50):
+        b.step(lambda k: 1)
+    stats = b.drafting.stats()
+    assert stats["drafted_bad"] < 30 < 500 < stats["accepted_good"] == stats["drafted_good"]
+    assert b.drafting.end(b.requests[0])["good"] == (stats["drafted_good"], stats["accepted_good"])
+    b.drafting.check(set())
+
+
+def test_a_drafter_that_says_nothing_worth_it_is_seldom_asked(fake: ModuleType) -> None:
+    drafter = Always()
+    b = Bench(fake, Drafting([drafter], cost=Cost(16, 1, 1)))
+    for _ in range(600):
+        b.step(lambda k: 2)
+    assert drafter.n_asked < 150
+
+
+def test_without_drafters_works_stay_as_they_are(fake: ModuleType) -> None:
+    assert Bench(fake, Drafting()).step(lambda k: 1) == [0]
+
+
+# ---- what a step costs ---------------------------------------------------------------------------------------------
+
+
+def fitted(*, noise: float = 0.0) -> Cost:
+    import random
+
+    chance = random.Random(1)
+    cost = Cost()
+    for i in range(600):
+        n, extra = 1 + i % 8, (i * 7) % 30
+        seconds = 2e-3 + 1e-4 * n + 3e-5 * extra
+        cost.note(n, extra, seconds * (1 + (10 * noise if chance.random() < noise else 0.0)))
+    return cost
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_costs_are_learned_also_on_a_busy_machine(noise: float) -> None:
+    cost = fitted(noise=noise)
+    assert cost.per_row == pytest.approx(3e-5, rel=0.5)
+    assert cost.step(4, 10) == pytest.approx(2.7e-3, rel=0.3)
+
+
+def test_costs_stay_above_zero_and_finite() -> None:
+    cost = Cost()
+    cost.note(1, 0, 0.0)  # a clock that stands still says nothing
+    for _ in range(500):
+        cost.note(1, 0, 1e-3)
+    assert cost.per_row > 0
+    assert cost.step(1, 0) == pytest.approx(1e-3, rel=0.1)
+    for extra in (500, 0) * 50:
+        cost.note(1, extra, 1e-3)
+    assert 0 < cost.per_row < 1e-4
