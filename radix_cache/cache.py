@@ -30,6 +30,7 @@ from collections.abc import Hashable
 from types import TracebackType
 from typing import Any
 
+from banyan.radix_cache.events import Events
 from banyan.radix_cache.handles import Handle, Holds
 from banyan.radix_cache.host import Host, Move
 from banyan.radix_cache.inflight import InFlight
@@ -198,6 +199,7 @@ class Cache:
         self.tally = Tally()
         self.host = Host(self.tree, n_host, file) if n_host and enabled else None
         self.tree.below = self.host
+        self.events: Events | None = None  # until somebody listens
         self.leases: set[Lease] = set()  # the open ones
         self.in_flight: InFlight[Any] = InFlight()
         self._n_leased = 0  # pages that leases own
@@ -409,6 +411,12 @@ class Cache:
     def _give_back(self, pages: list[int]) -> None:
         self._n_leased -= len(pages)
         self.pool.give(pages)
+
+    def listen(self, first: int = 0) -> Events:
+        """Who says what comes to the device and leaves it; from the first call on, whose events count from `first`."""
+        if self.events is None:
+            self.events = self.tree.log = Events(self.tree, first)
+        return self.events
 
     # ---- what can be asked -----------------------------------------------------------------------------------------
 

@@ -143,7 +143,11 @@ class Client:
         return number in self._templates
 
     def ask(
-        self, what: Literal["stats", "flush", "check", "info", "tree"], timeout: float = 30.0, most: int = 0
+        self,
+        what: Literal["stats", "flush", "check", "info", "tree", "events"],
+        timeout: float = 30.0,
+        most: int = 0,
+        since: int = -1,
     ) -> Any:
         """The server's answer to a question outside any program, parsed from JSON.
 
@@ -153,7 +157,7 @@ class Client:
         number = next(self._questions)
         future: Promise[wire.Answer] = Promise()
         self._answers[number] = future
-        self.send(wire.encode(wire.Ask(id=number, what=what, most=most)))
+        self.send(wire.encode(wire.Ask(id=number, what=what, most=most, since=since)))
         try:
             answer = future.result(timeout)
         except TimeoutError:

@@ -195,8 +195,8 @@ class Engine:
                 self.scheduler.take(order)
 
     def _answer(self, ask: Ask) -> Answer:
-        """stats: counters of the engine and its tree. check: every invariant. tree: its nodes. info: the model and the
-        options."""
+        """stats: counters of the engine and its tree. check: every invariant. tree: its nodes. events: what came and
+        went there. info: the model and the options."""
         if ask.what == "check":
             try:
                 self.scheduler.check()
@@ -208,6 +208,10 @@ class Engine:
             return Answer(ask.id, True, b"{}")
         if ask.what == "tree":
             return Answer(ask.id, True, msgspec.json.encode(sketch(self.cache, ask.most)))
+        if ask.what == "events":
+            said = self.cache.listen(time.time_ns() // 1000).since(ask.since)
+            events = [event._asdict() for event in said.events]
+            return Answer(ask.id, True, msgspec.json.encode(said._asdict() | {"events": events}))
         if ask.what == "stats":
             return Answer(ask.id, True, msgspec.json.encode(self.stats()))
         facts = {"model": self.spec, "config": self.config, "resolved": self.resolved}

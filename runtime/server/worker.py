@@ -316,7 +316,7 @@ class Server:
             self._say(client, wire.Answer(id=ask.id, ok=True, body=msgspec.json.encode(body)))
             return
         self._questions[self._n_questions] = client, ask
-        self.link.send(wire.Ask(id=self._n_questions, what=ask.what, most=ask.most))
+        self.link.send(msgspec.structs.replace(ask, id=self._n_questions))
         self._n_questions += 1
 
     # ---- the engine ------------------------------------------------------------------------------------------------
