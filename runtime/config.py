@@ -219,18 +219,10 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
         f"KV: {n_pages} pages of {config.page} slots = {n_pages * config.page} tokens, "
         f"{n_pages * page_bytes / 2**20:.0f} MiB; context {context}"
     )
-    n_host = parse_bytes(config.host_memory) // page_bytes
-    if n_host:
+    free = hardware.free_memory - (n_pages * page_bytes if device == "cpu" else 0)
+    if n_host := _host_pages(config, page_bytes, free):
         where = config.host_file or "memory"
-        free = hardware.free_memory - (n_pages * page_bytes if device == "cpu" else 0)
-        if not config.host_file and n_host * page_bytes > free:
-            raise OutOfMemory(
-                f"host_memory is {n_host * page_bytes / 2**20:.0f} MiB, but {max(free, 0) / 2**20:.0f} MiB are free; "
-                "lower it"
-            )
         said.append(f"second tier: {n_host} pages, {n_host * page_bytes / 2**20:.0f} MiB in {where}")
-    elif parse_bytes(config.host_memory):
-        raise ConfigError(f"host_memory is {config.host_memory}, but a page takes {page_bytes / 2**20:.1f} MiB")
     threads = config.threads or max(1, hardware.n_cores)
     said.append(f"{threads} threads")
     return Resolved(
@@ -242,6 +234,19 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
         threads=threads,
         decisions=tuple(said),
     )
+
+
+def _host_pages(config: Config, page_bytes: int, free: int) -> int:
+    """Pages of the second tier. free: bytes of main memory that the first one leaves."""
+    asked = parse_bytes(config.host_memory)
+    n_host = asked // page_bytes
+    if asked and not n_host:
+        raise ConfigError(f"host_memory is {config.host_memory}, but a page takes {page_bytes / 2**20:.1f} MiB")
+    if n_host and not config.host_file and n_host * page_bytes > free:
+        raise OutOfMemory(
+            f"host_memory is {n_host * page_bytes / 2**20:.0f} MiB, but {max(free, 0) / 2**20:.0f} MiB are free; lower it"
+        )
+    return n_host
 
 
 def private_socket() -> Path:
