@@ -44,6 +44,8 @@ class Recorder:
         self.welcome = welcome
         self.programs: list[RecordedProgram] = []
 
+    refuses: frozenset[str] = frozenset()
+
     def program(self, name: str = "") -> RecordedProgram:
         self.programs.append(RecordedProgram(name))
         return self.programs[-1]

@@ -53,6 +53,11 @@ class Backend(Protocol):
     def welcome(self) -> wire.Welcome:
         """What it is: model, longest context, chat markers."""
 
+    @property
+    def refuses(self) -> frozenset[str]:
+        """What it cannot do: options of gens by the names that users write, and "tools", "image", "regex" and so on. A
+        program that asks for it gets Unsupported, which names it; what does not stand here is done."""
+
     def program(self, name: str = "") -> OpenProgram:
         """A new, empty program."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from msgspec.structs import replace
+from msgspec import NODEFAULT
+from msgspec.structs import fields, replace
 
 from banyan.runtime import wire
 from banyan.runtime.errors import BanyanError, BudgetExceeded, ProgramError
@@ -184,6 +185,37 @@ class Backend(Protocol):
 
     def start(self, job: Job) -> None:
         """Answer `job`, now or later. What it raises is the answer too."""
+
+
+NAMES = {"logprobs": "return_logprob", "top_logprobs": "top_logprobs_num", "logprob_start": "logprob_start_len"}
+"""Fields of Sampling that users know by another name."""
+
+
+ALL = frozenset({
+    *(NAMES.get(name, name) for name in wire.Sampling.__struct_fields__ if name != "constraint"),
+    *("regex", "json_schema", "grammar", "choices", "tools", "priority", "deadline", "stream"),
+    *("select", "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"),
+    *("image", "raw", "roles"),
+})  # fmt: skip
+"""What `asked_for` may give."""
+
+
+def asked_for(job: Job) -> Iterator[str]:
+    """What a gen or select wants of its backend beyond a text, by the names that users write: options that are not as
+    they are by default, and what its prompt holds beside text and turns."""
+    if isinstance(job.op, wire.Select):
+        yield from ("select", job.op.method)
+    else:
+        for field in fields(wire.Sampling):
+            value = getattr(job.op.sampling, field.name)
+            default = field.default if field.default_factory is NODEFAULT else field.default_factory()
+            if value != default and field.name != "constraint":
+                yield NAMES.get(field.name, field.name)
+        if (constraint := job.op.sampling.constraint) is not None:
+            yield constraint.kind
+        yield from (name for name in ("tools", "priority", "deadline", "stream") if getattr(job.op, name))
+    kinds = {wire.Image: "image", wire.Raw: "raw", wire.Begin: "roles"}
+    yield from dict.fromkeys(kinds[type(piece)] for piece in job.pieces if type(piece) in kinds)
 
 
 def open_role(pieces: Sequence[Piece], at: int) -> str | None:

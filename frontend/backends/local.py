@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from banyan.backends.base import Quiet
 from banyan.backends.job import Answers, Backend, Job, Made, Outcome, Piece, again, open_role, render, within
 from banyan.clock import clock
 from banyan.runtime import wire
@@ -102,7 +103,7 @@ class State:
 _numbers = count()
 
 
-class Program:
+class Program(Quiet):
     """One program. Safe to use from any thread; every future resolves."""
 
     def __init__(self, backend: Backend, name: str) -> None:
@@ -138,9 +139,6 @@ class Program:
             if isinstance(op, wire.Gen | wire.Select):  # the rest waits for what needs it
                 self._pump()
         self._pump()
-
-    def limit(self, limits: wire.Limits) -> None:
-        """The language runs in this process, and keeps them."""
 
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
         """Call `callback`, which must not wait, each time that the gen `ref` calls tools."""

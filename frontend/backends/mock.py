@@ -6,7 +6,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Any, NamedTuple, TypeAlias
@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from banyan.backends.base import Question
-from banyan.backends.job import CHATML, Job, Outcome
+from banyan.backends.job import ALL, CHATML, Job, Outcome, asked_for
 from banyan.backends.local import Program
 from banyan.clock import clock
 from banyan.runtime import wire
-from banyan.runtime.errors import BanyanError, ConfigError, ProgramError
+from banyan.runtime.errors import BanyanError, ConfigError, ProgramError, Unsupported
 
 CHAT = CHATML
 """The markers that a Mock writes around turns."""
@@ -57,6 +57,10 @@ class Mock:
     An answer may be an exception, and a function may raise one: that gen fails. Errors of Banyan come as they are
     (`RuntimeLost("gone")`), any other as the cause of a ProgramError.
 
+    refuses: what it is to refuse with Unsupported, as a backend without that would: names of options of gens ("top_k",
+    "return_logprob"), constraints ("regex", "json_schema", "grammar", "choices"), "select" and its methods, "tools",
+    "image", "raw", "roles" and "stream". A Mock takes pictures only where "image" is not among them.
+
     latency: seconds until an answer is there, or a function of the Call that gives them; 0 answers at once, in the
     caller's thread. What streams comes word by word, spread over that time.
     """
@@ -67,8 +71,14 @@ class Mock:
         *,
         chat: wire.ChatMarkers | None = CHAT,
         latency: float | Callable[[Call], float] = 0.0,
+        refuses: Collection[str] = ("image",),
     ) -> None:
-        self.welcome = wire.Welcome(version=wire.VERSION, model="mock", max_context=1 << 31, chat=chat)
+        self.refuses = frozenset(refuses)
+        if unknown := self.refuses - ALL:
+            raise ConfigError(f"refuses: there is nothing called {min(unknown)!r}; there are {', '.join(sorted(ALL))}")
+        self.welcome = wire.Welcome(
+            version=wire.VERSION, model="mock", max_context=1 << 31, chat=chat, images="image" not in self.refuses
+        )
         self.calls: list[Call] = []
         """All gens and selects so far, in the order of their answers."""
         self.submits: list[tuple[wire.Op, ...]] = []
@@ -91,6 +101,9 @@ class Mock:
 
     def start(self, job: Job) -> None:
         """Answer a gen or select. For the executor of programs, not for users."""
+        for what in asked_for(job):
+            if what in self.refuses:
+                raise Unsupported(f"{what}: this Mock was made to refuse it (refuses=)")
         call = Call(job.text, job.op.name, job.op)
         self.calls.append(call)
         seconds = self._latency(call) if callable(self._latency) else self._latency

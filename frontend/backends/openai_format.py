@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from banyan.backends.job import Answers, Job, Made, Outcome, Piece
+from banyan.backends.job import NAMES, Answers, Job, Made, Outcome, Piece
 from banyan.runtime import wire
 from banyan.runtime.errors import ProgramError, Unsupported
 from banyan.runtime.server.select import decide
@@ -51,7 +51,7 @@ EXTENSIONS = {
 
 ELSEWHERE = {
     "stop_regex": "stop strings",
-    "logprob_start": "return_logprob without logprob_start_len, which gives those of the output",
+    "logprob_start_len": "return_logprob without logprob_start_len, which gives those of the output",
     "raw": "plain text: the API writes control tokens itself",
     "text": "bn.user(...) or bn.system(...): a chat model reads nothing but turns",
     "gen": "bn.assistant(bn.gen(...)): a chat model speaks in no other turn",
@@ -224,8 +224,8 @@ def _options(sampling: wire.Sampling, kind: Kind, extensions: Collection[str]) -
             if name not in extensions:
                 refuse(name, kind)
             options.setdefault("extra_body", {})[name] = list(value) if isinstance(value, tuple) else value
-        elif name in ELSEWHERE:
-            refuse(name, kind)
+        elif (known := NAMES.get(name, name)) in ELSEWHERE:
+            refuse(known, kind)
     if "logit_bias" in options:
         options["logit_bias"] = {str(token): bias for token, bias in options["logit_bias"].items()}
     return options

@@ -53,6 +53,11 @@ class Record:
     def welcome(self) -> wire.Welcome:
         return self.backend.welcome
 
+    @property
+    def refuses(self) -> frozenset[str]:
+        """What the other backend refuses."""
+        return self.backend.refuses
+
     def program(self, name: str = "") -> OpenProgram:
         return _Recorded(self.backend.program(name), name, self._put)
 

@@ -24,6 +24,9 @@ class Replay:
     ConfigError: the file cannot be read, is no recording, or is of another version.
     """
 
+    refuses: frozenset[str] = frozenset()
+    """Nothing by name: what was not recorded is a ReplayMismatch."""
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         header, entries = read(self.path)

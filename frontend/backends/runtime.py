@@ -43,6 +43,14 @@ class Server:
     def welcome(self) -> wire.Welcome:
         return self.client.welcome
 
+    @property
+    def refuses(self) -> frozenset[str]:
+        """What the model there cannot do: "image", "tools" where its chat template has no form for calls, and "roles"
+        where it has no chat template."""
+        chat = self.welcome.chat
+        found = {"image": not self.welcome.images, "tools": chat is None or chat.no_calls, "roles": chat is None}
+        return frozenset(name for name, is_lacking in found.items() if is_lacking)
+
     def close(self) -> None:
         """Leave the server. Idempotent.
 

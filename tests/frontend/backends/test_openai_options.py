@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import fields
 
 import banyan as bn
+from banyan.backends.job import ALL, NAMES
 from banyan.runtime import wire
 
 pytest.importorskip("openai")
@@ -50,6 +51,11 @@ OPTIONS: dict[str, tuple[Any, dict[str, Any] | None]] = {
 }
 
 
+def name_of(option: str, value: Any) -> str:
+    """What users call it."""
+    return value.kind if isinstance(value, wire.ConstraintSpec) else NAMES.get(option, option)
+
+
 def ask(backend: bn.OpenAI, sampling: wire.Sampling) -> wire.Value:
     program = backend.program()
     turn = (wire.Begin("assistant"),) if backend.kind == "chat" else ("Q",)
@@ -66,7 +72,7 @@ def test_every_option_is_sent_or_refused_by_name(serve: Any, fake: ModuleType, o
     told = fake.chat("x") if kind == "chat" else fake.completion("x")
     api, backend = serve(lambda path, body: told, is_chat_model=kind == "chat")
     if expected is None:
-        named = value.kind if isinstance(value, wire.ConstraintSpec) else option
+        named = name_of(option, value)
         with pytest.raises(bn.Unsupported, match=rf"^{named}: OpenAI's {kind} API has no such thing; use "):
             ask(backend, sampling)
         assert api.bodies == []
@@ -224,7 +230,7 @@ def test_the_package_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatc
 def test_what_is_refused_is_declared(serve: Any, fake: ModuleType, kind: str) -> None:
     _, backend = serve(lambda path, body: fake.chat("x"), is_chat_model=kind == "chat")
     for option, (value, expected) in OPTIONS.items():
-        named = value.kind if isinstance(value, wire.ConstraintSpec) else option
+        named = name_of(option, value)
         assert (named in backend.refuses) == (expected is None), option
     others = {"image", "json_schema", "tools"}
     turns = {"gen", "text", "raw", "prefix", "unconditional_likelihood_normalized"}
@@ -260,3 +266,63 @@ def test_backends_without_a_model_of_their_own_take_every_option(tmp_path: Path,
         error = plain.future(0).exception()
         assert isinstance(error, bn.ReplayMismatch)
         assert f"{option}: recorded" in str(error)
+
+
+@pytest.mark.parametrize("option", [field.name for field in fields(wire.Sampling)])
+def test_a_mock_refuses_by_name_what_it_is_told_to(tmp_path: Path, option: str) -> None:
+    value, _ = OPTIONS[option]
+    named = name_of(option, value)
+    mock = bn.Mock("a", refuses=[named])
+    with bn.Record(mock, tmp_path / "run") as recorder:
+        assert recorder.refuses == mock.refuses == {named}
+        program = recorder.program()
+        sampling = wire.Sampling(**{option: value})
+        program.submit([wire.Append(0, ("Q",)), wire.Fork(0, (1,)), wire.Gen(0, 0, sampling), wire.Gen(1, 1)])
+        error = program.future(0).exception(30)
+        assert isinstance(error, bn.Unsupported)
+        assert str(error).startswith(f"{named}: ")
+        assert program.future(1).result(30).samples[0].text == "a", "what does not ask for it goes on"
+
+
+@bn.tool
+def look() -> str:
+    """Looks."""
+    return "seen"
+
+
+ASKING: dict[str, Any] = {
+    "tools": lambda: bn.user("?") + bn.assistant(bn.gen("a", tools=[look])),
+    "select": lambda: bn.select("a", ["x", "y"]),
+    "greedy_token_selection": lambda: bn.select("a", ["x", "y"], choices_method=bn.greedy_token_selection),
+    "raw": lambda: bn.raw("<|im_end|>") + bn.gen("a"),
+    "roles": lambda: bn.user("?") + bn.assistant(bn.gen("a")),
+    "priority": lambda: bn.gen("a", priority=3),
+    "deadline": lambda: bn.gen("a", deadline=3.0),
+    "json_schema": lambda: bn.gen("a", json_schema='{"type": "object"}'),
+    "grammar": lambda: bn.gen("a", grammar='start: "a"'),
+}
+
+
+@pytest.mark.parametrize("what", ASKING)
+def test_so_it_does_where_a_program_asks(what: str) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += ASKING[what]()
+
+    assert what in ALL
+    with pytest.raises(bn.Unsupported, match=f"^{what}: this Mock"):
+        program.run(backend=bn.Mock("x", refuses={what}))["a"]
+
+
+def test_a_stream_is_refused_too() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("a")
+
+    with pytest.raises(bn.Unsupported, match=r"^stream: "):
+        program.run(backend=bn.Mock("x", refuses={"stream"}), stream=True)["a"]
+
+
+def test_what_there_is_not_cannot_be_refused() -> None:
+    with pytest.raises(bn.ConfigError, match=r"there is nothing called 'top_q'; there are .*top_p"):
+        bn.Mock("a", refuses={"top_q"})

@@ -125,6 +125,20 @@ def test_a_program_over_a_socket(server: MockServer) -> None:
         assert bn.flush_cache(endpoint)
 
 
+def test_what_the_model_there_cannot_do_is_declared_and_refused(server: MockServer) -> None:
+    with bn.connect(server.path) as endpoint:
+        assert endpoint.refuses == {"image"}
+        chat = endpoint.welcome.chat
+        assert chat is not None
+        for welcome, refused in (
+            (replace(endpoint.welcome, images=True), set()),
+            (replace(endpoint.welcome, chat=replace(chat, no_calls="it knows no tools")), {"image", "tools"}),
+            (replace(endpoint.welcome, chat=None), {"image", "tools", "roles"}),
+        ):
+            endpoint.client.welcome = welcome
+            assert endpoint.refuses == refused
+
+
 def test_all_endpoints_of_a_socket_share_one_connection(server: MockServer) -> None:
     for _ in range(20):
         with bn.connect(server.path) as one, bn.connect(server.path) as other:
