@@ -50,6 +50,10 @@ def lossy(client: Client, seed: int, loss: float, twice: float = 0.0) -> Iterato
         del client.send_now, client._take
 
 
+PATIENCE = 10.0
+"""Seconds after which a server that takes nothing is given up."""
+
+
 class Proxy:
     """A socket between a client and a server, which can be cut."""
 
@@ -60,12 +64,13 @@ class Proxy:
         self._listener.listen()
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._wake, self._waker = socket.socketpair()
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def cut(self) -> None:
         self._waker.send(b"x")
-        self._thread.join()
+        self._thread.join(2 * PATIENCE)
+        assert not self._thread.is_alive()
 
     close = cut
 
@@ -86,6 +91,8 @@ class Proxy:
 
     def _accept(self) -> None:
         ours, theirs = self._listener.accept()[0], socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        for one in (ours, theirs):
+            one.settimeout(PATIENCE)  # a server that stands still takes no more at some point
         try:
             theirs.connect(str(self._server))
         except OSError:  # it is gone
