@@ -243,9 +243,8 @@ def _host_pages(config: Config, page_bytes: int, free: int) -> int:
     if asked and not n_host:
         raise ConfigError(f"host_memory is {config.host_memory}, but a page takes {page_bytes / 2**20:.1f} MiB")
     if n_host and not config.host_file and n_host * page_bytes > free:
-        raise OutOfMemory(
-            f"host_memory is {n_host * page_bytes / 2**20:.0f} MiB, but {max(free, 0) / 2**20:.0f} MiB are free; lower it"
-        )
+        needed, there = n_host * page_bytes / 2**20, max(free, 0) / 2**20
+        raise OutOfMemory(f"host_memory is {needed:.0f} MiB, but {there:.0f} MiB are free; lower it")
     return n_host
 
 
