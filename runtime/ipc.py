@@ -25,6 +25,7 @@ MISSED = 5
 SILENT = 30
 """A server forgets a client that was silent for so many heartbeats. Its death is seen at once, by the socket."""
 
+_RECEIVE_LIMIT = 64  # messages of one client that wait for the server; beyond it they wait with the client
 _SEND_LIMIT = 100_000  # messages that wait for one client who does not read; beyond it the client is dropped
 _PATH_LIMIT = 107  # bytes of a Unix socket's address, without its end
 
@@ -103,6 +104,7 @@ def listen(context: zmq.Context[zmq.Socket[bytes]], path: Path, max_message: int
     router.setsockopt(zmq.MAXMSGSIZE, max_message)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send to a vanished client is an error, not silence
     router.setsockopt(zmq.SNDHWM, _SEND_LIMIT)
+    router.setsockopt(zmq.RCVHWM, _RECEIVE_LIMIT)
     router.bind(where)
     return router, lock
 

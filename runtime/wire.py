@@ -778,6 +778,9 @@ EngineReport = Ready | Step | Failed | Answer | Pong
 
 PreflightOrder = Vocabulary | Check
 
+UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
+"""What the decoders raise at bytes that are no message: a text that is no UTF-8 is a ValueError."""
+
 encode = msgspec.msgpack.Encoder().encode
 decode_client = msgspec.msgpack.Decoder(ClientMessage).decode
 decode_server = msgspec.msgpack.Decoder(ServerMessage).decode

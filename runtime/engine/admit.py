@@ -23,6 +23,8 @@ def admit(run: Run, limits: Limits, n_pages: int, page: int) -> int:
     """The n_total at which the request's length ends it. Raises what keeps it from being served."""
     if len(run.ids) % 4 or len(run.stop_ids) % 4:
         raise BadMessage("ids and stop_ids are int32, but their bytes are no multiple of 4")
+    if not 0 <= run.rid < 1 << 63:
+        raise BadMessage(f"the request's number is {run.rid}; it must be in 0 .. 2**63 - 1")
     ids, s = array("i", run.ids), run.sampling
     if not ids:
         raise BadProgram("the prompt is empty; a model needs at least one token to go on from")

@@ -29,7 +29,7 @@ from banyan.runtime.engine.worker import Engine
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.flight import Flight
 from banyan.runtime.model import load, spec, weights
-from banyan.runtime.wire import EngineOrder, EngineReport, Failed, decode_order, encode
+from banyan.runtime.wire import UNREADABLE, EngineOrder, EngineReport, Failed, decode_order, encode
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -119,7 +119,7 @@ class Link:
                 return
             try:
                 order = decode_order(data)
-            except (msgspec.DecodeError, RecursionError) as e:
+            except UNREADABLE as e:
                 print(f"banyan: {len(data)} bytes that are no order were ignored: {e}", file=sys.stderr, flush=True)
             else:
                 yield order

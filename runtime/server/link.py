@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -57,6 +58,7 @@ class Link:
         self.socket = ipc.pair(self._context, self._address)
         options = ["--config", msgspec.json.encode(self._config).decode(), "--socket", ipc.address(self._address)]
         self._n_silent, self._is_hung, self._was_stopped = 0, False, False
+        self._nonsense = ""
         self._n_oom_kills = n_oom_kills()
         flight = Flight.make()
         try:
@@ -75,20 +77,29 @@ class Link:
             self.socket.send(wire.encode(order), zmq.NOBLOCK)
 
     def receive(self, take: Callable[[wire.EngineReport], None]) -> None:
-        """Hand all reports that are there to `take`."""
+        """Hand all reports that are there to `take`. An engine whose report cannot be taken is killed: `life` tells."""
         while True:
             try:
                 data = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            report = wire.decode_report(data)
+            if self._nonsense:
+                continue
             self._n_silent = 0
-            if isinstance(report, wire.Ready):
-                self.ready = report
-                for order in (*self.first, *self._early):
-                    self.send(order)
-                self._early.clear()
-            take(report)
+            try:
+                self._take(wire.decode_report(data), take)
+            except Exception as e:
+                traceback.print_exc()
+                self._nonsense = f"it said what cannot be: {e!r}"
+                self._kill()
+
+    def _take(self, report: wire.EngineReport, take: Callable[[wire.EngineReport], None]) -> None:
+        if isinstance(report, wire.Ready):
+            self.ready = report
+            for order in (*self.first, *self._early):
+                self.send(order)
+            self._early.clear()
+        take(report)
 
     def beat(self) -> None:
         """Ask for a sign of life; once a heartbeat. An engine that gave none for too long is killed: `life` tells.
@@ -104,8 +115,11 @@ class Link:
         is_stopped_now = self._n_silent > STOPPED and is_stopped(self.pid)
         if self._n_silent * ipc.HEARTBEAT > most or is_stopped_now:
             self._is_hung, self._was_stopped = True, is_stopped_now
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+            self._kill()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
     @property
     def pid(self) -> int:
@@ -115,6 +129,8 @@ class Link:
         """What became of the process, which has ended."""
         n_killed = n_oom_kills() - self._n_oom_kills
         how, is_blameless = cause(self._child.wait(0), n_killed, self._is_hung, self._was_stopped)
+        if self._nonsense:
+            how, is_blameless = self._nonsense, False
         return Death(how, is_blameless, frozenset(self._flight.rids()))
 
     def close(self) -> None:

@@ -20,6 +20,8 @@ from banyan.runtime.server.generate import Error, Generation, Generator, Outcome
 from banyan.runtime.server.keeper import check_keep
 from banyan.runtime.server.limits import Limiter, Timers
 from banyan.runtime.server.program import Client, Gathering, Had, Point, Program, State
+from banyan.runtime.server.quota import PIECE, Quota
+from banyan.runtime.server.quota import Limits as Most
 from banyan.runtime.server.requests import Requests, Said, Standing, check_urgency
 from banyan.runtime.server.rounds import Rounds, Tooling
 from banyan.runtime.server.state import Open, Shut, Text
@@ -43,6 +45,7 @@ class Programs:
         generator: Generator,
         send: Callable[[Client, wire.ServerMessage], None],
         timers: Timers,
+        limits: Most = Most(),  # noqa: B008 (it is frozen)
     ) -> None:
         self._generator = generator
         self.delivery = Delivery(send)
@@ -58,7 +61,7 @@ class Programs:
         self._standings: dict[int, Standing] = {}  # by serial
         self._clients: dict[Client, int] = {}
         self._n_clients = 0
-        self._templates: dict[tuple[Client, int], ProgramTemplate] = {}
+        self._quota = Quota(limits)
         self._n_made = 0
         self._ready: deque[tuple[Program, State]] = deque()
         self._is_pumping = False
@@ -94,7 +97,7 @@ class Programs:
         if self.delivery.has_ended(key):
             return
         uses = (op.template for op in message.ops if isinstance(op, wire.Use))
-        if any((client, one) not in self._templates for one in uses) and self.delivery.lacks(key, message.seq):
+        if any(self._quota.template(client, one) is None for one in uses) and self.delivery.lacks(key, message.seq):
             return
         if not self.delivery.accept(key, message.seq):
             return
@@ -107,6 +110,9 @@ class Programs:
             if message.limits is not None:
                 self._limiter.begin(program, message.limits)
         try:
+            if message.seq == 0:
+                self._quota.begin(program)
+            self._quota.submit(program, message.ops)
             if message.limits is not None:
                 check_urgency(message.limits.priority, message.limits.deadline)
             if program.is_last:
@@ -134,10 +140,10 @@ class Programs:
             self._end(program, Error(Cancelled.code, "the program was cancelled"))
 
     def define(self, client: Client, message: wire.Define) -> None:
-        self._templates[client, message.template] = ProgramTemplate(message.ops)
+        self._quota.define(client, message.template, ProgramTemplate(message.ops))
 
     def undefine(self, client: Client, message: wire.Undefine) -> None:
-        self._templates.pop((client, message.template), None)
+        self._quota.undefine(client, message.template)
 
     def forget(self, client: Client) -> None:
         """The client is gone: stop all it had."""
@@ -145,8 +151,7 @@ class Programs:
             self._end(self._programs[key], None)
         self.delivery.forget(client)
         self._clients.pop(client, None)
-        for key in [key for key in self._templates if key[0] == client]:
-            del self._templates[key]
+        self._quota.forget_client(client)
 
     def _queue(self, program: Program, op: wire.Op) -> None:
         state = program.states.get(op.state)
@@ -178,7 +183,7 @@ class Programs:
             case wire.Results():
                 return  # not queued: the state stands still for them
             case wire.Use():
-                if (template := self._templates.get((program.client, op.template))) is None:
+                if (template := self._quota.template(program.client, op.template)) is None:
                     raise BadProgram(f"Use names template {op.template}, which no Define makes")
                 for one in template.expand(op):
                     self._queue(program, one)
@@ -242,6 +247,7 @@ class Programs:
             case wire.Gen() | wire.Select():
                 self._generate(program, state, op)
             case wire.Fork(children=children):
+                self._quota.hold(program, PIECE * len(children) * len(state.text.pieces))
                 for number in children:
                     child = program.states[number]
                     child.text, child.marks = state.text.copy(), dict(state.marks)
@@ -272,6 +278,7 @@ class Programs:
                 value = program.values[ref]
                 if isinstance(value, Error):
                     raise Broken(value.because("a value that is spliced here failed"))
+                self._quota.hold(program, len(value))
                 state.text.append(Span(value))
             case wire.Arg(i=i):
                 raise BadProgram(f"argument {i} of a template stands outside of one")
@@ -311,6 +318,7 @@ class Programs:
         generator = self._generator
         text = state.text.read(generator.tokenizer, generator.template, program.started, start)
         tokens = state.text.tokens(generator.tokenizer, generator.template, program.started) if op.tokens else None
+        self._quota.hold(program, len(text))
         sample = wire.Sample(text=text, finish_reason="stop")
         self._give(program, op.ref, Outcome((sample,), (), wire.Usage(), tokens=tokens))
 
@@ -472,6 +480,7 @@ class Programs:
                 state.generation.stop()
                 self._rest(program, state)
         self._limiter.forget(program)
+        self._quota.forget(program)
         self.over(program.serial)
         self.keeper.end(program.serial)
         key = program.client, program.number

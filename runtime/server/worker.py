@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import traceback
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -32,6 +32,7 @@ from banyan.runtime import ipc, launch, wire
 from banyan.runtime.config import Config
 from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, from_code
 from banyan.runtime.model.spec import resolve
+from banyan.runtime.server import quota
 from banyan.runtime.server.chat import Template
 from banyan.runtime.server.generate import Generator
 from banyan.runtime.server.grammar import Grammars
@@ -46,6 +47,12 @@ LONG = 4096
 
 MAX_BARREN = 2
 """Engines that may end one after another before they are ready; then there is nothing to go on with."""
+
+MOST_REFUSALS = 16
+"""Messages of a peer that are refused with a word; then nothing is read of it any more."""
+
+MOST_KNOWN = 4096
+"""Peers whose refusals are counted."""
 
 LEVELS = ("quiet", "info", "debug")
 
@@ -72,6 +79,7 @@ class Server:
         self.is_stopping = False
         self._error: BanyanError | None = None
         self._peers: dict[bytes, Peer] = {}
+        self._refusals: OrderedDict[bytes, int] = OrderedDict()  # of peers that broke the rules lately
         self._waiting: list[tuple[bytes, wire.Hello]] = []  # who said Hello before the engine was ready
         self._questions: dict[int, tuple[bytes, wire.Ask]] = {}
         self._n_questions = 0
@@ -124,7 +132,7 @@ class Server:
         undo.callback(self.grammars.close)
         generator = Generator(self.tokenizer, template, self.requests, self._offload, Random(), self.grammars.check)
         self.timers = Timers()
-        self.programs = Programs(generator, self._say, self.timers)
+        self.programs = Programs(generator, self._say, self.timers, quota.Limits.of(self.config))
         self.requests.spend, self.requests.standing = self.programs.spend, self.programs.standing
         self.programs.over = self.requests.end
         self.chat = self.programs.tooling.told(template.chat_markers()) if template else None
@@ -204,15 +212,13 @@ class Server:
                 client, *frames = self.front.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            if self._refusals.get(client, 0) >= MOST_REFUSALS:
+                continue
             try:
-                if len(frames) != 1:
-                    raise BadMessage(f"a message has 1 frame, not {len(frames)}")
-                message = wire.decode_client(frames[0])
+                message = _decode(frames)
                 if not isinstance(message, wire.Ping):
                     self._note("debug", f"{client.hex()}: {type(message).__name__}, {len(frames[0])} bytes")
                 self._take(client, message)
-            except msgspec.DecodeError as e:
-                self._refuse(client, BadMessage(f"bytes that are no message of this protocol: {e}"))
             except BanyanError as e:
                 self._refuse(client, e)
             except Exception as e:  # a bug of ours costs the client that met it, not all the others
@@ -281,6 +287,9 @@ class Server:
     def _refuse(self, client: bytes, error: BanyanError) -> None:
         """A peer that breaks the rules: told so, then forgotten."""
         self._note("info", f"refused {client.hex()}: {error.message}")
+        self._refusals[client] = self._refusals.pop(client, 0) + 1
+        if len(self._refusals) > MOST_KNOWN:
+            self._refusals.popitem(last=False)
         self._say(client, wire.Failed(program=-1, seq=0, code=error.code, message=error.message))
         self._forget(client)
 
@@ -424,6 +433,15 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
         print(f"banyan: {e.message}", file=sys.stderr, flush=True)
         return 1
     return 0
+
+
+def _decode(frames: Sequence[bytes]) -> wire.ClientMessage:
+    if len(frames) != 1:
+        raise BadMessage(f"a message has 1 frame, not {len(frames)}")
+    try:
+        return wire.decode_client(frames[0])
+    except wire.UNREADABLE as e:
+        raise BadMessage(f"bytes that are no message of this protocol: {e}") from e
 
 
 def _read(config: str) -> Config:

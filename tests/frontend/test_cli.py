@@ -49,7 +49,8 @@ def test_each_flag_reaches_the_tree() -> None:
     argv = "--model m --device cpu --dtype float16 --context 512 --kv-memory 1GiB --page 8 --cache --max-running 3"
     argv += " --eviction lfu --host-memory 2GiB --host-file f"
     argv += " --schedule lpm --step-tokens 99 --threads 2 --engine-timeout 7 --constraint-bytes 999"
-    argv += " --constraint-seconds 3 --socket s --max-message 70000 --log debug"
+    argv += " --constraint-seconds 3 --socket s --max-message 70000 --log debug --max-programs 9 --max-width 8"
+    argv += " --max-program 7777 --max-client 9999"
     assert not make(**parse("serve", "--no-cache")).cache
     assert make(**parse("serve", *argv.split())) == Config(
         model="m",

@@ -3,9 +3,9 @@
     python fake_engine.py --socket ipc://... --config JSON --alive-fd N --flight-fd M
 
 As a process it reads its rule from the file `fake.json` in the model directory:
-    {"say": {"end of a prompt": "what to say"}, "die_on": "text", "hang_on": "text", "fail": ["code", "message"],
-     "step_ms": 0}
-It dies, or hangs, in the step of a prompt that holds the text; with "once", of the first one only.
+    {"say": {"end of a prompt": "what to say"}, "die_on": "text", "hang_on": "text", "babble_on": "text",
+     "fail": ["code", "message"], "step_ms": 0}
+It dies, hangs, or says nonsense, in the step of a prompt that holds the text; with "once", of the first one only.
 """
 
 from __future__ import annotations
@@ -165,9 +165,12 @@ def main() -> None:
             died = model / "died"
             for run, _ in engine.running.values():
                 text = decode(array("i", run.ids).tolist())
-                for fault in ("die_on", "hang_on"):
+                for fault in ("die_on", "hang_on", "babble_on"):
                     if rule.get(fault, "\0") in text and not (rule.get("once") and died.exists()):
                         died.touch()
+                        if fault == "babble_on":
+                            socket.send_multipart([b"\xc1" * 9])
+                            continue
                         time.sleep(0 if fault == "die_on" else 1000)
                         os._exit(3)
             for report in engine.step():

@@ -151,7 +151,7 @@ def test_a_template_is_its_clients_own_until_that_takes_it_back(bench: Any, gree
     assert b.failed(None, 3).code == "bad_program"
     b.programs.define(b"me", wire.Define(4, ()))
     b.programs.forget(b"me")
-    assert not b.programs._templates
+    assert not b.programs._quota._shares
 
 
 def test_a_use_that_does_not_fit_ends_its_program(bench: Any) -> None:

@@ -1,0 +1,240 @@
+"""Hostile messages at real sockets: nothing crashes or leaks, who breaks the rules is cut off, the others live."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_args
+
+import psutil
+import pytest
+import zmq
+
+from banyan.runtime import client, ipc, launch, wire
+from banyan.runtime.engine import process
+from banyan.runtime.server import worker
+
+COUNT = " ".join(map(str, range(30)))
+Serve = Callable[..., launch.ServerProcess]
+
+
+@pytest.fixture(scope="session")
+def fuzz(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    return module_at(Path(__file__).with_name("fuzz.py"))
+
+
+# ---- the server's socket -------------------------------------------------------------------------------------------
+
+
+def ask(c: client.Client, n: int) -> None:
+    """A good client's program, which does what it always does."""
+    program = c.program("good")
+    program.submit([wire.Append(0, (f"{n} count",)), wire.Gen(0, 0, wire.Sampling(max_tokens=200))], last=True)
+    assert program.future(0).result(60).samples[0].text == COUNT
+
+
+def heard(socket: Any, ms: int) -> list[wire.ServerMessage]:
+    """What came, until nothing did for so long."""
+    messages: list[wire.ServerMessage] = []
+    while socket.poll(ms):
+        messages.append(wire.decode_server(socket.recv()))
+    return messages
+
+
+def storm(server: launch.ServerProcess, make: Callable[[int], Any], n: int, per_peer: int = 50) -> None:
+    """So many messages at the server, of peers that come and go; a good one works all the time."""
+    context: Any = zmq.Context()
+    good = client.connect(server.socket)
+    try:
+        for k in range(n // per_peer):
+            fuzzer = make(k)
+            socket, monitor = ipc.reach(context, server.socket)
+            for i in range(per_peer):
+                if k % 4 and not i % 3:
+                    socket.send(wire.encode(wire.Hello(wire.VERSION)))  # it was refused meanwhile, most likely
+                socket.send(fuzzer.message())
+            if not k % 100:
+                ask(good, k)
+            for message in heard(socket, 5):
+                assert not (isinstance(message, wire.Failed) and "the server failed" in message.message), message
+            socket.disable_monitor()
+            for one in (socket, monitor):
+                one.close(2000 if one is socket else 0)  # what it sent is still to be taken
+        settled(good)
+        ask(good, n)
+    finally:
+        good.close()
+        context.destroy(linger=0)
+
+
+def settled(c: client.Client) -> None:
+    """Soon nothing is left of anybody but `c`."""
+    deadline = time.monotonic() + 60
+    while (stats := c.ask("stats", timeout=60)["server"])["programs"] or stats["clients"] > 1:
+        assert time.monotonic() < deadline, stats
+        time.sleep(0.05)
+    assert stats["requests"] == 0
+    assert c.ask("check", timeout=60) in ({}, {"running": 0, "engine": {"steps": 1}})
+
+
+def resident(server: launch.ServerProcess) -> float:
+    """MiB that the server's process takes."""
+    return float(psutil.Process(server.pid).memory_info().rss) / 2**20
+
+
+def run_storm(serve: Serve, fuzz: ModuleType, n: int) -> None:
+    server = serve(say={"count": COUNT})
+
+    def make(seed: int) -> Any:
+        return fuzz.Fuzzer(seed, get_args(wire.ClientMessage))
+
+    storm(server, make, n // 2)
+    before = resident(server)
+    storm(server, lambda seed: make(seed + n), n // 2)
+    assert resident(server) - before < 20, "the second half leaves nothing that the first has not"
+    assert server.is_alive
+
+
+@pytest.mark.timeout(300)
+def test_fuzzed_messages_at_the_server(serve: Serve, fuzz: ModuleType) -> None:
+    run_storm(serve, fuzz, 6000)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_fuzzed_messages_at_the_server_long(serve: Serve, fuzz: ModuleType) -> None:
+    run_storm(serve, fuzz, 100_000)
+
+
+def test_a_peer_that_goes_on_breaking_the_rules_is_not_listened_to(serve: Serve) -> None:
+    server = serve(say={"count": COUNT})
+    context: Any = zmq.Context()
+    good = client.connect(server.socket)
+    try:
+        socket, _ = ipc.reach(context, server.socket)
+        for _ in range(2 * worker.MOST_REFUSALS):
+            socket.send(b"\xff")
+        socket.send(wire.encode(wire.Hello(wire.VERSION)))
+        ask(good, 0)
+        said = heard(socket, 500)
+        assert [type(message) for message in said] == [wire.Failed] * worker.MOST_REFUSALS
+    finally:
+        good.close()
+        context.destroy(linger=0)
+
+
+def test_an_engine_that_talks_nonsense_is_replaced(serve: Serve) -> None:
+    server = serve(say={"count": COUNT, "madness": "free"}, babble_on="madness", once=True, step_ms=1)
+    with contextlib.closing(client.connect(server.socket)) as c:
+        programs = [c.program(str(k)) for k in range(4)]
+        for k, program in enumerate(programs):
+            text = "madness" if k == 1 else f"{k} count"
+            program.submit([wire.Append(0, (text,)), wire.Gen(0, 0, wire.Sampling(max_tokens=200))], last=True)
+        texts = [program.future(0).result(60).samples[0].text for program in programs]
+        assert texts == [COUNT, "free", COUNT, COUNT]
+        assert c.ask("stats")["server"]["engine_starts"] == 2
+
+
+# ---- the engine's socket -------------------------------------------------------------------------------------------
+
+
+class Loop:
+    """An engine's loop on a thread, behind a real socket. The model is tests/runtime/engine/fake.py."""
+
+    def __init__(self, fake: ModuleType, tmp_path: Path) -> None:
+        self.context: Any = zmq.Context()
+        self.engine = fake.engine(n_pages=64, context=128, max_running=8)
+        self.socket = ipc.pair(self.context, tmp_path / "e")
+        self._alive, self._hold = os.pipe()
+        self.link = process.Link(self.context, ipc.address(tmp_path / "e"), self._alive)
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        assert isinstance(self.hear(), wire.Ready)
+
+    def _run(self) -> None:
+        try:
+            self.engine.run(self.link, self.link)
+        except BaseException as e:
+            self.error = e
+
+    def hear(self) -> Any:
+        assert self.socket.poll(30_000), self.error
+        return wire.decode_report(self.socket.recv())
+
+    def until(self, kind: type[Any], **fields: Any) -> Any:
+        """The next report of this kind that says this."""
+        while True:
+            report = self.hear()
+            if isinstance(report, kind) and all(getattr(report, name) == value for name, value in fields.items()):
+                return report
+
+    def close(self) -> None:
+        os.close(self._hold)
+        self._thread.join(30)
+        os.close(self._alive)
+        self.link.close()
+        self.context.destroy(linger=0)
+        assert self.error is None
+
+
+def run_engine_storm(fake: ModuleType, fuzz: ModuleType, tmp_path: Path, n: int) -> None:
+    loop = Loop(fake, tmp_path)
+    try:
+        kinds = (wire.Run, wire.Run, wire.Run, wire.Abort, wire.Over, wire.Ask, wire.Vocabulary, wire.Ping)
+        fuzzer = fuzz.Fuzzer(1, kinds)
+        for k in range(n // 500):
+            for _ in range(500):
+                loop.socket.send(fuzzer.message())
+            for rid in range(8):
+                loop.socket.send(wire.encode(wire.Abort(rid)))
+            good = 1000 + k
+            prompt = [5, 6, 7, k % 40]
+            loop.socket.send(wire.encode(fake.run(good, prompt)))
+            ids = b""
+            while True:
+                report = loop.hear()
+                if isinstance(report, wire.Step):
+                    at = 0
+                    for rid, count in zip(
+                        memoryview(report.rids).cast("q"), memoryview(report.counts).cast("i"), strict=True
+                    ):
+                        ids += report.ids[4 * at : 4 * (at + count)] if rid == good else b""
+                        at += count
+                    if any(finish.rid == good for finish in report.finished):
+                        break
+                assert not (isinstance(report, wire.Failed) and report.program == good), report
+            assert memoryview(ids).cast("i").tolist() == fake.greedy(prompt, 8)
+            loop.socket.send(wire.encode(wire.Ask(77_000 + k, "check")))
+            answer = loop.until(wire.Answer, id=77_000 + k)
+            assert answer.ok, answer.body
+        for rid in range(-5, 200):
+            loop.socket.send(wire.encode(wire.Abort(rid)))
+        loop.socket.send(wire.encode(wire.Ask(99_999, "flush")))
+        loop.until(wire.Answer, id=99_999)
+    finally:
+        loop.close()
+    stats = loop.engine.stats()["cache"]
+    assert stats["n_free"] + stats["n_leased"] + stats["n_cached"] == 64
+    loop.engine.scheduler.check()
+
+
+@pytest.fixture(scope="session")
+def fake(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    return module_at(Path(__file__).parent / "engine" / "fake.py")
+
+
+@pytest.mark.timeout(300)
+def test_fuzzed_messages_at_the_engine(fake: ModuleType, fuzz: ModuleType, tmp_path: Path) -> None:
+    run_engine_storm(fake, fuzz, tmp_path, 6000)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_fuzzed_messages_at_the_engine_long(fake: ModuleType, fuzz: ModuleType, tmp_path: Path) -> None:
+    run_engine_storm(fake, fuzz, tmp_path, 100_000)
