@@ -78,7 +78,7 @@ class Events:
     def since(self, number: int) -> Said:
         """What has happened since `since` gave this number; -1: all that is there."""
         n_new = self._next - number
-        if 0 <= number and 0 <= n_new <= len(self._kept):
+        if number >= 0 and 0 <= n_new <= len(self._kept):
             return Said(self._next, False, list(self._kept)[len(self._kept) - n_new :])
         return Said(self._next, True, self._all())
 

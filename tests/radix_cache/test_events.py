@@ -1,4 +1,4 @@
-"""Who listens knows what is on the device: a mirror that is told of events alone has what the tree has, at all times."""
+"""Who listens knows what is on the device: a mirror that is told of events alone has what the tree has, always."""
 
 from __future__ import annotations
 
