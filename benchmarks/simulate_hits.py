@@ -90,10 +90,14 @@ class Shape:
             self._seconds = play(bodies(*self._made), 2 * self.optimum.n_all, "lru").busy / LOAD
             free = play(bodies(*self._made), 2 * self.optimum.n_all, "lru", self._seconds, is_measured=True)
             self.n_working = free.n_present
+        self.has_waits = name == WAITS or (is_online and name == "chat")
         self.outcomes: dict[tuple[float, str], Outcome] = {}
 
     def play(self, share: float, policy: str) -> None:
         n_tokens = round(share * self.n_working)
+        if policy == "aware" and not self.has_waits and (same := self.outcomes.get((share, "lru"))):
+            self.outcomes[share, policy] = same  # where nobody waits, nothing is told to the tree
+            return
         self.outcomes[share, policy] = play(bodies(*self._made), n_tokens, policy, self._seconds)
 
     def of_optimum(self, share: float, policy: str) -> float:
