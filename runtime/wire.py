@@ -90,6 +90,7 @@ class ConstraintSpec(Wire, frozen=True):
     scope: with `after`, whether the output may also end without a value: "must" not, "may", "repeat": may, and after
     each value free text goes on and may come to another.
     end: stands right behind each value, and belongs to what is forced ("\\n</tool_call>").
+    since: with `after`, before this string nothing switches it on: what a model thinks is its own.
     """
 
     kind: Literal["regex", "json_schema", "grammar", "choices"]
@@ -98,6 +99,7 @@ class ConstraintSpec(Wire, frozen=True):
     after: tuple[str, ...] = ()
     scope: Literal["must", "may", "repeat"] = "must"
     end: str = ""
+    since: str = ""
 
 
 class Sampling(Wire, frozen=True, cache_hash=True):

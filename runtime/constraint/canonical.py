@@ -21,6 +21,8 @@ def canonical(spec: ConstraintSpec) -> ConstraintSpec:
         raise ConstraintSyntax("a string of `after` is empty; the constraint would begin before anything")
     if spec.scope != "must" and not spec.after:
         raise ConstraintSyntax(f'scope "{spec.scope}" needs a trigger in `after`')
+    if spec.since and not spec.after:
+        raise ConstraintSyntax("`since` needs a trigger in `after`")
     match spec.kind:
         case "json_schema":
             text = json.dumps(_schema(_json(spec.text, "the schema")), ensure_ascii=False)

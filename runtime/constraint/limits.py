@@ -25,3 +25,4 @@ def check_size(spec: ConstraintSpec, limit: int) -> None:
     need("`after`", len(spec.after), TRIGGERS, "strings")
     need("a string of `after`", max(map(len, spec.after), default=0), TRIGGER, "characters")
     need("`end`", len(spec.end), END, "characters")
+    need("`since`", len(spec.since), TRIGGER, "characters")

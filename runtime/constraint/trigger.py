@@ -20,14 +20,55 @@ class Hit(NamedTuple):
     rest: bytes
 
 
+class _Watch:
+    """Free text in which some strings are waited for."""
+
+    def __init__(self, strings: tuple[str, ...]) -> None:
+        self.strings = tuple(one.encode() for one in strings)
+        self._reach = max(map(len, self.strings)) - 1  # bytes that may begin one
+
+    def find(self, tail: bytes, spelled: bytes) -> Hit | None:
+        """The first string that `spelled` completes behind `tail`."""
+        window, best = tail + spelled, -1
+        for one in self.strings:
+            at = window.find(one, max(0, len(tail) - len(one) + 1))
+            if at >= 0 and (best < 0 or at + len(one) < best):
+                best = at + len(one)
+        return None if best < 0 else Hit(window[best:])
+
+    def live(self, text: bytes) -> bytes:
+        """The longest end of the text that begins a string: all that matters of it."""
+        for at in range(max(0, len(text) - self._reach), len(text)):
+            if any(one.startswith(text[at:]) for one in self.strings):
+                return text[at:]
+        return b""
+
+    def completing(self, tail: bytes, vocabulary: Vocabulary) -> list[int]:
+        """Tokens that complete a string behind `tail`."""
+        found = set()
+        for one in self.strings:
+            found.update(vocabulary.containing(one))
+            for n in range(1, len(one)):
+                if tail.endswith(one[:n]):
+                    found.update(vocabulary.starting(one[n:]))
+        return sorted(found)
+
+
+class Place(NamedTuple):
+    """In a value, with its guide; or in free text: the last bytes of it that matter, and what is waited for."""
+
+    value: Guide | None
+    tail: bytes = b""
+    stage: int = 0
+
+
 class Triggered:
-    """A compiled value behind its triggers."""
+    """A compiled value behind its triggers. stages: what free text waits for, one after the other."""
 
     def __init__(self, spec: ConstraintSpec, value: Compiled, vocabulary: Vocabulary) -> None:
         self.value, self.scope, self.vocabulary = value, spec.scope, vocabulary
-        self.triggers = tuple(trigger.encode() for trigger in spec.after)
-        self.reach = max(map(len, self.triggers)) - 1  # bytes that may begin a trigger
-        self._forbidden: dict[bytes, list[int]] = {}
+        self.stages = [_Watch(strings) for strings in ((spec.since,), spec.after) if strings != ("",)]
+        self._forbidden: dict[tuple[int, bytes], list[int]] = {}
         self._begins: dict[bytes, bool] = {b"": True}
 
     @property
@@ -37,54 +78,38 @@ class Triggered:
     def guide(self) -> TriggerGuide:
         return TriggerGuide(self)
 
-    def find(self, tail: bytes, spelled: bytes) -> Hit | None:
-        """The first trigger that `spelled` completes behind `tail`."""
-        window, best = tail + spelled, -1
-        for trigger in self.triggers:
-            at = window.find(trigger, max(0, len(tail) - len(trigger) + 1))
-            if at >= 0 and (best < 0 or at + len(trigger) < best):
-                best = at + len(trigger)
-        return None if best < 0 else Hit(window[best:])
+    def free(self) -> Place:
+        """Free text in which the triggers count."""
+        return Place(None, b"", len(self.stages) - 1)
 
-    def begin(self, rest: bytes) -> Guide | None:
-        """A value's guide behind its first bytes; None where no value begins so."""
+    def go_on(self, place: Place, spelled: bytes) -> Place | None:
+        """Where bytes lead from free text; None where they complete a trigger and go on as no value begins."""
+        watch = self.stages[place.stage]
+        if (hit := watch.find(place.tail, spelled)) is None:
+            return place._replace(tail=watch.live(place.tail + spelled))
+        if place.stage < len(self.stages) - 1:
+            return self.go_on(self.free(), hit.rest)
         guide = self.value.guide()
-        tokens = self.vocabulary.llg.tokenize_bytes(rest) if rest else []
-        return guide if guide.accept(tokens) == len(tokens) else None
+        tokens = self.vocabulary.llg.tokenize_bytes(hit.rest) if hit.rest else []
+        return Place(guide) if guide.accept(tokens) == len(tokens) else None
 
-    def forbidden(self, tail: bytes) -> list[int]:
-        """Tokens that complete a trigger behind `tail`, and go on as no value begins."""
-        tail = self._live(tail)
-        if tail not in self._forbidden:
-            found = set()
-            for trigger in self.triggers:
-                found.update(self.vocabulary.containing(trigger))
-                for n in range(1, len(trigger)):
-                    if tail.endswith(trigger[:n]):
-                        found.update(self.vocabulary.starting(trigger[n:]))
-            self._forbidden[tail] = [token for token in sorted(found) if self._is_wrong(tail, token)]
-        return self._forbidden[tail]
+    def forbidden(self, place: Place) -> list[int]:
+        """Tokens that may not come next in free text."""
+        key = place.stage, place.tail
+        if key not in self._forbidden:
+            found = self.stages[place.stage].completing(place.tail, self.vocabulary)
+            self._forbidden[key] = [token for token in found if not self._is_right(place, token)]
+        return self._forbidden[key]
 
-    def _is_wrong(self, tail: bytes, token: int) -> bool:
-        hit = self.find(tail, self.vocabulary.spelling[token])
+    def _is_right(self, place: Place, token: int) -> bool:
+        spelled = self.vocabulary.spelling[token]
+        hit = self.stages[place.stage].find(place.tail, spelled)
         assert hit is not None
+        if place.stage < len(self.stages) - 1:
+            return self.go_on(place, spelled) is not None
         if hit.rest not in self._begins:
-            self._begins[hit.rest] = self.begin(hit.rest) is not None
-        return not self._begins[hit.rest]
-
-    def _live(self, tail: bytes) -> bytes:
-        """The longest end of `tail` that begins a trigger: all that matters of it."""
-        for at in range(max(0, len(tail) - self.reach), len(tail)):
-            if any(trigger.startswith(tail[at:]) for trigger in self.triggers):
-                return tail[at:]
-        return b""
-
-
-class _Place(NamedTuple):
-    """In a value, with its guide; or in free text, whose last bytes are `tail`."""
-
-    value: Guide | None
-    tail: bytes = b""
+            self._begins[hit.rest] = self.go_on(place, spelled) is not None
+        return self._begins[hit.rest]
 
 
 class TriggerGuide:
@@ -92,8 +117,8 @@ class TriggerGuide:
 
     def __init__(self, compiled: Triggered) -> None:
         self._compiled = compiled
-        self._place = _Place(None)
-        self._before: list[_Place] = []  # one place per accepted token: where it was accepted
+        self._place = Place(None)
+        self._before: list[Place] = []  # one place per accepted token: where it was accepted
 
     @property
     def can_stop(self) -> bool:
@@ -117,7 +142,7 @@ class TriggerGuide:
             return self._place.value.fill(out)
         out[:] = -1
         clear_bits(out, self._compiled.vocabulary.eos)
-        return clear_bits(out, self._compiled.forbidden(self._place.tail))
+        return clear_bits(out, self._compiled.forbidden(self._place))
 
     def fill_chain(self, draft: Sequence[int], out: Rows) -> int:
         return fill_chain(self, draft, out)
@@ -134,20 +159,15 @@ class TriggerGuide:
             self._place = place
         return len(tokens)
 
-    def _after(self, token: int) -> _Place | None:
+    def _after(self, token: int) -> Place | None:
         """Where a token leads; None where it is not allowed. A value's guide moves."""
-        compiled, (value, tail) = self._compiled, self._place
-        if value is not None:
-            if not value.accept((token,)):
-                return None
-            return _Place(None) if compiled.scope == "repeat" and value.must_stop else self._place
-        spelling = compiled.vocabulary.spelling
-        spelled = spelling[token] if token < len(spelling) else b""
-        hit = compiled.find(tail, spelled)
-        if hit is None:
-            return _Place(None, (tail + spelled)[-compiled.reach :] if compiled.reach else b"")
-        begun = compiled.begin(hit.rest)
-        return None if begun is None else _Place(begun)
+        compiled, value = self._compiled, self._place.value
+        if value is None:
+            spelling = compiled.vocabulary.spelling
+            return compiled.go_on(self._place, spelling[token] if token < len(spelling) else b"")
+        if not value.accept((token,)):
+            return None
+        return compiled.free() if compiled.scope == "repeat" and value.must_stop else self._place
 
     def rollback(self, n: int) -> None:
         if n > len(self._before):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram, ToolError
@@ -24,6 +24,7 @@ _decode = json.JSONDecoder(strict=False).raw_decode
 _BETWEEN = re.compile(r"[\s,;]*")
 N_CALLS = 32
 """Most calls of one turn; those behind them are answered with an error."""
+ANY = {"type": "object"}
 
 
 class Form(NamedTuple):
@@ -43,6 +44,7 @@ class Form(NamedTuple):
     is_list: bool = False
     is_hidden: bool = False
     is_plain: bool = True
+    style: Literal["spaced", "compact"] = "spaced"
 
     def read(self, shown: str, spelled: str, n_before: int = 0) -> tuple[wire.ToolCall, ...]:
         """The calls of an assistant's turn, in order; () if it makes none.
@@ -55,6 +57,43 @@ class Form(NamedTuple):
         return tuple(
             call._replace(id=f"{n_before + k:09d}").message(k >= N_CALLS) for k, call in enumerate(found)
         )  # ids of nine digits: what Mistral's templates insist on
+
+    def constraint(self, specs: tuple[str, ...], since: str, is_strict: bool) -> wire.ConstraintSpec | None:
+        """What holds the calls of a turn to the tools, from their mark on; None where no mark in the text begins one.
+
+        since: what ends a model's thoughts, if it has any. is_strict: the arguments fit the tool's parameters; else
+        they are any object.
+        """
+        if not self.mark or (self.name is None and (not self.split or self.is_hidden)):
+            return None
+        tools = []
+        for one in specs:
+            function = json.loads(one)["function"]
+            parameters = function.get("parameters")
+            is_told = is_strict and isinstance(parameters, dict) and parameters.get("type") == "object"
+            tools.append((function["name"], {"additionalProperties": False} | parameters if is_told else ANY))
+        options = {"style": self.style, "after": (self.mark,), "scope": "repeat", "end": self.close, "since": since}
+        if self.name is None:
+            ways = (f"{json.dumps(f'{name}{self.split}')} %json {json.dumps(schema)}" for name, schema in tools)
+            return wire.ConstraintSpec("grammar", f"start: {' | '.join(ways)}", **options)
+        return wire.ConstraintSpec("json_schema", json.dumps(self._call_schema(tools)), **options)
+
+    def _call_schema(self, tools: list[tuple[str, Any]]) -> Any:
+        """Of one call, or of a list of them. What tools define in `$defs` gets a name that is theirs alone."""
+        defs: dict[str, Any] = {}
+        calls = []
+        for k, (name, schema) in enumerate(tools):
+            if "$defs" in schema:
+                defs |= {f"{k}.{key}": _renamed(one, k) for key, one in schema["$defs"].items()}
+                schema = _renamed({key: value for key, value in schema.items() if key != "$defs"}, k)
+            fields = {self.name or "": {"const": name}, self.arguments: schema}
+            calls.append(
+                {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+            )
+        call: Any = {"anyOf": calls}
+        if self.is_list:
+            call = {"type": "array", "items": call, "minItems": 1, "maxItems": N_CALLS}
+        return call | ({"$defs": defs} if defs else {})
 
     def _marked(self, text: str) -> list[_Found]:
         found: list[_Found] = []
@@ -101,6 +140,18 @@ class Form(NamedTuple):
         if not isinstance(arguments, dict):
             return _Found(name, error="the arguments must be a JSON object")
         return _Found(name, json.dumps(arguments, ensure_ascii=False))
+
+
+def _renamed(schema: Any, k: int) -> Any:
+    """The schema, with references to the definitions of tool `k`."""
+    if isinstance(schema, list):
+        return [_renamed(one, k) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = {key: _renamed(value, k) for key, value in schema.items()}
+    if isinstance(ref := out.get("$ref"), str):
+        out["$ref"] = ref.replace("#/$defs/", f"#/$defs/{k}.", 1)
+    return out
 
 
 class _Found(NamedTuple):
@@ -173,7 +224,9 @@ def _form(written: str) -> Form | None:
             name = next((k for k, v in value.items() if isinstance(v, str) and v.startswith(_NAME)), None)
             arguments = next((k for k, v in value.items() if isinstance(v, dict) or _KEY in str(v)), None)
             if name is not None and arguments is not None:
-                return Form(written[:start].strip(), name, arguments, close=written[end:].strip(), is_list=is_list)
+                style: Literal["spaced", "compact"] = "spaced" if f'"{name}": ' in written else "compact"
+                mark, close = written[:start].strip(), written[end:].rstrip()
+                return Form(mark, name, arguments, close=close, is_list=is_list, style=style)
     mark, found, rest = written.partition(f"{_NAME}0")
     start = rest.find("{")
     if not (found and mark.strip() and start >= 0):
@@ -182,7 +235,8 @@ def _form(written: str) -> Form | None:
         _, end = _decode(rest, start)
     except ValueError:
         return None
-    return Form(mark.strip(), None, "", split=rest[:start].strip(), close=rest[end:].strip())
+    style = "spaced" if f'"{_KEY}": ' in rest else "compact"
+    return Form(mark.strip(), None, "", split=rest[:start].strip(), close=rest[end:].rstrip(), style=style)
 
 
 def _reads(form: Form, written: str, n: int) -> bool:
@@ -211,6 +265,6 @@ def _is_plain(told: Template, written: str) -> bool:
 def example(form: Form) -> str:
     """How it writes a call of f with x = 1, for people."""
     if form.name is None:
-        return f'{form.mark}f{form.split}{{"x": 1}}{form.close}'
+        return f'{form.mark}f{form.split}{{"x": 1}}{form.close.strip()}'
     call = f'{{"{form.name}": "f", "{form.arguments}": {{"x": 1}}}}'
-    return f"{form.mark}{f'[{call}]' if form.is_list else call}{form.close}"
+    return f"{form.mark}{f'[{call}]' if form.is_list else call}{form.close.strip()}"

@@ -13,13 +13,31 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from banyan.runtime import wire
-from banyan.runtime.errors import BadProgram, BanyanError, ToolError
+from banyan.runtime.errors import (
+    BadProgram,
+    BanyanError,
+    ConstraintCrashed,
+    ConstraintSyntax,
+    ConstraintTimeout,
+    ConstraintTooLarge,
+    ConstraintUnsatisfiable,
+    ConstraintUnsupported,
+    ToolError,
+    Unsupported,
+)
 from banyan.runtime.server.calls import Form, example, form_of
 from banyan.runtime.server.chat import ASSISTANT
 from banyan.runtime.server.generate import Error, Generation, Generator, Outcome
 from banyan.runtime.server.requests import Listener, Request, Said
 from banyan.runtime.server.state import Made, Open, Shut, Text, unpack
 from banyan.runtime.server.tokenizer import Span
+
+CANNOT = tuple(
+    error.code
+    for error in (ConstraintSyntax, ConstraintTimeout, ConstraintTooLarge, ConstraintCrashed, ConstraintUnsatisfiable,
+                  ConstraintUnsupported, Unsupported)
+)  # fmt: skip
+"""Why a constraint cannot be used."""
 
 Call = Callable[[int, tuple[wire.ToolCall, ...], str, wire.Usage], None]
 """(round, calls, text of the turn, its usage): tell the client."""
@@ -98,10 +116,18 @@ class Rounds:
         self._round = self._n_calls = 0
         self._usage = wire.Usage()
         self._began: wire.Times | None = None
+        self._held = self._constraints(op)  # what calls are held to: the strictest first, and nothing at last
 
     @property
     def requests(self) -> list[Request]:
         return [] if self._turn is None else self._turn.requests
+
+    def _constraints(self, op: wire.Gen) -> list[wire.ConstraintSpec | None]:
+        assert op.tools is not None
+        if op.sampling.ignore_eos or op.sampling.constraint is not None:
+            return [op.sampling.constraint]
+        since = "" if op.reasoning is None else op.reasoning.end
+        return [*(self._form.constraint(op.tools.specs, since, is_strict) for is_strict in (True, False)), None]
 
     def stop(self) -> None:
         self.is_over = True
@@ -129,7 +155,8 @@ class Rounds:
         """Begin the next turn."""
         listener = None if self._listener is None else self._heard(self._listener)
         order = (*self._order, self._round)
-        turn = self._generator.start(self.op, self._text, self._now, order, self._turn_ended, listener)
+        op = replace(self.op, sampling=replace(self.op.sampling, constraint=self._held[0]))
+        turn = self._generator.start(op, self._text, self._now, order, self._turn_ended, listener)
         self._turn = None if turn.is_over else turn
 
     def _heard(self, listener: Listener) -> Listener:
@@ -150,7 +177,11 @@ class Rounds:
     def _turn_ended(self, outcome: Outcome | Error) -> None:
         self._turn = None
         if isinstance(outcome, Error):
-            self._end(outcome)
+            if outcome.code in CANNOT and len(self._held) > 1 and not self.is_over:
+                del self._held[0]  # parameters may say what no grammar can; the client looks at the arguments anyway
+                self.go_on()
+            else:
+                self._end(outcome)
             return
         shown = outcome.samples[0].text
         calls = self._form.read(shown, self._spelled(outcome), self._n_before())

@@ -156,7 +156,7 @@ def test_a_gens_time_counts_its_calls_too(connect: Callable[..., bn.RuntimeEndpo
 
     @bn.function
     def program(s: bn.State) -> None:
-        s += bn.user("ask") + bn.assistant(bn.gen("a", tools=[waiting.look], max_tokens=200, timeout=2.0))
+        s += bn.user("ask") + bn.assistant(bn.gen("a", tools=[waiting.look], max_tokens=200, timeout=8.0))
 
     state = program.run(backend=connect())
     with pytest.raises(bn.DeadlineExceeded):

@@ -88,3 +88,29 @@ def test_what_makes_no_sense_is_refused(bench: Any) -> None:
         bench.guide("regex", "a", after=("",))
     with pytest.raises(ConstraintSyntax, match='scope "may" needs a trigger'):
         bench.guide("regex", "a", scope="may")
+
+
+def test_before_since_nothing_counts(bench: Any) -> None:
+    guide = bench.guide("json_schema", INT, since="</think>", scope="repeat", **CALL)
+    assert accepts(bench, guide, "a <tool_call>x</tool_call> </thin")
+    assert accepts(bench, guide, "k>")
+    n = guide.accept(bench.ids("<tool_call>x"))
+    assert n == len(bench.ids("<tool_call>x")) - 1
+    assert accepts(bench, guide, "7\n</tool_call> <tool_call>8\n</tool_call>")
+    guide.rollback(1)
+    assert not guide.can_stop
+    with pytest.raises(ConstraintSyntax, match="needs a trigger"):
+        bench.guide("json_schema", INT, since="</think>")
+
+
+def test_one_token_may_end_the_thoughts_and_begin_a_value(bench: Any) -> None:
+    single = {spelled: token for token, spelled in enumerate(bench.vocabulary.spelling) if len(spelled) == 1}
+    guide = bench.guide("choices", ["her"], since="o", after=("t",))
+    (other,) = (token for token, spelled in enumerate(bench.vocabulary.spelling) if spelled == b"other")
+    assert other in bench.allowed(guide)
+    assert guide.accept([other]) == 1
+    assert guide.must_stop
+    guide = bench.guide("choices", ["x"], since="o", after=("t",))
+    assert other not in bench.allowed(guide)
+    assert guide.accept([other]) == 0
+    assert guide.accept([single[b"t"]]) == 1

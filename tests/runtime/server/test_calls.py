@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from banyan.runtime.constraint.build import build
+from banyan.runtime.constraint.canonical import canonical
+from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.errors import ToolError
 from banyan.runtime.server.calls import N_CALLS, Form, example, form_of
 from banyan.runtime.server.chat import Message, Template
-from banyan.runtime.server.tokenizer import Tokenizer
+from banyan.runtime.server.tokenizer import Span, Tokenizer
 from banyan.runtime.wire import ToolCall
 
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -76,8 +79,8 @@ XML = HERMES.replace(
 )
 
 FORMS = {
-    HERMES: Form("<tool_call>", "name", "arguments", close="</tool_call>"),
-    QWEN3: Form("<tool_call>", "name", "arguments", close="</tool_call>"),
+    HERMES: Form("<tool_call>", "name", "arguments", close="\n</tool_call>"),
+    QWEN3: Form("<tool_call>", "name", "arguments", close="\n</tool_call>"),
     LLAMA3: Form("", "name", "parameters"),
     MISTRAL: Form("[TOOL_CALLS]", "name", "arguments", is_list=True, is_plain=False),
     MISTRAL_NAMED: Form("[TOOL_CALLS]", None, "", split="[ARGS]"),
@@ -286,3 +289,65 @@ def test_tools_change_what_a_template_writes_and_are_kept_apart() -> None:
         "<|im_end|>\n",
     )
     assert template.markers(("user",)) == ("<|im_start|>user\n", "<|im_end|>\n")
+
+
+# ---- what calls are held to ----------------------------------------------------------------------------------------
+
+POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+LOOKUP = json.dumps({"type": "function", "function": {"name": "lookup", "parameters": {
+    "type": "object", "properties": {"key": {"type": "string"}, "at": {"$ref": "#/$defs/Point"}}, "required": ["key"],
+    "$defs": {"Point": POINT}}}})  # fmt: skip
+MOVE = json.dumps({"type": "function", "function": {"name": "move", "parameters": {
+    "type": "object", "properties": {"to": {"$ref": "#/$defs/Point"}}, "required": ["to"], "$defs": {
+        "Point": {"enum": ["north", "south"]}}}}})  # fmt: skip
+BARE = json.dumps({"type": "function", "function": {"name": "now"}})
+
+
+def accepted(form: Form, words: Tokenizer, text: str, is_strict: bool = True, since: str = "") -> bool:
+    """Whether a model may write this turn."""
+    vocabulary = Vocabulary(words.vocabulary(), len(words.spelling))
+    spec = form.constraint((LOOKUP, MOVE, BARE), since, is_strict)
+    assert spec is not None
+    guide = build(canonical(spec), vocabulary).guide()
+    ids = words.encode([Span(text)])
+    return guide.accept(ids) == len(ids) and guide.can_stop
+
+
+CALLS = {
+    "Let me see. <tool_call>\n{}\n</tool_call>": Form("<tool_call>", close="\n</tool_call>"),
+    "[TOOL_CALLS] [{}]": Form("[TOOL_CALLS]", is_list=True),
+}
+
+
+@pytest.mark.parametrize("turn", CALLS)
+def test_a_call_fits_its_tool(turn: str, words: Tokenizer) -> None:
+    def says(call: str, is_strict: bool = True) -> bool:
+        return accepted(CALLS[turn], words, turn.replace("{}", call), is_strict)
+
+    assert says('{"name": "lookup", "arguments": {"key": "a", "at": {"x": 3}}}')
+    assert says('{"name": "move", "arguments": {"to": "north"}}')
+    assert says('{"name": "now", "arguments": {}}')
+    assert not says('{"name": "look", "arguments": {}}')
+    for wrong in ('{"key": 1}', "{}", '{"key": "a", "more": 1}', '{"key": "a", "at": "north"}'):
+        assert not says(f'{{"name": "lookup", "arguments": {wrong}}}')
+        assert says(f'{{"name": "lookup", "arguments": {wrong}}}', is_strict=False)
+    assert not says('{"name": "lookup", "arguments": "a"}', is_strict=False)
+
+
+def test_a_name_between_two_marks(words: Tokenizer) -> None:
+    form = Form("[TOOL_CALLS]", None, "", split="[ARGS]")
+    assert accepted(form, words, 'so: [TOOL_CALLS]move[ARGS]{"to": "south"} [TOOL_CALLS]now[ARGS]{}')
+    assert not accepted(form, words, '[TOOL_CALLS]move[ARGS]{"to": "up"}')
+    assert not accepted(form, words, "[TOOL_CALLS]fly[ARGS]{}")
+
+
+def test_what_a_model_thinks_is_its_own(words: Tokenizer) -> None:
+    form = Form("<tool_call>", close="</tool_call>")
+    call = '<tool_call>{"name": "move", "arguments": {"to": "%s"}}</tool_call>'
+    assert accepted(form, words, f"I may <tool_call>, or not</think> {call % 'north'} and", since="</think>")
+    assert not accepted(form, words, f"I may <tool_call>, or not</think> {call % 'up'}", since="</think>")
+
+
+def test_where_nothing_in_the_text_begins_a_call_nothing_is_held(words: Tokenizer) -> None:
+    assert Form("", "name", "parameters").constraint((BARE,), "", True) is None
+    assert Form("[TOOL_CALLS]", None, "", split="[ARGS]", is_hidden=True).constraint((BARE,), "", True) is None

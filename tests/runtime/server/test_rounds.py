@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from banyan.runtime import wire
+from banyan.runtime.errors import ConstraintBusy, ConstraintUnsupported, Unsupported
 from banyan.runtime.server.calls import Form
 from banyan.runtime.server.chat import Template
 from banyan.runtime.server.rounds import Sieve
@@ -295,3 +296,36 @@ def test_the_sieve(form: Form, pieces: list[str], is_call: bool, shown: list[str
         sieve.feed(piece)
     sieve.end(is_call)
     assert seen == shown
+
+
+# ---- what calls are held to ----------------------------------------------------------------------------------------
+
+
+def test_calls_are_held_to_the_tools(begin: Callable[..., Any]) -> None:
+    b = begin({OPEN: "42"})
+    held = b.engine.runs[0].sampling.constraint
+    assert (held.after, held.scope, held.end) == (("<tool_call>",), "repeat", "</tool_call>")
+    assert "additionalProperties" in held.text
+
+
+def test_tools_that_no_grammar_can_say_are_held_to_their_names_then_to_nothing(bench: Any, greedy: Sampler) -> None:
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "array"}}}}
+    tools = wire.Tools((json.dumps({"type": "function", "function": function}),))
+    b = bench({OPEN: "42<|im_end|>"}, Template(CHATML, {}))
+    b.checks = []
+    b.submit(ASK, Gen(0, 0, greedy(max_tokens=160), tools=tools))
+    assert '"x"' in b.checks[0][0].text
+    b.checks[0][-1](ConstraintUnsupported("no"))
+    assert '"x"' not in b.checks[1][0].text
+    b.checks[1][-1](Unsupported("this model"))
+    b.run()
+    assert b.engine.runs[0].sampling.constraint is None
+    assert b.text(0) == "42"
+
+
+def test_a_busy_server_says_so(bench: Any, greedy: Sampler) -> None:
+    b = bench({OPEN: "42<|im_end|>"}, Template(CHATML, {}))
+    b.checks = []
+    b.submit(ASK, Gen(0, 0, greedy(max_tokens=160), tools=TOOLS))
+    b.checks[0][-1](ConstraintBusy("try again"))
+    assert b.failed(0).code == "constraint_busy"
