@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 
 SUITE = Path(__file__).parents[2] / "shared" / "data" / "json-schema-test-suite"
@@ -19,6 +22,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--json-schema-suite", default=str(SUITE), help="the folder of a checkout of JSON-Schema-Test-Suite"
     )
     parser.addoption("--json-schema-suite-write", action="store_true", help="write the expected results anew")
+
+
+LAST_SECONDS = 60
+"""How long a process of tests may take to end when its tests are done."""
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Nothing is left behind: a process that was keeps what waits for our output waiting for ever, and a thread that
+    was keeps us. (What hangs in a test is named by its time limit.)"""
+    faulthandler.dump_traceback_later(LAST_SECONDS, exit=True)  # it names the thread
+    if session.config.getoption("numprocesses", None):
+        return  # ours are the workers of pytest-xdist, which look after themselves
+    left = [child for child in psutil.Process().children(recursive=True) if "resource_tracker" not in _command(child)]
+    _, left = psutil.wait_procs(left, timeout=10)
+    for child in left:
+        sys.stderr.write(f"left behind by a test, and killed: {_command(child)}\n")
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _command(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
 
 
 @pytest.fixture(scope="session")
