@@ -222,6 +222,23 @@ def play(way: Callable[..., None], steps: list[Step], fault: str, at: int) -> No
         assert error is None or isinstance(error, CAUSES[fault]), repr(error)
 
 
+TWO_STAGES: list[Step] = [
+    ("text",),
+    ("fork", [[("gen",), ("look",), ("raises",)], [("never_ends",), ("gen",), ("look",)]], "gather_variable"),
+    ("fork", [[("select",)], [("typed",), ("look",)]], "concate_and_append"),
+    ("gen",),
+    ("look",),
+]
+N_POINTS = 14
+"""Steps of TWO_STAGES in one run: 5 of its own, 6 and 3 of its forks' branches."""
+
+
+@pytest.mark.parametrize("at", range(1, N_POINTS + 1))
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_two_stage_fork_ends_well_at_every_point(fault: str, at: int) -> None:
+    play(WAYS[at % len(WAYS)], TWO_STAGES, fault, at)
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=PROGRAMS, way=st.sampled_from(WAYS), fault=st.sampled_from(FAULTS), at=st.integers(1, 12))
 def test_random_programs_end_well(steps: list[Step], way: Any, fault: str, at: int) -> None:
