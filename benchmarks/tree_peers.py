@@ -29,7 +29,7 @@ STOOD_IN_FOR = """
     IPython aiter anthropic av blobfile compressed_tensors cuda cutlass datasets decord decord2 deep_ep deep_gemm
     distro easydict flash_attn flash_mla flashinfer gguf interegular kernels llguidance lmcache mistral_common
     modelscope mooncake nixl numba nvidia openai openai_harmony partial_json_parser py_spy pyarrow pynvml quack scipy
-    sentencepiece sgl_kernel smg_grpc_servicer soundfile tiktoken tilelang timm torch_memory_saver torchaudio torchcodec
+    sentencepiece sgl_kernel smg_grpc_servicer soundfile tiktoken tilelang timm torch_memory_saver torchaudio
     torchvision triton_kernels watchfiles zstandard
 """
 
