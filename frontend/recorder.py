@@ -112,6 +112,7 @@ def _played(body: CoroutineType[Any, Any, Any]) -> Any:
         body.send(None)
     except StopIteration as e:
         return e.value
+    assert body.cr_frame is not None  # it stands still there
     line = f"{Path(body.cr_code.co_filename).name}:{body.cr_frame.f_lineno}"
     with suppress(BaseException):  # what it does on its way out is no part of what it does
         body.close()
