@@ -203,6 +203,8 @@ class Cache:
         self.leases: set[Lease] = set()  # the open ones
         self.in_flight: InFlight[Any] = InFlight()
         self._n_leased = 0  # pages that leases own
+        self.quarantined: set[int] = set()  # pages that nobody uses: see quarantine.py
+        self.n_mended = 0
 
     # ---- leases ----------------------------------------------------------------------------------------------------
 
@@ -388,6 +390,13 @@ class Cache:
         below, self.tree.below = self.tree.below, None
         self.tree.evict(self.tree.n_evictable)
         self.tree.below = below
+        if not self.leases:
+            self.readmit()
+
+    def readmit(self) -> None:
+        """Use quarantined pages again: for when no lease is open that could have had them."""
+        self.pool.give(list(self.quarantined))
+        self.quarantined.clear()
 
     def close(self) -> None:
         """Close all leases, let go of all handles, and order moves to host memory of all that has room there, so that
@@ -442,14 +451,16 @@ class Cache:
             n_host_cached=host.n_pages - len(host.free) if host else 0,
             n_moved_out=host.n_out if host else 0,
             n_moved_in=host.n_in if host else 0,
-            n_quarantined=0,
+            n_quarantined=len(self.quarantined),
             n_programs=tally.n_programs,
             program_hit_rate=tally.program_hit_rate,
+            n_mended=self.n_mended,
         )
 
     def conserved(self) -> bool:
         """Whether every page is accounted for: free, leased or in the tree. Costs nothing; `check` proves it."""
-        return len(self.pool.free) + self._n_leased + self.tree.n_pages == self.n_pages
+        n = len(self.pool.free) + self._n_leased + self.tree.n_pages + len(self.quarantined)
+        return n == self.n_pages
 
 
 def _n_tokens(ids: bytes) -> int:

@@ -19,6 +19,7 @@ def check(cache: Cache) -> None:
     for namespace, root in cache.tree.roots.items():
         _must(root.namespace == namespace, f"the root of {namespace!r} calls itself {root.namespace!r}")
         _must(not root.key and not root.pages and root.start == 0, "a root has tokens or pages")
+        _must(root.order == sorted(root.children), "the order of a root's children is not their keys, sorted")
         _must(bool(root.children or root.n_locks), f"the root of {namespace!r} is empty and unlocked, and still there")
         for node in _below(root):
             _check_node(cache, node)
@@ -29,7 +30,7 @@ def check(cache: Cache) -> None:
     _check_holds(cache)
     _check_lanes(cache)
     for lease in cache.leases:
-        _check_lease(lease)
+        check_lease(lease)
 
 
 def _must(holds: bool, what: str) -> None:
@@ -51,7 +52,8 @@ def _nodes(cache: Cache) -> Iterator[Node]:
         yield from _below(root)
 
 
-def _private(lease: Lease) -> list[int]:
+def private(lease: Lease) -> list[int]:
+    """The pages of a lease that are not the tree's."""
     return lease.pages[len(lease.pages) - lease.n_private :]
 
 
@@ -59,9 +61,9 @@ def _check_pages(cache: Cache) -> None:
     """Every page is free, leased or in the tree, exactly once; and the counters say so."""
     tree, nodes = cache.tree, list(_nodes(cache))
     free = cache.pool.free
-    leased = [page for lease in cache.leases for page in _private(lease)]
+    leased = [page for lease in cache.leases for page in private(lease)]
     cached = [page for node in nodes for page in node.pages]
-    holders = Counter(free) + Counter(leased) + Counter(cached)
+    holders = Counter(free) + Counter(leased) + Counter(cached) + Counter(cache.quarantined)
     wrong = [page for page in {*range(cache.n_pages), *holders} if holders[page] != 1 or not 0 <= page < cache.n_pages]
     for page in wrong:
         where = f"free {free.count(page)}, leased {leased.count(page)}, in the tree {cached.count(page)} times"
@@ -80,7 +82,8 @@ def _check_pages(cache: Cache) -> None:
     _must(cache.enabled or not nodes, "the cache is off, and there are nodes")
 
 
-def _check_node(cache: Cache, node: Node) -> None:
+def check_shape(cache: Cache, node: Node) -> None:
+    """A node is a run of whole tokens in as many pages as that takes, where its parent looks for it."""
     page, parent = cache.page, node.parent
     at = f"node at {node.start} of {len(node.key) // 4} tokens"
     if parent is None:
@@ -90,13 +93,20 @@ def _check_node(cache: Cache, node: Node) -> None:
     _must(len(node.pages) in (-(-n // page), 0), f"{at} has {len(node.pages)} pages of {page}")
     _must(len(node.host) in (-(-n // page), 0), f"{at} has {len(node.host)} pages of {page} in host memory")
     _must(bool(node.pages or node.host), f"{at} lies nowhere")
-    _must(bool(node.pages or not node.n_holds), f"{at} is held, and not on the device")
     _must(bool(parent.pages or not node.pages or not parent.parent), f"{at} is on the device, and what is above is not")
     _must(node.start == parent.end and node.start % page == 0, f"{at} does not begin at a border behind its parent")
     _must(not node.children or n % page == 0, f"{at} has children behind a page that is not full")
     _must(node.order == sorted(node.children), f"{at}: the order of the children is not their keys, sorted")
     first = node.key[: 4 * page]
     _must(parent.children.get(first) is node, f"{at} is not where its parent looks for it")
+
+
+def _check_node(cache: Cache, node: Node) -> None:
+    check_shape(cache, node)
+    page, parent, first, n = cache.page, node.parent, node.key[: 4 * cache.page], len(node.key) // 4
+    assert parent is not None
+    at = f"node at {node.start} of {n} tokens"
+    _must(bool(node.pages or not node.n_holds), f"{at} is held, and not on the device")
     _must(parent.n_locks >= node.n_locks, f"{at} is locked more often than its parent")
     if n < page and not node.n_locks and not node.n_holds:
         longer = [key for key in parent.children if key != first and key.startswith(first)]
@@ -208,7 +218,7 @@ def _stays(node: Node, listed: dict[Node, tuple[float, int]]) -> tuple[int, floa
     return 0, *listed[node]
 
 
-def _check_lease(lease: Lease) -> None:
+def check_lease(lease: Lease) -> None:
     """What a lease reads is what it says it is."""
     cache, at, source = lease.cache, lease._at, lease._source
     page = cache.page

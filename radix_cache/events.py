@@ -82,6 +82,12 @@ class Events:
             return Said(self._next, False, list(self._kept)[len(self._kept) - n_new :])
         return Said(self._next, True, self._all())
 
+    def forget(self) -> None:
+        """What was said does not hold: everybody gets all that is there."""
+        self._kept.clear()
+        self._n_digests = 0
+        self._next += 1
+
     def _all(self) -> list[Event]:
         """What is on the device: parents before what is below them."""
         events, width = [], self._tree.width

@@ -224,6 +224,16 @@ class Host:
         if self.file is not None:
             self.file.wipe()
 
+    def empty(self) -> None:
+        """Forget all at once, whatever the books say; nodes no longer know of it. Ordered moves stand."""
+        self.free = list(range(self.n_pages - 1, -1, -1))
+        self.lane = Lane(HOST, "host")
+        self.lane.is_open = True
+        self.copies.clear()
+        self.unproven.clear()
+        if self.file is not None:
+            self.file.wipe()
+
     # ---- the file --------------------------------------------------------------------------------------------------
 
     def _restore(self, file: PageFile) -> None:

@@ -34,6 +34,7 @@ class Stats(NamedTuple):
     n_quarantined: int  # withdrawn, as the books did not balance
     n_programs: int  # that published something
     program_hit_rate: float  # the mean of theirs, each counted once
+    n_mended: int  # how often something had to be withdrawn
 
 
 class Tally:

@@ -20,6 +20,7 @@ from operator import attrgetter
 
 from banyan.radix_cache.cache import Cache, Lease
 from banyan.radix_cache.check import check as check_cache
+from banyan.radix_cache.quarantine import quarantine
 from banyan.runtime.config import Schedule
 from banyan.runtime.constraint.guide import Guide
 from banyan.runtime.engine.admit import Limits, admit
@@ -119,6 +120,8 @@ class Scheduler:
         self.waiting.stamp(now)
         self._now = now
         self.cache.tick(self.counts["steps"], now)
+        if self.cache.quarantined and not self.running:
+            self.cache.readmit()  # or a request might not fit that is alone
         works: list[Work] = []
         budget = self.limits.step_tokens
         chunks: list[Request] = []
@@ -447,6 +450,14 @@ class Scheduler:
             self.following.remove(request)
         else:
             self.waiting.remove(request)
+
+    def mend(self) -> None:
+        """The cache's books do not balance: withdraw what is in doubt. Requests that ran on it begin anew; nothing that
+        they had computed is used. Raises AssertionError where that does not help."""
+        ended = set(quarantine(self.cache))
+        for request in [request for request in self.running if request.lease in ended]:
+            request.n_published = request.n_computed  # so that nothing is published
+            self._retract(request)
 
     # ---- what can be asked -----------------------------------------------------------------------------------------
 

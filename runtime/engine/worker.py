@@ -141,6 +141,8 @@ class Engine:
                 self.failed.append(Failed(run.rid, 0, error.code, error.message))
             else:
                 self.scheduler.take(run, guide, ends)
+        if not self.cache.conserved():
+            self._mend("its counters do not add up")
         if plan := self.scheduler.plan(self.clock()):
             self._has_in_hand(LOOP, [work.request.rid for work in plan.works])
             self.model.store.move(plan.moves)  # where this fails the tree is wrong, and the engine has to end
@@ -201,7 +203,9 @@ class Engine:
             try:
                 self.scheduler.check()
             except AssertionError as e:
-                return Answer(ask.id, False, f"the engine's books do not balance: {e}".encode())
+                n_withdrawn = self._mend(str(e))
+                what = f"the engine's books did not balance: {e}; {n_withdrawn} pages were withdrawn, and it goes on"
+                return Answer(ask.id, False, what.encode())
             return Answer(ask.id, True, b"{}")
         if ask.what == "flush":
             self.cache.reset()
@@ -216,6 +220,21 @@ class Engine:
             return Answer(ask.id, True, msgspec.json.encode(self.stats()))
         facts = {"model": self.spec, "config": self.config, "resolved": self.resolved}
         return Answer(ask.id, True, msgspec.json.encode(facts))
+
+    def _mend(self, why: str) -> int:
+        """The tree is not what it should be, by a bug. Returns how many pages are withdrawn; raises AssertionError, and
+        ends the engine by that, where the tree cannot be used any more."""
+        before = self.cache.stats()
+        self.scheduler.mend()
+        after = self.cache.stats()
+        n = after.n_quarantined - before.n_quarantined
+        print(
+            f"banyan: the tree's books did not balance: {why}; {n} pages are withdrawn, {after.n_cached} of "
+            f"{before.n_cached} stay cached. This is a bug; please report it",
+            file=sys.stderr,
+            flush=True,
+        )
+        return n
 
     def stats(self) -> dict[str, object]:
         return {"engine": self.scheduler.stats(), "cache": self.cache.stats()._asdict()}

@@ -124,6 +124,10 @@ def disorder_the_children(s: Scene) -> None:
     s.trunk.order.reverse()
 
 
+def forget_the_order_below_a_root(s: Scene) -> None:
+    s.cache.tree.roots[b""].order.clear()
+
+
 def hide_a_child(s: Scene) -> None:
     child = s.trunk.children.pop(ids(20, 20, 20, 20))
     s.trunk.children[ids(21, 20, 20, 20)] = child
@@ -321,6 +325,7 @@ def keep_something_while_off(s: Scene) -> None:
         (begin_inside_a_page, "does not begin at a border"),
         (go_on_from_a_page_that_is_not_full, "behind a page that is not full"),
         (disorder_the_children, "the order of the children"),
+        (forget_the_order_below_a_root, "the order of a root's children"),
         (hide_a_child, "is not where its parent looks"),
         (keep_a_leaf_that_says_nothing, "says nothing that a child beside it does not say"),
         (orphan, "has no parent"),

@@ -1,0 +1,118 @@
+"""Corruption, put into an engine at work: it is seen, what is in doubt is withdrawn, and every answer stays right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from banyan.radix_cache.node import Node
+from banyan.runtime.wire import Ask, Sampling
+
+LONG = Sampling(max_tokens=30, temperature=0.0)
+
+
+def prompt(k: int) -> list[int]:
+    return [(7 * (k % 3) + i * i) % 50 for i in range(20)] + [k, 1, 2, 3]
+
+
+def some_node(e: Any) -> Node:
+    """An inner node that requests read, or any."""
+    nodes = [child for root in e.cache.tree.roots.values() for child in root.children.values()]
+    return max(nodes, key=lambda node: (node.n_locks, len(node.pages)))
+
+
+def lose_a_page(e: Any) -> None:
+    e.cache.pool.free.pop()
+
+
+def free_a_page_that_is_read(e: Any) -> None:
+    e.cache.pool.free.append(some_node(e).pages[0])
+
+
+def lease_a_page_twice(e: Any) -> None:
+    first, second = e.scheduler.running[:2]
+    second.lease.pages[-1] = first.lease.pages[-1]
+    e.cache._n_leased += 1
+
+
+def lose_a_page_of_a_node(e: Any) -> None:
+    some_node(e).pages.pop()
+
+
+def change_what_a_node_says(e: Any) -> None:
+    node = some_node(e)
+    node.key = node.key[:-4] + b"\xff\0\0\0"
+
+
+def lose_a_child(e: Any) -> None:
+    some_node(e).parent.order.clear()  # type: ignore[union-attr]
+
+
+def miscount_locks(e: Any) -> None:
+    some_node(e).n_locks += 3
+
+
+AT_ONCE = [lose_a_page, free_a_page_that_is_read, lease_a_page_twice]
+BY_A_WALK = [lose_a_page_of_a_node, change_what_a_node_says, lose_a_child, miscount_locks]
+
+
+@pytest.mark.parametrize("n_host", [0, 40])
+@pytest.mark.parametrize("harm", AT_ONCE + BY_A_WALK)
+def test_it_keeps_serving(
+    fake: ModuleType, capfd: pytest.CaptureFixture[str], harm: Callable[[Any], None], n_host: int
+) -> None:
+    e = fake.engine(page=4, n_pages=120, n_host=n_host, step_tokens=40)
+    outputs: dict[int, Any] = {}
+    fake.drive(e, [fake.run(100 + k, prompt(k)) for k in range(6)], outputs)
+    for k in range(8):
+        e.take(fake.run(k, prompt(k), LONG))
+    for _ in range(6):
+        fake.step(e, outputs)
+    assert len(e.scheduler.running) >= 2
+    harm(e)
+    if harm in AT_ONCE:
+        assert not e.cache.conserved()
+        fake.step(e, outputs)
+    else:
+        e.take(Ask(1, "check"))
+        (answer,) = e.answers
+        e.answers.clear()
+        assert not answer.ok
+        assert b"it goes on" in answer.body
+    assert e.cache.n_mended == 1
+    assert "please report it" in capfd.readouterr().err
+    fake.drive(e, [fake.run(8, prompt(8), LONG)], outputs, check=True)
+    for k in range(9):
+        assert outputs[k].ids == fake.greedy(prompt(k), 30), f"request {k}"
+    assert e.cache.n_mended == 1
+    assert not any(output.failed for output in outputs.values())
+    e.take(Ask(2, "flush"))
+    e.take(Ask(3, "check"))
+    assert all(answer.ok for answer in e.answers)
+    assert e.cache.stats().n_free == 120
+
+
+def test_withdrawn_pages_starve_nobody(fake: ModuleType) -> None:
+    e = fake.engine(page=4, n_pages=20)
+    e.take(fake.run(0, prompt(0), LONG))
+    outputs: dict[int, Any] = {}
+    fake.step(e, outputs)
+    node = some_node(e)
+    e.cache.pool.free += node.pages
+    fake.step(e, outputs)
+    assert e.cache.n_mended == 1
+    fake.drive(e, [fake.run(1, list(range(40)), Sampling(max_tokens=40, temperature=0.0))], outputs, check=True)
+    assert outputs[0].ids == fake.greedy(prompt(0), 30)
+    assert outputs[1].ids == fake.greedy(list(range(40)), 40)
+
+
+def test_what_cannot_be_mended_ends_the_engine(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    e = fake.engine(page=4, n_pages=20)
+    fake.drive(e, [fake.run(0, prompt(0))])
+    monkeypatch.setattr(type(e.cache.tree), "lane", lambda self, level: self.dead)
+    e.cache.pool.free.pop()
+    with pytest.raises((AssertionError, IndexError)):
+        e.step()
