@@ -7,12 +7,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from banyan.kernels.attention.plan import DRAFT, Subtree, subtrees
+
 
 class Ragged(NamedTuple):
     """A ragged batch over paged KV, built once per step and shared by all layers.
 
     Requests lie one behind the other in the rows of q. A request with one row is a decode, one with more a chunk of
-    prefill; nothing else tells them apart. Query row j of request i stands at position `kv_len[i] - q_lens[i] + j`.
+    prefill; nothing else tells them apart. Query row j of request i has its key at `kv_len[i] - q_lens[i] + j`, and
+    sees the keys up to its own. In a tree of drafts it sees those before the tree and, of the tree, its ancestors and
+    itself.
     """
 
     q_start: Tensor  # int32 [n_requests + 1]: rows q_start[i]:q_start[i + 1] of q belong to request i
@@ -21,7 +25,10 @@ class Ragged(NamedTuple):
     slots: Tensor  # int64 [n_rows]: page * page_size + offset, where each row's K and V go
     q_lens: tuple[int, ...]  # host copy of the row counts
     kv_lens: tuple[int, ...]  # host copy of kv_len
-    pages: tuple[Sequence[int], ...] | None  # host copy of the page table, without padding
+    subtrees: tuple[Subtree, ...] = ()  # what requests have in common, parents first
+    seen: Tensor | None = None  # int64 [n_rows]: bit b: the row sees position kv_len - 64 + b; None: all up to its own
+    position: Tensor | None = None  # int32 [n_rows]: where each row stands in its text, for windows
+    n_drafted: int = 0  # rows of the largest tree of drafts
     plans: dict[Hashable, Any] | None = None  # what a path derived from the above, kept for the step's other layers
 
 
@@ -31,13 +38,17 @@ def ragged(
     pages: Sequence[Sequence[int]],
     page_size: int,
     device: torch.device | str = "cpu",
+    parents: Sequence[Sequence[int] | None] | None = None,
 ) -> Ragged:
     """Build a batch from counts and page ids.
 
     Request i has `q_lens[i]` new rows and `kv_lens[i]` tokens with them; page j of `pages[i]` holds its positions
     `j * page_size` and up. Pages past the last token are allowed and not read. Copies to a GPU are asynchronous.
 
-    Raises ValueError when a request has fewer tokens than rows, or fewer pages than its tokens need.
+    parents: for a request whose rows are a tree of drafts, the row that each row follows, counted from its first (-1:
+    it follows what was there before); None: each row follows the one before it. At most 64 rows; parents come first.
+
+    Raises ValueError when a request has fewer tokens than rows, fewer pages than its tokens need, or no such tree.
     """
     n = len(q_lens)
     n_pages = [-(-kv // page_size) for kv in kv_lens]
@@ -55,6 +66,8 @@ def ragged(
         row[:need] = own[:need]
     request = np.repeat(np.arange(n), q_len)
     position = np.arange(q_start[-1]) - q_start[request] + (kv_len - q_len)[request]
+    seen, depth = (None, position) if parents is None else _trees(q_lens, parents, position)
+    contexts = [kv - q for q, kv in zip(q_lens, kv_lens, strict=True)]
     slots = table[request, position // page_size].astype(np.int64) * page_size + position % page_size
 
     return Ragged(
@@ -64,9 +77,31 @@ def ragged(
         slots=to_device(slots, device),
         q_lens=tuple(q_lens),
         kv_lens=tuple(kv_lens),
-        pages=tuple(own[:need] for own, need in zip(pages, n_pages, strict=True)),
+        subtrees=tuple(subtrees(table, contexts, page_size)),
+        seen=None if seen is None else to_device(seen, device),
+        position=to_device(depth.astype(np.int32), device),
+        n_drafted=max((len(own) for own in parents or () if own is not None), default=0),
         plans={},
     )
+
+
+def _trees(
+    q_lens: Sequence[int], parents: Sequence[Sequence[int] | None], position: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ragged's `seen`, and each row's position in the text that it ends."""
+    seen, depth, row = np.full(len(position), -1, np.int64), position.copy(), 0
+    for q_len, own in zip(q_lens, parents, strict=True):
+        if own is not None:
+            if len(own) != q_len or q_len > DRAFT or any(not -1 <= parent < j for j, parent in enumerate(own)):
+                raise ValueError(f"{list(own)} is no tree of {q_len} rows, of which there may be {DRAFT}")
+            masks: list[int] = []
+            for j, parent in enumerate(own):
+                before = masks[parent] if parent >= 0 else (1 << (DRAFT - q_len)) - 1
+                masks.append(before | 1 << (DRAFT - q_len + j))
+                depth[row + j] = depth[row + parent] + 1 if parent >= 0 else position[row]
+            seen[row : row + q_len] = np.array(masks, np.uint64).view(np.int64)
+        row += q_len
+    return seen, depth
 
 
 def to_device(array: np.ndarray, device: torch.device | str) -> Tensor:

@@ -6,7 +6,7 @@ from banyan.kernels.attention import native, plain
 from banyan.kernels.attention.batch import Ragged
 from banyan.kernels.native import build
 
-MAX_ROWS, MAX_DIM = 256, 256  # as ops.cpp has them
+MAX_DIM = 256  # as attention.h has it
 
 
 def attention(
@@ -35,7 +35,7 @@ def is_known(q: Tensor, k_pool: Tensor, v_pool: Tensor) -> bool:
         and q.dtype == k_pool.dtype == v_pool.dtype
         and dim % 16 == 0
         and dim <= MAX_DIM
-        and n_heads <= MAX_ROWS
+        and n_heads <= native.MAX_ROWS
         and q.stride(2) == 1
         and q.stride(1) == dim
         and k_pool.is_contiguous()

@@ -1,8 +1,9 @@
 """Attention over work items in Triton: one kernel for decodes and chunks, one that merges split reads.
 
-An item is a few rows of one request over a run of its keys (`plan.py`). The query heads that share a KV head are
-packed into the tile's rows, so K and V are read once per group. Scores live in base 2. Reads that the plan split leave
-normalised partial results and their log-sum-exp, and `_merge` joins them (FlashDecoding; Dao et al., 2023).
+An item is a few rows over a run of keys (`plan.py`): decodes, pieces of a chunk, or the rows of all requests below a
+subtree that they have in common. The query heads that share a KV head are packed into the tile's rows, so K and V are
+read once per group. Scores live in base 2. Where several items read keys for a row, they leave normalised partial
+results and their log-sum-exp, and `_merge` joins them (FlashDecoding; Dao et al., 2023).
 
 Page ids are loaded one block ahead: a load whose address depends on another load of the same iteration is not
 pipelined, and K and V would stay single-buffered at any number of stages.
@@ -20,13 +21,14 @@ from banyan.kernels.attention.plan import Tiles, plan
 from banyan.kernels.device import architecture, n_processors
 
 LOG2E = 1.4426950408889634
+MERGE_KEYS = 192.0  # see `plan`; not measured yet: from where published kernels gain (256 keys, 4 sharers)
 
 
 @triton.jit
 def _block(
-    b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, s_page, s_slot, b_position, o_key, o_d, end, scale,
+    b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, s_page, s_slot, b_last, b_oldest, b_seen, o_key, o_d, end, tail, scale,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
-    MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    TREE: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of keys: scores, running maximum and sum, weighted values."""
     o_slot = b_page * s_page + (o_key % PAGE) * s_slot
@@ -46,9 +48,13 @@ def _block(
     if SOFTCAP > 0.0:  # scale holds 2 / softcap: tanh(x) = 1 - 2 / (exp(2x) + 1)
         b_score = (1.0 - 2.0 / (tl.exp2(b_score) + 1.0)) * (SOFTCAP * 1.4426950408889634)
     if MASKED:
-        m_seen = (o_key[None, :] <= b_position[:, None]) & (o_key < end)[None, :]
+        m_seen = (o_key[None, :] <= b_last[:, None]) & (o_key < end)[None, :]
         if WINDOW > 0:
-            m_seen = m_seen & (o_key[None, :] > b_position[:, None] - WINDOW)
+            m_seen = m_seen & (o_key[None, :] >= b_oldest[:, None])
+        if TREE:
+            o_bit = (o_key - tail)[None, :]
+            b_bit = (b_seen[:, None] >> tl.minimum(tl.maximum(o_bit, 0), 63).to(tl.int64)) & 1
+            m_seen = m_seen & ((o_bit < 0) | (b_bit != 0))
         b_score = tl.where(m_seen, b_score, float("-inf"))
 
     b_top = tl.maximum(b_max, tl.max(b_score, 1))
@@ -63,17 +69,17 @@ def _block(
 
 @triton.jit
 def _attend(
-    p_q, p_k, p_v, p_out, p_part, p_lse, p_sinks, p_items, p_table,
+    p_q, p_k, p_v, p_out, p_part, p_lse, p_sinks, p_items, p_rows, p_table, p_position, p_seen,
     s_q_row, s_q_head, s_page, s_slot, s_head, s_out_row, s_out_head, s_table, scale,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE_STAGES: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (item, KV head): rows of q times the heads of the group, over the item's keys."""
     i_item, i_head = tl.program_id(0), tl.program_id(1)
     p_item = p_items + i_item.to(tl.int64) * 8
-    first_row, n_rows, position = tl.load(p_item), tl.load(p_item + 1), tl.load(p_item + 2)
-    request, start, end, part = tl.load(p_item + 3), tl.load(p_item + 4), tl.load(p_item + 5), tl.load(p_item + 6)
+    first, n_rows, request = tl.load(p_item), tl.load(p_item + 1), tl.load(p_item + 2)
+    start, end, position, tail = tl.load(p_item + 3), tl.load(p_item + 4), tl.load(p_item + 5), tl.load(p_item + 6)
 
     o_m = tl.arange(0, BLOCK_M)
     o_n = tl.arange(0, BLOCK_N)
@@ -82,9 +88,16 @@ def _attend(
     b_head = i_head * GROUP + o_m % GROUP
     m_row = b_row < n_rows
     m_q = m_row[:, None] & (o_d < DIM)[None, :]
-    o_row = (first_row + b_row).to(tl.int64)
+    p_entry = p_rows + (first + b_row).to(tl.int64) * 2
+    o_row = tl.load(p_entry, mask=m_row, other=0).to(tl.int64)
     b_q = tl.load(p_q + (o_row * s_q_row + b_head * s_q_head)[:, None] + o_d[None, :], mask=m_q, other=0.0)
-    b_position = position + b_row
+    b_last = position + b_row
+    b_oldest = b_last
+    if WINDOW > 0:
+        b_oldest = tl.load(p_position + o_row, mask=m_row, other=0) - (WINDOW - 1)
+    b_seen = o_row
+    if TREE:
+        b_seen = tl.load(p_seen + o_row, mask=m_row, other=0)
 
     p_table += request.to(tl.int64) * s_table
     p_k += i_head.to(tl.int64) * s_head
@@ -98,25 +111,29 @@ def _attend(
     b_page = tl.load(p_table + (start + o_n) // PAGE, mask=start + o_n < end, other=0).to(tl.int64)
     middle = start
     if WINDOW == 0:
-        middle += tl.maximum(tl.minimum(end, position + 1) - start, 0) // BLOCK_N * BLOCK_N
+        whole = tl.minimum(end, position + 1)
+        if TREE:
+            whole = tl.minimum(whole, tail)
+        middle += tl.maximum(whole - start, 0) // BLOCK_N * BLOCK_N
         for i_key in range(start, middle, BLOCK_N):
             o_key = i_key + o_n
             b_next = tl.load(p_table + (o_key + BLOCK_N) // PAGE, mask=o_key + BLOCK_N < end, other=0).to(tl.int64)
             b_max, b_sum, b_acc = _block(
-                b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, s_page, s_slot, b_position, o_key, o_d, end, scale,
-                DIM, BLOCK_D, PAGE, SOFTCAP, WINDOW, False, PRECISION,
+                b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, s_page, s_slot, b_last, b_oldest, b_seen, o_key, o_d, end,
+                tail, scale, DIM, BLOCK_D, PAGE, SOFTCAP, WINDOW, TREE, False, PRECISION,
             )  # fmt: skip
             b_page = b_next
     for i_key in tl.range(middle, end, BLOCK_N, num_stages=EDGE_STAGES):
         o_key = i_key + o_n
         b_next = tl.load(p_table + (o_key + BLOCK_N) // PAGE, mask=o_key + BLOCK_N < end, other=0).to(tl.int64)
         b_max, b_sum, b_acc = _block(
-            b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, s_page, s_slot, b_position, o_key, o_d, end, scale,
-            DIM, BLOCK_D, PAGE, SOFTCAP, WINDOW, True, PRECISION,
+            b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, s_page, s_slot, b_last, b_oldest, b_seen, o_key, o_d, end, tail,
+            scale, DIM, BLOCK_D, PAGE, SOFTCAP, WINDOW, TREE, True, PRECISION,
         )  # fmt: skip
         b_page = b_next
 
-    if part < 0:
+    b_part = tl.load(p_entry + 1, mask=m_row, other=-1)
+    if tl.max(b_part, 0) < 0:  # an item's rows are all whole, or all parts
         if SINKS:
             b_sink = tl.load(p_sinks + b_head).to(tl.float32) * 1.4426950408889634
             b_top = tl.maximum(b_max, b_sink)
@@ -128,7 +145,7 @@ def _attend(
         tl.store(p_to, b_out.to(p_out.dtype.element_ty), mask=m_q)
     else:
         b_out = b_acc / tl.where(b_sum == 0.0, 1.0, b_sum)[:, None]
-        o_part = (part + b_row).to(tl.int64) * (tl.num_programs(1) * GROUP) + b_head
+        o_part = b_part.to(tl.int64) * (tl.num_programs(1) * GROUP) + b_head
         tl.store(p_part + o_part[:, None] * DIM + o_d[None, :], b_out, mask=m_q)
         tl.store(p_lse + o_part, b_max + tl.log2(b_sum), mask=m_row)
 
@@ -141,7 +158,7 @@ def _merge(
     """Program (split row, query head): the mean of its partial results, weighted by what they summed."""
     i_merge, i_head = tl.program_id(0), tl.program_id(1)
     p_merge = p_merges + i_merge.to(tl.int64) * 4
-    row, part, step, n_parts = tl.load(p_merge), tl.load(p_merge + 1), tl.load(p_merge + 2), tl.load(p_merge + 3)
+    row, part, n_parts = tl.load(p_merge), tl.load(p_merge + 1), tl.load(p_merge + 2)
     o_d = tl.arange(0, BLOCK_D)
     m_d = o_d < DIM
     top = float("-inf")
@@ -152,7 +169,7 @@ def _merge(
         total = 0.0
     b_acc = tl.zeros([BLOCK_D], tl.float32)
     for i in range(n_parts):
-        o_part = (part + i * step).to(tl.int64) * n_heads + i_head
+        o_part = (part + i).to(tl.int64) * n_heads + i_head
         lse = tl.load(p_lse + o_part)
         new_top = tl.maximum(top, lse)
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -230,20 +247,20 @@ def attention(
 
     arch = architecture()
     tiles = [tile(arch, dim, group, q.dtype, large=large) for large in (False, True)]
-    small, large, merges, n_partials = _device_plan(ragged, tiles, n_kv_heads, group, window, arch, q.device)
+    small, large, rows, merges, n_partials = _device_plan(ragged, tiles, n_kv_heads, group, window, arch, q.device)
     part = torch.empty((n_partials, n_heads, dim), dtype=torch.float32, device=q.device)
     lse = torch.empty((n_partials, n_heads), dtype=torch.float32, device=q.device)
     block_d = triton.next_power_of_2(dim)
     for items, shape in ((small, tiles[0]), (large, tiles[1])):
         if len(items):
             _attend[(len(items), n_kv_heads)](
-                q, k_pool, v_pool, out, part, lse, sinks, items, ragged.page_table,
+                q, k_pool, v_pool, out, part, lse, sinks, items, rows, ragged.page_table, ragged.position, ragged.seen,
                 q.stride(0), q.stride(1), k_pool.stride(0), k_pool.stride(1), k_pool.stride(2),
                 out.stride(0), out.stride(1), ragged.page_table.stride(0),
                 scale * LOG2E * (2.0 / softcap if softcap else 1.0),
                 GROUP=group, DIM=dim, BLOCK_D=block_d, PAGE=page_size, BLOCK_M=shape.rows, BLOCK_N=shape.keys,
                 EDGE_STAGES=shape.stages if window else 1,
-                SOFTCAP=softcap, WINDOW=window, SINKS=sinks is not None,
+                SOFTCAP=softcap, WINDOW=window, TREE=ragged.seen is not None, SINKS=sinks is not None,
                 PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
                 num_warps=shape.warps, num_stages=shape.stages,
             )  # fmt: skip
@@ -257,9 +274,10 @@ def attention(
 
 def _device_plan(
     ragged: Ragged, tiles: list[Tile], n_kv_heads: int, group: int, window: int, arch: str, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, int]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     """The plan's tables on the device, made once per step."""
-    rows = Tiles(*(shape.rows // group for shape in tiles))
+    small_rows, large_rows = (shape.rows // group for shape in tiles)
+    rows = Tiles(small_rows, large_rows, large_rows)
     key = ("triton", arch, rows, n_kv_heads, window)
     plans = {} if ragged.plans is None else ragged.plans
     if key not in plans:
@@ -267,11 +285,13 @@ def _device_plan(
             ragged.q_lens,
             ragged.kv_lens,
             tiles=rows,
-            n_kv_heads=n_kv_heads,
+            programs=(n_kv_heads, n_kv_heads),
             n_processors=n_processors(arch),
             window=window,
+            shared=ragged.subtrees,
+            merge_keys=MERGE_KEYS,
         )
-        tables = (to_device(table, device) for table in made[:3])
+        tables = (to_device(table, device) for table in made[:4])
         plans[key] = (*tables, made.n_partials)
-    small, large, merges, n_partials = plans[key]
-    return small, large, merges, n_partials
+    small, large, entries, merges, n_partials = plans[key]
+    return small, large, entries, merges, n_partials

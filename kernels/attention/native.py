@@ -11,12 +11,17 @@ from banyan.kernels.attention.plan import Tiles, plan
 
 LOG2E = 1.4426950408889634
 ROWS = 64  # of a chunk's tile: tokens times heads of a group; K and V of a block are prepared once for all of them
+MAX_ROWS = 256  # of any tile, as attention.h has it
+MERGE_KEYS = 48.0  # see `plan`; measured: 2 to 64 rows over 64 to 2048 keys break even at 44 (32/8 heads of 64, Zen 5)
 SMALL_WORK = 1 << 17  # multiply-adds below which waking a second thread costs more than it saves
 
 
 class _Call(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "sinks", "table", "part", "lse")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("q", "k", "v", "out", "sinks", "table", "rows", "position", "seen", "part", "lse")
+        ),
         *((name, ctypes.c_int64) for name in ("s_q", "s_out", "s_page", "s_slot")),
         *((name, ctypes.c_int32) for name in ("s_table", "n_heads", "n_kv_heads", "dim", "page", "window")),
         *((name, ctypes.c_float) for name in ("scale", "softcap")),
@@ -27,6 +32,7 @@ class _Work(NamedTuple):
     """A plan as the library takes it."""
 
     tables: tuple[Any, ...]  # arrays whose memory `arguments` points to
+    rows: int  # pointer
     arguments: tuple[int, ...]  # small, n_small, large, n_large, merges, n_merges, n_threads
     n_partials: int
 
@@ -58,6 +64,9 @@ def attend(
         out.data_ptr(),
         None if sinks is None else sinks.data_ptr(),
         ragged.page_table.data_ptr(),
+        work.rows,
+        ragged.position.data_ptr(),  # type: ignore[union-attr]  # `ragged` gives one
+        None if ragged.seen is None else ragged.seen.data_ptr(),
         part.data_ptr(),
         part.data_ptr() + 4 * work.n_partials * n_heads * dim,
         q.stride(0),
@@ -85,11 +94,19 @@ def _plan(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int) 
         pairs = sum(q * kv for q, kv in zip(ragged.q_lens, ragged.kv_lens, strict=True))
         if pairs * n_heads * dim < SMALL_WORK:
             n_threads = 1
-        tiles = Tiles(small=1, large=max(1, ROWS * n_kv_heads // n_heads))
+        group = n_heads // n_kv_heads
         made = plan(
-            ragged.q_lens, ragged.kv_lens, tiles=tiles, n_kv_heads=1, n_processors=n_threads, window=window
-        )  # fmt: skip
-        arguments = (x for table in made[:3] for x in (table.ctypes.data, len(table)))
-        plans[key] = _Work(made[:3], (*arguments, n_threads), made.n_partials)
+            ragged.q_lens,
+            ragged.kv_lens,
+            tiles=Tiles(small=1, large=max(1, ROWS // group), shared=MAX_ROWS // group),
+            programs=(1, n_kv_heads),
+            n_processors=n_threads,
+            window=window,
+            shared=ragged.subtrees,
+            merge_keys=MERGE_KEYS,
+        )
+        tables = made.small, made.large, made.merges
+        arguments = (x for table in tables for x in (table.ctypes.data, len(table)))
+        plans[key] = _Work(made[:4], made.rows.ctypes.data, (*arguments, n_threads), made.n_partials)
     work: _Work = plans[key]
     return work

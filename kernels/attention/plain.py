@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.attention.batch import Ragged
+from banyan.kernels.attention.reference import hidden
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # what SDPA calls; also returns the LSE
 _GROUP_BYTES = 1 << 19  # decodes gathered together: their K stays in a core's L2 until it is read
@@ -37,7 +38,7 @@ def attention(
         if isinstance(work, _Decodes):
             _decode(out, q, k_pool, v_pool, work, scale, softcap, sinks)
         else:
-            _extend(out, q, k_pool, v_pool, work, scale, softcap, window, sinks)
+            _extend(out, q, k_pool, v_pool, work, scale, softcap, sinks)
     return out
 
 
@@ -60,6 +61,7 @@ class _Extend(NamedTuple):
     first: int  # position of the first slot of `pages`
     context: int  # position of the first row
     n_tokens: int
+    hidden: Tensor | None  # bool [rows, slots]; None: what stands behind a row, and nothing else
 
 
 def _plan(ragged: Ragged, pool: Tensor, window: int) -> list[_Decodes | _Extend]:
@@ -83,7 +85,9 @@ def _work(ragged: Ragged, pool: Tensor, window: int) -> Iterator[_Decodes | _Ext
             decodes.append((last - first, row, i, first, kv_len))
         elif q_len > 1:
             pages = ragged.page_table[i, first:last].long()
-            yield _Extend(slice(row, row + q_len), pages, first * page_size, kv_len - q_len, kv_len)
+            is_plain = not window and ragged.seen is None
+            unseen = None if is_plain else hidden(ragged, i, window, first * page_size)
+            yield _Extend(slice(row, row + q_len), pages, first * page_size, kv_len - q_len, kv_len, unseen)
         row += q_len
 
     group: list[tuple[int, int, int, int, int]] = []
@@ -115,9 +119,9 @@ def _decodes(group: list[tuple[int, int, int, int, int]], page_table: Tensor, pa
     if len(set(reads)) > 1:
         slot = np.arange(n_pages * page_size)
         lo, hi = np.array(reads).T[:, :, None]
-        hidden = (slot < lo) | (slot >= hi)  # [n, slots]
-        unread = torch.from_numpy(np.flatnonzero(hidden))
-        mask = torch.zeros(n, n_pages * page_size).masked_fill_(torch.from_numpy(hidden), -torch.inf)
+        beyond = (slot < lo) | (slot >= hi)  # [n, slots]
+        unread = torch.from_numpy(np.flatnonzero(beyond))
+        mask = torch.zeros(n, n_pages * page_size).masked_fill_(torch.from_numpy(beyond), -torch.inf)
         mask = mask[:, None, None, span]
     contiguous = rows[-1] - rows[0] == n - 1
     which = slice(rows[0], rows[-1] + 1) if contiguous else torch.tensor(rows)
@@ -152,7 +156,6 @@ def _extend(
     work: _Extend,
     scale: float,
     softcap: float,
-    window: int,
     sinks: Tensor | None,
 ) -> None:
     heads, dim = k_pool.shape[2:]
@@ -163,11 +166,11 @@ def _extend(
     )
     rows = q[work.rows].view(n, heads, -1, dim).permute(1, 2, 0, 3)  # [kv_heads, group, n, dim]
     spread = (heads, rows.shape[1], -1, dim)
-    if window or softcap:
-        key = torch.arange(work.first, work.n_tokens)
-        row = torch.arange(work.context, work.n_tokens)[:, None]
-        hidden = (key > row) | (key <= row - window) if window else key > row
-        mask = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+    if work.hidden is not None or softcap:
+        unseen = work.hidden
+        if unseen is None:
+            unseen = torch.arange(work.n_tokens) > torch.arange(work.context, work.n_tokens)[:, None]
+        mask = torch.zeros(unseen.shape).masked_fill_(unseen, -torch.inf)
         got, lse = _partial(rows, k.expand(spread), v.expand(spread), scale, softcap, mask=mask)
     else:
         new_k, new_v = (t[:, :, work.context :].expand(spread) for t in (k, v))

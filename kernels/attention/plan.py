@@ -1,27 +1,44 @@
-"""From counts to work items: who reads which keys for which rows. No torch, no tokens, no chance."""
+"""From counts and pages to work items: who reads which keys for which rows. No torch, no tokens, no chance.
 
+Requests that begin with the same pages have a subtree of the batch in common. Its keys are read once for all rows below
+it, where that pays: an item then holds rows of several requests, and each of them merges one more partial result
+(Hydragen, Juravsky et al., 2024; the choice by cost is FastTree's, Pan et al., 2025).
+"""
+
+import itertools
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 MIN_SPLIT = 256  # keys per item: below this, merging costs more than a second reader saves
-ALIGN = 64  # items begin at multiples of this: whole key blocks, whole pages
+ALIGN = 64  # items begin at multiples of this, or at the end of a shared run: whole key blocks, whole pages
 WAVES = 4  # items per multiprocessor to aim for when long reads are split
+DRAFT = 64  # rows of a request that a mask of ancestors may speak of: its last ones
+
+
+class Subtree(NamedTuple):
+    """Requests whose first `n_keys` keys lie in the same pages, all before their rows of this step."""
+
+    requests: tuple[int, ...]
+    n_keys: int
 
 
 class Plan(NamedTuple):
     """A step's attention, the same for all layers that share window and head counts.
 
-    small, large  items by tile shape, longest read first. int32 [n_items, 8]: first row of q, rows, position of the
-                  first row, request, first key, end of keys, first partial row (-1: the item sees all keys of its
-                  rows and writes their result), 0
-    merges        int32 [n_split_rows, 4]: row of q, its first partial row, step to its next one, how many it has
-    n_partials    rows of partial results
+    small, large  items by tile shape, longest read first. int32 [n_items, 8]: first entry of `rows`, how many, request
+                  whose pages are read, first key, end of keys, position of the first row (a row behind it stands one
+                  further), first key that the row's mask of ancestors speaks of, 0
+    rows          int32 [n, 2]: row of q; where its partial result goes (-1: the item sees all its keys, and writes out)
+    merges        int32 [n_split_rows, 4]: row of q, its first partial result, how many it has, 0
+    n_partials    partial results
     """
 
     small: np.ndarray
     large: np.ndarray
+    rows: np.ndarray
     merges: np.ndarray
     n_partials: int
 
@@ -31,49 +48,168 @@ class Tiles(NamedTuple):
 
     small: int
     large: int
+    shared: int  # of a large item whose rows are of several requests
+
+
+def subtrees(table: np.ndarray, contexts: Sequence[int], page_size: int) -> list[Subtree]:
+    """What a batch has in common, parents before their children.
+
+    table [n, max_pages]: page ids, padded; contexts: tokens of each request that are in KV before this step. Pages that
+    a step writes to are never shared.
+    """
+    n = len(table)
+    if n < 2 or len(set(table[:, 0].tolist())) == n:
+        return []
+    flat = [row.tobytes() for row in table]
+    order = sorted(range(n), key=flat.__getitem__)  # any order will do in which equal beginnings lie together
+    paths, full = table[order], np.array(contexts)[order] // page_size
+    same = paths[1:] == paths[:-1]
+    depths = np.where(same.all(1), table.shape[1], same.argmin(1))
+    depths = np.minimum(depths, np.minimum(full[1:], full[:-1]))
+
+    found: list[Subtree] = []  # children first: an interval of `order` ends where the depth falls
+    open_: list[tuple[int, int]] = []  # depth, left end
+    for i, depth in enumerate((*depths.tolist(), 0)):
+        left = i
+        while open_ and open_[-1][0] > depth:
+            deepest, left = open_.pop()
+            found.append(Subtree(tuple(sorted(order[left : i + 1])), deepest * page_size))
+        if depth > 0 and (not open_ or open_[-1][0] < depth):
+            open_.append((depth, left))
+    return found[::-1]
 
 
 def plan(
-    q_lens: Sequence[int], kv_lens: Sequence[int], *, tiles: Tiles, n_kv_heads: int, n_processors: int, window: int = 0
+    q_lens: Sequence[int],
+    kv_lens: Sequence[int],
+    *,
+    tiles: Tiles,
+    programs: tuple[int, int],
+    n_processors: int,
+    window: int = 0,
+    shared: Sequence[Subtree] = (),
+    merge_keys: float = 0.0,
 ) -> Plan:
     """Cut a ragged batch into items, and long reads into splits where there are too few items for the machine.
 
-    A request whose rows fit a small tile is one small item, any other a row of large ones. Every program handles one
-    KV head of one item, so `n_kv_heads` programs share an item. Costs about a microsecond per item.
+    A request whose rows fit a small tile is one small item, any other a row of large ones.
+
+    programs    how many programs share an item, small and large: one for each KV head, or one for all
+    shared      what may be read once for several requests, parents first
+    merge_keys  what one more partial result of a row costs, told in keys that an item reads in the same time: a subtree
+                is shared if that saves more
     """
-    tall: list[tuple[int, ...]] = []
-    low: list[tuple[int, ...]] = []
-    row = 0
+    first_rows = [0, *itertools.accumulate(q_lens)]
+    begins, low, tall = _share(q_lens, kv_lens, first_rows, tiles, window, shared, merge_keys)
     for request, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
         size, into = (tiles.small, low) if q_len <= tiles.small else (tiles.large, tall)
-        context = kv_len - q_len
+        row, context, begin = first_rows[request], kv_len - q_len, begins[request]
         for first in range(0, q_len, size):
-            n = min(size, q_len - first)
-            position = context + first
-            oldest = max(0, position - window + 1) // ALIGN * ALIGN if window else 0
-            into.append((row + first, n, position, request, oldest, position + n))
-        row += q_len
+            n, position = min(size, q_len - first), context + first
+            start = max(begin, _oldest(position, window)) if window else begin
+            rows = range(row + first, row + first + n)
+            into.append((rows, request, start, position + n, position, kv_len - DRAFT, begin > 0))
+    small, large = (_split(items, n, n_processors) for items, n in zip((low, tall), programs, strict=True))
+    return _tables(small, large, first_rows[-1])
 
-    merges: list[tuple[int, int, int, int]] = []
-    n_partials = 0
-    done = []
-    for whole in (low, tall):
-        n_keys = sum(item[5] - item[4] for item in whole)
-        split = max(MIN_SPLIT, n_keys * n_kv_heads // (WAVES * n_processors)) if n_processors > 1 else n_keys
-        items: list[tuple[int, ...]] = []
-        for item in whole:
-            first_row, n, position, request, lo, hi = item
-            n_splits = max(1, (hi - lo) // max(1, split))
-            if n_splits == 1:
-                items.append((*item, -1, 0))
+
+# rows, request, first key, end, position of the first row, tail, whether other items read other keys for these rows
+_Item = tuple[Sequence[int], int, int, int, int, int, bool]
+
+
+def _oldest(position: int, window: int) -> int:
+    """The first key that a row sees, or an aligned one before it."""
+    return max(0, position - window + 1) // ALIGN * ALIGN if window else 0
+
+
+def _share(
+    q_lens: Sequence[int],
+    kv_lens: Sequence[int],
+    first_rows: Sequence[int],
+    tiles: Tiles,
+    window: int,
+    shared: Sequence[Subtree],
+    merge_keys: float,
+) -> tuple[list[int], list[_Item], list[_Item]]:
+    """The key at which each request's own reads begin (0: it shares none), and the items of shared reads by shape.
+
+    A subtree that does not pay is left to those below it, with its keys.
+    """
+    begins = [0] * len(q_lens)
+    low: list[_Item] = []
+    tall: list[_Item] = []
+    for requests, n_keys in shared:
+        needed = [(max(begins[i], _oldest(kv_lens[i] - q_lens[i], window)), i) for i in requests if q_lens[i]]
+        needed = [(start, i) for start, i in needed if start < n_keys]
+        n_rows = sum(q_lens[i] for _, i in needed)
+        if len(needed) < 2:
+            continue
+        size, into = (tiles.small, low) if n_rows <= tiles.small else (tiles.shared, tall)
+        start = min(needed)[0]
+        alone = sum((n_keys - at) * -(-q_lens[i] // (tiles.small if q_lens[i] <= tiles.small else tiles.large))
+                    for at, i in needed)  # fmt: skip
+        if alone - (n_keys - start) * -(-n_rows // size) <= merge_keys * n_rows:
+            continue
+        rows = [row for _, i in needed for row in range(first_rows[i], first_rows[i] + q_lens[i])]
+        for at in range(0, n_rows, size):  # every row stands behind all of these keys
+            into.append((rows[at : at + size], needed[0][1], start, n_keys, n_keys, n_keys, True))
+        for _, i in needed:
+            begins[i] = n_keys
+    return begins, low, tall
+
+
+def _split(items: list[_Item], n_programs: int, n_processors: int) -> list[_Item]:
+    """Long reads cut, where there are too few items to go round; the longest read comes first."""
+    if n_processors > 1:
+        n_keys = sum(item[3] - item[2] for item in items)
+        size = max(MIN_SPLIT, n_keys * n_programs // (WAVES * n_processors))
+        cut: list[_Item] = []
+        for item in items:
+            rows, request, start, end, position, tail, is_part = item
+            n_splits = (end - start) // size
+            if n_splits < 2:
+                cut.append(item)
                 continue
-            size = -(-(hi - lo) // n_splits)
-            size = -(-size // ALIGN) * ALIGN
-            starts = range(lo, hi, size)
-            for s, start in enumerate(starts):
-                items.append((first_row, n, position, request, start, min(start + size, hi), n_partials + s * n, 0))
-            merges.extend((first_row + j, n_partials + j, n, len(starts)) for j in range(n))
-            n_partials += n * len(starts)
-        items.sort(key=lambda item: item[4] - item[5])
-        done.append(np.array(items, np.int32).reshape(-1, 8))
-    return Plan(done[0], done[1], np.array(merges, np.int32).reshape(-1, 4), n_partials)
+            step = -(-(end - start) // n_splits)
+            step = -(-step // ALIGN) * ALIGN
+            is_part = is_part or step < end - start
+            cut += [(rows, request, at, min(at + step, end), position, tail, is_part) for at in range(start, end, step)]
+        items = cut
+    items.sort(key=_n_keys, reverse=True)
+    return items
+
+
+def _n_keys(item: _Item) -> int:
+    return item[3] - item[2]
+
+
+def _tables(small: list[_Item], large: list[_Item], n_rows: int) -> Plan:
+    """Number the partial results, a row's own side by side, and write all down."""
+    counts: dict[int, int] = {}
+    for item in itertools.chain(small, large):
+        if item[6]:
+            for row in item[0]:
+                counts[row] = counts.get(row, 0) + 1
+    merges, parts, n_partials = array("i"), {}, 0
+    for row, count in counts.items():
+        merges.extend((row, n_partials, count, 0))
+        parts[row] = n_partials
+        n_partials += count
+
+    entries = array("i")  # behind one entry for each row of q, in order
+    tables = []
+    for items in (small, large):
+        table = array("i")
+        for rows, request, start, end, position, tail, is_part in items:
+            first = rows[0]
+            if is_part:
+                first = n_rows + len(entries) // 2
+                for row in rows:
+                    entries.extend((row, parts[row]))
+                    parts[row] += 1
+            table.extend((first, len(rows), request, start, end, position, tail, 0))
+        tables.append(np.frombuffer(table, np.int32).reshape(-1, 8))
+    all_rows = np.full((n_rows + len(entries) // 2, 2), -1, np.int32)
+    all_rows[:n_rows, 0] = np.arange(n_rows)
+    all_rows[n_rows:] = np.frombuffer(entries, np.int32).reshape(-1, 2)
+    return Plan(tables[0], tables[1], all_rows, np.frombuffer(merges, np.int32).reshape(-1, 4), n_partials)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.attention.batch import Ragged
+from banyan.kernels.attention.plan import DRAFT
 
 
 def attention(
@@ -22,7 +23,8 @@ def attention(
     q            [n_rows, n_heads, head_dim]
     k/v_pool     [n_pages, page_size, n_kv_heads, head_dim]; query head h reads KV head h // (n_heads / n_kv_heads)
     softcap c    scores become c * tanh(scores / c); 0: off
-    window w     a row at position p sees the keys at positions > p - w; 0: all keys up to its own
+    window w     a row at position p of its text sees the keys at positions > p - w; 0: all that it sees anyway. No
+                 less than the rows of a tree of drafts: an ancestor's place in the cache is not its position
     sinks        [n_heads]: one more logit per head that takes part in the softmax and carries no value
     Returns      [n_rows, n_heads, head_dim], in q's dtype.
     """
@@ -39,16 +41,27 @@ def attention(
         scores = torch.einsum("qhd,khd->hqk", q[lo:hi].to(real), k) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
-        key = torch.arange(kv_len, device=q.device)
-        row = torch.arange(kv_len - (hi - lo), kv_len, device=q.device)[:, None]
-        hidden = key > row
-        if window:
-            hidden |= key <= row - window
-        scores = scores.masked_fill(hidden, -torch.inf)
+        scores = scores.masked_fill(hidden(ragged, i, window), -torch.inf)
         if sinks is not None:
             sink = sinks.to(real)[:, None, None].expand(-1, hi - lo, 1)
             weights = torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
         else:
             weights = scores.softmax(-1)
         out[lo:hi] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
+    return out
+
+
+def hidden(ragged: Ragged, request: int, window: int, first: int = 0) -> Tensor:
+    """Which keys of a request, from `first` on, each of its rows does not see: bool [q_len, kv_len - first]."""
+    lo, hi = ragged.q_start[request : request + 2].tolist()
+    kv_len = int(ragged.kv_len[request])
+    key = torch.arange(first, kv_len, device=ragged.kv_len.device)
+    row = torch.arange(kv_len - (hi - lo), kv_len, device=key.device)[:, None]
+    out = key > row
+    if ragged.seen is not None:
+        bit = key - (kv_len - DRAFT)
+        out |= (bit >= 0) & (ragged.seen[lo:hi, None] >> bit.clamp(min=0) & 1 == 0)
+    if window:
+        assert ragged.position is not None
+        out |= key <= ragged.position[lo:hi, None] - window
     return out

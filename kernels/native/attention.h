@@ -19,6 +19,9 @@ struct Call {  // one call of attention; pointers to elements of one type
     void* out;
     const float* sinks;      // [n_heads] or null
     const int32_t* table;    // [n_requests, s_table]
+    const int32_t* rows;     // as plan.py writes them
+    const int32_t* position; // [n_rows], of each row in its text; for windows
+    const uint64_t* seen;    // [n_rows], which of the last 64 keys of its request a row sees; or null
     float *part, *lse;       // [n_partials, n_heads, dim], [n_partials, n_heads]
     int64_t s_q, s_out, s_page, s_slot;
     int32_t s_table, n_heads, n_kv_heads, dim, page, window;
@@ -26,7 +29,7 @@ struct Call {  // one call of attention; pointers to elements of one type
 };
 
 struct Item {  // as plan.py writes it
-    int32_t row, n, position, request, start, end, part, unused;
+    int32_t first, n, request, start, end, position, tail, unused;
 };
 
 struct Scratch {
@@ -62,9 +65,13 @@ void gather(const Call& c, const Item& item, int at, int n, int head, Scratch& x
 }
 
 // Scores of one row against n keys from `at` become weights; returns what older sums must be multiplied with.
-inline float weigh(const Call& c, float* score, int at, int n, int position, float& best, vf& total) {
+//
+// The row sees the keys up to `last`; from key `tail` on those whose bit is set in `seen`; none before `oldest`.
+inline float weigh(const Call& c, float* score, int at, int n, int last, int oldest, int tail, uint64_t seen,
+                   float& best, vf& total) {
     const int n_vectors = (n + W - 1) / W;
-    const bool masked = at + n_vectors * W > position + 1 || n % W || (c.window && at <= position - c.window);
+    const bool masked = at + n_vectors * W > last + 1 || n % W || at < oldest;
+    const bool is_tree = seen != ~uint64_t(0) && at + n > tail;
     vf lane;
     for (int i = 0; i < W; i++) lane[i] = i;
     vf high = vf{} - INFINITY;
@@ -76,10 +83,15 @@ inline float weigh(const Call& c, float* score, int at, int n, int position, flo
         }
         if (masked) {
             vf key = lane + float(at + j * W);  // exact below 2^24 tokens
-            s = key > float(position) ? vf{} - INFINITY : s;
+            s = key > float(last) ? vf{} - INFINITY : s;
             s = key >= float(at + n) ? vf{} - INFINITY : s;
-            if (c.window) s = key <= float(position - c.window) ? vf{} - INFINITY : s;
+            s = key < float(oldest) ? vf{} - INFINITY : s;
         }
+        if (is_tree)
+            for (int i = 0; i < W; i++) {
+                const int bit = at + j * W + i - tail;
+                if (bit >= 0 && bit < 64 && !(seen >> bit & 1)) s[i] = -INFINITY;
+            }
         store(score + j * W, s);
         high = vmax(high, s);
     }
@@ -102,11 +114,12 @@ void attend(const Call& c, const Item& item, int head_from, int head_to, Scratch
     const int group = c.n_heads / c.n_kv_heads, n = item.n * group, dim = c.dim;
     const float* kt_row[MAX_DIM];
     const float* v_row[BLOCK];
+    const int32_t* entry = c.rows + int64_t(item.first) * 2;  // (row of q, its partial result) of each row
     for (int d = 0; d < dim; d++) kt_row[d] = x.kt + d * BLOCK;
 
     for (int h = head_from, r = 0; h < head_to; h++)
         for (int i = 0; i < n; i++, r++) {
-            const T* from = static_cast<const T*>(c.q) + (item.row + i / group) * c.s_q + (h * group + i % group) * dim;
+            const T* from = static_cast<const T*>(c.q) + entry[i / group * 2] * c.s_q + (h * group + i % group) * dim;
             for (int d = 0; d < dim; d += W) store(x.q + r * dim + d, load(from + d) * c.scale);
             for (int d = 0; d < dim; d += W) store(x.acc + r * dim + d, vf{});
             x.top[r] = -INFINITY;
@@ -117,19 +130,22 @@ void attend(const Call& c, const Item& item, int head_from, int head_to, Scratch
         for (int h = head_from, r = 0; h < head_to; h++, r += n) {
             gather<T>(c, item, at, n_keys, h, x, v_row);
             product(n, (n_keys + W - 1) / W * W, x.weight, BLOCK, x.q + r * dim, dim, kt_row, dim, nullptr);
-            for (int i = 0; i < n; i++)
-                x.shrink[i] = weigh(c, x.weight + i * BLOCK, at, n_keys, item.position + i / group, x.top[r + i],
-                                    x.sum[r + i]);
+            for (int i = 0; i < n; i++) {
+                const int row = entry[i / group * 2];
+                const int oldest = c.window ? c.position[row] - c.window + 1 : 0;
+                x.shrink[i] = weigh(c, x.weight + i * BLOCK, at, n_keys, item.position + i / group, oldest, item.tail,
+                                    c.seen ? c.seen[row] : ~uint64_t(0), x.top[r + i], x.sum[r + i]);
+            }
             product(n, dim, x.acc + r * dim, dim, x.weight, BLOCK, v_row, n_keys, x.shrink);
         }
     }
     for (int h = head_from, r = 0; h < head_to; h++)
         for (int i = 0; i < n; i++, r++) {
-            const int head = h * group + i % group, row = i / group;
+            const int head = h * group + i % group, row = entry[i / group * 2], part = entry[i / group * 2 + 1];
             float total = sum(x.sum[r]), most = x.top[r];
             const float* acc = x.acc + r * dim;
-            if (item.part >= 0) {
-                const int64_t to = int64_t(item.part + row) * c.n_heads + head;
+            if (part >= 0) {
+                const int64_t to = int64_t(part) * c.n_heads + head;
                 const float by = total > 0 ? 1.0f / total : 0.0f;
                 for (int d = 0; d < dim; d += W) store(c.part + to * dim + d, load(acc + d) * by);
                 c.lse[to] = total > 0 ? most + std::log2(total) : -INFINITY;
@@ -142,7 +158,7 @@ void attend(const Call& c, const Item& item, int head_from, int head_to, Scratch
                 total = total * by + std::exp2(sink - high);
             }
             by /= total;
-            T* to = static_cast<T*>(c.out) + (item.row + row) * c.s_out + head * dim;
+            T* to = static_cast<T*>(c.out) + row * c.s_out + head * dim;
             for (int d = 0; d < dim; d += W) store(to + d, load(acc + d) * by);
         }
 }
@@ -151,14 +167,14 @@ template <class T>
 void merge(const Call& c, const int32_t* m) {
     for (int head = 0; head < c.n_heads; head++) {
         float high = c.sinks ? c.sinks[head] * LOG2E : -INFINITY;
-        for (int i = 0; i < m[3]; i++) {
-            const float lse = c.lse[int64_t(m[1] + i * m[2]) * c.n_heads + head];
+        for (int i = 0; i < m[2]; i++) {
+            const float lse = c.lse[int64_t(m[1] + i) * c.n_heads + head];
             high = lse > high ? lse : high;
         }
         float total = c.sinks ? std::exp2(c.sinks[head] * LOG2E - high) : 0.0f;
         alignas(64) float acc[MAX_DIM] = {};
-        for (int i = 0; i < m[3]; i++) {
-            const int64_t from = int64_t(m[1] + i * m[2]) * c.n_heads + head;
+        for (int i = 0; i < m[2]; i++) {
+            const int64_t from = int64_t(m[1] + i) * c.n_heads + head;
             const float w = std::exp2(c.lse[from] - high);
             total += w;
             for (int d = 0; d < c.dim; d += W) store(acc + d, load(acc + d) + load(c.part + from * c.dim + d) * w);
@@ -181,7 +197,7 @@ void run(const Call& c, const Item* small, int n_small, const Item* large, int n
         if (j < 0) attend<T>(c, large[i / c.n_kv_heads], head, head + 1, scratch);
         else attend<T>(c, small[j], 0, c.n_kv_heads, scratch);
     });
-    for (int i = 0; i < n_merges; i++) merge<T>(c, merges + i * 4);
+    Pool::instance().run(n_merges, n_threads, [&](int64_t i) { merge<T>(c, merges + i * 4); });
 }
 
 }  // namespace

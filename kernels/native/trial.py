@@ -35,10 +35,11 @@ def _near(what: str, got: Tensor, want: Tensor, tolerance: float) -> None:
 
 
 def _attention(library: ctypes.CDLL, chance: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
-    batch = ragged([1, 70, 1], [300, 90, 33], [range(19), range(19, 25), range(25, 28)], 16)
+    pages = [range(19), range(19, 25), range(25, 28), [*range(15), 28]]  # the last shares 240 tokens with the first
+    batch = ragged([1, 70, 5, 1], [300, 90, 33, 250], pages, 16, parents=[None, None, [-1, 0, 0, -1, 2], None])
     for heads, kv_heads, dim in ((6, 2, 80), (4, 4, 64)):
-        q = _randn(chance, dtype, 72, heads, dim)
-        k_pool, v_pool = _randn(chance, dtype, 2, 28, 16, kv_heads, dim)
+        q = _randn(chance, dtype, 77, heads, dim)
+        k_pool, v_pool = _randn(chance, dtype, 2, 29, 16, kv_heads, dim)
         wide = q.double(), k_pool.double(), v_pool.double()
         sinks = torch.randn(heads, generator=chance)
         for softcap, window, sink in ((0.0, 0, None), (5.0, 40, sinks)):

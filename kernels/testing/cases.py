@@ -1,5 +1,6 @@
 """Random inputs that punish a kernel for reading what is not its own."""
 
+import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from banyan.kernels.attention import reference
 from banyan.kernels.attention.batch import Ragged, ragged
+from banyan.kernels.attention.plan import DRAFT
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -52,21 +54,23 @@ def attention_case(
     softcap: float = 0.0,
     window: int = 0,
     sinks: bool = False,
+    parents: Sequence[Sequence[int] | None] | None = None,
     device: torch.device | str = "cpu",
 ) -> Case:
     """A batch over scattered pages; every slot that no request owns is NaN, page 0 (the table's padding) included.
 
     heads is (n_heads, n_kv_heads). With `shared_pages`, all requests read the same first pages, as far as they have
-    them in full before their own rows.
+    them in full before their own rows, and every second one half as many more. parents: see `ragged`.
     """
     chance = torch.Generator().manual_seed(seed)
     n_pages = [-(-kv // page_size) for kv in kv_lens]
     order = (1 + torch.randperm(sum(n_pages) + 2, generator=chance)).tolist()
     pages = [[order.pop() for _ in range(n)] for n in n_pages]
     if pages and shared_pages:
-        donor = max(range(len(pages)), key=lambda i: kv_lens[i] - q_lens[i])
+        full = [(kv - q) // page_size for q, kv in zip(q_lens, kv_lens, strict=True)]
+        donor = full.index(max(full))
         for i, own in enumerate(pages):
-            n = min(shared_pages, (kv_lens[i] - q_lens[i]) // page_size, (kv_lens[donor] - q_lens[donor]) // page_size)
+            n = min(shared_pages + (0 if i % 2 else shared_pages // 2), full[i], full[donor])
             own[:n] = pages[donor][:n]
     pools = torch.full((2, sum(n_pages) + 3, page_size, heads[1], dim), torch.nan)
     for own, kv_len in zip(pages, kv_lens, strict=True):
@@ -79,4 +83,14 @@ def attention_case(
     if sinks:
         options["sinks"] = torch.randn(heads[0], generator=chance).to(device)
     k_pool, v_pool = pools.to(device, dtype)
-    return Case(q.to(device, dtype), k_pool, v_pool, ragged(q_lens, kv_lens, pages, page_size, device), options)
+    batch = ragged(q_lens, kv_lens, pages, page_size, device, parents)
+    return Case(q.to(device, dtype), k_pool, v_pool, batch, options)
+
+
+def random_trees(seed: int, q_lens: Sequence[int]) -> list[list[int] | None]:
+    """Parents for about half of the requests that may have a tree of drafts."""
+    chance = random.Random(seed)
+    return [
+        [chance.randrange(-1, j) for j in range(n)] if 0 < n <= DRAFT and chance.random() < 0.5 else None
+        for n in q_lens
+    ]

@@ -18,7 +18,7 @@ aot = pytest.importorskip("banyan.kernels.testing.aot")
 pytestmark = pytest.mark.timeout(600)  # a compiler on a busy machine
 
 TARGETS = ["sm_80", "sm_90", "gfx942"]
-ALL_OPTIONS = {"window": 4096, "softcap": 30.0, "sinks": True}
+ALL_OPTIONS = {"window": 4096, "softcap": 30.0, "sinks": True, "tree": True}
 
 
 def compile_attention(
@@ -27,7 +27,8 @@ def compile_attention(
     """A decode, a chunk and a split read; the compiled kernels by name: small, large and merge."""
     kv_lens = [30000, 700, 900]
     pages = [range(-(-n // page_size)) for n in kv_lens]
-    batch = ragged([1, 1, 300], kv_lens, pages, page_size, "meta")
+    parents = [None, [-1], None] if options.pop("tree", False) else None
+    batch = ragged([1, 1, 300], kv_lens, pages, page_size, "meta", parents)
     q = torch.empty(302, heads[0], dim, dtype=dtype, device="meta")
     pool = torch.empty(8, page_size, heads[1], dim, dtype=dtype, device="meta")
     if options.pop("sinks", False):
@@ -52,6 +53,11 @@ def test_half_precision_runs_on_tensor_cores_and_is_pipelined(target: str) -> No
         assert kernels[name].counts["async copy"] > 0
     assert kernels["small"].counts["hmma"] > 0
     assert kernels["large"].counts["hgmma" if target == "sm_90" else "hmma"] > 0
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_trees_of_drafts_spill_nothing(target: str) -> None:
+    compile_attention(target, torch.bfloat16, (8, 2), 128, tree=True)
 
 
 def test_float32_keeps_its_precision() -> None:
@@ -96,6 +102,8 @@ def test_every_head_shape(target: str, dim: int, heads: tuple[int, int]) -> None
 
 @pytest.mark.long
 @pytest.mark.parametrize("page_size", [1, 64])
-@pytest.mark.parametrize("options", [{"window": 4096}, {"softcap": 30.0}, {"sinks": True}, ALL_OPTIONS], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"window": 4096}, {"softcap": 30.0}, {"sinks": True}, {"tree": True}, ALL_OPTIONS], ids=str
+)
 def test_every_option(page_size: int, options: dict[str, Any]) -> None:
     compile_attention("sm_90", torch.bfloat16, (32, 8), 128, page_size, **options)

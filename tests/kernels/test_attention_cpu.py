@@ -5,9 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from banyan.kernels import ops
 from banyan.kernels.attention import cpu, native, plain
+from banyan.kernels.attention.batch import ragged
 from banyan.kernels.native import build
-from banyan.kernels.testing.cases import Case, attention_case
+from banyan.kernels.testing.cases import Case, attention_case, random_trees
 
 BATCHES = {
     "one decode": ([1], [37]),
@@ -79,22 +81,95 @@ def test_all_options_at_once(page_size: int, dtype: torch.dtype) -> None:
     run(case)
 
 
+def test_a_shared_subtree_is_read_once_and_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    n = 12
+    case = attention_case(8, [1] * n, [1500 + 7 * i for i in range(n)], shared_pages=40)
+    alone = case._replace(ragged=case.ragged._replace(subtrees=(), plans={}))
+    assert [(len(tree.requests), tree.n_keys) for tree in case.ragged.subtrees] == [(12, 640), (6, 960)]
+    run(case)
+    run(alone)
+    if build.library() is not None:
+        shared, single = ([w for key, w in c.ragged.plans.items() if key[0] == "native"] for c in (case, alone))
+        assert single[0].n_partials == 0
+        assert shared[0].n_partials > n
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 12}, {"softcap": 5.0}, {"sinks": True}], ids=str)
+def test_trees_of_drafts(options: dict) -> None:
+    tree = [-1, 0, 0, 1, -1, 4, 2]
+    for kv_lens in ([7, 30], [90, 50]):  # nothing before the tree, and more than its mask speaks of
+        run(attention_case(7, [7, 2], kv_lens, parents=[tree, None], **options))
+
+
+def test_a_tree_row_equals_the_chain_that_it_ends() -> None:
+    """Against plain causal attention over the row's own path: what a tree means, said without its masks."""
+    n, context, dim = 6, 20, 64
+    parents = [-1, 0, 0, 2, -1, 3]
+    k, v = torch.randn(2, context + n, 2, dim)
+    q = torch.randn(n, 4, dim)
+    pools = [t.view(1, -1, 2, dim).contiguous() for t in (k, v)]
+    page = context + n
+    tree = ragged([n], [context + n], [[0]], page, parents=[parents])
+    got = ops.attention(q, *pools, tree, scale=0.1)
+    for row in range(n):
+        path, at = [row], row
+        while parents[at] >= 0:
+            at = parents[at]
+            path.insert(0, at)
+        keys = [*range(context), *(context + j for j in path)]
+        chain = ragged([1], [len(keys)], [[0]], len(keys))
+        own = [pool[:, keys].contiguous() for pool in pools]
+        torch.testing.assert_close(got[row : row + 1], ops.attention(q[row : row + 1], *own, chain, scale=0.1))
+        assert tree.position[row] == context + len(path) - 1
+
+
+def test_a_window_smaller_than_a_tree_is_refused() -> None:
+    case = attention_case(9, [3], [20], parents=[[-1, 0, 0]])
+    with pytest.raises(ValueError, match="window of 2 is smaller than a tree of 3"):
+        ops.attention(*case[:4], scale=0.1, window=2)
+
+
 requests = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 90)), min_size=1, max_size=6)
+calls = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**31),
+        "requests": requests,
+        "page_size": st.sampled_from([1, 16, 32, 64]),
+        "shared_pages": st.integers(0, 4),
+        "window": st.sampled_from([0, 0, 1, 7, 64]),
+        "softcap": st.sampled_from([0.0, 0.0, 4.0]),
+        "sinks": st.booleans(),
+        "dtype": st.sampled_from([torch.float32, torch.bfloat16]),
+        "trees": st.booleans(),
+    }
+)
+
+
+def run_random(call: dict) -> None:
+    q_lens, contexts = [q for q, _ in call["requests"]], [c for _, c in call.pop("requests")]
+    if call.pop("trees") and not 0 < call["window"] < max(q_lens):
+        call["parents"] = random_trees(call["seed"], q_lens)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "MERGE_KEYS", 0.0)
+        run(
+            attention_case(
+                q_lens=q_lens, kv_lens=[q + c for q, c in zip(q_lens, contexts, strict=True)], dim=16, **call
+            )
+        )
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**31),
-    requests=requests,
-    page_size=st.sampled_from([1, 16, 32, 64]),
-    shared_pages=st.integers(0, 4),
-    window=st.sampled_from([0, 0, 1, 7, 64]),
-    softcap=st.sampled_from([0.0, 0.0, 4.0]),
-    sinks=st.booleans(),
-)
-def test_random_batches(seed: int, requests: list[tuple[int, int]], **options: object) -> None:
-    case = attention_case(seed, [q for q, _ in requests], [q + c for q, c in requests], dim=16, **options)
-    run(case)
+@given(call=calls)
+def test_random_batches(call: dict) -> None:
+    run_random(call)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@settings(max_examples=2000, deadline=None)
+@given(call=calls)
+def test_many_random_batches(call: dict) -> None:
+    run_random(call)
 
 
 def test_a_batch_without_memory_of_plans_gives_the_same() -> None:

@@ -13,8 +13,9 @@ def test_a_batch_is_what_its_counts_say() -> None:
     assert batch.page_table.tolist() == [[7, 9], [3, 1], [8, 0]]  # a page past the last token is not read
     assert batch.slots.tolist() == [9 * 4 + 0, 3 * 4 + 3, 1 * 4 + 0, 1 * 4 + 1]
     assert (batch.q_lens, batch.kv_lens) == ((1, 3, 0), (5, 6, 2))
-    assert [list(own) for own in batch.pages or ()] == [[7, 9], [3, 1], [8]]
-    assert batch.plans == {}
+    assert batch.position is not None
+    assert batch.position.tolist() == [4, 3, 4, 5]
+    assert (batch.seen, batch.subtrees, batch.plans) == (None, (), {})
     types = [t.dtype for t in batch[:4]]
     assert types == [torch.int32, torch.int32, torch.int32, torch.int64]
 
@@ -30,3 +31,30 @@ def test_too_few_tokens_or_pages_are_errors() -> None:
         ragged([3], [2], [[1]], 4)
     with pytest.raises(ValueError, match="5 tokens need 2 pages of 4, the request has 1"):
         ragged([1], [5], [[1]], 4)
+
+
+def test_a_tree_of_drafts_is_told_by_masks() -> None:
+    batch = ragged([4, 2], [6, 9], [[1, 2], [3, 4, 5]], 4, parents=[[-1, 0, 0, -1], None])
+    assert batch.seen is not None
+    assert batch.position is not None
+    seen = [f"{mask & (1 << 64) - 1:064b}"[:6][::-1] for mask in batch.seen.tolist()]  # the request's six keys
+    assert seen[:4] == ["111000", "111100", "111010", "110001"]
+    assert batch.seen.tolist()[4:] == [-1, -1]
+    assert batch.position.tolist() == [2, 3, 3, 2, 7, 8]
+    assert batch.n_drafted == 4
+
+
+@pytest.mark.parametrize("parents", [[-1], [-1, 1, 0], [-1, 0, -2], list(range(-1, 64))])
+def test_what_is_no_tree_is_an_error(parents: list[int]) -> None:
+    n = max(3, len(parents))
+    with pytest.raises(ValueError, match="no tree of"):
+        ragged([n], [n], [[0]], 128, parents=[parents])
+
+
+def test_requests_that_begin_with_the_same_pages_have_a_subtree_in_common() -> None:
+    pages = [[5, 6, 7, 8], [5, 6, 9, 3], [5, 6, 9, 4], [1, 2], [5, 10]]
+    batch = ragged([1, 1, 2, 1, 3], [13, 13, 14, 5, 7], pages, 4)
+    found = [(sorted(tree.requests), tree.n_keys) for tree in batch.subtrees]
+    assert found == [([0, 1, 2, 4], 4), ([0, 1, 2], 8), ([1, 2], 12)]
+    writes = ragged([1, 9], [13, 13], [[5, 6, 7, 8], [5, 6, 9, 3]], 4)  # 8 of its 13 tokens are not in KV yet
+    assert [tree.n_keys for tree in writes.subtrees] == [4]

@@ -4,6 +4,7 @@ import itertools
 import subprocess
 import sys
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,59 +12,105 @@ from banyan.kernels.attention import plan
 from banyan.kernels.attention.plan import Plan, Tiles
 
 lengths = st.one_of(st.integers(0, 40), st.integers(0, 5000))
+PAGE = 16
 
 
 @settings(max_examples=200, deadline=None)
 @given(
     requests=st.lists(st.tuples(st.integers(0, 90), lengths), max_size=6),
-    tiles=st.sampled_from([Tiles(1, 4), Tiles(4, 32), Tiles(16, 16)]),
+    tiles=st.sampled_from([Tiles(1, 4, 8), Tiles(4, 32, 32), Tiles(16, 16, 16)]),
     window=st.sampled_from([0, 1, 50, 1000]),
     n_processors=st.sampled_from([1, 2, 108]),
+    common=st.lists(st.integers(0, 200), min_size=6, max_size=6),
+    merge_keys=st.sampled_from([0.0, 20.0, 1e9]),
 )
 def test_items_cover_what_rows_see(
-    requests: list[tuple[int, int]], tiles: Tiles, window: int, n_processors: int
+    requests: list[tuple[int, int]],
+    tiles: Tiles,
+    window: int,
+    n_processors: int,
+    common: list[int],
+    merge_keys: float,
 ) -> None:
     q_lens, kv_lens = [q for q, _ in requests], [q + context for q, context in requests]
-    made = plan.plan(q_lens, kv_lens, tiles=tiles, n_kv_heads=2, n_processors=n_processors, window=window)
-    first_rows = [sum(q_lens[:i]) for i in range(len(q_lens))]
-    reads: dict[int, list[tuple[int, int, int]]] = {}  # row of q: (first key, end, partial row)
-    for items, size in ((made.small, tiles.small), (made.large, tiles.large)):
-        for row, n, position, request, start, end, part, _ in items.tolist():
+    table = page_table(kv_lens, common)
+    shared = plan.subtrees(table, [context for _, context in requests], PAGE)
+    made = plan.plan(
+        q_lens, kv_lens, tiles=tiles, programs=(2, 2), n_processors=n_processors, window=window, shared=shared,
+        merge_keys=merge_keys,
+    )  # fmt: skip
+    owner = [request for request, n in enumerate(q_lens) for _ in range(n)]
+    first_row = [sum(q_lens[:i]) for i in range(len(q_lens))]
+    reads: dict[int, list[tuple[int, int, int]]] = {}  # row of q: (first key, end, where its partial result goes)
+    for items, size in ((made.small, tiles.small), (made.large, max(tiles.large, tiles.shared))):
+        for first, n, request, start, end, position, tail, _ in items.tolist():
             assert 1 <= n <= size
             assert start < end
-            assert start % plan.ALIGN == 0
-            assert position == kv_lens[request] - q_lens[request] + row - first_rows[request]
-            for j in range(n):
-                reads.setdefault(row + j, []).append((start, end, -1 if part < 0 else part + j))
+            entries = made.rows[first : first + n].tolist()
+            is_whole = {part < 0 for _, part in entries}
+            assert len(is_whole) == 1, "some rows whole, some in part"
+            for j, (row, part) in enumerate(entries):
+                own = owner[row]
+                stands = kv_lens[own] - q_lens[own] + row - first_row[own]
+                is_own = own == request and position + j == stands and tail == kv_lens[own] - plan.DRAFT
+                is_shared = end <= position == tail <= kv_lens[own] - q_lens[own] and merge_keys < 1e9
+                read = slice(start // PAGE, -(-end // PAGE))
+                assert is_own or is_shared
+                assert (table[own, read] == table[request, read]).all()
+                reads.setdefault(row, []).append((start, end, part))
     check_reads(made, reads, q_lens, kv_lens, window)
+
+
+def page_table(kv_lens: list[int], common: list[int]) -> np.ndarray:
+    """Request i has its first `common[i]` pages from the first one's, the others for itself."""
+    table = np.zeros((len(kv_lens), max(kv_lens, default=0) // PAGE + 1), np.int32)
+    for i, row in enumerate(table):
+        row[:] = 1000 * (i + 1) + np.arange(len(row))
+        row[: common[i]] = table[0, : common[i]]
+    return table
 
 
 def check_reads(
     made: Plan, reads: dict[int, list[tuple[int, int, int]]], q_lens: list[int], kv_lens: list[int], window: int
 ) -> None:
-    merged = {row: [part + i * step for i in range(n)] for row, part, step, n in made.merges.tolist()}
+    merged = {row: [part + i for i in range(n)] for row, part, n, _ in made.merges.tolist()}
     assert len(merged) == len(made.merges)
     row = 0
     for q_len, kv_len in zip(q_lens, kv_lens, strict=True):
         for position in range(kv_len - q_len, kv_len):
             own = sorted(reads.pop(row))
-            assert all(a[1] == b[0] for a, b in itertools.pairwise(own)), "a key twice, or not at all"
-            assert own[0][0] <= (max(0, position - window + 1) if window else 0)
+            oldest = max(0, position - window + 1) if window else 0
+            for a, b in itertools.pairwise(own):
+                assert a[1] == b[0] or a[1] < b[0] <= oldest, "a key twice, or not at all"
+            assert own[0][0] <= oldest
             assert own[-1][1] > position
             assert own[-1][1] <= kv_len
-            parts = [part for *_, part in own]
+            parts = sorted(part for *_, part in own)
             assert parts == merged.pop(row, [-1])
             row += 1
     assert not reads
     assert not merged
-    used = [part for items in (made.small, made.large) for *_, n, part in items[:, [1, 6]].tolist() if part >= 0]
-    assert len(set(used)) == len(used)
+    used = [part for _, part in made.rows.tolist() if part >= 0]
+    assert sorted(used) == list(range(made.n_partials))
+
+
+def test_a_subtree_is_shared_where_it_pays() -> None:
+    shared = [plan.Subtree((0, 1, 2, 3), 320), plan.Subtree((2, 3), 2000)]
+
+    def reads(merge_keys: float) -> list[tuple[int, int, int]]:
+        made = plan.plan([1] * 4, [2100] * 4, tiles=Tiles(1, 8, 8), programs=(1, 1), n_processors=1, shared=shared,
+                         merge_keys=merge_keys)  # fmt: skip
+        return [(n, start, end) for _, n, _, start, end, *_ in made.large.tolist()]
+
+    assert reads(100.0) == [(2, 320, 2000), (4, 0, 320)]  # 240 keys saved for each of four rows, 840 for each of two
+    assert reads(300.0) == [(2, 0, 2000)]  # too dear above: its keys go to the subtree below it
+    assert reads(1100.0) == []
 
 
 def test_one_long_read_is_cut_for_the_whole_machine_and_many_are_not() -> None:
     def n_items(kv_lens: list[int], n_processors: int = 132) -> int:
         made = plan.plan(
-            [1] * len(kv_lens), kv_lens, tiles=Tiles(1, 8), n_kv_heads=8, n_processors=n_processors
+            [1] * len(kv_lens), kv_lens, tiles=Tiles(1, 8, 8), programs=(8, 8), n_processors=n_processors
         )  # fmt: skip
         return len(made.small)
 

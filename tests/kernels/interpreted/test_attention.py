@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from banyan.kernels.attention import kernel, plan
-from banyan.kernels.testing.cases import Case, attention_case
+from banyan.kernels.testing.cases import Case, attention_case, random_trees
 
 BATCHES = {
     "one decode": ([1], [37]),
@@ -47,9 +47,26 @@ def test_every_option_on_every_kind_of_batch(batch: str, options: dict) -> None:
 def test_split_reads(options: dict) -> None:
     case = attention_case(2, [1, 1, 40], [200, 5, 110], dim=16, **options)
     run(case)
-    (_, _, merges, n_partials) = next(iter(case.ragged.plans.values()))
+    (*_, merges, n_partials) = next(iter(case.ragged.plans.values()))
     assert len(merges) > 1
     assert n_partials > 2
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}], ids=str)
+def test_a_shared_subtree_is_read_once(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "MERGE_KEYS", 0.0)
+    case = attention_case(6, [1, 1, 3, 1, 1], [100, 90, 95, 120, 9], dim=16, shared_pages=4, **options)
+    assert len(case.ragged.subtrees) == 3
+    run(case)
+    small, large, *_ = next(iter(case.ragged.plans.values()))
+    assert len(small) + len(large) > 5
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}], ids=str)
+def test_trees_of_drafts(options: dict) -> None:
+    tree = [-1, 0, 0, 1, -1, 4, 2]
+    for kv_lens in ([7, 30], [90, 50]):  # nothing before the tree, and more than its mask speaks of
+        run(attention_case(7, [7, 2], kv_lens, dim=16, parents=[tree, None], **options))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -86,22 +103,26 @@ calls = st.fixed_dictionaries(
 )
 
 
-def run_random(call: dict, min_split: int) -> None:
+def run_random(call: dict, min_split: int, trees: bool) -> None:
     requests = call.pop("requests")
+    q_lens = [q for q, _ in requests]
+    if trees and not 0 < call["window"] < max(q_lens):
+        call["parents"] = random_trees(call["seed"], q_lens)
     with pytest.MonkeyPatch.context() as patch:
         split_often(patch, min_split)
-        run(attention_case(q_lens=[q for q, _ in requests], kv_lens=[q + c for q, c in requests], dim=16, **call))
+        patch.setattr(kernel, "MERGE_KEYS", 0.0)
+        run(attention_case(q_lens=q_lens, kv_lens=[q + c for q, c in requests], dim=16, **call))
 
 
 @settings(max_examples=25, deadline=None)
-@given(call=calls, min_split=st.sampled_from([32, 256]))
-def test_random_batches(call: dict, min_split: int) -> None:
-    run_random(call, min_split)
+@given(call=calls, min_split=st.sampled_from([32, 256]), trees=st.booleans())
+def test_random_batches(call: dict, min_split: int, trees: bool) -> None:
+    run_random(call, min_split, trees)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 @settings(max_examples=300, deadline=None)
-@given(call=calls, min_split=st.sampled_from([32, 256]))
-def test_many_random_batches(call: dict, min_split: int) -> None:
-    run_random(call, min_split)
+@given(call=calls, min_split=st.sampled_from([32, 256]), trees=st.booleans())
+def test_many_random_batches(call: dict, min_split: int, trees: bool) -> None:
+    run_random(call, min_split, trees)
