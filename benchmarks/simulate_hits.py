@@ -7,7 +7,8 @@ of eviction. A hit rate is of tokens of prompts, and what is computed a second t
 given as a share of the offline optimum's: see `Optimum`.
 
 The working set is the distinct tokens of all programs that are present (begun or waiting, and not over) at one time, at
-the most: all queued, those of the whole work; arriving, what a run with a cache without bounds says.
+the most: all queued, those of the whole work; arriving, what a run with a cache without bounds says. No cache is
+smaller than the longest request.
 
 "aware" is LRU for what nobody waits for; the paths of programs that wait for a tool go last, the farthest first, by the
 mean of the waits so far.
@@ -26,7 +27,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from report import Report, correct
 from simulate import Cost, Machine
-from simulate_work import Body, Crowd, Optimum, agents, arrivals, chat, few_shot, tree_of_thought
+from simulate_work import MAX_TOKENS, Body, Crowd, Optimum, agents, arrivals, chat, few_shot, tree_of_thought
 
 COST = Cost(8e-3, 25e-6, 40e-9)
 """About a model of 8 billion parameters on an H100."""
@@ -94,7 +95,8 @@ class Shape:
         self.outcomes: dict[tuple[float, str], Outcome] = {}
 
     def play(self, share: float, policy: str) -> None:
-        n_tokens = round(share * self.n_working)
+        least = self.optimum.n_longest + MAX_TOKENS  # or the longest request is refused
+        n_tokens = max(round(share * self.n_working), least)
         if policy == "aware" and not self.has_waits and (same := self.outcomes.get((share, "lru"))):
             self.outcomes[share, policy] = same  # where nobody waits, nothing is told to the tree
             return

@@ -208,6 +208,7 @@ class Optimum:
     programs that wait for nothing a cache of the longest text is enough for that (Zheng et al., theorem 3.1).
 
     n_prompt, n_found    tokens, of all prompts
+    n_longest            tokens of the longest text
     n_all                distinct tokens of all programs: the working set where all are present at once
     """
 
@@ -218,6 +219,7 @@ class Optimum:
         for serial, body in enumerate(bodies):
             self._run(Program(serial).state(array("i")), body)
         self.n_all = n_distinct(self._known)
+        self.n_longest = max(map(len, self._known)) // 4
 
     @property
     def hit_rate(self) -> float:
