@@ -205,6 +205,13 @@ def _of_pydantic(kind: Any) -> tuple[dict[str, Any], Parse]:
         raise TypeError(str(e).partition("\n")[0]) from e
 
 
+_SPELLED = {
+    ("format", "decimal"): r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?$",
+    ("contentEncoding", "base64"): "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
+}
+"""What msgspec's schemas say of Decimal and bytes, which holds no text to anything -> what holds it."""
+
+
 def _closed(schema: Any) -> Any:
     """An object has the properties that its type names, and no others, unless the type itself says so.
 
@@ -218,6 +225,9 @@ def _closed(schema: Any) -> Any:
               for key, value in schema.items() if (key, value) != ("uniqueItems", True)}  # fmt: skip
     if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
         closed.setdefault("additionalProperties", False)
+    for (key, value), pattern in _SPELLED.items():
+        if schema.get("type") == "string" and schema.get(key) == value:
+            closed.setdefault("pattern", pattern)
     return closed
 
 

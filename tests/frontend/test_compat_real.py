@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
@@ -343,7 +344,16 @@ class Large(pydantic.BaseModel):
         return n
 
 
-TYPES = [Tree, list[Literal["a", "b"]], dict[str, bool], Literal["yes", "no"], bool, set[int], tuple[int, bool]]
+TYPES = [
+    Tree,
+    list[Literal["a", "b"]],
+    dict[str, bool],
+    Literal["yes", "no"],
+    bool,
+    set[int],
+    tuple[int, bool],
+    Decimal,
+]
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=str)

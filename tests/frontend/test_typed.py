@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -77,6 +78,8 @@ TYPES: list[tuple[Any, str, Any]] = [
     (list[int], "[1, 2]", [1, 2]),
     (set[int], "[1, 2, 1]", {1, 2}),
     (dict[str, float], '{"a": 1.5}', {"a": 1.5}),
+    (list[Decimal], '["-1.50"]', [Decimal("-1.50")]),
+    (bytes, '"aGk="', b"hi"),
     (int | None, "null", None),
     (tuple[int, str], '[1, "b"]', (1, "b")),
     (Point, '{"x": 3}', {"x": 3}),
@@ -124,6 +127,20 @@ def test_objects_have_the_properties_of_their_type_and_no_others(kind: Any) -> N
     objects = [part for part in [schema, *schema.get("$defs", {}).values()] if "properties" in part]
     assert objects
     assert all(part["additionalProperties"] is False for part in objects)
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"),
+    [
+        (Decimal, ["0", "-12.50", "3"], ["", "1.", "-", "01", "e3"]),
+        (bytes, ["", "aGk=", "aGkhIQ=="], ["a", "aGk", "=aGk"]),
+    ],
+)
+def test_what_is_written_as_a_string_is_held_to_its_spelling(kind: Any, right: list[str], wrong: list[str]) -> None:
+    pattern = json.loads(spec(type=kind).text)["pattern"]
+    assert all(re.search(pattern, text) for text in right)
+    assert [kind(text) if kind is Decimal else None for text in right]
+    assert not any(re.search(pattern, text) for text in wrong)
 
 
 def test_a_schema_of_the_users_own_is_left_as_it_is() -> None:
