@@ -125,6 +125,8 @@ def duration(seconds: float) -> str:
 def _prompts(history: History, painted: dict[int, list[Stroke]]) -> str:
     used = {stroke.how for one in painted.values() for stroke in one if stroke.text}
     key = "".join(f'<span class="{how}"><i></i>{meaning}</span>' for how, meaning in MEANINGS.items() if how in used)
+    if any(_is_constrained(stroke) for one in painted.values() for stroke in one):
+        key += '<span class="generated constrained"><i></i>held to a constraint</span>'
     has_tokens = any(len(stroke.tokens) > 1 for one in painted.values() for stroke in one)
     box = '<label><input type="checkbox" id="tokens"> tokens</label>' if has_tokens else ""
     sections = "".join(_branch(branch, painted[branch.number], branch is history.root) for branch in history.branches)
@@ -157,9 +159,13 @@ def _stroke(stroke: Stroke, seen: set[int]) -> str:
         seen.add(gen.op.ref)
         tag = f"<b>{escape(gen.label)}</b>"
     classes = f"{stroke.how}{' marker' if stroke.is_marker else ''}{shared}"
-    classes += " constrained" if gen is not None and own and gen.constraint else ""
+    classes += " constrained" if _is_constrained(stroke) else ""
     tokens = "".join(f"<i>{escape(token)}</i>" for token in stroke.tokens) if len(stroke.tokens) > 1 else ""
     return f'<span class="{classes}" title="{escape(_title(stroke))}">{tag}{tokens or escape(stroke.text)}</span>'
+
+
+def _is_constrained(stroke: Stroke) -> bool:
+    return bool(stroke.item.gen is not None and stroke.item.is_made and stroke.item.gen.constraint)
 
 
 def _title(stroke: Stroke) -> str:

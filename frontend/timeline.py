@@ -1,6 +1,7 @@
 """A run as a trace that https://ui.perfetto.dev and chrome://tracing open (the Trace Event Format, as JSON).
 
-One track for the body of the program, one for each branch, and as many for tools as ran at once. On a branch, each gen
+One track for the body of the program, one for each branch, and as many for waits and tools as there were at once (two
+slices of one track lie one inside the other, or apart). On a branch, each gen
 is a slice, and in it what it waited for: its text was encoded, it stood in the queue, its prompt was computed, tokens
 came. Arrows lead from forks to branches and from branches to joins.
 """
@@ -8,7 +9,7 @@ came. Arrows lead from forks to branches and from branches to joins.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from banyan.history import Branch, Gen, History
@@ -19,6 +20,8 @@ PID = 1
 BODY = 1
 FIRST_BRANCH = 10
 FIRST_TOOL = 1_000_000
+FIRST_WAIT = 2_000_000
+"""Of a body that waits for several values at once, as tasks and threads do: all tracks but the first, which is BODY."""
 
 
 def chrome_trace(history: History, now: float | None = None) -> dict[str, Any]:
@@ -56,12 +59,19 @@ class _Writer:
         yield self._name("process_name", 0, f"program {self._history.name} on {self._history.model}")
         yield self._name("thread_name", BODY, "body")
         yield self._slice(BODY, "body", self._began, trace.ended or self._now)
-        for span in trace.spans:
-            if span.kind == "wait":
-                yield self._slice(BODY, f"wait for {span.name}", span.start, span.end)
+        for k, spans in enumerate(_laid_out(trace.spans, "wait")):
+            track = FIRST_WAIT + k if k else BODY
+            if k:
+                yield self._name("thread_name", track, f"body, wait {k + 1}")
+            for span in spans:
+                yield self._slice(track, f"wait for {span.name}", span.start, span.end, {"line": span.line})
         for message in trace.sent:
             yield self._instant(BODY, f"send {len(message.ops)} ops", message.at)
-        yield from self._tools([span for span in trace.spans if span.kind == "tool"])
+        for k, spans in enumerate(_laid_out(trace.spans, "tool")):
+            yield self._name("thread_name", FIRST_TOOL + k, f"tools {k + 1}" if k else "tools")
+            for span in spans:
+                what = {"state": span.state, "line": span.line} | ({"error": span.error} if span.error else {})
+                yield self._slice(FIRST_TOOL + k, span.name, span.start, span.end, what)
         for branch in self._history.branches:
             yield from self._branch(branch)
 
@@ -72,11 +82,12 @@ class _Writer:
         for gen in branch.gens:
             yield from self._gen(track, gen)
         for child in branch.children:
-            if (first := _first(child)) is not None:
-                parent_end = _last_before(branch, child.start) or first.ready
-                yield from self._arrow(
-                    "fork", track, min(parent_end, first.ready), FIRST_BRANCH + child.number, first.ready
-                )
+            if (first := _first(child)) is None:
+                continue
+            # From the gen before the fork; from the body, where there is none: an arrow needs a slice at both ends.
+            ended = _last_before(branch, child.start)
+            origin, begin = (track, ended) if ended is not None else (BODY, self._history.trace.ended or self._now)
+            yield from self._arrow("fork", origin, min(begin, first.ready), FIRST_BRANCH + child.number, first.ready)
         for at, child in branch.joins:
             next_one, ended = _first(branch, at), _last_before(child, len(child.items))
             if next_one is not None and ended is not None:
@@ -106,18 +117,6 @@ class _Writer:
         for name, begin, finish in phases(times):
             yield self._slice(track, name, max(begin, start), min(finish, end))
 
-    def _tools(self, spans: list[Span]) -> Iterator[dict[str, Any]]:
-        """Each on the first track that is free then."""
-        free: list[float] = []
-        for span in sorted(spans, key=lambda span: span.start):
-            k = next((k for k, end in enumerate(free) if end <= span.start), len(free))
-            if k == len(free):
-                free.append(0.0)
-                yield self._name("thread_name", FIRST_TOOL + k, "tools" if not k else f"tools {k + 1}")
-            free[k] = span.end
-            what = {"state": span.state, "line": span.line} | ({"error": span.error} if span.error else {})
-            yield self._slice(FIRST_TOOL + k, span.name, span.start, span.end, what)
-
     # ---- events of the format --------------------------------------------------------------------------------------
 
     def _name(self, kind: str, track: int, name: str) -> dict[str, Any]:
@@ -137,6 +136,17 @@ class _Writer:
         arrow = {"name": name, "cat": name, "id": self._n_arrows, "pid": PID}
         yield arrow | {"ph": "s", "tid": track, "ts": self._at(start)}
         yield arrow | {"ph": "f", "bp": "e", "tid": other, "ts": self._at(end)}
+
+
+def _laid_out(spans: Iterable[Span], kind: str) -> list[list[Span]]:
+    """Those of one kind on as few tracks as it takes for none to lie over another."""
+    tracks: list[list[Span]] = []
+    for span in sorted((span for span in spans if span.kind == kind), key=lambda span: span.start):
+        free = next((track for track in tracks if track[-1].end <= span.start), None)
+        if free is None:
+            tracks.append(free := [])
+        free.append(span)
+    return tracks
 
 
 def _times(branch: Branch, start: int = 0, end: int | None = None) -> list[wire.Times]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import banyan as bn
 from banyan.backends.job import Job, Outcome
 from banyan.history import History
 from banyan.runtime import wire
-from banyan.timeline import FIRST_BRANCH, FIRST_TOOL, chrome_trace, phases
+from banyan.timeline import FIRST_BRANCH, FIRST_TOOL, FIRST_WAIT, chrome_trace, phases
 from banyan.trace import Span
 
 
@@ -28,7 +29,7 @@ def program(s: bn.State) -> None:
 
 def trace_of(state: bn.State, **options: Any) -> list[dict[str, Any]]:
     trace = state.timeline(**options)
-    json.dumps(trace)
+    assert_well_formed(trace)
     assert trace["otherData"]["program"] == "program"
     events: list[dict[str, Any]] = trace["traceEvents"]
     return events
@@ -52,6 +53,50 @@ def assert_nested(events: list[dict[str, Any]]) -> None:
                 assert apart or inside
 
 
+FIELDS = {
+    "M": {"ph", "name", "pid", "tid", "args"},
+    "X": {"ph", "name", "pid", "tid", "ts", "dur"},
+    "i": {"ph", "name", "pid", "tid", "ts", "s"},
+    "s": {"ph", "name", "cat", "id", "pid", "tid", "ts"},
+    "f": {"ph", "name", "cat", "id", "pid", "tid", "ts", "bp"},
+}
+"""What each event of the Trace Event Format must hold: metadata, complete, instant, start and end of a flow. Only
+`args` may stand there beside it."""
+
+
+def assert_well_formed(trace: dict[str, Any]) -> None:
+    """Field by field, as the format has it: a viewer drops what is otherwise, without a word."""
+    assert set(trace) == {"displayTimeUnit", "traceEvents", "otherData"}
+    assert trace["displayTimeUnit"] in ("ms", "ns")
+    events = json.loads(json.dumps(trace, allow_nan=False))["traceEvents"]
+    named = set()
+    for event in events:
+        assert FIELDS[event["ph"]] <= set(event) <= FIELDS[event["ph"]] | {"args"}
+        assert isinstance(event["name"], str)
+        assert event["name"]
+        assert type(event["pid"]) is int
+        assert type(event["tid"]) is int
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "thread_name")
+            assert isinstance(event["args"]["name"], str)
+            named.add((event["name"], event["tid"]))
+        else:
+            assert event["ts"] >= 0
+            assert event.get("dur", 0.0) >= 0
+            assert event.get("s", "t") in ("g", "p", "t")
+            assert event.get("bp", "e") == "e", "an arrow ends at the slice around it"
+            assert isinstance(event.get("args", {}), dict)
+    assert {("thread_name", event["tid"]) for event in events if event["ph"] != "M"} <= named
+    flows = [(event["ph"], event["cat"], event["name"], event["id"]) for event in events if event["ph"] in "sf"]
+    assert len(set(flows)) == len(flows)
+    assert {flow[1:] for flow in flows if flow[0] == "s"} == {flow[1:] for flow in flows if flow[0] == "f"}
+    for event in events:  # an arrow begins and ends at slices, or is not drawn
+        if event["ph"] in "sf":
+            around = slices(events, event["tid"])
+            assert any(one["ts"] - 0.11 <= event["ts"] <= one["ts"] + one["dur"] + 0.11 for one in around)
+    assert_nested(events)
+
+
 def test_a_run(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     state = program.run(backend=bn.Mock("x", latency=0.02))
@@ -67,6 +112,7 @@ def test_a_run(tmp_path: Path) -> None:
     }
     assert [event["name"] for event in slices(events, FIRST_BRANCH)][::2] == ["a", "c"]
     assert [event["name"] for event in slices(events, 1)] == ["body", "wait for c"]
+    assert slices(events, 1)[1]["args"]["line"].startswith("test_timeline.py:")
     assert slices(events, 1)[0]["dur"] >= 60_000, "three gens, one after the other"
     arrows = [event for event in events if event["ph"] in "sf"]
     assert [(a["name"], a["tid"] - FIRST_BRANCH) for a in arrows if a["ph"] == "s"] == [
@@ -175,6 +221,23 @@ def test_tools_that_run_at_once_have_tracks_of_their_own() -> None:
     assert tracks == {"a": 0, "b": 1, "c": 1, "d": 0}
     (failed,) = [event for event in events if event.get("args", {}).get("error") == "no"]
     assert failed["name"] == "b"
+
+
+def test_waits_side_by_side_have_tracks_of_their_own() -> None:
+    @bn.function
+    async def program(s: bn.AsyncState) -> None:
+        branches = s.fork(3)
+        branches += lambda i: "wait " * i + bn.gen("a")
+        await asyncio.gather(*(branch.value("a") for branch in branches))
+
+    async def main() -> dict[str, Any]:
+        backend = bn.Mock("x", latency=lambda call: 0.02 + 0.02 * call.prompt.count("wait"))
+        return (await program.run_async(backend=backend)).timeline()
+
+    trace = asyncio.run(main())
+    assert_well_formed(trace)
+    waits = [event for event in trace["traceEvents"] if event["name"].startswith("wait for")]
+    assert [event["tid"] for event in waits] == [1, FIRST_WAIT + 1, FIRST_WAIT + 2]
 
 
 def test_where_it_cannot_be_written(tmp_path: Path) -> None:
