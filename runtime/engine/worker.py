@@ -79,13 +79,15 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         flight: Flight | None = None,
         weights: str = "",
-        stopwatch: Callable[[], float] = time.perf_counter,
+        stopwatch: Callable[[], float] | None = None,
     ) -> None:
         """flight: where to say what is in hand, for who has to know should this process die of it. weights: which they
         are (`weights.version`), so that a file of the second tier is not taken for these by mistake. stopwatch: in
         seconds, for what a step costs."""
         self.config, self.resolved, self.clock, self._flight = config, resolved, clock, flight
-        self.stopwatch = stopwatch
+        # A step that was held up by other processes says nothing of what it costs.
+        is_alone = resolved.device == "cpu" and resolved.threads == 1
+        self.stopwatch = stopwatch or (time.thread_time if is_alone else time.perf_counter)
         self.step_seconds = 0.0
         self.spec = model.spec
         self.page = config.page

@@ -1,10 +1,10 @@
 """Who gets a draft, from whom, and how long: as long as the next token of it is expected to pay.
 
 The chance of a draft's token is learned: per drafter and kind from all requests, per request from its own. A token at
-depth k comes with the chance that it and all before it are right. It is added where that chance, per second that a row
-more costs, is more than the step gives without it, tokens per second; so drafts are deep where outputs are foreseen and
-rows are cheap, and there are none where neither is so. What a drafter says is compared with what comes also where it is
-not computed, so that it can earn its way back.
+depth k comes with the chance that it and all before it are right. Drafts end at the chance at which a step, as it was
+measured, gives the most tokens a second; so they are deep where outputs are foreseen and rows are cheap, and there are
+none where neither is so. What a drafter says is compared with what comes also where it is not computed, so that it can
+earn its way back.
 
 Drafts take what is left: the budget behind all prompts, pages that are there.
 """
@@ -28,8 +28,12 @@ MEMORY, LONG_MEMORY = 0.9, 0.998
 """How much of the own record, and of a kind's, counts when another draft is judged."""
 ENOUGH = 4
 """So many right tokens count of one draft: a long one shall not outweigh all that come after it."""
-MARGIN = 1.5
-"""Times its cost a token has to promise: chance and cost are both guesses."""
+LEVELS = tuple(map(log, (0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05)))
+"""Chances at which drafts may end."""
+SURE = 0.99
+"""No token's chance is higher."""
+EDGE = 1.03
+"""Times what a second gives without drafts it has to give with them: chances and costs are guesses."""
 PATIENCE = 16
 """Steps, at most, in which nobody is asked, where for long nothing was worth computing."""
 
@@ -140,22 +144,20 @@ class Drafting:
         return (own.n_right + TRUST * usual) / (own.n_judged + TRUST)
 
     def _depths(self, asked: list[tuple[int, Proposal, float]], n_works: int, n_extra: int, n_draws: int) -> list[int]:
-        """How many tokens of each proposal. Twice, as what a second gives depends on what is chosen."""
+        """How many tokens of each proposal: all that come with more than some chance, the same for all requests; and of
+        such chances the one at which a second gives the most. None at all where that is hardly more than without."""
         cost = self.cost
-        depths = [0] * len(asked)
-        n_tokens, seconds = float(n_draws), cost.step(n_works, n_extra)
-        for _ in range(2):
-            least = MARGIN * cost.per_row * n_tokens / seconds  # the chance at which a token pays
-            n_tokens, seconds = float(n_draws), cost.step(n_works, n_extra)
-            for k, (_, proposal, chance) in enumerate(asked):
-                depth = 0
-                if chance > least:
-                    depth = len(proposal.tokens) if chance >= 1.0 or least <= 0 else int(log(least) / log(chance))
-                    depth = min(depth, len(proposal.tokens))
-                depths[k] = depth
-                n_tokens += chance * (1 - chance**depth) / (1 - chance) if chance < 1.0 else depth
-                seconds += depth * cost.per_row
-        return depths
+        seconds = cost.step(n_works, n_extra)
+        best, best_rate = [0] * len(asked), EDGE * n_draws / seconds
+        most = [(len(proposal.tokens), min(chance, SURE)) for _, proposal, chance in asked]
+        logs = [log(chance) for _, chance in most]
+        for least in LEVELS:
+            depths = [min(int(least / x), n) for (n, _), x in zip(most, logs, strict=True)]
+            n_tokens = n_draws + sum(c * (1 - c**d) / (1 - c) for (_, c), d in zip(most, depths, strict=True))
+            rate = n_tokens / (seconds + sum(depths) * cost.per_row)
+            if rate > best_rate:
+                best, best_rate = depths, rate
+        return best
 
     # ---- commit ----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from banyan.runtime.engine.request import Request
 from banyan.runtime.engine.speculation.draft import Proposal
 from banyan.runtime.engine.speculation.grams import Grams
 
-ORDERS = (4, 2)
+ORDERS = (4, 2, 1)
 """Lengths of the runs that are looked for, in this order: the longer says more."""
 STRIDE = 8
 """So many tokens become known together: one call of numpy costs as much for one as for a hundred."""
@@ -59,7 +59,7 @@ class _Text:
                 grams.put(ids, self._n_known, n - 1, (0,))  # behind the last token stands nothing yet
             self._n_known = n
         at = self._at + n - self._n_seen  # where the last find leads, if the text went on as it does
-        if not self._at or at >= n or ids[at - 2 : at] != ids[n - 2 :]:
+        if not self._at or at >= n or ids[at - 1] != ids[-1]:
             at = 0
             for kind, grams in enumerate(self._grams):
                 hint, order = grams.find(ids, 0), grams.order

@@ -17,7 +17,9 @@ from banyan.runtime.engine.request import Request
 from banyan.runtime.engine.speculation.draft import Proposal
 from banyan.runtime.engine.speculation.grams import Grams
 
-ORDERS = (6, 3)
+ORDERS = (16, 6, 3)
+"""Lengths of the runs that are looked for, in this order. The longest reaches from the start of a turn over its marker,
+which all turns have, into what was asked."""
 STRIDE = 16
 """So many tokens of a running output become known together."""
 N_TOKENS = 1 << 20

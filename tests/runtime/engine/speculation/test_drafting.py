@@ -76,7 +76,7 @@ def test_what_is_right_gets_longer_and_what_is_wrong_stops(fake: ModuleType) -> 
 
 
 @pytest.mark.parametrize(
-    ("n", "per_row", "is_deep"), [(1, 0.1, True), (64, 0.02, True), (1, 40.0, False), (64, 5.0, False)]
+    ("n", "per_row", "is_deep"), [(1, 0.1, True), (64, 0.02, True), (1, 40.0, False), (64, 9.0, False)]
 )
 def test_the_price_of_a_row_decides(fake: ModuleType, n: int, per_row: float, is_deep: bool) -> None:
     """With every other draft wrong at its second token."""

@@ -1,0 +1,215 @@
+"""What drafts are worth on the pocket model: output tokens a second with them and without, turn by turn in one process.
+
+    python benchmarks/speculation.py [--quick] [--json FILE]
+
+replay: conversations of agents with tools, which run again over the tree that the first time left. json: records from
+texts that are new, under a JSON Schema. chat: small talk, memories and readings, new ones. All are held out of the
+model's training; greedy, and refused where outputs differ. A second is one of CPU of the engine's one thread, so that
+what else the machine does counts for neither side; on an idle one it is a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from report import Report, correct
+
+from banyan.runtime import config as configs
+from banyan.runtime.constraint.canonical import canonical
+from banyan.runtime.engine.process import build
+from banyan.runtime.engine.request import Request
+from banyan.runtime.engine.speculation.ngram import Ngram
+from banyan.runtime.engine.speculation.tree import Tree
+from banyan.runtime.engine.worker import Engine
+from banyan.runtime.model import pocket
+from banyan.runtime.model.pocket.chat import Sample, render
+from banyan.runtime.model.pocket.data import samples
+from banyan.runtime.server.tokenizer import Files, Span, Tokenizer
+from banyan.runtime.wire import ConstraintSpec, Run, Sampling
+
+N_OUT = 96
+TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
+TESTS = (
+    "tests/runtime/engine/speculation",
+    "tests/runtime/engine/test_speculation.py",
+    "tests/test_same_answer.py::test_every_drafter",
+    "tests/test_same_answer.py::test_constrained_with_every_drafter",
+)
+
+
+class Job(NamedTuple):
+    """One generation: its prompt, and its constraint."""
+
+    ids: bytes
+    constraint: ConstraintSpec | None = None
+
+
+class Arm:
+    """An engine with its drafters, and what its runs took."""
+
+    def __init__(self, speculate: str, batch: int, vocabulary: Any, end: int) -> None:
+        self.engine: Engine = build(
+            configs.make(device="cpu", threads=1, kv_memory="128MB", speculate=speculate, max_running=batch)
+        )
+        self.engine.take(vocabulary)
+        self.stops, self.n_runs = array("i", [end]).tobytes(), 0
+        self.seconds, self.n_tokens, self.n_steps, self.drafts = 0.0, 0, 0, [0, 0]
+
+    def run(self, jobs: Sequence[Job], counts: bool = True) -> list[list[int]]:
+        """All jobs, as many at a time as fit. Only what `counts` is part of the figures."""
+        e, first = self.engine, self.n_runs
+        self.n_runs += len(jobs)
+        for i, job in enumerate(jobs):
+            sampling = Sampling(temperature=0.0, max_tokens=N_OUT, constraint=job.constraint)
+            e.take(Run(first + i, job.ids, sampling, self.stops, order=(first + i,)))
+        said: dict[int, list[int]] = {first + i: [] for i in range(len(jobs))}
+        n_left, n_steps, seconds = len(jobs), e.scheduler.counts["steps"], -time.thread_time()
+        while n_left:
+            step = e.step()
+            ids = iter(array("i", step.ids))
+            for rid, n in zip(array("q", step.rids), array("i", step.counts), strict=True):
+                said[rid] += [next(ids) for _ in range(n)]
+            for finish in step.finished:
+                n_left -= 1
+                if counts:
+                    self.drafts[0] += finish.n_drafted
+                    self.drafts[1] += finish.n_accepted
+            assert not e.failed, e.failed
+        if counts:
+            self.seconds += seconds + time.thread_time()
+            self.n_steps += e.scheduler.counts["steps"] - n_steps
+            self.n_tokens += sum(map(len, said.values()))
+        return list(said.values())
+
+    @property
+    def speed(self) -> float:
+        return self.n_tokens / self.seconds
+
+    @property
+    def accepted(self) -> float:
+        return self.drafts[1] / self.drafts[0] if self.drafts[0] else 0.0
+
+
+class Bench:
+    """Workloads, and arms that run them turn by turn."""
+
+    def __init__(self, n: int, rounds: int) -> None:
+        directory = pocket.path()
+        self.tokenizer = Tokenizer(directory, Files.read(directory))
+        self.n, self.rounds = n, rounds
+        (self.end,) = self.tokenizer.encode([Span("<|im_end|>", meant=True)])
+
+    def ids(self, sample: Sample, n_turns: int) -> bytes:
+        """The prompt of an assistant's turn: all before it, and its marker."""
+        text = "".join(span.text for span in render(sample.messages[:n_turns], sample.tools))
+        return array("i", self.tokenizer.encode([Span(f"{text}<|im_start|>assistant\n", meant=True)])).tobytes()
+
+    def turns(self, family: str, seed: int) -> list[Job]:
+        """Of new conversations, each turn that the model has."""
+        return [
+            Job(self.ids(sample, i))
+            for sample in samples(family, self.n, seed)
+            for i, message in enumerate(sample.messages)
+            if message["role"] == "assistant"
+        ]
+
+    def replay(self, seed: int) -> list[Job]:
+        return self.turns("tools", 0)
+
+    def records(self, seed: int) -> list[Job]:
+        jobs = []
+        for sample in samples("json", self.n, seed):
+            known = json.loads(sample.messages[-1]["content"])
+            schema = {
+                "type": "object",
+                "properties": {key: {"type": TYPES[type(value)]} for key, value in known.items()},
+                "required": list(known),
+                "additionalProperties": False,
+            }
+            spec = canonical(ConstraintSpec("json_schema", json.dumps(schema)))
+            jobs.append(Job(self.ids(sample, len(sample.messages) - 1), spec))
+        return jobs
+
+    def chat(self, seed: int) -> list[Job]:
+        return [job for family in ("chat", "recall", "reading") for job in self.turns(family, seed)]
+
+    def compare(self, work: Callable[[int], list[Job]], batch: int, names: Sequence[str]) -> dict[str, Arm]:
+        """Each drafters' arm on the same jobs, one after the other in each round, in a new order each time."""
+        arms = {name: Arm(name, batch, self.tokenizer.vocabulary(), self.end) for name in names}
+        for r in range(-1, self.rounds):
+            jobs, said = work(r), {}
+            for name in sorted(arms, key=lambda name, r=r: hash((name, r))):
+                said[name] = arms[name].run(jobs, counts=r >= 0)
+            if any(one != said["off"] for one in said.values()):
+                sys.exit("outputs differ with drafts and without: no figure stands on that")
+        return arms
+
+
+def look(drafter: Any, n_texts: int) -> float:
+    """us per request and step, with as many texts of 2,048 tokens indexed; the best of some."""
+    chance = random.Random(0)
+
+    def request(rid: int, n: int) -> Request:
+        ids = array("i", (chance.randrange(1 << 30) for _ in range(n)))
+        made = Request(Run(rid, ids.tobytes(), Sampling(max_tokens=1 << 20)), 1 << 20)
+        made.n_cached = 0
+        return made
+
+    for rid in range(n_texts):
+        drafter.end(request(rid, 2048))
+    best = 1.0
+    for rid in range(1000, 1012):
+        some = request(rid, 2048)
+        drafter.propose(some, 16)
+        start = time.thread_time()
+        for _ in range(128):
+            some.append(chance.randrange(1 << 30))
+            drafter.propose(some, 16)
+        best = min(best, (time.thread_time() - start) / 128)
+    return 1e6 * best
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer conversations, and no tests before")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    args = parser.parse_args()
+    if not args.quick:
+        correct(*TESTS)
+    bench = Bench(*((12, 2) if args.quick else (40, 4)))
+    report = Report(
+        "speculation", f"pocket model, float32, one thread, {bench.n} samples a family, {bench.rounds} rounds"
+    )
+    report.row("a look, 1 M tokens: tree", "us", look(Tree(), 512), target="<= 20")
+    report.row("a look, 2 k tokens: ngram", "us", look(Ngram(), 0), target="<= 20")
+    ours = "tree,grammar"
+    for workload, work, one, batch_16, best in (
+        ("agent replay", bench.replay, "ratio >= 2.5", "ratio >= 1.3", ours),
+        ("json", bench.records, "ratio >= 2.5", "ratio >= 1.3", ours),
+        ("chat", bench.chat, "ratio >= 0.97", "ratio >= 0.97", "auto"),
+    ):
+        for batch, target in ((1, one), (16, batch_16)):
+            rest = ("tree", "ngram", "grammar", ours, "auto") if batch == 1 else (ours, "auto")
+            arms = bench.compare(work, batch, ("off", *rest))
+            off = arms.pop("off")
+            for name, arm in arms.items():
+                where = f"{workload}, batch {batch}, {name}"
+                report.row(f"{where}: speed", "tokens/s", arm.speed, off.speed, "off", target if name == best else "",
+                           more_is_better=True)  # fmt: skip
+                report.row(f"{where}: tokens a step", "tokens", arm.n_tokens / arm.n_steps, off.n_tokens / off.n_steps,
+                           "off", more_is_better=True)  # fmt: skip
+                report.row(f"{where}: accepted", "share", arm.accepted)
+    return report.end(args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
