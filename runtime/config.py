@@ -68,6 +68,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = 30.0
     constraint_bytes: Annotated[int, _doc("largest schema, regex or grammar that a gen may bring")] = 64 << 10
     constraint_seconds: Annotated[float, _doc("time that a schema, regex or grammar has to compile")] = 2.0
+    constraint_engine: Annotated[
+        Literal["llguidance", "outlines_core"],
+        _doc("what holds outputs to regexes and choices; JSON schemas and grammars are llguidance's in any case"),
+    ] = "llguidance"
     socket: Annotated[str, _doc("path of the IPC socket; default: a private directory of this process")] = ""
     max_message: Annotated[int, _doc("largest message accepted from a client, in bytes")] = 64 << 20
     max_programs: Annotated[int, _doc("most programs of one client at a time")] = 1 << 16

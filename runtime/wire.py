@@ -91,6 +91,8 @@ class ConstraintSpec(Wire, frozen=True):
     each value free text goes on and may come to another.
     end: stands right behind each value, and belongs to what is forced ("\\n</tool_call>").
     since: with `after`, before this string nothing switches it on: what a model thinks is its own.
+    engine: what compiles it; "": llguidance, or what the server has for its kind. outlines_core takes regexes and
+    choices without a trigger; of those that are too much for it, llguidance takes care.
     """
 
     kind: Literal["regex", "json_schema", "grammar", "choices"]
@@ -100,6 +102,7 @@ class ConstraintSpec(Wire, frozen=True):
     scope: Literal["must", "may", "repeat"] = "must"
     end: str = ""
     since: str = ""
+    engine: Literal["", "outlines_core"] = ""
 
 
 class Sampling(Wire, frozen=True, cache_hash=True):
@@ -530,7 +533,8 @@ class Delta(Wire, frozen=True):
     """More text of a streaming gen; never half a character, never text that a stop string may still cut.
 
     n_tokens: so many its output has by now. is_thought: it is of what the model thinks (see Gen.reasoning). round: of a
-    gen with tools or retries, which turn or output it is of, from 0; with retries only the last round counts.
+    gen with tools or retries, which turn or output it is of, from 0; with retries only the last round counts. logprobs:
+    of the tokens since the piece before, where Sampling.logprobs asks for them.
     """
 
     program: int
@@ -540,6 +544,7 @@ class Delta(Wire, frozen=True):
     n_tokens: int = 0
     is_thought: bool = False
     round: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Called(Wire, frozen=True):

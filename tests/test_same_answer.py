@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import time
 from array import array
 from collections.abc import Callable, Iterable
@@ -19,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -348,6 +350,23 @@ def test_constrained(
 @pytest.mark.parametrize("batch", [1, 3, 8])
 def test_constrained_in_a_batch(model: Model, vocabulary: Vocabulary, held_truth: Held, batch: int) -> None:
     assert held_answers(engine(model, max_running=batch), vocabulary, held_truth) == held_truth
+
+
+def test_constrained_by_the_other_engine(
+    model: Model, vocabulary: Vocabulary, held_truth: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regexes and choices without a trigger are outlines_core's too."""
+    others = tuple(
+        msgspec.structs.replace(spec, engine="outlines_core")
+        if spec.kind in ("regex", "choices") and not spec.after else spec
+        for spec in SPECS
+    )  # fmt: skip
+    assert sum(spec.engine == "outlines_core" for spec in others) == 2
+    monkeypatch.setattr(sys.modules[__name__], "SPECS", others)
+    for step_tokens in (7, WHOLE):
+        assert held_answers(engine(model, step_tokens=step_tokens), vocabulary, held_truth) == held_truth
+    for n_done in (1, 3, 8):
+        assert held_answers(engine(model), vocabulary, held_truth, n_done) == held_truth
 
 
 def test_constrained_alone(model: Model, vocabulary: Vocabulary, held_truth: Held) -> None:

@@ -11,5 +11,9 @@ from banyan.runtime.wire import ConstraintSpec
 
 def build(spec: ConstraintSpec, vocabulary: Vocabulary) -> Compiled:
     """Compile a spec that has passed `canonical`. Raises a ConstraintError that says why it cannot be."""
+    if spec.engine == "outlines_core":
+        from banyan.runtime.constraint.dfa import Dfa  # here: who does not ask for it does not load it
+
+        return Dfa(spec, vocabulary)
     value = Matcher(spec, vocabulary)
     return Triggered(spec, value, vocabulary) if spec.after else value

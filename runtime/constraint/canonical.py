@@ -10,7 +10,7 @@ import msgspec
 from banyan.runtime.constraint import lark
 from banyan.runtime.constraint.limits import CHOICES
 from banyan.runtime.constraint.schema.rewrite import rewrite
-from banyan.runtime.errors import ConstraintSyntax, ConstraintTooLarge
+from banyan.runtime.errors import ConstraintSyntax, ConstraintTooLarge, ConstraintUnsupported
 from banyan.runtime.wire import ConstraintSpec
 
 
@@ -23,6 +23,8 @@ def canonical(spec: ConstraintSpec) -> ConstraintSpec:
         raise ConstraintSyntax(f'scope "{spec.scope}" needs a trigger in `after`')
     if spec.since and not spec.after:
         raise ConstraintSyntax("`since` needs a trigger in `after`")
+    if spec.engine == "outlines_core" and (spec.kind not in ("regex", "choices") or spec.after or spec.end):
+        raise ConstraintUnsupported("engine outlines_core takes regexes and choices only, without a trigger or an end")
     match spec.kind:
         case "json_schema":
             text = json.dumps(_schema(_json(spec.text, "the schema")), ensure_ascii=False)

@@ -62,12 +62,14 @@ class Grammars:
         *,
         most_bytes: int,
         seconds: float,
+        engine: str = "llguidance",
         changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`path`: the server's own socket; the preflight's goes beside it."""
+        """`path`: the server's own socket; the preflight's goes beside it. `engine`: of regexes and choices."""
         self._context, self._path, self._vocabulary, self._n_vocab = context, path, vocabulary, n_vocab
         self._most_bytes, self._seconds, self._changed, self._clock = most_bytes, seconds, changed, clock
+        self._engine = engine
         self._known: OrderedDict[wire.ConstraintSpec, Known] = OrderedDict()
         self._n_kept = 0
         self._waiting: dict[int, Waiting] = {}
@@ -137,7 +139,8 @@ class Grammars:
         self._address = Path(f"{self._path}.c{self._n_starts}")
         self._socket = ipc.pair(self._context, self._address)
         options = ["--socket", ipc.address(self._address), "--vocabulary", str(self._n_vocab)]
-        self._child = launch.Child([*PREFLIGHT, *options, "--seconds", str(self._seconds)])
+        options += ["--seconds", str(self._seconds), "--engine", self._engine]
+        self._child = launch.Child([*PREFLIGHT, *options])
         self._life = os.pidfd_open(self._child.pid)
         self._is_up = False
         self.sockets = self._socket, self._life

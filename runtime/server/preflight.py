@@ -1,6 +1,6 @@
 """The preflight of constraints: each is tried in a process of its own, which may die of it.
 
-    python -m banyan.runtime.server.preflight --socket ipc://... --alive-fd N --vocabulary V --seconds S
+    python -m banyan.runtime.server.preflight --socket ipc://... --alive-fd N --vocabulary V --seconds S --engine E
 
 This process learns the vocabulary once and then only forks. A child reads the spec, compiles it and walks some steps
 into it, under limits of memory and CPU time; one that is not done in `seconds` is killed. So a constraint that hangs,
@@ -15,6 +15,7 @@ import ctypes
 import gc
 import os
 import resource
+import select
 import signal
 import sys
 import threading
@@ -40,6 +41,8 @@ longer go on behind all others. So nobody waits for another's, and only for a mo
 MEMORY = 256 << 20
 """Bytes that a child may take beyond what it begins with."""
 STACK = 64 << 20
+TRY = 1.0
+"""Seconds that outlines_core has; of what takes it longer, llguidance takes care."""
 WORDS = 64 << 10
 """Bytes of a child's stderr."""
 N_STEPS = 16
@@ -64,8 +67,11 @@ class Child:
 class Preflight:
     """The loop: orders in, children out, verdicts back."""
 
-    def __init__(self, socket: zmq.Socket[bytes], alive_fd: int, n_vocab: int, seconds: float) -> None:
+    def __init__(
+        self, socket: zmq.Socket[bytes], alive_fd: int, n_vocab: int, seconds: float, engine: str = "llguidance"
+    ) -> None:
         self._socket, self._alive_fd, self._n_vocab, self._seconds = socket, alive_fd, n_vocab, seconds
+        self._engine = engine
         self._vocabulary: Vocabulary | BanyanError | None = None
         self._queues: dict[int, deque[wire.Check]] = {}  # by client, in turn
         self._children: dict[int, Child] = {}  # by pipe
@@ -139,7 +145,7 @@ class Preflight:
         (pipe, there), words = os.pipe(), os.memfd_create("stderr")
         pid = os.fork()
         if not pid:
-            _be_child(check, self._vocabulary, there, words, self._seconds)
+            _be_child(check, self._vocabulary, there, words, self._seconds, self._engine)
         os.close(there)
         self._children[pipe] = Child(check, pid, pipe, words, time.monotonic(), self._seconds)
         self._poller.register(pipe, zmq.POLLIN)
@@ -179,14 +185,14 @@ def _short_of_memory() -> ConstraintTooLarge:
     return ConstraintTooLarge(f"the constraint needs more than {MEMORY >> 20} MiB to compile; make it smaller")
 
 
-def _be_child(check: wire.Check, vocabulary: Vocabulary, pipe: int, words: int, seconds: float) -> None:
+def _be_child(check: wire.Check, vocabulary: Vocabulary, pipe: int, words: int, seconds: float, engine: str) -> None:
     """Give the verdict and end; never returns."""
     code = 1
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: not to outlive the one who watches the time
         os.dup2(words, 2)
         _limit(seconds)
-        said = wire.encode(_verdict(check, vocabulary))
+        said = wire.encode(_verdict(check, vocabulary, engine))
         while said:
             said = said[os.write(pipe, said) :]
         code = 0
@@ -205,9 +211,9 @@ def _limit(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2,) * 2)
 
 
-def _verdict(check: wire.Check, vocabulary: Vocabulary) -> wire.Verdict:
+def _verdict(check: wire.Check, vocabulary: Vocabulary, engine: str) -> wire.Verdict:
     try:
-        spec = canonical(check.spec)
+        spec = _with_engine(canonical(check.spec), vocabulary, engine)
         _walk(_compile(spec, vocabulary), vocabulary)
     except BanyanError as e:
         return wire.Verdict(check.id, code=e.code, message=e.message)
@@ -215,6 +221,30 @@ def _verdict(check: wire.Check, vocabulary: Vocabulary) -> wire.Verdict:
         error = _short_of_memory()
         return wire.Verdict(check.id, code=error.code, message=error.message)
     return wire.Verdict(check.id, spec)
+
+
+def _with_engine(spec: wire.ConstraintSpec, vocabulary: Vocabulary, engine: str) -> wire.ConstraintSpec:
+    """The spec with the engine that takes it. outlines_core is tried in a process of its own: it may need more memory
+    and time than there is where the other engine needs none."""
+    is_for = spec.kind in ("regex", "choices") and not spec.after and not spec.end
+    if not is_for or (engine != "outlines_core" and spec.engine != "outlines_core"):
+        return spec
+    asked = msgspec.structs.replace(spec, engine="outlines_core")
+    pid = os.fork()
+    if not pid:
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+            build(asked, vocabulary)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    life = os.pidfd_open(pid)
+    if not select.select([life], [], [], TRY)[0]:
+        os.kill(pid, signal.SIGKILL)
+    os.close(life)
+    is_done = os.waitpid(pid, 0)[1] == 0
+    return asked if is_done else msgspec.structs.replace(spec, engine="")
 
 
 def _compile(spec: wire.ConstraintSpec, vocabulary: Vocabulary) -> Compiled:
@@ -254,6 +284,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--socket", required=True, help="ZeroMQ address that the server's PAIR is bound to")
     parser.add_argument("--alive-fd", type=int, required=True, help="end at EOF of this file descriptor")
     parser.add_argument("--vocabulary", type=int, required=True, help="rows of the model's logits")
+    parser.add_argument("--engine", default="llguidance", help="of regexes and choices")
     parser.add_argument("--seconds", type=float, required=True, help="time that a constraint has to compile")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -263,7 +294,7 @@ def main(argv: list[str]) -> int:
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(args.socket)
         socket.send(wire.encode(wire.Verdict(-1)))
-        Preflight(socket, args.alive_fd, args.vocabulary, args.seconds).run()
+        Preflight(socket, args.alive_fd, args.vocabulary, args.seconds, args.engine).run()
     return 0
 
 

@@ -127,6 +127,7 @@ class Server:
             text_config.get("vocab_size") or len(self.tokenizer.spelling),
             most_bytes=self.config.constraint_bytes,
             seconds=self.config.constraint_seconds,
+            engine=self.config.constraint_engine,
             changed=self._watch,
         )
         undo.callback(self.grammars.close)

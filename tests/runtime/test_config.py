@@ -21,6 +21,7 @@ VALUES = {
     "schedule": "fair", "step_tokens": 64, "speculate": "tree", "threads": 2, "socket": "/tmp/x/s",
     "max_message": 1 << 20, "max_programs": 5, "max_width": 6, "max_program": 1000, "max_client": 2000,
     "engine_timeout": 5.0, "constraint_bytes": 1000, "constraint_seconds": 0.5, "log": "debug",
+    "constraint_engine": "outlines_core",
 }  # fmt: skip
 
 

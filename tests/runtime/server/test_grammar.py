@@ -44,13 +44,13 @@ HANGS = ConstraintSpec("json_schema", '{"allOf": [{"type": "integer", "multipleO
 class Desk:
     """Grammars, polled by hand."""
 
-    def __init__(self, words: Tokenizer, path: Path, seconds: float = SECONDS) -> None:
+    def __init__(self, words: Tokenizer, path: Path, seconds: float = SECONDS, engine: str = "llguidance") -> None:
         self.now = 0.0
         self.context: zmq.Context[Any] = zmq.Context()
         self.n_changes = 0
         self.grammars = Grammars(
             self.context, path, words.vocabulary(), len(words.spelling),
-            most_bytes=64 << 10, seconds=seconds, changed=self._changed, clock=lambda: self.now,
+            most_bytes=64 << 10, seconds=seconds, engine=engine, changed=self._changed, clock=lambda: self.now,
         )  # fmt: skip
 
     def _changed(self) -> None:
@@ -166,6 +166,29 @@ def test_a_spliced_schema_is_no_schema(shared: Desk) -> None:
     (verdict,) = shared.ask(ConstraintSpec("json_schema", '{"type":"integer"}},{"lark_grammar":"start: /.*/"'))
     assert isinstance(verdict, ConstraintError)
     assert "Extra data" in verdict.message
+
+
+def test_the_other_engine_takes_what_it_can(words: Tokenizer, tmp_path: Path) -> None:
+    """Of regexes and choices; what would take it too long, or too many states, is llguidance's."""
+    desk = Desk(words, tmp_path / "s", engine="outlines_core")
+    easy = [ConstraintSpec("regex", "(yes|yes please|no)"), ConstraintSpec("choices", '["a", "b"]')]
+    others = [
+        ConstraintSpec("regex", "((a{1,100}){1,60}){1,60}"),
+        ConstraintSpec("regex", r"\w{1,60}@\w+"),
+        ConstraintSpec("regex", "a", after=("x",)),
+        schema({"type": "integer"}),
+    ]
+    verdicts = desk.ask(*easy, *others)
+    desk.close()
+    assert [getattr(one, "engine", one) for one in verdicts] == ["outlines_core"] * 2 + [""] * 4
+
+
+def test_the_other_engine_is_for_regexes_and_choices(shared: Desk) -> None:
+    (verdict,) = shared.ask(schema({"type": "integer"}, engine="outlines_core"))
+    assert isinstance(verdict, BanyanError)
+    assert (verdict.code, "regexes and choices only" in verdict.message) == ("constraint_unsupported", True)
+    spec = ConstraintSpec("regex", "[a]", engine="outlines_core")
+    assert shared.ask(spec) == [spec], "who asks for it gets it"
 
 
 # ---- what the desk remembers ---------------------------------------------------------------------------------------
