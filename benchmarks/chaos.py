@@ -1,0 +1,115 @@
+"""The engine under load and under faults: who is served, how soon, and what is lost.
+
+    python benchmarks/chaos.py [--quick] [--only PART] [--json FILE]
+
+chaos     real processes: programs of mixed kinds while the engine is killed and stopped, clients vanish, and messages
+          are lost and repeated; greedy and in float32, beside a calm run of the same programs
+overload  10,000 programs at once; fairness: a client with few programs beside one with many; latency: decodes beside
+          long prompts; agents: with waits for tools, in half the memory of their texts, by each part of the order.
+          These drive the engine's own scheduler and tree in virtual time (simulate.py)
+memory    what Python holds after 100,000 steps of the loop, over what it held after 10,000
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import chaos_load as load
+import chaos_storm as storm
+from report import ROOT, Report, correct
+
+GATE = (
+    "tests/runtime/engine/test_pressure.py",
+    "tests/runtime/engine/test_workset.py",
+    "tests/runtime/test_recovery.py",
+)
+
+
+def chaos(report: Report, is_quick: bool) -> None:
+    n, faults = (120, storm.Faults(kills=4, stops=1)) if is_quick else (1000, storm.Faults())
+    spec = importlib.util.spec_from_file_location("faults", ROOT / "tests" / "runtime" / "faults.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with contextlib.closing(storm.serve(Path("pocket"))) as server:
+        storm.run(server, n, None)  # the first run fills caches and buffers, and is no measure of what leaks
+        calm = storm.run(server, n, None)
+        stormy = storm.run(server, n, faults, module.lossy)
+    n_changed = sum(was != now for was, now in zip(calm.texts, stormy.texts, strict=True))
+    what = f"chaos, {n} programs, {faults.kills} kills, {faults.stops} stops"
+    report.row(f"{what}: changed by it", "programs", n_changed, target="<= 0")
+    report.row("chaos: engines started", "", stormy.n_starts, target=f">= {faults.stops + faults.kills // 2}")
+    report.row("chaos: left behind (pages, requests)", "", sum(stormy.left.values()), target="<= 0")
+    report.row("chaos: the server's memory has grown by", "MiB", stormy.grown, target="<= 32")
+    report.row("chaos: seconds", "s", stormy.seconds, calm.seconds, "calm")
+
+
+def overload(report: Report, is_quick: bool) -> None:
+    n = 1000 if is_quick else 10_000
+    found = load.overload(n)
+    report.row(f"overload, {n} at once: throughput", "tokens/s", found.overloaded, found.peak, "32 at a time",
+               "ratio >= 0.95", more_is_better=True)  # fmt: skip
+    report.row("overload: worst program over the median", "x", found.worst, target="<= 3")
+    for n_waiting, most in ((1000, 1), (n, 2)):
+        name = f"scheduler's CPU a step, 64 run, {n_waiting:,} wait"
+        report.row(name, "ms", load.cpu_of_a_step(n_waiting), target=f"<= {most}")
+
+
+def fairness(report: Report, is_quick: bool) -> None:
+    n = 200 if is_quick else 2000
+    ours, fcfs = load.fairness("dfs", n), load.fairness("fcfs", n)
+    report.row(f"fairness, 20 programs beside {n}: mean time", "s", ours, fcfs, "fcfs", "ratio >= 2")
+
+
+def latency(report: Report, is_quick: bool) -> None:
+    gaps = load.latency()
+    report.row("latency: p99 gap beside long prompts", "ms", 1000 * gaps.beside)
+    report.row("latency: rise of it, over a chunk's time", "", (gaps.beside - gaps.alone) / gaps.chunk, target="<= 1.0")
+
+
+def agents(report: Report, is_quick: bool) -> None:
+    n, n_present = (48, 32) if is_quick else (200, 48)
+    base, *parts = load.PARTS
+    found = {part: load.agents(part, n, n_present, 0.5) for part in load.PARTS}
+    for part in parts:
+        is_whole = part == parts[-1]
+        report.row(f"agents, {part}: mean", "s", found[part].mean, found[base].mean, base,
+                   "ratio >= 1.3" if is_whole else "")  # fmt: skip
+        report.row("  p99", "s", found[part].p99, found[base].p99, base, "ratio >= 1" if is_whole else "")
+        report.row("  computed", "tokens", found[part].computed, found[base].computed, base)
+
+
+def memory(report: Report, is_quick: bool) -> None:
+    n_first, n_last = (5000, 20_000) if is_quick else (10_000, 100_000)
+    first, last = load.memory(n_first, n_last)
+    report.row(f"memory after {n_last:,} steps over {n_first:,}", "x", last / first, target="<= 1.01")
+
+
+PARTS: dict[str, Callable[[Report, bool], None]] = {
+    "chaos": chaos, "overload": overload, "fairness": fairness, "latency": latency, "agents": agents, "memory": memory,
+}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer programs, faults and steps")
+    parser.add_argument("--only", choices=PARTS, action="append", help="this part; may be given several times")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    correct(*(GATE if "chaos" in (options.only or PARTS) else GATE[:2]))
+    report = Report("chaos", "pocket model, float32, for chaos; the others in virtual time, 10 ms a step")
+    for part in options.only or PARTS:
+        PARTS[part](report, options.quick)
+    return report.end(options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""Programs on real processes while their engine is killed and stopped, clients vanish, and messages get lost: for
+chaos.py and the tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import msgspec
+import psutil
+
+from banyan.runtime import client as clients
+from banyan.runtime import config, launch, wire
+from banyan.runtime.errors import BanyanError
+from banyan.runtime.wire import Append, ConstraintSpec, Fork, Gen, Join, Read, Sampling, Select
+
+VANISHING = """
+import sys, time
+from pathlib import Path
+from banyan.runtime import client, wire
+c = client.connect(Path(sys.argv[1]))
+for k in range(20):
+    endless = wire.Sampling(max_tokens=300, ignore_eos=True, temperature=0.0)
+    c.program("gone").submit([wire.Append(0, (f"gone {k}",)), wire.Gen(0, 0, endless, stream=True)])
+print("here", flush=True)
+time.sleep(1000)
+"""
+
+
+class Faults(NamedTuple):
+    """How often each happens, at random times. loss, twice: shares of the messages of programs, each way."""
+
+    kills: int = 20
+    stops: int = 5
+    vanishing: int = 3
+    loss: float = 0.02
+    twice: float = 0.02
+
+
+def ops(kind: int, k: int) -> tuple[list[wire.Op], tuple[int, ...]]:
+    """A program of some kind, all of them greedy, and the values that it makes."""
+    greedy = Sampling(temperature=0.0, max_tokens=24, ignore_eos=True)
+    start = Append(0, (f"the {k} dog jumps over",))
+    match kind % 6:
+        case 0:
+            return [start, Gen(0, 0, greedy), Append(0, (" and",)), Gen(0, 1, greedy)], (0, 1)
+        case 1:
+            tree: list[wire.Op] = [start, Fork(0, (1, 2, 3))]
+            for child in (1, 2, 3):
+                tree += [Append(child, (f" {child}",)), Gen(child, child, greedy)]
+            return [*tree, Join(0, (1, 2, 3)), Gen(0, 4, greedy), Read(0, 5)], (1, 2, 3, 4, 5)
+        case 2:
+            return [start, Select(0, 0, (" yes", " no", " quick")), Gen(0, 1, greedy)], (0, 1)
+        case 3:
+            digits = msgspec.structs.replace(greedy, ignore_eos=False, constraint=ConstraintSpec("regex", "[a-f]{20}"))
+            return [start, Gen(0, 0, digits)], (0,)
+        case 4:
+            return [start, Gen(0, 0, greedy, stream=True), Append(0, (wire.Ref(0),)), Gen(0, 1, greedy)], (0, 1)
+    penalties = msgspec.structs.replace(greedy, repetition_penalty=1.3, stop=("zz",))
+    return [Append(0, ("the quick brown fox " * 6,)), start, Gen(0, 0, penalties), Gen(0, 1, greedy)], (0, 1)
+
+
+class Outcome(NamedTuple):
+    """texts: of each program, what its values said, or the code of the error. n_starts: engines. seconds: all of it.
+    left: what did not go back to where it was. grown: MiB of the server's memory, over what it took before."""
+
+    texts: list[tuple[str, ...]]
+    n_starts: int
+    seconds: float
+    left: dict[str, Any]
+    grown: float
+
+
+def run(
+    server: launch.ServerProcess,
+    n: int,
+    faults: Faults | None,
+    lossy: Any = None,
+    seed: int = 0,
+    patience: float = 600.0,
+) -> Outcome:
+    """n programs. lossy: see tests/runtime/faults.py. A value that does not come within
+    `patience` seconds is a TimeoutError."""
+    began, before = time.monotonic(), psutil.Process(server.pid).memory_info().rss
+    with contextlib.closing(clients.connect(server.socket, timeout=100)) as c:
+        watch = clients.connect(server.socket, timeout=100)
+        first = starts(watch)
+        with contextlib.ExitStack() as stack:
+            stack.callback(watch.close)
+            if faults is not None and lossy is not None:
+                stack.enter_context(lossy(c, seed, loss=faults.loss, twice=faults.twice))
+            storm = None
+            if faults is not None:
+                storm = threading.Thread(target=_storm, args=(server, watch, faults, seed))
+                storm.start()
+                stack.callback(storm.join)
+            texts = list(_play(c, n, patience))
+            if storm is not None:
+                storm.join()
+            left = _left(watch)
+            n_starts = starts(watch) - first
+    grown = (psutil.Process(server.pid).memory_info().rss - before) / 2**20
+    return Outcome(texts, n_starts, time.monotonic() - began, left, grown)
+
+
+def _play(c: clients.Client, n: int, patience: float) -> Iterator[tuple[str, ...]]:
+    """All of them at once."""
+    programs: list[tuple[clients.Program, Sequence[int]]] = []
+    for k in range(n):
+        body, refs = ops(k, k)
+        program = c.program(f"p{k}")
+        program.submit(body, last=True)
+        programs.append((program, refs))
+    for program, refs in programs:
+        said = []
+        for ref in refs:
+            try:
+                said.append(program.future(ref).result(patience).samples[0].text)
+            except BanyanError as e:
+                said.append(f"<{e.code}>")
+        yield tuple(said)
+
+
+def starts(c: clients.Client) -> int:
+    while True:
+        with contextlib.suppress(BanyanError):  # the engine died under the question
+            n: int = c.ask("stats", timeout=60)["server"]["engine_starts"]
+            return n
+
+
+def _storm(server: launch.ServerProcess, c: clients.Client, faults: Faults, seed: int) -> None:
+    chance = Random(seed)
+    happenings = ["kill"] * faults.kills + ["stop"] * faults.stops + ["vanish"] * faults.vanishing
+    chance.shuffle(happenings)
+    for what in happenings:
+        time.sleep(chance.uniform(0.05, 0.6))
+        pid = _engine(c)
+        with contextlib.suppress(ProcessLookupError):
+            if what == "kill":
+                os.kill(pid, signal.SIGKILL)
+            elif what == "stop":
+                os.kill(pid, signal.SIGSTOP)
+                while _engine(c) == pid:
+                    time.sleep(0.1)
+            else:
+                _vanish(server)
+
+
+def _engine(c: clients.Client) -> int:
+    pid: int = c.ask("info", timeout=60)["engine_pid"]
+    return pid
+
+
+def _vanish(server: launch.ServerProcess) -> None:
+    process = subprocess.Popen([sys.executable, "-c", VANISHING, str(server.socket)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def _left(c: clients.Client) -> dict[str, Any]:
+    """What is still there once all has ended; {} is how it should be."""
+    deadline = time.monotonic() + 60
+    while True:
+        with contextlib.suppress(BanyanError):
+            stats = c.ask("stats", timeout=60)
+            server, engine, cache = stats["server"], stats["engine"], stats.get("cache", {})
+            found = {"programs": server["programs"], "requests": server["requests"]}
+            found |= {name: engine[name] for name in ("running", "waiting") if name in engine}
+            found["leased pages"] = cache.get("n_leased", 0)
+            lost = cache.get("n_pages", 0) - sum(
+                cache.get(name, 0) for name in ("n_free", "n_leased", "n_cached", "n_quarantined")
+            )
+            found |= {"lost pages": lost, "withdrawn pages": cache.get("n_quarantined", 0)}
+            found = {name: n for name, n in found.items() if n}
+            if not found or time.monotonic() > deadline:
+                c.ask("check", timeout=60)
+                return found
+        time.sleep(0.05)
+
+
+def serve(model: Path, command: Sequence[str] = launch.SERVER, **options: Any) -> launch.ServerProcess:
+    """A server of a small model in float32."""
+    made = config.make(model=str(model), threads=1, device="cpu", dtype="float32", kv_memory="32MB", **options)
+    return launch.start(made, timeout=200, command=command)

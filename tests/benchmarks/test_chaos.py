@@ -1,0 +1,44 @@
+"""The engine under load, in virtual time: what the order, the working set and the chunks are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def load(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    return module_at(Path(__file__).parents[2] / "benchmarks" / "chaos_load.py")
+
+
+def test_an_overload_costs_no_throughput_and_starves_nobody(load: ModuleType) -> None:
+    found = load.overload(400)
+    assert found.overloaded > 0.95 * found.peak
+    assert found.worst < 3
+
+
+def test_a_client_with_few_programs_does_not_wait_for_one_with_many(load: ModuleType) -> None:
+    assert 2 * load.fairness("dfs", 150) < load.fairness("fcfs", 150)
+
+
+def test_long_prompts_hold_up_decodes_by_a_chunk_at_most(load: ModuleType) -> None:
+    gaps = load.latency()
+    assert gaps.alone < gaps.beside <= gaps.alone + gaps.chunk
+    small = load.latency(step_tokens=64)
+    assert small.beside < gaps.beside, "smaller chunks, smaller gaps"
+
+
+def test_agents_with_waits_gain_by_each_part_of_the_order(load: ModuleType) -> None:
+    found = [load.agents(part, 48, 32, 0.5) for part in load.PARTS]
+    assert [one.computed for one in found] == sorted((one.computed for one in found), reverse=True)
+    assert found[0].mean > 1.3 * found[-1].mean
+    assert found[-1].p99 <= found[0].p99
+
+
+def test_the_loop_keeps_nothing_of_what_ended(load: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("banyan.runtime.engine.queue.N_KNOWN", 128)  # programs are remembered for a while; that fills
+    first, last = load.memory(500, 2000)
+    assert last < 1.05 * first

@@ -1,0 +1,41 @@
+"""All faults at once, on real processes: every value is what it was in a calm run, and nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def storm(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    return module_at(BENCHMARKS / "chaos_storm.py")
+
+
+@pytest.fixture(scope="module")
+def faults(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    return module_at(Path(__file__).with_name("faults.py"))
+
+
+@pytest.mark.parametrize("kind", range(6))
+def test_kinds_make_the_values_that_they_name(storm: ModuleType, kind: int) -> None:
+    ops, refs = storm.ops(kind, kind)
+    assert tuple(op.ref for op in ops if hasattr(op, "ref")) == refs
+
+
+@pytest.mark.timeout(600)
+def test_chaos(storm: ModuleType, faults: ModuleType, tiny_model: Callable[..., Path]) -> None:
+    with contextlib.closing(storm.serve(tiny_model("llama"), max_running=12)) as server:
+        calm = storm.run(server, 48, None)
+        assert len(set(calm.texts)) > 40
+        assert (calm.n_starts, calm.left) == (0, {})
+        few = storm.Faults(kills=2, stops=1, vanishing=1, loss=0.05, twice=0.05)
+        stormy = storm.run(server, 48, few, faults.lossy)
+        assert stormy.texts == calm.texts
+        assert stormy.n_starts >= 3
+        assert stormy.left == {}
