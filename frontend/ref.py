@@ -201,7 +201,8 @@ def meta_of_sample(k: int, sample: wire.Sample, value: wire.Value, with_text: bo
         reason["matched"] = sample.matched
     if sample.finish_reason == "length":
         reason["length"] = sample.n_tokens
-    meta: dict[str, Any] = {
+    drafts = {name: {"drafted": n, "accepted": right} for name, (n, right) in sample.drafts.items()}
+    meta: dict[str, Any] = ({"drafts": drafts} if drafts else {}) | {
         "id": f"{value.program}-{value.ref}-{k}",
         "finish_reason": reason,
         "prompt_tokens": usage.prompt,

@@ -83,6 +83,18 @@ def card(title: str, inside: str) -> str:
     return f'<section class="card"><h2>{title}</h2>{inside}</section>' if inside else ""
 
 
+def _by_drafter(history: History) -> str:
+    """Such as ": tree 90 of 100", of all gens."""
+    sums: dict[str, list[int]] = {}
+    for gen in history.gens:
+        for sample in gen.value.samples if gen.value is not None else ():
+            for name, (n_drafted, n_accepted) in sample.drafts.items():
+                of = sums.setdefault(name, [0, 0])
+                of[0], of[1] = of[0] + n_accepted, of[1] + n_drafted
+    told = ", ".join(f"{name} {right:,} of {n:,}" for name, (right, n) in sums.items())
+    return f": {told}" if told else ""
+
+
 def _tiles(history: History) -> str:
     usage, gens, trace = usage_of(history.gens), history.gens, history.trace
     ends = [gen.value.times.ended for gen in gens if gen.value is not None]
@@ -100,7 +112,7 @@ def _tiles(history: History) -> str:
     if usage.generated:
         tiles.append((f"{usage.generated:,}", "tokens generated"))
     if usage.drafted:
-        tiles.append((f"{usage.accepted / usage.drafted:.0%}", "of drafts accepted"))
+        tiles.append((f"{usage.accepted / usage.drafted:.0%}", f"of drafts accepted{_by_drafter(history)}"))
     if ends and max(ends) > trace.began:
         tiles.append((duration(max(ends) - trace.began), "from start to end"))
     return row_of_tiles(tiles)

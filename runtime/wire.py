@@ -507,7 +507,8 @@ FinishReason = Literal["stop", "length", "abort"]
 class Sample(Wire, frozen=True):
     """One finished output. `matched`: the stop string, pattern or id that ended it, None where max_tokens did.
 
-    drafted: int32 `bytes`, which of its tokens (from 0) were proposed before they were computed.
+    drafted: int32 `bytes`, which of its tokens (from 0) were proposed before they were computed. drafts: by drafter,
+    how many tokens it proposed and how many were right; where there were several attempts or turns, of the last.
     """
 
     text: str
@@ -517,6 +518,7 @@ class Sample(Wire, frozen=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     reasoning: str = ""
     drafted: bytes = b""
+    drafts: dict[str, tuple[int, int]] = {}
 
 
 class Scores(Wire, frozen=True):

@@ -279,6 +279,7 @@ class Requests:
             n_tokens=text.n_tokens,
             logprobs=tuple(map(self._logprob, unpack(bytes(request.ids)), request.logprobs)),
             drafted=finish.drafted,
+            drafts=finish.drafts,
         )
 
     def prompt(self, request: Request) -> tuple[wire.TokenLogprob, ...]:

@@ -108,9 +108,11 @@ def test_meta_info_tells_of_drafts_and_of_the_prompts_tokens() -> None:
     prompt = (wire.TokenLogprob(3, "a", math.nan), wire.TokenLogprob(4, "b", -1.0, ((5, "c", -0.5), (4, "b", -1.0))))
     usage = wire.Usage(prompt=2, cached=1, generated=9, drafted=8, accepted=5)
     times = wire.Times(ready=2.0, first=2.5, ended=3.5)
-    value = wire.Value(7, 0, 0, (wire.Sample("t", "stop", n_tokens=9),), usage, times=times, prompt=prompt)
+    sample = wire.Sample("t", "stop", n_tokens=9, drafts={"tree": (8, 5)})
+    value = wire.Value(7, 0, 0, (sample,), usage, times=times, prompt=prompt)
     meta = answered(value, "p", bn.gen("x", return_logprob=True, logprob_start_len=0, return_text_in_logprobs=True))
     assert (meta["id"], meta["spec_verify_ct"]) == ("7-0-0", 4)
+    assert meta["drafts"] == {"tree": {"drafted": 8, "accepted": 5}}
     assert (meta["time_to_first_token"], meta["e2e_latency"]) == (0.5, 1.5)
     assert (meta["prompt_tokens"], meta["cached_tokens"], meta["completion_tokens"]) == (2, 1, 9)
     assert meta["input_token_logprobs"] == [(None, 3, "a"), (-1.0, 4, "b")]

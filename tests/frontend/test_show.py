@@ -285,7 +285,8 @@ def test_what_came_from_a_draft_has_a_color_of_its_own() -> None:
     class Drafting(Counted):
         def start(self, job: Job) -> None:
             drafted = array("i", [1, 2]).tobytes()
-            job.give(Outcome((wire.Sample("abcd", "stop", drafted=drafted),), wire.Usage(1, 0, 4, 2, 2)))
+            drafts = {"tree": (1, 1), "ngram": (2, 1)}
+            job.give(Outcome((wire.Sample("abcd", "stop", drafted=drafted, drafts=drafts),), wire.Usage(1, 0, 4, 3, 2)))
 
     @bn.function
     def program(s: bn.State) -> None:
@@ -296,7 +297,7 @@ def test_what_came_from_a_draft_has_a_color_of_its_own() -> None:
     assert colours(painted) == [
         ("computed", "Q"), ("generated", "a"), ("drafted", "bc"), ("generated", "d"), ("given", "!")
     ]  # fmt: skip
-    assert "100%</b><span>of drafts accepted" in state.show().html
+    assert "67%</b><span>of drafts accepted: tree 1 of 1, ngram 1 of 2" in state.show().html
 
 
 def test_what_a_model_said_as_it_called_tools_was_generated() -> None:

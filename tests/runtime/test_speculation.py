@@ -1,0 +1,60 @@
+"""Programs from end to end, with drafts and without: the same text, and it is told who drafted what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import banyan as bn
+
+
+@bn.function
+def agent(s: bn.State, topic: str) -> None:
+    s += bn.user(f"Tell me of {topic}, of {topic}, of {topic}")
+    s += bn.assistant(bn.gen("plain", max_tokens=40, temperature=0, ignore_eos=True))
+    said = s["plain"]
+    s += bn.user("And again")
+    s += bn.assistant(bn.gen("cut", max_tokens=40, temperature=0, stop=[said[7:10], "then and"], ignore_eos=True))
+    branches = s.fork(3)
+    for k, branch in enumerate(branches):
+        branch += bn.gen("drawn", max_tokens=24, temperature=0.8, top_p=0.95, seed=k % 2, ignore_eos=True)
+    s += bn.gen("held", regex=r"(the quick |a slow )?(brown|red) fox [0-9]{3}", temperature=0)
+    s["branches"] = [branch["drawn"] for branch in branches]
+
+
+@pytest.fixture(scope="module")
+def runtimes(tiny_model: Callable[..., Path]) -> Iterator[dict[str, Any]]:
+    model = str(tiny_model("llama"))
+    made = {
+        name: bn.Runtime(model, device="cpu", threads=1, kv_memory="16MB", speculate=name) for name in ("off", "auto")
+    }
+    yield made
+    for runtime in made.values():
+        runtime.shutdown()
+
+
+def texts(state: Any) -> list[Any]:
+    return [state["plain"], state["cut"], state["held"], state["branches"]]
+
+
+def test_texts_are_the_same_and_drafters_are_told(runtimes: dict[str, Any]) -> None:
+    accepted = 0
+    for _ in range(3):
+        off, auto = (agent.run_batch([{"topic": "foxes"}, {"topic": "dogs"}], backend=r) for r in runtimes.values())
+        assert list(map(texts, off)) == list(map(texts, auto))
+        for state in off:
+            assert state.usage.drafted == 0
+            assert "drafts" not in state.get_meta_info("plain")
+        for state in auto:
+            usage = state.usage
+            assert 0 <= usage.accepted <= usage.drafted
+            accepted += usage.accepted
+    meta = auto[0].get_meta_info("plain")
+    assert set(meta["drafts"]) <= {"tree", "ngram", "grammar"}
+    assert meta["drafts"]["tree"]["accepted"] > 20, "it was said twice before"
+    assert meta["spec_verify_ct"] < 20
+    assert auto[0].get_meta_info("held")["drafts"]["grammar"]["accepted"] > 0
+    assert "of drafts accepted: " in auto[0].show().html
