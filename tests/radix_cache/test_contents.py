@@ -2,12 +2,17 @@
 
 A page's slots stand in a plain dict, and what a forward pass writes into a slot is the whole prefix that its keys and
 values depend on. The oracle is as plain: every prefix that was published, and a look through the whole tree for the
-longest that it shares with a prompt. Copies wait as long as they may, and steps of several leases interleave.
+longest that it shares with a prompt. Copies wait as long as they may, and steps of several leases interleave. In between
+the process dies, and another goes on with the second tier's file.
 """
 
 from __future__ import annotations
 
 from array import array
+from hashlib import blake2b
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,6 +31,7 @@ from banyan.radix_cache.check import check
 from banyan.radix_cache.handles import Handle
 from banyan.radix_cache.host import Move
 from banyan.radix_cache.node import Node
+from banyan.radix_cache.pagefile import PageFile
 from banyan.radix_cache.policy import POLICIES
 
 Tokens = tuple[int, ...]
@@ -69,18 +75,27 @@ class Machine(RuleBasedStateMachine):
         n=st.integers(1, 4),
         policy=st.sampled_from(sorted(POLICIES)),
         n_host=st.sampled_from((0, 0, 1, 5, 20)),
+        has_file=st.booleans(),
     )
-    def begin(self, n_pages: int, trunk: int, n: int, policy: str, n_host: int) -> None:
-        self.cache = Cache(n_pages, self.page, self.enabled, policy, n_host)
+    def begin(self, n_pages: int, trunk: int, n: int, policy: str, n_host: int, has_file: bool) -> None:
+        self.options = n_pages, self.page, self.enabled, policy, n_host
+        self.path = Path(mkdtemp(prefix="banyan-")) / "kv" if has_file and n_host else None
+        self.host: Slots = {}  # survives the process where there is a file, as far as the file is believed
+        self.prompts = [as_tokens(trunk, min(n * self.page + 2, n_pages * self.page))]
+        self.begin_process()
+        self.start(b"", self.prompts[0], len(self.prompts[0]))
+
+    def begin_process(self) -> None:
+        """A cache, with what the file has."""
+        n_host = self.options[-1]
+        self.file = None if self.path is None else PageFile(self.path, n_host, self.page, 16, bytes(32))
+        self.cache = Cache(*self.options, self.file)
         self.handles: list[Handle] = []
         self.now = 0
         self.kv: Slots = {}
-        self.host: Slots = {}
         self.running: list[Running] = []
-        self.prompts = [as_tokens(trunk, min(n * self.page + 2, n_pages * self.page))]
         self.published: set[tuple[bytes, Tokens]] = set()  # since the last eviction
         self.n_evicted = 0
-        self.start(b"", self.prompts[0], len(self.prompts[0]))
 
     # ---- what a request does ---------------------------------------------------------------------------------------
 
@@ -259,22 +274,78 @@ class Machine(RuleBasedStateMachine):
         self.now += n
         self.cache.tick(self.now, self.now)
 
+    # ---- the end of a process --------------------------------------------------------------------------------------
+
+    @rule(n=st.integers(0, 12), is_torn=st.booleans(), lost=st.integers(0, 40))
+    @precondition(lambda self: self.path is not None)
+    def crash(self, n: int, is_torn: bool, lost: int) -> None:
+        """The process dies after n of its moves, in the middle of one more; and perhaps the machine with it, before all
+        that was written is on the disk."""
+        assert self.file is not None
+        moves = self.cache.take_moves()
+        self.move(self.kv, self.host, moves[:n], self.file)
+        if is_torn and n < len(moves) and moves[n].is_out:
+            self.file.begin(moves[n].host)
+            self.file.pages[16 * moves[n].host] ^= 1
+            self.spoil(moves[n].host)
+        if lost < self.options[-1]:
+            self.file.pages[16 * lost + 3] = (self.file.pages[16 * lost + 3] + 1) % 256
+            self.spoil(lost)
+        self.go_on()
+
+    @rule()
+    @precondition(lambda self: self.path is not None)
+    def end(self) -> None:
+        """It ends as it should, and leaves what there is room for."""
+        for one in self.running:
+            self.do_copies(one)
+        self.cache.close()
+        self.do_moves()
+        self.go_on()
+
+    def spoil(self, page: int) -> None:
+        """What stands there is nobody's keys and values."""
+        self.host.update({(page, i): None for i in range(self.page)})
+
+    def go_on(self) -> None:
+        assert self.file is not None
+        self.file.close()
+        self.begin_process()
+        assert self.file is not None
+        for namespace, root in self.cache.tree.roots.items():
+            stack: list[Node] = list(root.children.values())
+            while stack:
+                node = stack.pop()
+                ids = as_tokens_of(node.path)
+                for i in range(node.start, node.end):
+                    page = node.host[(i - node.start) // self.page]
+                    if self.file.is_sound(page):
+                        assert self.host[page, i % self.page] == (namespace, ids[: i + 1]), "a file with wrong KV"
+                stack += node.children.values()
+
     # ---- the engine's part -----------------------------------------------------------------------------------------
 
     def slot(self, one: Running, i: int) -> tuple[int, int]:
         return one.lease.pages[i // self.page], i % self.page
 
     def do_moves(self) -> None:
-        self.move(self.kv, self.host, self.cache.take_moves())
+        self.move(self.kv, self.host, self.cache.take_moves(), self.file)
         assert not self.cache.take_moves()
 
-    def move(self, device: Slots, host: Slots, moves: list[Move]) -> None:
+    def move(self, device: Slots, host: Slots, moves: list[Move], file: PageFile | None = None) -> None:
+        """file: where the moves are done, and not only thought of. A page's bytes there are a digest of what it holds."""
         for move in moves:
+            if file is not None and move.is_out:
+                file.begin(move.host)
             for i in range(self.page):
                 if move.is_out:
                     host[move.host, i] = device.get((move.device, i))
                 else:
                     device[move.device, i] = host[move.host, i]
+            if file is not None and move.is_out:
+                held = repr([host[move.host, i] for i in range(self.page)])
+                file.pages[16 * move.host : 16 * move.host + 16] = blake2b(held.encode(), digest_size=16).digest()
+                file.seal(move.host, move.label)
 
     def seen(self) -> Slots:
         """The device as it will be once the moves are done that have been ordered."""
@@ -376,6 +447,9 @@ class Machine(RuleBasedStateMachine):
         assert not len(self.cache.holds)
         assert self.cache.stats().n_host_cached == 0
         check(self.cache)
+        if self.file is not None and self.path is not None:
+            self.file.close()
+            rmtree(self.path.parent)
 
 
 SHORT = settings(max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
