@@ -39,11 +39,16 @@ async def pieces_async(value: Any, whole: bool = False) -> AsyncIterator[tuple[s
     ref.record.flush()
     streaming = _streaming(value, whole)
     if streaming is not None:
+        number, logprobs = 0, list[wire.TokenLogprob]()
         async for one in streaming[1]:
             if isinstance(one, str):
                 yield one, None
-            elif one.is_thought == isinstance(value, Thought):
-                yield one.text, meta_of_piece(one)
+                continue
+            if one.round != number:
+                number, logprobs = one.round, []
+            logprobs += one.logprobs
+            if one.is_thought == isinstance(value, Thought):
+                yield one.text, meta_of_piece(one, logprobs, ref.with_text)
     await known(ref)
     if streaming is not None:
         yield "", ref.meta_info()

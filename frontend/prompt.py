@@ -382,8 +382,9 @@ class Prompt:
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """`text_iter` for an event loop, which it never holds up. With meta data: pairs of a piece and the meta info.
 
-        Of a piece of a gen it is what is known by then (id, completion_tokens, and None as finish_reason); a gen that
-        streams ends with "" and all of `get_meta_info`. Of text that was not generated it is None.
+        Of a piece of a gen it is what is known by then (id, completion_tokens, log-probabilities so far, and None as
+        finish_reason); a gen that streams ends with "" and all of `get_meta_info`. Of text that was not generated it is
+        None.
         """
         async for text, meta in self._pairs_async(var_name):
             if return_meta_data:

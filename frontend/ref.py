@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -213,9 +213,7 @@ def meta_of_sample(k: int, sample: wire.Sample, value: wire.Value, with_text: bo
         "e2e_latency": max(0.0, times.ended - times.ready),
     }
     if sample.logprobs or value.prompt:
-        outputs = [(t.logprob, t.id, t.text if with_text else None) for t in sample.logprobs]
-        meta["output_token_logprobs"] = outputs
-        meta["output_top_logprobs"] = [_top(t, with_text) for t in sample.logprobs]
+        meta |= _meta_of_logprobs(sample.logprobs, with_text)
         meta["input_token_logprobs"] = [
             (None if math.isnan(t.logprob) else t.logprob, t.id, t.text if with_text else None) for t in value.prompt
         ]
@@ -223,12 +221,20 @@ def meta_of_sample(k: int, sample: wire.Sample, value: wire.Value, with_text: bo
     return meta
 
 
-def meta_of_piece(delta: wire.Delta) -> dict[str, Any]:
-    """What is known of a gen's first sample while it streams."""
-    return {
+def meta_of_piece(delta: wire.Delta, logprobs: Sequence[wire.TokenLogprob], with_text: bool) -> dict[str, Any]:
+    """What is known of a gen's first sample when a piece of it comes. logprobs: of all its tokens so far."""
+    meta: dict[str, Any] = {
         "id": f"{delta.program}-{delta.ref}-0",
         "finish_reason": None,
         "completion_tokens": delta.n_tokens,
+    }
+    return meta | (_meta_of_logprobs(logprobs, with_text) if logprobs else {})
+
+
+def _meta_of_logprobs(logprobs: Sequence[wire.TokenLogprob], with_text: bool) -> dict[str, Any]:
+    return {
+        "output_token_logprobs": [(t.logprob, t.id, t.text if with_text else None) for t in logprobs],
+        "output_top_logprobs": [_top(t, with_text) for t in logprobs],
     }
 
 

@@ -40,6 +40,7 @@ class Said(NamedTuple):
     n_tokens: int = 0
     is_thought: bool = False
     round: int = 0
+    logprobs: tuple[wire.TokenLogprob, ...] = ()
 
 
 Listener: TypeAlias = Callable[[Said], None]
@@ -69,6 +70,7 @@ class Request:
         self.sent, self.first, self.ended = sent, 0.0, 0.0
         self.ids = bytearray()
         self.logprobs: list[wire.TopLogprobs] = []
+        self.n_told = 0  # of those, how many the listener has heard
         self.finish: wire.Finish | None = None
         self.failed: wire.Failed | None = None
         self.listener: Listener | None = None
@@ -249,7 +251,7 @@ class Requests:
             # Its Finish is still to come, with the numbers of its usage: it ends then.
             self._send(wire.Abort(rid=request.run.rid))
         if new and request.listener is not None:
-            request.listener(Said(new, request.text.n_tokens))
+            request.listener(self._said(request, new))
         if self.spend is not None and n > 0:
             self.spend(request.run.order, n)
 
@@ -262,8 +264,14 @@ class Requests:
             self._give_up(request, e)
             return
         if rest and request.listener is not None:
-            request.listener(Said(rest, request.text.n_tokens))
+            request.listener(self._said(request, rest))
         request.done(request)
+
+    def _said(self, request: Request, text: str) -> Said:
+        told, request.n_told = request.n_told, len(request.logprobs)
+        ids = unpack(bytes(request.ids[4 * told : 4 * request.n_told]))
+        logprobs = tuple(map(self._logprob, ids, request.logprobs[told:]))
+        return Said(text, request.text.n_tokens, logprobs=logprobs)
 
     def sample(self, request: Request) -> wire.Sample:
         """The output of a request that finished."""

@@ -161,15 +161,21 @@ class Rounds:
 
     def _heard(self, listener: Listener) -> Listener:
         """What hears a turn, and lets `listener` hear what of it is no call."""
-        n_tokens, number = 0, self._round
-        sieve = self._sieve = Sieve(self._form, lambda text: listener(Said(text, n_tokens, round=number)))
+        last = Said("", round=self._round)  # the piece that came last, with all logprobs that are not told yet
+
+        def let(text: str) -> None:
+            nonlocal last
+            listener(last._replace(text=text))
+            last = last._replace(logprobs=())
+
+        sieve = self._sieve = Sieve(self._form, let)
 
         def hear(piece: Said) -> None:
-            nonlocal n_tokens
-            n_tokens = piece.n_tokens
+            nonlocal last
             if piece.is_thought:
-                listener(piece._replace(round=number))
+                listener(piece._replace(round=last.round))
             else:
+                last = last._replace(n_tokens=piece.n_tokens, logprobs=last.logprobs + piece.logprobs)
                 sieve.feed(piece.text)
 
         return hear

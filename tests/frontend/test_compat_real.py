@@ -249,14 +249,14 @@ def test_choices_methods(method: Any) -> None:
 
 
 def test_streams_of_variables_on_threads_and_event_loops() -> None:
-    state = multi_turn.run("hello there", "another thing", temperature=0, stream=True)
+    state = multi_turn.run("hello there", "another thing", temperature=0, stream=True, return_logprob=True)
     assert "".join(state.text_iter("answer_2")) == state["answer_2"]
 
     async def pieces() -> tuple[str, Any]:
         text, last = "", None
         async for piece, meta in state.text_async_iter("answer_1", return_meta_data=True):
             assert (meta["finish_reason"] is None) == bool(piece)
-            assert meta["completion_tokens"] > 0
+            assert len(meta["output_token_logprobs"]) == meta["completion_tokens"] > 0
             text, last = text + piece, meta
         return text, last
 

@@ -173,6 +173,21 @@ def test_streaming_gives_the_text_in_pieces_before_the_value(bench: Any, greedy:
     assert b.sent[-1][1] is b.value(0)
 
 
+def test_pieces_have_the_logprobs_of_their_tokens(bench: Any, greedy: Sampler) -> None:
+    b = bench({"a": "one two three. four"})
+    sampling = greedy(stop=(".",), logprobs=True, top_logprobs=2)
+    b.submit(Append(0, ("a",)), Gen(0, 0, sampling, stream=True))
+    b.run()
+    deltas = b.messages(wire.Delta)
+    told = tuple(one for delta in deltas for one in delta.logprobs)
+    assert told == b.value(0).samples[0].logprobs[: len(told)]
+    assert len(told) == deltas[-1].n_tokens > 1
+    assert all(delta.logprobs for delta in deltas)
+    b.submit(Gen(0, 1, greedy(), stream=True))
+    b.run()
+    assert not any(delta.logprobs for delta in b.messages(wire.Delta) if delta.ref == 1)
+
+
 def test_no_deltas_unless_asked_for(bench: Any, greedy: Sampler) -> None:
     b = bench({"a": "one two"})
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))

@@ -276,6 +276,18 @@ def test_a_stream_shows_what_is_said_and_not_the_calls(begin: Callable[..., Any]
     assert b.text(0) == "It is <one>."
 
 
+def test_pieces_of_a_turn_have_the_logprobs_of_all_tokens_before_them(bench: Any, greedy: Sampler) -> None:
+    b = bench({f"ask<|im_end|>\n{OPEN}": "It is <one>, I say.<|im_end|>"}, Template(CHATML, {}))
+    b.submit(ASK, Gen(0, 0, greedy(max_tokens=60, logprobs=True), True, "a", tools=TOOLS), Append(0, (End(),)))
+    b.run()
+    deltas = b.messages(wire.Delta)
+    n = 0
+    for delta in deltas:
+        n += len(delta.logprobs)
+        assert n == delta.n_tokens
+    assert n > 3
+
+
 @pytest.mark.parametrize(
     ("form", "pieces", "is_call", "shown"),
     [

@@ -46,6 +46,17 @@ def test_what_is_said_is_the_value_and_the_state(thinker: Any, greedy: Sampler) 
     assert b.text(2) == "Qthe answer!"
 
 
+def test_pieces_have_the_logprobs_of_all_tokens_before_them(thinker: Any, greedy: Sampler) -> None:
+    b = thinker({"Q": "<think>hm, the</think> the answer"})
+    b.submit(Append(0, ("Q",)), Gen(0, 0, greedy(logprobs=True), stream=True, reasoning=THINK))
+    b.run()
+    n = 0
+    for delta in b.messages(wire.Delta):
+        n += len(delta.logprobs)
+        assert n == delta.n_tokens
+    assert 4 < n <= b.value(0).samples[0].n_tokens
+
+
 def test_tokens_that_are_said_stay_those_that_the_model_made(thinker: Any, marked: Tokenizer, greedy: Sampler) -> None:
     b = thinker({"Q": "<think>a</think> \n<tool_call>x y"})
     b.submit(Append(0, ("Q",)), Gen(0, 0, greedy(), reasoning=THINK), Gen(0, 1, greedy(max_tokens=1)))
