@@ -2,8 +2,9 @@
 
 A page's slots stand in a plain dict, and what a forward pass writes into a slot is the whole prefix that its keys and
 values depend on. The oracle is as plain: every prefix that was published, and a look through the whole tree for the
-longest that it shares with a prompt. Copies wait as long as they may, and steps of several leases interleave. In between
-the process dies, and another goes on with the second tier's file.
+longest that it shares with a prompt. Copies wait as long as they may, and steps of several leases interleave.
+
+In between the process dies, and another goes on with the second tier's file.
 """
 
 from __future__ import annotations
@@ -333,7 +334,7 @@ class Machine(RuleBasedStateMachine):
         assert not self.cache.take_moves()
 
     def move(self, device: Slots, host: Slots, moves: list[Move], file: PageFile | None = None) -> None:
-        """file: where the moves are done, and not only thought of. A page's bytes there are a digest of what it holds."""
+        """file: where the moves are done, and not only thought of. A page's bytes there are a digest of its slots."""
         for move in moves:
             if file is not None and move.is_out:
                 file.begin(move.host)

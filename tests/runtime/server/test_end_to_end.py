@@ -11,7 +11,7 @@ import pytest
 from banyan.runtime import client, config, launch, wire
 from banyan.runtime.client import Client
 from banyan.runtime.errors import BanyanError, PromptTooLong
-from banyan.runtime.wire import Append, Begin, End, Fork, Gen, Join, Read, Select
+from banyan.runtime.wire import Append, Begin, End, Fork, Gen, Join, Keep, Read, Select
 
 GREEDY = wire.Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -103,6 +103,26 @@ def test_a_bad_sampling_value_is_the_programs_error(real: Client) -> None:
     program.submit([Append(0, ("x",)), Gen(0, 0, wire.Sampling(top_p=7.0))])
     with pytest.raises(BanyanError, match="top_p"):
         program.future(0).result(60)
+
+
+def test_what_a_program_says_of_its_kv_reaches_the_tree(real: Client) -> None:
+    number = real.ask("events")["next"]
+    before = real.ask("stats")["cache"]["n_handles"]
+    program = real.program("keeper")
+    program.submit([Append(0, ("the lazy dog and the quick brown fox. " * 4,)), Gen(0, 0, GREEDY)])
+    n_prompt = program.future(0).result(60).usage.prompt
+    program.submit([Keep(0, pin=60.0)])
+    held = real.ask("stats")["cache"]
+    assert held["n_handles"] > before
+    assert held["n_held"] >= n_prompt // 16
+    said = real.ask("events", since=number)
+    stored = [digest for event in said["events"] for digest in event["digests"] if event["kind"] == "stored"]
+    assert len(stored) >= n_prompt // 16
+    assert not said["is_all"]
+    program.submit([Keep(0, pin=0.0)])
+    program.cancel()
+    assert real.ask("stats")["cache"]["n_handles"] == before
+    real.ask("check")
 
 
 # ---- a second tier -------------------------------------------------------------------------------------------------
