@@ -36,6 +36,7 @@ _METAVARS = {
     "socket": "PATH",
     "max_message": "BYTES",
     "max_program": "BYTES",
+    "metrics": "ADDRESS",
     "max_client": "BYTES",
 }
 

@@ -78,6 +78,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     max_width: Annotated[int, _doc("most branches of a fork, samples of a gen, choices of a select")] = 4096
     max_program: Annotated[int, _doc("most that one program may take on the server, in bytes")] = 256 << 20
     max_client: Annotated[int, _doc("most that all programs of one client may take on the server, in bytes")] = 1 << 30
+    metrics: Annotated[
+        str, _doc("where to tell counters and times, as Prometheus reads them: a port of this machine, or HOST:PORT")
+    ] = ""
     log: Annotated[Literal["quiet", "info", "debug"], _doc("how much the server tells on stderr")] = "quiet"
 
 
@@ -152,6 +155,8 @@ def _check(c: Config) -> None:
     need(c.max_message >= 1 << 16, f"max_message is {c.max_message}; it must be at least 65536 bytes")
     for name in ("max_programs", "max_width", "max_program", "max_client"):
         need(getattr(c, name) >= 1, f"{name} is {getattr(c, name)}; it must be at least 1")
+    if c.metrics:
+        address(c.metrics)
     if c.kv_memory != "auto":
         parse_bytes(c.kv_memory)
     drafters(c.speculate)
@@ -174,6 +179,14 @@ def drafters(speculate: str) -> tuple[str, ...]:
             f"drafter {min(unknown)!r}: there are {', '.join(DRAFTERS)}"
         )
     return tuple(name for name in DRAFTERS if name in names)
+
+
+def address(text: str) -> tuple[str, int]:
+    """'9090' -> ('127.0.0.1', 9090); '0.0.0.0:9090' -> ('0.0.0.0', 9090). Port 0: one that is free."""
+    host, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"cannot read {text!r} as an address; write it like 9090 or 0.0.0.0:9090")
+    return host or "127.0.0.1", int(port)
 
 
 def parse_bytes(text: str) -> int:

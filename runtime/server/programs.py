@@ -54,8 +54,8 @@ class Programs:
         self._limiter = Limiter(timers, end=self._end, stop=self._stop)
         self.spend = self._limiter.spend
         self.keeper = generator.keeper
-        self.over: Callable[[int], None] = lambda serial: None
-        """Called with the serial of a program that has ended."""
+        self.over: Callable[[Program], None] = lambda program: None
+        """Called with a program that has ended."""
         self.tooling = Tooling(generator)
         self._programs: dict[tuple[Client, int], Program] = {}
         self._standings: dict[int, Standing] = {}  # by serial
@@ -481,7 +481,7 @@ class Programs:
                 self._rest(program, state)
         self._limiter.forget(program)
         self._quota.forget(program)
-        self.over(program.serial)
+        self.over(program)
         self.keeper.end(program.serial)
         key = program.client, program.number
         del self._programs[key], self._standings[program.serial]

@@ -101,6 +101,8 @@ class Requests:
         self._tokenizer, self._n_vocabulary, self._send, self.clock = tokenizer, n_vocabulary, send, clock
         self.spend: Callable[[tuple[int, ...], int], None] | None = None
         """Called with a request's `order` and the number of tokens that it was just given."""
+        self.ended: Callable[[Request], None] = lambda request: None
+        """Called with a request that has ended well, before its `done`."""
         self.standing: Callable[[int], Standing] = lambda serial: Standing()
         """Of a program, by its serial: the first number of an `order`."""
         self.keeper = Keeper(send, clock)
@@ -265,6 +267,7 @@ class Requests:
             return
         if rest and request.listener is not None:
             request.listener(self._said(request, rest))
+        self.ended(request)
         request.done(request)
 
     def _said(self, request: Request, text: str) -> Said:

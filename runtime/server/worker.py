@@ -20,6 +20,7 @@ import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -38,6 +39,8 @@ from banyan.runtime.server.generate import Generator
 from banyan.runtime.server.grammar import Grammars
 from banyan.runtime.server.limits import Timers
 from banyan.runtime.server.link import Link
+from banyan.runtime.server.metrics import Metrics
+from banyan.runtime.server.program import Program
 from banyan.runtime.server.programs import Programs
 from banyan.runtime.server.requests import Requests
 from banyan.runtime.server.tokenizer import Files, Tokenizer
@@ -53,6 +56,9 @@ MOST_REFUSALS = 16
 
 MOST_KNOWN = 4096
 """Peers whose refusals are counted."""
+
+OURSELVES = b""
+"""Who asks the engine for counters, in the place of a client."""
 
 LEVELS = ("quiet", "info", "debug")
 
@@ -135,7 +141,12 @@ class Server:
         self.timers = Timers()
         self.programs = Programs(generator, self._say, self.timers, quota.Limits.of(self.config))
         self.requests.spend, self.requests.standing = self.programs.spend, self.programs.standing
-        self.programs.over = self.requests.end
+        self.programs.over = self._over
+        self.metrics: Metrics | None = None
+        if self.config.metrics:
+            self.metrics = Metrics(self.config.metrics)
+            undo.callback(self.metrics.close)
+            self.requests.ended = self.metrics.request
         self.chat = self.programs.tooling.told(template.chat_markers()) if template else None
 
     # ---- the loop --------------------------------------------------------------------------------------------------
@@ -304,8 +315,15 @@ class Server:
         for client in list(self._peers):
             self._say(client, wire.Pong())
 
+    def _over(self, program: Program) -> None:
+        self.requests.end(program.serial)
+        if self.metrics is not None:
+            self.metrics.program((datetime.now() - program.started).total_seconds())
+
     def _beat(self) -> None:
         self.link.beat()
+        if self.metrics is not None and self.link.ready is not None:
+            self._ask(OURSELVES, wire.Ask(id=0, what="stats"))
         self._probe()
         for client, peer in list(self._peers.items()):
             peer.n_silent += 1
@@ -355,6 +373,10 @@ class Server:
         if (asked := self._questions.pop(answer.id, None)) is None:
             return
         client, ask = asked
+        if client == OURSELVES:
+            if self.metrics is not None and answer.ok:
+                self.metrics.note(msgspec.json.decode(answer.body) | {"server": self._stats()})
+            return
         body = answer.body
         ok = answer.ok
         if ok and ask.what == "stats":

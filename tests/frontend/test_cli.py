@@ -50,7 +50,8 @@ def test_each_flag_reaches_the_tree() -> None:
     argv += " --eviction lfu --host-memory 2GiB --host-file f"
     argv += " --schedule lpm --step-tokens 99 --threads 2 --engine-timeout 7 --constraint-bytes 999"
     argv += " --constraint-seconds 3 --socket s --max-message 70000 --log debug --max-programs 9 --max-width 8"
-    argv += " --max-program 7777 --max-client 9999"
+    argv += " --max-program 7777 --max-client 9999 --metrics 9090 --speculate tree"
+    argv += " --constraint-engine outlines_core"
     assert not make(**parse("serve", "--no-cache")).cache
     assert make(**parse("serve", *argv.split())) == Config(
         model="m",
@@ -76,6 +77,9 @@ def test_each_flag_reaches_the_tree() -> None:
         max_width=8,
         max_program=7777,
         max_client=9999,
+        metrics="9090",
+        speculate="tree",
+        constraint_engine="outlines_core",
         log="debug",
     )
     assert {f"--{f.name.replace('_', '-')}" for f in msgspec.structs.fields(Config)} == {

@@ -20,6 +20,7 @@ VALUES = {
     "cache": False, "eviction": "slru", "host_memory": "2GiB", "host_file": "/tmp/x/kv", "max_running": 3,
     "schedule": "fair", "step_tokens": 64, "speculate": "tree", "threads": 2, "socket": "/tmp/x/s",
     "max_message": 1 << 20, "max_programs": 5, "max_width": 6, "max_program": 1000, "max_client": 2000,
+    "metrics": "0.0.0.0:9090",
     "engine_timeout": 5.0, "constraint_bytes": 1000, "constraint_seconds": 0.5, "log": "debug",
     "constraint_engine": "outlines_core",
 }  # fmt: skip
@@ -56,6 +57,7 @@ def test_an_unknown_option_is_named_with_the_one_that_was_meant() -> None:
         ("page", 0), ("page", 12), ("max_running", 0), ("step_tokens", 0), ("context", 1), ("threads", 0),
         ("engine_timeout", 0.0), ("constraint_bytes", 0), ("constraint_seconds", 0.0), ("max_message", 10),
         ("max_programs", 0), ("max_width", 0), ("max_program", 0), ("max_client", 0),
+        ("metrics", "here"), ("metrics", "1.2.3.4:99999"),
         ("kv_memory", "a lot"), ("device", "tpu"), ("dtype", "int3"), ("cache", "maybe"), ("log", "loud"),
         ("schedule", "random"), ("socket", "/x" * 60), ("model", 7), ("eviction", "mru"), ("host_memory", "some"),
         ("host_file", "/tmp/x"), ("speculate", "on"), ("speculate", "tree,oracle"), ("speculate", ""),
