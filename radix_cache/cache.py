@@ -219,7 +219,7 @@ class Cache:
         """A lease on the longest stored prefix of `ids`, at most `limit` tokens of it.
 
         ids        int32 little-endian, all that the request has so far
-        namespace  what must be equal for KV to be equal, beyond the tokens (see `root_key`)
+        namespace  what must be equal for KV to be equal, beyond the tokens: a tenant, an adapter, a version of weights
         priority   for the policy of that name
         owner      the program, for the statistics
 
