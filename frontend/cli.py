@@ -94,6 +94,7 @@ def _parser() -> _Parser:
     _add_config(chat, socket_help=_JOIN)
 
     add("models", _models, "list what can be run on this machine")
+    add("kernels", _kernels, "list the ops, and what computes them on this machine")
 
     check = add("check", _check, "walk every invariant of a runtime, and say what it runs on")
     _add_config(check, socket_help="check the server that listens there, instead of a private one under a small load")
@@ -230,6 +231,12 @@ def _models(options: argparse.Namespace) -> int:
     from banyan import cli_models
 
     return cli_models.show()
+
+
+def _kernels(options: argparse.Namespace) -> int:
+    from banyan import cli_kernels
+
+    return cli_kernels.show()
 
 
 def _check(options: argparse.Namespace) -> int:

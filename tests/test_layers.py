@@ -29,7 +29,9 @@ RUNTIME = "banyan.runtime"
 CORE = tuple(f"{RUNTIME}.{name}" for name in ("wire", "errors", "config", "promise", "reasoning", "template"))
 FACE = (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch")
 
-COMMAND_LINE = tuple(f"banyan.{name}" for name in ("cli", "cli_chat", "cli_check", "cli_models", "cli_run", "cli_tree"))
+COMMAND_LINE = tuple(
+    f"banyan.{name}" for name in ("cli", "cli_chat", "cli_check", "cli_kernels", "cli_models", "cli_run", "cli_tree")
+)
 
 PLANNING = tuple(
     f"{RUNTIME}.engine.{name}"
@@ -101,6 +103,7 @@ EXCEPTIONS = {
     "banyan.backends.openai_format": {
         f"{RUNTIME}.server.select": "a select is scored by the same three readings here and there; arithmetic, no more"
     },
+    "banyan.cli_kernels": {"banyan.kernels.chosen": "`banyan kernels` tells what computes here: torch knows"},
     "banyan.cli_models": {
         f"{RUNTIME}.model.families": "`banyan models` lists what the native decoder runs; no torch in it",
         f"{RUNTIME}.model.spec": "`banyan models` reads headers of local models; no torch in it",
