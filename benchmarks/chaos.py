@@ -46,6 +46,8 @@ def chaos(report: Report, is_quick: bool) -> None:
     n_changed = sum(was != now for was, now in zip(calm.texts, stormy.texts, strict=True))
     what = f"chaos, {n} programs, {faults.kills} kills, {faults.stops} stops"
     report.row(f"{what}: changed by it", "programs", n_changed, target="<= 0")
+    n_failed = sum(text.startswith(storm.ERROR) for texts in stormy.texts for text in texts)
+    report.row("chaos: values that failed", "", n_failed, target="<= 0")
     report.row("chaos: engines started", "", stormy.n_starts, target=f">= {faults.stops + faults.kills // 2}")
     report.row("chaos: left behind (pages, requests)", "", sum(stormy.left.values()), target="<= 0")
     report.row("chaos: the server's memory has grown by", "MiB", stormy.grown, target="<= 32")

@@ -27,13 +27,17 @@ VANISHING = """
 import sys, time
 from pathlib import Path
 from banyan.runtime import client, wire
-c = client.connect(Path(sys.argv[1]))
+c = client.connect(Path(sys.argv[1]), timeout=100)  # an engine may be loading
 for k in range(20):
     endless = wire.Sampling(max_tokens=300, ignore_eos=True, temperature=0.0)
     c.program("gone").submit([wire.Append(0, (f"gone {k}",)), wire.Gen(0, 0, endless, stream=True)])
 print("here", flush=True)
 time.sleep(1000)
 """
+
+
+ERROR = "\0error "
+"""Stands before the code of an error, in the place of a text."""
 
 
 class Faults(NamedTuple):
@@ -126,7 +130,7 @@ def _play(c: clients.Client, n: int, patience: float) -> Iterator[tuple[str, ...
             try:
                 said.append(program.future(ref).result(patience).samples[0].text)
             except BanyanError as e:
-                said.append(f"<{e.code}>")
+                said.append(f"{ERROR}{e.code}")
         yield tuple(said)
 
 

@@ -33,6 +33,7 @@ def test_chaos(storm: ModuleType, faults: ModuleType, tiny_model: Callable[..., 
     with contextlib.closing(storm.serve(tiny_model("llama"), max_running=12)) as server:
         calm = storm.run(server, 48, None)
         assert len(set(calm.texts)) > 40
+        assert not any(text.startswith(storm.ERROR) for texts in calm.texts for text in texts)
         assert (calm.n_starts, calm.left) == (0, {})
         few = storm.Faults(kills=2, stops=1, vanishing=1, loss=0.05, twice=0.05)
         stormy = storm.run(server, 48, few, faults.lossy)
