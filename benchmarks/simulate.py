@@ -17,7 +17,8 @@ from banyan.radix_cache.cache import Cache
 from banyan.runtime.engine.admit import Limits
 from banyan.runtime.engine.request import Plan, Result
 from banyan.runtime.engine.scheduler import Scheduler
-from banyan.runtime.wire import Abort, Failed, Finish, Over, Run, Step
+from banyan.runtime.engine.steer import Steering
+from banyan.runtime.wire import Abort, Bury, EngineOrder, Failed, Finish, Hold, Over, Release, Run, Step
 
 VOCABULARY = 1 << 20
 
@@ -68,6 +69,7 @@ class Machine:
         self.cache = Cache(n_pages, page, cache, policy)
         limits = Limits(context, VOCABULARY + 1, max_running, step_tokens)
         self.scheduler = Scheduler(self.cache, limits, **options)  # type: ignore[arg-type]
+        self.steering = Steering(self.cache)
         self.cost = cost or Cost()
         self.now = self.busy = self.cpu = 0.0
         self.n_steps = 0
@@ -82,9 +84,12 @@ class Machine:
         """Call `action` at the time `when`."""
         heappush(self._events, (when, next(self._numbers), action))
 
-    def take(self, order: Run | Abort | Over) -> None:
+    def take(self, order: EngineOrder) -> None:
         before = time.thread_time()
-        self.scheduler.take(order)
+        if isinstance(order, Hold | Release | Bury):
+            self.steering.take(order, self.now)
+        elif isinstance(order, Run | Abort | Over):
+            self.scheduler.take(order)
         self.cpu += time.thread_time() - before
 
     def step(self) -> bool:

@@ -10,8 +10,8 @@ The working set is the distinct tokens of all programs that are present (begun o
 the most: all queued, those of the whole work; arriving, what a run with a cache without bounds says. No cache is
 smaller than the longest request.
 
-"aware" is LRU for what nobody waits for; the paths of programs that wait for a tool go last, the farthest first, by the
-mean of the waits so far.
+"aware" is LRU for what nobody waits for; the paths of programs that wait for a tool, or whose users think, go last, and
+of these the farthest first. When they go on is guessed, as a server does it (runtime/server/keeper.py).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def play(
     machine = Machine(n_pages=-(-n_tokens // PAGE), page=PAGE, step_tokens=2048, cost=COST,
                       policy="lru" if is_aware else policy, **options)  # type: ignore[arg-type]  # fmt: skip
     crowd = Crowd(machine, arrivals(Random(1), programs, seconds), is_aware, is_measured)
-    machine.run()
+    crowd.run()
     machine.scheduler.check()
     assert not crowd.present, "a program has not ended"
     counts = machine.scheduler.counts
@@ -91,7 +91,7 @@ class Shape:
             self._seconds = play(bodies(*self._made), 2 * self.optimum.n_all, "lru").busy / LOAD
             free = play(bodies(*self._made), 2 * self.optimum.n_all, "lru", self._seconds, is_measured=True)
             self.n_working = free.n_present
-        self.has_waits = name == WAITS or (is_online and name == "chat")
+        self.has_waits = name in (WAITS, "tree of thought") or (is_online and name == "chat")
         self.outcomes: dict[tuple[float, str], Outcome] = {}
 
     def play(self, share: float, policy: str) -> None:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from simulate import STOP, VOCABULARY, Machine, token
 
-from banyan.radix_cache.handles import Handle
 from banyan.radix_cache.node import n_common
+from banyan.runtime.server.keeper import Keeper
 from banyan.runtime.wire import Finish, Over, Run, Sampling
 
 MAX_TOKENS = 512
@@ -32,9 +32,10 @@ class Gen(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """A tool works, or a user thinks."""
+    """A tool works, or, without its name, a user thinks."""
 
     seconds: float
+    tool: str = ""
 
 
 class Fork(NamedTuple):
@@ -46,11 +47,10 @@ class Fork(NamedTuple):
 class State:
     """A running prompt. number: among those of its program, as the language counts them."""
 
-    __slots__ = ("handle", "ids", "number", "program")
+    __slots__ = ("ids", "number", "program")
 
     def __init__(self, program: Program, number: int, ids: array[int]) -> None:
         self.program, self.number, self.ids = program, number, ids
-        self.handle: Handle | None = None  # while it waits, or its request does
 
 
 def say(state: State, rid: int, n: int) -> None:
@@ -77,24 +77,10 @@ class Program:
         return self.states[-1]
 
 
-class Waits:
-    """How long a wait is expected to last: as long as those before it did, in the mean."""
-
-    def __init__(self) -> None:
-        self.n, self.seconds = 0, 0.0
-
-    def note(self, seconds: float) -> None:
-        self.n, self.seconds = self.n + 1, self.seconds + seconds
-
-    @property
-    def mean(self) -> float:
-        return self.seconds / max(1, self.n)
-
-
 class Crowd:
     """Programs on a machine, each from its time on.
 
-    foresees    the tree is told, by handles, which states wait for a tool, and about how long such waits have been
+    foresees    the tree is told what a server tells it: which states rest, and for how long such rests have lasted
     n_prompt    tokens of all prompts
     n_present   distinct tokens of the programs present at one time, at the most; only with `is_measured`
     """
@@ -102,10 +88,10 @@ class Crowd:
     def __init__(
         self, machine: Machine, bodies: Iterable[tuple[float, Body]], foresees: bool = False, is_measured: bool = False
     ) -> None:
-        self.machine, self.foresees, self.is_measured = machine, foresees, is_measured
+        self.machine, self.is_measured = machine, is_measured
+        self.keeper = Keeper(machine.take, lambda: machine.now) if foresees else None
         self.n_prompt = self.n_present = 0
-        self.waits = Waits()
-        self._open: dict[int, tuple[State, int, Steps, Callable[[], None]]] = {}
+        self._open: dict[int, tuple[Run, State, int, Steps, Callable[[], None]]] = {}
         self.present: dict[int, Program] = {}  # by serial
         self._n_started = 0
         machine.on_finish = self._finished
@@ -113,8 +99,16 @@ class Crowd:
         for serial, (start, body) in enumerate(bodies):
             machine.at(start, partial(self._begin, serial, body))
 
+    def run(self) -> None:
+        """Until all programs have ended."""
+        while self.machine.step():
+            if self.keeper is not None:
+                self.keeper.settle()
+
     def _begin(self, serial: int, body: Body) -> None:
         program = self.present[serial] = Program(serial)
+        if self.keeper is not None:
+            self.keeper.begin(serial, "program")
         self._start(program.state(array("i")), body, lambda: None)
 
     def _start(self, state: State, body: Body, done: Callable[[], None]) -> None:
@@ -125,8 +119,8 @@ class Crowd:
         match step:
             case Gen(n):
                 self._ask(state, n, steps, done)
-            case Wait(seconds):
-                self._wait(state, seconds, steps, done)
+            case Wait():
+                self._wait(state, step, steps, done)
             case Fork(bodies):
                 left = [len(bodies)]
 
@@ -136,6 +130,8 @@ class Crowd:
                         self._go_on(state, steps, done)
 
                 children = [state.program.state(state.ids[:]) for _ in bodies]
+                if self.keeper is not None:
+                    self.keeper.forked(state.program.serial, state.number, tuple(child.number for child in children))
                 for child, body in zip(children, bodies, strict=True):
                     self._start(child, body, one)
             case None:
@@ -149,17 +145,19 @@ class Crowd:
         self._n_started += 1
         self.n_prompt += len(state.ids)
         self.machine.lengths[rid] = n
-        self._open[rid] = state, n, steps, done
         order = state.program.serial, state.number, rid
-        self.machine.take(Run(rid, state.ids.tobytes(), Sampling(max_tokens=MAX_TOKENS), STOP, order=order))
+        run = Run(rid, state.ids.tobytes(), Sampling(max_tokens=MAX_TOKENS), STOP, order=order)
+        if self.keeper is not None:
+            self.keeper.started(run)
+        self._open[rid] = run, state, n, steps, done
+        self.machine.take(run)
 
     def _finished(self, finish: Finish) -> None:
-        state, n, steps, done = self._open.pop(finish.rid)
+        run, state, n, steps, done = self._open.pop(finish.rid)
         assert finish.reason == "stop"
-        if state.handle is not None:
-            state.handle.release()
-            state.handle = None
         say(state, finish.rid, n)
+        if self.keeper is not None:
+            self.keeper.ended(run, bytearray(state.ids.tobytes()[len(run.ids) :]))
         if self.is_measured:
             self.n_present = max(self.n_present, n_distinct(self._texts()))
         self._go_on(state, steps, done)
@@ -167,25 +165,18 @@ class Crowd:
     def _failed(self, failed: object) -> None:
         raise AssertionError(f"a request failed: {failed}")
 
-    def _wait(self, state: State, seconds: float, steps: Steps, done: Callable[[], None]) -> None:
-        machine = self.machine
-        if self.foresees:
-            state.handle = machine.cache.handle(state.ids.tobytes())
-            state.handle.expect(self.waits.mean * machine.n_steps / max(machine.now, 1e-9))
-
-        def over() -> None:
-            self.waits.note(seconds)
-            if state.handle is not None:
-                state.handle.expect(0)
-            self._go_on(state, steps, done)
-
-        machine.at(machine.now + seconds, over)
+    def _wait(self, state: State, wait: Wait, steps: Steps, done: Callable[[], None]) -> None:
+        if self.keeper is not None and wait.tool:
+            self.keeper.calls(state.program.serial, state.number, (wait.tool,))
+        self.machine.at(self.machine.now + wait.seconds, partial(self._go_on, state, steps, done))
 
     def _texts(self) -> Iterable[bytes]:
         return (state.ids.tobytes() for program in self.present.values() for state in program.states)
 
     def _end(self, program: Program) -> None:
         del self.present[program.serial]
+        if self.keeper is not None:
+            self.keeper.end(program.serial)
         self.machine.take(Over(0, program.serial))
 
 
@@ -322,7 +313,7 @@ def agents(chance: Random, n: int, wait: float = 0.0) -> list[Body]:
             for n_out, seen, seconds in rounds:
                 yield Gen(n_out)
                 if wait:
-                    yield Wait(seconds)
+                    yield Wait(seconds, "search")
                 state.ids += seen
             yield Gen(30)
 

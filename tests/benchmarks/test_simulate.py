@@ -72,12 +72,12 @@ def test_a_state_waits_for_its_children_and_for_its_tools(work: ModuleType) -> N
     def parent(state: Any) -> Any:
         state.ids += array("i", [1, 2, 3])
         yield work.Fork([child(40), child(5)])
-        yield work.Wait(50.0)
+        yield work.Wait(50.0, "search")
         events.append(("waited", machine.now))
         yield work.Gen(1)
 
     crowd = work.Crowd(machine, [(3.0, parent)], foresees=True)
-    machine.run()
+    crowd.run()
     assert [name for name, _ in events] == ["said 5", "said 40", "waited"]
     assert events[2][1] == pytest.approx(events[1][1] + 50.0)
     assert not crowd.present
