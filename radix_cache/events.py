@@ -8,8 +8,8 @@ A page is named by a digest of the whole prefix that it ends (`pagefile.prefix_d
 whole pages are told of. What has happened is kept up to a bound. Who comes back too late for it, or with a number of
 another process, gets all that is there now (`is_all`), and forgets what it knew.
 
-Nothing is kept, and nothing costs time, before somebody listens. Then a store costs the hash of its prefix: 1 ms for a
-million tokens, as good as nothing for most.
+Nothing is kept, and nothing costs time, before somebody listens. Then a store costs the hashes of its prefix and pages:
+140 us for 4,096 new tokens, which alone are stored in 20 (one core of an AMD EPYC, busy).
 """
 
 from __future__ import annotations
