@@ -214,7 +214,7 @@ def asked_for(job: Job) -> Iterator[str]:
         if (constraint := job.op.sampling.constraint) is not None:
             yield constraint.kind
         yield from (name for name in ("tools", "priority", "deadline", "stream") if getattr(job.op, name))
-    kinds = {wire.Image: "image", wire.Raw: "raw", wire.Begin: "roles"}
+    kinds: dict[type, str] = {wire.Image: "image", wire.Raw: "raw", wire.Begin: "roles"}
     yield from dict.fromkeys(kinds[type(piece)] for piece in job.pieces if type(piece) in kinds)
 
 
