@@ -3,9 +3,10 @@
     python benchmarks/speculation.py [--quick] [--json FILE]
 
 replay: conversations of agents with tools, which run again over the tree that the first time left. json: records from
-texts that are new, under a JSON Schema. chat: small talk, memories and readings, new ones. All are held out of the
-model's training; greedy, and refused where outputs differ. A second is one of CPU of the engine's one thread, so that
-what else the machine does counts for neither side; on an idle one it is a second.
+texts that are new, under a JSON Schema. chat: small talk, memories and readings, new ones. noise: small talk drawn at
+temperature 8, which nobody foresees. All are held out of the model's training; the rest is greedy, and all of it is
+refused where outputs differ. A second is one of CPU of the engine's one thread, so that what else the machine does
+counts for neither side; on an idle one it is a second.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ TESTS = (
 
 
 class Job(NamedTuple):
-    """One generation: its prompt, and its constraint."""
+    """One generation: its prompt, its constraint, and how it is drawn."""
 
     ids: bytes
     constraint: ConstraintSpec | None = None
+    temperature: float = 0.0
 
 
 class Arm:
@@ -69,8 +71,8 @@ class Arm:
         e, first = self.engine, self.n_runs
         self.n_runs += len(jobs)
         for i, job in enumerate(jobs):
-            sampling = Sampling(temperature=0.0, max_tokens=N_OUT, constraint=job.constraint)
-            e.take(Run(first + i, job.ids, sampling, self.stops, order=(first + i,)))
+            sampling = Sampling(temperature=job.temperature, max_tokens=N_OUT, constraint=job.constraint)
+            e.take(Run(first + i, job.ids, sampling, self.stops, seed=first + i, order=(first + i,)))
         said: dict[int, list[int]] = {first + i: [] for i in range(len(jobs))}
         n_left, n_steps, seconds = len(jobs), e.scheduler.counts["steps"], -time.thread_time()
         while n_left:
@@ -142,6 +144,9 @@ class Bench:
     def chat(self, seed: int) -> list[Job]:
         return [job for family in ("chat", "recall", "reading") for job in self.turns(family, seed)]
 
+    def noise(self, seed: int) -> list[Job]:
+        return [job._replace(temperature=8.0) for job in self.turns("chat", seed)]
+
     def compare(self, work: Callable[[int], list[Job]], batch: int, names: Sequence[str]) -> dict[str, Arm]:
         """Each drafters' arm on the same jobs, one after the other in each round, in a new order each time."""
         arms = {name: Arm(name, batch, self.tokenizer.vocabulary(), self.end) for name in names}
@@ -196,6 +201,7 @@ def main() -> int:
         ("agent replay", bench.replay, "ratio >= 2.5", "ratio >= 1.3", ours),
         ("json", bench.records, "ratio >= 2.5", "ratio >= 1.3", ours),
         ("chat", bench.chat, "ratio >= 0.97", "ratio >= 0.97", "auto"),
+        ("noise", bench.noise, "ratio >= 0.97", "ratio >= 0.97", "auto"),
     ):
         for batch, target in ((1, one), (16, batch_16)):
             rest = ("tree", "ngram", "grammar", ours, "auto") if batch == 1 else (ours, "auto")

@@ -66,7 +66,7 @@ class FakeModel:
         out, owner = [], np.repeat(np.arange(len(ragged.q_lens)), ragged.q_lens)
         for row in rows.tolist():
             at = np.arange(int(positions[row]) + 1)
-            slots = np.array(ragged.pages[owner[row]])[at // page] * page + at % page
+            slots = ragged.page_table[owner[row]].numpy()[at // page] * page + at % page
             read = pool[slots].numpy()
             assert (read[:, 1] == at).all(), "a slot holds another position's token"
             out.append(logits_after(read[:, 0].astype(np.int64).tolist()))
