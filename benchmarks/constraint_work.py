@@ -1,18 +1,21 @@
-"""Work for constraints: random schemas, and an engine that is driven by hand."""
+"""Work for constraints: random schemas, requests for JSON, a large vocabulary, and an engine that is driven by hand."""
 
 from __future__ import annotations
 
 import json
 import string
+import sysconfig
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import jsonschema
+import tokenizers
 
 from banyan.runtime import config as configs
 from banyan.runtime.config import Resolved
@@ -148,6 +151,77 @@ def judge(schema: Any, text: str) -> str:
     return "valid" if wrong is None else f"{text!r} does not fit {json.dumps(schema)}: {wrong.message}"
 
 
+# ---- requests for JSON ---------------------------------------------------------------------------------------------
+
+
+def record(**properties: Any) -> Any:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def _of(*values: Any) -> Any:
+    return {"enum": list(values)}
+
+
+_TEXT = {"type": "string", "maxLength": 24}
+_WHOLE = {"type": "integer", "minimum": 0, "maximum": 999}
+_TRUTH = {"type": "boolean"}
+_WORD = {"type": "string", "pattern": "^[a-z]{2,10}$"}
+REQUESTS: list[tuple[str, Any]] = [
+    ("Describe the weather in Bern.", record(location=_TEXT, unit=_of("celsius", "fahrenheit"), temperature=_WHOLE)),
+    ("Describe a person.", record(first_name=_WORD, last_name=_WORD, age=_WHOLE, is_member=_TRUTH)),
+    ("Call a tool that finds a key.", record(name={"const": "lookup"}, arguments=record(table=_TEXT, key=_WORD))),
+    ("List three colours.", {"type": "array", "items": _of("red", "green", "blue"), "minItems": 3, "maxItems": 5}),
+    ("Judge this answer: 2 + 2 = 5", record(reasoning=_TEXT, verdict=_of("correct", "incorrect"), confidence=_WHOLE)),
+    ("Plan a day in two steps.", record(goal=_TEXT, steps={
+        "type": "array", "items": record(description=_TEXT, duration_minutes=_WHOLE), "minItems": 2, "maxItems": 2})),
+    ("Order two books.", record(items={"type": "array", "items": record(title=_TEXT, quantity=_WHOLE), "maxItems": 2},
+                                delivery=_of("standard", "express"), gift_wrapping=_TRUTH)),
+    ("Report a defect.", record(component=_of("parser", "server", "client"), severity=_of("low", "high", "critical"),
+                                reproducible=_TRUTH, description=_TEXT)),
+]  # fmt: skip
+"""What is asked for, and the schema that the answer must fit: records of a few fields, as tools have them."""
+MOST = 96
+"""Tokens of an answer."""
+
+
+def prompt(question: str) -> str:
+    return f"<|im_start|>user\n{question} Answer in JSON.<|im_end|>\n<|im_start|>assistant\n"
+
+
+# ---- a large vocabulary --------------------------------------------------------------------------------------------
+
+N_LARGE = 128_000
+_SOURCE = 40_000_000
+"""Bytes of Python source that its merges are learned from."""
+
+
+def large_vocabulary(file: Path) -> Path:
+    """`file`, a folder with a tokenizer of N_LARGE tokens, learned from this machine's Python source: minutes, once."""
+    if not (file / "tokenizer.json").exists():
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=N_LARGE, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"], show_progress=False,
+            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        )  # fmt: skip
+        tokenizer.train_from_iterator(_source(), trainer)
+        file.mkdir(parents=True, exist_ok=True)
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
+        (file / "tokenizer_config.json").write_text(json.dumps(config))
+        tokenizer.save(str(file / "tokenizer.json"))
+    return file
+
+
+def _source() -> Iterator[str]:
+    left = _SOURCE
+    for root in (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"]):
+        for file in sorted(Path(root).rglob("*.py")):
+            if left > 0 and (size := file.stat().st_size) < 400_000:
+                left -= size
+                yield file.read_text(encoding="utf-8", errors="replace")
+
+
 # ---- an engine, driven by hand -------------------------------------------------------------------------------------
 
 
@@ -179,7 +253,8 @@ class Bench:
     def begin(self, prompt: str, sampling: Sampling, seed: int = 0) -> int:
         """Hand the engine a run; its rid."""
         self._n_runs += 1
-        ids, stops = (array("i", some).tobytes() for some in (self.ids(prompt), sorted(self.tokenizer.eos_ids)))
+        ends = () if sampling.ignore_eos else sorted(self.tokenizer.eos_ids)
+        ids, stops = (array("i", some).tobytes() for some in (self.ids(prompt), ends))
         self.engine.take(Run(self._n_runs, ids, sampling, stops, seed=seed, order=(0, self._n_runs)))
         return self._n_runs
 

@@ -350,6 +350,16 @@ def test_masks_that_take_long_fail_their_request(bench: Bench, monkeypatch: pyte
     assert said.n_tokens == guides.PATIENCE - 1
 
 
+def test_the_watch_counts_work_and_not_waiting() -> None:
+    watch = guides.Watch()
+    time.sleep(0.05)
+    assert watch.lap() < guides.SLOW
+    end = time.thread_time() + 1.5 * guides.SLOW
+    while time.thread_time() < end:
+        pass
+    assert watch.lap() > guides.SLOW
+
+
 def test_an_output_that_no_longer_matches_is_not_gone_on_with(bench: Bench) -> None:
     said = bench.drive(bench.engine(), bench.run(1, REGEX, done="12x"))[1]
     assert said.error is not None
