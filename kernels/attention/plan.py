@@ -185,31 +185,27 @@ def _n_keys(item: _Item) -> int:
 
 def _tables(small: list[_Item], large: list[_Item], n_rows: int) -> Plan:
     """Number the partial results, a row's own side by side, and write all down."""
-    counts: dict[int, int] = {}
-    for item in itertools.chain(small, large):
-        if item[6]:
-            for row in item[0]:
-                counts[row] = counts.get(row, 0) + 1
-    merges, parts, n_partials = array("i"), {}, 0
-    for row, count in counts.items():
-        merges.extend((row, n_partials, count, 0))
-        parts[row] = n_partials
-        n_partials += count
-
-    entries = array("i")  # behind one entry for each row of q, in order
+    listed: list[int] = []  # rows of items that read some of their keys; `rows` has them behind one entry for each row
     tables = []
     for items in (small, large):
         table = array("i")
         for rows, request, start, end, position, tail, is_part in items:
             first = rows[0]
             if is_part:
-                first = n_rows + len(entries) // 2
-                for row in rows:
-                    entries.extend((row, parts[row]))
-                    parts[row] += 1
+                first = n_rows + len(listed)
+                listed.extend(rows)
             table.extend((first, len(rows), request, start, end, position, tail, 0))
         tables.append(np.frombuffer(table, np.int32).reshape(-1, 8))
-    all_rows = np.full((n_rows + len(entries) // 2, 2), -1, np.int32)
+
+    all_rows = np.full((n_rows + len(listed), 2), -1, np.int32)
     all_rows[:n_rows, 0] = np.arange(n_rows)
-    all_rows[n_rows:] = np.frombuffer(entries, np.int32).reshape(-1, 2)
-    return Plan(tables[0], tables[1], all_rows, np.frombuffer(merges, np.int32).reshape(-1, 4), n_partials)
+    if not listed:
+        return Plan(tables[0], tables[1], all_rows, np.empty((0, 4), np.int32), 0)
+    all_rows[n_rows:, 0] = parts = np.array(listed, np.int32)
+    all_rows[n_rows + np.argsort(parts, kind="stable"), 1] = np.arange(len(parts))
+    counts = np.bincount(parts, minlength=n_rows)
+    split = np.flatnonzero(counts)
+    merges = np.zeros((len(split), 4), np.int32)
+    merges[:, 0], merges[:, 2] = split, counts[split]
+    merges[:, 1] = np.cumsum(merges[:, 2]) - merges[:, 2]
+    return Plan(tables[0], tables[1], all_rows, merges, len(parts))
