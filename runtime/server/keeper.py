@@ -2,9 +2,9 @@
 
 A state rests when none of its requests runs. Its program goes on with it, probably: behind a tool, or when its user's
 code has looked at what it said. How long that takes, and whether it comes at all, is learned from those before it: by
-the tools' names, or the program's. What is expected is held (`wire.Hold`) until it runs again, or is long overdue. What
-lost, a branch that was dropped, is buried (`wire.Bury`) up to the fork; so is what is dropped before its own branches
-are, once they are.
+the tools' names, or the program's. What is expected is held (`wire.Hold`) until it has run again, so also while its
+request waits for its turn, or until it is long overdue. What lost, a branch that was dropped, is buried (`wire.Bury`)
+up to the fork; so is what is dropped before its own branches are, once they are.
 
 Nothing here changes what anybody computes, only which pages go first where pages are short.
 """
@@ -120,8 +120,7 @@ class Keeper:
         if kept.rested:
             for habit in self._habits_of(kept):
                 habit.back(self.clock() - kept.rested)
-            kept.rested, kept.tools = 0.0, ()
-        self._let_go(kept)
+            kept.rested, kept.tools = 0.0, ()  # what is held for it stays so while its request waits for its turn
         if run.sampling.max_tokens and run.sample == 0:
             if kept.fork is not None and not kept.prompt:
                 kept.fork.begun(run.ids)
@@ -136,6 +135,7 @@ class Keeper:
         if run.sampling.max_tokens and run.sample == 0:
             kept.output = output
         if not kept.n_running:
+            self._let_go(kept)
             self._resting[run.order[0], run.order[1]] = None
 
     def settle(self) -> None:
