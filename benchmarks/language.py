@@ -273,7 +273,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     parser.add_argument("--sglang", metavar="PYTHON", help="an interpreter that has SGLang")
     args = parser.parse_args()
-    n, n_times = (100, 7) if args.quick else (500, 15)
+    n, n_times = (200, 15) if args.quick else (500, 15)
     if not args.quick:
         correct("tests/frontend/test_compiled.py", "tests/frontend/test_batch.py", "tests/runtime/test_traffic.py")
     report = Bounded("language", f"{N_TURNS} turns a program, batches of {n}")

@@ -32,8 +32,8 @@ from banyan.runtime.client import Client, connect
 DEADLINE = 15.0
 """Seconds of each run. The tests' machine may be slow; what is to be seen at once is measured apart."""
 
-SHORT = 3.0
-"""The same, of a run whose engine stands still: nothing else ends that."""
+LIMITS = {"stop_engine": 3.0, "lose": 60.0}
+"""The same, where nothing else ends a run, and where each message may take several heartbeats of three programs."""
 
 N_WORLDS = 3
 """Servers that the long form plays with at once."""
@@ -343,8 +343,7 @@ WORDS = {
 def play(world: World, way: Way, steps: list[Step], fault: str, at: int, timeout: float = DEADLINE) -> bool:
     """Run it, and look at its end. False: it failed."""
     world.prepare(fault, at, seed=at)
-    if fault == "stop_engine":
-        timeout = SHORT
+    timeout = LIMITS.get(fault, timeout)
     start, error = time.monotonic(), None
     try:
         texts = way(world, steps, timeout)
