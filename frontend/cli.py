@@ -104,6 +104,11 @@ def _parser() -> _Parser:
     tree.add_argument("--html", type=Path, metavar="FILE", help="write a page instead, with a drawing")
     tree.add_argument("--most", type=_positive, metavar="N", help="nodes that are drawn, those with most below them; "
                       "the others are counted (default: 100, and 1000 on a page)")  # fmt: skip
+
+    top = add("top", _top, "show a running server as it goes: programs, batch, tokens a second, pages")
+    top.add_argument("--socket", required=True, metavar="PATH", help="where the server listens")
+    top.add_argument("--seconds", type=_seconds, default=1.0, metavar="S", help="between two looks (default: 1)")
+    top.add_argument("--once", action="store_true", help="print one look, and end")
     return parser
 
 
@@ -142,6 +147,14 @@ def _positive(text: str) -> int:
     if number < 1:
         raise ValueError(text)
     return number
+
+
+def _seconds(text: str) -> float:
+    """A tenth of a second or more."""
+    seconds = float(text)
+    if not seconds >= 0.1:
+        raise ValueError(text)
+    return seconds
 
 
 def _plain(kind: Any) -> Any:
@@ -252,6 +265,14 @@ def _tree(options: argparse.Namespace) -> int:
 
     with banyan.connect(options.socket) as runtime:
         return cli_tree.show(runtime, options.most, options.html)
+
+
+def _top(options: argparse.Namespace) -> int:
+    import banyan
+    from banyan import cli_top
+
+    with banyan.connect(options.socket) as runtime:
+        return cli_top.show(runtime, options.socket, options.seconds, options.once)
 
 
 if __name__ == "__main__":

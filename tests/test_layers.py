@@ -29,9 +29,8 @@ RUNTIME = "banyan.runtime"
 CORE = tuple(f"{RUNTIME}.{name}" for name in ("wire", "errors", "config", "promise", "reasoning", "template"))
 FACE = (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch")
 
-COMMAND_LINE = tuple(
-    f"banyan.{name}" for name in ("cli", "cli_chat", "cli_check", "cli_kernels", "cli_models", "cli_run", "cli_tree")
-)
+_COMMANDS = ("chat", "check", "kernels", "models", "run", "top", "tree")
+COMMAND_LINE = ("banyan.cli", *(f"banyan.cli_{name}" for name in _COMMANDS))
 
 PLANNING = tuple(
     f"{RUNTIME}.engine.{name}"
@@ -109,6 +108,7 @@ EXCEPTIONS = {
         f"{RUNTIME}.model.spec": "`banyan models` reads headers of local models; no torch in it",
     },
     f"{RUNTIME}.server.worker": {f"{RUNTIME}.model.spec": "a hub id becomes a directory before there is an engine"},
+    f"{RUNTIME}.server.metrics": {"prometheus_client": "an extra, loaded where --metrics asks for it"},
     f"{RUNTIME}.server.tokenizer": {"transformers": "formats before tokenizer.json need its converters, loaded then"},
     f"{RUNTIME}.model.pocket.score": {"transformers": "a model is scored as others run it, not by our decoder"},
 }
