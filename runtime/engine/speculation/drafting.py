@@ -187,7 +187,7 @@ class Drafting:
 
     def stats(self) -> dict[str, int]:
         """Tokens that were drafted, and those that were right, by drafter."""
-        out = {}
+        out: dict[str, int] = {}
         for name, (n_drafted, n_accepted) in self.counts.items():
             out |= {f"drafted_{name}": n_drafted, f"accepted_{name}": n_accepted}
         return out
