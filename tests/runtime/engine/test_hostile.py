@@ -48,18 +48,19 @@ def delay(bench: Any, some: list[ConstraintSpec]) -> int:
     return said.steps[-1] - BESIDE.max_tokens
 
 
-def check(bench: Any, desk: Any, specs: list[ConstraintSpec]) -> None:
+def check(bench: Any, desk: Any, specs: list[ConstraintSpec]) -> int:
+    """How many were let through, and ran."""
     good = [verdict for verdict in desk.ask(*specs) if isinstance(verdict, ConstraintSpec)]
-    assert len(good) > len(specs) / 10, "enough of them are let through"
     for first in range(0, len(good), AT_ONCE):
         some = good[first : first + AT_ONCE]
         assert delay(bench, some) <= 1, some
     bench.engine.scheduler.check()
+    return len(good)
 
 
 @pytest.mark.timeout(400)
 def test_hostile_constraints_delay_nobody(bench: Any, desk: Any, hostile: ModuleType) -> None:
-    check(bench, desk, [spec for spec, _ in hostile.HOSTILE.values()])
+    assert check(bench, desk, [spec for spec, _ in hostile.HOSTILE.values()]) > 20
 
 
 def mutants(hostile: ModuleType, seeds: range) -> list[ConstraintSpec]:
@@ -68,11 +69,11 @@ def mutants(hostile: ModuleType, seeds: range) -> list[ConstraintSpec]:
 
 @pytest.mark.timeout(400)
 def test_fuzzed_constraints_delay_nobody(bench: Any, desk: Any, hostile: ModuleType) -> None:
-    check(bench, desk, mutants(hostile, range(50)))
+    assert check(bench, desk, mutants(hostile, range(50))) > 5
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_thousand_fuzzed_constraints_delay_nobody(bench: Any, desk: Any, hostile: ModuleType) -> None:
-    for first in range(1000, 2000, 50):
-        check(bench, desk, mutants(hostile, range(first, first + 50)))
+    chunks = [mutants(hostile, range(first, first + 50)) for first in range(1000, 2000, 50)]
+    assert sum(check(bench, desk, chunk) for chunk in chunks) > 20, "enough of them are let through"
