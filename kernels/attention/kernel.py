@@ -202,13 +202,14 @@ def tile(arch: str, dim: int, group: int, dtype: torch.dtype, *, large: bool) ->
     elif dtype == torch.float32:  # no tensor cores: IEEE products from registers
         rows, keys, warps, stages = (16, 16, 4, 1)
     elif not large:
-        rows, keys, warps, stages = (16, 32 if wide else 64, 4, 2 if amd else 3)
+        rows, keys, stages = (16, 32 if wide else 64, 2 if amd else 3)
+        warps = 8 if wide and not (amd or ampere) else 4
     elif amd:
         rows, keys, warps, stages = (128, 32 if wide else 64, 8, 1)
     elif ampere:
         rows, keys, warps, stages = (32, 32, 8, 3) if wide else (128, 64 if dim <= 64 else 32, 8, 3)
     else:
-        rows, keys, warps, stages = (128, 32, 8, 2) if wide else (128, 64, 8, 3)
+        rows, keys, warps, stages = (64, 32, 8, 2) if wide else (128, 64, 8, 3)
     if group > rows:
         rows, warps = triton.next_power_of_2(group), 8
         if dtype == torch.float32:
