@@ -42,11 +42,14 @@ class Automaton:
         start = index.get_initial_state()
         for byte in "\U0010ffff".encode():
             start = index.get_next_state(start, byte)
-        self.next, self.final = _table(start, index.get_transitions(), index.get_final_states())
+        dead = -1  # where no byte leads anywhere
+        self.next, self.final = _table(
+            dead if start is None else start, index.get_transitions(), index.get_final_states()
+        )
 
 
 def _table(
-    start: int | None, steps: dict[int, dict[int, int]], finals: set[int]
+    start: int, steps: dict[int, dict[int, int]], finals: set[int]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
     """What is reachable from `start` and can come to an end."""
     live, todo = set(finals), list(finals)

@@ -72,11 +72,14 @@ class Form(NamedTuple):
             parameters = function.get("parameters")
             is_told = is_strict and isinstance(parameters, dict) and parameters.get("type") == "object"
             tools.append((function["name"], {"additionalProperties": False} | parameters if is_told else ANY))
-        options = {"style": self.style, "after": (self.mark,), "scope": "repeat", "end": self.close, "since": since}
-        if self.name is None:
+        kind: Literal["grammar", "json_schema"] = "json_schema" if self.name is not None else "grammar"
+        if kind == "grammar":
             ways = (f"{json.dumps(f'{name}{self.split}')} %json {json.dumps(schema)}" for name, schema in tools)
-            return wire.ConstraintSpec("grammar", f"start: {' | '.join(ways)}", **options)
-        return wire.ConstraintSpec("json_schema", json.dumps(self._call_schema(tools)), **options)
+            text = f"start: {' | '.join(ways)}"
+        else:
+            text = json.dumps(self._call_schema(tools))
+        after = (self.mark,)
+        return wire.ConstraintSpec(kind, text, self.style, after, scope="repeat", end=self.close, since=since)
 
     def _call_schema(self, tools: list[tuple[str, Any]]) -> Any:
         """Of one call, or of a list of them. What tools define in `$defs` gets a name that is theirs alone."""

@@ -462,9 +462,10 @@ def _decode(frames: Sequence[bytes]) -> wire.ClientMessage:
     if len(frames) != 1:
         raise BadMessage(f"a message has 1 frame, not {len(frames)}")
     try:
-        return wire.decode_client(frames[0])
+        message: wire.ClientMessage = wire.decode_client(frames[0])
     except wire.UNREADABLE as e:
         raise BadMessage(f"bytes that are no message of this protocol: {e}") from e
+    return message
 
 
 def _read(config: str) -> Config:

@@ -398,9 +398,7 @@ def later(program: bn.Program) -> bn.AsyncProgram:
 
 
 @pytest.mark.parametrize(("program", "items"), ITEMS, ids=some_name)
-def test_a_compiled_async_program_gives_what_the_program_gives(
-    program: bn.Program, items: list[tuple[Any, ...]]
-) -> None:
+def test_an_async_one_gives_what_the_program_gives(program: bn.Program, items: list[tuple[Any, ...]]) -> None:
     async def main(one: bn.AsyncProgram, backend: bn.Mock) -> list[Any]:
         states = await one.run_batch_async([*items, *items], backend=backend, seed=3)
         return [(await state.text(), state._values.keys(), repr(state.ret_value)[:40]) for state in states]

@@ -80,8 +80,7 @@ def test_tags_never_change() -> None:
         "abort", "answer", "append", "arg", "ask", "begin", "bury", "called", "cancel", "chatmarkers", "check",
         "constraintspec", "define", "delta", "drop", "end", "failed", "finish", "fork", "gen", "hello", "hold", "image",
         "join", "keep", "limits", "mark", "over", "ping", "pong", "raw", "read", "ready", "reasoning", "ref", "release",
-        "resend",
-        "results", "run", "sample", "sampling", "scores", "select", "step", "submit", "sync", "times",
+        "resend", "results", "run", "sample", "sampling", "scores", "select", "step", "submit", "sync", "times",
         "tokenlogprob", "tokens", "toolcall", "tools", "toplogprobs", "undefine", "usage", "use", "value",
         "verdict", "vocabulary", "welcome",
     ]  # fmt: skip

@@ -273,16 +273,15 @@ FAMILIES: dict[str, Family] = {
     "lines": lines,
 }
 MIXTURE = {
-    "tools": 0.3,
-    "json": 0.3,
-    "few_shot": 0.2,
+    "tools": 0.26,
+    "json": 0.34,
+    "few_shot": 0.15,
     "reading": 0.04,
-    "recall": 0.06,
-    "chat": 0.02,
-    "puzzle": 0.01,
+    "recall": 0.07,
+    "chat": 0.09,
+    "puzzle": 0.02,
     "long": 0.01,
-    "drill": 0.04,
-    "topics": 0.02,
+    "drill": 0.02,
 }
 # What the first pools are drawn from: copying comes first, the rest stands on it.
 FIRST_MIXTURE = {family: share / 2 for family, share in MIXTURE.items()} | {"drill": 0.3, "lines": 0.2}

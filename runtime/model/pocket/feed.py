@@ -1,6 +1,7 @@
 """Samples as batches of ids: hardly any padding, every conversation alone in its row, the same for the same seed."""
 
 import random
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,12 +11,15 @@ from torch import Tensor
 
 from banyan.runtime.model.pocket.chat import Sample
 from banyan.runtime.model.pocket.data import FIRST_MIXTURE, MIXTURE, stream
+from banyan.runtime.model.pocket.records import wording
 from banyan.runtime.model.pocket.tokenizer import ADDED, SPECIAL
 
 POOL_TOKENS = 65_536
 BATCH_TOKENS = 2_048
 N_FIRST_POOLS = 12
 COPY_SHARE = 0.05  # of a pool's tokens
+SWAP_SHARE = 0.3  # of the samples of JSON
+LETTERS = re.compile("[a-z]+")
 
 
 class Encoded(NamedTuple):
@@ -80,6 +84,24 @@ def copies(tokenizer: Tokenizer, chance: random.Random) -> Encoded:
     return Encoded(ids, targets)
 
 
+def swapped(row: Encoded, words: frozenset[int], chance: random.Random) -> Encoded:
+    """The row with half of the ids of its values made others, everywhere: those of `words` in prompt and target both.
+
+    A value is copied whatever it is: also a word that the training text never puts there.
+    """
+    said = {i for i, target in zip(row.ids, row.targets, strict=True) if target}
+    asked = {i for i, target in zip(row.ids, row.targets, strict=True) if not target}
+    old = [i for i in sorted(said & asked & words) if chance.random() < 0.5]
+    new = dict(zip(old, chance.sample(sorted(words), len(old)), strict=True))
+    return Encoded([new.get(i, i) for i in row.ids], row.targets)
+
+
+def value_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids of lower-case letters that the words around a record's values are not made of."""
+    around = set(tokenizer.encode(wording(), add_special_tokens=False).ids)
+    return frozenset(i for token, i in tokenizer.get_vocab().items() if LETTERS.fullmatch(token) and i not in around)
+
+
 def batches(
     tokenizer: Tokenizer,
     seed: int,
@@ -96,8 +118,12 @@ def batches(
     chance = random.Random(f"{seed}-{pool}")
     source = stream(f"{seed}-{pool}", mixture=FIRST_MIXTURE if pool < N_FIRST_POOLS else MIXTURE)
     rows: list[Encoded] = []
+    words = value_ids(tokenizer)
     while sum(len(row.ids) for row in rows) < POOL_TOKENS:
-        rows += encode(tokenizer, [next(source) for _ in range(64)], max_length)
+        drawn = [next(source) for _ in range(64)]
+        for sample, row in zip(drawn, encode(tokenizer, drawn, max_length), strict=True):
+            is_swapped = sample.family == "json" and chance.random() < SWAP_SHARE
+            rows.append(swapped(row, words, chance) if is_swapped else row)
     n_tokens = 0
     while n_tokens < COPY_SHARE * POOL_TOKENS:
         rows.append(copies(tokenizer, chance))

@@ -26,6 +26,19 @@ ABOUT_ONE = Phrases(
     ),
     held=("{n} asked for a {a}.", "Tell me about the {a}."),
 )
+WAYS_TWO = (
+    "{n} [saw|wrote about|asked for|spoke of|looked at|lost|sold|wants|drew|thinks of] [the|a|one] {a} and [the|a|one] {b}.",
+    "[The|A|One|This] {a} [is|was|lies|stood|came|belongs|went] [by|on|with|under|behind|before|after|beside|to] [the|a] {b}.",
+    "[We|They|You|I] [have|took|like|need|lost|want|draw|heard of] [the|a] {a} [and|or|with|but no|for|instead of] [the|a] {b}.",
+    "[Where|What|Who|How] [is|was|needs|has] [the|a] {a}[,| and| or| with] [the|a] {b}?",
+    "[Some|Every|Each|First the|Only the|Both the] {a} and [a|the|one] {b}[.|!|]",
+)
+WAYS_ONE = (
+    "{n} [saw|wrote about|wants|spoke of|looked at|lost|sold|brought|drew|thinks of] [the|a|one] {a}[.| today.| again.| at home.]",
+    "[The|A|This|One|Our] {a} [is new|was good|came late|is gone|stood here|has no name|is old].",
+    "[We|They|You|I] [have|took|like|need|lost|want|draw|heard of] [the|a|one] {a}[.|!| now.]",
+    "[Where|What|Who|How] [is|was|needs|has] [the|a] {a}?",
+)  # fmt: skip
 OPINION = Phrases(
     train=(
         "The {i} is {a}.",
@@ -53,8 +66,11 @@ INSTRUCTIONS = Phrases(
 BARE = Phrases(("{a}", "{a}, {b}", "The {a}", "A {a}", "{a} and {b}"), ("The {a} and the {b}", "{b}"))
 
 
-def _classes(d: Draw, n: int, *, short: bool) -> list[Callable[[], str]]:
-    """n classes, each a maker of texts: by topic, by opinion, or by arbitrary key words shared with the examples."""
+def _classes(d: Draw, n: int, *, short: bool) -> tuple[list[Callable[[], str]], list[tuple[str, ...]]]:
+    """n classes, each a maker of texts: by topic, by opinion, or by made-up key words shared with the examples.
+
+    The key words are returned where only the examples tell what they mean.
+    """
     kind = d.rng.random()
     if n == 2 and kind < 0.2:
 
@@ -64,51 +80,61 @@ def _classes(d: Draw, n: int, *, short: bool) -> list[Callable[[], str]]:
 
         makers: list[Callable[[], str]] = [lambda: opinion(GOOD), lambda: opinion(BAD)]
         d.rng.shuffle(makers)
-        return makers
+        return makers, []
+    keys: list[tuple[str, ...]] = []
     if kind < 0.65:
         groups = [tuple(TOPICS[t].split()) for t in d.some(tuple(TOPICS), n)]
     else:
         words = d.distinct("word", 3 * n)
-        groups = [tuple(words[3 * i : 3 * i + 3]) for i in range(n)]
+        groups = keys = [tuple(words[3 * i : 3 * i + 3]) for i in range(n)]
 
     def about(group: tuple[str, ...]) -> str:
         a, b = d.some(group, 2)
-        phrases = BARE if short else ABOUT_TWO if d.chance(0.6) else ABOUT_ONE
-        return d.say(phrases, a=a, b=b, n=d.name())
+        if short:
+            return d.say(BARE, a=a, b=b)
+        phrases, ways = (ABOUT_TWO, WAYS_TWO) if d.chance(0.6) else (ABOUT_ONE, WAYS_ONE)
+        return d.said(phrases, ways, a=a, b=b, n=d.name())
 
-    return [lambda g=g: about(g) for g in groups]  # type: ignore[misc]
+    return [lambda g=g: about(g) for g in groups], keys  # type: ignore[misc]
 
 
 def few_shot(d: Draw) -> Sample:
     """k labelled examples, then a text to label; the label names stand nowhere but in the examples."""
     n = d.pick((2, 2, 3, 3, 4))
     labels = d.distinct("label", n)
-    makers = _classes(d, n, short=d.chance(0.5))
+    makers, keys = _classes(d, n, short=d.chance(0.5))
     k = d.rng.randrange(2 * n, d.pick((9, 13, 25, 25)))
     order = [*range(n), *range(n)] + [d.rng.randrange(n) for _ in range(k - 2 * n)]
     d.rng.shuffle(order)
-    pairs = [(makers[c](), labels[c]) for c in [*order, d.rng.randrange(n)]]
-    seen: set[str] = set()
-    parts: list[str] = []
+    shown = [""] * n  # what the examples so far have said of each class
+
+    def is_told(c: int, text: str) -> bool:
+        """Whether the examples so far tell the class of a text."""
+        return any(key in text and key in shown[c] for key in keys[c]) if keys else bool(shown[c])
+
+    pairs: list[tuple[str, str, bool]] = []
+    for c in order:
+        text = makers[c]()
+        pairs.append((text, labels[c], is_told(c, text)))
+        shown[c] += f" {text}"
+    asked = d.rng.randrange(n)
+    while not is_told(asked, question := makers[asked]()):
+        pass
     form = d.rng.random()
     head = d.say(INSTRUCTIONS)
     if form < 0.15:  # as turns
         messages: list[Message] = [{"role": "system", "content": head}] if head else []
-        for text, label in pairs:
-            answer = {"role": "assistant", "content": label, "is_given": label not in seen}
+        for text, label, told in [*pairs, (question, labels[asked], True)]:
+            answer: Message = {"role": "assistant", "content": label, "is_given": not told}
             messages += [{"role": "user", "content": text}, answer]
-            seen.add(label)
         return Sample("few_shot", tuple(messages))
     before, between, after = ("Text: ", "\nLabel:", "\n\n") if form < 0.75 else ("", " ->", "\n")
-    for text, label in pairs[:-1]:
-        parts += [f"{before}{text}{between}", Target(f" {label}") if label in seen else f" {label}", after]
-        seen.add(label)
-    question, label = pairs[-1]
+    parts: list[str] = []
+    for text, label, told in pairs:
+        parts += [f"{before}{text}{between}", Target(f" {label}") if told else f" {label}", after]
+    parts.append(f"{before}{question}{between}")
     if d.chance(0.5) and form < 0.75:  # plain text, no template
         lead = f"{head}\n\n" if head else ""
-        return Sample(
-            "few_shot", plain=(lead, *parts, f"{before}{question}{between}", Target(f" {label}"), Target("\n\n"))
-        )
-    lead = f"{head}\n" if head else ""
-    content: Content = (lead, *parts, f"{before}{question}{between}")
-    return Sample("few_shot", ({"role": "user", "content": content}, {"role": "assistant", "content": label}))
+        return Sample("few_shot", plain=(lead, *parts, Target(f" {labels[asked]}"), Target("\n\n")))
+    content: Content = (f"{head}\n" if head else "", *parts)
+    return Sample("few_shot", ({"role": "user", "content": content}, {"role": "assistant", "content": labels[asked]}))

@@ -31,6 +31,14 @@ class Kind(NamedTuple):
     notes: dict[str, tuple[str, ...]]  # field -> sentences of its own
 
 
+class Flow(NamedTuple):
+    """One long sentence: what may come before its core, the core, and what may follow it; `[a|b]` as in `Draw.vary`."""
+
+    leads: tuple[str, ...]
+    cores: tuple[str, ...]
+    tails: tuple[str, ...]
+
+
 KINDS: dict[str, Kind] = {
     "people": Kind(
         Phrases(
@@ -170,6 +178,36 @@ KINDS: dict[str, Kind] = {
          "price": ("Price: {price} euros.", "It costs {price} euros.", "The price is {price} euros.", "{price} euros.", "Yours for {price} euros.")},
     ),
 }  # fmt: skip
+_ORDERS = "[ordered|bought|wants|gets|asked for|receives|takes|needs|chose|picked|booked|orders|buys|collects|reserved|will get|would like|has ordered|is sent|is waiting for]"
+_HOSTS = "[opens|leads|holds|plans|runs|offers|announces|prepares|has|starts|hosts|directs|teaches|presents|organises|arranges|chairs|manages|puts on|sets up|will hold|leads us through|is planning|promises]"
+_IS = "[is|takes place|begins|starts|happens|is held|opens|comes|will be|is planned|goes ahead]"
+_SELLS = "[sells|goes|is sold|is yours|is on offer|is listed|can be had]"
+FLOWS: dict[str, tuple[Flow, ...]] = {
+    "people": (
+        Flow(("", "", "In {city}, ", "From {city}: ", "At {age}, "),
+             ("{name} [is|works as|became|was hired as|is known as|trained as] [a|the|our] {job}", "[Our|The|A|My|Their|This] [new |old |best |first ||]{job}[,| is| is called|, called] {name}", "{name} [lives|stays|works|has a home|moved|grew up|settled] in {city}",
+              "{name}, [a|our|the] {job},", "[Meet|Ask|Welcome|Here is|This is|Say hello to|Write to|Call|Thank] {name}", "{name} [joins us|is new here|starts today|answers mail|has a job|left school|works here]", "{name} [is|turned|has turned|is now] {age}[ years old|]"),
+             (", {age} years old", ", {age},", ", aged {age}", " ({age})", " at the age of {age}", " from {city}", " in {city}", " of {city}", ", {city}", ", a {job}", " as [a|our] {job}", ", {job}", " ({email})", ", email {email}", " with the email {email}", ", {email}", " and [answers to|uses|has|reads] {email}", " and can be [reached|found] at {email}")),
+    ),
+    "orders": (
+        Flow(("", "", "On {date}, ", "For {price} euros, ", "In order {order_id}, ", "Under {order_id}, ", "{date}: ", "With order {order_id}, ", "By {date}, "),
+             (f"{{customer}} {_ORDERS} {{quantity}} {{item}}s", f"[our|the|a] customer {{customer}} {_ORDERS} {{quantity}} {{item}}s", "{quantity} {item}s [go|are sent|were sold|leave us|are packed|were shipped|travel] to {customer}",
+              "order {order_id} [has|holds|lists|brings|is for|contains|covers|includes] {quantity} {item}s", "we [send|sold|deliver|ship|owe|pack|bring] {customer} {quantity} {item}s", "{customer} [pays|paid|owes|spent|sent us|gave us|transferred] {price} euros"),
+             (" for {price} euros", " at {price} euros", ", price {price} euros", ", {price} euros in total", " on {date}", ", due on {date}", ", dated {date}", " before {date}", " (order {order_id})", " as order {order_id}", " with the number {order_id}", " under {order_id}", ", order {order_id}", " for {customer}", " from {customer}", " by {customer}", " for {quantity} {item}s", " with {quantity} {item}s")),
+    ),
+    "events": (
+        Flow(("", "", "In {city}, ", "On {date}, ", "At {time}, ", "On {date} at {time}, ", "With {host}, ", "Here in {city}, ", "{city}, {date}: "),
+             (f"{{host}} {_HOSTS} [a|the|our|this] {{event}}", f"[the|a|our|this] {{event}} {_IS}", "[there is|there will be|we have|you find|you can join|do not miss|come to|join|visit|we plan] [a|the|our] {event}",
+              "{host} [invites|welcomes|calls|takes|asks] [you|us|everyone|all] to [a|the] {event}", "[a|the|our] {event} [with|of|by] {host}", "{seats} people [can come|are invited|may come|will come|fit|meet] for [a|the] {event}"),
+             (" with {host}", " by {host}", " of {host}", ", host {host}", " in {city}", " at {city}", ", {city}", " on {date}", ", {date}", " at {time}", ", {time}", " from {time}", " for {seats} people", " with {seats} seats", ", {seats} seats", " ({seats} seats)", " with room for {seats}", " before {seats} people")),
+    ),
+    "products": (
+        Flow(("", "", "New: ", "For {price} euros: ", "In {colour}: ", "Today: ", "At {weight} grams, "),
+             ("[the|a|our|this|one] {colour} {item}[ {model}|][ is here| is new|]", "[a|the|our|one|this] {item} in {colour}[ called {model}|, the {model}|]", "[the|a|our|this|one] [new |good |small ||][{colour} |]{item}[ {model}|]", "[the|our|this|a] [{colour} |]{model} [is|remains|makes] [a|our|the] [good |small ||]{item}", "[we offer|we have|you get|here is|look at|take|try|buy|see|order] [a|the|our|this] [{colour} |]{item}[ {model}|]",
+              f"[the|our|this] [{{colour}} |]{{item}}[ {{model}}|] {_SELLS}", "[the|a|our] [{colour} |]{item}[ {model}|] [costs|is|brings|fetches] {price} euros", "[the|a|our] [{colour} |]{item}[ {model}|] [weighs|has|brings|is] {weight} grams"),
+             (" in {colour}", ", {colour}", ", colour {colour}", " for {price} euros", " at {price} euros", ", {price} euros", ", price {price} euros", " of {weight} grams", " with {weight} grams", ", {weight} grams", " at {weight} grams", ", model {model}", " called {model}", ": the {model}", ", the {model}", " ({model})", " under the name {model}")),
+    ),
+}  # fmt: skip
 EXTRACT = Phrases(
     train=("Extract {f} as JSON.", "Extract these fields as JSON: {f}.", "Give {f} as JSON.", "Return JSON with the fields {f}.",
            "Write the {f} from the text as JSON.", "Fields: {f}. Answer with JSON.", "Turn the text into JSON with {f}.", "Please extract {f} as JSON.",
@@ -182,6 +220,11 @@ NUMBERS = ("price",)
 UNTYPED = tuple(word for word in ASPECTS if word not in (*INTEGERS, *NUMBERS))
 TIED = {"quantity": "item"}  # told together: what is said of the one field says the other
 LINKS = (", ", " and ", ", and ")
+
+
+def wording() -> str:
+    """All words that tell of a record: what is no value."""
+    return f"{KINDS} {FLOWS} {EXTRACT} {UNTYPED} {ANYTHING}"
 
 
 def told_of(template: str) -> set[str]:
@@ -225,11 +268,33 @@ def _record(d: Draw, kind: str) -> dict[str, str]:
     }
 
 
-def _composed(d: Draw, kind: Kind, wanted: set[str]) -> str:
+def _flowing(d: Draw, flow: Flow, left: set[str]) -> str:
+    """A sentence of a core, perhaps a lead, and tails for some of the fields that are left."""
+    core = d.vary(d.pick(flow.cores))
+    told = told_of(core)
+    lead = d.pick(flow.leads)
+    if told_of(lead) & told or not told_of(lead) <= left:
+        lead = ""
+    told |= told_of(lead)
+    text = lead + core
+    for tail in d.some(flow.tails, len(flow.tails)):
+        new = told_of(tail)
+        if new <= left - told and d.chance(0.8):
+            text += d.vary(tail)
+            told |= new
+    text = text.rstrip(",") + "."
+    return text[0].upper() + text[1:]
+
+
+def _composed(d: Draw, kind: Kind, flows: tuple[Flow, ...], wanted: set[str]) -> str:
     """A template of clauses that tells the wanted fields, in any order, and hardly one twice."""
     left = {TIED.get(field, field) for field in wanted}
     sentences: list[str] = []
     for _ in range(d.pick((0, 1, 1, 1, 2))):
+        if d.chance(0.5):
+            sentences.append(_flowing(d, d.pick(flows), left))
+            left -= told_of(sentences[-1])
+            continue
         frame = d.pick(kind.frames)
         subject = d.pick(frame.subjects)
         fitting = left - told_of(subject)
@@ -261,19 +326,19 @@ def _listed(d: Draw, fields: list[str]) -> str:
     return end.join(f"{field}{between}{{{field}}}" for field in d.some(fields, len(fields)))
 
 
-def _telling(d: Draw, kind: Kind, record: dict[str, str], wanted: list[str]) -> str:
+def _telling(d: Draw, kind: str, record: dict[str, str], wanted: list[str]) -> str:
     """How a record is told: the template of its text."""
     if d.held:
-        return d.pick(kind.whole.held)
+        return d.pick(KINDS[kind].whole.held)
     way = d.rng.random()
     if way < 0.25:
-        return d.pick(kind.whole.train)
+        return d.strange(d.pick(KINDS[kind].whole.train))
     told = {field for field in record if field in wanted or d.chance(0.7)}
     if way < 0.32:
         return _listed(d, sorted(told))
-    while (template := _composed(d, kind, told)) in kind.whole.held:
+    while (template := _composed(d, KINDS[kind], FLOWS[kind], told)) in KINDS[kind].whole.held:
         pass
-    return template
+    return d.strange(template)
 
 
 ANYTHING = ("The {f} is {{{f}}}.", "It has the {f} {{{f}}}.", "{f}: {{{f}}}.", "Its {f} is {{{f}}}.", "The {f} of it is {{{f}}}.",
@@ -308,7 +373,7 @@ def extraction(d: Draw) -> Sample:
             kind = fixed or d.pick(tuple(KINDS))
             record = _record(d, kind)
             fields = d.some(tuple(record), d.rng.randrange(2, len(record) + 1))
-            template = _telling(d, KINDS[kind], record, fields)
+            template = _telling(d, kind, record, fields)
         text = template.format(**record, name1=record.get("name", "").split(" ")[0])
         types = {f: "integer" if f in INTEGERS else "number" if f in NUMBERS else "string" for f in fields}
         if d.chance(0.3):

@@ -113,7 +113,8 @@ class Run:
         ]
         self.rates = [recipe.muon_rate, recipe.adam_rate]
         self.average = [p.detach().clone() for p in self.net.parameters()]
-        self.step, self.pool, self.index, self.n_tokens = 0, 0, 0, 0
+        # Who begins with weights can copy already.
+        self.step, self.pool, self.index, self.n_tokens = 0, feed.N_FIRST_POOLS if start else 0, 0, 0
         if self.checkpoint.exists():
             self._load()
 
@@ -303,6 +304,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", choices=RECIPES, default=list(RECIPES), help="which to train")
     parser.add_argument("--steps", type=int, help="how many steps, where not the recipe's")
     n_ranks = 1 if torch.cuda.is_available() else os.cpu_count() or 1
+    parser.add_argument("--seed", type=int, default=SEED, help="of the text: another one for a run that goes on")
     parser.add_argument("--ranks", type=int, default=n_ranks, help="processes, of one thread each on a CPU")
     parser.add_argument("--eager", action="store_true", help="do not compile (where there is no C++ compiler)")
     parser.add_argument("--shipped", action="store_true", help="begin with the shipped weights and tokenizer")
@@ -320,7 +322,8 @@ def main() -> None:
     tok = Tokenizer.from_file(str(file))
     for name in args.models:
         recipe = RECIPES[name]
-        recipe = dataclasses.replace(recipe, n_steps=args.steps or recipe.n_steps)
+        n_steps = args.steps or recipe.n_steps
+        recipe = dataclasses.replace(recipe, n_steps=n_steps, n_decay=min(recipe.n_decay, 2 * n_steps), seed=args.seed)
         start = path(name) if args.shipped else None
         net = train(name, recipe, tok, compiled=not args.eager, ranks=ranks, start=start)
         if ranks.rank == 0:

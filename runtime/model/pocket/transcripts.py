@@ -4,6 +4,7 @@
 # ruff: noqa: E501, SIM905
 
 from banyan.runtime.model.pocket.chat import Message, Sample
+from banyan.runtime.model.pocket.stories import STORIES, WAYS
 from banyan.runtime.model.pocket.tools import (
     ADD_DAYS,
     CALCULATOR,
@@ -272,7 +273,7 @@ def arithmetic(talk: Talk) -> None:
     if kind < 0.25:
         sign = d.pick("+-*/")
         a, b = d.value(), d.value()
-        question = d.say(OPENINGS, x=f"{a} {d.pick(OPERATORS[sign])} {b}")
+        question = d.said(OPENINGS, WAYS["opening"], x=f"{a} {d.pick(OPERATORS[sign])} {b}")
         expression = f"{a}{sign}{b}"
     elif kind < 0.4:
         a, b, c = d.value(), d.value(), d.value()
@@ -282,14 +283,14 @@ def arithmetic(talk: Talk) -> None:
         spaced = expression
         for sign in "+-*/":
             spaced = spaced.replace(sign, f" {sign} ")
-        question = d.say(OPENINGS, x=spaced if d.chance(0.7) else expression)
+        question = d.said(OPENINGS, WAYS["opening"], x=spaced if d.chance(0.7) else expression)
     else:
         form = d.pick(tuple(PROBLEMS))
         fields = {"a": d.value(), "b": str(d.amount()), "c": d.value()}
         if "100" in form:
             fields["a"] = str(d.number(2, 95))
         i, j = d.distinct("item", 2)
-        question = d.say(PROBLEMS[form], n=d.name(), m=d.name(), i=i, j=j, **fields)
+        question = d.said(PROBLEMS[form], STORIES[form], n=d.name(), m=d.name(), i=i, j=j, **fields)
         expression = form.format(**fields)
     talk.ask(question)
     result = run("calculator", {"expression": expression}, talk.functions)
@@ -304,7 +305,7 @@ def conversion(talk: Talk) -> None:
     d = talk.draw
     f, t = d.pick(UNITS)
     v = d.value()
-    talk.ask(d.say(CONVERSIONS, v=v, f=f, t=t, n=d.name(), i=d.item()))
+    talk.ask(d.said(CONVERSIONS, WAYS["conversion"], v=v, f=f, t=t, n=d.name(), i=d.item()))
     result = talk.call("convert", value=_plain(v), from_unit=f, to_unit=t)
     talk.answer(f"{v} {f} is {result} {t}.", result)
 
@@ -314,7 +315,8 @@ def later_date(talk: Talk) -> None:
     day, k = d.date(), d.number(2, 900)
     back = d.chance(0.4)
     event = d.pick(("concert", "race", "meeting", "exam", "party"))
-    talk.ask(d.say(BEFORE if back else AFTER, k=k, d=day, n=d.name(), e=event))
+    phrases, ways = (BEFORE, WAYS["before"]) if back else (AFTER, WAYS["after"])
+    talk.ask(d.said(phrases, ways, k=k, d=day, n=d.name(), e=event))
     result = talk.call("add_days", date=day, days=-k if back else k)
     talk.answer(f"The date is {result}.", result)
 
@@ -322,7 +324,7 @@ def later_date(talk: Talk) -> None:
 def date_span(talk: Talk) -> None:
     d = talk.draw
     start, end = sorted((d.date(), d.date()))
-    talk.ask(d.say(BETWEEN, d=start, f=end, n=d.name(), e=d.pick(("fair", "course", "trip", "show"))))
+    talk.ask(d.said(BETWEEN, WAYS["between"], d=start, f=end, n=d.name(), e=d.pick(("fair", "course", "trip", "show"))))
     result = talk.call("days_between", start=start, end=end)
     talk.answer(f"That is {result} days.", result)
 
@@ -334,18 +336,19 @@ def table_question(talk: Talk, tables: dict[str, dict[str, str]]) -> None:
     if kind < 0.4 or "prices" not in tables:
         table = d.pick(tuple(tables))
         key = d.pick(tuple(tables[table]))
-        by_sense = {"prices": PRICE, "stock": STOCK}.get(table, LOOKUPS)
-        talk.ask(d.say(by_sense if d.chance(0.6) else LOOKUPS, k=key, t=table))
+        by_sense = {"prices": (PRICE, "price"), "stock": (STOCK, "stock")}.get(table, (LOOKUPS, "lookup"))
+        phrases, way = by_sense if d.chance(0.6) else (LOOKUPS, "lookup")
+        talk.ask(d.said(phrases, WAYS[way], k=key, t=table))
         result = talk.call("lookup", table=table, key=key)
         return talk.answer(f"The entry for {key} is {result}.", result)
     first, second = d.some(tuple(tables["prices"]), 2)
     if kind < 0.75:
         q = d.number(2, 999)
-        talk.ask(d.say(PRICES, q=q, k=first, n=d.name()))
+        talk.ask(d.said(PRICES, WAYS["prices"], q=q, k=first, n=d.name()))
         price = talk.call("lookup", table="prices", key=first)
         expression = f"{q}*{price}"
     else:
-        talk.ask(d.say(BOTH, k=first, j=second, n=d.name()))
+        talk.ask(d.said(BOTH, WAYS["both"], k=first, j=second, n=d.name()))
         price = talk.call("lookup", table="prices", key=first)
         expression = f"{price}+{talk.call('lookup', table='prices', key=second)}"
     result = talk.call("calculator", expression=expression)
@@ -374,7 +377,7 @@ def chained(talk: Talk) -> None:
     else:
         a, b, c = d.value(), d.value(), d.value()
         sign = d.pick("+-*")
-        first = d.say(OPENINGS, x=f"{a} {d.pick(OPERATORS[sign])} {b}")
+        first = d.said(OPENINGS, WAYS["opening"], x=f"{a} {d.pick(OPERATORS[sign])} {b}")
         again = d.pick("+-*")
         talk.ask(f"{first} Then {dict(zip('+-*', ('add', 'subtract', 'multiply by'), strict=True))[again]} {c}.")
         total = talk.call("calculator", expression=f"{a}{sign}{b}")
@@ -387,9 +390,13 @@ def _generic_tools(d: Draw, n: int) -> dict[str, tuple[Tool, str, str]]:
     made: dict[str, tuple[Tool, str, str]] = {}
     while len(made) < n:
         aspect = d.listed(ASPECTS) if d.chance(0.5) else d.word()
+        if not d.held and d.chance(0.1):
+            aspect += "s"  # not every word that ends in an s is a plural
         thing = d.pick(THINGS)
         name = d.pick(("get_{a}", "{a}_of", "find_{a}", "{a}", "{a}_finder", "{t}_{a}")).format(a=aspect, t=thing)
         argument = d.pick((thing, thing, "name", "id", "query"))
+        if not d.held and d.chance(0.4):  # any word at all: it is to be read from the tool's line
+            argument = d.word() if d.chance(0.6) else d.listed(ASPECTS)
         words = d.pick(
             ("Get the {a} of a {t}.", "Find the {a} of a {t}.", "The {a} of a {t}.", "Returns the {a} of the {t}.")
         )
@@ -406,7 +413,7 @@ def _generic_question(talk: Talk, made: dict[str, tuple[Tool, str, str]]) -> Non
     entries = talk.functions.setdefault(name, Entries(argument))
     assert isinstance(entries, Entries)
     result = entries.values.setdefault(x, result)
-    talk.ask(d.say(GENERIC, a=aspect, x=x))
+    talk.ask(d.said(GENERIC, WAYS["generic"], a=aspect, x=x))
     talk.call(name, **{argument: x})
     talk.answer(f"The {aspect} of {x} is {result}.", result)
 

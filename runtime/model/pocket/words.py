@@ -16,6 +16,7 @@ Numbers below 10 and words of grammar are shared: there is nothing to copy in th
 import datetime
 import functools
 import random
+import re
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
@@ -57,7 +58,7 @@ CITIES = tuple(
     Turin Utrecht Vienna Warsaw Zagreb Zurich""".split()
 )
 ITEMS = tuple(
-    """lamp desk chair table pen pencil book bag box bottle cup plate spoon knife bowl clock mirror carpet pillow blanket
+    """lamp desk chair table pen pencil book bag box bottle mug plate spoon knife bowl clock mirror carpet pillow blanket
     towel brush comb candle basket bucket ladder hammer screw nail rope chain wheel tent kettle pan pot oven fan heater
     radio camera phone tablet screen cable battery printer keyboard helmet glove scarf jacket shirt sock shoe boot hat belt
     ring watch wallet ticket stamp card notebook folder poster map globe puzzle kite drum flute violin guitar apple pear
@@ -117,6 +118,16 @@ ASIDES = (
     "I ask you: {q}",
     "Another one: {q}",
 )
+_CHOICE = re.compile(r"\[([^\[\]]*)\]")
+_CONTENT = re.compile(r"(?<![{\w])[A-Za-z]{4,}(?![}\w])")
+# Words that tell which value is which, or what is to be done with it: a phrase without them means something else.
+KEPT = frozenset(
+    """with from years year aged euros euro grams gram seats people order number email what which when where does have
+    many much more plus minus times over less divided multiplied added days date before after between table prices price
+    stock cost costs each together total left remain remains equally percent share shares split sells sold gives away
+    lost loses gets bought buys rows boxes bags than then this that there these those first called named name fields
+    json text extract schema answer will were been into until later back today sum product difference""".split()
+)
 _ONSETS = "b c d f g h j k l m n p r s t v w z br cl dr fl gr kr pl pr sh sl st th tr ch qu".split()
 _VOWELS = "a e i o u a e i o ai ea ou".split()
 _CODAS = ["", "", "", "l", "n", "r", "t", "m", "k", "nd", "th", "sk", "x"]  # none that a plural's s could hide
@@ -157,6 +168,38 @@ class Draw:
     def say(self, phrases: Phrases, **fields: object) -> str:
         """A phrase of this half with its fields filled in."""
         return self.pick(phrases.held if self.held else phrases.train).format(**fields)
+
+    def vary(self, phrase: str) -> str:
+        """One of the phrases that `phrase` stands for: of each `[a|b|c]` in it one part, chosen innermost first."""
+        while (changed := _CHOICE.sub(lambda found: self.pick(found[1].split("|")), phrase)) != phrase:
+            phrase = changed
+        return phrase
+
+    def said(self, phrases: Phrases, ways: Sequence[str], **fields: object) -> str:
+        """A phrase of this half; in training more often one of the many that `ways` stand for, none of them held out."""
+        if self.held:
+            return self.say(phrases, **fields)
+        phrase = self.pick(phrases.train)
+        if self.chance(0.55):
+            while (phrase := self.vary(self.pick(ways))) in phrases.held:
+                pass
+        return self.strange(phrase).format(**fields)
+
+    def strange(self, phrase: str) -> str:
+        """A phrase in training, now and then with a made-up word for one that a reader could do without.
+
+        Who has only met the words of the training phrases takes an unknown verb for a value; a reader takes it for a verb.
+        """
+        if self.held or not self.chance(0.2):
+            return phrase
+
+        def other(found: re.Match[str]) -> str:
+            if found[0].lower() in KEPT or not self.chance(0.4):
+                return found[0]
+            word = self.word() + ("s" if found[0].endswith("s") else "")
+            return word.capitalize() if found[0][0].isupper() else word
+
+        return _CONTENT.sub(other, phrase)
 
     def asked(self, question: str) -> str:
         """A question as it may be put in training: now and then with a word before or after it."""
