@@ -53,7 +53,7 @@ def test_a_model_that_takes_text_alone_refuses_it_and_nothing_is_sent(mock: bn.M
 
 
 def test_a_model_that_looks_gets_the_bytes_in_their_place(mock: bn.Mock) -> None:
-    mock.welcome = replace(mock.welcome, images=True)
+    mock.welcome, mock.refuses = replace(mock.welcome, images=True), frozenset()
     state = look.run()
     parts = [part for op in mock.submits[0] if isinstance(op, wire.Append) for part in op.parts]
     assert [part.kind for part in parts if isinstance(part, wire.Image)] == ["image/png", "image/gif"]
