@@ -72,7 +72,7 @@ def values(made: list[tuple[client.Program, tuple[int, ...]]]) -> list[Any]:
     for program, refs in made:
         for ref in refs:
             value: wire.Value = program.future(ref).result(100)
-            samples = [msgspec.structs.replace(sample, drafted=b"") for sample in value.samples]
+            samples = [msgspec.structs.replace(sample, drafted=b"", drafts={}) for sample in value.samples]
             found.append((program.name, ref, samples, value.scores, repr(value.prompt)))
     return found
 
