@@ -119,7 +119,8 @@ class _Cells:
 
     def tensors(self, like: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
         rows, columns = (torch.from_numpy(np.concatenate(x).astype(np.int64)) for x in (self.rows, self.columns))
-        values = torch.from_numpy(np.concatenate(self.values).astype(np.float32))
+        with np.errstate(over="ignore"):  # more than float32 holds is infinite, as it should be
+            values = torch.from_numpy(np.concatenate(self.values).astype(np.float32))
         return (rows.to(like.device), columns.to(like.device)), values.to(like.device)
 
 
