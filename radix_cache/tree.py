@@ -123,8 +123,7 @@ class Tree:
 
     def lane(self, level: float) -> Lane:
         """The lane of a level, open."""
-        lane = self.levels.get(level) or Lane(level, "unused")
-        return lane if lane.is_open else self._open(lane)
+        return self._open(self.levels.get(level) or Lane(level, "unused"))
 
     def _open(self, lane: Lane) -> Lane:
         """Put a lane into the list. The dead one, to which nobody goes back, gives way to that of new nodes."""
@@ -259,10 +258,16 @@ class Tree:
             at.n_holds -= 1
             if not (at.n_holds or at.n_locks):
                 self.n_held -= len(at.pages)
-                link(at, at.lane if at.lane.is_open else self._open(at.lane))
+                link(at, self._open(self._alive(at)))
             at = parent
         if len(node.key) < self.width:
             self._tidy(node)
+
+    def _alive(self, node: Node) -> Lane:
+        """A node's lane; of a dead one that was held, that of the first above it that lives."""
+        while node.lane is self.dead and node.parent:
+            node = node.parent
+        return node.lane
 
     def _tidy(self, node: Node) -> None:
         """Drop an open leaf that nobody needs, if a child beside it begins with the same tokens."""
