@@ -12,8 +12,7 @@ from __future__ import annotations
 from array import array
 from hashlib import blake2b
 from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -80,7 +79,8 @@ class Machine(RuleBasedStateMachine):
     )
     def begin(self, n_pages: int, trunk: int, n: int, policy: str, n_host: int, has_file: bool) -> None:
         self.options = n_pages, self.page, self.enabled, policy, n_host
-        self.path = Path(mkdtemp(prefix="banyan-")) / "kv" if has_file and n_host else None
+        self.home = TemporaryDirectory(prefix="banyan-")  # goes with the machine, also where that fails
+        self.path = Path(self.home.name) / "kv" if has_file and n_host else None
         self.host: Slots = {}  # survives the process where there is a file, as far as the file is believed
         self.prompts = [as_tokens(trunk, min(n * self.page + 2, n_pages * self.page))]
         self.begin_process()
@@ -454,9 +454,9 @@ class Machine(RuleBasedStateMachine):
         assert not len(self.cache.holds)
         assert self.cache.stats().n_host_cached == 0
         check(self.cache)
-        if self.file is not None and self.path is not None:
+        if self.file is not None:
             self.file.close()
-            rmtree(self.path.parent)
+        self.home.cleanup()
 
 
 SHORT = settings(max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))

@@ -10,6 +10,7 @@ import pytest
 from banyan.radix_cache.cache import Cache
 from banyan.radix_cache.check import check
 from banyan.radix_cache.node import Node, n_common
+from banyan.radix_cache.policy import POLICIES
 
 
 def ids(*tokens: int) -> bytes:
@@ -192,6 +193,20 @@ def test_a_long_leaf_is_trimmed_at_a_cost_that_does_not_grow_with_it() -> None:
         assert found(cache, prompt) == 4000 - 4 * n
     assert n_long <= 1000 // 64 + 1
     check(cache)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_dead_node_that_was_held_goes_before_what_stands_above_it(policy: str) -> None:
+    cache, some = Cache(64, 4, policy=policy), ids(*range(17))
+    store(cache, some[:8])
+    store(cache, some)
+    whole = cache.handle(some)
+    cache.handle(some[:4]).drop(1)
+    whole.expect(0)
+    whole.release()
+    check(cache)
+    while cache.evict(1):
+        check(cache)
 
 
 # ---- pages that are not full ---------------------------------------------------------------------------------------
