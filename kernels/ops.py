@@ -25,6 +25,7 @@ __all__ = [
     "Ragged",
     "attention",
     "copy_pages",
+    "copy_slots",
     "linear",
     "mask_logits",
     "pack",
@@ -68,6 +69,13 @@ TABLE = {
             "copy_pages",
             "pools [pages, page, kv_heads, dim], copies [n, 3] -> pools",
             "2 * size * n_pools * slots * kv_heads * dim, slots: sum of n_slots",
+            "0",
+            "reference",
+        ),
+        Op(
+            "copy_slots",
+            "pools [pages, page, kv_heads, dim], sources, destinations [paths, steps] -> pools",
+            "2 * size * n_pools * slots * kv_heads * dim, slots: those that move",
             "0",
             "reference",
         ),
@@ -150,6 +158,12 @@ def copy_pages(pools: Sequence[Tensor], copies: Tensor) -> None:
     """Copy the first slots of pages to other pages, in place; see `copy_pages/reference.py`."""
     if pools:
         implementation("copy_pages", pools[0].device.type)(pools, copies)
+
+
+def copy_slots(pools: Sequence[Tensor], sources: Tensor, destinations: Tensor) -> None:
+    """Copy slots to other slots along paths of drafts, in place; see `copy_slots/reference.py`."""
+    if pools:
+        implementation("copy_slots", pools[0].device.type)(pools, sources, destinations)
 
 
 def mask_logits(logits: Tensor, masks: Tensor, which: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Copy the first slots of pages, one launch per pool."""
+"""Copy the first slots of pages, one launch for all pools that lie at equal distances."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from banyan.kernels.pools import stacks
+
 BLOCK = 2048
 
 
 @triton.jit
-def _copy(p_pool, p_copies, s_page, s_slot, BLOCK: tl.constexpr):
-    """Program (copy, part of a page)."""
+def _copy(p_pools, p_copies, s_pool, s_page, s_slot, BLOCK: tl.constexpr):
+    """Program (copy, part of a page, pool)."""
     p_copy = p_copies + tl.program_id(0).to(tl.int64) * 3
+    p_pool = p_pools + tl.program_id(2).to(tl.int64) * s_pool
     source, destination, n_slots = tl.load(p_copy), tl.load(p_copy + 1), tl.load(p_copy + 2)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m = o < n_slots * s_slot
@@ -25,7 +28,7 @@ def copy_pages(pools: Sequence[Tensor], copies: Tensor) -> None:
     if not len(copies):
         return
     assert copies.is_contiguous(), "the list of copies must be contiguous"
-    for pool in pools:
-        assert pool.is_contiguous(), "a pool must be contiguous"
-        s_page, s_slot = pool.stride()[:2]
-        _copy[(len(copies), triton.cdiv(s_page, BLOCK))](pool, copies, s_page, s_slot, BLOCK=BLOCK, num_warps=4)
+    for stack in stacks(pools):
+        s_pool, s_page, s_slot = stack.stride()[:3]
+        grid = (len(copies), triton.cdiv(s_page, BLOCK), len(stack))
+        _copy[grid](stack, copies, s_pool, s_page, s_slot, BLOCK=BLOCK, num_warps=4)

@@ -53,7 +53,7 @@ def check_copy_pages(seed: int, dtype: torch.dtype, device: str) -> None:
     n = chance.randint(0, 4)
     order = torch.randperm(n_pages)
     copies = torch.stack([order[:n], order[4 : 4 + n], torch.randint(1, page + 1, (n,))], dim=1).int()
-    pools = [torch.randn(n_pages, page, heads, dim).to(device, dtype) for _ in range(3)]
+    pools = _layers(chance, (n_pages, page, heads, dim), dtype, device)
     wants = [pool.clone() for pool in pools]
     for source, destination, n_slots in copies.tolist():
         for pool, want in zip(pools, wants, strict=True):
@@ -62,6 +62,36 @@ def check_copy_pages(seed: int, dtype: torch.dtype, device: str) -> None:
     ops.copy_pages(pools, copies.to(device))
     for pool, want in zip(pools, wants, strict=True):
         assert torch.equal(pool, want)
+
+
+def check_copy_slots(seed: int, dtype: torch.dtype, device: str) -> None:
+    """Paths of trees of drafts, of several requests, moved to the front; one that stands right, and steps of -1."""
+    chance = _start(seed)
+    page, heads, dim, n_pages = chance.choice([1, 16]), chance.randint(1, 3), chance.choice([16, 80]), 10
+    order = torch.randperm(n_pages * page).tolist()
+    sources, destinations = [], []
+    for _ in range(chance.randint(0, 3)):
+        rows, order = order[:3], order[3:]  # the slots of a tree's rows
+        path = sorted(chance.sample(range(3), chance.randint(0, len(rows)))) if len(rows) == 3 else []
+        sources.append([rows[j] for j in path] + [-1] * (4 - len(path)))
+        destinations.append([rows[j] for j in range(len(path))] + [-1] * (4 - len(path)))
+    pools = _layers(chance, (n_pages, page, heads, dim), dtype, device)
+    wants = [pool.clone().flatten(0, 1) for pool in pools]
+    for own, to in zip(sources, destinations, strict=True):
+        for source, destination in zip(own, to, strict=True):
+            for pool, want in zip(pools, wants, strict=True):
+                if source >= 0:
+                    want[destination] = pool.flatten(0, 1)[source]
+    lists = (torch.tensor(x, dtype=torch.int64).view(-1, 4).to(device) for x in (sources, destinations))
+    ops.copy_slots(pools, *lists)
+    for pool, want in zip(pools, wants, strict=True):
+        assert torch.equal(pool.flatten(0, 1), want)
+
+
+def _layers(chance: random.Random, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> list[Tensor]:
+    """Three pools: in one piece of memory, as the engine's are, or each in its own."""
+    together = torch.randn(3, *shape).to(device, dtype)
+    return list(together) if chance.random() < 0.5 else [pool.clone() for pool in together]
 
 
 def check_rms_norm(seed: int, dtype: torch.dtype, device: str) -> None:
@@ -150,6 +180,7 @@ def check_mask_logits(seed: int, dtype: torch.dtype, device: str) -> None:
 CHECKS: list[Check] = [
     check_write_kv,
     check_copy_pages,
+    check_copy_slots,
     check_linear,
     check_mask_logits,
     check_rms_norm,

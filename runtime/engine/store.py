@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from banyan.kernels import ops
+from banyan.kernels.attention.batch import to_device
 from banyan.radix_cache.host import Move
 from banyan.radix_cache.pagefile import PageFile
 from banyan.runtime.config import Config, Resolved
@@ -42,16 +43,14 @@ class Store:
         self.n_pages, self.page = n_pages, page
         self.device = torch.device(device)
         try:
-            self.kv: list[tuple[Tensor, Tensor]] = [
-                (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
-                for _ in range(spec.n_layers)
-            ]
+            # One piece of memory, so that a copy in all layers is one launch.
+            self._pools = tuple(torch.empty((2 * spec.n_layers, *shape), dtype=dtype, device=device))
         except (torch.OutOfMemoryError, RuntimeError) as e:
             size = n_pages * page * spec.kv_bytes_per_token(dtype.itemsize) / 2**20
             raise OutOfMemory(
                 f"{n_pages} KV pages are {size:.0f} MiB and do not fit on {device}; lower `kv_memory`"
             ) from e
-        self._pools = [pool for pair in self.kv for pool in pair]
+        self.kv: list[tuple[Tensor, Tensor]] = list(zip(self._pools[::2], self._pools[1::2], strict=True))
         self.file = file
         self.host = self._claim_host((n_host, len(self._pools), *shape[1:]), dtype) if n_host else None
 
@@ -68,8 +67,16 @@ class Store:
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy the first n_slots of pages: (source, destination, n_slots), in all layers."""
         if copies:
-            table = torch.from_numpy(np.array(copies, np.int32))
-            ops.copy_pages(self._pools, table.to(self.device, non_blocking=True))
+            ops.copy_pages(self._pools, to_device(np.array(copies, np.int32), self.device))
+
+    def copy_slots(self, paths: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
+        """Move slots, page * page_size + offset, along paths of (sources, destinations), in all layers; see the op."""
+        if paths:
+            lists = np.full((2, len(paths), max(len(sources) for sources, _ in paths)), -1, np.int64)
+            for i, path in enumerate(paths):
+                for own, slots in zip(lists[:, i], path, strict=True):
+                    own[: len(slots)] = slots
+            ops.copy_slots(self._pools, *to_device(lists, self.device))
 
     def release(self) -> None:
         """Let another process have the file. Nothing may be moved any more."""

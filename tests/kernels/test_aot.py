@@ -8,6 +8,7 @@ import torch
 from banyan.kernels.attention import kernel as attention
 from banyan.kernels.attention.batch import ragged
 from banyan.kernels.copy_pages import kernel as copy_pages
+from banyan.kernels.copy_slots import kernel as copy_slots
 from banyan.kernels.rms_norm import kernel as rms_norm
 from banyan.kernels.rope_kv import kernel as rope_kv
 from banyan.kernels.silu_mul import kernel as silu_mul
@@ -76,6 +77,8 @@ def launch_small_ops() -> None:
     q, k, v = qkv[:, :32], qkv[:, 32:40], qkv[:, 40:]
     write_kv.write_kv(k, v, pool, pool, empty(64, dtype=torch.int64))
     copy_pages.copy_pages([pool], empty(3, 3, dtype=torch.int32))
+    slots = empty(3, 8, dtype=torch.int64)
+    copy_slots.copy_slots(list(empty(4, 9, 16, 8, 128)), slots, slots)
     rms_norm.rms_norm(empty(64, 4096), empty(4096), 1e-6, empty(64, 4096))
     rms_norm.rms_norm(q, empty(128), 1e-6)
     angles = empty(64, 64, dtype=torch.float32)
@@ -87,7 +90,16 @@ def launch_small_ops() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_ops_around_attention(target: str) -> None:
     found = aot.compile_launcher(target, launch_small_ops)
-    assert [c.kernel for c in found] == ["_write", "_copy", "_norm", "_norm", "_rope_kv", "_rope_kv", "_silu_mul"]
+    assert [c.kernel for c in found] == [
+        "_write",
+        "_copy",
+        "_copy",
+        "_norm",
+        "_norm",
+        "_rope_kv",
+        "_rope_kv",
+        "_silu_mul",
+    ]
     for compiled in found:
         compiled.check()
 
