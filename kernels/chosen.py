@@ -4,7 +4,9 @@ from typing import NamedTuple
 
 import torch
 
+from banyan.kernels.attention.cpu import MAX_DIM
 from banyan.kernels.device import INTERPRETED, architecture
+from banyan.kernels.linear.cpu import pack
 from banyan.kernels.native import build
 from banyan.kernels.ops import TABLE, Op
 
@@ -40,3 +42,22 @@ def _cpu(op: Op, has_library: bool) -> Choice:
         return Choice(op, op.on_cpu, f"C++, compiled for this CPU; {torch.get_num_threads()} threads")
     file = "plain" if op.name == "attention" else "reference"
     return Choice(op, file, "torch: the C++ path could not be built here (see the warning)")
+
+
+def why_not_deterministic(device: str, dtype: torch.dtype, head_dim: int) -> str:
+    """Why a row's bits would depend on its batch even if `ragged` is asked for a deterministic one; "": they do not.
+
+    On a CPU every op of the compiled library sums each row in an order of its own; torch's libraries do not promise
+    that, on no device.
+    """
+    if device != "cpu":
+        return "the vendor's library, which computes linear layers, rounds a row by how many there are"
+    if build.library() is None:
+        return "the CPU kernels could not be built (no C++ compiler), and torch rounds a row by how many there are"
+    if dtype not in build.DTYPES:
+        return f"on a CPU {str(dtype)[6:]} is computed by torch, which rounds a row by how many there are"
+    if head_dim % 16 or head_dim > MAX_DIM:
+        return f"heads of {head_dim} are computed by torch, which rounds a row by how many there are"
+    if pack(torch.zeros(2, 2, dtype=dtype)) is None:
+        return "this CPU's bfloat16 matrix unit is used through oneDNN, which rounds a row by how many there are"
+    return ""

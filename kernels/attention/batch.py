@@ -29,6 +29,7 @@ class Ragged(NamedTuple):
     seen: Tensor | None = None  # int64 [n_rows]: bit b: the row sees position kv_len - 64 + b; None: all up to its own
     position: Tensor | None = None  # int32 [n_rows]: where each row stands in its text, for windows
     n_drafted: int = 0  # rows of the largest tree of drafts
+    deterministic: bool = False  # a row's result is the same to the bit in whatever batch it stands
     plans: dict[Hashable, Any] | None = None  # what a path derived from the above, kept for the step's other layers
 
 
@@ -39,6 +40,7 @@ def ragged(
     page_size: int,
     device: torch.device | str = "cpu",
     parents: Sequence[Sequence[int] | None] | None = None,
+    deterministic: bool = False,
 ) -> Ragged:
     """Build a batch from counts and page ids.
 
@@ -81,6 +83,7 @@ def ragged(
         seen=None if seen is None else to_device(seen, device),
         position=to_device(depth.astype(np.int32), device),
         n_drafted=max((len(own) for own in parents or () if own is not None), default=0),
+        deterministic=deterministic,
         plans={},
     )
 

@@ -73,7 +73,8 @@ def _attend(
     s_q_row, s_q_head, s_page, s_slot, s_head, s_out_row, s_out_head, s_table, scale,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE_STAGES: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, SINKS: tl.constexpr, ALL_MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (item, KV head): rows of q times the heads of the group, over the item's keys."""
     i_item, i_head = tl.program_id(0), tl.program_id(1)
@@ -107,10 +108,11 @@ def _attend(
     b_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
 
     # Keys that every row sees come in whole blocks without a mask; what is left is short and needs no pipeline.
-    # A window has its left edge anywhere: all blocks are masked.
+    # A window has its left edge anywhere: all blocks are masked. So they are in deterministic mode: the same keys may
+    # be a whole block for one item and the edge of another, and compilers round the two loops differently.
     b_page = tl.load(p_table + (start + o_n) // PAGE, mask=start + o_n < end, other=0).to(tl.int64)
     middle = start
-    if WINDOW == 0:
+    if WINDOW == 0 and not ALL_MASKED:
         whole = tl.minimum(end, position + 1)
         if TREE:
             whole = tl.minimum(whole, tail)
@@ -260,8 +262,9 @@ def attention(
                 out.stride(0), out.stride(1), ragged.page_table.stride(0),
                 scale * LOG2E * (2.0 / softcap if softcap else 1.0),
                 GROUP=group, DIM=dim, BLOCK_D=block_d, PAGE=page_size, BLOCK_M=shape.rows, BLOCK_N=shape.keys,
-                EDGE_STAGES=shape.stages if window else 1,
+                EDGE_STAGES=shape.stages if window or ragged.deterministic else 1,
                 SOFTCAP=softcap, WINDOW=window, TREE=ragged.seen is not None, SINKS=sinks is not None,
+                ALL_MASKED=ragged.deterministic,
                 PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
                 num_warps=shape.warps, num_stages=shape.stages,
             )  # fmt: skip
@@ -278,6 +281,8 @@ def _device_plan(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     """The plan's tables on the device, made once per step."""
     small_rows, large_rows = (shape.rows // group for shape in tiles)
+    if ragged.deterministic:
+        small_rows = 0  # of two tile shapes, each would round in its own way
     rows = Tiles(small_rows, large_rows, large_rows)
     key = ("triton", arch, rows, n_kv_heads, window)
     plans = {} if ragged.plans is None else ragged.plans
@@ -291,6 +296,7 @@ def _device_plan(
             window=window,
             shared=ragged.subtrees,
             merge_keys=MERGE_KEYS,
+            deterministic=ragged.deterministic,
         )
         tables = (to_device(table, device) for table in made[:4])
         plans[key] = (*tables, made.n_partials)

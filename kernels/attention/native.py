@@ -104,6 +104,7 @@ def _plan(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int) 
             window=window,
             shared=ragged.subtrees,
             merge_keys=MERGE_KEYS,
+            deterministic=ragged.deterministic,
         )
         tables = made.small, made.large, made.merges
         arguments = (x for table in tables for x in (table.ctypes.data, len(table)))

@@ -32,7 +32,9 @@ def attention(
     window: int = 0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """See `reference.attention`."""
+    """See `reference.attention`. Raises ValueError for a deterministic batch: torch rounds as its shapes please."""
+    if ragged.deterministic:
+        raise ValueError("attention in plain torch cannot be deterministic: install a C++ compiler, or name it in CXX")
     out = torch.empty_like(q)
     for work in _plan(ragged, k_pool, window):
         if isinstance(work, _Decodes):

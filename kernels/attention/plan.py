@@ -7,7 +7,7 @@ it, where that pays: an item then holds rows of several requests, and each of th
 
 import itertools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 MIN_SPLIT = 256  # keys per item: below this, merging costs more than a second reader saves
 ALIGN = 64  # items begin at multiples of this, or at the end of a shared run: whole key blocks, whole pages
 WAVES = 4  # items per multiprocessor to aim for when long reads are split
+CHUNK = 256  # keys of an item in a deterministic plan; results depend on it, and on nothing else of a plan
 DRAFT = 64  # rows of a request that a mask of ancestors may speak of: its last ones
 
 
@@ -89,26 +90,37 @@ def plan(
     window: int = 0,
     shared: Sequence[Subtree] = (),
     merge_keys: float = 0.0,
+    deterministic: bool = False,
 ) -> Plan:
     """Cut a ragged batch into items, and long reads into splits where there are too few items for the machine.
 
-    A request whose rows fit a small tile is one small item, any other a row of large ones.
+    A request whose rows fit a small tile is one small item, any other a row of large ones. A row's partial results lie
+    in the order of their keys.
 
     programs    how many programs share an item, small and large: one for each KV head, or one for all
     shared      what may be read once for several requests, parents first
     merge_keys  what one more partial result of a row costs, told in keys that an item reads in the same time: a subtree
                 is shared if that saves more
+    deterministic
+                every item is one chunk of CHUNK keys, cut at multiples of it whatever else runs. What a row sums, and in
+                which order, then follows from its position and window alone: who shares an item changes no bit
     """
     first_rows = [0, *itertools.accumulate(q_lens)]
-    begins, low, tall = _share(q_lens, kv_lens, first_rows, tiles, window, shared, merge_keys)
+    align = CHUNK if deterministic else ALIGN
+    if deterministic:
+        shared = [Subtree(requests, n_keys // CHUNK * CHUNK) for requests, n_keys in shared]
+    begins, low, tall = _share(q_lens, kv_lens, first_rows, tiles, window, align, shared, merge_keys)
     for request, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
         size, into = (tiles.small, low) if q_len <= tiles.small else (tiles.large, tall)
         row, context, begin = first_rows[request], kv_len - q_len, begins[request]
-        for first in range(0, q_len, size):
-            n, position = min(size, q_len - first), context + first
-            start = max(begin, _oldest(position, window)) if window else begin
+        for first, n in _tiles(context, q_len, size, CHUNK if deterministic else 0):
+            position = context + first
+            start = max(begin, _oldest(position, window, align)) if window else begin
             rows = range(row + first, row + first + n)
-            into.append((rows, request, start, position + n, position, kv_len - DRAFT, begin > 0))
+            is_part = bool(window) or position >= CHUNK if deterministic else begin > 0
+            into.append((rows, request, start, position + n, position, kv_len - DRAFT, is_part))
+    if deterministic:
+        return _tables(_chunks(low), _chunks(tall), first_rows[-1])
     small, large = (_split(items, n, n_processors) for items, n in zip((low, tall), programs, strict=True))
     return _tables(small, large, first_rows[-1])
 
@@ -117,9 +129,18 @@ def plan(
 _Item = tuple[Sequence[int], int, int, int, int, int, bool]
 
 
-def _oldest(position: int, window: int) -> int:
+def _oldest(position: int, window: int, align: int) -> int:
     """The first key that a row sees, or an aligned one before it."""
-    return max(0, position - window + 1) // ALIGN * ALIGN if window else 0
+    return max(0, position - window + 1) // align * align if window else 0
+
+
+def _tiles(context: int, q_len: int, size: int, cut: int) -> Iterator[tuple[int, int]]:
+    """(first row, how many) of each tile of a request; none reaches across a position that `cut` divides (0: no cuts)."""
+    first = 0
+    while first < q_len:
+        n = min(size, q_len - first, cut - (context + first) % cut if cut else size)
+        yield first, n
+        first += n
 
 
 def _share(
@@ -128,6 +149,7 @@ def _share(
     first_rows: Sequence[int],
     tiles: Tiles,
     window: int,
+    align: int,
     shared: Sequence[Subtree],
     merge_keys: float,
 ) -> tuple[list[int], list[_Item], list[_Item]]:
@@ -139,7 +161,7 @@ def _share(
     low: list[_Item] = []
     tall: list[_Item] = []
     for requests, n_keys in shared:
-        needed = [(max(begins[i], _oldest(kv_lens[i] - q_lens[i], window)), i) for i in requests if q_lens[i]]
+        needed = [(max(begins[i], _oldest(kv_lens[i] - q_lens[i], window, align)), i) for i in requests if q_lens[i]]
         needed = [(start, i) for start, i in needed if start < n_keys]
         n_rows = sum(q_lens[i] for _, i in needed)
         if len(needed) < 2:
@@ -179,6 +201,15 @@ def _split(items: list[_Item], n_programs: int, n_processors: int) -> list[_Item
     return items
 
 
+def _chunks(items: list[_Item]) -> list[_Item]:
+    """Reads cut at multiples of CHUNK, where they all begin."""
+    return [
+        (rows, request, at, min(at + CHUNK, end), position, tail, is_part)
+        for rows, request, start, end, position, tail, is_part in items
+        for at in range(start, end, CHUNK)
+    ]
+
+
 def _n_keys(item: _Item) -> int:
     return item[3] - item[2]
 
@@ -186,6 +217,8 @@ def _n_keys(item: _Item) -> int:
 def _tables(small: list[_Item], large: list[_Item], n_rows: int) -> Plan:
     """Number the partial results, a row's own side by side, and write all down."""
     listed: list[int] = []  # rows of items that read some of their keys; `rows` has them behind one entry for each row
+    starts: list[int] = []  # first key, and number of rows, of each of those items
+    counts: list[int] = []
     tables = []
     for items in (small, large):
         table = array("i")
@@ -194,6 +227,8 @@ def _tables(small: list[_Item], large: list[_Item], n_rows: int) -> Plan:
             if is_part:
                 first = n_rows + len(listed)
                 listed.extend(rows)
+                starts.append(start)
+                counts.append(len(rows))
             table.extend((first, len(rows), request, start, end, position, tail, 0))
         tables.append(np.frombuffer(table, np.int32).reshape(-1, 8))
 
@@ -202,10 +237,11 @@ def _tables(small: list[_Item], large: list[_Item], n_rows: int) -> Plan:
     if not listed:
         return Plan(tables[0], tables[1], all_rows, np.empty((0, 4), np.int32), 0)
     all_rows[n_rows:, 0] = parts = np.array(listed, np.int32)
-    all_rows[n_rows + np.argsort(parts, kind="stable"), 1] = np.arange(len(parts))
-    counts = np.bincount(parts, minlength=n_rows)
-    split = np.flatnonzero(counts)
+    keys = parts.astype(np.int64) << 32 | np.repeat(np.array(starts), counts)
+    all_rows[n_rows + np.argsort(keys), 1] = np.arange(len(parts))
+    n_parts = np.bincount(parts, minlength=n_rows)
+    split = np.flatnonzero(n_parts)
     merges = np.zeros((len(split), 4), np.int32)
-    merges[:, 0], merges[:, 2] = split, counts[split]
+    merges[:, 0], merges[:, 2] = split, n_parts[split]
     merges[:, 1] = np.cumsum(merges[:, 2]) - merges[:, 2]
     return Plan(tables[0], tables[1], all_rows, merges, len(parts))

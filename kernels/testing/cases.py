@@ -1,7 +1,7 @@
 """Random inputs that punish a kernel for reading what is not its own."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -94,3 +94,42 @@ def random_trees(seed: int, q_lens: Sequence[int]) -> list[list[int] | None]:
         [chance.randrange(-1, j) for j in range(n)] if 0 < n <= DRAFT and chance.random() < 0.5 else None
         for n in q_lens
     ]
+
+
+def check_deterministic(
+    attend: Callable[..., Tensor], seed: int, n: int, dtype: torch.dtype, dim: int = 16, **options: Any
+) -> None:
+    """Fail unless each row of a text of n tokens gets the same bits by every road.
+
+    The text is computed at once; then in pieces from one to 50 rows, in batches of up to six, beside another text, over
+    its own pages and over a copy of them; pieces of one batch share what they can.
+    """
+    chance, page_size = random.Random(seed), 16
+    torch.manual_seed(seed)
+    n_pages = -(-n // page_size)
+    pools = torch.full((2, 3 * n_pages, page_size, 2, dim), torch.nan)
+    tokens = torch.randn(2, 2, n, 2, dim)  # of the text and of another, K and V
+    order = torch.randperm(3 * n_pages).tolist()
+    places = order[:n_pages], order[n_pages : 2 * n_pages], order[2 * n_pages :]
+    for place, of in zip(places, (0, 0, 1), strict=True):
+        for i, page in enumerate(place):
+            own = tokens[of, :, i * page_size : (i + 1) * page_size]
+            pools[:, page, : own.shape[1]] = own
+    q = torch.randn(n, 4, dim).to(dtype)
+    k_pool, v_pool = pools.to(dtype)
+
+    def run(pieces: list[tuple[int, int, int]]) -> Tensor:
+        """Each (first row, how many, which pages)."""
+        q_lens, kv_lens = [m for _, m, _ in pieces], [first + m for first, m, _ in pieces]
+        batch = ragged(q_lens, kv_lens, [places[at] for *_, at in pieces], page_size, deterministic=True)
+        rows = torch.cat([q[first : first + m] for first, m, _ in pieces])
+        return attend(rows, k_pool, v_pool, batch, scale=0.3, **options)
+
+    want = run([(0, n, 0)])
+    assert not want.isnan().any()
+    for _ in range(6):
+        sizes = [chance.choice([1, 1, 5, 50]) for _ in range(chance.randint(1, 6))]
+        pieces = [(chance.randint(0, n - m), m, chance.randrange(3)) for m in sizes]
+        got = run(pieces).split(sizes)
+        for (first, m, at), rows in zip(pieces, got, strict=True):
+            assert at == 2 or torch.equal(rows, want[first : first + m]), f"rows {first} to {first + m} of {pieces}"

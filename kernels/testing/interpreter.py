@@ -72,6 +72,26 @@ def checks(*, memory: bool | None = None, race: bool | None = None) -> Iterator[
         _launch.memory, _launch.race = before
 
 
+@contextlib.contextmanager
+def rows_alike() -> Iterator[None]:
+    """Dots row by row: BLAS rounds a row by where it stands in the block, which no tensor core does."""
+    builder = stock.InterpreterBuilder
+    before = builder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, max_imprecise: Any) -> Any:
+        rows = [
+            before(self, _Handle(x, a.dtype), b, _Handle(y, d.dtype), precision, max_imprecise).data
+            for x, y in zip(np.split(a.data, len(a.data)), np.split(d.data, len(d.data)), strict=True)
+        ]
+        return _Handle(np.concatenate(rows), d.dtype.scalar)
+
+    builder.create_dot = create_dot
+    try:
+        yield
+    finally:
+        builder.create_dot = before
+
+
 def _widened(bits: np.ndarray) -> np.ndarray:
     """bf16 bits as fp32."""
     return (bits.astype(np.uint32) << 16).view(np.float32)

@@ -9,7 +9,7 @@ from banyan.kernels import ops
 from banyan.kernels.attention import cpu, native, plain
 from banyan.kernels.attention.batch import ragged
 from banyan.kernels.native import build
-from banyan.kernels.testing.cases import Case, attention_case, random_trees
+from banyan.kernels.testing.cases import Case, attention_case, check_deterministic, random_trees
 
 BATCHES = {
     "one decode": ([1], [37]),
@@ -183,3 +183,25 @@ def test_layers_with_and_without_window_share_a_batch() -> None:
     narrow = wide._replace(options=wide.options | {"window": 8})
     for case in (wide, narrow, wide, narrow):
         run(case)
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("dtype", build.DTYPES, ids=str)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 90}, {"window": 400, "softcap": 5.0, "sinks": torch.ones(4)}], ids=str
+)
+def test_a_deterministic_row_has_the_same_bits_in_every_batch(
+    options: dict, threads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    for merge_keys in (0.0, 1e9):
+        monkeypatch.setattr(native, "MERGE_KEYS", merge_keys)
+        for seed in range(3):
+            check_deterministic(cpu.attention, seed, 900, dtype, **options)
+
+
+def test_without_a_compiler_attention_is_not_deterministic_and_says_so() -> None:
+    case = attention_case(1, [1], [30])
+    with pytest.raises(ValueError, match="install a C"):
+        plain.attention(*case[:3], case.ragged._replace(deterministic=True), **case.options)

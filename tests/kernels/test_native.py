@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from banyan.kernels import ops
+from banyan.kernels import chosen, ops
 from banyan.kernels.attention import native
 from banyan.kernels.native import build
 from banyan.kernels.testing.cases import attention_case
@@ -87,7 +87,7 @@ def _version_only(command: list[str], otherwise: object, **options: object) -> o
 LIBRARY_IN_THREADS = """
 import os, sys, threading
 import torch
-from banyan.kernels import ops
+from banyan.kernels import chosen, ops
 from banyan.kernels.linear import cpu
 
 cpu.THREAD_WORK = 0
@@ -115,3 +115,17 @@ sys.exit(0 if os.waitpid(child, 0)[1] == 0 and len(done) == 3 else 1)
 @pytest.mark.usefixtures("native")
 def test_helping_threads_serve_callers_in_parallel_and_are_not_missed_in_a_forked_child() -> None:
     subprocess.run([sys.executable, "-c", LIBRARY_IN_THREADS], check=True, timeout=300)
+
+
+@pytest.mark.usefixtures("native")
+def test_what_cannot_be_deterministic_is_told() -> None:
+    assert chosen.why_not_deterministic("cpu", torch.float32, 64) == ""
+    assert "vendor" in chosen.why_not_deterministic("cuda", torch.bfloat16, 64)
+    assert "float16" in chosen.why_not_deterministic("cpu", torch.float16, 64)
+    assert "heads of 24" in chosen.why_not_deterministic("cpu", torch.float32, 24)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_without_a_compiler_nothing_is_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "C++ compiler" in chosen.why_not_deterministic("cpu", torch.float32, 64)

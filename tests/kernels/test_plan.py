@@ -23,6 +23,7 @@ PAGE = 16
     n_processors=st.sampled_from([1, 2, 108]),
     common=st.lists(st.integers(0, 200), min_size=6, max_size=6),
     merge_keys=st.sampled_from([0.0, 20.0, 1e9]),
+    deterministic=st.booleans(),
 )
 def test_items_cover_what_rows_see(
     requests: list[tuple[int, int]],
@@ -31,13 +32,14 @@ def test_items_cover_what_rows_see(
     n_processors: int,
     common: list[int],
     merge_keys: float,
+    deterministic: bool,
 ) -> None:
     q_lens, kv_lens = [q for q, _ in requests], [q + context for q, context in requests]
     table = page_table(kv_lens, common)
     shared = plan.subtrees(table, [context for _, context in requests], PAGE)
     made = plan.plan(
         q_lens, kv_lens, tiles=tiles, programs=(2, 2), n_processors=n_processors, window=window, shared=shared,
-        merge_keys=merge_keys,
+        merge_keys=merge_keys, deterministic=deterministic,
     )  # fmt: skip
     owner = [request for request, n in enumerate(q_lens) for _ in range(n)]
     first_row = [sum(q_lens[:i]) for i in range(len(q_lens))]
@@ -46,6 +48,7 @@ def test_items_cover_what_rows_see(
         for first, n, request, start, end, position, tail, _ in items.tolist():
             assert 1 <= n <= size
             assert start < end
+            assert not deterministic or (start % plan.CHUNK == 0 and end - start <= plan.CHUNK), "no absolute chunk"
             entries = made.rows[first : first + n].tolist()
             is_whole = {part < 0 for _, part in entries}
             assert len(is_whole) == 1, "some rows whole, some in part"
@@ -85,7 +88,7 @@ def check_reads(
             assert own[0][0] <= oldest
             assert own[-1][1] > position
             assert own[-1][1] <= kv_len
-            parts = sorted(part for *_, part in own)
+            parts = [part for *_, part in own]  # merged in the order of their keys
             assert parts == merged.pop(row, [-1])
             row += 1
     assert not reads

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from banyan.kernels.attention import kernel, plan
-from banyan.kernels.testing.cases import Case, attention_case, random_trees
+from banyan.kernels.testing import interpreter
+from banyan.kernels.testing.cases import Case, attention_case, check_deterministic, random_trees
 
 BATCHES = {
     "one decode": ([1], [37]),
@@ -86,6 +87,18 @@ def test_q_may_be_a_view_of_a_wider_tensor() -> None:
     wide = torch.full((8, 4 + 9, 32), torch.nan)
     wide[:, :4] = case.q
     case.check(kernel.attention(wide[:, :4], *case[1:4], **case.options))
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 50, "softcap": 5.0, "sinks": torch.ones(4)}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.usefixtures("splits")
+def test_a_deterministic_row_has_the_same_bits_in_every_batch(
+    dtype: torch.dtype, options: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "CHUNK", 32)
+    monkeypatch.setattr(kernel, "MERGE_KEYS", 0.0)
+    with interpreter.rows_alike():
+        check_deterministic(kernel.attention, 1, 100, dtype, **options)
 
 
 calls = st.fixed_dictionaries(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from banyan.kernels.chosen import why_not_deterministic
 from banyan.kernels.ops import ragged
 from banyan.runtime.errors import ConfigError
 from banyan.runtime.model.decoder import Decoder
@@ -142,3 +143,34 @@ def test_half_precision_stays_near(dtype, tiny, tiny_model, reference):
 def test_an_unknown_dtype_is_named(tiny_model):
     with pytest.raises(ConfigError, match=r"'int4'.*float32"):
         load(tiny_model(), dtype="int4")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", ["llama", "qwen3-windows"])
+def test_deterministic_batches_give_a_row_the_same_bits(variant, dtype, tiny_model):
+    """Chunks, neighbours and pages of any kind: the logits of a text's rows are those of its one prefill."""
+    family, options = VARIANTS[variant]
+    model = load(tiny_model(family, **({"head_dim": 32} | options)), dtype=dtype)
+    if reason := why_not_deterministic("cpu", getattr(torch, dtype), model.spec.head_dim):
+        pytest.skip(reason)
+    ids, other = torch.tensor([some_ids(600, seed) for seed in (1, 2)])
+
+    def pools():
+        shape = 90, 16, model.spec.n_kv_heads, model.spec.head_dim
+        return [tuple(torch.zeros(2, *shape, dtype=getattr(torch, dtype))) for _ in range(model.spec.n_layers)]
+
+    def run(kv, pieces):
+        """Each (ids, first, end, first page); the rows' logits."""
+        q_lens, kv_lens = [end - first for _, first, end, _ in pieces], [end for *_, end, _ in pieces]
+        batch = ragged(q_lens, kv_lens, [range(at, at + 40) for *_, at in pieces], 16, deterministic=True)
+        of = torch.cat([text[first:end] for text, first, end, _ in pieces])
+        positions = torch.cat([torch.arange(first, end) for _, first, end, _ in pieces])
+        return model.forward(of, positions, batch, kv, torch.arange(sum(q_lens))).split(q_lens)
+
+    (want,) = run(pools(), [(ids, 0, 600, 0)])
+    kv, at = pools(), 0
+    for i, n in enumerate([1, 60, 300, 1, 7, 90, 1, 1, 100, 1, 38]):
+        got, *_ = run(kv, [(ids, at, at + n, 0), (other, 13 * i, 13 * i + 13, 45)][: 1 + i % 3])
+        assert torch.equal(got, want[at : at + n]), f"rows {at} to {at + n}"
+        at += n
+    assert at == 600
