@@ -102,8 +102,8 @@ def plan(
     merge_keys  what one more partial result of a row costs, told in keys that an item reads in the same time: a subtree
                 is shared if that saves more
     deterministic
-                every item is one chunk of CHUNK keys, cut at multiples of it whatever else runs. What a row sums, and in
-                which order, then follows from its position and window alone: who shares an item changes no bit
+                every item is one chunk of CHUNK keys, cut at multiples of it whatever else runs. What a row sums, and
+                in which order, then follows from its position and window: who shares an item changes no bit
     """
     first_rows = [0, *itertools.accumulate(q_lens)]
     align = CHUNK if deterministic else ALIGN
@@ -135,7 +135,7 @@ def _oldest(position: int, window: int, align: int) -> int:
 
 
 def _tiles(context: int, q_len: int, size: int, cut: int) -> Iterator[tuple[int, int]]:
-    """(first row, how many) of each tile of a request; none reaches across a position that `cut` divides (0: no cuts)."""
+    """(first row, how many) of each tile of a request; none reaches across a multiple of `cut` (0: any may)."""
     first = 0
     while first < q_len:
         n = min(size, q_len - first, cut - (context + first) % cut if cut else size)
