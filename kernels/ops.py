@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, overload
 
 from torch import Tensor
 
+from banyan.kernels.accept.reference import Accepted
 from banyan.kernels.attention.batch import Ragged, ragged
 from banyan.kernels.device import INTERPRETED
 from banyan.kernels.linear.cpu import linear as cpu_linear
@@ -20,9 +21,11 @@ from banyan.kernels.linear.reference import linear as reference_linear
 
 __all__ = [
     "TABLE",
+    "Accepted",
     "Op",
     "Packed",
     "Ragged",
+    "accept",
     "attention",
     "copy_pages",
     "copy_slots",
@@ -76,6 +79,13 @@ TABLE = {
             "copy_slots",
             "pools [pages, page, kv_heads, dim], sources, destinations [paths, steps] -> pools",
             "2 * size * n_pools * slots * kv_heads * dim, slots: those that move",
+            "0",
+            "reference",
+        ),
+        Op(
+            "accept",
+            "drawn, tokens, parents, slots [rows], starts [n + 1] -> said, sources, destinations [n, width]",
+            "28 * rows + 24 * n * width",
             "0",
             "reference",
         ),
@@ -164,6 +174,13 @@ def copy_slots(pools: Sequence[Tensor], sources: Tensor, destinations: Tensor) -
     """Copy slots to other slots along paths of drafts, in place; see `copy_slots/reference.py`."""
     if pools:
         implementation("copy_slots", pools[0].device.type)(pools, sources, destinations)
+
+
+def accept(drawn: Tensor, tokens: Tensor, parents: Tensor, starts: Tensor, slots: Tensor, width: int) -> Accepted:
+    """What was drawn along the right path of each tree of drafts; see `accept/reference.py`."""
+    run = implementation("accept", drawn.device.type)
+    out: Accepted = run(drawn, tokens, parents, starts, slots, width)
+    return out
 
 
 def mask_logits(logits: Tensor, masks: Tensor, which: Tensor) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from banyan.kernels.accept import kernel as accept
 from banyan.kernels.attention import kernel as attention
 from banyan.kernels.attention.batch import ragged
 from banyan.kernels.copy_pages import kernel as copy_pages
@@ -79,6 +80,8 @@ def launch_small_ops() -> None:
     copy_pages.copy_pages([pool], empty(3, 3, dtype=torch.int32))
     slots = empty(3, 8, dtype=torch.int64)
     copy_slots.copy_slots(list(empty(4, 9, 16, 8, 128)), slots, slots)
+    rows, tree = empty(90, dtype=torch.int64), empty(90, dtype=torch.int32)
+    accept.accept(rows, rows, tree, tree[:4], rows, 64)
     rms_norm.rms_norm(empty(64, 4096), empty(4096), 1e-6, empty(64, 4096))
     rms_norm.rms_norm(q, empty(128), 1e-6)
     angles = empty(64, 64, dtype=torch.float32)
@@ -94,6 +97,7 @@ def test_the_ops_around_attention(target: str) -> None:
         "_write",
         "_copy",
         "_copy",
+        "_accept",
         "_norm",
         "_norm",
         "_rope_kv",
