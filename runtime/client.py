@@ -24,12 +24,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import zmq
 
 from banyan.runtime import ipc, wire
+from banyan.runtime.config import TOKEN
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, ConnectFailed, RuntimeLost
 from banyan.runtime.inbox import Inbox
 from banyan.runtime.promise import Promise
@@ -37,18 +38,29 @@ from banyan.runtime.template import ProgramTemplate
 from banyan.runtime.window import pack, unpack
 
 
-def connect(path: str | Path, timeout: float = 10.0) -> Client:
+def connect(path: str | Path, timeout: float = 10.0, token: str = "") -> Client:
     """The client of this process for the server at `path`; made by a handshake the first time.
 
-    ConnectFailed: no such socket, nobody answers in `timeout` seconds, or the server speaks another version.
+    token: what the server asks for, if it does; "": the one in the environment (BANYAN_TOKEN), if any. ConnectFailed:
+    no such socket, nobody answers in `timeout` seconds, the token is wrong, or the server speaks another version.
     """
-    where = Path(path).absolute()
+    door = Door(Path(path).absolute(), token or os.environ.get(TOKEN, ""))
     with _opening:
         loop = _Loop.of_this_process()
-        client = loop.clients.get(where)
+        client = loop.clients.get(door)
         if client is None or client.lost is not None:
-            client = Client(loop, where, timeout)
+            client = Client(loop, door, timeout)
         return client
+
+
+class Door(NamedTuple):
+    """Where a server is, and as whom to go there."""
+
+    path: Path
+    token: str = ""
+
+    def __repr__(self) -> str:  # a token is no business of a log's
+        return f"Door({str(self.path)!r})"
 
 
 class Client:
@@ -58,27 +70,28 @@ class Client:
     lost: str | None
     """Why the connection is of no more use; None while it is."""
 
-    def __init__(self, loop: _Loop, path: Path, timeout: float) -> None:
-        self.path, self.lost, self._pid = path, None, os.getpid()
+    def __init__(self, loop: _Loop, door: Door, timeout: float) -> None:
+        self.door, self.path, self.lost, self._pid = door, door.path, None, os.getpid()
         self._loop, self._lock = loop, threading.Lock()
         self._inboxes: dict[int, Inbox] = {}
         self._templates: dict[int, ProgramTemplate] = {}
         self._answers: dict[int, Promise[wire.Answer]] = {}
         self._numbers, self._questions = itertools.count(), itertools.count()
         self.n_unanswered = 0  # heartbeats since the server was last heard
-        self.socket, self.monitor = ipc.reach(loop.context, path)
+        self.socket, self.monitor = ipc.reach(loop.context, door.path)
         try:
             self.welcome = self._shake_hands(timeout)
         except BaseException:
             self.shut()
             raise
         # Known from here on, not when the I/O thread gets to it: the next caller must not make a second connection.
-        loop.clients[path] = self
+        loop.clients[door] = self
         loop.call(partial(loop.add, self))
 
     def _shake_hands(self, timeout: float) -> wire.Welcome:
+        hello = wire.Hello(version=wire.VERSION, client=f"pid {os.getpid()}", token=self.door.token)
         with contextlib.suppress(zmq.Again):  # gone already: the monitor says so
-            self.socket.send(wire.encode(wire.Hello(version=wire.VERSION, client=f"pid {os.getpid()}")), zmq.NOBLOCK)
+            self.socket.send(wire.encode(hello), zmq.NOBLOCK)
         poller = zmq.Poller()
         poller.register(self.socket, zmq.POLLIN)
         poller.register(self.monitor, zmq.POLLIN)
@@ -352,7 +365,7 @@ class _Loop:
 
     def __init__(self) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.clients: dict[Path, Client] = {}
+        self.clients: dict[Door, Client] = {}
         # Held while messages are handled, and over a fork: so no future is half resolved in the child.
         self.busy = threading.RLock()
         self._todo: deque[Callable[[], None]] = deque()
@@ -377,8 +390,8 @@ class _Loop:
 
     def drop(self, client: Client, why: str, gone: threading.Event | None = None) -> None:
         if client.lost is None:
-            if self.clients.get(client.path) is client:
-                del self.clients[client.path]
+            if self.clients.get(client.door) is client:
+                del self.clients[client.door]
                 self._poller.unregister(client.socket)
                 self._poller.unregister(client.monitor)
             client.lose(why)

@@ -22,6 +22,9 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Schedule = Literal["dfs", "fair", "lpm", "fcfs"]
 Eviction = Literal["lru", "slru", "lfu", "fifo", "priority"]
 
+TOKEN = "BANYAN_TOKEN"
+"""The environment variable with a client's token; a server without a token_file asks for the one in it."""
+
 
 def _doc(text: str) -> msgspec.Meta:
     return msgspec.Meta(description=text)
@@ -75,6 +78,17 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     socket: Annotated[str, _doc("path of the IPC socket; default: a private directory of this process")] = ""
     max_message: Annotated[int, _doc("largest message accepted from a client, in bytes")] = 64 << 20
     max_programs: Annotated[int, _doc("most programs of one client at a time")] = 1 << 16
+    token_file: Annotated[
+        str,
+        _doc(
+            "a file of mode 0600 with a line `TENANT TOKEN` for each token that clients may come with; a third word, "
+            f"operator, lets a tenant see and flush what is not its own. Without it: the token in {TOKEN}, if set"
+        ),
+    ] = ""
+    isolate: Annotated[
+        Literal["tenant", "connection"],
+        _doc("whose prompts share KV: those of a tenant (all clients, where there are no tokens), or of a connection"),
+    ] = "tenant"
     max_width: Annotated[int, _doc("most branches of a fork, samples of a gen, choices of a select")] = 4096
     max_program: Annotated[int, _doc("most that one program may take on the server, in bytes")] = 256 << 20
     max_client: Annotated[int, _doc("most that all programs of one client may take on the server, in bytes")] = 1 << 30

@@ -203,6 +203,8 @@ class Gen(Wire, frozen=True):
     """In the place of its program's; see Limits."""
     deadline: float = 0.0
     """In the place of its program's, in seconds from its turn on; 0: that of the program."""
+    adapter: str = ""
+    """Which adapter (LoRA) of the model speaks; "": none. Part of the root key, as other weights compute other KV."""
 
 
 ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
@@ -223,6 +225,8 @@ class Select(Wire, frozen=True):
     name: str = ""
     line: str = ""
     timeout: float = 0.0
+    """As of a Gen."""
+    adapter: str = ""
     """As of a Gen."""
 
 
@@ -327,6 +331,8 @@ class Hello(Wire, frozen=True):
 
     version: int
     client: str = ""
+    token: str = ""
+    """Says whose the client is, where the server asks for one."""
 
 
 class Limits(Wire, frozen=True):
@@ -757,6 +763,8 @@ class Ready(Wire, frozen=True):
     """Lines for a person: what was chosen and why (device, dtype, memory, threads)."""
     step_seconds: float = 0.0
     """What the largest step took as the engine started."""
+    weights: bytes = b""
+    """Which weights they are (`weights.fingerprint`), for the root keys."""
 
 
 # ---- server <-> preflight ------------------------------------------------------------------------------------------

@@ -76,7 +76,8 @@ def build(config: Config, flight: Flight | None = None) -> Engine:
         model = load.load(
             path, device=resolved.device, dtype=resolved.dtype, max_context=resolved.context, progress=progress
         )
-    engine = Engine(config, model, resolved, flight=flight, weights=weights.version(path))
+    known_as = {"weights": weights.version(path), "fingerprint": weights.fingerprint(path)}
+    engine = Engine(config, model, resolved, flight=flight, **known_as)
     engine.warm_up()
     return engine
 

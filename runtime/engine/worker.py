@@ -81,11 +81,13 @@ class Engine:
         weights: str = "",
         stopwatch: Callable[[], float] | None = None,
     ) -> None:
+        fingerprint: bytes = b"",
         """flight: where to say what is in hand, for who has to know should this process die of it. weights: which they
         are (`weights.version`), so that a file of the second tier is not taken for these by mistake. stopwatch: in
-        seconds, for what a step costs."""
+        seconds, for what a step costs. fingerprint: as in Ready.weights."""
         self.config, self.resolved, self.clock, self._flight = config, resolved, clock, flight
         # A step that was held up by other processes says nothing of what it costs.
+        self._fingerprint = fingerprint
         is_alone = resolved.device == "cpu" and resolved.threads == 1
         self.stopwatch = stopwatch or (time.thread_time if is_alone else time.perf_counter)
         self.step_seconds = 0.0
@@ -109,7 +111,8 @@ class Engine:
     @property
     def ready(self) -> Ready:
         resolved = self.resolved
-        return Ready(resolved.n_pages, self.page, resolved.context, resolved.decisions, self.step_seconds)
+        sizes = resolved.n_pages, self.page, resolved.context
+        return Ready(*sizes, resolved.decisions, self.step_seconds, self._fingerprint)
 
     def warm_up(self) -> None:
         """Compute what no one asked for: kernels are compiled, threads started, and it shows how long a step takes."""

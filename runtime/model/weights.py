@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +26,7 @@ Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
 
 _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _WIDTH = _FLOATS | {"I64": 8, "I32": 4, "U8": 1, "BOOL": 1}  # the second kind: tables and masks, never weights
+_SAMPLE = 256  # bytes of a tensor that are read at a time to know it again
 _MAX_HEADER = 100 << 20  # the limit of the format's own library
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
@@ -150,6 +152,27 @@ def version(path: Path) -> str:
     files = [*_files(path), *sorted(path.glob("config.json"))]
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return ";".join(f"{name} {size} {changed}" for name, size, changed in facts)
+
+
+def fingerprint(path: Path) -> bytes:
+    """Names the weights of a directory, on any machine: a digest of its config.json, of all headers, and of both ends
+    and the middle of each tensor. 16 bytes; 10 ms for 300 tensors. That somebody changed a few numbers elsewhere in a
+    tensor is not seen here, but in `version`."""
+    state = blake2b(digest_size=16)
+    for config in path.glob("config.json"):
+        state.update(config.read_bytes())
+    for file in _files(path):
+        with file.open("rb") as f:
+            (n,) = struct.unpack("<Q", f.read(8))
+            header = f.read(n)
+            state.update(header)
+            for name, entry in sorted(json.loads(header).items()):
+                if name != "__metadata__":
+                    start, end = entry["data_offsets"]
+                    for at in (start, (start + end) // 2, max(start, end - _SAMPLE)):
+                        f.seek(8 + n + at)
+                        state.update(f.read(min(_SAMPLE, end - at)))
+    return state.digest()
 
 
 def _header(file: Path) -> dict[str, Stored]:

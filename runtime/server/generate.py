@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from banyan.runtime import wire
-from banyan.runtime.errors import BadProgram, BanyanError
+from banyan.runtime.errors import BadProgram, BanyanError, Unsupported
 from banyan.runtime.server import select
 from banyan.runtime.server.chat import ASSISTANT, Template
 from banyan.runtime.server.patterns import Patterns
@@ -292,6 +292,8 @@ def turn_end(template: Template | None, tokenizer: Tokenizer) -> tuple[int | Non
 
 def _check(op: wire.Gen | wire.Select) -> None:
     """What only the server can refuse; the engine checks the rest of Sampling."""
+    if op.adapter:
+        raise Unsupported(f"adapter {op.adapter!r}: this runtime has the weights of its model, and no adapters (LoRA)")
     if isinstance(op, wire.Gen):
         if op.sampling.n < 1:
             raise BadProgram(f"n is {op.sampling.n}; a gen has at least one sample")

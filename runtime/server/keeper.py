@@ -75,8 +75,9 @@ class _Fork:
 class _Kept:
     """What is known of one state's KV."""
 
-    def __init__(self, name: str, parent: _Kept | None = None, fork: _Fork | None = None) -> None:
-        self.name, self.parent, self.fork = name, parent, fork  # name: of the program
+    def __init__(self, name: str, namespace: bytes, parent: _Kept | None = None, fork: _Fork | None = None) -> None:
+        self.name, self.namespace = name, namespace  # the program's
+        self.parent, self.fork = parent, fork
         self.prompt: bytes = b""  # of its last generation ...
         self.output: bytes | bytearray = b""  # ... and what came of it
         self.n_running = 0
@@ -101,7 +102,7 @@ class Keeper:
     ) -> None:
         self.send, self.clock = send, clock
         self._programs: dict[int, dict[int, _Kept]] = {}
-        self._names: dict[int, str] = {}
+        self._names: dict[int, tuple[str, bytes]] = {}  # by serial: the program's name, and its namespace
         self._resting: dict[Key, None] = {}  # since the last step
         self._overdue: list[tuple[float, Key, float]] = []  # when a rest is given up, and when it began
         self._n_overdue = 1024  # so many may stand there before it is looked through
@@ -165,7 +166,7 @@ class Keeper:
             heapify(self._overdue)
             self._n_overdue = 1024 + 2 * len(self._overdue)
         if kept.tools or all(habit.is_likely for habit in habits):
-            kept.hold = self._hold(kept.ids, steps=seconds / self._step_seconds)
+            kept.hold = self._hold(kept, kept.ids, steps=seconds / self._step_seconds)
 
     def _give_up(self, kept: _Kept) -> None:
         """It does not come back, or nobody knows when."""
@@ -177,8 +178,8 @@ class Keeper:
 
     # ---- what programs say -----------------------------------------------------------------------------------------
 
-    def begin(self, serial: int, name: str) -> None:
-        self._names[serial] = name
+    def begin(self, serial: int, name: str, namespace: bytes = b"") -> None:
+        self._names[serial] = name, namespace
 
     def calls(self, serial: int, number: int, names: tuple[str, ...]) -> None:
         """The state waits for these tools."""
@@ -196,18 +197,18 @@ class Keeper:
             kept.pin = 0
         if op.steps is not None:
             self._let_go(kept)
-            kept.hold = self._hold(ids, op.steps, prefetch=op.prefetch)
+            kept.hold = self._hold(kept, ids, op.steps, prefetch=op.prefetch)
         elif op.prefetch:
-            self.send(wire.Release(self._hold(ids, prefetch=True)))
+            self.send(wire.Release(self._hold(kept, ids, prefetch=True)))
         if op.pin:
-            kept.pin = self._hold(ids, seconds=op.pin)
+            kept.pin = self._hold(kept, ids, seconds=op.pin)
 
     def forked(self, serial: int, number: int, children: tuple[int, ...]) -> None:
         parent = self._state(serial, number)
         fork = _Fork(len(parent.ids) // 4)
         parent.n_branches += len(children)
         for child in children:
-            self._programs[serial][child] = _Kept(parent.name, parent, fork)
+            self._programs[serial][child] = _Kept(parent.name, parent.namespace, parent, fork)
 
     def adopted(self, serial: int, number: int, child: int) -> None:
         """The state goes on as its child, whose KV is its own now."""
@@ -231,7 +232,7 @@ class Keeper:
         at: _Kept | None = kept
         while at is not None and at.is_dropped and not at.n_branches:
             if at.prompt and at.fork is not None:  # else it is where the program began, which others may begin with
-                self.send(wire.Bury(at.ids, at.fork.n_shared))
+                self.send(wire.Bury(at.ids, at.fork.n_shared, at.namespace))
             at.prompt = at.output = b""
             if (at := at.parent) is not None:
                 at.n_branches -= 1
@@ -247,15 +248,15 @@ class Keeper:
     def _state(self, serial: int, number: int) -> _Kept:
         states = self._programs.setdefault(serial, {})
         if number not in states:
-            states[number] = _Kept(self._names.get(serial, ""))
+            states[number] = _Kept(*self._names.get(serial, ("", b"")))
         return states[number]
 
     def _find(self, order: tuple[int, ...]) -> _Kept | None:
         return self._programs.get(order[0], {}).get(order[1]) if len(order) > 1 else None
 
-    def _hold(self, ids: bytes, steps: float = -1.0, seconds: float = 0.0, prefetch: bool = False) -> int:
+    def _hold(self, kept: _Kept, ids: bytes, steps: float = -1.0, seconds: float = 0.0, prefetch: bool = False) -> int:
         self._n_holds += 1
-        self.send(wire.Hold(self._n_holds, ids, steps, seconds, prefetch))
+        self.send(wire.Hold(self._n_holds, ids, steps, seconds, prefetch, kept.namespace))
         return self._n_holds
 
     def _let_go(self, kept: _Kept) -> None:

@@ -56,6 +56,8 @@ class Programs:
         self.keeper = generator.keeper
         self.over: Callable[[Program], None] = lambda program: None
         """Called with a program that has ended."""
+        self.root: Callable[[Client], bytes] = lambda client: b""
+        """The root key of what a client's programs compute; see tenants.py."""
         self.tooling = Tooling(generator)
         self._programs: dict[tuple[Client, int], Program] = {}
         self._standings: dict[int, Standing] = {}  # by serial
@@ -105,8 +107,8 @@ class Programs:
         if program is None:
             program = self._programs[key] = Program(client, message.program, message.name, self._n_made)
             self._n_made += 1
-            self.keeper.begin(program.serial, program.name)
             self._stand(program, message.limits or wire.Limits())
+            self.keeper.begin(program.serial, program.name, self.standing(program.serial).namespace)
             if message.limits is not None:
                 self._limiter.begin(program, message.limits)
         try:
@@ -133,7 +135,7 @@ class Programs:
             client = self._clients[program.client] = self._n_clients
             self._n_clients += 1
         deadline = self._now() + limits.deadline if limits.deadline else 0.0
-        self._standings[program.serial] = Standing(client, limits.priority, deadline)
+        self._standings[program.serial] = Standing(client, limits.priority, deadline, self.root(program.client))
 
     def cancel(self, client: Client, message: wire.Cancel) -> None:
         if program := self._programs.get((client, message.program)):

@@ -31,6 +31,7 @@ class Standing(NamedTuple):
     client: int = 0
     priority: int = 0
     deadline: float = 0.0
+    namespace: bytes = b""
 
 
 class Said(NamedTuple):

@@ -42,7 +42,9 @@ from banyan.runtime.server.link import Link
 from banyan.runtime.server.metrics import Metrics
 from banyan.runtime.server.program import Program
 from banyan.runtime.server.programs import Programs
+from banyan.runtime.server.questions import OURSELVES, Questions
 from banyan.runtime.server.requests import Requests
+from banyan.runtime.server.tenants import Tenant, Tenants, configured
 from banyan.runtime.server.tokenizer import Files, Tokenizer
 
 LONG = 4096
@@ -56,9 +58,6 @@ MOST_REFUSALS = 16
 
 MOST_KNOWN = 4096
 """Peers whose refusals are counted."""
-
-OURSELVES = b""
-"""Who asks the engine for counters, in the place of a client."""
 
 LEVELS = ("quiet", "info", "debug")
 
@@ -84,11 +83,10 @@ class Server:
         self.config, self._alive_fd, self._ready_fd, self._is_private = config, alive_fd, ready_fd, is_private
         self.is_stopping = False
         self._error: BanyanError | None = None
+        self.tenants = Tenants(configured(config), config.isolate == "connection")
         self._peers: dict[bytes, Peer] = {}
         self._refusals: OrderedDict[bytes, int] = OrderedDict()  # of peers that broke the rules lately
-        self._waiting: list[tuple[bytes, wire.Hello]] = []  # who said Hello before the engine was ready
-        self._questions: dict[int, tuple[bytes, wire.Ask]] = {}
-        self._n_questions = 0
+        self._waiting: list[tuple[bytes, wire.Hello, Tenant]] = []  # who said Hello before the engine was ready
         self._n_barren = 0  # engines in a row that died before they were ready
         self._started = time.monotonic()
         self._calls: deque[Callable[[], None]] = deque()
@@ -141,12 +139,21 @@ class Server:
         self.timers = Timers()
         self.programs = Programs(generator, self._say, self.timers, quota.Limits.of(self.config))
         self.requests.spend, self.requests.standing = self.programs.spend, self.programs.standing
-        self.programs.over = self._over
+        self.programs.over, self.programs.root = self._over, self.tenants.root
+        self.questions = Questions(
+            self.tenants,
+            self.tokenizer,
+            order=self._order,
+            say=self._say,
+            stats=self._stats,
+            info=self._info,
+            check=lambda: self.programs.check(self.requests),
+        )
         self.metrics: Metrics | None = None
         if self.config.metrics:
             self.metrics = Metrics(self.config.metrics)
             undo.callback(self.metrics.close)
-            self.requests.ended = self.metrics.request
+            self.requests.ended, self.questions.noted = self.metrics.request, self.metrics.note
         self.chat = self.programs.tooling.told(template.chat_markers()) if template else None
 
     # ---- the loop --------------------------------------------------------------------------------------------------
@@ -245,7 +252,7 @@ class Server:
                     f"the server speaks version {wire.VERSION} of the protocol, the client {message.version}; "
                     "install the same version of banyan on both sides"
                 )
-            self._waiting.append((client, message))
+            self._waiting.append((client, message, self.tenants.identify(message)))
             if self.link.ready is not None:
                 self._welcome(self.link.ready)
             return
@@ -262,7 +269,7 @@ class Server:
             case wire.Cancel():
                 self.programs.cancel(client, message)
             case wire.Ask():
-                self._ask(client, message)
+                self.questions.ask(client, message)
             case wire.Ping():
                 self._say(client, wire.Pong())
             case wire.Resend():
@@ -271,9 +278,11 @@ class Server:
                 self.programs.delivery.sync(client, message)
 
     def _welcome(self, ready: wire.Ready) -> None:
-        for client, hello in self._waiting:
+        for client, hello, tenant in self._waiting:
             self._peers[client] = Peer(hello.client)
-            self._note("info", f"client {hello.client} joined as {client.hex()}")
+            self.tenants.join(client, tenant)
+            whose = f" of {tenant.name}" if tenant.name else ""
+            self._note("info", f"client {hello.client}{whose} joined as {client.hex()}")
             self._say(
                 client,
                 wire.Welcome(
@@ -309,6 +318,7 @@ class Server:
         if (peer := self._peers.pop(client, None)) is not None:
             self._note("info", f"client {peer.name} is gone")
             self.programs.forget(client)
+            self.tenants.leave(client)
 
     def _probe(self) -> None:
         """A connection broke: find out whose. A send to a client that is gone fails."""
@@ -323,29 +333,23 @@ class Server:
     def _beat(self) -> None:
         self.link.beat()
         if self.metrics is not None and self.link.ready is not None:
-            self._ask(OURSELVES, wire.Ask(id=0, what="stats"))
+            self.questions.ask(OURSELVES, wire.Ask(id=0, what="stats"))
         self._probe()
         for client, peer in list(self._peers.items()):
             peer.n_silent += 1
             if peer.n_silent > ipc.SILENT:
                 self._forget(client)
 
-    def _ask(self, client: bytes, ask: wire.Ask) -> None:
-        if ask.what == "info":
-            body = {
-                "model": self.name,
-                "model_path": str(self.directory),
-                "config": self.config,
-                "engine": msgspec.structs.asdict(self.link.ready) if self.link.ready else None,
-                "pid": os.getpid(),
-                "engine_pid": self.link.pid,
-                "protocol": wire.VERSION,
-            }
-            self._say(client, wire.Answer(id=ask.id, ok=True, body=msgspec.json.encode(body)))
-            return
-        self._questions[self._n_questions] = client, ask
-        self.link.send(msgspec.structs.replace(ask, id=self._n_questions))
-        self._n_questions += 1
+    def _info(self) -> dict[str, Any]:
+        return {
+            "model": self.name,
+            "model_path": str(self.directory),
+            "config": self.config,
+            "engine": msgspec.structs.asdict(self.link.ready) if self.link.ready else None,
+            "pid": os.getpid(),
+            "engine_pid": self.link.pid,
+            "protocol": wire.VERSION,
+        }
 
     # ---- the engine ------------------------------------------------------------------------------------------------
 
@@ -361,38 +365,14 @@ class Server:
             case wire.Failed():
                 self.requests.fail(report)
             case wire.Answer():
-                self._answer(report)
+                self.questions.take(report)
             case wire.Ready():
                 self._n_barren = 0
+                self.tenants.weights = report.weights
                 for line in report.report:
                     self._note("info", line)
                 self._tell(launch.Report(pid=os.getpid(), lines=report.report))
                 self._welcome(report)
-
-    def _answer(self, answer: wire.Answer) -> None:
-        if (asked := self._questions.pop(answer.id, None)) is None:
-            return
-        client, ask = asked
-        if client == OURSELVES:
-            if self.metrics is not None and answer.ok:
-                self.metrics.note(msgspec.json.decode(answer.body) | {"server": self._stats()})
-            return
-        body = answer.body
-        ok = answer.ok
-        if ok and ask.what == "stats":
-            body = msgspec.json.encode(msgspec.json.decode(body) | {"server": self._stats()})
-        if ok and ask.what == "tree":
-            body = self._with_text(body)
-        if ok and ask.what == "check" and (wrong := self.programs.check(self.requests)):
-            ok, body = False, wrong.encode()
-        self._say(client, wire.Answer(id=ask.id, ok=ok, body=body))
-
-    def _with_text(self, body: bytes) -> bytes:
-        """A sketch of the tree, in which each node has `text` in place of `ids`."""
-        sketch = msgspec.json.decode(body)
-        for node in sketch["nodes"]:
-            node["text"] = self.tokenizer.text_of(node.pop("ids"))
-        return msgspec.json.encode(sketch)
 
     def _stats(self) -> dict[str, float]:
         return {
@@ -411,9 +391,7 @@ class Server:
         why = "" if self._error is None else f": {self._error.message}"
         lost = EngineLost(f"the engine process died ({death.how}){why}")
         self.link.close()
-        while self._questions:
-            client, ask = self._questions.popitem()[1]
-            self._say(client, wire.Answer(id=ask.id, ok=False, body=lost.message.encode()))
+        self.questions.fail(lost.message)
         if self._ready_fd is not None or self._n_barren >= MAX_BARREN:
             self._error = self._error or lost
             self.requests.fail_all(lost.code, self._error.message)

@@ -51,7 +51,7 @@ def test_each_flag_reaches_the_tree() -> None:
     argv += " --schedule lpm --step-tokens 99 --threads 2 --engine-timeout 7 --constraint-bytes 999"
     argv += " --constraint-seconds 3 --socket s --max-message 70000 --log debug --max-programs 9 --max-width 8"
     argv += " --max-program 7777 --max-client 9999 --metrics 9090 --speculate tree"
-    argv += " --constraint-engine outlines_core"
+    argv += " --constraint-engine outlines_core --token-file t --isolate connection"
     assert not make(**parse("serve", "--no-cache")).cache
     assert make(**parse("serve", *argv.split())) == Config(
         model="m",
@@ -80,6 +80,8 @@ def test_each_flag_reaches_the_tree() -> None:
         metrics="9090",
         speculate="tree",
         constraint_engine="outlines_core",
+        token_file="t",
+        isolate="connection",
         log="debug",
     )
     assert {f"--{f.name.replace('_', '-')}" for f in msgspec.structs.fields(Config)} == {
