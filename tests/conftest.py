@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import faulthandler
 import importlib.util
+import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,6 +24,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--json-schema-suite", default=str(SUITE), help="the folder of a checkout of JSON-Schema-Test-Suite"
     )
     parser.addoption("--json-schema-suite-write", action="store_true", help="write the expected results anew")
+
+
+def pytest_configure() -> None:
+    """Servers and chats that tests start can be interrupted, also where the tests run in the background of a shell,
+    which lets its children ignore SIGINT."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 LAST_SECONDS = 60
@@ -65,6 +74,16 @@ def module_at() -> Callable[[Path], ModuleType]:
         return loaded[path]
 
     return load
+
+
+@pytest.fixture(scope="session")
+def native() -> None:
+    """Tests that need the compiled library: skipped without a compiler, and only then."""
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler")
+    from banyan.kernels.native import build
+
+    assert build.library() is not None
 
 
 @pytest.fixture(scope="session")
