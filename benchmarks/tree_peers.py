@@ -25,8 +25,9 @@ from unittest.mock import MagicMock
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from tree_work import Adapter, Ids, measure
 
-sys.path = [place for place in sys.path if Path(place or ".").resolve() != Path(__file__).resolve().parent]
-# transformers looks for a package called `kernels`, and would take the benchmark of that name for it.
+if __name__ == "__main__":  # not where language_peers imports it, whose other imports are still to come
+    # transformers looks for a package called `kernels`, and would take the benchmark of that name for it.
+    sys.path = [place for place in sys.path if Path(place or ".").resolve() != Path(__file__).resolve().parent]
 
 STOOD_IN_FOR = """
     IPython aiter anthropic av blobfile compressed_tensors cuda cutlass datasets decord decord2 deep_ep deep_gemm

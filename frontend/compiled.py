@@ -53,7 +53,7 @@ def compile(program: Program) -> Compiled:
     """
     if not isinstance(program, Program):
         raise BadProgram(f"compile takes a program, which `@function` makes, not a {type(program).__name__}")
-    return (AsyncCompiled if program.is_async else Compiled)(program.func, program._bound)
+    return (AsyncCompiled if program.is_async else Compiled)(program.func, program._bound, program.num_api_spec_tokens)
 
 
 class Plan(NamedTuple):
@@ -74,8 +74,13 @@ class _Observed(Exception):
 class Compiled(Program):
     """What `compile` makes of a program: it is run like that, and mostly without its body."""
 
-    def __init__(self, func: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
-        super().__init__(func, bound)
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        bound: Mapping[str, Any] | None = None,
+        num_api_spec_tokens: int | None = None,
+    ) -> None:
+        super().__init__(func, bound, num_api_spec_tokens)
         self._templates: weakref.WeakKeyDictionary[Backend, dict[tuple[Hashable, ...], Template]]
         self._templates = weakref.WeakKeyDictionary()
         self._making = threading.RLock()

@@ -40,8 +40,13 @@ class Program:
     still be on its way, and is waited for where it is read.
     """
 
-    def __init__(self, func: Callable[..., Any], bound: Mapping[str, Any] | None = None) -> None:
-        self.func = func
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        bound: Mapping[str, Any] | None = None,
+        num_api_spec_tokens: int | None = None,
+    ) -> None:
+        self.func, self.num_api_spec_tokens = func, num_api_spec_tokens
         self.name: str = getattr(func, "__name__", type(func).__name__)
         self._bound = dict(bound or {})
         _state, *rest = inspect.signature(func).parameters.values()
@@ -58,7 +63,7 @@ class Program:
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
         """A program that is a method: its state is the parameter after `self`."""
-        return self if instance is None else type(self)(self.func.__get__(instance, owner), self._bound)
+        return self if instance is None else self._with(self.func.__get__(instance, owner), self._bound)
 
     def bind(self, **arguments: Any) -> Self:
         """The same program with some arguments given. Those given later, to `run` or to another `bind`, win."""
@@ -66,7 +71,10 @@ class Program:
             for name in arguments:
                 if name not in self._parameters:
                     raise TypeError(f"{self.name} has no parameter {name!r}{near(name, self._parameters)}")
-        return type(self)(self.func, {**self._bound, **arguments})
+        return self._with(self.func, {**self._bound, **arguments})
+
+    def _with(self, func: Callable[..., Any], bound: Mapping[str, Any]) -> Self:
+        return type(self)(func, bound, self.num_api_spec_tokens)
 
     def run(self, *args: Any, opts: Options | None = None, **kwargs: Any) -> State:
         """Run the body with these arguments. What it raises is raised here, and what it started is stopped.
@@ -337,7 +345,10 @@ class Program:
 
     def _begin(self, kind: type[P], items: _Items, i: int, batch: BatchLimits | None = None) -> Run[P]:
         path = () if batch is None else (i,)
-        return Run(self.name, self._body(items.arguments[i]), items.backend, items.options, kind, batch, *path)
+        run = Run(self.name, self._body(items.arguments[i]), items.backend, items.options, kind, batch, *path)
+        if self.num_api_spec_tokens is not None:
+            run.record.program.foresee(self.num_api_spec_tokens)
+        return run
 
     def _refuse_to_block(self, name: str) -> None:
         """For programs whose bodies need an event loop."""
@@ -401,11 +412,11 @@ _NO_MODEL = wire.Welcome(wire.VERSION, model="none", max_context=1 << 31, images
 
 
 @overload
-def function(func: Callable[..., Coroutine[Any, Any, Any]], num_api_spec_tokens: None = None) -> AsyncProgram: ...
+def function(func: Callable[..., Coroutine[Any, Any, Any]], num_api_spec_tokens: int | None = None) -> AsyncProgram: ...
 @overload
-def function(func: Callable[..., Any], num_api_spec_tokens: None = None) -> Program: ...
+def function(func: Callable[..., Any], num_api_spec_tokens: int | None = None) -> Program: ...
 @overload
-def function(func: None = None, num_api_spec_tokens: None = None) -> Callable[[Callable[..., Any]], Program]: ...
+def function(func: None = None, num_api_spec_tokens: int | None = None) -> Callable[[Callable[..., Any]], Program]: ...
 def function(
     func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
 ) -> Program | Callable[[Callable[..., Any]], Program]:
@@ -413,15 +424,22 @@ def function(
 
     An `async def` makes an AsyncProgram, whose state is an AsyncState.
 
+    num_api_spec_tokens: on an API whose requests are paid for one by one (`OpenAI`), a gen with stop strings asks for
+    so many tokens and goes on behind its stop; where the texts and gens that come next are found in what the model said
+    there, they cost no request. It takes the place of max_tokens in those gens. On a chat API it is also how a turn of
+    the assistant can begin with text, or hold several gens: the model has to write the turn as the program does. On a
+    runtime nothing changes: there a program is one message anyway.
+
     BadProgram: a function without parameters, a generator, or one with a parameter called "opts".
-    Unsupported: num_api_spec_tokens.
     """
-    if num_api_spec_tokens is not None:
-        raise Unsupported("num_api_spec_tokens: nothing here guesses ahead over an API; leave it out")
-    return function if func is None else _checked(func)
+    if func is None:
+        return partial(function, num_api_spec_tokens=num_api_spec_tokens)
+    if num_api_spec_tokens is not None and (not isinstance(num_api_spec_tokens, int) or num_api_spec_tokens < 1):
+        raise BadProgram(f"num_api_spec_tokens is {num_api_spec_tokens!r}; it must be at least 1")
+    return _checked(func, num_api_spec_tokens)
 
 
-def _checked(func: Callable[..., Any]) -> Program:
+def _checked(func: Callable[..., Any], num_api_spec_tokens: int | None) -> Program:
     parameters = list(inspect.signature(func).parameters.values())
     if not parameters or parameters[0].kind not in (
         inspect.Parameter.POSITIONAL_ONLY,
@@ -432,4 +450,5 @@ def _checked(func: Callable[..., Any]) -> Program:
         raise BadProgram(f"no parameter of a program can be called {OPTS!r}: that is how `run` takes its options")
     if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
         raise BadProgram(f"{func.__name__} holds a `yield`; a program writes its state, and returns what it has to say")
-    return AsyncProgram(func) if inspect.iscoroutinefunction(func) else Program(func)
+    kind = AsyncProgram if inspect.iscoroutinefunction(func) else Program
+    return kind(func, num_api_spec_tokens=num_api_spec_tokens)

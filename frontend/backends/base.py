@@ -36,6 +36,12 @@ class OpenProgram(Protocol):
         The language keeps them itself: this is for backends that can stop at the token, or when the language is gone.
         """
 
+    def foresee(self, n_tokens: int) -> None:
+        """Where each request has a price: ask for so many tokens at once, and answer several gens with them.
+
+        To be called before the first `submit`.
+        """
+
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
         """Call `callback`, which must not wait, each time that the gen `ref` calls tools; it answers with Results.
 
@@ -66,7 +72,8 @@ class Backend(Protocol):
 
 
 class Quiet:
-    """What many an OpenProgram has no use for: it is not streamed, calls no tools, and needs no limits and no end."""
+    """What many an OpenProgram has no use for: it is not streamed, calls no tools, and needs no limits, no
+    foresight and no end."""
 
     first_error: BaseException | None = None
 
@@ -78,6 +85,9 @@ class Quiet:
 
     def limit(self, limits: wire.Limits) -> None:
         """The language keeps them."""
+
+    def foresee(self, n_tokens: int) -> None:
+        """A gen has no price of its own."""
 
     def cancel(self) -> None:
         """There is nothing to stop."""

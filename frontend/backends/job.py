@@ -15,7 +15,8 @@ from banyan.runtime.errors import BanyanError, BudgetExceeded, ProgramError
 from banyan.runtime.reasoning import Thoughts
 
 if TYPE_CHECKING:
-    from banyan.backends.local import Program, State
+    from banyan.backends.local import Program
+    from banyan.backends.states import State
     from banyan.clock import Alarm
 
 CHATML = wire.ChatMarkers(
@@ -84,6 +85,15 @@ class Job:
     @property
     def program(self) -> str:
         return self._program.name
+
+    @property
+    def owner(self) -> Program:
+        """The program that it is of."""
+        return self._program
+
+    def ahead(self) -> list[str | wire.Gen]:
+        """What stands behind it in its turn, as far as that was sent and is known by now."""
+        return self._program.ahead_of(self._state)
 
     @property
     def state(self) -> int:
@@ -269,3 +279,9 @@ def within(op: wire.Gen | wire.Select, outcome: Outcome | BanyanError) -> Outcom
     if isinstance(op, wire.Gen) and isinstance(outcome, Outcome) and 0 < op.budget < outcome.usage.generated:
         return BudgetExceeded.of("gen", op.budget)
     return outcome
+
+
+def n_alike(one: str, other: str) -> int:
+    """Characters at their heads that are the same."""
+    return next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
+                min(len(one), len(other)))  # fmt: skip

@@ -13,92 +13,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
-from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from banyan.backends.base import Quiet
 from banyan.backends.job import Answers, Backend, Job, Made, Outcome, Piece, again, open_role, render, within
+from banyan.backends.states import End, Gathering, Joining, Point, State, Step
 from banyan.clock import clock
 from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, DeadlineExceeded, ToolError
 from banyan.runtime.promise import Promise
-
-
-class _End(NamedTuple):
-    """What a state had at some point: the first `n` of its pieces. They stay those, whatever it goes on as."""
-
-    pieces: list[Piece]
-    n: int
-    n_inherited: int
-    marks: dict[int, int]
-
-
-class _Gathering:
-    """A Join on its way: what each child had where the Join stands among the child's ops."""
-
-    __slots__ = ("ends", "n_missing")
-
-    def __init__(self, children: tuple[int, ...]) -> None:
-        self.ends: dict[int, _End | BanyanError] = {}
-        self.n_missing = len(children)
-
-
-class _Point(NamedTuple):
-    """Stands in a child's queue where a Join takes its text."""
-
-    join: _Gathering
-    child: int
-
-
-class _Joining(NamedTuple):
-    """A Join in its state's queue."""
-
-    op: wire.Join
-    gathering: _Gathering
-
-
-_Step: TypeAlias = "wire.Op | _Point | _Joining"
-
-
-class State:
-    """One running prompt and the ops that are still to be done to it."""
-
-    __slots__ = ("_n_rendered", "_text", "error", "is_born", "job", "marks", "n_inherited", "number", "pieces",
-                 "queue", "role")  # fmt: skip
-
-    def __init__(self, number: int, is_born: bool) -> None:
-        self.number, self.is_born = number, is_born
-        self.pieces: list[Piece] = []
-        self.n_inherited = 0
-        self.role: str | None = None
-        self.marks: dict[int, int] = {}
-        self.queue: deque[_Step] = deque()
-        self.job: Job | None = None
-        self.error: BanyanError | None = None
-        self._text, self._n_rendered = "", 0
-
-    def inherit(self, parent: State) -> None:
-        self.is_born, self.pieces, self.n_inherited = True, list(parent.pieces), len(parent.pieces)
-        self.role, self.marks = parent.role, dict(parent.marks)
-        self._text, self._n_rendered = parent._text, parent._n_rendered
-
-    @property
-    def end(self) -> _End:
-        return _End(self.pieces, len(self.pieces), self.n_inherited, dict(self.marks))
-
-    def become(self, end: _End) -> None:
-        """Go on as another, from what it had at `end`."""
-        self.pieces, self.marks = end.pieces[: end.n], dict(end.marks)
-        self.role = open_role(self.pieces, end.n)
-        self._text, self._n_rendered = "", 0
-
-    def text(self, chat: wire.ChatMarkers | None) -> str:
-        if self._n_rendered < len(self.pieces):
-            self._text += render(self.pieces[self._n_rendered :], chat, open_role(self.pieces, self._n_rendered))
-            self._n_rendered = len(self.pieces)
-        return self._text
-
 
 _numbers = count()
 
@@ -119,7 +43,7 @@ class Program(Quiet):
         self._parents: dict[int, int] = {}
         self._dropped: set[int] = set()
         self._ready: deque[State] = deque()
-        self._waiting: dict[int | _Gathering, list[State]] = {}
+        self._waiting: dict[int | Gathering, list[State]] = {}
         self._starts: deque[Job] = deque()
         self._resolved: deque[tuple[Promise[wire.Value], wire.Value | BanyanError]] = deque()
         self._pumping: set[int] = set()  # threads inside `_pump`
@@ -253,6 +177,11 @@ class Program(Quiet):
             state.job = Job(self, state, job.op, before=job)
         self._starts.append(state.job)
 
+    def ahead_of(self, state: State) -> list[str | wire.Gen]:
+        """`State.ahead`, by now."""
+        with self._lock:
+            return state.ahead()
+
     # ---- going on --------------------------------------------------------------------------------------------------
 
     def _queue(self, op: wire.Op) -> None:
@@ -261,7 +190,7 @@ class Program(Quiet):
                 self._resolve(op.ref, self._cancelled())
             return
         state = self._states[op.state]
-        step: _Step = op
+        step: Step = op
         match op:
             case wire.Gen(ref=ref) | wire.Select(ref=ref) | wire.Read(ref=ref):
                 self._makers[ref] = state
@@ -270,9 +199,9 @@ class Program(Quiet):
                     self._states[child] = State(child, is_born=False)
                     self._parents[child] = op.state
             case wire.Join(children=children):
-                step = _Joining(op, _Gathering(children))
+                step = Joining(op, Gathering(children))
                 for child in children:
-                    self._put(self._states[child], _Point(step.gathering, child))
+                    self._put(self._states[child], Point(step.gathering, child))
             case wire.Drop():
                 self._dropped.update(self._tree(op.state) if op.tree else (op.state,))
                 return
@@ -290,7 +219,7 @@ class Program(Quiet):
             if parent == root:
                 yield from self._tree(child)
 
-    def _put(self, state: State, step: _Step) -> None:
+    def _put(self, state: State, step: Step) -> None:
         state.queue.append(step)
         self._ready.append(state)
 
@@ -354,20 +283,20 @@ class Program(Quiet):
             except BanyanError as e:
                 self._break(state, step, e)
 
-    def _blocker(self, step: _Step) -> int | _Gathering | None:
+    def _blocker(self, step: Step) -> int | Gathering | None:
         """The value or the children that `step` has to wait for."""
         match step:
             case wire.Append(parts=parts):
                 refs = (part.ref for part in parts if isinstance(part, wire.Ref))
                 return next((ref for ref in refs if ref not in self._values), None)
-            case _Joining(gathering=gathering) if gathering.n_missing:
+            case Joining(gathering=gathering) if gathering.n_missing:
                 return gathering
         return None
 
-    def _wake(self, what: int | _Gathering) -> None:
+    def _wake(self, what: int | Gathering) -> None:
         self._ready.extend(self._waiting.pop(what, ()))
 
-    def _do(self, state: State, step: _Step) -> None:
+    def _do(self, state: State, step: Step) -> None:
         match step:
             case wire.Append(parts=parts):
                 for part in parts:
@@ -379,7 +308,7 @@ class Program(Quiet):
                 for child in children:
                     self._states[child].inherit(state)
                     self._ready.append(self._states[child])
-            case _Joining(op=op, gathering=gathering):
+            case Joining(op=op, gathering=gathering):
                 for child in op.children:
                     if isinstance(end := gathering.ends[child], BanyanError):
                         raise again(end)
@@ -387,7 +316,7 @@ class Program(Quiet):
                         state.become(end)
                         break
                     state.pieces += end.pieces[end.n_inherited : end.n]
-            case _Point():
+            case Point():
                 self._reach(step, state.end)
             case wire.Mark(mark=mark):
                 state.marks[mark] = len(state.pieces)
@@ -420,7 +349,7 @@ class Program(Quiet):
                 piece = part
         state.pieces.append(piece)
 
-    def _reach(self, point: _Point, end: _End | BanyanError) -> None:
+    def _reach(self, point: Point, end: End | BanyanError) -> None:
         point.join.ends[point.child] = end
         point.join.n_missing -= 1
         if not point.join.n_missing:
@@ -439,13 +368,13 @@ class Program(Quiet):
         self._resolved.append((self._futures[ref], outcome))
         self._wake(ref)
 
-    def _break(self, state: State, step: _Step, error: BanyanError) -> None:
+    def _break(self, state: State, step: Step, error: BanyanError) -> None:
         """`step` failed, and its state with it: what follows there fails too. Other states go on."""
         self.first_error = self.first_error or error
         state.error = error
         self._fail(step, error)
 
-    def _fail(self, step: _Step, error: BanyanError) -> None:
+    def _fail(self, step: Step, error: BanyanError) -> None:
         match step:
             case wire.Gen(ref=ref) | wire.Select(ref=ref) | wire.Read(ref=ref):
                 self._values[ref] = error
@@ -454,7 +383,7 @@ class Program(Quiet):
                 for child in map(self._states.__getitem__, children):
                     child.error, child.is_born = child.error or error, True
                     self._ready.append(child)
-            case _Point():
+            case Point():
                 self._reach(step, error)
 
     # ---- states that nobody holds ----------------------------------------------------------------------------------
@@ -485,7 +414,7 @@ class Program(Quiet):
                                 maker = self._makers.get(part.ref)
                                 if maker is not None and maker is not state:
                                     yield maker.number
-                    case _Joining(op=op):
+                    case Joining(op=op):
                         yield from op.children
                     case wire.Fork(children=children) if not self._dropped.issuperset(children):
                         yield state.number

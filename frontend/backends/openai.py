@@ -26,6 +26,7 @@ from banyan.runtime.errors import (
 )
 
 if TYPE_CHECKING:
+    from banyan.backends.ahead import Ahead
     from banyan.backends.openai_format import Kind
 
 COMPLETION_MODELS = frozenset({"gpt-3.5-turbo-instruct", "davinci-002", "babbage-002"})
@@ -56,7 +57,9 @@ class TokenUsage:
 
 
 class _Program(Program):
-    """A program that cannot be more urgent than others."""
+    """A program that cannot be more urgent than others. ahead: what was said for gens to come, if it is kept."""
+
+    ahead: Ahead | None = None
 
     def limit(self, limits: wire.Limits) -> None:
         """The language keeps them. Unsupported: an order, which is not ours to give."""
@@ -64,6 +67,10 @@ class _Program(Program):
             if getattr(limits, name):
                 raise Unsupported(f"{name}: it is the server's to say who goes first; leave it out")
         super().limit(limits)
+
+    def foresee(self, n_tokens: int) -> None:
+        assert isinstance(self._backend, OpenAI)
+        self.ahead = self._backend.foreseeing(n_tokens)
 
 
 class OpenAI:
@@ -131,6 +138,12 @@ class OpenAI:
     def program(self, name: str = "") -> Program:
         return _Program(self, name)
 
+    def foreseeing(self, n_tokens: int) -> Ahead:
+        """What keeps the texts that a program's gens ask for ahead. For programs, not for users."""
+        from banyan.backends.ahead import Ahead
+
+        return Ahead(n_tokens, self.kind, self.extensions)
+
     def ask(self, what: Question) -> Any:
         """ "info": model and address; "stats": tokens so far. There is nothing to check. Unsupported: "flush"."""
         if what == "flush":
@@ -149,7 +162,13 @@ class OpenAI:
     def start(self, job: Job) -> None:
         """Answer a gen or select. For the executor of programs, not for users."""
         ask: Callable[[], Awaitable[Outcome]]
-        if isinstance(job.op, wire.Gen):
+        ahead = job.owner.ahead if isinstance(job.owner, _Program) else None
+        if ahead is not None and ahead.takes(job):
+            if (known := ahead.known(job)) is not None:
+                job.give(_whole(job, known))
+                return
+            ask = partial(self._ask_ahead, job, ahead)
+        elif isinstance(job.op, wire.Gen):
             request = self._format.gen_request(job, self.kind, self.extensions, self._max_tokens_as)
             ask = partial(self._gen, job, request)
         else:
@@ -179,6 +198,9 @@ class OpenAI:
         else:
             self.token_usage.add(outcome.usage)
             job.give(outcome)
+
+    async def _ask_ahead(self, job: Job, ahead: Ahead) -> Outcome:
+        return _whole(job, await ahead.ask(job, self._max_tokens_as, self._create))
 
     async def _gen(self, job: Job, request: dict[str, Any]) -> Outcome:
         if not request.get("stream"):
@@ -233,6 +255,13 @@ class OpenAI:
                 made = PromptTooLong(message)
         made.__cause__ = error
         return made
+
+
+def _whole(job: Job, outcome: Outcome) -> Outcome:
+    """An answer that comes in one piece, also to one that streams."""
+    if isinstance(job.op, wire.Gen) and job.op.stream:
+        job.deliver(outcome.samples[0].text)
+    return outcome
 
 
 def served(base_url: str, api_key: str | None = None, timeout: float = 10.0) -> OpenAI:

@@ -45,7 +45,7 @@ EXTENSIONS = {
     "min_tokens": "a prompt that asks for more",
     "stop_token_ids": "stop",
     "ignore_eos": "max_tokens alone",
-    "prefix": "a prompt that asks for such a beginning, so that the gen comes first in the assistant's turn",
+    "prefix": "@function(num_api_spec_tokens=...), which asks for the whole turn, or let the gen come first in it",
 }
 """prefix: the server continues an assistant's turn that has begun (vLLM and SGLang do)."""
 
@@ -96,7 +96,7 @@ def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as
     for name in ("priority", "deadline"):
         if getattr(job.op, name):
             refuse(name, kind)
-    request = _prompt(job, kind, extensions) | _options(sampling, kind, extensions)
+    request = prompt(job, kind, extensions) | options(sampling, kind, extensions)
     if sampling.max_tokens < 1:
         refuse("max_tokens=0", kind)
     request["max_tokens" if kind == "completion" else max_tokens_as] = sampling.max_tokens
@@ -132,19 +132,20 @@ def select_requests(job: Job, kind: Kind, extensions: Collection[str]) -> list[d
             "required": ["choice"],
             "additionalProperties": False,
         }
-        request = _prompt(job, kind, extensions) | {"response_format": _schema("choice", schema)}
+        request = prompt(job, kind, extensions) | {"response_format": _schema("choice", schema)}
         request |= {"temperature": op.temperature} | ({} if op.seed is None else {"seed": op.seed})
         return [request]
-    prompt = _prompt(job, kind, extensions)["prompt"]
+    text = prompt(job, kind, extensions)["prompt"]
     # echo: the API gives the log-probabilities of the prompt itself.
     scored: dict[str, Any] = {"echo": True, "logprobs": 1, "max_tokens": 0, "temperature": 0}
-    requests = [scored | {"prompt": [prompt + choice for choice in op.choices]}]
+    requests = [scored | {"prompt": [text + choice for choice in op.choices]}]
     if op.method == "unconditional_likelihood_normalized":
         requests.append(scored | {"prompt": list(op.choices)})
     return requests
 
 
-def _prompt(job: Job, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
+def prompt(job: Job, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
+    """The arguments that hold the prompt. Unsupported: something in it that the API cannot do."""
     if kind == "completion":
         if any(isinstance(piece, wire.Image) for piece in job.pieces):
             refuse("image", kind)
@@ -212,23 +213,24 @@ def _called(piece: wire.Called) -> dict[str, Any]:
     return {"role": "assistant", "content": piece.text or None, "tool_calls": calls}
 
 
-def _options(sampling: wire.Sampling, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
-    options: dict[str, Any] = {}
+def options(sampling: wire.Sampling, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
+    """The arguments that say how tokens are drawn, but for their most. Unsupported: one that the API lacks."""
+    found: dict[str, Any] = {}
     for field in msgspec.structs.fields(wire.Sampling):
         name, value = field.name, getattr(sampling, field.name)
         if value == field.default or (field.default_factory is not msgspec.NODEFAULT and not value):
             continue
         if name in SAME:
-            options[SAME[name]] = list(value) if isinstance(value, tuple) else value
+            found[SAME[name]] = list(value) if isinstance(value, tuple) else value
         elif name in EXTENSIONS:
             if name not in extensions:
                 refuse(name, kind)
-            options.setdefault("extra_body", {})[name] = list(value) if isinstance(value, tuple) else value
+            found.setdefault("extra_body", {})[name] = list(value) if isinstance(value, tuple) else value
         elif (known := NAMES.get(name, name)) in ELSEWHERE:
             refuse(known, kind)
-    if "logit_bias" in options:
-        options["logit_bias"] = {str(token): bias for token, bias in options["logit_bias"].items()}
-    return options
+    if "logit_bias" in found:
+        found["logit_bias"] = {str(token): bias for token, bias in found["logit_bias"].items()}
+    return found
 
 
 def _schema(name: str, schema: Any) -> dict[str, Any]:

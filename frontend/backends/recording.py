@@ -197,6 +197,9 @@ class _Recorded:
     def limit(self, limits: wire.Limits) -> None:
         self._program.limit(limits)
 
+    def foresee(self, n_tokens: int) -> None:
+        self._program.foresee(n_tokens)
+
     def cancel(self) -> None:
         self._program.cancel()
 

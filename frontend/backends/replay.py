@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan.backends.base import Question
-from banyan.backends.job import Answers, Job, Made, Outcome, Piece
+from banyan.backends.job import Answers, Job, Made, Outcome, Piece, n_alike
 from banyan.backends.local import Program
 from banyan.backends.tape import Asked, Digest, Entry, asked_of, read
 from banyan.runtime import wire
@@ -97,11 +97,11 @@ class Replay:
         asked = asked_of(job.op)
         nearest = max(
             same,
-            key=lambda entry: (_agrees(prompts[id(entry)], now), -len(_differences(entry.asked, asked))),
+            key=lambda entry: (n_alike(prompts[id(entry)], now), -len(_differences(entry.asked, asked))),
         )
         then = prompts[id(nearest)]
         if then != now:
-            at = _agrees(then, now)
+            at = n_alike(then, now)
             return ReplayMismatch(
                 f"{self.path}: the prompt of {what} differs from the recorded one at character {at}: "
                 f"recorded {_around(then, at)}, now {_around(now, at)}"
@@ -141,12 +141,6 @@ def _plain(pieces: Iterable[Piece]) -> str:
             case Answers(texts=texts):
                 shown += [*(f"[tool: {text}]" for _, text in texts), "[assistant: "]
     return "".join(shown)
-
-
-def _agrees(one: str, other: str) -> int:
-    """Characters at their heads that are the same."""
-    return next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
-                min(len(one), len(other)))  # fmt: skip
 
 
 def _around(text: str, at: int) -> str:

@@ -146,6 +146,13 @@ def test_every_road_gives_the_same(program: Any, arguments: dict[str, Any]) -> N
         assert other.error() is None
 
 
+def test_speculation_over_an_api_changes_nothing_on_a_runtime() -> None:
+    ahead = sgl.function(num_api_spec_tokens=32)(few_shot.func)
+    one, other = (program.run("the quick?", temperature=0) for program in (few_shot, ahead))
+    assert one.text() == other.text()
+    assert one.usage.generated == other.usage.generated
+
+
 def test_chat_turns_are_the_templates(runtime: sgl.Engine) -> None:
     state = multi_turn.run("hello there", second="another thing", temperature=0)
     tokenizer = runtime.get_tokenizer()

@@ -161,11 +161,6 @@ def test_functions_that_are_no_programs(func: Any, error: type[Exception], why: 
         bn.function(func)
 
 
-def test_speculation_over_an_api_is_refused() -> None:
-    with pytest.raises(bn.Unsupported, match="num_api_spec_tokens"):
-        bn.function(num_api_spec_tokens=4)  # type: ignore[call-overload]
-
-
 # ---- when things run -----------------------------------------------------------------------------------------------
 
 
