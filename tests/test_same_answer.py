@@ -181,10 +181,12 @@ def fake(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     return module_at(Path(__file__).parent / "runtime" / "engine" / "fake.py")
 
 
-def nearly(known: dict[Text, list[int]], vocab: int) -> Callable[[Request, int], list[int]]:
-    """Says what is known to come, of any length, with one token in four wrong."""
-    chance = random.Random(11)
+def nearly(known: dict[Text, list[int]], vocab: int, shape: str) -> list[Callable[[Request, int], list[int]]]:
+    """Say what is known to come, of any length, with one token in four wrong: a chain, or three that make a tree."""
+    return [_nearly(known, vocab, random.Random(seed)) for seed in ((11, 12, 13) if shape == "tree" else (11,))]
 
+
+def _nearly(known: dict[Text, list[int]], vocab: int, chance: random.Random) -> Callable[[Request, int], list[int]]:
     def says(request: Request, n: int) -> list[int]:
         text = next(text for text in known if list(request.ids[: request.n_prompt]) == list(text))
         draft = known[text][request.n_out :][: chance.randrange(n + 1)]
@@ -210,29 +212,43 @@ def test_every_drafter(model: Model, truth: dict[Text, list[int]], speculate: st
 @pytest.mark.parametrize("page", [1, 4, 16])
 @pytest.mark.parametrize("step_tokens", [7, 64])
 @pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
+@pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_right_and_wrong_drafts(
-    model: Model, truth: dict[Text, list[int]], fake: ModuleType, page: int, step_tokens: int, cache: bool
+    model: Model, truth: dict[Text, list[int]], fake: ModuleType, page: int, step_tokens: int, cache: bool, shape: str
 ) -> None:
     e = engine(model, page=page, step_tokens=step_tokens, cache=cache)
-    fake.tell(e, nearly(truth, model.spec.vocab_size))
+    fake.tell(e, nearly(truth, model.spec.vocab_size, shape))
     for _ in range(2):
         assert answers(e, truth) == truth
     stats = e.drafting.stats()
     assert 0 < stats["accepted_told"] < stats["drafted_told"]
 
 
+@pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_drafts_short_of_pages(
-    model: Model, truth: dict[Text, list[int]], fake: ModuleType, monkeypatch: pytest.MonkeyPatch
+    model: Model, truth: dict[Text, list[int]], fake: ModuleType, monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)
     for page in (1, 16):
         n_pages = -(-(max(map(len, truth)) + N_OUT) // page)
         e = engine(model, n_pages=n_pages, page=page, n_host=n_pages)
-        fake.tell(e, nearly(truth, model.spec.vocab_size))
+        fake.tell(e, nearly(truth, model.spec.vocab_size, shape))
         for _ in range(2):
             assert answers(e, truth) == truth
         assert e.scheduler.counts["retractions"] > 0
         assert e.drafting.stats()["accepted_told"] > 0
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2"])  # windows: a row's is counted from its place in the text
+def test_trees_in_other_families(
+    tiny_model: Callable[..., Path], reference: Callable[[Path], Any], fake: ModuleType, family: str
+) -> None:
+    other = load(tiny_model(family))
+    said = naive(reference(tiny_model(family)), other.spec.vocab_size)
+    e = engine(other)
+    fake.tell(e, nearly(said, other.spec.vocab_size, "tree"))
+    assert answers(e, said) == said
+    assert e.drafting.stats()["accepted_other"] > 0
 
 
 @pytest.mark.parametrize("family", ["mistral", "qwen3", "gemma2"])  # a window; norms of q and k; transformers' own code
@@ -388,12 +404,14 @@ def test_constrained_and_short_of_pages(
 
 @pytest.mark.parametrize("jumps", [True, False], ids=["run", "one-by-one"])
 @pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_constrained_with_drafts(
-    model: Model, vocabulary: Vocabulary, held_truth: Held, fake: ModuleType, page: int, jumps: bool
+    model: Model, vocabulary: Vocabulary, held_truth: Held, fake: ModuleType, page: int, jumps: bool, shape: str
 ) -> None:
     """Also drafts that the constraint forbids, in the middle and at once."""
     e = engine(model, page=page)
-    fake.tell(e, nearly({text: said for text, (said, _) in held_truth.items()}, model.spec.vocab_size), jumps)
+    known = {text: said for text, (said, _) in held_truth.items()}
+    fake.tell(e, nearly(known, model.spec.vocab_size, shape), jumps)
     assert held_answers(e, vocabulary, held_truth) == held_truth
     assert e.drafting.stats()["accepted_told"] > 2 * len(held_truth)
     assert (e.scheduler.counts["forced_tokens"] > 0) == jumps

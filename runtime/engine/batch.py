@@ -27,7 +27,7 @@ class Batch(NamedTuple):
     drawn: tuple[Request | Ahead, ...]  # who draws from each of the last rows
 
 
-def assemble(plan: Plan, page: int, device: torch.device) -> Batch:
+def assemble(plan: Plan, page: int, device: torch.device, deterministic: bool = False) -> Batch:
     """Lay the works' rows one behind the other. Copies to a GPU are asynchronous."""
     ids, targets = array("i"), array("i")
     rows: list[int] = []
@@ -35,7 +35,8 @@ def assemble(plan: Plan, page: int, device: torch.device) -> Batch:
     scored: list[tuple[int, int, int]] = []
     drawn: list[Request | Ahead] = []
     q_lens, kv_lens, pages = [], [], []
-    for request, n_new, draws, score_at, n_scored, draft in plan.works:
+    parents: list[list[int] | None] = []  # of the rows of a draft that branches
+    for request, n_new, draws, score_at, n_scored, draft, above in plan.works:
         start, done = len(ids), request.n_computed
         if n_new == 1:
             ids.append(request.ids[done])
@@ -46,24 +47,24 @@ def assemble(plan: Plan, page: int, device: torch.device) -> Batch:
             drawn.append(request)
         if draft:
             rows.extend(range(len(ids), len(ids) + len(draft)))
-            drawn += rows_of(draft, request)
+            drawn += rows_of(draft, above, request)
             ids.extend(draft)
         q_lens.append(n_new + len(draft))
         kv_lens.append(done + n_new + len(draft))
         pages.append(request.pages)
+        parents.append([*range(-1, n_new - 1), *(n_new + i if i >= 0 else n_new - 1 for i in above)] if above else None)
         if n_scored:
             first = start + score_at - 1 - done  # a token's logprob stands in the row before it
             score_rows.extend(range(first, first + n_scored))
             targets.extend(request.ids[score_at : score_at + n_scored])
             scored.append((request.rid, n_scored, request.sampling.top_logprobs))
 
-    n_new_, n_kv = np.array(q_lens), np.array(kv_lens)
-    ahead = n_kv - np.cumsum(n_new_)  # position minus row, the same for all rows of a request
-    positions = np.arange(len(ids)) + np.repeat(ahead, n_new_)
+    shape = ragged(q_lens, kv_lens, pages, page, device, parents if any(parents) else None, deterministic=deterministic)
+    assert shape.position is not None
     return Batch(
         to_device(np.array(ids, np.int64), device),
-        to_device(positions, device),
-        ragged(q_lens, kv_lens, pages, page, device),
+        shape.position.long(),
+        shape,
         to_device(np.array(score_rows + rows, np.int64), device),
         to_device(np.array(targets, np.int64), device),
         tuple(scored),

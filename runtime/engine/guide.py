@@ -183,7 +183,8 @@ class Guides:
     def masks(self, requests: Sequence[Request | Ahead]) -> Masks | None:
         """The masks of the rows that draw for `requests`; None where nobody has a guide. On a GPU asynchronous.
 
-        A guide goes along its request's draft, row by row, and back at the end of it.
+        A guide goes along its request's draft, row by row, back to where the next row's token belongs, and at the end
+        to where it was.
         """
         guided = [i for i, r in enumerate(requests) if r.guide is not None]
         if not guided:
@@ -196,7 +197,8 @@ class Guides:
         for row, i, then in zip(out, guided, (*guided[1:], None), strict=True):
             request = requests[i]
             if isinstance(request, Ahead):
-                n_ahead += request.guide.accept((request.token,))
+                request.guide.rollback(request.n_back)
+                n_ahead += request.guide.accept((request.token,)) - request.n_back
             _fill(request, row)
             if n_ahead and not (then is not None and isinstance(requests[then], Ahead)):
                 request.guide.rollback(n_ahead)

@@ -21,6 +21,10 @@ NO_TOKEN = -1
 """In a Result: there was nothing to choose from, as the model gave NaN or all tokens are forbidden."""
 
 
+MAX_TREE = 64
+"""Rows of a work whose draft branches: as many as a row's mask of ancestors has bits, and no more than a window."""
+
+
 class Account:
     """What a client, or a program, was given: tokens computed for it. n_here: its requests in the scheduler."""
 
@@ -118,6 +122,12 @@ class Request:
         assert self.lease is not None
         return self.lease.pages
 
+    def slot(self, i: int) -> int:
+        """Where its i-th token stands, counted over all pages, while it runs."""
+        assert self.lease is not None
+        page = self.lease.cache.page
+        return self.lease.pages[i // page] * page + i % page
+
     @property
     def n_total(self) -> int:
         return len(self.ids)
@@ -143,7 +153,8 @@ class Work(NamedTuple):
     """What one request does in one step: compute tokens n_computed .. n_computed + n_new.
 
     draws: its last row gives the next token. n_scored: so many tokens from `score_at` on get their logprob. draft: of
-    one that draws, computed behind them; each of its rows draws too.
+    one that draws, computed behind them; each of its rows draws too. parents: of each token of the draft, which of its
+    tokens it follows, a lower number, or -1: the text; (): each follows the one before it.
     """
 
     request: Request
@@ -152,6 +163,7 @@ class Work(NamedTuple):
     score_at: int = 0
     n_scored: int = 0
     draft: Sequence[int] = ()
+    parents: Sequence[int] = ()
 
 
 class Plan(NamedTuple):

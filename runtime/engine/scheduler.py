@@ -27,6 +27,7 @@ from banyan.runtime.engine.admit import Limits, admit
 from banyan.runtime.engine.lengths import Growth, Lengths, peak
 from banyan.runtime.engine.queue import Queue
 from banyan.runtime.engine.request import NO_TOKEN, Plan, Request, Result, Work
+from banyan.runtime.engine.speculation.draft import follow
 from banyan.runtime.engine.speculation.drafting import Drafting
 from banyan.runtime.engine.workset import Pace, WorkingSet
 from banyan.runtime.errors import BadMessage, BanyanError, ConstraintBroke
@@ -65,6 +66,7 @@ class Scheduler:
         self.counts = dict.fromkeys(
             ("steps", "requests", "prompt_tokens", "cached_tokens", "computed_tokens", "generated_tokens",
              "forced_tokens", "retractions", "waits"), 0)  # fmt: skip
+        self._moves: list[tuple[list[int], list[int]]] = []
         self._clear_report()
 
     @property
@@ -267,7 +269,7 @@ class Scheduler:
         """Tokens and counts move here, and only here. `result` must be of this plan, and its forward completed."""
         self.counts["steps"] += 1
         ids = iter(result.ids)
-        for request, n_new, draws, _, n_scored, draft in plan.works:
+        for request, n_new, draws, _, n_scored, draft, parents in plan.works:
             request.n_computed += n_new
             request.client.n_served += n_new + len(draft)
             request.program.n_served += n_new + len(draft)
@@ -280,17 +282,26 @@ class Scheduler:
                 if request.n_computed == request.n_total:
                     self._finish(request, "length")
                 continue
-            drawn = [next(ids) for _ in range(1 + len(draft))]
-            self.drafting.judge(request, drawn)
-            self._draw(request, draft, drawn, result.logprobs.get(request.rid, ()))
+            path, drawn = follow(draft, parents, [next(ids) for _ in range(1 + len(draft))])
+            self.drafting.judge(request, drawn, path)
+            if parents and path != list(range(len(path))):
+                self._moves.append(_moved(request, path))
+            tops = result.logprobs.get(request.rid, ())
+            self._draw(request, drawn, [tops[at] for at in (0, *(1 + i for i in path))] if tops else ())
             if request.lease is not None:
                 self._publish(request)
                 if draft:
                     request.lease.shrink(request.n_total)
 
-    def _draw(self, request: Request, draft: Sequence[int], drawn: Sequence[int], tops: Sequence[TopLogprobs]) -> None:
-        """Append what was drawn, drawn[k] behind draft[:k], up to the first that the draft had not foreseen."""
-        start, k = request.n_total, 0
+    def take_moves(self) -> list[tuple[list[int], list[int]]]:
+        """What a draft's path computed beside its place: (from these slots, to those), to be done before the next plan,
+        as others may find there what was published. Gives each once."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def _draw(self, request: Request, drawn: Sequence[int], tops: Sequence[TopLogprobs]) -> None:
+        """Append what was drawn; all but the last of it was foreseen by a draft, and computed."""
+        start, draft, k = request.n_total, drawn[:-1], 0
         while True:
             token = drawn[k]
             if token == NO_TOKEN:
@@ -480,6 +491,12 @@ class Scheduler:
             assert r.n_published <= r.n_computed < r.n_total <= r.end
         assert len(self.running) <= self.max_running
         assert len(self.cache.in_flight) == sum(r.n_computed < r.n_given for r in self.running)
+
+
+def _moved(request: Request, path: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Where the tokens of a draft's path were computed, and where they belong."""
+    end = request.n_total
+    return [request.slot(end + i) for i in path], [request.slot(end + k) for k in range(len(path))]
 
 
 def _work(request: Request, n_new: int) -> Work:

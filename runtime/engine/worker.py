@@ -22,7 +22,7 @@ from banyan.runtime.config import Config, Resolved, drafters
 from banyan.runtime.engine.admit import Limits
 from banyan.runtime.engine.batch import assemble
 from banyan.runtime.engine.guide import Guides
-from banyan.runtime.engine.request import Plan
+from banyan.runtime.engine.request import MAX_TREE, Plan
 from banyan.runtime.engine.runner import Runner
 from banyan.runtime.engine.sampler import sample
 from banyan.runtime.engine.scheduler import Scheduler
@@ -102,6 +102,7 @@ class Engine:
         self.cache = Cache(resolved.n_pages, config.page, config.cache, config.eviction, resolved.n_host, file)
         limits = Limits(resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens)
         self.drafting = make(drafters(config.speculate))
+        self.drafting.max_tree = min((MAX_TREE, *filter(None, model.windows)))
         self.scheduler = Scheduler(self.cache, limits, config.schedule, self.drafting)
         self.guides = Guides(model.spec.vocab_size, self.device, partial(self._has_in_hand, COMPILER))
         self.steering = Steering(self.cache)
@@ -162,6 +163,7 @@ class Engine:
                 self._fail(plan, e)
             else:
                 self.scheduler.commit(plan, result)
+                self.model.store.copy_slots(self.scheduler.take_moves())
         step, failed = self.scheduler.report()
         self.failed += failed
         return step

@@ -46,6 +46,10 @@ class Decoder:
         self.eps = spec.dense.rms_norm_eps
         self.frequencies, self.rope_scale = rope  # [head_dim / 2], on cos and sin
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        return tuple(layer.window for layer in self.layers)
+
     @torch.inference_mode()
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Tensor, Tensor]],
                 rows: Tensor) -> Tensor:  # fmt: skip

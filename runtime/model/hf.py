@@ -68,6 +68,10 @@ class Borrowed:
         self._context = context
         self.rules: dict[int, Rule] = {}
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        return tuple(rule.window for rule in self.rules.values())
+
     @torch.inference_mode()
     def forward(
         self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Tensor, Tensor]], rows: Tensor

@@ -23,6 +23,10 @@ class Model(Protocol):
 
     spec: ModelSpec
 
+    @property
+    def windows(self) -> Sequence[int]:
+        """Of its layers: tokens that a token sees, 0: all."""
+
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: KV, rows: Tensor) -> Tensor:
         """One step: write K and V of the new rows into `kv`, return logits of the rows asked for.
 

@@ -1,68 +1,107 @@
 """Drafts: tokens proposed before the model has drawn them, and what the sampler has to know of a request inside one.
 
-One forward pass computes the last token of a request and the tokens of its draft behind it, as any chunk, and gives
-logits for each of these rows. The sampler draws from all of them; a draft's token is right where it is the one that was
-drawn before it. The first that is not ends it: the token drawn there counts, and what stands behind was computed for
-nothing. So every token of an output is one that the model drew, with the uniform number of its position, and whoever
-proposed it has no say: with a seed, outputs are the same with drafts and without.
+A draft is a tree: each of its tokens follows another of them, or the text. One forward pass computes the last token of
+a request and, behind it, all tokens of its draft, each of which sees the text and its own ancestors alone; and gives
+logits for each of these rows. The sampler draws from all of them. From the last token's row on, the draft is followed:
+where one of the tokens that come next in it is the one that was drawn, its row says what follows that; where none is,
+the draw counts and the draft ends there. What lies beside the path was computed for nothing. So every token of an
+output is one that the model drew, with the uniform number of its position, and whoever proposed it has no say: with a
+seed, outputs are the same with drafts and without.
 
-For a drafter that proposes one chain this is rejection sampling (Leviathan et al., Fast inference from transformers via
-speculative decoding, 2023): token x is accepted with probability p(x), and what comes in its place is distributed as p
-without x. That one uniform number does both is the coupling of Daliri et al., Coupling without communication and
-drafter-invariant speculative decoding, 2024.
+For one chain this is rejection sampling (Leviathan et al., Fast inference from transformers via speculative decoding,
+2023): token x is accepted with probability p(x), and what comes in its place is distributed as p without x; for a tree,
+that of SpecInfer (Miao et al., 2024) where drafts are certain of what they say. That one uniform number does it all is
+the coupling of Daliri et al., Coupling without communication and drafter-invariant speculative decoding, 2024.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from banyan.runtime.engine.request import Request
+from banyan.runtime.engine.speculation.cost import Cost
 
 
 class Proposal(NamedTuple):
-    """kind: how the drafter came by the tokens, 0 .. Drafter.n_kinds - 1; each kind's record is kept apart."""
+    """One chain. kind: how the drafter came by it, 0 .. Drafter.n_kinds - 1; each kind's record is kept apart."""
 
     tokens: Sequence[int]
     kind: int = 0
 
 
-class Drafter(Protocol):
-    """Proposes how outputs go on. What it keeps of a request it forgets at `end`."""
+class Drafter:
+    """Proposes how outputs go on. What it keeps of a request it forgets at `end`.
+
+    cost: of one that computes: seconds of a pass for one token more of each request, and of the rows that it has to
+    catch up with; it is asked only where that pays. None: next to nothing.
+    """
 
     name: str
     n_kinds: int
+    cost: Cost | None = None
 
-    def propose(self, request: Request, n: int) -> Proposal | None:
-        """At most n tokens that may follow those of the request; None where it knows none. Changes no output."""
+    def n_behind(self, request: Request) -> int:
+        """Rows that it would have to catch up with before it can say something of this request."""
+        return 0
+
+    def prepare(self, asks: Sequence[tuple[Request, int]]) -> None:
+        """`propose` will be called for these requests in this step, with this n: for who computes them together."""
+
+    def propose(self, request: Request, n: int) -> Sequence[Proposal]:
+        """Chains of at most n tokens that may follow those of the request, the likeliest first. Changes no output."""
+        raise NotImplementedError
 
     def end(self, request: Request) -> None:
         """The request has ended, or failed; it may have never been proposed for."""
 
 
 class Ahead:
-    """A request as it stands behind the first `n` tokens of its draft: a `Request` as far as the sampler asks."""
+    """A request as it stands behind a token of its draft: a `Request` as far as the sampler asks."""
 
-    __slots__ = ("ends", "guide", "has_edits", "is_plain", "n_out", "n_total", "rid", "run", "sampling", "seen",
-                 "stop_ids", "token")  # fmt: skip
+    __slots__ = ("ends", "guide", "has_edits", "is_plain", "n_back", "n_out", "n_total", "rid", "run", "sampling",
+                 "seen", "stop_ids", "token")  # fmt: skip
 
-    def __init__(self, request: Request, n: int, token: int, seen: dict[int, int] | None) -> None:
-        """token: the last of the n."""
-        self.token = token
+    def __init__(self, request: Request, n: int, token: int, seen: dict[int, int] | None, n_back: int = 0) -> None:
+        """n: tokens of the draft up to here, with `token`, the last. n_back: the row before stands so many tokens
+        behind the one that `token` follows."""
+        self.token, self.n_back = token, n_back
         self.n_total, self.n_out = request.n_total + n, request.n_out + n
         self.rid, self.run, self.sampling, self.seen = request.rid, request.run, request.sampling, seen
         self.stop_ids, self.guide, self.ends = request.stop_ids, request.guide, request.ends
         self.is_plain, self.has_edits = request.is_plain, request.has_edits
 
 
-def rows_of(draft: Sequence[int], request: Request) -> list[Request | Ahead]:
-    """Who draws from the rows of a request's draft, one for each of its tokens."""
+def rows_of(draft: Sequence[int], parents: Sequence[int], request: Request) -> list[Request | Ahead]:
+    """Who draws from the rows of a request's draft, one for each of its tokens. For `parents` see `Work`."""
     if request.is_plain:
         return [request] * len(draft)  # the argmax, wherever it stands
     out: list[Request | Ahead] = []
-    seen = request.seen
-    for n, token in enumerate(draft, 1):
-        if seen is not None:
-            seen = seen | {token: seen.get(token, 0) + 1}
-        out.append(Ahead(request, n, token, seen))
+    seen = [request.seen]  # at the last token, then behind each of the draft's
+    depth = [0]
+    for i, token in enumerate(draft):
+        above = parents[i] + 1 if parents else i
+        n = depth[above] + 1
+        was = seen[above]
+        seen.append(None if was is None else was | {token: was.get(token, 0) + 1})
+        out.append(Ahead(request, n, token, seen[-1], depth[-1] - n + 1))
+        depth.append(n)
     return out
+
+
+def follow(draft: Sequence[int], parents: Sequence[int], drawn: Sequence[int]) -> tuple[Sequence[int], list[int]]:
+    """The tokens of a draft that were drawn, as numbers in it; and what was drawn, these tokens and one more.
+
+    drawn[0]: what was drawn behind the text, drawn[1 + i]: behind draft[i]."""
+    if not parents:
+        n = next((k for k, token in enumerate(draft) if token != drawn[k]), len(draft))
+        return range(n), list(drawn[: n + 1])
+    below = {(parent, token): i for i, (parent, token) in enumerate(zip(parents, draft, strict=True))}
+    path: list[int] = []
+    said = [drawn[0]]
+    at = below.get((-1, drawn[0]))
+    while at is not None:
+        path.append(at)
+        said.append(drawn[1 + at])
+        at = below.get((at, drawn[1 + at]))
+    return path, said

@@ -1,10 +1,11 @@
-"""Who gets a draft, from whom, and how long: as long as the next token of it is expected to pay.
+"""Who gets a draft, from whom, and how large: as long as the next token of it is expected to pay.
 
 The chance of a draft's token is learned: per drafter and kind from all requests, per request from its own. A token at
-depth k comes with the chance that it and all before it are right. Drafts end at the chance at which a step, as it was
-measured, gives the most tokens a second; so they are deep where outputs are foreseen and rows are cheap, and there are
-none where neither is so. What a drafter says is compared with what comes also where it is not computed, so that it can
-earn its way back.
+depth k comes with the chance that it and all before it are right, and what all drafters say is one tree. Drafts end at
+the chance at which a step, as it was measured, gives the most tokens a second; so they are deep where outputs are
+foreseen and rows are cheap, wide where nobody is sure, and there are none where neither is so. What a drafter says is
+compared with what comes also where it is not computed, so that it can earn its way back; and one that computes is asked
+where that pays itself, and now and then.
 
 Drafts take what is left: the budget behind all prompts, pages that are there.
 """
@@ -15,13 +16,14 @@ from array import array
 from collections.abc import Sequence
 from math import log
 
-from banyan.runtime.engine.request import Request, Work
+from banyan.runtime.engine.request import MAX_TREE, Request, Work
+from banyan.runtime.engine.speculation.branches import SURE, Branch, Chain, Laid, lay, merge, prune
 from banyan.runtime.engine.speculation.cost import Cost
-from banyan.runtime.engine.speculation.draft import Drafter, Proposal
+from banyan.runtime.engine.speculation.draft import Drafter
 
 MAX_DEPTH = 24
-HOPE = 0.7
-"""The chance of a token of which nothing is known."""
+HOPE, OTHER_HOPE = 0.7, 0.2
+"""The chance of a token of which nothing is known, and of one that another drafter contradicts."""
 TRUST = 1.0
 """What is known of a kind counts as so many tokens of the request's own."""
 MEMORY, LONG_MEMORY = 0.9, 0.998
@@ -30,12 +32,16 @@ ENOUGH = 4
 """So many right tokens count of one draft: a long one shall not outweigh all that come after it."""
 LEVELS = tuple(map(log, (0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05)))
 """Chances at which drafts may end."""
-SURE = 0.99
-"""No token's chance is higher."""
 EDGE = 1.03
 """Times what a second gives without drafts it has to give with them: chances and costs are guesses."""
 PATIENCE = 16
 """Steps, at most, in which nobody is asked, where for long nothing was worth computing."""
+DEPTHS = (1, 2, 3, 4, 6, 8)
+"""How deep a drafter that computes may look."""
+SHARE = 0.01
+"""Of all time, that such a drafter gets where it does not pay."""
+AHEAD = 32
+"""Steps that pay together what it has to catch up with."""
 
 
 class Record:
@@ -52,18 +58,22 @@ class Record:
         self.n_judged = memory * self.n_judged + n_right + (not is_whole)
         self.n_right = memory * self.n_right + n_right
 
+    @property
+    def share(self) -> float:
+        return self.n_right / self.n_judged
+
 
 class _Trail:
     """What was proposed for one request."""
 
-    __slots__ = ("counts", "drafter", "idle", "is_computed", "kind", "own", "reach", "skip", "tokens")
+    __slots__ = ("branches", "chains", "counts", "drafters", "idle", "own", "reach", "skip")
 
     def __init__(self, n_drafters: int, reach: int) -> None:
         self.own = [Record() for _ in range(n_drafters)]
         self.counts = [[0, 0] for _ in range(n_drafters)]  # drafted, accepted
-        self.tokens: Sequence[int] = ()  # what was proposed for this step: all of the draft, or one token, to be judged
-        self.drafter = self.kind = 0
-        self.is_computed = False
+        self.chains: list[Chain] = []  # what was proposed for this step
+        self.branches: list[Branch] = []
+        self.drafters: Sequence[int] = ()  # of what is computed, token by token
         self.idle = self.skip = 0
         self.reach = reach  # no draft is longer: twice what was right of the last
 
@@ -76,9 +86,11 @@ class Drafting:
         """jumps: what a constraint forces is appended without being drawn. max_depth: tokens of a draft."""
         self.drafters, self.jumps, self.max_depth = tuple(drafters), jumps, max_depth
         self.cost = cost or Cost()
+        self.max_tree = MAX_TREE  # rows of a work whose draft branches
         self._trails: dict[int, _Trail] = {}  # by rid
-        hope = TRUST * HOPE
-        self._kinds = [[Record(TRUST, hope) for _ in range(d.n_kinds)] for d in self.drafters]
+        self._kinds = [[Record(TRUST, TRUST * HOPE) for _ in range(d.n_kinds)] for d in self.drafters]
+        self._others = [[Record(TRUST, TRUST * OTHER_HOPE) for _ in range(d.n_kinds)] for d in self.drafters]
+        self._saved = [0.0] * len(self.drafters)  # seconds that each may spend, where it does not pay
         self.counts = {d.name: [0, 0] for d in self.drafters}  # drafted, accepted; of all requests
 
     # ---- plan ------------------------------------------------------------------------------------------------------
@@ -87,94 +99,151 @@ class Drafting:
         """Give drafts to the works that draw, in place, of at most `budget` tokens together."""
         if not self.drafters or budget <= 0:
             return
-        asked: list[tuple[int, Proposal, float]] = []
-        n_rows = 0
+        turns: list[tuple[int, _Trail, int]] = []  # work, trail, most tokens
+        n_extra = -len(works)
         for i, work in enumerate(works):
-            n_rows += work.n_new
-            if work.draws and (proposal := self._ask(work.request)):
-                trail = self._trails[work.request.rid]
-                asked.append((i, proposal, self._chance(trail)))
-        if not asked:
+            n_extra += work.n_new
+            if work.draws and (n := self._turn(work.request)):
+                turns.append((i, self._trails[work.request.rid], n))
+        if not turns:
             return
-        depths = self._depths(asked, len(works), n_rows - len(works), sum(work.draws for work in works))
-        for (i, proposal, _), depth in zip(asked, depths, strict=True):
-            work = works[i]
-            trail = self._trails[work.request.rid]
-            draft = _fit(work.request, proposal.tokens[: min(depth, budget)]) if depth and budget > 0 else ()
-            trail.is_computed = bool(draft)
-            if draft:
-                trail.tokens, trail.idle = draft, 0
-                works[i] = work._replace(draft=draft)
-                budget -= len(draft)
-            else:
-                trail.tokens = proposal.tokens[:1]
+        n_draws = sum(work.draws for work in works)
+        seconds = self.cost.step(len(works), n_extra)
+        for d, drafter in enumerate(self.drafters):
+            if drafter.cost is None:
+                self._ask(d, [(trail, works[i].request, n) for i, trail, n in turns])
+            elif asks := self._worth(d, [(trail, works[i].request, n) for i, trail, n in turns], n_draws, seconds):
+                drafter.prepare([(request, n) for _, request, n in asks])
+                self._ask(d, asks)
+        asked = [(i, trail) for i, trail, _ in turns if trail.chains]
+        for _, trail in asked:
+            trail.chains.sort(key=_minus_chance)
+            trail.branches = merge(trail.chains)
+        least = self._least([trail.branches for _, trail in asked], n_draws, seconds)
+        for i, trail in asked:
+            budget -= self._draft(works, i, trail, least, budget)
 
-    def _ask(self, request: Request) -> Proposal | None:
-        """The proposal that is most likely right, and the trail that says whose it is."""
+    def _turn(self, request: Request) -> int:
+        """How many tokens may be proposed for it; 0: nobody is asked."""
         trail = self._trails.get(request.rid)
         if trail is None:
             trail = self._trails[request.rid] = _Trail(len(self.drafters), self.max_depth)
-        trail.tokens = ()
+        trail.chains, trail.branches, trail.drafters = [], [], ()
         n = min(trail.reach, request.end - request.n_total - 1)
         if n <= 0:
-            return None
+            return 0
         if trail.skip:
             trail.skip -= 1
-            return None
-        best, best_chance = None, 0.0
-        for i, drafter in enumerate(self.drafters):
-            proposal = drafter.propose(request, n)
-            if proposal is None or not proposal.tokens:
-                continue
-            chance = self._chance_of(trail, i, proposal.kind)
-            if chance > best_chance:
-                best, best_chance = proposal, chance
-                trail.drafter, trail.kind = i, proposal.kind
+            return 0
         trail.idle += 1
         if trail.idle > 8:  # nothing was worth it for a while: look less often
             trail.skip = min(trail.idle // 4, PATIENCE)
-        return best
+        return n
 
-    def _chance(self, trail: _Trail) -> float:
-        return self._chance_of(trail, trail.drafter, trail.kind)
+    def _ask(self, d: int, asks: Sequence[tuple[_Trail, Request, int]]) -> None:
+        drafter = self.drafters[d]
+        for trail, request, n in asks:
+            is_first = True
+            for tokens, kind in drafter.propose(request, n):
+                chance = self._chance(trail, d, kind if is_first else 0)
+                trail.chains.append(Chain(tokens, d, kind, chance, self._others[d][kind].share, is_first))
+                is_first = False
 
-    def _chance_of(self, trail: _Trail, drafter: int, kind: int) -> float:
-        own, all_ = trail.own[drafter], self._kinds[drafter][kind]
-        usual = all_.n_right / all_.n_judged
-        return (own.n_right + TRUST * usual) / (own.n_judged + TRUST)
+    def _chance(self, trail: _Trail, d: int, kind: int) -> float:
+        own = trail.own[d]
+        return (own.n_right + TRUST * self._kinds[d][kind].share) / (own.n_judged + TRUST)
 
-    def _depths(self, asked: list[tuple[int, Proposal, float]], n_works: int, n_extra: int, n_draws: int) -> list[int]:
-        """How many tokens of each proposal: all that come with more than some chance, the same for all requests; and of
-        such chances the one at which a second gives the most. None at all where that is hardly more than without."""
-        cost = self.cost
-        seconds = cost.step(n_works, n_extra)
-        best, best_rate = [0] * len(asked), EDGE * n_draws / seconds
-        most = [(len(proposal.tokens), min(chance, SURE)) for _, proposal, chance in asked]
-        logs = [log(chance) for _, chance in most]
+    def _worth(self, d: int, asks: list[tuple[_Trail, Request, int]], n_draws: int,
+               seconds: float) -> list[tuple[_Trail, Request, int]]:  # fmt: skip
+        """For whom a drafter that computes is asked, and how deep: where it foresees more than those that cost nothing,
+        and as deep as a second gives the most tokens. Where that is nowhere, for one request, when it has saved for it.
+        """
+        drafter, cost = self.drafters[d], self.cost
+        assert drafter.cost is not None
+        free = [max((_gain(c.chance, len(c.tokens)) for c in trail.chains), default=0.0) for trail, _, _ in asks]
+        chances = [self._chance(trail, d, 0) for trail, _, _ in asks]
+        behind = [drafter.n_behind(request) for _, request, _ in asks]
+        base = n_draws + sum(free)
+        seconds += cost.per_row * sum(min(len(c[0].tokens), 8) for trail, _, _ in asks if (c := trail.chains))
+        best, best_rate = [], EDGE * base / seconds
+        for depth in DEPTHS:
+            gains = [_gain(c, min(depth, n)) - was for c, was, (_, _, n) in zip(chances, free, asks, strict=True)]
+            at = [i for i, gain in enumerate(gains) if gain > 0]
+            late = sum(behind[i] for i in at) / AHEAD
+            spent = depth * drafter.cost.step(len(at), 0) + late * drafter.cost.per_row + depth * len(at) * cost.per_row
+            rate = (base + sum(gains[i] for i in at)) / (seconds + spent)
+            if at and rate > best_rate:
+                best, best_rate = [(asks[i][0], asks[i][1], min(depth, asks[i][2])) for i in at], rate
+        if best:
+            return best
+        self._saved[d] += SHARE * seconds
+        i = min(range(len(asks)), key=behind.__getitem__)
+        price = drafter.cost.step(1, behind[i]) + cost.per_row
+        if self._saved[d] < price:
+            return []
+        self._saved[d] -= price
+        return [(asks[i][0], asks[i][1], 1)]
+
+    def _least(self, trees: Sequence[list[Branch]], n_draws: int, seconds: float) -> float:
+        """The chance, its logarithm, down to which tokens are computed, the same for all requests: of some such chances
+        the one at which a second gives the most. 0.0 where that is hardly more than without any."""
+        best, best_rate = 0.0, EDGE * n_draws / seconds
         for least in LEVELS:
-            depths = [min(int(least / x), n) for (n, _), x in zip(most, logs, strict=True)]
-            n_tokens = n_draws + sum(c * (1 - c**d) / (1 - c) for (_, c), d in zip(most, depths, strict=True))
-            rate = n_tokens / (seconds + sum(depths) * cost.per_row)
+            n_tokens, n_rows = float(n_draws), 0
+            for branches in trees:
+                for branch in branches:
+                    if n := branch.upto(least):
+                        n_tokens += branch.gain(n)
+                        n_rows += n
+            rate = n_tokens / (seconds + n_rows * self.cost.per_row)
             if rate > best_rate:
-                best, best_rate = depths, rate
+                best, best_rate = least, rate
         return best
+
+    def _draft(self, works: list[Work], i: int, trail: _Trail, least: float, budget: int) -> int:
+        """Give a work its draft. Returns how many tokens it has."""
+        if not least or budget <= 0:
+            return 0
+        work = works[i]
+        counts = [branch.upto(least) for branch in trail.branches]
+        if work.n_new + sum(counts) > self.max_tree:
+            counts[1:] = [0] * (len(counts) - 1)
+        laid = lay(trail.branches, counts)
+        laid = _fit(work.request, laid, budget)
+        if laid.tokens:
+            trail.drafters, trail.idle = laid.drafters, 0
+            works[i] = work._replace(draft=laid.tokens, parents=laid.parents)
+        return len(laid.tokens)
 
     # ---- commit ----------------------------------------------------------------------------------------------------
 
-    def judge(self, request: Request, drawn: Sequence[int]) -> None:
-        """Compare what was proposed with what was drawn: drawn[k] behind the first k tokens of the draft."""
+    def judge(self, request: Request, said: Sequence[int], path: Sequence[int]) -> None:
+        """Compare what was proposed with what was drawn: see `draft.follow`, which gives both."""
         trail = self._trails.get(request.rid)
-        if trail is None or not trail.tokens:
+        if trail is None or not trail.chains:
             return
-        n = len(trail.tokens)
-        n_right = next((k for k, token in enumerate(trail.tokens) if token != drawn[k]), n)
-        if trail.is_computed:
-            trail.reach = min(2 * n_right + 2, self.max_depth)
-            for counts in (trail.counts[trail.drafter], self.counts[self.drafters[trail.drafter].name]):
-                counts[0], counts[1] = counts[0] + n, counts[1] + n_right
-        trail.tokens = ()
-        trail.own[trail.drafter].add(n_right, n_right == n, MEMORY)
-        self._kinds[trail.drafter][trail.kind].add(n_right, n_right == n, LONG_MEMORY)
+        if trail.drafters:
+            trail.reach = min(2 * len(path) + 2, self.max_depth)
+            for d in set(trail.drafters):
+                n, n_right = trail.drafters.count(d), sum(trail.drafters[i] == d for i in path)
+                for counts in (trail.counts[d], self.counts[self.drafters[d].name]):
+                    counts[0], counts[1] = counts[0] + n, counts[1] + n_right
+        for chain in trail.chains:
+            if chain.is_first:
+                n_right = next((k for k, (a, b) in enumerate(zip(chain.tokens, said, strict=False)) if a != b), -1)
+                is_whole = n_right < 0
+                n_right = min(len(chain.tokens), len(said)) if is_whole else n_right
+                trail.own[chain.drafter].add(n_right, is_whole, MEMORY)
+                self._kinds[chain.drafter][chain.kind].add(n_right, is_whole, LONG_MEMORY)
+        for branch in trail.branches:
+            if (
+                branch.is_other
+                and branch.at < len(said)
+                and list(branch.chain.tokens[: branch.at]) == said[: branch.at]
+            ):
+                is_right = branch.tokens[0] == said[branch.at]
+                self._others[branch.chain.drafter][branch.chain.kind].add(is_right, is_right, LONG_MEMORY)
+        trail.chains, trail.branches, trail.drafters = [], [], ()
 
     def end(self, request: Request) -> dict[str, tuple[int, int]]:
         """It has ended: what was (drafted, accepted) for it, by drafter. All that was kept for it goes."""
@@ -197,20 +266,57 @@ class Drafting:
         assert self._trails.keys() <= living, "drafts of a request that has ended"
 
 
-def _fit(request: Request, tokens: Sequence[int]) -> array[int]:
-    """The tokens for which there are pages, up to the first that can be no part of the output, as it ends it or as the
-    constraint forbids it."""
-    draft = array("i", tokens)
+def _minus_chance(chain: Chain) -> float:
+    return -chain.chance
+
+
+def _gain(chance: float, n: int) -> float:
+    """How many of n tokens in a row will be right."""
+    chance = min(chance, SURE)
+    return chance * (1 - chance**n) / (1 - chance)
+
+
+def _fit(request: Request, laid: Laid, budget: int) -> Laid:
+    """The tokens for which there is room, without those that can be no part of the output, as they end it or as the
+    constraint forbids them, and all below them."""
+    tokens, parents = laid.tokens, laid.parents
+    assert request.lease is not None
+    n = min(budget, len(tokens))
+    if n > 0 and not request.lease.grow(request.n_total + n):
+        n = request.lease.n_slots - request.n_total
+    if n <= 0:
+        return Laid(array("i"), [], [])
+    del tokens[n:], parents[n:], laid.drafters[n:]
+    if not parents:
+        return _cut(request, laid)
+    stops, guide = request.stop_ids, request.guide
+    kept = [token not in stops for token in tokens]
+    if guide is not None:
+        depth = [0] * n  # with those above it that the guide accepted; of one that it did not, -1
+        n_in = 0
+        for i, token in enumerate(tokens):
+            above = depth[parents[i]] if parents[i] >= 0 else 0
+            depth[i] = -1
+            if kept[i] and above >= 0:
+                guide.rollback(n_in - above)
+                n_in = above
+                if guide.accept((token,)):
+                    n_in = depth[i] = above + 1
+            kept[i] = depth[i] >= 0
+        guide.rollback(n_in)
+    return laid if all(kept) else prune(laid, kept)
+
+
+def _cut(request: Request, laid: Laid) -> Laid:
+    """`_fit` for a chain."""
+    draft = laid.tokens
     for i, token in enumerate(draft):
         if token in request.stop_ids:
             del draft[i:]
             break
-    assert request.lease is not None
-    if not request.lease.grow(request.n_total + len(draft)):
-        del draft[request.lease.n_slots - request.n_total :]
-    guide = request.guide
-    if guide is not None and draft:
-        n = guide.accept(draft)
-        guide.rollback(n)
+    if request.guide is not None and draft:
+        n = request.guide.accept(draft)
+        request.guide.rollback(n)
         del draft[n:]
-    return draft
+    del laid.drafters[len(draft) :]
+    return laid

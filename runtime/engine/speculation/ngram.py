@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 from banyan.runtime.engine.request import Request
-from banyan.runtime.engine.speculation.draft import Proposal
+from banyan.runtime.engine.speculation.draft import Drafter, Proposal
 from banyan.runtime.engine.speculation.grams import Grams
 
 ORDERS = (4, 2, 1)
@@ -14,7 +15,7 @@ STRIDE = 8
 """So many tokens become known together: one call of numpy costs as much for one as for a hundred."""
 
 
-class Ngram:
+class Ngram(Drafter):
     """See `draft.Drafter`. A kind is an order."""
 
     name = "ngram"
@@ -23,12 +24,12 @@ class Ngram:
     def __init__(self) -> None:
         self._texts: dict[int, _Text] = {}
 
-    def propose(self, request: Request, n: int) -> Proposal | None:
+    def propose(self, request: Request, n: int) -> Sequence[Proposal]:
         text = self._texts.get(request.rid)
         if text is None:
             text = self._texts[request.rid] = _Text(request.ids)
         at = text.find()
-        return Proposal(request.ids[at : at + n], text.kind) if at else None
+        return (Proposal(request.ids[at : at + n], text.kind),) if at else ()
 
     def end(self, request: Request) -> None:
         self._texts.pop(request.rid, None)

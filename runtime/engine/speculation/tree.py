@@ -10,11 +10,12 @@ look costs the same at any size.)
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 from zlib import crc32
 
 from banyan.runtime.engine.request import Request
-from banyan.runtime.engine.speculation.draft import Proposal
+from banyan.runtime.engine.speculation.draft import Drafter, Proposal
 from banyan.runtime.engine.speculation.grams import Grams
 
 ORDERS = (16, 6, 3)
@@ -48,7 +49,7 @@ class _Reader:
         self.at = self.kind = self.n_seen = 0
 
 
-class Tree:
+class Tree(Drafter):
     """See `draft.Drafter`. A kind is an order, and whose text it was found in."""
 
     name = "tree"
@@ -67,7 +68,7 @@ class Tree:
         """Of ended texts, that are kept."""
         return self._n_kept
 
-    def propose(self, request: Request, n: int) -> Proposal | None:
+    def propose(self, request: Request, n: int) -> Sequence[Proposal]:
         reader = self._readers.get(request.rid)
         if reader is None:
             reader = self._readers[request.rid] = self._begin(request)
@@ -78,7 +79,7 @@ class Tree:
         if source is None or at >= len(source) or source[at - 2 : at] != ids[n_ids - 2 :]:
             source, at, reader.kind = self._look(request, reader)
         reader.source, reader.at, reader.n_seen = source, at, n_ids
-        return None if source is None else Proposal(source[at : at + n], reader.kind)
+        return () if source is None else (Proposal(source[at : at + n], reader.kind),)
 
     def end(self, request: Request) -> None:
         reader = self._readers.pop(request.rid, None)

@@ -21,7 +21,7 @@ from banyan.runtime import config as configs
 from banyan.runtime.config import Resolved
 from banyan.runtime.engine.request import Request
 from banyan.runtime.engine.speculation.cost import Cost
-from banyan.runtime.engine.speculation.draft import Proposal
+from banyan.runtime.engine.speculation.draft import Drafter, Proposal
 from banyan.runtime.engine.speculation.drafting import Drafting, Record
 from banyan.runtime.engine.worker import Engine
 from banyan.runtime.model.spec import ModelSpec
@@ -50,6 +50,8 @@ def greedy(ids: Sequence[int], n: int) -> list[int]:
 class FakeModel:
     """See the module. Fails the test when the pool does not hold what it wrote."""
 
+    windows = ()
+
     def __init__(self, max_context: int = 512) -> None:
         self.spec = ModelSpec(
             name="fake", family="fake", n_layers=1, n_heads=1, n_kv_heads=1, head_dim=2, hidden=2, vocab_size=VOCAB,
@@ -65,12 +67,23 @@ class FakeModel:
         pool[ragged.slots] = torch.stack([ids, positions], 1).float()
         out, owner = [], np.repeat(np.arange(len(ragged.q_lens)), ragged.q_lens)
         for row in rows.tolist():
-            at = np.arange(int(positions[row]) + 1)
+            at = seen_by(ragged, row, int(owner[row]))
             slots = ragged.page_table[owner[row]].numpy()[at // page] * page + at % page
+            at = np.arange(int(positions[row]) + 1)  # a draft that branches stands in other slots
             read = pool[slots].numpy()
             assert (read[:, 1] == at).all(), "a slot holds another position's token"
             out.append(logits_after(read[:, 0].astype(np.int64).tolist()))
         return torch.from_numpy(np.array(out, np.float32).reshape(-1, VOCAB))
+
+
+def seen_by(ragged: Any, row: int, request: int) -> np.ndarray:
+    """The slots of its request, counted from 0, that a row sees."""
+    last = int(ragged.kv_lens[request]) - int(ragged.q_start[request + 1]) + row
+    at = np.arange(last + 1)
+    if ragged.seen is None:
+        return at
+    bit = at - (ragged.kv_lens[request] - 64)
+    return at[(bit < 0) | (int(ragged.seen[row]) >> np.maximum(bit, 0) & 1 == 1)]
 
 
 @dataclass
@@ -102,40 +115,48 @@ def engine(
     return Engine(config, model, resolved, clock=lambda: 0.0, weights=weights, stopwatch=lambda: 0.0)
 
 
-class Told:
+Says = Callable[[Request, int], Sequence[int]]
+
+
+class Told(Drafter):
     """A drafter that says what it is told to: `says(request, n)`, at most n tokens."""
 
-    name, n_kinds = "told", 1
+    n_kinds = 1
 
-    def __init__(self, says: Callable[[Request, int], Sequence[int]]) -> None:
-        self.says, self.ended = says, list[int]()
+    def __init__(self, says: Says, name: str = "told") -> None:
+        self.says, self.name, self.ended = says, name, list[int]()
 
-    def propose(self, request: Request, n: int) -> Proposal | None:
+    def propose(self, request: Request, n: int) -> Sequence[Proposal]:
         tokens = self.says(request, n)
         assert len(tokens) <= n
-        return Proposal(array("i", tokens)) if tokens else None
+        return [Proposal(array("i", tokens))] if tokens else []
 
     def end(self, request: Request) -> None:
         self.ended.append(request.rid)
 
 
-def tell(e: Engine, says: Callable[[Request, int], Sequence[int]], jumps: bool = True) -> None:
-    """From now on the engine's drafts are those, of up to 8 tokens, whatever they cost."""
-    drafting = Drafting([Told(says)], jumps, Cost(1.0, 0.0, 1e-9), max_depth=8)
+def tell(e: Engine, says: Says | Sequence[Says], jumps: bool = True) -> None:
+    """From now on the engine's drafts are those, of up to 8 tokens, whatever they cost. Of several, a tree."""
+    several = [says] if callable(says) else says
+    names = ("told", "other", "third")
+    drafters = [Told(says, name) for says, name in zip(several, names, strict=False)]
+    drafting = Drafting(drafters, jumps, Cost(1.0, 0.0, 1e-9), max_depth=8)
     drafting.cost.note = lambda *_: None  # type: ignore[method-assign]
     drafting.judge = partial(_judge, drafting.judge, drafting)  # type: ignore[method-assign]
+    drafting.max_tree = e.drafting.max_tree
     e.drafting = e.scheduler.drafting = drafting
 
 
-def _judge(judge: Callable[..., None], drafting: Drafting, request: Request, drawn: Sequence[int]) -> None:
+def _judge(judge: Callable[..., None], drafting: Drafting, request: Request, *drawn: Any) -> None:
     """Tells what was right, but learns nothing from it."""
-    judge(request, drawn)
+    judge(request, *drawn)
     for trail in drafting._trails.values():
-        trail.reach, trail.idle, trail.own = 8, 0, [Record()]
-    drafting._kinds = [[Record(1.0, 0.9)]]
+        trail.reach, trail.idle, trail.own = 8, 0, [Record() for _ in drafting.drafters]
+    drafting._kinds = [[Record(1.0, 0.9)] for _ in drafting.drafters]
+    drafting._others = [[Record(1.0, 0.2)] for _ in drafting.drafters]
 
 
-def told(says: Callable[[Request, int], Sequence[int]], model: Any = None, **options: Any) -> Engine:
+def told(says: Says | Sequence[Says], model: Any = None, **options: Any) -> Engine:
     e = engine(model, **options)
     tell(e, says)
     return e

@@ -26,9 +26,9 @@ def right(fake: ModuleType) -> Any:
     return lambda request, n: fake.greedy(request.ids, n)
 
 
-def noisy(fake: ModuleType, share: float = 0.6, known: dict[int, list[int]] | None = None) -> Any:
+def noisy(fake: ModuleType, share: float = 0.6, known: dict[int, list[int]] | None = None, seed: int = 3) -> Any:
     """What the fake model says, greedily or as it is `known` by rid, but for some tokens; of any length."""
-    chance = random.Random(3)
+    chance = random.Random(seed)
 
     def says(request: Request, n: int) -> list[int]:
         draft = known[request.rid][request.n_out :][:n] if known else fake.greedy(request.ids, n)
@@ -37,6 +37,14 @@ def noisy(fake: ModuleType, share: float = 0.6, known: dict[int, list[int]] | No
         ]
 
     return says
+
+
+def drafters(fake: ModuleType, shape: str, share: float = 0.6, known: dict[int, list[int]] | None = None) -> Any:
+    """One that proposes chains, or three whose chains make trees."""
+    return [noisy(fake, share, known, seed) for seed in range(3 if shape == "tree" else 1)]
+
+
+SHAPES = ("chain", "tree")
 
 
 def test_right_drafts_take_fewer_steps(fake: ModuleType) -> None:
@@ -51,6 +59,25 @@ def test_right_drafts_take_fewer_steps(fake: ModuleType) -> None:
     assert e.scheduler.stats()["accepted_told"] == 17
 
 
+def test_a_tree_is_right_where_any_of_its_branches_is(fake: ModuleType) -> None:
+    """One drafter knows the first two of any five tokens, another the rest: each is right where the other is not."""
+
+    def says(is_known: Any) -> Any:
+        def says(request: Request, n: int) -> list[int]:
+            said = fake.greedy(request.ids, n)
+            return [t if is_known((request.n_out + k) % 5) else (t + 1) % fake.VOCAB for k, t in enumerate(said)]
+
+        return says
+
+    e = fake.told([says(lambda at: at < 2), says(lambda at: at >= 2)], page=4)
+    outputs = fake.drive(e, [fake.run(0, PROMPT, Sampling(temperature=0.0, max_tokens=30))], check=True)
+    assert outputs[0].ids == fake.greedy(PROMPT, 30)
+    stats = e.drafting.stats()
+    assert stats["accepted_told"] > 5
+    assert stats["accepted_other"] > 5, "beside the other's"
+    assert outputs[0].finish.n_accepted == stats["accepted_told"] + stats["accepted_other"]
+
+
 def test_wrong_drafts_cost_rows_alone(fake: ModuleType) -> None:
     e = fake.told(lambda request, n: [(fake.greedy(request.ids, 1)[0] + 1) % fake.VOCAB] * n)
     outputs = fake.drive(e, [fake.run(0, PROMPT, Sampling(temperature=0.0, max_tokens=20))], check=True)
@@ -61,9 +88,10 @@ def test_wrong_drafts_cost_rows_alone(fake: ModuleType) -> None:
     assert e.cache.stats().n_leased == 0
 
 
-def test_nothing_of_a_refused_draft_is_in_the_tree(fake: ModuleType) -> None:
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nothing_of_a_refused_draft_is_in_the_tree(fake: ModuleType, shape: str) -> None:
     """Pages of one slot are published token by token; what was refused must be in none of them."""
-    e = fake.told(noisy(fake), page=1)
+    e = fake.told(drafters(fake, shape), page=1)
     fake.drive(e, [fake.run(0, PROMPT, Sampling(temperature=0.0, max_tokens=30))], check=True)
     text = [*PROMPT, *fake.greedy(PROMPT, 30)]
     assert e.cache.tree.n_tokens == len(text) - 1
@@ -87,7 +115,8 @@ SAMPLINGS = {
 
 @pytest.mark.parametrize("page", [1, 4, 16])
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-def test_the_same_outputs_with_drafts_and_without(fake: ModuleType, sampling: Sampling, page: int) -> None:
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_same_outputs_with_drafts_and_without(fake: ModuleType, sampling: Sampling, page: int, shape: str) -> None:
     """Sampled ones too: a draw depends on its position alone, not on who proposed what."""
     stops = fake.int32([3, 17, 30])
     runs = [
@@ -96,7 +125,7 @@ def test_the_same_outputs_with_drafts_and_without(fake: ModuleType, sampling: Sa
     ]
     plain = fake.drive(fake.engine(speculate="off", page=page), runs)
     known = {rid: output.ids for rid, output in plain.items()}
-    e = fake.told(noisy(fake, known=known), page=page, step_tokens=23)
+    e = fake.told(drafters(fake, shape, known=known), page=page, step_tokens=23 if shape == "chain" else 64)
     drafted = fake.drive(e, runs, check=True)
     assert sum(o.finish.n_accepted for o in drafted.values()) > 20
     for rid, output in plain.items():
@@ -119,12 +148,13 @@ def test_a_draft_reaches_up_to_what_ends_the_output(fake: ModuleType) -> None:
     assert output.finish.reason == "length"
 
 
-def test_short_of_pages(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shape", SHAPES)
+def test_short_of_pages(fake: ModuleType, monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
     """Drafts take the pages that are left; nobody is retracted for one, and those that are go on as they would."""
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)  # start what fits now, whatever comes
     runs = [fake.run(rid, [rid + 1, *PROMPT], Sampling(temperature=0.0, max_tokens=40)) for rid in range(6)]
     for n_pages in (14, 20, 60):
-        e = fake.told(noisy(fake), n_pages=n_pages, page=4)
+        e = fake.told(drafters(fake, shape), n_pages=n_pages, page=4)
         outputs = fake.drive(e, runs, check=True)
         for rid in range(6):
             assert outputs[rid].ids == fake.greedy([rid + 1, *PROMPT], 40)
@@ -132,8 +162,9 @@ def test_short_of_pages(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> No
             assert e.scheduler.counts["retractions"] > 0
 
 
-def test_one_that_is_aborted_leaves_nothing(fake: ModuleType) -> None:
-    e = fake.told(noisy(fake))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_that_is_aborted_leaves_nothing(fake: ModuleType, shape: str) -> None:
+    e = fake.told(drafters(fake, shape))
     outputs: dict[int, Any] = {}
     for rid in range(4):
         e.take(fake.run(rid, [rid + 1, *PROMPT], Sampling(temperature=0.0, max_tokens=200)))
@@ -185,11 +216,16 @@ N = 2000
         (Sampling(temperature=1.0, max_tokens=3), 1.0),
         (Sampling(temperature=0.7, top_k=5, max_tokens=3), 0.5),
         (Sampling(temperature=1.3, top_p=0.8, logit_bias={11: 1.5}, max_tokens=3), 0.7),
+        (Sampling(temperature=1.0, min_p=0.1, max_tokens=3), 0.5),
+        (Sampling(temperature=1.0, frequency_penalty=1.5, repetition_penalty=1.2, max_tokens=3), 0.5),
     ],
 )
-def test_the_second_token_is_distributed_as_the_model_says(fake: ModuleType, sampling: Sampling, share: float) -> None:
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_second_token_is_distributed_as_the_model_says(
+    fake: ModuleType, sampling: Sampling, share: float, shape: str
+) -> None:
     """Pearson's chi-square of the token behind a given first one, whatever share of the drafts was right."""
-    e = fake.told(noisy(fake, share), max_running=64)
+    e = fake.told(drafters(fake, shape, share), max_running=64)
     first = int(fake.logits_after(PROMPT).argmax())
     runs = [fake.run(rid, PROMPT, sampling, seed=rid) for rid in range(N)]
     outputs = fake.drive(e, runs, limit=10**6)
@@ -211,9 +247,15 @@ def test_the_second_token_is_distributed_as_the_model_says(fake: ModuleType, sam
 def law(ids: Sequence[int], s: Sampling, fake: ModuleType) -> np.ndarray:
     """float64 [vocab]: the plain definition of what `Sampling` asks for."""
     x = fake.logits_after(ids).astype(np.float64)
+    for token in set(ids):
+        x[token] = x[token] / s.repetition_penalty if x[token] > 0 else x[token] * s.repetition_penalty
+    for token in ids[len(PROMPT) :]:
+        x[token] -= s.frequency_penalty
     for token, bias in s.logit_bias.items():
         x[token] += bias
     p = np.exp((x - x.max()) / s.temperature)
+    p /= p.sum()
+    p[p < s.min_p * p.max()] = 0
     p /= p.sum()
     order = np.argsort(-p)
     kept = order[: s.top_k] if s.top_k > 0 else order

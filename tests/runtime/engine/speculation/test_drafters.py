@@ -28,8 +28,9 @@ def request(fake: ModuleType, ids: Iterable[int], rid: int = 0, n_cached: int = 
 
 
 def proposed(drafter: Any, r: Request, n: int = 8) -> list[int]:
-    proposal = drafter.propose(r, n)
-    return [] if proposal is None else list(proposal.tokens)
+    (*chain,) = drafter.propose(r, n)
+    assert len(chain) <= 1
+    return list(chain[0].tokens) if chain else []
 
 
 def ended(drafter: Any, r: Request, said: Iterable[int] = ()) -> None:

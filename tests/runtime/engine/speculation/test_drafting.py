@@ -10,12 +10,12 @@ import pytest
 
 from banyan.runtime.engine.request import Request, Work
 from banyan.runtime.engine.speculation.cost import Cost
-from banyan.runtime.engine.speculation.draft import Proposal
+from banyan.runtime.engine.speculation.draft import Drafter, Proposal, follow
 from banyan.runtime.engine.speculation.drafting import Drafting
 from banyan.runtime.wire import Sampling
 
 
-class Always:
+class Always(Drafter):
     """Proposes the same token again and again."""
 
     n_kinds = 1
@@ -23,9 +23,9 @@ class Always:
     def __init__(self, name: str = "always", token: int = 1) -> None:
         self.name, self.token, self.n_asked = name, token, 0
 
-    def propose(self, request: Request, n: int) -> Proposal:
+    def propose(self, request: Request, n: int) -> list[Proposal]:
         self.n_asked += 1
-        return Proposal(array("i", [self.token] * n))
+        return [Proposal(array("i", [self.token] * n))]
 
     def end(self, request: Request) -> None:
         pass
@@ -54,8 +54,12 @@ class Bench:
         works = [Work(r, 1, True) for r in self.requests]
         self.drafting.widen(works, 512)
         for work in works:
-            drawn = [model(k) for k in range(1 + len(work.draft))]
-            self.drafting.judge(work.request, drawn)
+            depth = [0]
+            for parent in work.parents or range(-1, len(work.draft) - 1):
+                depth.append(depth[parent + 1] + 1)
+            drawn = [model(k) for k in depth]
+            path, said = follow(work.draft, work.parents, drawn)
+            self.drafting.judge(work.request, said, path)
             work.request.append(drawn[0])
         return [len(work.draft) for work in works]
 

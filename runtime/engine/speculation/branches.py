@@ -1,0 +1,135 @@
+"""Chains of several drafters as one tree: what they have in common stands once, and where they differ it branches.
+
+A tree is kept as its branches, runs of tokens, since nearly all are one or two: how many tokens of each are worth their
+rows follows then from one logarithm each.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from math import log
+from typing import NamedTuple
+
+SURE = 0.99
+"""No token's chance is higher."""
+
+
+class Chain(NamedTuple):
+    """A proposal, and the chances of its tokens: each of them, behind the one before; and `other`, of one that is
+    proposed beside another. is_first: it is what its drafter thinks likeliest."""
+
+    tokens: Sequence[int]
+    drafter: int
+    kind: int
+    chance: float
+    other: float
+    is_first: bool = True
+
+
+class Branch:
+    """A run of tokens: `at` tokens deep it leaves the branch number `above` (-1: the text), or goes on from its end."""
+
+    __slots__ = ("_log", "_log_first", "above", "at", "chain", "chance", "first", "is_other", "tokens")
+
+    def __init__(self, chain: Chain, above: int, at: int, first: float, is_other: bool) -> None:
+        """first: the chance that its first token is right, and with it all before. is_other: another token is proposed
+        in the same place, and is likelier."""
+        self.chain, self.tokens = chain, chain.tokens[at:] if at else chain.tokens
+        self.above, self.at, self.first, self.is_other = above, at, first, is_other
+        self.chance = min(chain.chance, SURE)
+        self._log, self._log_first = log(self.chance), log(first)
+
+    def upto(self, least: float) -> int:
+        """How many of its tokens have at least the chance exp(least)."""
+        if self._log_first < least:
+            return 0
+        return min(len(self.tokens), 1 + int((least - self._log_first) / self._log))
+
+    def gain(self, n: int) -> float:
+        """How many of its first n tokens will be right."""
+        return self.first * (1 - self.chance**n) / (1 - self.chance)
+
+    def chance_at(self, depth: int) -> float:
+        """That the draft is right up to its token at that depth."""
+        return self.first * self.chance ** (depth - self.at)
+
+
+def merge(chains: Sequence[Chain]) -> list[Branch]:
+    """The branches of a tree that holds all chains, those first that others leave."""
+    branches: list[Branch] = []
+    for chain in chains:
+        tokens, n = chain.tokens, len(chain.tokens)
+        above, k = -1, 0
+        while k < n:
+            i = _find(branches, above, k, tokens[k])
+            if i < 0:
+                break
+            above, branch = i, branches[i]
+            start = k
+            while k < n and k - start < len(branch.tokens) and tokens[k] == branch.tokens[k - start]:
+                k += 1
+        if k == n:
+            continue
+        before = branches[above].chance_at(k - 1) if above >= 0 else 1.0
+        beside = [b.chance for b in branches if b.above == above and b.at == k]
+        if above >= 0 and k - branches[above].at < len(branches[above].tokens):
+            beside.append(branches[above].chance)
+        chance = min(chain.other, 1 - max(beside)) if beside else min(chain.chance, SURE)
+        branches.append(Branch(chain, above, k, before * chance, bool(beside)))
+    return branches
+
+
+def _find(branches: Sequence[Branch], above: int, at: int, token: int) -> int:
+    return next((i for i, b in enumerate(branches) if b.above == above and b.at == at and b.tokens[0] == token), -1)
+
+
+class Laid(NamedTuple):
+    """A tree as it is computed: each token's parent before it, the tokens below one behind the other. parents: () where
+    each follows the one before it. drafters: whose token each is."""
+
+    tokens: array[int]
+    parents: list[int]
+    drafters: list[int]
+
+
+def lay(branches: Sequence[Branch], counts: Sequence[int]) -> Laid:
+    """Of each branch its first `counts` tokens. The likeliest branch comes first: what is accepted of it stands where
+    it belongs already."""
+    if not any(counts[1:]):
+        tokens = array("i", branches[0].tokens[: counts[0]])
+        return Laid(tokens, [], [branches[0].chain.drafter] * len(tokens))
+    out = Laid(array("i"), [], [])
+    ends: dict[tuple[int, int], int] = {}  # (branch, depth) -> token's number
+
+    def put(i: int) -> None:
+        branch = branches[i]
+        last = ends.get((branch.above, branch.at - 1), -1)
+        for k in range(counts[i]):
+            out.parents.append(last)
+            last = ends[i, branch.at + k] = len(out.tokens)
+            out.tokens.append(branch.tokens[k])
+            out.drafters.append(branch.chain.drafter)
+        below = [j for j, b in enumerate(branches) if b.above == i and counts[j]]
+        for j in sorted(below, key=lambda j: -branches[j].at):  # the deepest first, so that the way back is short
+            put(j)
+
+    for i, branch in enumerate(branches):
+        if branch.above < 0 and counts[i]:
+            put(i)
+    return out
+
+
+def prune(laid: Laid, is_kept: Sequence[bool]) -> Laid:
+    """Without the tokens that are not kept, and what stands below them."""
+    number: dict[int, int] = {-1: -1}
+    out = Laid(array("i"), [], [])
+    for i, token in enumerate(laid.tokens):
+        above = number.get(laid.parents[i])
+        if is_kept[i] and above is not None:
+            number[i] = len(out.tokens)
+            out.tokens.append(token)
+            out.parents.append(above)
+            out.drafters.append(laid.drafters[i])
+    is_chain = all(parent == i - 1 for i, parent in enumerate(out.parents))
+    return Laid(out.tokens, [], out.drafters) if is_chain else out
