@@ -6,7 +6,6 @@ import torch
 
 from banyan.kernels.attention.cpu import MAX_DIM
 from banyan.kernels.device import INTERPRETED, architecture
-from banyan.kernels.linear.cpu import pack
 from banyan.kernels.native import build
 from banyan.kernels.ops import TABLE, Op
 
@@ -48,7 +47,7 @@ def why_not_deterministic(device: str, dtype: torch.dtype, head_dim: int) -> str
     """Why a row's bits would depend on its batch even if `ragged` is asked for a deterministic one; "": they do not.
 
     On a CPU every op of the compiled library sums each row in an order of its own; torch's libraries do not promise
-    that, on no device.
+    that, on no device. (On a GPU a deterministic model gives them tiles of one shape: see `runtime/model/linear.py`.)
     """
     if device != "cpu":
         return "the vendor's library, which computes linear layers, rounds a row by how many there are"
@@ -58,6 +57,4 @@ def why_not_deterministic(device: str, dtype: torch.dtype, head_dim: int) -> str
         return f"on a CPU {str(dtype)[6:]} is computed by torch, which rounds a row by how many there are"
     if head_dim % 16 or head_dim > MAX_DIM:
         return f"heads of {head_dim} are computed by torch, which rounds a row by how many there are"
-    if pack(torch.zeros(2, 2, dtype=dtype)) is None:
-        return "this CPU's bfloat16 matrix unit is used through oneDNN, which rounds a row by how many there are"
     return ""

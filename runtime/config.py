@@ -65,6 +65,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             "tree and outputs that run beside), ngram (the request's own text), grammar (what a constraint forces)"
         ),
     ] = "auto"
+    deterministic: Annotated[
+        bool, _doc("the same bits whatever else runs, what is cached, and how prompts are cut into chunks; costs time")
+    ] = False
     threads: Annotated[int | None, _doc("CPU threads of the engine; default: one per physical core")] = None
     engine_timeout: Annotated[
         float, _doc("seconds without a sign of life after which the engine is ended, and another takes over")
@@ -75,9 +78,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Literal["llguidance", "outlines_core"],
         _doc("what holds outputs to regexes and choices; JSON schemas and grammars are llguidance's in any case"),
     ] = "llguidance"
-    socket: Annotated[str, _doc("path of the IPC socket; default: a private directory of this process")] = ""
-    max_message: Annotated[int, _doc("largest message accepted from a client, in bytes")] = 64 << 20
-    max_programs: Annotated[int, _doc("most programs of one client at a time")] = 1 << 16
     token_file: Annotated[
         str,
         _doc(
@@ -89,6 +89,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Literal["tenant", "connection"],
         _doc("whose prompts share KV: those of a tenant (all clients, where there are no tokens), or of a connection"),
     ] = "tenant"
+    socket: Annotated[str, _doc("path of the IPC socket; default: a private directory of this process")] = ""
+    max_message: Annotated[int, _doc("largest message accepted from a client, in bytes")] = 64 << 20
+    max_programs: Annotated[int, _doc("most programs of one client at a time")] = 1 << 16
     max_width: Annotated[int, _doc("most branches of a fork, samples of a gen, choices of a select")] = 4096
     max_program: Annotated[int, _doc("most that one program may take on the server, in bytes")] = 256 << 20
     max_client: Annotated[int, _doc("most that all programs of one client may take on the server, in bytes")] = 1 << 30
@@ -256,6 +259,8 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
         said.append(f"second tier: {n_host} pages, {n_host * page_bytes / 2**20:.0f} MiB in {where}")
     threads = config.threads or max(1, hardware.n_cores)
     said.append(f"{threads} threads")
+    if config.deterministic:
+        said.append("deterministic: the same bits in any batch, cache and chunks; drafts are chains, which keep them")
     return Resolved(
         device=device,
         dtype=dtype,

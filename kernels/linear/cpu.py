@@ -17,13 +17,17 @@ from banyan.kernels.native import build
 THREAD_WORK = 1 << 18  # multiply-adds below which waking a second thread costs more than it saves
 
 
-def pack(weight: Tensor) -> Packed | None:
-    """`weight` [n_out, n_in] as the library reads it; None where it does not compute, or something else does better."""
+def pack(weight: Tensor, deterministic: bool = False) -> Packed | None:
+    """`weight` [n_out, n_in] as the library reads it; None where it does not compute, or something else does better.
+
+    With `deterministic` it does not matter what does better: the library sums each row by itself, in the order of its
+    columns, however many there are, and so gives it the same bits in any batch.
+    """
     library = build.library()
     n_out, n_in = weight.shape
     if library is None or weight.device.type != "cpu" or weight.dtype not in build.DTYPES:
         return None
-    if weight.dtype == torch.bfloat16 and (n_in % 2 or _has_matrix_unit()):
+    if weight.dtype == torch.bfloat16 and (n_in % 2 or (_has_matrix_unit() and not deterministic)):
         return None
     return Packed(panels(weight, library.banyan_panel()), n_out, n_in)
 

@@ -74,7 +74,12 @@ def build(config: Config, flight: Flight | None = None) -> Engine:
     resolved = configs.resolve(config, probe(gpus=config.device != "cpu"), facts(spec.read_spec(path)))
     with weights.bar(f"loading {config.model}") as progress:
         model = load.load(
-            path, device=resolved.device, dtype=resolved.dtype, max_context=resolved.context, progress=progress
+            path,
+            device=resolved.device,
+            dtype=resolved.dtype,
+            max_context=resolved.context,
+            deterministic=config.deterministic,
+            progress=progress,
         )
     known_as = {"weights": weights.version(path), "fingerprint": weights.fingerprint(path)}
     engine = Engine(config, model, resolved, flight=flight, **known_as)

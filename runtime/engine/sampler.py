@@ -158,7 +158,7 @@ def _least_kept(p: Tensor, requests: Sequence[Request | Ahead], column: Callable
         best = _largest(p, n_best)
         mass = best.double().masked_fill_(torch.arange(n_best, device=p.device) >= k, 0.0)
         upto = mass.cumsum(-1)
-        goal = share * torch.where(k < n_vocab, upto[:, -1:], p.sum(-1, keepdim=True, dtype=torch.float64))
+        goal = share * torch.where(k < n_vocab, upto[:, -1:], _sums(p))
         goal.masked_fill_(~column(is_on, torch.bool), 0.0)
         if n_best == n_vocab or bool((upto[:, -1:] >= goal).all()):
             break
@@ -166,6 +166,11 @@ def _least_kept(p: Tensor, requests: Sequence[Request | Ahead], column: Callable
     n_kept = ((upto - mass < goal) & (mass > 0)).sum(-1, keepdim=True)  # those before which the goal was not reached
     last = best.gather(1, n_kept.clamp(min=1) - 1).masked_fill(goal == 0, 0.0)
     return last if least is None else torch.maximum(last, least)
+
+
+def _sums(p: Tensor) -> Tensor:
+    """float64 [rows, 1]. Never of a row alone: torch parts its sum among threads, and its bits depend on that."""
+    return (p if len(p) > 1 else p.expand(2, -1)).sum(-1, keepdim=True, dtype=torch.float64)[: len(p)]
 
 
 def _largest(p: Tensor, n: int) -> Tensor:
@@ -198,16 +203,15 @@ def _mix(x: int) -> int:
 
 def _scores(logits: Tensor, batch: Batch) -> tuple[dict[int, list[float]], dict[int, list[TopLogprobs]]]:
     """By rid, the logprobs of the tokens to be scored, and where alternatives are asked for, these too."""
-    sums = logits.logsumexp(-1)
-    own = logits.gather(1, batch.targets[:, None]).squeeze(1) - sums
-    flat, at = own.tolist(), 0
+    logprobs = logits.log_softmax(-1)  # of each row by itself; logsumexp parts the sum of one row among threads
+    flat, at = logprobs.gather(1, batch.targets[:, None]).squeeze(1).tolist(), 0
     out: dict[int, list[float]] = {}
     tops: dict[int, list[TopLogprobs]] = {}
     for rid, n, n_top in batch.scored:
         out[rid] = flat[at : at + n]
         if n_top:
-            best = logits[at : at + n].topk(min(n_top, logits.shape[1]))
-            values = (best.values - sums[at : at + n, None]).cpu().numpy()
+            best = logprobs[at : at + n].topk(min(n_top, logits.shape[1]))
+            values = best.values.cpu().numpy()
             pairs = zip(out[rid], best.indices.int().cpu().numpy(), values, strict=True)
             tops[rid] = [TopLogprobs(p, ids.tobytes(), top.tobytes()) for p, ids, top in pairs]
         at += n

@@ -119,7 +119,11 @@ LAYOUT = 1
 def open_file(config: Config, resolved: Resolved, spec: ModelSpec, weights: str) -> PageFile:
     """The second tier's file. What it holds of other weights, of another context (some models' positions depend on
     it), or of another layout is forgotten. Raises ConfigError: it cannot be had."""
-    facts = LAYOUT, weights, resolved.context, spec.n_layers, spec.n_kv_heads, spec.head_dim, spec.dtype
+    facts: tuple[object, ...] = (
+        LAYOUT, weights, resolved.context, spec.n_layers, spec.n_kv_heads, spec.head_dim, spec.dtype
+    )  # fmt: skip
+    if config.deterministic:  # takes no keys that were computed in another way
+        facts += ("deterministic",)
     identity = blake2b(repr(facts).encode(), digest_size=32).digest()
     page_bytes = config.page * spec.kv_bytes_per_token(getattr(torch, spec.dtype).itemsize)
     try:

@@ -74,7 +74,8 @@ class Decoder:
         return layer.out(out.view(len(h), -1))
 
 
-def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: torch.dtype, max_context: int) -> Decoder:
+def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: torch.dtype, max_context: int,
+          deterministic: bool = False) -> Decoder:  # fmt: skip
     """Read a dense model from its checkpoint; at no time does more than one layer exist twice."""
     c = spec.dense
     assert c is not None
@@ -85,7 +86,7 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
 
     def linear(n_in: int, has_bias: bool, *parts: tuple[str, int]) -> Linear:
         """Projections of n_in features, each (name, n_out), as one matrix."""
-        return Linear(take(*parts, rest=(n_in,)), take(*parts, of="bias") if has_bias else None)
+        return Linear(take(*parts, rest=(n_in,)), take(*parts, of="bias") if has_bias else None, deterministic)
 
     def layer(i: int) -> Layer:
         base = f"model.layers.{i}"
@@ -107,7 +108,11 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
     embed = take(("model.embed_tokens", c.vocab_size), rest=(c.hidden_size,))
     layers = [layer(i) for i in range(c.num_hidden_layers)]
     norm = take(("model.norm", c.hidden_size))
-    head = Linear(embed) if c.tie_word_embeddings else linear(c.hidden_size, False, ("lm_head", c.vocab_size))
+    head = (
+        Linear(embed, None, deterministic)
+        if c.tie_word_embeddings
+        else linear(c.hidden_size, False, ("lm_head", c.vocab_size))
+    )
     weights.finish(ignore=_is_void)
     turns, scale = frequencies(c.rope, c.dim, max_context)
     name = str(dtype).removeprefix("torch.")

@@ -15,15 +15,27 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels import ops
+from banyan.runtime.errors import ConfigError
+
+TILE = 64
+"""Rows of every product in deterministic mode where a library's code depends on their number. Decodes fit one; of more,
+a GPU of today gets little from a product's rows."""
 
 
 class Linear:
     """y = x W^T + b, for x [n_rows, n_in] and W [n_out, n_in]. Holds the weight once: packed, or as it came."""
 
-    __slots__ = ("bias", "is_onednn", "weight")
+    __slots__ = ("bias", "is_onednn", "is_tiled", "weight")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        packed = ops.pack(weight)
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False) -> None:
+        """deterministic: a row of y is the same bits whatever rows are beside it. ConfigError: not on this machine."""
+        packed = ops.pack(weight, deterministic)
+        self.is_tiled = packed is None and deterministic
+        if self.is_tiled and weight.device.type == "cpu":
+            n_in, name = weight.shape[1], str(weight.dtype).removeprefix("torch.")
+            raise ConfigError(
+                f"deterministic in {name} has no kernel for {n_in} inputs; use dtype='float32'"
+            )
         self.is_onednn = packed is None and weight.device.type == "cpu" and _can_pack(weight.dtype)
         if self.is_onednn:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight)
@@ -34,7 +46,16 @@ class Linear:
         if self.is_onednn:
             y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
             return y
-        return ops.linear(x, self.weight, self.bias)
+        return tiled(x, self.weight, self.bias) if self.is_tiled else ops.linear(x, self.weight, self.bias)
+
+
+def tiled(x: Tensor, weight: Tensor | ops.Packed, bias: Tensor | None) -> Tensor:
+    """`ops.linear` on TILE rows at a time, the last of them padded: a library that picks its code, and so the order of
+    its sums, by the shape of a product always picks the same."""
+    tiles = F.pad(x, (0, 0, 0, -len(x) % TILE)).split(TILE)
+    if len(tiles) == 1:
+        return ops.linear(tiles[0], weight, bias)[: len(x)]
+    return torch.cat([ops.linear(tile, weight, bias) for tile in tiles])[: len(x)]
 
 
 @cache

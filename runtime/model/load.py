@@ -9,8 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from banyan.kernels.chosen import why_not_deterministic
 from banyan.kernels.ops import Ragged
-from banyan.runtime.errors import ConfigError, OutOfMemory
+from banyan.runtime.errors import ConfigError, OutOfMemory, Unsupported
 from banyan.runtime.model import decoder
 from banyan.runtime.model.spec import DTYPES, ModelSpec, read_spec, resolve
 from banyan.runtime.model.weights import Checkpoint, Progress
@@ -45,6 +46,7 @@ def load(
     device: str = "cpu",
     dtype: str = "float32",
     max_context: int | None = None,
+    deterministic: bool = False,
     progress: Progress | None = None,
 ) -> Model:
     """Read a model directory (or hub id) onto a device.
@@ -52,6 +54,7 @@ def load(
     dtype         what it computes in: float32, bfloat16 or float16
     max_context   tokens of the longest request that will be served, at most the model's own (the default); it decides
                   between longrope's short and long factors, see `rope`
+    deterministic a row's logits are the same bits whatever rows stand beside it
     progress      called with (bytes read, bytes in all); `weights.bar` makes one
 
     Raises ModelNotFound, BadModel, Unsupported, ConfigError, or OutOfMemory.
@@ -63,16 +66,28 @@ def load(
     context = spec.max_context if max_context is None else max_context
     if context > spec.max_context:
         raise ConfigError(f"context is {context}, but {spec.name} was made for at most {spec.max_context} tokens")
+    if deterministic:
+        _check_deterministic(spec, device, getattr(torch, dtype))
     try:
         if spec.dense is None:
             from banyan.runtime.model import hf
 
             return hf.build(spec, directory, torch.device(device), getattr(torch, dtype), context, progress)
         with Checkpoint(directory, progress) as weights:
-            return decoder.build(spec, weights, torch.device(device), getattr(torch, dtype), context)
+            return decoder.build(spec, weights, torch.device(device), getattr(torch, dtype), context, deterministic)
     except RuntimeError as e:
         if not isinstance(e, torch.OutOfMemoryError) and "can't allocate memory" not in str(e):
             raise
         raise OutOfMemory(
             f"the weights of {spec.name} ({spec.n_parameters:,} numbers in {dtype}) do not fit on {device}: {e}"
         ) from e
+
+
+def _check_deterministic(spec: ModelSpec, device: str, dtype: torch.dtype) -> None:
+    if spec.dense is None:
+        raise Unsupported(
+            f"deterministic with {spec.name}: {spec.family} runs in transformers' own code, whose bits depend on the "
+            "batch; native families are llama, mistral, qwen2 and qwen3"
+        )
+    if device == "cpu" and (reason := why_not_deterministic(device, dtype, spec.head_dim)):
+        raise ConfigError(f"deterministic is not possible here: {reason}")

@@ -22,7 +22,7 @@ VALUES = {
     "max_message": 1 << 20, "max_programs": 5, "max_width": 6, "max_program": 1000, "max_client": 2000,
     "metrics": "0.0.0.0:9090",
     "engine_timeout": 5.0, "constraint_bytes": 1000, "constraint_seconds": 0.5, "log": "debug",
-    "constraint_engine": "outlines_core", "token_file": "tokens", "isolate": "connection",
+    "constraint_engine": "outlines_core", "token_file": "tokens", "deterministic": True, "isolate": "connection",
 }  # fmt: skip
 
 

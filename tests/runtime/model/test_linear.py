@@ -20,7 +20,7 @@ def _try_again():
 @pytest.fixture
 def no_library(monkeypatch):
     """As on a machine without a compiler."""
-    monkeypatch.setattr(ops, "pack", lambda weight: None)
+    monkeypatch.setattr(ops, "pack", lambda *_: None)
 
 
 @pytest.mark.parametrize("packs", [True, False])
@@ -29,7 +29,7 @@ def no_library(monkeypatch):
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.float16, 5e-3)])
 def test_equals_f_linear(packs, n_rows, has_bias, dtype, atol, monkeypatch):
     if not packs:
-        monkeypatch.setattr(ops, "pack", lambda weight: None)
+        monkeypatch.setattr(ops, "pack", lambda *_: None)
     g = torch.Generator().manual_seed(0)
     weight, x = torch.randn(33, 40, generator=g).to(dtype), torch.randn(n_rows, 40, generator=g).to(dtype)
     bias = torch.randn(33, generator=g).to(dtype) if has_bias else None

@@ -1,0 +1,272 @@
+"""`deterministic`: behind one text stand the same logits, bit for bit, by whatever road the engine came to it.
+
+The roads of tests/test_same_answer.py on the model that ships, in both types of a CPU: cold, warm, batched, in chunks,
+forked behind a prefix longer than attention's chunk, retracted, drafted, moved to the host and back, and in the next
+engine. Every row of logits that a token is drawn from is kept under the text before it.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from banyan.runtime import config as configs
+from banyan.runtime.config import Resolved
+from banyan.runtime.engine import scheduler
+from banyan.runtime.engine.batch import Batch
+from banyan.runtime.engine.process import build
+from banyan.runtime.engine.prove import prove
+from banyan.runtime.engine.runner import Runner
+from banyan.runtime.engine.worker import Engine
+from banyan.runtime.errors import ConfigError, Unsupported
+from banyan.runtime.model import linear
+from banyan.runtime.model.linear import TILE, Linear, tiled
+from banyan.runtime.model.load import Model, load
+from banyan.runtime.wire import Run, Sampling
+
+N_OUT = 10
+DTYPES = ("float32", "bfloat16")
+LONGEST = 330
+
+Text = tuple[int, ...]
+Said = dict[Text, tuple[list[int], list[bytes]]]
+"""Prompt -> output, and its logprobs as they came."""
+
+
+def texts(vocab: int) -> list[Text]:
+    """Two alone; five that share 290 tokens, and some of them more."""
+    chance = random.Random(5)
+
+    def some(n: int) -> Text:
+        return tuple(chance.randrange(3, vocab) for _ in range(n))
+
+    root = some(290)
+    left = root + some(9)
+    return [some(6), some(75), root, left, left + some(1), left + some(17), root + some(30)]
+
+
+@cache
+def model(dtype: str) -> Model:
+    return load("pocket", dtype=dtype, deterministic=True)
+
+
+class Rows:
+    """The logits behind each text, whichever engine computed them. n_again: how often one was computed another time."""
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, bytes] = {}
+        self.n_again = 0
+        self.differ: list[int] = []  # lengths of texts that had other bits this time
+
+    def watch(self, e: Engine) -> Engine:
+        e.model = Watched(e, self)
+        return e
+
+    def note(self, text: bytes, bits: bytes) -> None:
+        if (known := self.known.setdefault(text, bits)) is not bits:
+            self.n_again += 1
+            if known != bits:
+                self.differ.append(len(text) // 4)
+
+
+class Watched(Runner):
+    def __init__(self, e: Engine, seen: Rows) -> None:
+        super().__init__(e.model.model, e.model.store)
+        self.requests, self.seen = e.scheduler.requests, seen
+
+    def __call__(self, batch: Batch, copies: Any) -> Tensor:
+        logits = super().__call__(batch, copies)
+        n_scored = len(batch.targets)
+        first: dict[int, int] = {}
+        for who, row, own in zip(batch.drawn, batch.rows[n_scored:].tolist(), logits[n_scored:], strict=True):
+            begin = first.setdefault(who.rid, row)  # behind it the request's draft
+            text = self.requests[who.rid].ids.tobytes() + batch.ids[begin + 1 : row + 1].int().numpy().tobytes()
+            self.seen.note(text, own.numpy().tobytes())
+        return logits
+
+
+def engine(dtype: str, rows: Rows, n_pages: int = 0, n_host: int = 0, deterministic: bool = True,
+           **options: Any) -> Engine:  # fmt: skip
+    config = configs.make(deterministic=deterministic, dtype=dtype, **({"speculate": "off"} | options))
+    resolved = Resolved(
+        device="cpu", dtype=dtype, context=512, n_pages=n_pages or 4096 // config.page, n_host=n_host,
+        threads=1, decisions=(),
+    )  # fmt: skip
+    e = Engine(config, model(dtype), resolved, stopwatch=lambda: 0.0)
+    e.model.store.kv = [(k.zero_(), v.zero_()) for k, v in e.model.store.kv]
+    return rows.watch(e)
+
+
+def answers(e: Engine, some: list[Text], known: Said | None = None, n_done: int = 0) -> Said:
+    """Run all at once: every other one greedy, the others drawn. With `known`, after its first `n_done` tokens."""
+    said: Said = {text: ([], []) for text in some}
+    by_rid = dict(enumerate(some))
+    for rid, text in by_rid.items():
+        hot = len(text) % 2
+        sampling = Sampling(max_tokens=N_OUT, temperature=0.8 * hot, top_p=0.9, logprobs=bool(hot), ignore_eos=True)
+        done = known[text][0][:n_done] if known else []
+        said[text][0].extend(done)
+        ids = array("i", [*text, *done]).tobytes()
+        e.take(Run(rid, ids, sampling, n_done=len(done), order=(0, rid), seed=len(text)))
+    while not e.scheduler.is_idle:
+        step = e.step()
+        ids_ = iter(array("i", step.ids))
+        for rid, n in zip(array("q", step.rids), array("i", step.counts), strict=True):
+            said[by_rid[rid]][0].extend(next(ids_) for _ in range(n))
+        for rid, entries in step.logprobs.items():
+            said[by_rid[rid]][1].extend(array("f", [entry.logprob]).tobytes() for entry in entries)
+    assert not e.failed
+    e.scheduler.check()
+    return said
+
+
+@pytest.fixture(scope="module", params=DTYPES)
+def cold(request: pytest.FixtureRequest, native: None) -> Iterator[tuple[str, Rows, Said]]:
+    """Type; rows; and what each text says, alone, in an engine that knows nothing."""
+    dtype, rows = request.param, Rows()
+    said: Said = {}
+    for text in texts(model(dtype).spec.vocab_size):
+        said |= answers(engine(dtype, rows, cache=False), [text])
+    assert len(rows.known) == len(said) * N_OUT
+    yield dtype, rows, said
+    assert not rows.differ, f"texts of {sorted(set(rows.differ))} tokens had other bits by some road"
+
+
+def same(cold: tuple[str, Rows, Said], e: Engine, n_times: int = 1) -> None:
+    _, rows, said = cold
+    for _ in range(n_times):
+        n_again = rows.n_again
+        assert answers(e, list(said)) == said
+        assert not rows.differ
+        assert rows.n_again >= n_again + len(said) * N_OUT, "every row was compared"
+
+
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("step_tokens", [7, 64, 512])
+def test_chunks_batches_and_a_warm_tree(cold: tuple[str, Rows, Said], page: int, step_tokens: int) -> None:
+    dtype, rows, _ = cold
+    e = engine(dtype, rows, page=page, step_tokens=step_tokens, max_running=7)
+    same(cold, e, 2)  # cold and forked from each other as they come; then all from the tree
+    assert e.scheduler.counts["cached_tokens"] > 4 * 290
+
+
+@pytest.mark.parametrize("n", [1, 3, 7])
+def test_batches_without_a_tree(cold: tuple[str, Rows, Said], n: int) -> None:
+    same(cold, engine(cold[0], cold[1], cache=False, max_running=n))
+
+
+def test_threads(cold: tuple[str, Rows, Said]) -> None:
+    torch.set_num_threads(3)
+    try:
+        e = engine(cold[0], cold[1])
+        torch.set_num_threads(3)  # an engine sets its own
+        same(cold, e)
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("n_host", [0, 60])
+def test_retracted(cold: tuple[str, Rows, Said], n_host: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "FORESIGHT", 0)
+    e = engine(cold[0], cold[1], n_pages=-(-LONGEST // 16) + 2, n_host=n_host)
+    same(cold, e, 2)
+    assert e.scheduler.counts["retractions"] > 0
+    assert n_host == 0 or e.cache.stats().n_moved_in > 0
+
+
+@pytest.mark.parametrize("n_done", [1, 4, N_OUT - 1])
+def test_the_next_engine(cold: tuple[str, Rows, Said], n_done: int) -> None:
+    dtype, rows, said = cold
+    later = answers(engine(dtype, rows), list(said), said, n_done)
+    assert {text: ids for text, (ids, _) in later.items()} == {text: ids for text, (ids, _) in said.items()}
+    for text, (_, logprobs) in later.items():
+        assert logprobs == said[text][1][n_done:]
+
+
+def test_drafts_keep_the_bits(cold: tuple[str, Rows, Said], fake: ModuleType) -> None:
+    dtype, rows, said = cold
+    chance = random.Random(2)
+
+    def nearly(request: Any, n: int) -> list[int]:
+        known = said[tuple(request.ids[: request.n_prompt])][0][request.n_out :][:n]
+        return [token if chance.randrange(4) else 3 for token in known]
+
+    e = engine(dtype, rows)
+    fake.tell(e, nearly)
+    same(cold, e, 2)
+    stats = e.drafting.stats()
+    assert 0 < stats["accepted_told"] < stats["drafted_told"]
+    own = engine(dtype, rows, speculate="auto")
+    same(cold, own, 3)
+    assert own.drafting.stats()["accepted_tree"] > 0
+
+
+def test_without_it_bits_depend_on_the_batch(native: None) -> None:
+    """Or the tests above would say nothing."""
+    rows = Rows()
+    some = texts(model("float32").spec.vocab_size)
+    for text in some:
+        answers(engine("float32", rows, cache=False, deterministic=False), [text])
+    e = engine("float32", rows, deterministic=False)
+    answers(e, some)
+    answers(e, some)
+    assert rows.differ
+
+
+# ---- what makes it, and what keeps it from being made --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n_in", "n_out"), [(256, 1000), (2050, 77), (64, 64)])
+def test_a_linear_layer_sums_each_row_by_itself(native: None, dtype: str, n_in: int, n_out: int) -> None:
+    x = torch.randn(110, n_in).to(getattr(torch, dtype))
+    layer = Linear(torch.randn(n_out, n_in).to(x.dtype), torch.randn(n_out).to(x.dtype), deterministic=True)
+    whole = layer(x)
+    for n in (*range(1, 14), 95, 97):
+        for at in (0, 1, 5, 110 - n):
+            assert torch.equal(layer(x[at : at + n]), whole[at : at + n]), (n, at)
+
+
+def test_tiles_are_all_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    plain = linear.ops.linear
+    monkeypatch.setattr(linear.ops, "linear", lambda x, *rest: seen.append(len(x)) or plain(x, *rest))
+    weight, bias = torch.randn(5, 8), torch.randn(5)
+    for n in (1, TILE - 1, TILE, TILE + 1, 3 * TILE):
+        x = torch.randn(n, 8)
+        torch.testing.assert_close(tiled(x, weight, bias), plain(x, weight, bias))
+    assert set(seen) == {TILE}
+    assert len(seen) == 1 + 1 + 1 + 2 + 3
+
+
+def test_an_engine_proves_it_before_it_begins(native: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configs.make(deterministic=True, device="cpu", kv_memory="64MB", threads=1)
+    e = build(config)
+    assert any("deterministic" in line and "drafts are chains" in line for line in e.resolved.decisions)
+    plain = Linear.__call__
+    monkeypatch.setattr(Linear, "__call__", lambda self, x: plain(self, x) * (1 + (len(x) == 7) * 1e-6))
+    with pytest.raises(ConfigError, match="a chunk of 6 tokens beside another text changed logits by up to"):
+        prove(e.model, 300)
+
+
+@pytest.mark.parametrize("n", [1, 17, 47, 300])
+def test_short_contexts_are_proved_too(native: None, n: int) -> None:
+    e = build(configs.make(deterministic=True, device="cpu", kv_memory="64MB", threads=1))
+    prove(e.model, n)
+
+
+def test_what_cannot_be_deterministic_says_so(tiny_model: Callable[..., Any], native: None) -> None:
+    with pytest.raises(Unsupported, match="gemma2 runs in transformers' own code"):
+        load(tiny_model("gemma2"), deterministic=True)
+    with pytest.raises(ConfigError, match="deterministic is not possible here: on a CPU float16"):
+        load("pocket", dtype="float16", deterministic=True)
+    with pytest.raises(ConfigError, match="no kernel for 7 inputs"):
+        Linear(torch.zeros(4, 7).bfloat16(), deterministic=True)
