@@ -22,6 +22,7 @@ from banyan.runtime.config import Config, Resolved, drafters
 from banyan.runtime.engine.admit import Limits
 from banyan.runtime.engine.batch import assemble
 from banyan.runtime.engine.guide import Guides
+from banyan.runtime.engine.prove import prove
 from banyan.runtime.engine.request import MAX_TREE, Plan
 from banyan.runtime.engine.runner import Runner
 from banyan.runtime.engine.sampler import sample
@@ -80,14 +81,14 @@ class Engine:
         flight: Flight | None = None,
         weights: str = "",
         stopwatch: Callable[[], float] | None = None,
-    ) -> None:
         fingerprint: bytes = b"",
+    ) -> None:
         """flight: where to say what is in hand, for who has to know should this process die of it. weights: which they
         are (`weights.version`), so that a file of the second tier is not taken for these by mistake. stopwatch: in
         seconds, for what a step costs. fingerprint: as in Ready.weights."""
         self.config, self.resolved, self.clock, self._flight = config, resolved, clock, flight
-        # A step that was held up by other processes says nothing of what it costs.
         self._fingerprint = fingerprint
+        # A step that was held up by other processes says nothing of what it costs.
         is_alone = resolved.device == "cpu" and resolved.threads == 1
         self.stopwatch = stopwatch or (time.thread_time if is_alone else time.perf_counter)
         self.step_seconds = 0.0
@@ -120,6 +121,8 @@ class Engine:
         before = time.monotonic()
         self.model.warm_up(min(self.config.step_tokens, self.resolved.context - 1))
         self.step_seconds = time.monotonic() - before
+        if self.config.deterministic:
+            prove(self.model, self.resolved.context - 1)
 
     def close(self) -> None:
         """The end: where the second tier is a file, it gets what lies on the device."""
@@ -154,7 +157,7 @@ class Engine:
             self.model.store.move(plan.moves)  # where this fails the tree is wrong, and the engine has to end
             try:
                 start = self.stopwatch()
-                batch = assemble(plan, self.page, self.device)
+                batch = assemble(plan, self.page, self.device, self.config.deterministic)
                 logits = self.model(batch, plan.copies)
                 result = sample(logits, batch, self.guides.masks(batch.drawn))  # masks: while a GPU computes
                 n_works = len(plan.works)
