@@ -103,7 +103,8 @@ class Engine:
         self.cache = Cache(resolved.n_pages, config.page, config.cache, config.eviction, resolved.n_host, file)
         limits = Limits(resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens)
         self.drafting = make(drafters(config.speculate))
-        self.drafting.max_tree = min((MAX_TREE, *filter(None, model.windows)))
+        # A branch's keys lie in other slots than a chain's, and are summed in another order.
+        self.drafting.max_tree = 0 if config.deterministic else min((MAX_TREE, *filter(None, model.windows)))
         self.scheduler = Scheduler(self.cache, limits, config.schedule, self.drafting)
         self.guides = Guides(model.spec.vocab_size, self.device, partial(self._has_in_hand, COMPILER))
         self.steering = Steering(self.cache)

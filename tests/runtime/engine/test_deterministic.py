@@ -209,6 +209,35 @@ def test_drafts_keep_the_bits(cold: tuple[str, Rows, Said], fake: ModuleType) ->
     assert own.drafting.stats()["accepted_tree"] > 0
 
 
+def test_drafts_do_not_branch(cold: tuple[str, Rows, Said], fake: ModuleType) -> None:
+    dtype, rows, said = cold
+
+    def off(by: int) -> Callable[[Any, int], list[int]]:
+        def says(request: Any, n: int) -> list[int]:
+            known = said[tuple(request.ids[: request.n_prompt])][0][request.n_out :][:n]
+            return [token if k < by else 3 + by for k, token in enumerate(known)]
+
+        return says
+
+    for deterministic in (True, False):
+        e = engine(dtype, rows if deterministic else Rows(), deterministic=deterministic)
+        fake.tell(e, [off(1), off(3)])
+        plan, has_branched = e.scheduler.plan, []
+
+        def planned(now: float, plan: Any = plan, has_branched: list[bool] = has_branched) -> Any:
+            made = plan(now)
+            has_branched.extend(bool(work.parents) for work in made.works)
+            return made
+
+        e.scheduler.plan = planned  # type: ignore[method-assign]
+        if deterministic:
+            same(cold, e, 2)
+            assert e.drafting.stats()["accepted_other"] + e.drafting.stats()["accepted_told"] > 0
+        else:
+            answers(e, list(said))
+        assert any(has_branched) is not deterministic
+
+
 def test_without_it_bits_depend_on_the_batch(native: None) -> None:
     """Or the tests above would say nothing."""
     rows = Rows()
