@@ -166,6 +166,16 @@ class Work(NamedTuple):
     parents: Sequence[int] = ()
 
 
+def work_of(request: Request, n_new: int) -> Work:
+    """What computing its next n_new tokens is."""
+    reach = request.n_computed + n_new
+    draws = reach == request.n_total < request.end
+    if request.run.score_from < 0:
+        return Work(request, n_new, draws)
+    score_at = request.run.score_from + len(request.scores)
+    return Work(request, n_new, draws, score_at, max(0, min(reach + 1, request.n_prompt) - score_at))
+
+
 class Plan(NamedTuple):
     """One step. moves: between the device and host memory, to be done first, in order. copies: (source page,
     destination page, n_slots), to be done next, before anything is written."""

@@ -26,8 +26,8 @@ from banyan.runtime.constraint.guide import Guide
 from banyan.runtime.engine.admit import Limits, admit
 from banyan.runtime.engine.lengths import Growth, Lengths, peak
 from banyan.runtime.engine.queue import Queue
-from banyan.runtime.engine.request import NO_TOKEN, Plan, Request, Result, Work
-from banyan.runtime.engine.speculation.draft import follow
+from banyan.runtime.engine.request import NO_TOKEN, Plan, Request, Result, Work, work_of
+from banyan.runtime.engine.speculation.draft import follow, moved
 from banyan.runtime.engine.speculation.drafting import Drafting
 from banyan.runtime.engine.workset import Pace, WorkingSet
 from banyan.runtime.errors import BadMessage, BanyanError, ConstraintBroke
@@ -66,7 +66,7 @@ class Scheduler:
         self.counts = dict.fromkeys(
             ("steps", "requests", "prompt_tokens", "cached_tokens", "computed_tokens", "generated_tokens",
              "forced_tokens", "retractions", "waits"), 0)  # fmt: skip
-        self._moves: list[tuple[list[int], list[int]]] = []
+        self.moves: list[tuple[list[int], list[int]]] = []  # slots to slots, due now: see `moved`
         self._clear_report()
 
     @property
@@ -135,11 +135,11 @@ class Scheduler:
             if request.is_prefilling:
                 chunks.append(request)
             else:
-                works.append(_work(request, 1))
+                works.append(work_of(request, 1))
                 budget -= 1
         for request in chunks:
             if request.lease is not None and budget:
-                works.append(_work(request, min(budget, request.n_total - request.n_computed)))
+                works.append(work_of(request, min(budget, request.n_total - request.n_computed)))
                 budget -= works[-1].n_new
         copies: list[tuple[int, int, int]] = []
         self._start(works, copies, budget, now)
@@ -199,7 +199,7 @@ class Scheduler:
             self._run(request, lease, now)
             fresh.append(request)
             copies.extend(lease.take_copies())
-            works.append(_work(request, min(budget, request.n_total - request.n_computed)))
+            works.append(work_of(request, min(budget, request.n_total - request.n_computed)))
             budget -= works[-1].n_new
 
     def _run(self, request: Request, lease: Lease, now: float) -> None:
@@ -284,20 +284,13 @@ class Scheduler:
                 continue
             path, drawn = follow(draft, parents, [next(ids) for _ in range(1 + len(draft))])
             self.drafting.judge(request, drawn, path)
-            if parents and path != list(range(len(path))):
-                self._moves.append(_moved(request, path))
+            self.moves += moved(request, parents, path)
             tops = result.logprobs.get(request.rid, ())
             self._draw(request, drawn, [tops[at] for at in (0, *(1 + i for i in path))] if tops else ())
             if request.lease is not None:
                 self._publish(request)
                 if draft:
                     request.lease.shrink(request.n_total)
-
-    def take_moves(self) -> list[tuple[list[int], list[int]]]:
-        """What a draft's path computed beside its place: (from these slots, to those), to be done before the next plan,
-        as others may find there what was published. Gives each once."""
-        moves, self._moves = self._moves, []
-        return moves
 
     def _draw(self, request: Request, drawn: Sequence[int], tops: Sequence[TopLogprobs]) -> None:
         """Append what was drawn; all but the last of it was foreseen by a draft, and computed."""
@@ -491,18 +484,3 @@ class Scheduler:
             assert r.n_published <= r.n_computed < r.n_total <= r.end
         assert len(self.running) <= self.max_running
         assert len(self.cache.in_flight) == sum(r.n_computed < r.n_given for r in self.running)
-
-
-def _moved(request: Request, path: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Where the tokens of a draft's path were computed, and where they belong."""
-    end = request.n_total
-    return [request.slot(end + i) for i in path], [request.slot(end + k) for k in range(len(path))]
-
-
-def _work(request: Request, n_new: int) -> Work:
-    reach = request.n_computed + n_new
-    draws = reach == request.n_total < request.end
-    if request.run.score_from < 0:
-        return Work(request, n_new, draws)
-    score_at = request.run.score_from + len(request.scores)
-    return Work(request, n_new, draws, score_at, max(0, min(reach + 1, request.n_prompt) - score_at))

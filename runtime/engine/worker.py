@@ -167,7 +167,8 @@ class Engine:
                 self._fail(plan, e)
             else:
                 self.scheduler.commit(plan, result)
-                self.model.store.copy_slots(self.scheduler.take_moves())
+                self.model.store.copy_slots(self.scheduler.moves)
+                self.scheduler.moves.clear()
         step, failed = self.scheduler.report()
         self.failed += failed
         return step

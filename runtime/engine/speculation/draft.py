@@ -105,3 +105,12 @@ def follow(draft: Sequence[int], parents: Sequence[int], drawn: Sequence[int]) -
         said.append(drawn[1 + at])
         at = below.get((at, drawn[1 + at]))
     return path, said
+
+
+def moved(request: Request, parents: Sequence[int], path: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Where the tokens of a draft's path were computed, and where they belong, if that is not the same. To be moved
+    before others may find them, as they are published."""
+    if not parents or path == list(range(len(path))):
+        return []
+    end = request.n_total
+    return [([request.slot(end + i) for i in path], [request.slot(end + k) for k in range(len(path))])]
