@@ -439,9 +439,8 @@ def _parts(expr: Any) -> Iterable[Any]:
         return [part for item in expr for part in _parts(item)]
     if expr is None:
         raise BadProgram("None was appended; a function that forgot its return?")
-    raise BadProgram(
-        f"a {type(expr).__name__} cannot be appended, only strings and expressions; if its text is meant, use str(...)"
-    )
+    instead = getattr(expr, "_instead", "if its text is meant, use str(...)")
+    raise BadProgram(f"a {type(expr).__name__} cannot be appended, only strings and expressions; {instead}")
 
 
 _seals = fstring.Seals(Raw | Image | Begin | End | Gen | Select)

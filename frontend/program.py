@@ -317,7 +317,10 @@ class Program:
                 kwargs = {name: value for name, value in self._bound.items() if name not in given} | dict(kwargs)
             return self._signature.bind(*args, **kwargs)
         except TypeError as e:
-            raise TypeError(f"program {self.name}: {e}") from None
+            hint = ""
+            if args and isinstance(args[0], Prompt):
+                hint = f": it makes a state of its own; to go on with this one, write {self.name}.inline(s, ...)"
+            raise TypeError(f"program {self.name}: {e}{hint}") from None
 
     def _arrange_item(self, i: int, item: Mapping[str, Any] | Sequence[Any]) -> inspect.BoundArguments:
         try:

@@ -59,6 +59,8 @@ class Prompt:
     `State` is one that waits where it is read; `AsyncState` is awaited there.
     """
 
+    _instead = "append what you need of it, such as s['x']; a program goes on with a state by prog.inline(s, ...)"
+
     __slots__ = (
         "__weakref__",
         "_closed",

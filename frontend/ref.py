@@ -222,11 +222,16 @@ def meta_of_sample(k: int, sample: wire.Sample, value: wire.Value, with_text: bo
 
 
 def meta_of_piece(delta: wire.Delta, logprobs: Sequence[wire.TokenLogprob], with_text: bool) -> dict[str, Any]:
-    """What is known of a gen's first sample when a piece of it comes. logprobs: of all its tokens so far."""
+    """What is known of a gen's first sample when a piece of it comes. logprobs: of all its tokens so far.
+
+    An API tells the tokens of a prompt with the last piece: before that they are None.
+    """
     meta: dict[str, Any] = {
         "id": f"{delta.program}-{delta.ref}-0",
         "finish_reason": None,
+        "prompt_tokens": delta.n_prompt or None,
         "completion_tokens": delta.n_tokens,
+        "cached_tokens": delta.n_cached if delta.n_prompt else None,
     }
     return meta | (_meta_of_logprobs(logprobs, with_text) if logprobs else {})
 

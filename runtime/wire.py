@@ -542,7 +542,8 @@ class Delta(Wire, frozen=True):
 
     n_tokens: so many its output has by now. is_thought: it is of what the model thinks (see Gen.reasoning). round: of a
     gen with tools or retries, which turn or output it is of, from 0; with retries only the last round counts. logprobs:
-    of the tokens since the piece before, where Sampling.logprobs asks for them.
+    of the tokens since the piece before, where Sampling.logprobs asks for them. n_prompt, n_cached: as in Usage, of this
+    turn or output; 0: not known yet.
     """
 
     program: int
@@ -553,6 +554,8 @@ class Delta(Wire, frozen=True):
     is_thought: bool = False
     round: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    n_prompt: int = 0
+    n_cached: int = 0
 
 
 class Called(Wire, frozen=True):
@@ -743,7 +746,8 @@ class Step(Wire, frozen=True):
 
     rids: int64 `bytes`, the requests that got tokens. counts: int32, how many each. ids: int32, all of them in order.
     logprobs: rid -> one entry per new token, only for those that asked. A finished request is in `finished` of the step
-    that ended it, and is gone from the engine then.
+    that ended it, and is gone from the engine then. cached: rid -> prompt tokens that came from the tree, of those that
+    got their first token.
     """
 
     rids: bytes = b""
@@ -751,6 +755,7 @@ class Step(Wire, frozen=True):
     ids: bytes = b""
     logprobs: dict[int, tuple[TopLogprobs, ...]] = {}
     finished: tuple[Finish, ...] = ()
+    cached: dict[int, int] = {}
 
 
 class Ready(Wire, frozen=True):

@@ -325,6 +325,8 @@ class Scheduler:
         else:
             self._rids.append(request.rid)
             self._n_new.append(1)
+        if request.n_out == 1:
+            self._cached[request.rid] = max(request.n_cached, 0)
 
     def _jump(self, request: Request) -> None:
         """Append what the constraint forces: the next step computes it as one chunk. Who asked for logprobs draws each
@@ -372,7 +374,12 @@ class Scheduler:
         """What happened since the last report."""
         self.counts["generated_tokens"] += len(self._ids)
         step = Step(
-            self._rids.tobytes(), self._n_new.tobytes(), self._ids.tobytes(), self._logprobs, tuple(self._finished)
+            self._rids.tobytes(),
+            self._n_new.tobytes(),
+            self._ids.tobytes(),
+            self._logprobs,
+            tuple(self._finished),
+            self._cached,
         )
         failed = self._failed
         self._clear_report()
@@ -381,6 +388,7 @@ class Scheduler:
     def _clear_report(self) -> None:
         self._rids, self._n_new, self._ids = array("q"), array("i"), array("i")
         self._logprobs: dict[int, tuple[TopLogprobs, ...]] = {}
+        self._cached: dict[int, int] = {}
         self._finished: list[Finish] = []
         self._failed: list[Failed] = []
 

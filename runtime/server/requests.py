@@ -42,6 +42,8 @@ class Said(NamedTuple):
     is_thought: bool = False
     round: int = 0
     logprobs: tuple[wire.TokenLogprob, ...] = ()
+    n_prompt: int = 0
+    n_cached: int = 0
 
 
 Listener: TypeAlias = Callable[[Said], None]
@@ -72,6 +74,7 @@ class Request:
         self.ids = bytearray()
         self.logprobs: list[wire.TopLogprobs] = []
         self.n_told = 0  # of those, how many the listener has heard
+        self.n_cached = 0  # tokens of the prompt that came from the tree, once it has a token
         self.finish: wire.Finish | None = None
         self.failed: wire.Failed | None = None
         self.listener: Listener | None = None
@@ -185,6 +188,7 @@ class Requests:
         counts = memoryview(step.counts).cast("i")
         for rid, n in zip(memoryview(step.rids).cast("q"), counts, strict=True):
             if request := self._living.get(rid):
+                request.n_cached = step.cached.get(rid, request.n_cached)
                 self._grow(request, ids[at : at + n], step.logprobs.get(rid, ()))
             at += n
         for finish in step.finished:
@@ -275,7 +279,8 @@ class Requests:
         told, request.n_told = request.n_told, len(request.logprobs)
         ids = unpack(bytes(request.ids[4 * told : 4 * request.n_told]))
         logprobs = tuple(map(self._logprob, ids, request.logprobs[told:]))
-        return Said(text, request.text.n_tokens, logprobs=logprobs)
+        n_prompt = len(request.run.ids) // 4
+        return Said(text, request.text.n_tokens, logprobs=logprobs, n_prompt=n_prompt, n_cached=request.n_cached)
 
     def sample(self, request: Request) -> wire.Sample:
         """The output of a request that finished."""

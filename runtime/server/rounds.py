@@ -175,7 +175,7 @@ class Rounds:
             if piece.is_thought:
                 listener(piece._replace(round=last.round))
             else:
-                last = last._replace(n_tokens=piece.n_tokens, logprobs=last.logprobs + piece.logprobs)
+                last = piece._replace(round=last.round, logprobs=last.logprobs + piece.logprobs)
                 sieve.feed(piece.text)
 
         return hear

@@ -23,16 +23,15 @@ class Thinking:
             if len((text := run.text + text).rstrip()) >= len(marks.start):
                 break
         self._is_open = text.rstrip().endswith(marks.start)
-        self._stream, self._n_tokens = self._thoughts(), 0
-        self._logprobs: tuple[wire.TokenLogprob, ...] = ()  # of tokens whose text is not told yet
+        self._stream = self._thoughts()
+        self._last = Said("")  # the piece that came last, with all logprobs that are not told yet
 
     def _thoughts(self) -> Thoughts:
         return Thoughts(self._marks, self._is_open)
 
     def hear(self, piece: Said) -> None:
         """Text of the first sample as it comes; it goes on to the listener, told apart."""
-        self._n_tokens = piece.n_tokens
-        self._logprobs += piece.logprobs
+        self._last = piece._replace(logprobs=self._last.logprobs + piece.logprobs)
         self._tell(self._stream.feed(piece.text))
 
     def end(self, samples: Sequence[wire.Sample], first: Request) -> tuple[tuple[wire.Sample, ...], tuple[Piece, ...]]:
@@ -51,8 +50,8 @@ class Thinking:
         if self._listener is not None:
             for text, is_thought in ((self._stream.thought(), True), (said, False)):
                 if text:
-                    logprobs, self._logprobs = self._logprobs, ()
-                    self._listener(Said(text, self._n_tokens, is_thought, logprobs=logprobs))
+                    self._listener(self._last._replace(text=text, is_thought=is_thought))
+                    self._last = self._last._replace(logprobs=())
 
 
 def _pieces(request: Request, start: int, end: int) -> tuple[Piece, ...]:

@@ -264,10 +264,14 @@ def test_streams_of_variables_on_threads_and_event_loops() -> None:
         async for piece, meta in state.text_async_iter("answer_1", return_meta_data=True):
             assert (meta["finish_reason"] is None) == bool(piece)
             assert len(meta["output_token_logprobs"]) == meta["completion_tokens"] > 0
+            prompts.append((meta["prompt_tokens"], meta["cached_tokens"]))
             text, last = text + piece, meta
         return text, last
 
+    prompts: list[tuple[int, int]] = []
     text, meta = asyncio.run(pieces())
+    assert len(set(prompts)) == 1, "the last one, of the whole, says what each piece said"
+    assert prompts[0][0] > prompts[0][1] >= 0
     assert text == state["answer_1"]
     assert meta["completion_tokens"] > 0
 

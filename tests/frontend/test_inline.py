@@ -116,3 +116,14 @@ def test_what_is_refused(mock: bn.Mock) -> None:
             ask.inline(forks[0], "q")
 
     assert outer.run().text() == ""
+
+
+def test_a_state_given_to_a_call_is_told_how_to_go_on_with_it(mock: bn.Mock) -> None:
+    @bn.function
+    def outer(s: bn.State, *rest: str) -> None:
+        ask(s, "one?", *rest)
+
+    with pytest.raises(TypeError, match=r"write ask\.inline\(s, \.\.\.\)"):
+        outer.run("answer")
+    with pytest.raises(bn.BadProgram, match=r"a State cannot be appended.*\.inline\(s, \.\.\.\)"):
+        outer.run()

@@ -56,7 +56,8 @@ def test_the_same_on_an_event_loop(two: bn.Mock) -> None:
         assert "".join(whole) == WHOLE
         assert b == ["three ", "four"]
         meta = state.get_meta_info("b")
-        so_far = {"id": meta["id"], "finish_reason": None, "completion_tokens": 0}  # a Mock has no tokens
+        so_far = {"id": meta["id"], "finish_reason": None, "completion_tokens": 0}
+        so_far |= {"prompt_tokens": None, "cached_tokens": None}  # a Mock has no tokens
         assert await collect(state.text_async_iter("b", return_meta_data=True)) == [
             ("three ", so_far),
             ("four", so_far),
