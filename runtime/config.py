@@ -62,9 +62,17 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         str,
         _doc(
             "who proposes tokens before they are computed: auto, off, or names with commas: tree (texts in the radix "
-            "tree and outputs that run beside), ngram (the request's own text), grammar (what a constraint forces)"
+            "tree and outputs that run beside), ngram (the request's own text), model (`draft_model`), grammar (what a "
+            "constraint forces)"
         ),
     ] = "auto"
+    draft_model: Annotated[
+        str,
+        _doc(
+            "a smaller model with the same tokenizer, to propose tokens: a local directory or hub id; 'draft' is that "
+            "of 'pocket'"
+        ),
+    ] = ""
     deterministic: Annotated[
         bool, _doc("the same bits whatever else runs, what is cached, and how prompts are cut into chunks; costs time")
     ] = False
@@ -176,25 +184,33 @@ def _check(c: Config) -> None:
         address(c.metrics)
     if c.kv_memory != "auto":
         parse_bytes(c.kv_memory)
-    drafters(c.speculate)
+    names = drafters(c.speculate, c.draft_model)
+    need(
+        not c.draft_model or "model" in names,
+        f"draft_model is {c.draft_model}, but speculate is {c.speculate}; add model to it",
+    )
     # A Unix socket's address holds 108 bytes, its end included.
     need(len(os.fsencode(c.socket)) < 108, f"the socket's path is too long for Linux (107 bytes): {c.socket}")
 
 
-DRAFTERS = ("tree", "ngram", "grammar")
+DRAFTERS = ("tree", "ngram", "model", "grammar")
 """In the order in which they are asked."""
 
 
-def drafters(speculate: str) -> tuple[str, ...]:
-    """The drafters that `Config.speculate` names, in their order."""
-    if speculate in ("auto", "off"):
-        return DRAFTERS if speculate == "auto" else ()
+def drafters(speculate: str, draft_model: str = "") -> tuple[str, ...]:
+    """The drafters that `Config.speculate` names, in their order; auto: all that there are."""
+    if speculate == "off":
+        return ()
+    if speculate == "auto":
+        return tuple(name for name in DRAFTERS if name != "model" or draft_model)
     names = {name.strip() for name in speculate.split(",")}
     if unknown := names.difference(DRAFTERS):
         raise ConfigError(
             f"speculate is {speculate!r}; it must be auto, off, or drafters with commas between them, but there is no "
             f"drafter {min(unknown)!r}: there are {', '.join(DRAFTERS)}"
         )
+    if "model" in names and not draft_model:
+        raise ConfigError(f"speculate is {speculate!r}, but there is no draft_model; name one, as draft_model='draft'")
     return tuple(name for name in DRAFTERS if name in names)
 
 

@@ -25,6 +25,7 @@ import zmq
 from banyan.runtime import config as configs
 from banyan.runtime.config import Config
 from banyan.runtime.engine.hardware import facts, probe
+from banyan.runtime.engine.speculation import smaller
 from banyan.runtime.engine.worker import Engine
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.flight import Flight
@@ -71,7 +72,9 @@ def main(argv: list[str]) -> int:
 def build(config: Config, flight: Flight | None = None) -> Engine:
     """An engine from options: the model read from disk, "auto" resolved by what the machine has now."""
     path = spec.resolve(config.model)
-    resolved = configs.resolve(config, probe(gpus=config.device != "cpu"), facts(spec.read_spec(path)))
+    smaller_path = smaller.find(config, path)
+    known = facts(*(spec.read_spec(each) for each in (path, smaller_path) if each))
+    resolved = configs.resolve(config, probe(gpus=config.device != "cpu"), known)
     with weights.bar(f"loading {config.model}") as progress:
         model = load.load(
             path,
@@ -82,7 +85,8 @@ def build(config: Config, flight: Flight | None = None) -> Engine:
             progress=progress,
         )
     known_as = {"weights": weights.version(path), "fingerprint": weights.fingerprint(path)}
-    engine = Engine(config, model, resolved, flight=flight, **known_as)
+    draft_model = smaller.read(smaller_path, resolved) if smaller_path else None
+    engine = Engine(config, model, resolved, flight=flight, draft_model=draft_model, **known_as)
     engine.warm_up()
     return engine
 

@@ -28,6 +28,7 @@ from banyan.runtime.engine.runner import Runner
 from banyan.runtime.engine.sampler import sample
 from banyan.runtime.engine.scheduler import Scheduler
 from banyan.runtime.engine.speculation.make import make
+from banyan.runtime.engine.speculation.model import Model as SmallModel
 from banyan.runtime.engine.steer import Steering
 from banyan.runtime.engine.store import Store, open_file
 from banyan.runtime.errors import OutOfMemory
@@ -82,10 +83,12 @@ class Engine:
         weights: str = "",
         stopwatch: Callable[[], float] | None = None,
         fingerprint: bytes = b"",
+        draft_model: Model | None = None,
     ) -> None:
         """flight: where to say what is in hand, for who has to know should this process die of it. weights: which they
         are (`weights.version`), so that a file of the second tier is not taken for these by mistake. stopwatch: in
-        seconds, for what a step costs. fingerprint: as in Ready.weights."""
+        seconds, for what a step costs. fingerprint: as in Ready.weights.
+        draft_model: see Config."""
         self.config, self.resolved, self.clock, self._flight = config, resolved, clock, flight
         self._fingerprint = fingerprint
         # A step that was held up by other processes says nothing of what it costs.
@@ -102,7 +105,9 @@ class Engine:
         self.model = Runner(model, store)
         self.cache = Cache(resolved.n_pages, config.page, config.cache, config.eviction, resolved.n_host, file)
         limits = Limits(resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens)
-        self.drafting = make(drafters(config.speculate))
+        sizes = resolved.n_pages, config.page, model.spec.vocab_size
+        small = draft_model and SmallModel(draft_model, *sizes, resolved.device, self.stopwatch)
+        self.drafting = make(drafters(config.speculate, config.draft_model), small)
         # A branch's keys lie in other slots than a chain's, and are summed in another order.
         self.drafting.max_tree = 0 if config.deterministic else min((MAX_TREE, *filter(None, model.windows)))
         self.scheduler = Scheduler(self.cache, limits, config.schedule, self.drafting)
@@ -122,6 +127,7 @@ class Engine:
         before = time.monotonic()
         self.model.warm_up(min(self.config.step_tokens, self.resolved.context - 1))
         self.step_seconds = time.monotonic() - before
+        self.drafting.warm_up(min(self.config.step_tokens, self.resolved.context - 1))
         if self.config.deterministic:
             prove(self.model, self.resolved.context - 1)
 

@@ -23,6 +23,7 @@ VALUES = {
     "metrics": "0.0.0.0:9090",
     "engine_timeout": 5.0, "constraint_bytes": 1000, "constraint_seconds": 0.5, "log": "debug",
     "constraint_engine": "outlines_core", "token_file": "tokens", "deterministic": True, "isolate": "connection",
+    "draft_model": "org/small",
 }  # fmt: skip
 
 
@@ -61,6 +62,7 @@ def test_an_unknown_option_is_named_with_the_one_that_was_meant() -> None:
         ("kv_memory", "a lot"), ("device", "tpu"), ("dtype", "int3"), ("cache", "maybe"), ("log", "loud"),
         ("schedule", "random"), ("socket", "/x" * 60), ("model", 7), ("eviction", "mru"), ("host_memory", "some"),
         ("host_file", "/tmp/x"), ("speculate", "on"), ("speculate", "tree,oracle"), ("speculate", ""),
+        ("speculate", "tree,model"),
     ],
 )  # fmt: skip
 def test_a_value_that_an_option_cannot_have_is_refused(name: str, value: object) -> None:
@@ -78,6 +80,16 @@ def test_a_value_that_an_option_cannot_have_is_refused(name: str, value: object)
 )  # fmt: skip
 def test_drafters_are_named(speculate: str, names: tuple[str, ...]) -> None:
     assert drafters(make(speculate=speculate).speculate) == names
+
+
+def test_a_draft_model_is_a_drafter() -> None:
+    for speculate, names in (("auto", ("tree", "ngram", "model", "grammar")), ("model", ("model",))):
+        config = make(speculate=speculate, draft_model="draft")
+        assert drafters(config.speculate, config.draft_model) == names
+    with pytest.raises(ConfigError, match="draft_model is draft, but speculate is off; add model to it"):
+        make(speculate="off", draft_model="draft")
+    with pytest.raises(ConfigError, match="there is no draft_model; name one"):
+        make(speculate="model,tree")
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,9 @@ class Drafter:
     n_kinds: int
     cost: Cost | None = None
 
+    def warm_up(self, n_rows: int) -> None:
+        """Compute n_rows rows and fewer that no one asked for, while pages hold nothing: that shows what they cost."""
+
     def n_behind(self, request: Request) -> int:
         """Rows that it would have to catch up with before it can say something of this request."""
         return 0

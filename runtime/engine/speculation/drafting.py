@@ -93,6 +93,11 @@ class Drafting:
         self._saved = [0.0] * len(self.drafters)  # seconds that each may spend, where it does not pay
         self.counts = {d.name: [0, 0] for d in self.drafters}  # drafted, accepted; of all requests
 
+    def warm_up(self, n_rows: int) -> None:
+        """See `Drafter.warm_up`."""
+        for drafter in self.drafters:
+            drafter.warm_up(n_rows)
+
     # ---- plan ------------------------------------------------------------------------------------------------------
 
     def widen(self, works: list[Work], budget: int) -> None:
