@@ -38,6 +38,8 @@ PLANNING = tuple(
 )
 """Runs without a device, and so is tested without one."""
 DRAFTING = f"{RUNTIME}.engine.speculation"
+COMPUTING = tuple(f"{DRAFTING}.{name}" for name in ("model", "smaller"))
+"""Drafters that compute, and what loads them."""
 
 # The longest prefix of a module's name decides.
 LAW = {
@@ -75,6 +77,12 @@ LAW = {
         Room((*CORE, f"{RUNTIME}.constraint.guide", *PLANNING, DRAFTING, "banyan.radix_cache")),
     ),
     DRAFTING: Room((f"{RUNTIME}.config", f"{RUNTIME}.engine.request"), ("numpy",)),  # without a device too
+    **dict.fromkeys(
+        COMPUTING,
+        Room(
+            (*CORE, f"{RUNTIME}.engine", f"{RUNTIME}.model", "banyan.radix_cache", "banyan.kernels"), ("numpy", "torch")
+        ),
+    ),
     f"{RUNTIME}.engine": Room(
         (
             *(*CORE, *(f"{RUNTIME}.{name}" for name in ("constraint", "flight", "ipc", "metrics", "model"))),
