@@ -14,6 +14,7 @@ from banyan.kernels.silu_mul import reference as silu_mul
 from banyan.kernels.testing.cases import TOLERANCE
 
 Check = Callable[[int, torch.dtype, str], None]
+from banyan.kernels.testing.draws import check_draw, check_edit_logits
 
 
 def _near(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
@@ -219,3 +220,5 @@ CHECKS: list[Check] = [
     check_rope_kv,
     check_silu_mul,
 ]
+    check_draw,
+    check_edit_logits,

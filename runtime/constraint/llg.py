@@ -53,6 +53,7 @@ class LlgGuide:
     def __init__(self, matcher: llguidance.LLMatcher, eos: Sequence[int]) -> None:
         self._matcher, self._eos = matcher, eos
         self._n_accepted = 0
+        self._forced: list[int] | None = None  # as far as known where it stands now
         self._given_up = ""
 
     @property
@@ -76,6 +77,14 @@ class LlgGuide:
         self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
         clear_bits(out, self._eos)
 
+    def allows(self, token: int) -> bool:
+        if forced := self._forced_tokens():
+            return token == forced[0]
+        if token in self._eos or not self._matcher.try_consume_tokens([token]):
+            return False
+        self._matcher.rollback(1)
+        return True
+
     def fill_chain(self, draft: Sequence[int], out: Rows) -> int:
         return fill_chain(self, draft, out)
 
@@ -85,6 +94,7 @@ class LlgGuide:
     def accept(self, tokens: Sequence[int]) -> int:
         n: int = self._matcher.try_consume_tokens(list(tokens))
         self._n_accepted += n
+        self._forced = None
         return n
 
     def rollback(self, n: int) -> None:
@@ -93,10 +103,15 @@ class LlgGuide:
         if n:
             self._matcher.rollback(n)
             self._n_accepted -= n
+            self._forced = None
 
     def forced_tokens(self, limit: int) -> list[int]:
-        forced: list[int] = self._matcher.compute_ff_tokens()
-        return forced[:limit]
+        return self._forced_tokens()[:limit]
+
+    def _forced_tokens(self) -> list[int]:
+        if self._forced is None:
+            self._forced = self._matcher.compute_ff_tokens()
+        return self._forced
 
 
 def grammar(spec: ConstraintSpec, vocabulary: Vocabulary) -> str:

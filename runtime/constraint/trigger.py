@@ -144,6 +144,11 @@ class TriggerGuide:
         clear_bits(out, self._compiled.vocabulary.eos)
         return clear_bits(out, self._compiled.forbidden(self._place))
 
+    def allows(self, token: int) -> bool:
+        if self._place.value is not None:
+            return self._place.value.allows(token)
+        return token not in self._compiled.vocabulary.eos and self._after(token) is not None
+
     def fill_chain(self, draft: Sequence[int], out: Rows) -> int:
         return fill_chain(self, draft, out)
 

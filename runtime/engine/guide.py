@@ -180,8 +180,11 @@ class Guides:
 
     # ---- masks -----------------------------------------------------------------------------------------------------
 
-    def masks(self, requests: Sequence[Request | Ahead]) -> Masks | None:
-        """The masks of the rows that draw for `requests`; None where nobody has a guide. On a GPU asynchronous.
+    def masks(self, requests: Sequence[Request | Ahead], logits: Tensor | None = None) -> Masks | None:
+        """The masks of the rows that draw for `requests`; None where nobody needs one. On a GPU asynchronous.
+
+        logits: of these rows, where they are known by now. Where the best token of a row is allowed, who takes the best
+        needs no mask: to ask for one token costs a fifth of a mask.
 
         A guide goes along its request's draft, row by row, back to where the next row's token belongs, and at the end
         to where it was.
@@ -189,17 +192,20 @@ class Guides:
         guided = [i for i, r in enumerate(requests) if r.guide is not None]
         if not guided:
             return None
+        best = None if logits is None or logits.is_cuda else logits.numpy().argmax(-1).tolist()
         out = np.empty((len(guided), -(-self._n_vocab // 32)), np.int32)
         slow: dict[int, int] = {}
         which = np.full(len(requests), -1, np.int32)
-        which[guided] = np.arange(len(guided))
-        n_ahead, watch = 0, Watch()
-        for row, i, then in zip(out, guided, (*guided[1:], None), strict=True):
-            request = requests[i]
+        n_masks, n_ahead, watch = 0, 0, Watch()
+        for i, then in zip(guided, (*guided[1:], None), strict=True):
+            request, row = requests[i], out[n_masks]
             if isinstance(request, Ahead):
                 request.guide.rollback(request.n_back)
                 n_ahead += request.guide.accept((request.token,)) - request.n_back
-            _fill(request, row)
+            if best is None or not takes_best(request) or not _allows(request, best[i]):
+                _fill(request, row)
+                which[i] = n_masks
+                n_masks += 1
             if n_ahead and not (then is not None and isinstance(requests[then], Ahead)):
                 request.guide.rollback(n_ahead)
                 n_ahead = 0
@@ -207,9 +213,12 @@ class Guides:
                 slow[requests[i].rid] = n = self._n_slow.get(requests[i].rid, 0) + 1
                 if n >= PATIENCE:
                     requests[i].guide.give_up(f"{n} masks in a row took more than {1000 * SLOW:.0f} ms each")
-                    row[:] = 0
+                    if which[i] < 0:
+                        which[i] = n_masks
+                        n_masks += 1
+                    out[which[i]] = 0
         self._n_slow = slow
-        return Masks(to_device(out, self._device), to_device(which, self._device))
+        return Masks(to_device(out[:n_masks], self._device), to_device(which, self._device)) if n_masks else None
 
 
 def _begin(run: Run, compiled: Compiled, vocabulary: Vocabulary) -> Guided:
@@ -222,6 +231,19 @@ def _begin(run: Run, compiled: Compiled, vocabulary: Vocabulary) -> Guided:
     marks = vocabulary.control.union(vocabulary.eos)
     ends = tuple(i for i in array("i", run.stop_ids) if i in marks and i < vocabulary.n_vocab)
     return Guided(run, guide, ends)
+
+
+def takes_best(request: Request | Ahead) -> bool:
+    """Whether its next token is the best of its row, of those that its constraint allows."""
+    sampling = request.sampling
+    return not (sampling.temperature or sampling.logprobs or request.has_edits)
+
+
+def _allows(request: Request | Ahead, token: int) -> bool:
+    """Whether the mask that `_fill` writes has the token. May say no of one that ends the output."""
+    guide = request.guide
+    assert guide is not None
+    return token not in request.ends and not guide.error and guide.allows(token)
 
 
 def _fill(request: Request | Ahead, row: np.ndarray) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from banyan.kernels.ops import mask_logits
 from banyan.runtime.engine.batch import Batch
-from banyan.runtime.engine.guide import Masks
+from banyan.runtime.engine.guide import Masks, takes_best
 from banyan.runtime.engine.request import NO_TOKEN, Request, Result
 from banyan.runtime.engine.speculation.draft import Ahead
 from banyan.runtime.wire import TopLogprobs
@@ -48,10 +48,12 @@ def choose(
 
     Where there is nothing to choose from (NaN, or all forbidden), the token is NO_TOKEN.
     """
-    if not logits.is_cuda and all(r.is_plain for r in requests):
+    if not logits.is_cuda and all(r.is_plain or takes_best(r) for r in requests):
+        if masks is not None:
+            mask_logits(logits, *masks)
         rows = logits.numpy()
         best = rows.argmax(-1)
-        if np.isfinite(rows[np.arange(len(best)), best]).all():  # the greedy path of a CPU: four calls, no tensor
+        if np.isfinite(rows[np.arange(len(best)), best]).all():  # the greedy path of a CPU: few calls, no tensor
             return best.tolist(), {}
     asked = [i for i, r in enumerate(requests) if r.sampling.logprobs]
     own = logits[asked].log_softmax(-1) if asked else None

@@ -166,7 +166,8 @@ class Engine:
                 start = self.stopwatch()
                 batch = assemble(plan, self.page, self.device, self.config.deterministic)
                 logits = self.model(batch, plan.copies)
-                result = sample(logits, batch, self.guides.masks(batch.drawn))  # masks: while a GPU computes
+                drawn = logits[len(batch.targets) :]
+                result = sample(logits, batch, self.guides.masks(batch.drawn, drawn))  # masks: while a GPU computes
                 n_works = len(plan.works)
                 self.drafting.cost.note(n_works, len(batch.ids) - n_works, self.stopwatch() - start)
             except Exception as e:

@@ -29,6 +29,8 @@ SPECS: list[tuple[str, Any, dict[str, Any]]] = [
     ("grammar", 'start: "(" start ")" | "a"+', {}),
     ("json_schema", {"type": "integer"}, {"after": ("<tool_call>",), "end": ";", "scope": "repeat"}),
     ("regex", "e[ab]|r", {"after": ("th", "e t"), "scope": "may"}),
+    ("regex", "(the |[a-c]{2,4}-){2}[0-9]+", {"engine": "outlines_core"}),
+    ("choices", ["yes", "yes please", "no", "né"], {"engine": "outlines_core"}),
 ]
 
 
@@ -62,6 +64,8 @@ def test_a_mask_says_what_is_accepted(bench: Any, compiled: Any, seed: int) -> N
         n = guide.accept([token])
         assert n == (token in allowed) or (forced and n), bench.spell([token])
         guide.rollback(n)
+    tokens = range(bench.vocabulary.n_vocab)
+    assert {token for token in tokens if guide.allows(token)} == allowed & set(tokens)
     assert bench.allowed(guide) == allowed
     assert not allowed & set(bench.vocabulary.eos)
     assert allowed or guide.must_stop
