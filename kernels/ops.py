@@ -14,6 +14,7 @@ from torch import Tensor
 from banyan.kernels.accept.reference import Accepted
 from banyan.kernels.attention.batch import Ragged, ragged
 from banyan.kernels.device import INTERPRETED
+from banyan.kernels.draw.rows import Rows
 from banyan.kernels.linear.cpu import linear as cpu_linear
 from banyan.kernels.linear.cpu import pack
 from banyan.kernels.linear.packed import Packed
@@ -29,6 +30,8 @@ __all__ = [
     "attention",
     "copy_pages",
     "copy_slots",
+    "draw",
+    "edit_logits",
     "linear",
     "mask_logits",
     "pack",
@@ -98,10 +101,24 @@ TABLE = {
             "reference",
         ),
         Op(
+            "edit_logits",
+            "logits [rows, vocab], rows, tokens, factors, shifts [n] -> logits",
+            "32 * n",
+            "3 * n",
+            "reference",
+        ),
+        Op(
             "mask_logits",
             "logits [rows, vocab], masks [masks, words], which [rows] -> logits",
             "size * rows * forbidden + 4 * masks * words",
             "0",
+            "cpu",
+        ),
+        Op(
+            "draw",
+            "logits [rows, vocab], rows: 7 x [rows] -> tokens [rows]",
+            "4 * rows * vocab",
+            "rows * vocab, at temperature 0; 8 * rows * vocab above; 100 * rows * vocab with top-k or top-p",
             "cpu",
         ),
         Op(
@@ -183,9 +200,20 @@ def accept(drawn: Tensor, tokens: Tensor, parents: Tensor, starts: Tensor, slots
     return out
 
 
+def edit_logits(logits: Tensor, rows: Tensor, tokens: Tensor, factors: Tensor, shifts: Tensor) -> None:
+    """Divide and shift cells of logits, in place; see `edit_logits/reference.py`."""
+    implementation("edit_logits", logits.device.type)(logits, rows, tokens, factors, shifts)
+
+
 def mask_logits(logits: Tensor, masks: Tensor, which: Tensor) -> None:
     """-inf for forbidden tokens, in place; see `mask_logits/reference.py`."""
     implementation("mask_logits", logits.device.type)(logits, masks, which)
+
+
+def draw(logits: Tensor, rows: Rows) -> Tensor:
+    """One token per row of logits, which may be overwritten; see `draw/reference.py`."""
+    tokens: Tensor = implementation("draw", logits.device.type)(logits, rows)
+    return tokens
 
 
 def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from banyan.kernels.draw.reference import uniform
 from banyan.runtime.engine import sampler
 from banyan.runtime.engine.request import NO_TOKEN, Request
 from banyan.runtime.wire import Sampling
@@ -155,9 +156,9 @@ def test_a_draw_does_not_depend_on_the_batch(fake: ModuleType) -> None:
 def test_seed_sample_and_position_each_change_the_draw() -> None:
     n = range(2000)
     for numbers in (
-        [sampler.uniform(i, 0, 5) for i in n],
-        [sampler.uniform(3, i, 5) for i in n],
-        [sampler.uniform(-1, 1, i) for i in n],
+        [uniform(i, 0, 5) for i in n],
+        [uniform(3, i, 5) for i in n],
+        [uniform(-1, 1, i) for i in n],
     ):
         u = np.array(numbers)
         counts, _ = np.histogram(u, 20, (0, 1))
