@@ -1,8 +1,8 @@
 """Repairs and checks for Triton's interpreter, for tests only.
 
 Stock TRITON_INTERPRET=1 (Triton 3.6 to 3.9) multiplies raw bf16 bits in `tl.dot`, truncates fp32 to bf16, loses the
-carry of fp32 to fp8, refuses `(vector < n) & (scalar > lo)` as a mask, and sees neither an access out of bounds nor a
-race. `install` repairs the arithmetic by the GPU's rounding rules and adds the checks. Call it in a process of its own
+carry of fp32 to fp8, refuses `(vector < n) & (scalar > lo)` as a mask and (3.6, with numpy 2.4) loops to a loaded
+bound, and sees neither an access out of bounds nor a race. `install` repairs the arithmetic by the GPU's rounding rules and adds the checks. Call it in a process of its own
 which set TRITON_INTERPRET=1 before Triton was imported (and OPENBLAS_NUM_THREADS=1: small dots are up to 10 times
 slower with more).
 
@@ -57,6 +57,7 @@ def install(*, memory: bool = True, race: bool = True) -> None:
         _repair_arithmetic()
         _repair_casts()
         _watch_memory()
+        _repair_index()
         _patch_language_once()
 
 
@@ -281,6 +282,17 @@ def _note_access(j: int, element: np.ndarray, kind: str, where: Any) -> None:
     if clash.any():
         lanes = int(clash.sum())
         raise AssertionError(f"race: {kind} in program {where} meets another program's access, {lanes} lanes of {j}")
+
+
+def _repair_index() -> None:
+    """A loop may run to a tensor of one element, of which numpy 2.4 makes no int where Triton 3.6 asks for one."""
+    patch = stock._patch_lang_tensor
+
+    def patch_tensor(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        tensor.__index__ = lambda self: self.handle.data.item()
+
+    stock._patch_lang_tensor = patch_tensor
 
 
 def _patch_language_once() -> None:
