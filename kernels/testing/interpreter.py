@@ -2,9 +2,9 @@
 
 Stock TRITON_INTERPRET=1 (Triton 3.6 to 3.9) multiplies raw bf16 bits in `tl.dot`, truncates fp32 to bf16, loses the
 carry of fp32 to fp8, refuses `(vector < n) & (scalar > lo)` as a mask and (3.6, with numpy 2.4) loops to a loaded
-bound, and sees neither an access out of bounds nor a race. `install` repairs the arithmetic by the GPU's rounding rules and adds the checks. Call it in a process of its own
-which set TRITON_INTERPRET=1 before Triton was imported (and OPENBLAS_NUM_THREADS=1: small dots are up to 10 times
-slower with more).
+bound, and sees neither an access out of bounds nor a race. `install` repairs the arithmetic by the GPU's rounding rules
+and adds the checks. Call it in a process of its own which set TRITON_INTERPRET=1 before Triton was imported (and
+OPENBLAS_NUM_THREADS=1: small dots are up to 10 times slower with more).
 
 Repairs   comparisons are int1; bf16 arithmetic and dots go through fp32 and round to nearest even; casts from fp32 to
           bf16 and fp8 round to nearest even (fp8 saturates as the GPU does).
