@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from banyan.runtime import config as configs
-from banyan.runtime.config import Config
+from banyan.runtime.config import SERVER_KEY, TOKEN, Config
 from banyan.runtime.errors import BanyanError, ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 EPILOG = "Errors are one line on stderr; the exit status is 2 for a wrong call and 1 for one that failed."
 _JOIN = "join the server that listens there, instead of a private one"
+_ELSE = {name: f"default: that of {name}" for name in (TOKEN, SERVER_KEY)}
 _METAVARS = {
+    "bind": "ADDRESS",
+    "curve_key": "PATH",
+    "token_file": "PATH",
     "model": "MODEL",
     "kv_memory": "SIZE",
     "host_memory": "SIZE",
@@ -93,6 +97,9 @@ def _parser() -> _Parser:
     chat.add_argument("--max-tokens", type=int, default=512, metavar="N", help="longest reply (default: 512)")
     _add_config(chat, socket_help=_JOIN)
 
+    keys = add("keys", _keys, "make the keys of a server that listens on tcp", " DIR")
+    keys.add_argument("folder", metavar="DIR", type=Path, help="where they go; made with mode 0700")
+
     add("models", _models, "list what can be run on this machine")
     add("kernels", _kernels, "list the ops, and what computes them on this machine")
 
@@ -100,16 +107,29 @@ def _parser() -> _Parser:
     _add_config(check, socket_help="check the server that listens there, instead of a private one under a small load")
 
     tree = add("tree", _tree, "draw what stands in the tree of a running server")
-    tree.add_argument("--socket", required=True, metavar="PATH", help="where the server listens")
+    _add_join(tree)
     tree.add_argument("--html", type=Path, metavar="FILE", help="write a page instead, with a drawing")
     tree.add_argument("--most", type=_positive, metavar="N", help="nodes that are drawn, those with most below them; "
                       "the others are counted (default: 100, and 1000 on a page)")  # fmt: skip
 
     top = add("top", _top, "show a running server as it goes: programs, batch, tokens a second, pages")
-    top.add_argument("--socket", required=True, metavar="PATH", help="where the server listens")
+    _add_join(top)
     top.add_argument("--seconds", type=_seconds, default=1.0, metavar="S", help="between two looks (default: 1)")
     top.add_argument("--once", action="store_true", help="print one look, and end")
     return parser
+
+
+def _add_join(parser: argparse.ArgumentParser) -> None:
+    """Of a command that only looks at a running server."""
+    parser.add_argument("--socket", required=True, metavar="PATH", help="where the server listens; or tcp://HOST:PORT")
+    parser.add_argument("--token-file", default="", metavar="PATH", help=f"the token to come in with ({_ELSE[TOKEN]})")
+    _add_server_key(parser)
+
+
+def _add_server_key(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--server-key", default="", metavar="KEY", help=f"by tcp://, its public key or file ({_ELSE[SERVER_KEY]})"
+    )
 
 
 # ---- options of a runtime, as flags --------------------------------------------------------------------------------
@@ -120,6 +140,8 @@ def _add_config(parser: argparse.ArgumentParser, socket_help: str = "", **defaul
 
     defaults: what this command has in place of Config's own.
     """
+    if socket_help:
+        _add_server_key(parser)
     group = parser.add_argument_group("options of the runtime")
     hints = typing.get_type_hints(Config, include_extras=True)
     for field in msgspec.structs.fields(Config):
@@ -176,15 +198,38 @@ def backend(options: argparse.Namespace) -> Iterator[Server]:
 
     config = given(options)
     if socket := config.pop("socket", ""):
+        token = _token(config.pop("token_file", ""))
         if config:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in config)
             raise ConfigError(f"{flags}: the server at {socket} decided that when it started; leave it or --socket out")
-        yield banyan.connect(socket)
+        yield banyan.connect(socket, token=token, server_key=options.server_key)
+    elif options.server_key:
+        raise ConfigError("--server-key is for a server that is joined; name it with --socket tcp://HOST:PORT")
     else:
         with _waiting(f"starting {configs.make(**config).model} ..."):
             runtime = banyan.Runtime(**config)
         with runtime:
             yield runtime
+
+
+def _token(path: str) -> str:
+    """The token of a file: of its first line that has one, with or without the tenant before it. "" without a file."""
+    if not path:
+        return ""
+    try:
+        lines = [line.split() for line in Path(path).read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"--token-file {path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
+    words = next((words for words in lines if words and not words[0].startswith("#")), None)
+    if words is None:
+        raise ConfigError(f"--token-file {path} holds no token")
+    return words[1] if len(words) > 1 else words[0]
+
+
+def _join(options: argparse.Namespace) -> Server:
+    import banyan
+
+    return banyan.connect(options.socket, token=_token(options.token_file), server_key=options.server_key)
 
 
 def _waiting(text: str) -> AbstractContextManager[object]:
@@ -240,6 +285,15 @@ def _chat(options: argparse.Namespace) -> int:
         return cli_chat.talk(runtime, system=options.system, **wishes)
 
 
+def _keys(options: argparse.Namespace) -> int:
+    from banyan.runtime.curve import make_keys
+
+    public, secret = make_keys(options.folder)
+    print(f"{secret}: the server's, for `banyan serve --bind tcp://HOST:PORT --curve-key {secret}`; nobody else's")
+    print(f"{public}: for those who join it, as server_key")
+    return 0
+
+
 def _models(options: argparse.Namespace) -> int:
     from banyan import cli_models
 
@@ -260,18 +314,16 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _tree(options: argparse.Namespace) -> int:
-    import banyan
     from banyan import cli_tree
 
-    with banyan.connect(options.socket) as runtime:
+    with _join(options) as runtime:
         return cli_tree.show(runtime, options.most, options.html)
 
 
 def _top(options: argparse.Namespace) -> int:
-    import banyan
     from banyan import cli_top
 
-    with banyan.connect(options.socket) as runtime:
+    with _join(options) as runtime:
         return cli_top.show(runtime, options.socket, options.seconds, options.once)
 
 

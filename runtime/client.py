@@ -29,8 +29,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import zmq
 
-from banyan.runtime import ipc, wire
-from banyan.runtime.config import TOKEN
+from banyan.runtime import curve, ipc, wire
+from banyan.runtime.config import SERVER_KEY, TOKEN
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, ConnectFailed, RuntimeLost
 from banyan.runtime.inbox import Inbox
 from banyan.runtime.promise import Promise
@@ -38,13 +38,20 @@ from banyan.runtime.template import ProgramTemplate
 from banyan.runtime.window import pack, unpack
 
 
-def connect(path: str | Path, timeout: float = 10.0, token: str = "") -> Client:
-    """The client of this process for the server at `path`; made by a handshake the first time.
+def connect(path: str | Path, timeout: float = 10.0, token: str = "", server_key: str = "") -> Client:
+    """The client of this process for the server at `path`, or at tcp://HOST:PORT; made by a handshake the first time.
 
-    token: what the server asks for, if it does; "": the one in the environment (BANYAN_TOKEN), if any. ConnectFailed:
-    no such socket, nobody answers in `timeout` seconds, the token is wrong, or the server speaks another version.
+    token: what the server asks for, if it does. server_key: its public key, or the file of it; by tcp:// only. "": what
+    the environment has (BANYAN_TOKEN, BANYAN_SERVER_KEY). ConnectFailed: no such socket, nobody answers in `timeout`
+    seconds, the token or the key is wrong, or the server speaks another version.
     """
-    door = Door(Path(path).absolute(), token or os.environ.get(TOKEN, ""))
+    token = token or os.environ.get(TOKEN, "")
+    if str(path).startswith("tcp://"):
+        door = Door(str(path), token, server_key or os.environ.get(SERVER_KEY, ""))
+    elif server_key:
+        raise ConnectFailed(f"server_key is for tcp://; {path} is the path of a socket, and needs none")
+    else:
+        door = Door(Path(path).absolute(), token)
     with _opening:
         loop = _Loop.of_this_process()
         client = loop.clients.get(door)
@@ -56,8 +63,10 @@ def connect(path: str | Path, timeout: float = 10.0, token: str = "") -> Client:
 class Door(NamedTuple):
     """Where a server is, and as whom to go there."""
 
-    path: Path
+    path: Path | str
+    """A socket, or tcp://HOST:PORT."""
     token: str = ""
+    server_key: str = ""
 
     def __repr__(self) -> str:  # a token is no business of a log's
         return f"Door({str(self.path)!r})"
@@ -78,7 +87,10 @@ class Client:
         self._answers: dict[int, Promise[wire.Answer]] = {}
         self._numbers, self._questions = itertools.count(), itertools.count()
         self.n_unanswered = 0  # heartbeats since the server was last heard
-        self.socket, self.monitor = ipc.reach(loop.context, door.path)
+        if isinstance(door.path, Path):
+            self.socket, self.monitor = ipc.reach(loop.context, door.path)
+        else:
+            self.socket, self.monitor = curve.reach(loop.context, door.path, door.server_key, timeout)
         try:
             self.welcome = self._shake_hands(timeout)
         except BaseException:
@@ -101,7 +113,8 @@ class Client:
                 f"the server at {self.path} did not answer within {timeout:g} s; is it still loading its model?"
             )
         if self.socket not in ready:
-            raise ConnectFailed(f"the server at {self.path} ended, or hung up; see what it wrote to stderr")
+            doubt = ": is that its public key?" if self.door.server_key else "; see what it wrote to stderr"
+            raise ConnectFailed(f"the server at {self.path} ended, or hung up{doubt}")
         try:
             answer = wire.decode_server(self.socket.recv())
         except msgspec.DecodeError as e:

@@ -24,6 +24,8 @@ Eviction = Literal["lru", "slru", "lfu", "fifo", "priority"]
 
 TOKEN = "BANYAN_TOKEN"
 """The environment variable with a client's token; a server without a token_file asks for the one in it."""
+SERVER_KEY = "BANYAN_SERVER_KEY"
+"""The environment variable with the public key of a server that is joined by tcp://, or with the file that holds it."""
 
 
 def _doc(text: str) -> msgspec.Meta:
@@ -93,6 +95,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             f"operator, lets a tenant see and flush what is not its own. Without it: the token in {TOKEN}, if set"
         ),
     ] = ""
+    bind: Annotated[
+        str,
+        _doc(
+            "tcp://HOST:PORT, for clients on other machines; encrypted, with curve_key, and for those who have a token"
+        ),
+    ] = ""
+    curve_key: Annotated[str, _doc("the file with the server's secret key; `banyan keys DIR` makes one")] = ""
     isolate: Annotated[
         Literal["tenant", "connection"],
         _doc("whose prompts share KV: those of a tenant (all clients, where there are no tokens), or of a connection"),
@@ -182,6 +191,11 @@ def _check(c: Config) -> None:
         need(getattr(c, name) >= 1, f"{name} is {getattr(c, name)}; it must be at least 1")
     if c.metrics:
         address(c.metrics)
+    if c.bind:
+        tcp(c.bind)
+    how = "make keys with `banyan keys DIR`, and give DIR/server.key_secret"
+    need(not c.bind or bool(c.curve_key), f"bind is {c.bind}, and there is no curve_key to encrypt with; {how}")
+    need(bool(c.bind) or not c.curve_key, "curve_key is for tcp://, and bind names no address")
     if c.kv_memory != "auto":
         parse_bytes(c.kv_memory)
     names = drafters(c.speculate, c.draft_model)
@@ -220,6 +234,14 @@ def address(text: str) -> tuple[str, int]:
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"cannot read {text!r} as an address; write it like 9090 or 0.0.0.0:9090")
     return host or "127.0.0.1", int(port)
+
+
+def tcp(text: str) -> tuple[str, int]:
+    """'tcp://10.0.0.1:7100' -> ('10.0.0.1', 7100). An address has to be named: there is no tcp://*."""
+    match = re.fullmatch(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\s:/*\[\]]+):(\d{1,5})", text)
+    if not match or int(match[2]) > 65535:
+        raise ConfigError(f"cannot read {text!r} as an address; write it like tcp://10.0.0.1:7100")
+    return match[1].strip("[]"), int(match[2])
 
 
 def parse_bytes(text: str) -> int:

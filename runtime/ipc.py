@@ -100,13 +100,27 @@ def listen(context: zmq.Context[zmq.Socket[bytes]], path: Path, max_message: int
     except BaseException:
         lock.release()
         raise
-    router = _socket(context, zmq.ROUTER)
-    router.setsockopt(zmq.MAXMSGSIZE, max_message)
-    router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send to a vanished client is an error, not silence
-    router.setsockopt(zmq.SNDHWM, _SEND_LIMIT)
-    router.setsockopt(zmq.RCVHWM, _RECEIVE_LIMIT)
-    router.bind(where)
-    return router, lock
+    door = router(context, max_message)
+    door.bind(where)
+    return door, lock
+
+
+def router(context: zmq.Context[zmq.Socket[bytes]], max_message: int) -> zmq.Socket[bytes]:
+    """A ROUTER with a server's limits, not bound yet."""
+    s = _socket(context, zmq.ROUTER)
+    s.setsockopt(zmq.MAXMSGSIZE, max_message)
+    s.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send to a vanished client is an error, not silence
+    s.setsockopt(zmq.SNDHWM, _SEND_LIMIT)
+    s.setsockopt(zmq.RCVHWM, _RECEIVE_LIMIT)
+    return s
+
+
+def dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    """A DEALER as clients have it, not connected yet."""
+    s = _socket(context, zmq.DEALER)
+    s.setsockopt(zmq.RECONNECT_IVL, -1)  # a server that comes back knows nothing of us: it is another one
+    s.setsockopt(zmq.SNDHWM, 0)  # what the user submits waits in the user's memory
+    return s
 
 
 def reach(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
@@ -125,12 +139,10 @@ def reach(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> tuple[zmq.Sock
         raise ConnectFailed(f"{path} belongs to another user; only who started a server may use it") from e
     except OSError as e:
         raise ConnectFailed(f"cannot open {path}: {e.strerror or e}") from e
-    dealer = _socket(context, zmq.DEALER)
-    dealer.setsockopt(zmq.RECONNECT_IVL, -1)  # a server that comes back knows nothing of us: it is another one
-    dealer.setsockopt(zmq.SNDHWM, 0)  # what the user submits waits in the user's memory
-    monitor = watch(dealer)
-    dealer.connect(address(path))
-    return dealer, monitor
+    ours = dealer(context)
+    monitor = watch(ours)
+    ours.connect(address(path))
+    return ours, monitor
 
 
 def pair(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> zmq.Socket[bytes]:

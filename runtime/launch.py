@@ -29,7 +29,7 @@ import msgspec
 
 from banyan.runtime import config as configs
 from banyan.runtime.config import Config
-from banyan.runtime.errors import EngineLost, RuntimeLost, from_code
+from banyan.runtime.errors import ConfigError, EngineLost, RuntimeLost, from_code
 
 SERVER = (sys.executable, "-m", "banyan.runtime.server")
 ENGINE = (sys.executable, "-m", "banyan.runtime.engine")
@@ -123,6 +123,8 @@ def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVE
     Raises the error the server met (ConfigError, ModelNotFound, OutOfMemory ...); RuntimeLost, with the end of what it
     wrote to stderr, if it died without a word or is not ready within `timeout` seconds.
     """
+    if config.socket.startswith("tcp:"):
+        raise ConfigError(f"socket is {config.socket}, and must be a path; `bind` is what listens on tcp")
     private = not config.socket
     path = configs.private_socket() if private else Path(config.socket).absolute()
     config = msgspec.structs.replace(config, socket=str(path))

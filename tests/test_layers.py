@@ -56,7 +56,10 @@ LAW = {
     f"{RUNTIME}.template": Room((f"{RUNTIME}.wire", f"{RUNTIME}.errors"), ("msgspec",)),  # what a Use stands for
     f"{RUNTIME}.config": Room((f"{RUNTIME}.errors",), ("msgspec",)),
     f"{RUNTIME}.ipc": Room(CORE, ("msgspec", "zmq")),
-    f"{RUNTIME}.client": Room((*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.inbox", f"{RUNTIME}.window"), ("msgspec", "zmq")),
+    f"{RUNTIME}.curve": Room((*CORE, f"{RUNTIME}.ipc"), ("zmq",)),
+    f"{RUNTIME}.client": Room(
+        (*CORE, *(f"{RUNTIME}.{name}" for name in ("curve", "ipc", "inbox", "window"))), ("msgspec", "zmq")
+    ),
     f"{RUNTIME}.inbox": Room((*CORE, f"{RUNTIME}.window"), ("msgspec",)),
     f"{RUNTIME}.window": Room(),
     f"{RUNTIME}.flight": Room(),
@@ -65,7 +68,10 @@ LAW = {
     f"{RUNTIME}.server": Room(
         (
             *CORE,
-            *(f"{RUNTIME}.{name}" for name in ("constraint.limits", "flight", "ipc", "launch", "metrics", "window")),
+            *(
+                f"{RUNTIME}.{name}"
+                for name in ("constraint.limits", "curve", "flight", "ipc", "launch", "metrics", "window")
+            ),
         ),
         ("jinja2", "msgspec", "psutil", "re2", "tokenizers", "zmq"),
     ),
@@ -105,6 +111,7 @@ LAW = {
 
 # module -> import -> why it may, all the same.
 EXCEPTIONS = {
+    "banyan.cli": {f"{RUNTIME}.curve": "`banyan keys` makes them"},
     "banyan.backends.runtime": {"transformers": "Runtime.get_tokenizer gives the tokenizer that transformers has"},
     "banyan.backends.openai": {"openai": "an extra, loaded where that backend is made"},
     "banyan.backends.openai_format": {

@@ -31,8 +31,8 @@ class Server:
     client: Client
     """One for all that this process has on the server."""
 
-    def _join(self, path: Path, timeout: float) -> None:
-        self.client = _connect(path, timeout)
+    def _join(self, path: str | Path, timeout: float, token: str | None = None, server_key: str | None = None) -> None:
+        self.client = _connect(path, timeout, token, server_key)
         with _holding:
             _holders.setdefault(self.client, WeakSet()).add(self)
 
@@ -111,9 +111,10 @@ class Server:
 
 
 class RuntimeEndpoint(Server):
-    """A running server, by the path of its socket (also as ipc://path).
+    """A running server, by the path of its socket (also as ipc://path), or as tcp://HOST:PORT.
 
-    An http(s) URL gives an `OpenAI` backend instead, of the model that the server there names first.
+    token, server_key: as of `connect`. An http(s) URL gives an `OpenAI` backend instead, of the model that the server
+    there names first.
     """
 
     def __new__(
@@ -124,6 +125,8 @@ class RuntimeEndpoint(Server):
         chat_template_name: str | None = None,
         *,
         timeout: float = 10.0,
+        token: str | None = None,
+        server_key: str | None = None,
     ) -> Any:
         if str(base_url).startswith(("http://", "https://")):
             return _over_http(str(base_url), api_key, verify, chat_template_name, timeout)
@@ -137,17 +140,27 @@ class RuntimeEndpoint(Server):
         chat_template_name: str | None = None,
         *,
         timeout: float = 10.0,
+        token: str | None = None,
+        server_key: str | None = None,
     ) -> None:
         """ConnectFailed: nobody answers there within `timeout` seconds."""
         for name, value in (("api_key", api_key), ("verify", verify), ("chat_template_name", chat_template_name)):
             if value is not None:
-                raise Unsupported(f"{name}: a socket needs none, and the chat template is the model's own")
-        self._join(Path(str(base_url).removeprefix("ipc://")), timeout)
+                raise Unsupported(f"{name}: a socket has a token, and the chat template is the model's own")
+        where = str(base_url).removeprefix("ipc://")
+        self._join(where if where.startswith("tcp://") else Path(where), timeout, token, server_key)
 
 
-def connect(socket: str | Path, timeout: float = 10.0) -> RuntimeEndpoint:
-    """Join the server that listens at `socket`. ConnectFailed: nobody answers there within `timeout` seconds."""
-    return RuntimeEndpoint(socket, timeout=timeout)
+def connect(
+    socket: str | Path, timeout: float = 10.0, *, token: str | None = None, server_key: str | None = None
+) -> RuntimeEndpoint:
+    """Join the server that listens at `socket`: a path, or tcp://HOST:PORT.
+
+    token: what the server was told to ask for; None: the one in BANYAN_TOKEN. server_key: by tcp://, the server's
+    public key or the file of it; None: that of BANYAN_SERVER_KEY. ConnectFailed: nobody answers there within `timeout`
+    seconds, or the token or the key is wrong.
+    """
+    return RuntimeEndpoint(socket, timeout=timeout, token=token, server_key=server_key)
 
 
 class Runtime(Server):
@@ -324,12 +337,12 @@ def _over_http(
     return served(url.rstrip("/").removesuffix("/v1") + "/v1", api_key, timeout)
 
 
-def _connect(path: Path, timeout: float) -> Client:
+def _connect(path: str | Path, timeout: float, token: str | None, server_key: str | None) -> Client:
     if path == Path("."):
         raise ConfigError("the path of the socket is empty")
     from banyan.runtime.client import connect  # here: it loads zmq
 
-    return connect(path, timeout)
+    return connect(path, timeout, token or "", server_key or "")
 
 
 def _renew() -> None:

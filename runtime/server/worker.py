@@ -35,6 +35,7 @@ from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectF
 from banyan.runtime.model.spec import resolve
 from banyan.runtime.server import quota
 from banyan.runtime.server.chat import Template
+from banyan.runtime.server.front import Front
 from banyan.runtime.server.generate import Generator
 from banyan.runtime.server.grammar import Grammars
 from banyan.runtime.server.limits import Timers
@@ -84,6 +85,8 @@ class Server:
         self.is_stopping = False
         self._error: BanyanError | None = None
         self.tenants = Tenants(configured(config), config.isolate == "connection")
+        if config.bind and not self.tenants.asks_for_token:
+            raise ConfigError(f"bind is {config.bind}, and anybody could come in there; say who may, with token_file")
         self._peers: dict[bytes, Peer] = {}
         self._refusals: OrderedDict[bytes, int] = OrderedDict()  # of peers that broke the rules lately
         self._waiting: list[tuple[bytes, wire.Hello, Tenant]] = []  # who said Hello before the engine was ready
@@ -101,12 +104,11 @@ class Server:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         undo.callback(self._context.destroy, 0)
         path = Path(self.config.socket)
-        self.front, lock = ipc.listen(self._context, path, self.config.max_message)
+        self.front = Front(self._context, self.config)
         if self._is_private:
             undo.callback(shutil.rmtree, path.parent, ignore_errors=True)
-        undo.callback(lock.release)
+        undo.callback(self.front.release)
         undo.callback(path.unlink, missing_ok=True)
-        self._breaks = ipc.watch(self.front)
         directory = resolve(self.config.model)
         self.directory = directory
         self.name = self.config.model if self.config.model == "pocket" else directory.name
@@ -168,13 +170,13 @@ class Server:
                     self.link.receive(self._report)
                 if self.link.life in ready:
                     self._engine_died()
-                if self.front in ready:
+                if any(source in ready for source in self.front.sockets):
                     self._receive()
                 if self._wake in ready:
                     self._call()
                 if any(source in ready for source in self.grammars.sockets):
                     self.grammars.receive()
-                if self._breaks in ready and ipc.drain(self._breaks):
+                if any(source in ready for source in self.front.breaks) and self.front.has_broken():
                     beat = min(beat, time.monotonic() + 0.05)  # by then the socket knows whom it lost
                     self._probe()
                 if self._alive_fd in ready:
@@ -189,7 +191,7 @@ class Server:
     def _watch(self) -> None:
         """What the loop sleeps on. Made anew with each process that it talks to."""
         self._poller = zmq.Poller()
-        ours = (self.front, self._breaks, self._wake, self._alive_fd)
+        ours = (*self.front.sockets, *self.front.breaks, self._wake, self._alive_fd)
         for source in (*ours, self.link.socket, self.link.life, *self.grammars.sockets):
             if source is not None:
                 self._poller.register(source, zmq.POLLIN)
@@ -225,12 +227,7 @@ class Server:
     # ---- clients ---------------------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        """Take what clients sent: at most a batch, so that the engine's reports are not kept waiting."""
-        for _ in range(64):
-            try:
-                client, *frames = self.front.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        for client, frames in self.front.receive():
             if self._refusals.get(client, 0) >= MOST_REFUSALS:
                 continue
             try:
@@ -296,12 +293,8 @@ class Server:
         self._waiting.clear()
 
     def _say(self, client: bytes, message: wire.ServerMessage) -> None:
-        try:
-            self.front.send_multipart((client, wire.encode(message)), zmq.NOBLOCK)
-        except zmq.ZMQError as e:
-            if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            # Gone, or it does not read what it asked for. Not now: who called may be in the middle of its program.
+        if not self.front.send(client, wire.encode(message)):
+            # Not now: who called may be in the middle of its program.
             self._calls.append(partial(self._forget, client))
             os.eventfd_write(self._wake, 1)
 
@@ -349,6 +342,7 @@ class Server:
             "pid": os.getpid(),
             "engine_pid": self.link.pid,
             "protocol": wire.VERSION,
+            "address": self.front.address,
         }
 
     # ---- the engine ------------------------------------------------------------------------------------------------
@@ -369,9 +363,10 @@ class Server:
             case wire.Ready():
                 self._n_barren = 0
                 self.tenants.weights = report.weights
-                for line in report.report:
+                lines = (*report.report, *self.front.lines)
+                for line in lines:
                     self._note("info", line)
-                self._tell(launch.Report(pid=os.getpid(), lines=report.report))
+                self._tell(launch.Report(pid=os.getpid(), lines=lines))
                 self._welcome(report)
 
     def _stats(self) -> dict[str, float]:

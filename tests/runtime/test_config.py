@@ -33,7 +33,8 @@ def test_every_option_is_known_here() -> None:
 
 @pytest.mark.parametrize("name", VALUES)
 def test_every_option_is_taken_and_crosses_as_json(name: str) -> None:
-    config = make(**{name: VALUES[name]}, **({"host_memory": "2GiB"} if name == "host_file" else {}))
+    needed = {"host_file": "host_memory", "bind": "curve_key", "curve_key": "bind"}.get(name, name)
+    config = make(**{key: VALUES[key] for key in (name, needed)})
     assert getattr(config, name) == VALUES[name] != getattr(Config(), name)
     assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config
 
