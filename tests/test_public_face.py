@@ -191,7 +191,7 @@ SIGNATURES = {
     "user": ["expr"],
     "image": ["expr"],
     "separate_reasoning": ["expr", "model_type"],
-    "connect": ["socket", "timeout"],
+    "connect": ["socket", "timeout", "*token", "*server_key"],
     "compile": ["program"],
     "set_default_backend": ["backend"],
     "Runtime": ["model", "*launch_timeout", "*model_path", "*log_level", "**options"],
@@ -199,7 +199,9 @@ SIGNATURES = {
     "Runtime.generate": [
         *["self", "prompt", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "lora_path"],
     ],
-    "RuntimeEndpoint": ["base_url", "api_key", "verify", "chat_template_name", "*timeout"],
+    "RuntimeEndpoint": [
+        *["base_url", "api_key", "verify", "chat_template_name", "*timeout", "*token", "*server_key"],
+    ],
     "Mock": ["script", "*chat", "*latency", "*refuses"],
     "OpenAI": [
         *["model_name", "is_chat_model", "chat_template", "is_azure", "*args", "*extensions", "*max_in_flight"],

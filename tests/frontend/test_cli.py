@@ -50,8 +50,9 @@ def test_each_flag_reaches_the_tree() -> None:
     argv += " --eviction lfu --host-memory 2GiB --host-file f"
     argv += " --schedule lpm --step-tokens 99 --threads 2 --engine-timeout 7 --constraint-bytes 999"
     argv += " --constraint-seconds 3 --socket s --max-message 70000 --log debug --max-programs 9 --max-width 8"
-    argv += " --max-program 7777 --max-client 9999 --metrics 9090 --speculate tree"
+    argv += " --max-program 7777 --max-client 9999 --metrics 9090 --speculate tree,model"
     argv += " --constraint-engine outlines_core --token-file t --isolate connection"
+    argv += " --bind tcp://10.0.0.1:7100 --curve-key k --deterministic --draft-model d"
     assert not make(**parse("serve", "--no-cache")).cache
     assert make(**parse("serve", *argv.split())) == Config(
         model="m",
@@ -78,10 +79,14 @@ def test_each_flag_reaches_the_tree() -> None:
         max_program=7777,
         max_client=9999,
         metrics="9090",
-        speculate="tree",
+        speculate="tree,model",
         constraint_engine="outlines_core",
         token_file="t",
         isolate="connection",
+        bind="tcp://10.0.0.1:7100",
+        curve_key="k",
+        deterministic=True,
+        draft_model="d",
         log="debug",
     )
     assert {f"--{f.name.replace('_', '-')}" for f in msgspec.structs.fields(Config)} == {
