@@ -41,6 +41,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("system", "user", "assistant", "system_begin", "system_end", "user_begin", "user_end"),
         *("assistant_begin", "assistant_end"),
         *("token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"),
+        *("ChoicesSamplingMethod", "ChoicesDecision"),
     ),
     "Tools": ("tool", "Tool", "ToolCall"),
     "Backends": (

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from banyan.backends.runtime import RuntimeEndpoint as RuntimeEndpoint
     from banyan.backends.runtime import connect as connect
     from banyan.branch import Branches as Branches
+    from banyan.choices import ChoicesDecision as ChoicesDecision
+    from banyan.choices import ChoicesSamplingMethod as ChoicesSamplingMethod
     from banyan.choices import greedy_token_selection as greedy_token_selection
     from banyan.choices import token_length_normalized as token_length_normalized
     from banyan.choices import unconditional_likelihood_normalized as unconditional_likelihood_normalized
@@ -125,7 +127,10 @@ _WHERE = {
     "backends.recording": ("Record",),
     "backends.replay": ("Replay",),
     "branch": ("Branches",),
-    "choices": ("greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized"),
+    "choices": (
+        *("ChoicesDecision", "ChoicesSamplingMethod"),
+        *("greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized"),
+    ),
     "compiled": ("AsyncCompiled", "Compiled", "compile"),
     "events": ("Events", "ForkStart", "Token", "VarDone"),
     "elsewhere": ("Anthropic", "Crusoe", "LiteLLM", "VertexAI", "video"),
@@ -173,6 +178,8 @@ __all__ = [
     "Branches",
     "BudgetExceeded",
     "Cancelled",
+    "ChoicesDecision",
+    "ChoicesSamplingMethod",
     "Compiled",
     "ConfigError",
     "ConnectFailed",

@@ -1,4 +1,4 @@
-"""Looks at what a gen with retries wrote, and says to the server whether it counts."""
+"""What the server asks the user's process about: whether an output counts, and which choice to take."""
 
 from __future__ import annotations
 
@@ -6,42 +6,39 @@ import os
 import weakref
 from contextlib import suppress
 from contextvars import copy_context
+from typing import Any
 
+from banyan.choices import ChoicesDecision
 from banyan.pool import Pool
 from banyan.record import Record
+from banyan.ref import meta_of_select
 from banyan.runtime import wire
-from banyan.runtime.errors import BadOutput
+from banyan.runtime.errors import BadOutput, BadProgram, ProgramError
 from banyan.typed import Answer
 
 N_THREADS = 8
 """Checks that run at once at most: a validator is the user's code, and may take its time."""
 
 
-class Checker:
-    """Checks the outputs of one gen."""
+class _Asked:
+    """Answers for one gen or select, on a thread of a pool."""
 
-    def __init__(self, record: Record, state: int, ref: int, answer: Answer) -> None:
+    def __init__(self, record: Record, state: int, ref: int) -> None:
         """state, ref: of the gen, as the server numbers them."""
         self._record = weakref.ref(record)  # whoever waits for the gen holds it; a program that nobody holds ends
-        self._state, self._ref, self._answer = state, ref, answer
+        self._state, self._ref = state, ref
         self._context = copy_context()
-        self.n_refused = 0
-        """Outputs that did not count."""
         record.program.on_call(ref, self._called)
 
     def _called(self, called: wire.Called) -> None:
         """Called by the backend, on its thread."""
-        self._context.copy().run(_threads.run, lambda: self._check(called))
+        self._context.copy().run(_threads.run, lambda: self._reply(called))
 
-    def _check(self, called: wire.Called) -> None:
-        texts: tuple[str, ...] = ()
+    def _reply(self, called: wire.Called) -> None:
         try:
-            self._answer.of(wire.Sample(called.text, called.finish_reason))
-        except BadOutput as e:
-            self.n_refused += 1
-            texts = (self._answer.advice(e),)
+            texts = self._texts(called)
         except BaseException as e:  # SystemExit and its like are meant for the program
-            error = BadOutput(f"the check of a {self._answer.label} raised {type(e).__name__}: {e}")
+            error = self._failed(e)
             error.__cause__ = e
             if (record := self._record()) is not None:
                 record.stop(error)
@@ -50,6 +47,72 @@ class Checker:
             with suppress(Exception):  # the record keeps it for those who observe
                 record.add(wire.Results(self._state, self._ref, called.round, texts))
                 record.flush()
+
+    def _texts(self, called: wire.Called) -> tuple[str, ...]:
+        """What is answered."""
+        raise NotImplementedError
+
+    def _failed(self, error: BaseException) -> ProgramError:
+        """What the program ends with where the user's code raises."""
+        raise NotImplementedError
+
+
+class Checker(_Asked):
+    """Checks the outputs of one gen with retries."""
+
+    def __init__(self, record: Record, state: int, ref: int, answer: Answer) -> None:
+        self._answer = answer
+        self.n_refused = 0
+        """Outputs that did not count."""
+        super().__init__(record, state, ref)
+
+    def _texts(self, called: wire.Called) -> tuple[str, ...]:
+        try:
+            self._answer.of(wire.Sample(called.text, called.finish_reason))
+        except BadOutput as e:
+            self.n_refused += 1
+            return (self._answer.advice(e),)
+        return ()
+
+    def _failed(self, error: BaseException) -> ProgramError:
+        return BadOutput(f"the check of a {self._answer.label} raised {type(error).__name__}: {error}")
+
+
+class Chooser(_Asked):
+    """Decides one select by a method of the user's."""
+
+    def __init__(
+        self, record: Record, state: int, ref: int, choices: tuple[str, ...], decide: Any, name: str, line: str
+    ) -> None:
+        self._choices, self._decide, self._name, self._line = choices, decide, name, line
+        self.meta_info: dict[str, Any] = {}
+        """What the method had to say, beside its decision."""
+        super().__init__(record, state, ref)
+
+    def _texts(self, called: wire.Called) -> tuple[str, ...]:
+        assert called.scores is not None
+        told = meta_of_select(called.scores, None)
+        made = self._decide(
+            choices=list(self._choices),
+            normalized_prompt_logprobs=told["normalized_prompt_logprobs"],
+            input_token_logprobs=told["input_token_logprobs"],
+            output_token_logprobs=told["output_token_logprobs"],
+            unconditional_token_logprobs=told.get("unconditional_token_logprobs"),
+        )
+        decision = made if isinstance(made, ChoicesDecision) else ChoicesDecision(*_decided(made))
+        if decision.decision not in self._choices:
+            raise BadProgram(f"it decided for {decision.decision!r}, which is none of {', '.join(self._choices)}")
+        self.meta_info = dict(decision.meta_info or {})
+        return (decision.decision,)
+
+    def _failed(self, error: BaseException) -> ProgramError:
+        why = f"the choices_method of select {self._name!r} raised {type(error).__name__}: {error}"
+        return ProgramError(why, gen=self._name, line=self._line)
+
+
+def _decided(made: Any) -> tuple[Any, Any]:
+    """Of a decision of another class, such as SGLang's own; or of a plain str."""
+    return getattr(made, "decision", made), getattr(made, "meta_info", None)
 
 
 def _renew() -> None:

@@ -1,12 +1,15 @@
 """How a `select` scores its choices: the names and what they mean. The scoring itself happens on the server.
 
-Each choice is scored by the log-probabilities of its tokens as the continuation of the prompt.
+Each choice is scored by the log-probabilities of its tokens as the continuation of the prompt. A method of one's own
+decides by them in the user's process, while the state waits on the server; its body goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, get_args
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, get_args
 
 from banyan.fstring import refuse
 from banyan.runtime.errors import BadProgram, Unsupported
@@ -22,12 +25,61 @@ unconditional_likelihood_normalized: Final = "unconditional_likelihood_normalize
 """The best mean gain of the prompt over no prompt: takes back the advantage of choices that are likely anywhere."""
 
 
-def checked_method(method: object) -> ChoicesMethod:
-    """`method`, if it is one of the three; Unsupported if not (such as a scoring class of one's own)."""
+@dataclass
+class ChoicesDecision:
+    """What a method of one's own decides. meta_info: joins what `s.get_meta_info(name)` tells of the select."""
+
+    decision: str
+    meta_info: dict[str, Any] | None = None
+
+
+class ChoicesSamplingMethod(ABC):
+    """A way of one's own to decide a select: `bn.select("x", choices, choices_method=Mine())`.
+
+    It is called once for each select, on a thread of its own, with keywords; the lists have one item a choice. What it
+    raises, and a decision that is no choice, fails the program.
+    """
+
+    @property
+    def requires_unconditional_logprobs(self) -> bool:
+        """Whether it wants to know what the choices score without the prompt."""
+        return False
+
+    @abstractmethod
+    def __call__(
+        self,
+        *,
+        choices: list[str],
+        normalized_prompt_logprobs: list[float],
+        input_token_logprobs: list[list[Any]],
+        output_token_logprobs: list[list[Any]],
+        unconditional_token_logprobs: list[list[Any]] | None = None,
+    ) -> ChoicesDecision:
+        """Decide.
+
+        normalized_prompt_logprobs: mean log-probability of a choice's tokens, in nats. input_token_logprobs: its tokens
+        as (log-probability, id, None). output_token_logprobs: empty lists. unconditional_token_logprobs: the same
+        tokens without the prompt, where they are required.
+        """
+
+
+Method = ChoicesMethod | Callable[..., Any]
+"""One of the three, or a method of one's own."""
+
+
+def checked_method(method: object) -> tuple[ChoicesMethod, Callable[..., Any] | None]:
+    """How the server scores, and who decides in its place, if somebody does. Unsupported: neither of both."""
     for known in get_args(ChoicesMethod):
         if method == known:
-            return known  # type: ignore[no-any-return]  # get_args forgets the type
-    raise Unsupported(f"choices_method={method!r}: choices are scored by one of {', '.join(get_args(ChoicesMethod))}")
+            return known, None
+    if not callable(method) or isinstance(method, type):
+        own = f"an instance, {method.__name__}()" if isinstance(method, type) else "a ChoicesSamplingMethod of your own"
+        raise Unsupported(
+            f"choices_method={method!r}: choices are scored by one of {', '.join(get_args(ChoicesMethod))}, or by {own}"
+        )
+    if getattr(method, "requires_unconditional_logprobs", False):
+        return unconditional_likelihood_normalized, method
+    return token_length_normalized, method
 
 
 def checked_choices(choices: Sequence[str] | None) -> tuple[str, ...]:

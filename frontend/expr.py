@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from banyan import fstring, pictures, typed
-from banyan.choices import checked_choices, checked_method, token_length_normalized
+from banyan.choices import Method, checked_choices, checked_method, token_length_normalized
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.wire import ChoicesMethod, ConstraintSpec, Reasoning, Sampling
 from banyan.sampling import MAX_RETRIES, GenOptions, make
@@ -112,6 +112,8 @@ class Select(_Node, frozen=True):
     temperature: float = 0.0
     seed: int | None = None
     timeout: float | None = None
+    decide: Any = None
+    """A method of the user's, which decides by the scores."""
 
 
 class Seq(_Node, frozen=True):
@@ -173,7 +175,7 @@ def gen(
     return_text_in_logprobs: bool | None = None,
     dtype: type | str | None = None,
     choices: Sequence[str] | None = None,
-    choices_method: ChoicesMethod | None = None,
+    choices_method: Method | None = None,
     regex: str | None = None,
     json_schema: str | dict[str, Any] | None = None,
     *,
@@ -294,7 +296,7 @@ def select(
     name: str | None = None,
     choices: Sequence[str] | None = None,
     temperature: float = 0.0,
-    choices_method: ChoicesMethod = token_length_normalized,
+    choices_method: Method = token_length_normalized,
     *,
     seed: int | None = None,
     timeout: float | None = None,
@@ -302,6 +304,7 @@ def select(
     """Append the likeliest of `choices`, and call it `name`.
 
     temperature 0 takes the best score; above, the choice is drawn from softmax(score / temperature) with `seed`.
+    choices_method: what the score is, by name, or a ChoicesSamplingMethod of your own, which takes no temperature.
     timeout: seconds from its turn on after which it raises DeadlineExceeded.
     BadProgram: no choices, one that is empty, or one that stands there twice.
     """
@@ -309,13 +312,17 @@ def select(
         raise BadProgram(f"temperature is {temperature}; it must be 0 or more")
     if timeout is not None:
         make(GenOptions, {"timeout": timeout})  # says what is wrong with it
+    method, decide = checked_method(choices_method)
+    if decide is not None and (temperature or seed is not None):
+        raise BadProgram("a choices_method of your own decides by itself; leave out temperature and seed")
     return Select(
         checked_choices(choices),
         None if name is None else checked_name(name),
-        checked_method(choices_method),
+        method,
         float(temperature),
         seed,
         timeout,
+        decide,
     )
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal, Self, TypeVar, overload
 
 from msgspec.structs import replace
 
-from banyan.expr import DRAWS, NOTHING, Begin, End, Expression, Gen, Image, Leaf, Raw, Select, Seq, checked_name, leaves
+from banyan.expr import DRAWS, NOTHING, Begin, End, Expression, Gen, Image, Leaf, Select, Seq, checked_name, leaves
 from banyan.expr import role as turn
 from banyan.feed import Feed
 from banyan.group import Group
@@ -17,40 +17,18 @@ from banyan.kv import StateKV
 from banyan.limits import keep_time
 from banyan.pieces import pieces_async
 from banyan.reasoning import SUFFIX
-from banyan.record import Lane, Record
+from banyan.record import Lane, Record, part
 from banyan.ref import Ref, Thought
 from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, ToolError, UnknownVariable, Unsupported
 from banyan.runtime.promise import Promise
 from banyan.sampling import mix
-from banyan.slot import Slot
 from banyan.source import source_line
 from banyan.transcript import Item, Renderer, Transcript
 from banyan.usage import Usage
 from banyan.view import snippet, usage
 
 P = TypeVar("P", bound="Prompt")
-
-_begin = cache(wire.Begin)
-_END = wire.End()
-
-
-def _part(leaf: Leaf) -> wire.Part:
-    """What is sent for a leaf that is no gen."""
-    if isinstance(leaf, Begin):
-        return _begin(leaf.role)
-    if isinstance(leaf, End):
-        return _END
-    match leaf:
-        case Ref(number=number):
-            return wire.Ref(number)
-        case Raw(text=text):
-            return wire.Raw(text)
-        case Image(data=data, kind=kind):
-            return wire.Image(data, kind)
-        case Slot(i=i):
-            return wire.Arg(i)
-    raise TypeError(f"{leaf!r} cannot be sent as text")
 
 
 class Prompt:
@@ -125,7 +103,7 @@ class Prompt:
                 parts, line = [], line or source_line()
                 leaf = self._generate(leaf, line, samplings)
             else:
-                parts.append(_part(leaf))
+                parts.append(part(leaf))
             items.append(leaf)
         self._record.text(self._lane, parts)
         self._transcript.own.extend(items)
@@ -235,6 +213,11 @@ class Prompt:
     def _select_op(self, leaf: Select, ref: Ref, seed: int | None) -> wire.Select:
         seed = seed if leaf.seed is None else leaf.seed
         ref.method, ref.choices = leaf.method, leaf.choices
+        if leaf.decide is not None:
+            from banyan.checks import Chooser  # here, as above
+
+            at = self._lane.number, ref.number
+            ref.chooser = Chooser(self._record, *at, leaf.choices, leaf.decide, ref.name, ref.line)
         return wire.Select(
             self._lane.number,
             ref.number,
@@ -245,6 +228,7 @@ class Prompt:
             ref.name,
             ref.line,
             leaf.timeout or 0.0,
+            asks=leaf.decide is not None,
         )
 
     # ---- turns -----------------------------------------------------------------------------------------------------

@@ -14,18 +14,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from banyan import limits
 from banyan.backends.base import Backend, OpenProgram, Quiet
+from banyan.expr import Begin, End, Image, Leaf, Raw
 from banyan.feed import Feed, Notice
-from banyan.ref import copy_of
+from banyan.ref import Ref, copy_of
 from banyan.runtime import wire
 from banyan.runtime.errors import BanyanError, Cancelled
 from banyan.runtime.promise import Promise
 from banyan.runtime.template import ProgramTemplate
 from banyan.sampling import Options
+from banyan.slot import Slot
 from banyan.ticker import ticker
 from banyan.trace import Trace
 
@@ -33,6 +36,28 @@ if TYPE_CHECKING:
     from banyan.events import Events
 
 _log = logging.getLogger("banyan")
+
+
+_begin = cache(wire.Begin)
+_END = wire.End()
+
+
+def part(leaf: Leaf) -> wire.Part:
+    """What is sent for a leaf that is no gen."""
+    if isinstance(leaf, Begin):
+        return _begin(leaf.role)
+    if isinstance(leaf, End):
+        return _END
+    match leaf:
+        case Ref(number=number):
+            return wire.Ref(number)
+        case Raw(text=text):
+            return wire.Raw(text)
+        case Image(data=data, kind=kind):
+            return wire.Image(data, kind)
+        case Slot(i=i):
+            return wire.Arg(i)
+    raise TypeError(f"{leaf!r} cannot be sent as text")
 
 
 class Lane:

@@ -27,7 +27,7 @@ from banyan.source import source_line
 
 if TYPE_CHECKING:
     from banyan.calls import Caller
-    from banyan.checks import Checker
+    from banyan.checks import Checker, Chooser
     from banyan.record import Lane, Record
     from banyan.tools import ToolCall
     from banyan.typed import Answer
@@ -53,7 +53,7 @@ class Ref(Expr):
             "name",
             "number",
         ),
-        *("choices", "method", "record", "with_text"),
+        *("choices", "chooser", "method", "record", "with_text"),
     )
 
     def __init__(self, record: Record, lane: Lane, before: Ref | None, name: str = "", line: str = "") -> None:
@@ -73,6 +73,8 @@ class Ref(Expr):
         """Who makes the calls of a gen with tools."""
         self.checker: Checker | None = None
         """Who looks at the outputs of a gen with retries."""
+        self.chooser: Chooser | None = None
+        """Who decides a select, where that is the user."""
         self._lane: Lane | None = lane
         lane.last = self.number
         self._value: wire.Value | None = None
@@ -185,7 +187,8 @@ class Ref(Expr):
         """What is known about how the text came about; with n > 1, a list of all n."""
         value = self.wait()
         if value.scores is not None:
-            return _meta_of_select(value.scores, self.method)
+            own = {} if self.chooser is None else self.chooser.meta_info
+            return meta_of_select(value.scores, self.method if self.chooser is None else None) | own
         metas = [meta_of_sample(k, sample, value, self.with_text) for k, sample in enumerate(value.samples)]
         if self.caller is not None:
             for meta in metas:
@@ -247,7 +250,7 @@ def _top(t: wire.TokenLogprob, with_text: bool) -> list[tuple[float, int, str | 
     return [(logprob, token, words if with_text else None) for token, words, logprob in t.top]
 
 
-def _meta_of_select(scores: wire.Scores, method: wire.ChoicesMethod | None) -> dict[str, Any]:
+def meta_of_select(scores: wire.Scores, method: wire.ChoicesMethod | None) -> dict[str, Any]:
     """Per choice: its score, the (logprob, id, None) of each scored token, and its weight in the draw."""
     meta: dict[str, Any] = {
         "normalized_prompt_logprobs": list(scores.normalized),

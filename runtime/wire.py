@@ -228,6 +228,8 @@ class Select(Wire, frozen=True):
     """As of a Gen."""
     adapter: str = ""
     """As of a Gen."""
+    asks: bool = False
+    """The client decides: a Called with the scores goes to it, and the one text of the Results is the choice."""
 
 
 class Fork(Wire, frozen=True):
@@ -559,8 +561,8 @@ class Delta(Wire, frozen=True):
 
 
 class Called(Wire, frozen=True):
-    """The gen `ref` calls tools, for the `round`-th time (from 0), or shows its `round`-th output (see Gen.retries),
-    and waits for Results.
+    """The gen `ref` calls tools, for the `round`-th time (from 0), or shows its `round`-th output (see Gen.retries), or
+    the select `ref` shows its scores (see Select.asks), and waits for Results.
 
     text: the whole of its turn, the calls as the model wrote them. usage: of this turn alone.
     """
@@ -573,6 +575,7 @@ class Called(Wire, frozen=True):
     text: str = ""
     usage: Usage = Usage()
     finish_reason: FinishReason = "stop"
+    scores: Scores | None = None
 
 
 class Value(Wire, frozen=True):

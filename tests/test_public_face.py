@@ -30,6 +30,8 @@ NAMES = [
     "Branches",
     "BudgetExceeded",
     "Cancelled",
+    "ChoicesDecision",
+    "ChoicesSamplingMethod",
     "Compiled",
     "ConfigError",
     "ConnectFailed",

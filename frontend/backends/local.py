@@ -21,7 +21,7 @@ from banyan.backends.job import Answers, Backend, Job, Made, Outcome, Piece, aga
 from banyan.backends.states import End, Gathering, Joining, Point, State, Step
 from banyan.clock import clock
 from banyan.runtime import wire
-from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, DeadlineExceeded, ToolError
+from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, DeadlineExceeded, ToolError, Unsupported
 from banyan.runtime.promise import Promise
 
 _numbers = count()
@@ -136,7 +136,8 @@ class Program(Quiet):
     def _round(self, job: Job, state: State, outcome: Outcome) -> Outcome | BanyanError | None:
         """A turn of a gen with tools has ended: with an answer, an error, or calls (None), which are told."""
         op = job.op
-        assert isinstance(op, wire.Gen)
+        if isinstance(op, wire.Select):
+            return self._show_scores(job, op, outcome)
         spent = wire.Usage(*map(sum, zip(*map(msgspec.structs.astuple, (job.spent, outcome.usage)), strict=True)))
         if op.tools is None:
             if (called := job.show(outcome, spent)) is not None:
@@ -158,16 +159,31 @@ class Program(Quiet):
         self._callers[op.ref](job.called)
         return None
 
+    def _show_scores(self, job: Job, op: wire.Select, outcome: Outcome) -> Unsupported | None:
+        """A select is decided by its client, where there is something to decide by."""
+        if outcome.scores is None:
+            return Unsupported(
+                "choices_method of your own: this backend chooses without telling what the choices score"
+            )
+        job.outcome = outcome
+        text = outcome.samples[0].text
+        job.called = wire.Called(self.number, 0, op.ref, 0, (), text, outcome.usage, scores=outcome.scores)
+        self._callers[op.ref](job.called)
+        return None
+
     def _answer(self, results: wire.Results) -> None:
         """What tools said: the gen that waits for it goes on. Results that nothing waits for are ignored."""
         state = self._states[results.state]
         job = state.job
         if job is None or job.called is None or (job.op.ref, job.round) != (results.ref, results.round):
             return
-        if job.outcome is not None and not results.texts:
+        outcome = job.outcome
+        if outcome is not None and isinstance(job.op, wire.Select):
+            outcome = outcome._replace(samples=(wire.Sample(results.texts[0], "stop"),))
+        if outcome is not None and (not results.texts or isinstance(job.op, wire.Select)):
             del self._callers[job.op.ref]  # it counts: there is nothing to ask any more
             job.called = None
-            self.finish(job, state, job.outcome)
+            self.finish(job, state, outcome)
             return
         if job.outcome is not None:
             state.job = job.again(" ".join(results.texts))

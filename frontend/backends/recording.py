@@ -265,7 +265,8 @@ class _Recorded:
         entry = Entry(program=self._name, name=asked.op.name, state=asked.op.state, key="", asked=question)
         spent, n_rounds = wire.Usage(), 0
         asking = digest.copy()  # tries that were refused are asked about, and leave nothing in the state
-        for called, texts in zip(asked.called, asked.answers, strict=False):
+        rounds = zip(asked.called, asked.answers, strict=False) if isinstance(asked.op, wire.Gen) else ()
+        for called, texts in rounds:
             if not called.calls and not texts:
                 break  # it was taken: this is the outcome
             entry = replace(entry, key=asking.key(question), after=after, parts=parts)

@@ -20,8 +20,8 @@ from banyan.runtime.server.requests import Listener, Request, Said
 from banyan.runtime.server.state import Open, Shut, Text
 from banyan.runtime.server.tokenizer import Span
 
-Show = Callable[[int, wire.Sample, wire.Usage], None]
-"""(attempt, output, its usage): ask the client."""
+Show = Callable[[int, Outcome, wire.Usage], None]
+"""(attempt, outcome, the usage of this attempt alone): ask the client."""
 
 
 class Attempts:
@@ -106,7 +106,7 @@ class Attempts:
             self._end(outcome)
         else:
             self._shown = outcome
-            self._show(self._n, outcome.samples[0], usage)
+            self._show(self._n, outcome, usage)
 
     def _end(self, outcome: Outcome | Error) -> None:
         if not self.is_over:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from banyan.runtime import wire
 from banyan.runtime.server.attempts import Attempts
+from banyan.runtime.server.choosing import Choosing
 from banyan.runtime.server.generate import Error, Generation
 from banyan.runtime.server.rounds import Rounds
 from banyan.runtime.server.state import Made, Text
@@ -53,7 +54,7 @@ class State:
         self.marks: dict[int, int] = {}  # -> pieces that stood before it
         self.queue: deque[wire.Op | Point] = deque()
         self.n_done = 0
-        self.generation: Generation | Rounds | Attempts | None = None
+        self.generation: Generation | Rounds | Attempts | Choosing | None = None
         """The gen or select that runs; the queue stands still meanwhile."""
         self.error: Error | None = None
         self.children: tuple[int, ...] = ()  # forked from it

@@ -15,6 +15,7 @@ from functools import partial
 from banyan.runtime import wire
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled, Unsupported
 from banyan.runtime.server.attempts import Attempts
+from banyan.runtime.server.choosing import Choosing
 from banyan.runtime.server.delivery import Delivery
 from banyan.runtime.server.generate import Error, Generation, Generator, Outcome
 from banyan.runtime.server.keeper import check_keep
@@ -194,7 +195,7 @@ class Programs:
 
     def _resume(self, program: Program, results: wire.Results) -> None:
         generation = program.states[results.state].generation
-        if isinstance(generation, Rounds | Attempts) and generation.op.ref == results.ref:
+        if isinstance(generation, Rounds | Attempts | Choosing) and generation.op.ref == results.ref:
             generation.resume(results.round, results.texts)
 
     def _put(self, program: Program, state: State, op: wire.Op | Point) -> None:
@@ -333,9 +334,11 @@ class Programs:
         listener = partial(self._delta, program, op.ref) if isinstance(op, wire.Gen) and op.stream else None
         order = program.serial, state.number, state.n_done
         done = partial(self._generated, program, state, op)
-        generation: Generation | Rounds | Attempts
-        if isinstance(op, wire.Gen) and op.retries:
-            show = partial(self._show, program, op.ref)
+        generation: Generation | Rounds | Attempts | Choosing
+        show = partial(self._show, program, op.ref)
+        if isinstance(op, wire.Select) and op.asks:
+            generation = Choosing(self._generator, op, state.text, program.started, order, done, show)
+        elif isinstance(op, wire.Gen) and op.retries:
             generation = Attempts(self._generator, op, state.text, program.started, order, done, show, listener)
         elif isinstance(op, wire.Gen) and op.tools is not None:
             call = partial(self._called, program, op.ref)
@@ -367,9 +370,9 @@ class Programs:
         self.keeper.calls(program.serial, program.makers[ref].number, tuple({call.name for call in calls}))
         self._send(program.client, called)
 
-    def _show(self, program: Program, ref: int, number: int, sample: wire.Sample, usage: wire.Usage) -> None:
-        seq = self._next(program)
-        called = wire.Called(program.number, seq, ref, number, (), sample.text, usage, sample.finish_reason)
+    def _show(self, program: Program, ref: int, number: int, outcome: Outcome, usage: wire.Usage) -> None:
+        seq, text, reason = self._next(program), outcome.samples[0].text, outcome.samples[0].finish_reason
+        called = wire.Called(program.number, seq, ref, number, (), text, usage, reason, outcome.scores)
         self._send(program.client, called)
 
     def _delta(self, program: Program, ref: int, piece: Said) -> None:

@@ -153,6 +153,30 @@ def test_speculation_over_an_api_changes_nothing_on_a_runtime() -> None:
     assert one.usage.generated == other.usage.generated
 
 
+@pytest.mark.parametrize("wants", [False, True])
+def test_a_choices_method_of_ones_own(wants: bool) -> None:
+    class Last(sgl.ChoicesSamplingMethod):
+        requires_unconditional_logprobs = wants
+
+        def __call__(self, *, choices, normalized_prompt_logprobs, unconditional_token_logprobs=None, **_):  # type: ignore[no-untyped-def]
+            assert (unconditional_token_logprobs is not None) == wants
+            assert len(normalized_prompt_logprobs) == len(choices)
+            return sgl.ChoicesDecision(decision=choices[-1], meta_info={"mine": 1})
+
+    @sgl.function
+    def program(s, method):  # type: ignore[no-untyped-def]
+        s += "the quick " + sgl.gen("x", choices=["brown", "lazy", "zzz"], choices_method=method) + " fox"
+        s += sgl.gen("y", max_tokens=4, temperature=0)
+
+    state, plain = program.run(Last()), program.run(sgl.token_length_normalized)
+    assert state["x"] == "zzz" != plain["x"]
+    assert state.text().startswith("the quick zzz fox")
+    mine, theirs = state.get_meta_info("x"), plain.get_meta_info("x")
+    assert mine.pop("mine") == 1
+    assert mine["weights"] == [0.0, 0.0, 1.0]
+    assert mine["normalized_prompt_logprobs"] == pytest.approx(theirs["normalized_prompt_logprobs"], abs=1e-4)
+
+
 def test_chat_turns_are_the_templates(runtime: sgl.Engine) -> None:
     state = multi_turn.run("hello there", second="another thing", temperature=0)
     tokenizer = runtime.get_tokenizer()
