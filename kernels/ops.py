@@ -105,7 +105,7 @@ TABLE = {
             "logits [rows, vocab], rows, tokens, factors, shifts [n] -> logits",
             "32 * n",
             "3 * n",
-            "reference",
+            "cpu",
         ),
         Op(
             "mask_logits",

@@ -46,7 +46,9 @@ def _draw(x: Tensor, temperature: float, top_k: int, top_p: float, min_p: float,
 
 
 def least_kept(p: Tensor, top_k: int, top_p: float, min_p: float) -> float:
-    """The least probability that is kept of p [n_vocab], which is positive."""
+    """The least probability that is kept of p [n_vocab]."""
+    if not top_k and top_p >= 1:
+        return min_p * float(p.max())
     best = p.double().sort(descending=True).values
     best = best[: top_k or None]
     n = len(best)

@@ -96,6 +96,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.banyan_panel.restype = i
     library.banyan_silu_mul.argtypes = [i, p, p, n, n, n, i]
     library.banyan_mask_logits.argtypes = [p, p, p, n, n, n, n, i]
-    for name in ("attention", "linear", "mask_logits", "rms_norm", "rope_kv", "silu_mul"):
+    library.banyan_draw.argtypes = [p, p, p, n, n, n, i]
+    for name in ("attention", "draw", "linear", "mask_logits", "rms_norm", "rope_kv", "silu_mul"):
         getattr(library, f"banyan_{name}").restype = None
     return library

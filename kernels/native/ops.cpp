@@ -2,6 +2,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "draw.h"
 #include "rows.h"
 
 extern "C" {
@@ -46,3 +47,8 @@ void banyan_silu_mul(int is_bf16, const void* x, void* out, int64_t n, int64_t d
 }
 
 }  // extern "C"
+void banyan_draw(const float* logits, const Draws* rows, int64_t* tokens, int64_t n, int64_t n_vocab, int64_t s_row,
+                 int n_threads) {
+    Pool::instance().run(n, n_threads, [&](int64_t i) { tokens[i] = draw(logits + i * s_row, n_vocab, *rows, i); });
+}
+

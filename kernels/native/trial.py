@@ -8,6 +8,9 @@ from torch import Tensor
 from banyan.kernels.attention import native
 from banyan.kernels.attention import reference as attention
 from banyan.kernels.attention.batch import ragged
+from banyan.kernels.draw import native as native_draw
+from banyan.kernels.draw import reference as draw
+from banyan.kernels.draw.rows import draw_rows
 from banyan.kernels.linear.packed import panels
 from banyan.kernels.mask_logits import reference as mask_logits
 from banyan.kernels.rms_norm import reference as rms_norm
@@ -24,6 +27,7 @@ def run(library: ctypes.CDLL) -> None:
         _others(library, chance, dtype, tolerance)
     _masks(library, chance)
 
+    _draws(library, chance)
 
 def _randn(chance: torch.Generator, dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randn(shape, generator=chance).to(dtype)
@@ -98,3 +102,15 @@ def _masks(library: ctypes.CDLL, chance: torch.Generator) -> None:
     mask_logits.mask_logits(want, masks, which)
     library.banyan_mask_logits(logits.data_ptr(), masks.data_ptr(), which.data_ptr(), 3, 100, 100, 4, 1)
     assert torch.equal(logits, want), "mask_logits is wrong on this machine"
+
+
+def _draws(library: ctypes.CDLL, chance: torch.Generator) -> None:
+    logits = 3 * torch.randn(8, 1500, generator=chance)
+    logits[1, 7], logits[2] = torch.nan, -torch.inf
+    n = len(logits)
+    rows = draw_rows(
+        [0.0, 1.0, 1.0] + [0.8] * 5, [0, 0, 0, 0, 40, 0, 40, 900], [1.0] * 5 + [0.9] * 3, [0.0] * 7 + [0.01],
+        range(n), [0] * n, range(n),
+    )  # fmt: skip
+    got, want = native_draw.draw(library, 1, logits, rows), draw.draw(logits.double(), rows)
+    assert torch.equal(got, want), "draw is wrong on this machine"

@@ -11,7 +11,7 @@ here waits for the device before the tokens themselves are read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -83,37 +83,49 @@ def _rows(requests: Sequence[Request | Ahead], device: torch.device) -> Rows:
 
 def edit(logits: Tensor, requests: Sequence[Request | Ahead]) -> None:
     """Penalties, bias and min_tokens, in place."""
-    cells = [
-        cell for row, r in enumerate(requests) if r.has_edits and len((cell := _cells(row, r, logits.shape[1]))[0])
-    ]
-    if not cells:
-        return
-    numbers, reals = (np.concatenate(x, axis=1) for x in zip(*cells, strict=True))
-    with np.errstate(over="ignore"):  # more than float32 holds is infinite, as it should be
-        small = reals.astype(np.float32)
-    edit_logits(logits, *to_device(numbers, logits.device), *to_device(small, logits.device))
+    penalties, biases = _Cells(), _Cells()  # apart, as a token may have both
+    for row, r in enumerate(requests):
+        if not r.has_edits:
+            continue
+        s = r.sampling
+        if r.seen:
+            counts = np.fromiter(r.seen.values(), np.float64, len(r.seen))
+            shifts = -(s.frequency_penalty * counts + s.presence_penalty * (counts > 0))
+            penalties.add(row, r.seen, s.repetition_penalty, shifts)
+        bias = s.logit_bias or {}
+        if r.n_out < s.min_tokens and r.stop_ids and r.guide is None:  # a guide's mask sees to it
+            bias = bias | dict.fromkeys((i for i in r.stop_ids if i < logits.shape[1]), -np.inf)
+        if bias:
+            biases.add(row, bias, 1.0, np.fromiter(bias.values(), np.float64, len(bias)))
+    penalties.edit(logits)
+    biases.edit(logits)
 
 
-def _cells(row: int, r: Request | Ahead, n_vocab: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of the tokens whose logits change: int64 [2, n], row and token; float64 [2, n], factor and shift."""
-    s = r.sampling
-    seen = np.fromiter(r.seen or (), np.int64)
-    counts = np.fromiter(r.seen.values() if r.seen else (), np.float64)
-    biased = np.fromiter(s.logit_bias or (), np.int64)
-    ends = r.stop_ids if r.n_out < s.min_tokens and r.guide is None else ()  # a guide's mask sees to it
-    barred = np.fromiter((i for i in ends if i < n_vocab), np.int64)
-    shifts = [-(s.frequency_penalty * counts + s.presence_penalty * (counts > 0))]
-    shifts.append(np.fromiter(s.logit_bias.values() if s.logit_bias else (), np.float64))
-    tokens, shift = np.concatenate([seen, biased, barred]), np.concatenate([*shifts, np.zeros(len(barred))])
-    if len(biased) or len(barred):  # a token may have a penalty and a bias
-        tokens, at = np.unique(tokens, return_inverse=True)
-        shift = np.bincount(at, shift, len(tokens))
-        shift[at[len(at) - len(barred) :]] = -np.inf
-        factor = np.ones(len(tokens))
-        factor[at[: len(seen)]] = s.repetition_penalty
-    else:
-        factor = np.full(len(tokens), s.repetition_penalty)
-    return np.stack([np.full(len(tokens), row), tokens]), np.stack([factor, shift])
+class _Cells:
+    """Cells of the logits, each of them once."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.counts: list[int] = []
+        self.factors: list[float] = []
+        self.tokens: list[np.ndarray] = []
+        self.shifts: list[np.ndarray] = []
+
+    def add(self, row: int, tokens: Collection[int], factor: float, shifts: np.ndarray) -> None:
+        self.rows.append(row)
+        self.counts.append(len(tokens))
+        self.factors.append(factor)
+        self.tokens.append(np.fromiter(tokens, np.int64, len(tokens)))
+        self.shifts.append(shifts)
+
+    def edit(self, logits: Tensor) -> None:
+        if not self.rows:
+            return
+        rows, factors = np.repeat(self.rows, self.counts), np.repeat(np.array(self.factors, np.float32), self.counts)
+        with np.errstate(over="ignore"):  # more than float32 holds is infinite, as it should be
+            shifts = np.concatenate(self.shifts).astype(np.float32)
+        cells = to_device(np.stack([rows, np.concatenate(self.tokens)]), logits.device)
+        edit_logits(logits, *cells, *to_device(np.stack([factors, shifts]), logits.device))
 
 
 def _scores(logits: Tensor, batch: Batch) -> tuple[dict[int, list[float]], dict[int, list[TopLogprobs]]]:
