@@ -31,7 +31,7 @@ import zmq
 
 from banyan.runtime import curve, ipc, wire
 from banyan.runtime.config import SERVER_KEY, TOKEN
-from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, ConnectFailed, RuntimeLost
+from banyan.runtime.errors import BadMessage, BanyanError, ConnectFailed, RuntimeLost
 from banyan.runtime.inbox import Inbox
 from banyan.runtime.promise import Promise
 from banyan.runtime.template import ProgramTemplate
@@ -283,7 +283,7 @@ class Client:
         inbox = self._inboxes.get(number)
         if inbox is None or not inbox.is_over:
             return
-        inbox.fail_all(lambda gen, line: BadProgram("the program ended without being asked for this value"))
+        inbox.end()
         if inbox.is_settled:
             with self._lock:
                 self._inboxes.pop(number, None)

@@ -155,8 +155,17 @@ class Inbox:
 
     def _cancelled(self) -> None:
         # At once: to wait for the server's word would make a server that is slow, or stuck, hold up who cancels.
-        self.fail_all(lambda gen, line: Cancelled("the program was cancelled", program=self.name, gen=gen, line=line))
+        self.end()
         self._line.settle(self.number)
+
+    def end(self) -> None:
+        """On the I/O thread: fail what is asked of the program and will not come, as it is over."""
+        if self._is_cancelled:  # a message may come between `cancel` and `_cancelled`: it must not say anything else
+            self.fail_all(
+                lambda gen, line: Cancelled("the program was cancelled", program=self.name, gen=gen, line=line)
+            )
+        else:
+            self.fail_all(lambda gen, line: BadProgram("the program ended without being asked for this value"))
 
     def future(self, ref: int) -> Promise[wire.Value]:
         with self._lock:

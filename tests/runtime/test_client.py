@@ -205,6 +205,17 @@ def test_cancel_stops_the_work(join: Join) -> None:
     assert c.ask("stats")["server"]["requests"] == 0
 
 
+def test_a_message_on_its_way_does_not_hide_that_a_program_was_cancelled(join: Join) -> None:
+    c = join(step_ms=5)
+    program = c.program()
+    asked = program.future(7)  # of what was never submitted
+    with c._loop.busy:  # the I/O thread is between two messages
+        program.cancel()
+        c.settle(program.number)  # what it does with the next one
+    with pytest.raises(Cancelled):
+        asked.result(10)
+
+
 def test_a_closed_program_finishes_what_it_was_given(join: Join) -> None:
     c = join(say={"a": "b"}, step_ms=2)
     program = c.program()
