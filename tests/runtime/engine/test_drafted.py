@@ -33,6 +33,9 @@ class Pattern:
         if token is not FREE:
             set_bits(out, [token])
 
+    def allows(self, token: int) -> bool:
+        return not self.can_stop and self.pattern[self.at] in (FREE, token)
+
     def accept(self, tokens: Sequence[int]) -> int:
         for n, token in enumerate(tokens):
             if self.can_stop or self.pattern[self.at] not in (FREE, token):
