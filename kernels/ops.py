@@ -19,12 +19,14 @@ from banyan.kernels.linear.cpu import linear as cpu_linear
 from banyan.kernels.linear.cpu import pack
 from banyan.kernels.linear.packed import Packed
 from banyan.kernels.linear.reference import linear as reference_linear
+from banyan.kernels.pool import Pool
 
 __all__ = [
     "TABLE",
     "Accepted",
     "Op",
     "Packed",
+    "Pool",
     "Ragged",
     "accept",
     "attention",
@@ -159,8 +161,8 @@ def implementation(op: str, device: str) -> Callable[..., Any]:
 
 def attention(
     q: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    k_pool: Pool,
+    v_pool: Pool,
     ragged: Ragged,
     *,
     scale: float,
@@ -176,7 +178,7 @@ def attention(
     return out
 
 
-def write_kv(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, slots: Tensor) -> None:
+def write_kv(k: Tensor, v: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor) -> None:
     """Write each row's keys and values to its slot, in place; see `write_kv/reference.py`."""
     implementation("write_kv", k.device.type)(k, v, k_pool, v_pool, slots)
 
@@ -237,8 +239,8 @@ def rope_kv(
     eps: float,
     cos: Tensor,
     sin: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    k_pool: Pool,
+    v_pool: Pool,
     slots: Tensor,
 ) -> Tensor:
     """Norm and rotary embedding of queries (returned) and keys (written to KV); see `rope_kv/reference.py`."""

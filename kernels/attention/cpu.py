@@ -4,15 +4,16 @@ from torch import Tensor
 
 from banyan.kernels.attention import native, plain
 from banyan.kernels.attention.batch import Ragged
-from banyan.kernels.native import build
+from banyan.kernels.native import build, pools
+from banyan.kernels.pool import Pool
 
 MAX_DIM = 256  # as attention.h has it
 
 
 def attention(
     q: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    k_pool: Pool,
+    v_pool: Pool,
     ragged: Ragged,
     *,
     scale: float,
@@ -27,17 +28,17 @@ def attention(
     return native.attend(library, q, k_pool, v_pool, ragged, scale=scale, softcap=softcap, window=window, sinks=sinks)
 
 
-def is_known(q: Tensor, k_pool: Tensor, v_pool: Tensor) -> bool:
+def is_known(q: Tensor, k_pool: Pool, v_pool: Pool) -> bool:
     """Whether the library computes on these."""
     _, n_heads, dim = q.shape
     return (
         q.dtype in build.DTYPES
-        and q.dtype == k_pool.dtype == v_pool.dtype
+        and pools.holds(k_pool, q.dtype)
+        and pools.holds(v_pool, q.dtype)
+        and pools.kind(k_pool) == pools.kind(v_pool)
         and dim % 16 == 0
         and dim <= MAX_DIM
         and n_heads <= native.MAX_ROWS
         and q.stride(2) == 1
         and q.stride(1) == dim
-        and k_pool.is_contiguous()
-        and v_pool.is_contiguous()
     )

@@ -16,9 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from banyan.kernels import eight_bits
 from banyan.kernels.attention.batch import Ragged, to_device
-from banyan.kernels.attention.plan import Tiles, plan
+from banyan.kernels.attention.plan import Plan, Tiles, plan
 from banyan.kernels.device import architecture, n_processors
+from banyan.kernels.eight_bits import widen
+from banyan.kernels.pool import Pool
 
 LOG2E = 1.4426950408889634
 MERGE_KEYS = 192.0  # see `plan`; not measured yet: from where published kernels gain (256 keys, 4 sharers)
@@ -26,9 +29,10 @@ MERGE_KEYS = 192.0  # see `plan`; not measured yet: from where published kernels
 
 @triton.jit
 def _block(
-    b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, s_page, s_slot, b_last, b_oldest, b_seen, o_key, o_d, end, tail, scale,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
-    TREE: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, p_k_scale, p_v_scale, s_page, s_slot, s_scale, b_last, b_oldest, b_seen,
+    o_key, o_d, end, tail, scale,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr, TREE: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of keys: scores, running maximum and sum, weighted values."""
     o_slot = b_page * s_page + (o_key % PAGE) * s_slot
@@ -43,8 +47,16 @@ def _block(
     else:
         b_k = tl.load(p_kt, mask=(o_d < DIM)[:, None], other=0.0)
         b_v = tl.load(p_vs, mask=(o_d < DIM)[None, :], other=0.0)
+    if KIND > 0:  # a key's scale goes to its score, a value's to its weight
+        o_scale = (b_page * PAGE + o_key % PAGE) * s_scale
+        b_k_scale = tl.load(p_k_scale + o_scale, mask=o_key < end, other=0.0)
+        b_v_scale = tl.load(p_v_scale + o_scale, mask=o_key < end, other=0.0)
+        b_k = widen(b_k, KIND).to(b_q.dtype)
+        b_v = widen(b_v, KIND).to(b_q.dtype)
 
     b_score = tl.dot(b_q, b_k, input_precision=PRECISION) * scale
+    if KIND > 0:
+        b_score *= b_k_scale[None, :]
     if SOFTCAP > 0.0:  # scale holds 2 / softcap: tanh(x) = 1 - 2 / (exp(2x) + 1)
         b_score = (1.0 - 2.0 / (tl.exp2(b_score) + 1.0)) * (SOFTCAP * 1.4426950408889634)
     if MASKED:
@@ -63,15 +75,17 @@ def _block(
     b_shrink = tl.exp2(b_max - b_base)
     b_sum = b_sum * b_shrink + tl.sum(b_weight, 1)
     b_acc = b_acc * b_shrink[:, None]
+    if KIND > 0:
+        b_weight *= b_v_scale[None, :]
     b_acc = tl.dot(b_weight.to(b_v.dtype), b_v, b_acc, input_precision=PRECISION)
     return b_top, b_sum, b_acc
 
 
 @triton.jit
 def _attend(
-    p_q, p_k, p_v, p_out, p_part, p_lse, p_sinks, p_items, p_rows, p_table, p_position, p_seen,
-    s_q_row, s_q_head, s_page, s_slot, s_head, s_out_row, s_out_head, s_table, scale,
-    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
+    p_q, p_k, p_v, p_k_scale, p_v_scale, p_out, p_part, p_lse, p_sinks, p_items, p_rows, p_table, p_position, p_seen,
+    s_q_row, s_q_head, s_page, s_slot, s_head, s_scale, s_out_row, s_out_head, s_table, scale,
+    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, KIND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE_STAGES: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, SINKS: tl.constexpr, ALL_MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -98,11 +112,14 @@ def _attend(
         b_oldest = tl.load(p_position + o_row, mask=m_row, other=0) - (WINDOW - 1)
     b_seen = o_row
     if TREE:
-        b_seen = tl.load(p_seen + o_row, mask=m_row, other=0)
+        b_seen = tl.load(p_seen + o_row, mask=m_row, other=0.0)
 
     p_table += request.to(tl.int64) * s_table
     p_k += i_head.to(tl.int64) * s_head
     p_v += i_head.to(tl.int64) * s_head
+    if KIND > 0:
+        p_k_scale += i_head
+        p_v_scale += i_head
     b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_M], tl.float32)
     b_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -121,16 +138,18 @@ def _attend(
             o_key = i_key + o_n
             b_next = tl.load(p_table + (o_key + BLOCK_N) // PAGE, mask=o_key + BLOCK_N < end, other=0).to(tl.int64)
             b_max, b_sum, b_acc = _block(
-                b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, s_page, s_slot, b_last, b_oldest, b_seen, o_key, o_d, end,
-                tail, scale, DIM, BLOCK_D, PAGE, SOFTCAP, WINDOW, TREE, False, PRECISION,
+                b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, p_k_scale, p_v_scale, s_page, s_slot, s_scale, b_last,
+                b_oldest, b_seen, o_key, o_d, end, tail, scale,
+                DIM, BLOCK_D, PAGE, KIND, SOFTCAP, WINDOW, TREE, False, PRECISION,
             )  # fmt: skip
             b_page = b_next
     for i_key in tl.range(middle, end, BLOCK_N, num_stages=EDGE_STAGES):
         o_key = i_key + o_n
         b_next = tl.load(p_table + (o_key + BLOCK_N) // PAGE, mask=o_key + BLOCK_N < end, other=0).to(tl.int64)
         b_max, b_sum, b_acc = _block(
-            b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, s_page, s_slot, b_last, b_oldest, b_seen, o_key, o_d, end, tail,
-            scale, DIM, BLOCK_D, PAGE, SOFTCAP, WINDOW, TREE, True, PRECISION,
+            b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, p_k_scale, p_v_scale, s_page, s_slot, s_scale, b_last,
+            b_oldest, b_seen, o_key, o_d, end, tail, scale,
+            DIM, BLOCK_D, PAGE, KIND, SOFTCAP, WINDOW, TREE, True, PRECISION,
         )  # fmt: skip
         b_page = b_next
 
@@ -161,6 +180,8 @@ def _merge(
     i_merge, i_head = tl.program_id(0), tl.program_id(1)
     p_merge = p_merges + i_merge.to(tl.int64) * 4
     row, part, n_parts = tl.load(p_merge), tl.load(p_merge + 1), tl.load(p_merge + 2)
+    if n_parts == 0:  # a table of fixed length may end in zeros
+        return
     o_d = tl.arange(0, BLOCK_D)
     m_d = o_d < DIM
     top = float("-inf")
@@ -192,10 +213,11 @@ class Tile(NamedTuple):
     stages: int
 
 
-def tile(arch: str, dim: int, group: int, dtype: torch.dtype, *, large: bool) -> Tile:
+def tile(arch: str, dim: int, group: int, dtype: torch.dtype, kind: int, *, large: bool) -> Tile:
     """The tile for one kind of item; static, so that runs repeat and every variant can be compiled ahead of time.
 
-    Registers, shared memory and spills of each entry are asserted by the tests; gfx942 has 64 KB of LDS.
+    Registers, shared memory and spills of each entry are asserted by the tests; gfx942 has 64 KB of LDS. kind: of the
+    pools' numbers; those of 8 bits are widened in registers, and leave fewer of them to a tile.
     """
     wide = dim > 128
     amd, ampere = arch.startswith("gfx"), arch.startswith("sm_8")
@@ -203,6 +225,8 @@ def tile(arch: str, dim: int, group: int, dtype: torch.dtype, *, large: bool) ->
         rows, keys, warps, stages = (32, 32, 4, 1) if large else (16, 32, 4, 1)
     elif dtype == torch.float32:  # no tensor cores: IEEE products from registers
         rows, keys, warps, stages = (16, 16, 4, 1)
+    elif kind:
+        rows, keys, warps, stages = _narrow_tile(dim, amd, ampere, large)
     elif not large:
         rows, keys, stages = (16, 32 if wide else 64, 2 if amd else 3)
         warps = 8 if wide and not (amd or ampere) else 4
@@ -223,10 +247,24 @@ def tile(arch: str, dim: int, group: int, dtype: torch.dtype, *, large: bool) ->
     return Tile(rows, keys, warps, stages)
 
 
+def _narrow_tile(dim: int, amd: bool, ampere: bool, large: bool) -> Tile:
+    """The tile for pools of 8 bits."""
+    stages = 3
+    if amd:
+        stages = 1 if large else 2
+    if not large:
+        keys = (16 if dim > 128 else 32) if amd else (64 if dim <= 64 else 32)
+        return Tile(16, keys, 4, stages)
+    if dim > 128:
+        return Tile(32, 32, 4 if amd else 8, stages)
+    is_hopper = not amd and not ampere
+    return Tile(128 if is_hopper or dim <= 64 else 64, 64 if is_hopper and dim <= 64 else 32, 8, stages)
+
+
 def attention(
     q: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    k_pool: Pool,
+    v_pool: Pool,
     ragged: Ragged,
     *,
     scale: float,
@@ -240,16 +278,18 @@ def attention(
     group = n_heads // n_kv_heads
     assert 16 <= dim <= 256, f"head_dim {dim} is outside 16..256"
     assert n_heads == group * n_kv_heads, f"{n_heads} heads do not divide into {n_kv_heads} KV heads"
-    assert q.dtype == k_pool.dtype == v_pool.dtype, f"{q.dtype}, {k_pool.dtype}, {v_pool.dtype}: one dtype for all"
-    assert q.stride(2) == k_pool.stride(3) == 1, "rows must be contiguous"
-    assert k_pool.shape == v_pool.shape, "K and V pools differ in shape"
-    assert k_pool.stride() == v_pool.stride(), "K and V pools differ in strides"
+    arch = architecture()
+    (k, k_scale, kind), (v, v_scale, _) = eight_bits.parts(k_pool, arch), eight_bits.parts(v_pool, arch)
+    assert k.dtype == v.dtype, f"{k.dtype}, {v.dtype}: one dtype for both pools"
+    assert kind or q.dtype == k.dtype, f"{q.dtype}, {k.dtype}: queries and pools are of one dtype, or pools of 8 bits"
+    assert q.stride(2) == k.stride(3) == 1, "rows must be contiguous"
+    assert k.shape == v.shape, "K and V pools differ in shape"
+    assert k.stride() == v.stride(), "K and V pools differ in strides"
     out = torch.empty((n_rows, n_heads, dim), dtype=q.dtype, device=q.device)
     if not n_rows:
         return out
 
-    arch = architecture()
-    tiles = [tile(arch, dim, group, q.dtype, large=large) for large in (False, True)]
+    tiles = [tile(arch, dim, group, q.dtype, kind, large=large) for large in (False, True)]
     small, large, rows, merges, n_partials = _device_plan(ragged, tiles, n_kv_heads, group, window, arch, q.device)
     part = torch.empty((n_partials, n_heads, dim), dtype=torch.float32, device=q.device)
     lse = torch.empty((n_partials, n_heads), dtype=torch.float32, device=q.device)
@@ -257,11 +297,12 @@ def attention(
     for items, shape in ((small, tiles[0]), (large, tiles[1])):
         if len(items):
             _attend[(len(items), n_kv_heads)](
-                q, k_pool, v_pool, out, part, lse, sinks, items, rows, ragged.page_table, ragged.position, ragged.seen,
-                q.stride(0), q.stride(1), k_pool.stride(0), k_pool.stride(1), k_pool.stride(2),
+                q, k, v, k_scale, v_scale, out, part, lse, sinks, items, rows, ragged.page_table, ragged.position,
+                ragged.seen, q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), n_kv_heads,
                 out.stride(0), out.stride(1), ragged.page_table.stride(0),
                 scale * LOG2E * (2.0 / softcap if softcap else 1.0),
-                GROUP=group, DIM=dim, BLOCK_D=block_d, PAGE=page_size, BLOCK_M=shape.rows, BLOCK_N=shape.keys,
+                GROUP=group, DIM=dim, BLOCK_D=block_d, PAGE=page_size, KIND=kind,
+                BLOCK_M=shape.rows, BLOCK_N=shape.keys,
                 EDGE_STAGES=shape.stages if window or ragged.deterministic else 1,
                 SOFTCAP=softcap, WINDOW=window, TREE=ragged.seen is not None, SINKS=sinks is not None,
                 ALL_MASKED=ragged.deterministic,
@@ -283,22 +324,34 @@ def _device_plan(
     small_rows, large_rows = (shape.rows // group for shape in tiles)
     if ragged.deterministic:
         small_rows = 0  # of two tile shapes, each would round in its own way
-    rows = Tiles(small_rows, large_rows, large_rows)
-    key = ("triton", arch, rows, n_kv_heads, window)
+    key = Key(arch, Tiles(small_rows, large_rows, large_rows), n_kv_heads, window)
     plans = {} if ragged.plans is None else ragged.plans
     if key not in plans:
-        made = plan(
-            ragged.q_lens,
-            ragged.kv_lens,
-            tiles=rows,
-            programs=(n_kv_heads, n_kv_heads),
-            n_processors=n_processors(arch),
-            window=window,
-            shared=ragged.subtrees,
-            merge_keys=MERGE_KEYS,
-            deterministic=ragged.deterministic,
-        )
+        made = host_plan(ragged, key)
         tables = (to_device(table, device) for table in made[:4])
         plans[key] = (*tables, made.n_partials)
     small, large, entries, merges, n_partials = plans[key]
     return small, large, entries, merges, n_partials
+
+
+class Key(NamedTuple):
+    """What a plan depends on besides the batch: the layers that agree in it share one."""
+
+    arch: str
+    tiles: Tiles
+    n_kv_heads: int
+    window: int
+
+
+def host_plan(ragged: Ragged, key: Key) -> Plan:
+    return plan(
+        ragged.q_lens,
+        ragged.kv_lens,
+        tiles=key.tiles,
+        programs=(key.n_kv_heads, key.n_kv_heads),
+        n_processors=n_processors(key.arch),
+        window=key.window,
+        shared=ragged.subtrees,
+        merge_keys=MERGE_KEYS,
+        deterministic=ragged.deterministic,
+    )

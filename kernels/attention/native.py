@@ -8,6 +8,8 @@ from torch import Tensor
 
 from banyan.kernels.attention.batch import Ragged
 from banyan.kernels.attention.plan import Tiles, plan
+from banyan.kernels.native import pools
+from banyan.kernels.pool import Pool
 
 LOG2E = 1.4426950408889634
 ROWS = 64  # of a chunk's tile: tokens times heads of a group; K and V of a block are prepared once for all of them
@@ -16,12 +18,12 @@ MERGE_KEYS = 48.0  # see `plan`; measured: 2 to 64 rows over 64 to 2048 keys bre
 SMALL_WORK = 1 << 17  # multiply-adds below which waking a second thread costs more than it saves
 
 
+_POINTERS = ("q", "k", "v", "out", "sinks", "table", "rows", "position", "seen", "part", "lse", "k_scale", "v_scale")
+
+
 class _Call(ctypes.Structure):
     _fields_ = (
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("q", "k", "v", "out", "sinks", "table", "rows", "position", "seen", "part", "lse")
-        ),
+        *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in ("s_q", "s_out", "s_page", "s_slot")),
         *((name, ctypes.c_int32) for name in ("s_table", "n_heads", "n_kv_heads", "dim", "page", "window")),
         *((name, ctypes.c_float) for name in ("scale", "softcap")),
@@ -40,8 +42,8 @@ class _Work(NamedTuple):
 def attend(
     library: ctypes.CDLL,
     q: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    k_pool: Pool,
+    v_pool: Pool,
     ragged: Ragged,
     *,
     scale: float,
@@ -57,10 +59,11 @@ def attend(
     part = torch.empty((work.n_partials, n_heads, dim + 1))  # one buffer: results, then their log-sum-exps
     if sinks is not None:
         sinks = sinks.to(torch.float32).contiguous()
+    k, v = pools.pointers(k_pool), pools.pointers(v_pool)
     call = _Call(
         q.data_ptr(),
-        k_pool.data_ptr(),
-        v_pool.data_ptr(),
+        k[0],
+        v[0],
         out.data_ptr(),
         None if sinks is None else sinks.data_ptr(),
         ragged.page_table.data_ptr(),
@@ -69,6 +72,8 @@ def attend(
         None if ragged.seen is None else ragged.seen.data_ptr(),
         part.data_ptr(),
         part.data_ptr() + 4 * work.n_partials * n_heads * dim,
+        k[1],
+        v[1],
         q.stride(0),
         n_heads * dim,
         page_size * n_kv_heads * dim,
@@ -82,7 +87,7 @@ def attend(
         scale * LOG2E * (2.0 / softcap if softcap else 1.0),
         softcap,
     )
-    library.banyan_attention(q.dtype == torch.bfloat16, ctypes.addressof(call), *work.arguments)
+    library.banyan_attention(q.dtype == torch.bfloat16, pools.kind(k_pool), ctypes.addressof(call), *work.arguments)
     return out
 
 

@@ -7,6 +7,7 @@ their log-sum-exp, so that neither needs a mask.
 
 import threading
 from collections.abc import Iterator
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from banyan.kernels.attention.batch import Ragged
 from banyan.kernels.attention.reference import hidden
+from banyan.kernels.pool import Pool, Quantized, read
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # what SDPA calls; also returns the LSE
 _GROUP_BYTES = 1 << 19  # decodes gathered together: their K stays in a core's L2 until it is read
@@ -23,8 +25,8 @@ _GROUP_WASTE = 0.25  # share of a group's gathered pages that may be padding
 
 def attention(
     q: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    k_pool: Pool,
+    v_pool: Pool,
     ragged: Ragged,
     *,
     scale: float,
@@ -36,7 +38,7 @@ def attention(
     if ragged.deterministic:
         raise ValueError("attention in plain torch cannot be deterministic: install a C++ compiler, or name it in CXX")
     out = torch.empty_like(q)
-    for work in _plan(ragged, k_pool, window):
+    for work in _plan(ragged, k_pool, window, q.dtype):
         if isinstance(work, _Decodes):
             _decode(out, q, k_pool, v_pool, work, scale, softcap, sinks)
         else:
@@ -66,18 +68,18 @@ class _Extend(NamedTuple):
     hidden: Tensor | None  # bool [rows, slots]; None: what stands behind a row, and nothing else
 
 
-def _plan(ragged: Ragged, pool: Tensor, window: int) -> list[_Decodes | _Extend]:
-    key = ("plain", window, pool.shape[1:], pool.dtype)
+def _plan(ragged: Ragged, pool: Pool, window: int, dtype: torch.dtype) -> list[_Decodes | _Extend]:
+    key = ("plain", window, pool.shape[1:], dtype)
     plans = {} if ragged.plans is None else ragged.plans
     if key not in plans:
-        plans[key] = list(_work(ragged, pool, window))
+        plans[key] = list(_work(ragged, pool, window, dtype))
     works: list[_Decodes | _Extend] = plans[key]
     return works
 
 
-def _work(ragged: Ragged, pool: Tensor, window: int) -> Iterator[_Decodes | _Extend]:
+def _work(ragged: Ragged, pool: Pool, window: int, dtype: torch.dtype) -> Iterator[_Decodes | _Extend]:
     page_size = pool.shape[1]
-    page_bytes = pool[0].numel() * pool.element_size()
+    page_bytes = prod(pool.shape[1:]) * dtype.itemsize
     decodes: list[tuple[int, int, int, int, int]] = []  # n_pages, row, request, first page, n_tokens
     row = 0
     for i, (q_len, kv_len) in enumerate(zip(ragged.q_lens, ragged.kv_lens, strict=True)):
@@ -133,15 +135,15 @@ def _decodes(group: list[tuple[int, int, int, int, int]], page_table: Tensor, pa
 def _decode(
     out: Tensor,
     q: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    k_pool: Pool,
+    v_pool: Pool,
     work: _Decodes,
     scale: float,
     softcap: float,
     sinks: Tensor | None,
 ) -> None:
     heads, dim = k_pool.shape[2:]
-    k, v = (t.view(work.n, -1, heads, dim) for t in _gather(k_pool, v_pool, work.pages, work.unread))
+    k, v = (t.view(work.n, -1, heads, dim) for t in _gather(k_pool, v_pool, work.pages, work.unread, q.dtype))
     k, v = (t[:, work.span].transpose(1, 2) for t in (k, v))  # [n, kv_heads, slots, dim]
     rows = q[work.rows].view(work.n, heads, -1, dim)  # [n, kv_heads, group, dim]
     got, lse = _partial(rows, k, v, scale, softcap, mask=work.mask)
@@ -153,8 +155,8 @@ def _decode(
 def _extend(
     out: Tensor,
     q: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    k_pool: Pool,
+    v_pool: Pool,
     work: _Extend,
     scale: float,
     softcap: float,
@@ -164,7 +166,8 @@ def _extend(
     n = work.rows.stop - work.rows.start
     # [kv_heads, 1, tokens, dim]; the group axis is spread without a copy
     k, v = (
-        t[: work.n_tokens - work.first].transpose(0, 1).unsqueeze(1) for t in _gather(k_pool, v_pool, work.pages, None)
+        t[: work.n_tokens - work.first].transpose(0, 1).unsqueeze(1)
+        for t in _gather(k_pool, v_pool, work.pages, None, q.dtype)
     )
     rows = q[work.rows].view(n, heads, -1, dim).permute(1, 2, 0, 3)  # [kv_heads, group, n, dim]
     spread = (heads, rows.shape[1], -1, dim)
@@ -223,8 +226,10 @@ def _sink(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
 _buffers = threading.local()
 
 
-def _gather(k_pool: Tensor, v_pool: Tensor, pages: Tensor, unread: Tensor | None) -> tuple[Tensor, Tensor]:
-    """K and V of `pages` side by side, [slots, kv_heads, dim]; the slots `unread` are zero.
+def _gather(
+    k_pool: Pool, v_pool: Pool, pages: Tensor, unread: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """K and V of `pages` side by side, [slots, kv_heads, dim] in `dtype`; the slots `unread` are zero.
 
     A pool's unused slots may hold anything; a weight of zero does not hide a NaN. The result lives until the next call
     in this thread.
@@ -232,12 +237,15 @@ def _gather(k_pool: Tensor, v_pool: Tensor, pages: Tensor, unread: Tensor | None
     page = k_pool.shape[1:]
     n = len(pages) * page.numel()
     buffer = getattr(_buffers, "kv", None)
-    if buffer is None or buffer.dtype != k_pool.dtype or buffer.shape[1] < n:
-        buffer = _buffers.kv = torch.empty(2, 2 * n, dtype=k_pool.dtype)
+    if buffer is None or buffer.dtype != dtype or buffer.shape[1] < n:
+        buffer = _buffers.kv = torch.empty(2, 2 * n, dtype=dtype)
     slots = []
     for pool, flat in zip((k_pool, v_pool), buffer, strict=True):
         own = flat[:n].view(len(pages), *page)
-        torch.index_select(pool, 0, pages, out=own)
+        if isinstance(pool, Quantized):
+            own.copy_(read(pool, pages, dtype))
+        else:
+            torch.index_select(pool, 0, pages, out=own)
         own = own.flatten(0, 1)
         slots.append(own if unread is None else own.index_fill_(0, unread, 0.0))
     return slots[0], slots[1]

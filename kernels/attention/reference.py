@@ -5,12 +5,13 @@ from torch import Tensor
 
 from banyan.kernels.attention.batch import Ragged
 from banyan.kernels.attention.plan import DRAFT
+from banyan.kernels.pool import Pool, read
 
 
 def attention(
     q: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    k_pool: Pool,
+    v_pool: Pool,
     ragged: Ragged,
     *,
     scale: float,
@@ -21,7 +22,8 @@ def attention(
     """Causal attention of ragged rows over paged KV; computes in float32 (float64 for float64 inputs).
 
     q            [n_rows, n_heads, head_dim]
-    k/v_pool     [n_pages, page_size, n_kv_heads, head_dim]; query head h reads KV head h // (n_heads / n_kv_heads)
+    k/v_pool     [n_pages, page_size, n_kv_heads, head_dim], in q's dtype or in 8 bits with scales; query head h reads
+                 KV head h // (n_heads / n_kv_heads)
     softcap c    scores become c * tanh(scores / c); 0: off
     window w     a row at position p of its text sees the keys at positions > p - w; 0: all that it sees anyway. No
                  less than the rows of a tree of drafts: an ancestor's place in the cache is not its position
@@ -36,8 +38,8 @@ def attention(
     for i, kv_len in enumerate(kv_lens):
         lo, hi = starts[i], starts[i + 1]
         pages = ragged.page_table[i, : -(-kv_len // page_size)].long()
-        k = k_pool[pages].flatten(0, 1)[:kv_len].to(real).repeat_interleave(group, dim=1)  # [kv_len, heads, dim]
-        v = v_pool[pages].flatten(0, 1)[:kv_len].to(real).repeat_interleave(group, dim=1)
+        k = read(k_pool, pages, real).flatten(0, 1)[:kv_len].repeat_interleave(group, dim=1)  # [kv_len, heads, dim]
+        v = read(v_pool, pages, real).flatten(0, 1)[:kv_len].repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q[lo:hi].to(real), k) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)

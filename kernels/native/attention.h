@@ -2,7 +2,8 @@
 //
 // An item's keys are walked in blocks of 64. A block's K is transposed once, and both products, Q K^T and P V, are then
 // the same register tile: rows of A, broadcast, times whole vectors of B. Scores live in base 2, with an online softmax.
-// bfloat16 is widened as it is read; sums are float32 everywhere.
+// bfloat16 is widened as it is read; sums are float32 everywhere. Of pools in 8 bits the numbers are multiplied as they
+// are: a key's scale goes to its score, a value's to its weight.
 #pragma once
 
 #include "pool.h"
@@ -23,6 +24,7 @@ struct Call {  // one call of attention; pointers to elements of one type
     const int32_t* position; // [n_rows], of each row in its text; for windows
     const uint64_t* seen;    // [n_rows], which of the last 64 keys of its request a row sees; or null
     float *part, *lse;       // [n_partials, n_heads, dim], [n_partials, n_heads]
+    const float *k_scale, *v_scale;  // [pages, page, n_kv_heads], of pools in 8 bits
     int64_t s_q, s_out, s_page, s_slot;
     int32_t s_table, n_heads, n_kv_heads, dim, page, window;
     float scale, softcap;    // scale in base 2
@@ -35,20 +37,28 @@ struct Item {  // as plan.py writes it
 struct Scratch {
     float q[MAX_ROWS * MAX_DIM], acc[MAX_ROWS * MAX_DIM], weight[MAX_ROWS * BLOCK];
     float kt[MAX_DIM * BLOCK], v[BLOCK * MAX_DIM];
+    float k_scale[BLOCK], v_scale[BLOCK];
     float top[MAX_ROWS], shrink[MAX_ROWS];
     vf sum[MAX_ROWS];
 };
 
-template <class T>
+template <class P>
+constexpr bool is_scaled = sizeof(P) == 1;
+
+template <class P>
 void gather(const Call& c, const Item& item, int at, int n, int head, Scratch& x, const float** v_row) {
-    const T* k_row[BLOCK];
+    const P* k_row[BLOCK];
     const int32_t* table = c.table + int64_t(item.request) * c.s_table;
     for (int s = 0; s < BLOCK; s++) {
         int t = at + (s < n ? s : 0);  // what is past the end repeats the first key, and is masked
         int64_t o = table[t / c.page] * c.s_page + (t % c.page) * c.s_slot + int64_t(head) * c.dim;
-        k_row[s] = static_cast<const T*>(c.k) + o;
-        const T* from = static_cast<const T*>(c.v) + o;
-        if constexpr (sizeof(T) == 4) {
+        k_row[s] = static_cast<const P*>(c.k) + o;
+        const P* from = static_cast<const P*>(c.v) + o;
+        if constexpr (is_scaled<P>) {
+            const int64_t slot = (int64_t(table[t / c.page]) * c.page + t % c.page) * c.n_kv_heads + head;
+            x.k_scale[s] = c.k_scale[slot], x.v_scale[s] = c.v_scale[slot];
+        }
+        if constexpr (sizeof(P) == 4) {
             v_row[s] = from;
         } else if (s < n) {
             v_row[s] = x.v + s * c.dim;
@@ -67,7 +77,8 @@ void gather(const Call& c, const Item& item, int at, int n, int head, Scratch& x
 // Scores of one row against n keys from `at` become weights; returns what older sums must be multiplied with.
 //
 // The row sees the keys up to `last`; from key `tail` on those whose bit is set in `seen`; none before `oldest`.
-inline float weigh(const Call& c, float* score, int at, int n, int last, int oldest, int tail, uint64_t seen,
+template <class P>
+inline float weigh(const Call& c, const Scratch& x, float* score, int at, int n, int last, int oldest, int tail, uint64_t seen,
                    float& best, vf& total) {
     const int n_vectors = (n + W - 1) / W;
     const bool masked = at + n_vectors * W > last + 1 || n % W || at < oldest;
@@ -77,6 +88,7 @@ inline float weigh(const Call& c, float* score, int at, int n, int last, int old
     vf high = vf{} - INFINITY;
     for (int j = 0; j < n_vectors; j++) {
         vf s = load(score + j * W);
+        if constexpr (is_scaled<P>) s *= load(x.k_scale + j * W);
         if (c.softcap > 0) {  // scale holds 2 / softcap: tanh(x) = 1 - 2 / (exp(2x) + 1)
             vf low = s > 60.0f ? vf{} + 60.0f : s;
             s = (1.0f - 2.0f / (exp2(low) + 1.0f)) * (c.softcap * LOG2E);
@@ -102,14 +114,15 @@ inline float weigh(const Call& c, float* score, int at, int n, int last, int old
     vf part = vf{};
     for (int j = 0; j < n_vectors; j++) {
         vf w = exp2(load(score + j * W) - base);
-        store(score + j * W, w);
         part += w;
+        if constexpr (is_scaled<P>) w *= load(x.v_scale + j * W);
+        store(score + j * W, w);
     }
     total = total * shrink + part;
     return shrink;
 }
 
-template <class T>
+template <class T, class P>
 void attend(const Call& c, const Item& item, int head_from, int head_to, Scratch& x) {
     const int group = c.n_heads / c.n_kv_heads, n = item.n * group, dim = c.dim;
     const float* kt_row[MAX_DIM];
@@ -128,13 +141,13 @@ void attend(const Call& c, const Item& item, int head_from, int head_to, Scratch
     for (int at = item.start; at < item.end; at += BLOCK) {
         const int n_keys = item.end - at < BLOCK ? item.end - at : BLOCK;
         for (int h = head_from, r = 0; h < head_to; h++, r += n) {
-            gather<T>(c, item, at, n_keys, h, x, v_row);
+            gather<P>(c, item, at, n_keys, h, x, v_row);
             product(n, (n_keys + W - 1) / W * W, x.weight, BLOCK, x.q + r * dim, dim, kt_row, dim, nullptr);
             for (int i = 0; i < n; i++) {
                 const int row = entry[i / group * 2];
                 const int oldest = c.window ? c.position[row] - c.window + 1 : 0;
-                x.shrink[i] = weigh(c, x.weight + i * BLOCK, at, n_keys, item.position + i / group, oldest, item.tail,
-                                    c.seen ? c.seen[row] : ~uint64_t(0), x.top[r + i], x.sum[r + i]);
+                x.shrink[i] = weigh<P>(c, x, x.weight + i * BLOCK, at, n_keys, item.position + i / group, oldest,
+                                       item.tail, c.seen ? c.seen[row] : ~uint64_t(0), x.top[r + i], x.sum[r + i]);
             }
             product(n, dim, x.acc + r * dim, dim, x.weight, BLOCK, v_row, n_keys, x.shrink);
         }
@@ -186,7 +199,7 @@ void merge(const Call& c, const int32_t* m) {
 
 thread_local Scratch scratch;
 
-template <class T>
+template <class T, class P>
 void run(const Call& c, const Item* small, int n_small, const Item* large, int n_large, const int32_t* merges,
          int n_merges, int n_threads) {
     // a small item takes all heads of its keys at once, a large one is a task per KV head
@@ -194,8 +207,8 @@ void run(const Call& c, const Item* small, int n_small, const Item* large, int n
     Pool::instance().run(n_tasks, n_threads, [&](int64_t i) {
         const int64_t j = i - n_large * c.n_kv_heads;
         const int head = i % c.n_kv_heads;
-        if (j < 0) attend<T>(c, large[i / c.n_kv_heads], head, head + 1, scratch);
-        else attend<T>(c, small[j], 0, c.n_kv_heads, scratch);
+        if (j < 0) attend<T, P>(c, large[i / c.n_kv_heads], head, head + 1, scratch);
+        else attend<T, P>(c, small[j], 0, c.n_kv_heads, scratch);
     });
     Pool::instance().run(n_merges, n_threads, [&](int64_t i) { merge<T>(c, merges + i * 4); });
 }

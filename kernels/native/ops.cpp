@@ -1,16 +1,36 @@
 // The CPU path of the ops, as plain C functions. Pointers are to elements of one type: float32, or bfloat16 if is_bf16.
+// Pools are of that type too (kind 0), or int8 (1) or e4m3 (2) with scales.
 
 #include "attention.h"
-#include "linear.h"
 #include "draw.h"
+#include "linear.h"
 #include "rows.h"
+
+namespace {
+
+// f with a value of the type of the numbers that a pool of elements T holds
+template <class T, class F>
+void by_kind(int kind, const F& f) {
+    if (kind == 0) f(T{});
+    else if (kind == 1) f(int8_t{});
+    else f(e4m3{});
+}
+
+template <class F>
+void by_types(int is_bf16, int kind, const F& f) {
+    if (is_bf16) by_kind<bf16>(kind, [&](auto p) { f(bf16{}, p); });
+    else by_kind<float>(kind, [&](auto p) { f(float{}, p); });
+}
+
+}  // namespace
 
 extern "C" {
 
-void banyan_attention(int is_bf16, const Call* c, const Item* small, int n_small, const Item* large, int n_large,
-                      const int32_t* merges, int n_merges, int n_threads) {
-    if (is_bf16) run<bf16>(*c, small, n_small, large, n_large, merges, n_merges, n_threads);
-    else run<float>(*c, small, n_small, large, n_large, merges, n_merges, n_threads);
+void banyan_attention(int is_bf16, int kind, const Call* c, const Item* small, int n_small, const Item* large,
+                      int n_large, const int32_t* merges, int n_merges, int n_threads) {
+    by_types(is_bf16, kind, [&](auto t, auto p) {
+        run<decltype(t), decltype(p)>(*c, small, n_small, large, n_large, merges, n_merges, n_threads);
+    });
 }
 
 void banyan_rms_norm(int is_bf16, const void* x, const void* weight, const void* residual, void* out, void* total,
@@ -21,9 +41,8 @@ void banyan_rms_norm(int is_bf16, const void* x, const void* weight, const void*
               dim, s_row, s_head, eps, n_threads);
 }
 
-void banyan_rope_kv(int is_bf16, const RopeKv* call, int n_threads) {
-    if (is_bf16) rope_kv<bf16>(*call, n_threads);
-    else rope_kv<float>(*call, n_threads);
+void banyan_rope_kv(int is_bf16, int kind, const RopeKv* call, int n_threads) {
+    by_types(is_bf16, kind, [&](auto t, auto p) { rope_kv<decltype(t), decltype(p)>(*call, n_threads); });
 }
 
 int banyan_panel() { return PANEL; }
@@ -41,14 +60,14 @@ void banyan_mask_logits(float* logits, const uint32_t* masks, const int32_t* whi
     });
 }
 
+void banyan_draw(const float* logits, const Draws* rows, int64_t* tokens, int64_t n, int64_t n_vocab, int64_t s_row,
+                 int n_threads) {
+    Pool::instance().run(n, n_threads, [&](int64_t i) { tokens[i] = draw(logits + i * s_row, n_vocab, *rows, i); });
+}
+
 void banyan_silu_mul(int is_bf16, const void* x, void* out, int64_t n, int64_t dim, int64_t s_row, int n_threads) {
     if (is_bf16) gate((const bf16*)x, (bf16*)out, n, dim, s_row, n_threads);
     else gate((const float*)x, (float*)out, n, dim, s_row, n_threads);
 }
 
 }  // extern "C"
-void banyan_draw(const float* logits, const Draws* rows, int64_t* tokens, int64_t n, int64_t n_vocab, int64_t s_row,
-                 int n_threads) {
-    Pool::instance().run(n, n_threads, [&](int64_t i) { tokens[i] = draw(logits + i * s_row, n_vocab, *rows, i); });
-}
-

@@ -41,8 +41,8 @@ void norm(const T* x, const T* weight, const T* residual, T* out, T* total, int6
 }
 
 // One head: norm where there is a weight, then the first 2 * half dimensions turn.
-template <class T>
-inline void turn(const T* from, T* to, const T* weight, const float* cos, const float* sin, int64_t dim, int64_t half,
+template <class T, class U>
+inline void turn(const T* from, U* to, const T* weight, const float* cos, const float* sin, int64_t dim, int64_t half,
                  float eps) {
     float x[MAX_HEAD];
     int64_t d = 0;
@@ -75,11 +75,38 @@ struct RopeKv {  // one call; pointers to elements of one type
     const float *cos, *sin;             // [n, half]
     const int64_t* slots;               // [n]
     void *q, *k_pool, *v_pool;
+    float *k_scale, *v_scale;           // of pools in 8 bits
     int64_t n, n_heads, n_kv_heads, dim, half, s_row;
     float eps;
 };
 
-template <class T>
+inline float limit(int8_t) { return 127.0f; }
+inline float limit(e4m3) { return 448.0f; }
+
+// A head's numbers in 8 bits; returns their scale. NaN is carried by the scale.
+template <class P>
+inline float quantize(const float* x, P* to, int64_t dim) {
+    vf high = vf{}, nan = vf{};
+    float most = 0;
+    int64_t d = 0;
+    for (; d + W <= dim; d += W) {
+        vf y = load(x + d);
+        high = vmax(high, y < 0 ? -y : y);
+        nan += y * 0.0f;
+    }
+    for (; d < dim; d++) most = std::fmax(most, std::fabs(x[d])), nan[0] += x[d] * 0.0f;
+    most = std::fmax(most, top(high));
+    const float scale = most / limit(P{}), by = scale > 0 ? 1.0f / scale : 0.0f;
+    for (d = 0; d + W <= dim; d += W) {
+        vf y = load(x + d) * by;
+        y = y > limit(P{}) ? vf{} + limit(P{}) : y;
+        store(to + d, y < -limit(P{}) ? vf{} - limit(P{}) : y);
+    }
+    for (; d < dim; d++) put(to + d, std::fmin(std::fmax(x[d] * by, -limit(P{})), limit(P{})));
+    return scale + sum(nan);
+}
+
+template <class T, class P>
 void rope_kv(const RopeKv& c, int n_threads) {
     each_row(c.n, n_threads, [&](int64_t i) {
         const T* from = static_cast<const T*>(c.qkv) + i * c.s_row;
@@ -88,10 +115,22 @@ void rope_kv(const RopeKv& c, int n_threads) {
             turn(from, static_cast<T*>(c.q) + (i * c.n_heads + h) * c.dim, static_cast<const T*>(c.q_norm), cos, sin,
                  c.dim, c.half, c.eps);
         const int64_t at = c.slots[i] * c.n_kv_heads * c.dim;
-        for (int64_t h = 0; h < c.n_kv_heads; h++, from += c.dim)
-            turn(from, static_cast<T*>(c.k_pool) + at + h * c.dim, static_cast<const T*>(c.k_norm), cos, sin, c.dim,
-                 c.half, c.eps);
-        std::memcpy(static_cast<T*>(c.v_pool) + at, from, c.n_kv_heads * c.dim * sizeof(T));
+        P *k = static_cast<P*>(c.k_pool) + at, *v = static_cast<P*>(c.v_pool) + at;
+        if constexpr (sizeof(P) == 1) {
+            float x[MAX_HEAD];
+            const T* value = from + c.n_kv_heads * c.dim;
+            for (int64_t h = 0; h < c.n_kv_heads; h++, from += c.dim, value += c.dim) {
+                const int64_t scale = c.slots[i] * c.n_kv_heads + h;
+                turn(from, x, static_cast<const T*>(c.k_norm), cos, sin, c.dim, c.half, c.eps);
+                c.k_scale[scale] = quantize(x, k + h * c.dim, c.dim);
+                for (int64_t d = 0; d < c.dim; d++) x[d] = get(value[d]);
+                c.v_scale[scale] = quantize(x, v + h * c.dim, c.dim);
+            }
+        } else {
+            for (int64_t h = 0; h < c.n_kv_heads; h++, from += c.dim)
+                turn(from, k + h * c.dim, static_cast<const T*>(c.k_norm), cos, sin, c.dim, c.half, c.eps);
+            std::memcpy(v, from, c.n_kv_heads * c.dim * sizeof(T));
+        }
     });
 }
 

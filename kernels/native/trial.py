@@ -13,6 +13,7 @@ from banyan.kernels.draw import reference as draw
 from banyan.kernels.draw.rows import draw_rows
 from banyan.kernels.linear.packed import panels
 from banyan.kernels.mask_logits import reference as mask_logits
+from banyan.kernels.pool import KINDS, Quantized, empty, parts, quantize, read
 from banyan.kernels.rms_norm import reference as rms_norm
 from banyan.kernels.rope_kv import native as native_rope
 from banyan.kernels.rope_kv import reference as rope_kv
@@ -26,8 +27,8 @@ def run(library: ctypes.CDLL) -> None:
         _attention(library, chance, dtype, tolerance)
         _others(library, chance, dtype, tolerance)
     _masks(library, chance)
-
     _draws(library, chance)
+
 
 def _randn(chance: torch.Generator, dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randn(shape, generator=chance).to(dtype)
@@ -44,14 +45,13 @@ def _attention(library: ctypes.CDLL, chance: torch.Generator, dtype: torch.dtype
     for heads, kv_heads, dim in ((6, 2, 80), (4, 4, 64)):
         q = _randn(chance, dtype, 77, heads, dim)
         k_pool, v_pool = _randn(chance, dtype, 2, 29, 16, kv_heads, dim)
-        wide = q.double(), k_pool.double(), v_pool.double()
         sinks = torch.randn(heads, generator=chance)
-        for softcap, window, sink in ((0.0, 0, None), (5.0, 40, sinks)):
-            got = native.attend(
-                library, q, k_pool, v_pool, batch, scale=0.1, softcap=softcap, window=window, sinks=sink
-            )  # fmt: skip
-            want = attention.attention(*wide, batch, scale=0.1, softcap=softcap, window=window, sinks=sink)
-            _near("attention", got, want, tolerance)
+        small = [[Quantized(*quantize(pool, kind)) for pool in (k_pool, v_pool)] for kind in KINDS.values()]
+        for pools in ((k_pool, v_pool), *small):
+            for softcap, window, sink in ((0.0, 0, None), (5.0, 40, sinks)):
+                options = {"scale": 0.1, "softcap": softcap, "window": window, "sinks": sink}
+                got = native.attend(library, q, *pools, batch, **options)
+                _near("attention", got, attention.attention(q.double(), *pools, batch, **options), tolerance)
 
 
 def _others(library: ctypes.CDLL, chance: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
@@ -83,14 +83,17 @@ def _rope(library: ctypes.CDLL, chance: torch.Generator, dtype: torch.dtype, tol
     cos, sin = torch.randn(2, n, 20, generator=chance)
     norms = _randn(chance, dtype, 2, dim)
     slots = torch.tensor([5, 1, 6])
-    want = torch.zeros(2, 2, 4, kv_heads, dim, dtype=torch.float64)
-    pools = want.to(dtype)
     norms = norms[0], norms[1]
-    q = native_rope.rope_kv(library, 1, qkv, norms, 1e-6, cos, sin, *pools, slots)
     wide = (norms[0].double(), norms[1].double()), 1e-6, cos.double(), sin.double()
+    want = torch.zeros(2, 2, 4, kv_heads, dim, dtype=torch.float64)
     want_q = rope_kv.rope_kv(qkv.double(), *wide, *want, slots)
-    _near("rope_kv", q, want_q, tolerance)
-    _near("rope_kv's pools", pools, want, tolerance)
+    for kind, coarse in ((dtype, 0.0), (torch.int8, 0.02), (torch.float8_e4m3fn, 0.065)):
+        pools = [empty((2, 4, kv_heads, dim), kind) for _ in range(2)]
+        for part in (part for pool in pools for part in parts(pool)):
+            part.zero_()
+        _near("rope_kv", native_rope.rope_kv(library, 1, qkv, norms, 1e-6, cos, sin, *pools, slots), want_q, tolerance)
+        got = torch.stack([read(pool, torch.arange(2), torch.float64) for pool in pools])
+        _near(f"rope_kv's pools of {kind}", got, want, tolerance + coarse)
 
 
 def _masks(library: ctypes.CDLL, chance: torch.Generator) -> None:

@@ -22,14 +22,28 @@ typedef float vf __attribute__((vector_size(W * 4), aligned(4)));
 typedef int32_t vi __attribute__((vector_size(W * 4), aligned(4)));
 typedef uint32_t vu __attribute__((vector_size(W * 4), aligned(4)));
 typedef uint16_t vh __attribute__((vector_size(W * 2), aligned(2)));
+typedef int8_t vb __attribute__((vector_size(W), aligned(1)));
+typedef uint8_t vub __attribute__((vector_size(W), aligned(1)));
 
 struct bf16 { uint16_t bits; };
+struct e4m3 { uint8_t bits; };  // sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinity
 
 inline vf load(const float* p) { return *reinterpret_cast<const vf*>(p); }
 inline vf load(const bf16* p) {
     vh half;
     std::memcpy(&half, p, sizeof half);
     return reinterpret_cast<vf>(__builtin_convertvector(half, vu) << 16);
+}
+inline vf load(const int8_t* p) {
+    vb small;
+    std::memcpy(&small, p, sizeof small);
+    return __builtin_convertvector(__builtin_convertvector(small, vi), vf);
+}
+inline vf load(const e4m3* p) {  // its bits at a float's place are the number times 2^-120, subnormal ones too
+    vub small;
+    std::memcpy(&small, p, sizeof small);
+    vu wide = __builtin_convertvector(small, vu);
+    return reinterpret_cast<vf>((wide & 0x80) << 24 | (wide & 0x7F) << 20) * 0x1p120f;
 }
 inline void store(float* p, vf x) { *reinterpret_cast<vf*>(p) = x; }
 inline void store(bf16* p, vf x) {  // to nearest even; NaN stays NaN
@@ -38,6 +52,16 @@ inline void store(bf16* p, vf x) {  // to nearest even; NaN stays NaN
     near = (x != x) ? (vu{} + 0x7FC0) : near;
     vh half = __builtin_convertvector(near, vh);
     std::memcpy(p, &half, sizeof half);
+}
+inline void store(int8_t* p, vf x) {  // of numbers within 127; to nearest even
+    vb small = __builtin_convertvector(__builtin_convertvector((x + 0x1.8p23f) - 0x1.8p23f, vi), vb);
+    std::memcpy(p, &small, sizeof small);
+}
+inline void store(e4m3* p, vf x) {  // of numbers within 448; to nearest even
+    vu bits = reinterpret_cast<vu>(x * 0x1p-120f);
+    vu near = (bits & 0x7FFFFFFFu) + 0x7FFFF + ((bits >> 20) & 1);
+    vub small = __builtin_convertvector((bits >> 24 & 0x80) | (near >> 20 & 0x7F), vub);
+    std::memcpy(p, &small, sizeof small);
 }
 inline float get(float x) { return x; }
 inline float get(bf16 x) {
@@ -51,6 +75,22 @@ inline void put(bf16* p, float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
     p->bits = x != x ? 0x7FC0 : uint16_t((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+inline float get(int8_t x) { return x; }
+inline float get(e4m3 x) {
+    uint32_t bits = uint32_t(x.bits & 0x80) << 24 | uint32_t(x.bits & 0x7F) << 20;
+    float y;
+    std::memcpy(&y, &bits, 4);
+    return y * 0x1p120f;
+}
+inline void put(int8_t* p, float x) { *p = int8_t((x + 0x1.8p23f) - 0x1.8p23f); }
+inline void put(e4m3* p, float x) {
+    uint32_t bits;
+    x *= 0x1p-120f;
+    std::memcpy(&bits, &x, 4);
+    const uint32_t near = (bits & 0x7FFFFFFFu) + 0x7FFFF + (bits >> 20 & 1);
+    p->bits = uint8_t((bits >> 24 & 0x80) | (near >> 20 & 0x7F));
 }
 
 inline vf vmax(vf a, vf b) { return a > b ? a : b; }

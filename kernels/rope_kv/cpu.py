@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from banyan.kernels.native import build
+from banyan.kernels.native import build, pools
+from banyan.kernels.pool import Pool
 from banyan.kernels.rope_kv import native, reference
 
 MAX_HEAD = 512  # as rows.h has it
@@ -15,8 +16,8 @@ def rope_kv(
     eps: float,
     cos: Tensor,
     sin: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    k_pool: Pool,
+    v_pool: Pool,
     slots: Tensor,
 ) -> Tensor:
     """See `reference.rope_kv`."""
@@ -28,15 +29,16 @@ def rope_kv(
 
 
 def _is_known(
-    qkv: Tensor, norms: tuple[Tensor, Tensor] | None, cos: Tensor, sin: Tensor, k_pool: Tensor, v_pool: Tensor
+    qkv: Tensor, norms: tuple[Tensor, Tensor] | None, cos: Tensor, sin: Tensor, k_pool: Pool, v_pool: Pool
 ) -> bool:
     dtype, dim = qkv.dtype, qkv.shape[2]
     return (
         dtype in build.DTYPES
-        and dtype == k_pool.dtype == v_pool.dtype
+        and all(pools.holds(pool, dtype) for pool in (k_pool, v_pool))
+        and pools.kind(k_pool) == pools.kind(v_pool)
         and (norms is None or all(norm.dtype == dtype and norm.is_contiguous() for norm in norms))
         and cos.dtype == sin.dtype == torch.float32
         and qkv.stride()[1:] == (dim, 1)
         and dim <= MAX_HEAD
-        and all(t.is_contiguous() for t in (cos, sin, k_pool, v_pool))
+        and all(t.is_contiguous() for t in (cos, sin))
     )

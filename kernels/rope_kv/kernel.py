@@ -5,13 +5,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from banyan.kernels import eight_bits
+from banyan.kernels.device import architecture
+from banyan.kernels.eight_bits import most, narrow, scale_of
+from banyan.kernels.pool import Pool
+from banyan.kernels.write_kv.kernel import put
+
 
 @triton.jit
 def _turn(
-    p_x, p_out, p_norm, b_cos, b_sin, eps, N_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, NORM: tl.constexpr,
+    p_x, p_out, p_scale, p_norm, b_cos, b_sin, eps, N_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
+    KIND: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
+    NORM: tl.constexpr,
 ):  # fmt: skip
-    """All heads of one row, DIM apart on both sides: the first 2 * HALF dimensions turn, the others do not."""
+    """All heads of one row, DIM apart on both sides: the first 2 * HALF dimensions turn, the others do not.
+
+    KIND: what p_out takes; in 8 bits, with the heads' scales at p_scale.
+    """
     o_head, o_half, o_rest = tl.arange(0, BLOCK_HEADS), tl.arange(0, BLOCK_HALF), 2 * HALF + tl.arange(0, BLOCK_REST)
     m_half, m_rest = o_half < HALF, o_rest < DIM
     m = (o_head < N_HEADS)[:, None] & m_half[None, :]
@@ -31,18 +41,28 @@ def _turn(
         b_b *= b_by * tl.load(p_norm + HALF + o_half, mask=m_half, other=0.0).to(tl.float32)[None, :]
         if 2 * HALF < DIM:
             b_rest *= b_by * tl.load(p_norm + o_rest, mask=m_rest, other=0.0).to(tl.float32)[None, :]
-    tl.store(p_out + o, (b_a * b_cos - b_b * b_sin).to(p_out.dtype.element_ty), mask=m)
-    tl.store(p_out + o + HALF, (b_b * b_cos + b_a * b_sin).to(p_out.dtype.element_ty), mask=m)
-    if 2 * HALF < DIM:
-        tl.store(p_out + o_other, b_rest.to(p_out.dtype.element_ty), mask=m_other)
+    b_left, b_right = b_a * b_cos - b_b * b_sin, b_b * b_cos + b_a * b_sin
+    if KIND == 0:
+        tl.store(p_out + o, b_left.to(p_out.dtype.element_ty), mask=m)
+        tl.store(p_out + o + HALF, b_right.to(p_out.dtype.element_ty), mask=m)
+        if 2 * HALF < DIM:
+            tl.store(p_out + o_other, b_rest.to(p_out.dtype.element_ty), mask=m_other)
+    else:
+        b_scale = most(scale_of(b_left, KIND), scale_of(b_right, KIND))
+        if 2 * HALF < DIM:
+            b_scale = most(b_scale, scale_of(b_rest, KIND))
+            tl.store(p_out + o_other, narrow(b_rest, b_scale[:, None], KIND), mask=m_other)
+        tl.store(p_out + o, narrow(b_left, b_scale[:, None], KIND), mask=m)
+        tl.store(p_out + o + HALF, narrow(b_right, b_scale[:, None], KIND), mask=m)
+        tl.store(p_scale + o_head, b_scale, mask=o_head < N_HEADS)
 
 
 @triton.jit
 def _rope_kv(
-    p_qkv, p_q, p_k_pool, p_v_pool, p_q_norm, p_k_norm, p_cos, p_sin, p_slots, s_row, s_cos, eps,
-    N_HEADS: tl.constexpr, N_KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr, BLOCK_KV: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
-    BLOCK_V: tl.constexpr,
+    p_qkv, p_q, p_k_pool, p_v_pool, p_k_scale, p_v_scale, p_q_norm, p_k_norm, p_cos, p_sin, p_slots, s_row, s_cos, eps,
+    N_HEADS: tl.constexpr, N_KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, KIND: tl.constexpr,
+    NORM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KV: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
     i_row = tl.program_id(0).to(tl.int64)
     slot = tl.load(p_slots + i_row)
@@ -51,17 +71,20 @@ def _rope_kv(
     b_sin = tl.load(p_sin + i_row * s_cos + o_half, mask=o_half < HALF, other=0.0).to(tl.float32)[None, :]
     p_row = p_qkv + i_row * s_row
     _turn(
-        p_row, p_q + i_row * (N_HEADS * DIM), p_q_norm, b_cos, b_sin, eps,
-        N_HEADS, DIM, HALF, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST, NORM,
+        p_row, p_q + i_row * (N_HEADS * DIM), p_k_scale, p_q_norm, b_cos, b_sin, eps,
+        N_HEADS, DIM, HALF, 0, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST, NORM,
     )  # fmt: skip
+    p_scale = p_k_scale
+    if KIND > 0:
+        p_scale += slot * N_KV_HEADS
     _turn(
-        p_row + N_HEADS * DIM, p_k_pool + slot * (N_KV_HEADS * DIM), p_k_norm, b_cos, b_sin, eps,
-        N_KV_HEADS, DIM, HALF, BLOCK_KV, BLOCK_HALF, BLOCK_REST, NORM,
+        p_row + N_HEADS * DIM, p_k_pool + slot * (N_KV_HEADS * DIM), p_scale, p_k_norm, b_cos, b_sin, eps,
+        N_KV_HEADS, DIM, HALF, KIND, BLOCK_KV, BLOCK_HALF, BLOCK_REST, NORM,
     )  # fmt: skip
-    o_v = tl.arange(0, BLOCK_V)
-    m_v = o_v < N_KV_HEADS * DIM
-    b_v = tl.load(p_row + (N_HEADS + N_KV_HEADS) * DIM + o_v, mask=m_v)
-    tl.store(p_v_pool + slot * (N_KV_HEADS * DIM) + o_v, b_v, mask=m_v)
+    put(
+        p_row + (N_HEADS + N_KV_HEADS) * DIM, p_v_pool, p_v_scale, slot,
+        N_KV_HEADS, DIM, KIND, BLOCK_V, BLOCK_KV, BLOCK_DIM,
+    )  # fmt: skip
 
 
 def rope_kv(
@@ -70,8 +93,8 @@ def rope_kv(
     eps: float,
     cos: Tensor,
     sin: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    k_pool: Pool,
+    v_pool: Pool,
     slots: Tensor,
 ) -> Tensor:
     """See `reference.rope_kv`. qkv may be a view of a wider tensor, with contiguous rows."""
@@ -79,8 +102,11 @@ def rope_kv(
     n_kv_heads, half = k_pool.shape[2], cos.shape[1]
     n_heads = n_all - 2 * n_kv_heads
     assert qkv.stride()[1:] == (dim, 1), "rows must be contiguous"
-    assert k_pool.is_contiguous(), "the K pool must be contiguous"
-    assert v_pool.is_contiguous(), "the V pool must be contiguous"
+    arch = architecture()
+    (k, k_scale, kind), (v, v_scale, _) = eight_bits.parts(k_pool, arch), eight_bits.parts(v_pool, arch)
+    assert k.is_contiguous(), "the K pool must be contiguous"
+    assert v.is_contiguous(), "the V pool must be contiguous"
+    assert k.dtype == v.dtype, "K and V pools differ in dtype"
     assert cos.stride() == sin.stride(), "cos and sin differ in strides"
     assert cos.stride(1) == 1, "the last axis must be contiguous"
     assert 2 * half <= dim, f"{2 * half} rotary dimensions do not fit a head of {dim}"
@@ -89,9 +115,10 @@ def rope_kv(
         up = triton.next_power_of_2
         q_norm, k_norm = (None, None) if norms is None else norms
         _rope_kv[(n_rows,)](
-            qkv, q, k_pool, v_pool, q_norm, k_norm, cos, sin, slots, qkv.stride(0), cos.stride(0), eps,
-            N_HEADS=n_heads, N_KV_HEADS=n_kv_heads, DIM=dim, HALF=half, NORM=norms is not None,
+            qkv, q, k, v, k_scale, v_scale, q_norm, k_norm, cos, sin, slots, qkv.stride(0), cos.stride(0), eps,
+            N_HEADS=n_heads, N_KV_HEADS=n_kv_heads, DIM=dim, HALF=half, KIND=kind, NORM=norms is not None,
             BLOCK_HEADS=up(n_heads), BLOCK_KV=up(n_kv_heads), BLOCK_HALF=up(half),
-            BLOCK_REST=up(max(1, dim - 2 * half)), BLOCK_V=up(n_kv_heads * dim), num_warps=4,
+            BLOCK_REST=up(max(1, dim - 2 * half)), BLOCK_V=up(n_kv_heads * dim), BLOCK_DIM=up(dim),
+            num_warps=4,
         )  # fmt: skip
     return q

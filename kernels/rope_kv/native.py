@@ -5,12 +5,18 @@ import ctypes
 import torch
 from torch import Tensor
 
+from banyan.kernels.native import pools
+from banyan.kernels.pool import Pool
+
 
 class _Call(ctypes.Structure):
     """RopeKv of rows.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("qkv", "q_norm", "k_norm", "cos", "sin", "slots", "q", "k", "v")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("qkv", "q_norm", "k_norm", "cos", "sin", "slots", "q", "k", "v", "k_scale", "v_scale")
+        ),
         *((name, ctypes.c_int64) for name in ("n", "n_heads", "n_kv_heads", "dim", "half", "s_row")),
         ("eps", ctypes.c_float),
     )
@@ -24,8 +30,8 @@ def rope_kv(
     eps: float,
     cos: Tensor,
     sin: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    k_pool: Pool,
+    v_pool: Pool,
     slots: Tensor,
 ) -> Tensor:
     """See `reference.rope_kv`; for inputs that the library knows (`cpu.rope_kv` looks)."""
@@ -33,6 +39,7 @@ def rope_kv(
     n_kv_heads = k_pool.shape[2]
     n_heads = n_all - 2 * n_kv_heads
     q = torch.empty((n, n_heads, dim), dtype=qkv.dtype)
+    (k, k_scale), (v, v_scale) = pools.pointers(k_pool), pools.pointers(v_pool)
     call = _Call(
         qkv.data_ptr(),
         None if norms is None else norms[0].data_ptr(),
@@ -41,8 +48,10 @@ def rope_kv(
         sin.data_ptr(),
         slots.data_ptr(),
         q.data_ptr(),
-        k_pool.data_ptr(),
-        v_pool.data_ptr(),
+        k,
+        v,
+        k_scale,
+        v_scale,
         n,
         n_heads,
         n_kv_heads,
@@ -51,5 +60,5 @@ def rope_kv(
         qkv.stride(0),
         eps,
     )
-    library.banyan_rope_kv(qkv.dtype == torch.bfloat16, ctypes.addressof(call), n_threads)
+    library.banyan_rope_kv(qkv.dtype == torch.bfloat16, pools.kind(k_pool), ctypes.addressof(call), n_threads)
     return q

@@ -6,6 +6,7 @@ Rotary position embedding (Su et al., 2021), half-split layout: dimension i turn
 import torch
 from torch import Tensor
 
+from banyan.kernels.pool import Pool
 from banyan.kernels.rms_norm import reference as rms_norm
 from banyan.kernels.write_kv import reference as write_kv
 
@@ -16,8 +17,8 @@ def rope_kv(
     eps: float,
     cos: Tensor,
     sin: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
+    k_pool: Pool,
+    v_pool: Pool,
     slots: Tensor,
 ) -> Tensor:
     """Queries, normed and turned, [n_rows, n_heads, dim]; keys likewise, and values, go to the pools' slots.
@@ -25,7 +26,7 @@ def rope_kv(
     qkv          [n_rows, n_heads + 2 n_kv_heads, dim]: queries, keys and values of a fused projection; not changed
     norms        weights of the norm over each head of the queries and of the keys, [dim] each; None: no norm
     cos, sin     [n_rows, n_rotary / 2], of each row's position. n_rotary <= dim; dimensions past it do not turn
-    k/v_pool     [n_pages, page_size, n_kv_heads, dim], contiguous, changed in place
+    k/v_pool     [n_pages, page_size, n_kv_heads, dim], contiguous, changed in place; pools of 8 bits quantise
     slots        int64 [n_rows], distinct: page * page_size + offset
     """
     n_kv_heads = k_pool.shape[2]

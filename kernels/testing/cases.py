@@ -10,6 +10,7 @@ from torch import Tensor
 from banyan.kernels.attention import reference
 from banyan.kernels.attention.batch import Ragged, ragged
 from banyan.kernels.attention.plan import DRAFT
+from banyan.kernels.pool import KINDS, Pool, Quantized, quantize
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -18,8 +19,8 @@ class Case(NamedTuple):
     """Arguments of one call of attention."""
 
     q: Tensor
-    k_pool: Tensor
-    v_pool: Tensor
+    k_pool: Pool
+    v_pool: Pool
     ragged: Ragged
     options: dict[str, Any]
 
@@ -28,8 +29,8 @@ class Case(NamedTuple):
         options = dict(self.options)
         if options.get("sinks") is not None:
             options["sinks"] = options["sinks"].double()
-        q, k, v = (t.double() for t in (self.q, self.k_pool, self.v_pool))
-        return reference.attention(q, k, v, self.ragged, **options)
+        pools = (t if isinstance(t, Quantized) else t.double() for t in (self.k_pool, self.v_pool))
+        return reference.attention(self.q.double(), *pools, self.ragged, **options)
 
     def check(self, got: Tensor, factor: float = 1.0) -> None:
         """Fail unless `got` is the answer within the tolerance of its type; NaN is never within it."""
@@ -50,6 +51,7 @@ def attention_case(
     dim: int = 64,
     page_size: int = 16,
     dtype: torch.dtype = torch.float32,
+    kv: str = "",
     shared_pages: int = 0,
     softcap: float = 0.0,
     window: int = 0,
@@ -59,8 +61,9 @@ def attention_case(
 ) -> Case:
     """A batch over scattered pages; every slot that no request owns is NaN, page 0 (the table's padding) included.
 
-    heads is (n_heads, n_kv_heads). With `shared_pages`, all requests read the same first pages, as far as they have
-    them in full before their own rows, and every second one half as many more. parents: see `ragged`.
+    heads is (n_heads, n_kv_heads). kv: a kind of `pool.KINDS` that K and V are quantised to. With `shared_pages`, all
+    requests read the same first pages, as far as they have them in full before their own rows, and every second one
+    half as many more. parents: see `ragged`.
     """
     chance = torch.Generator().manual_seed(seed)
     n_pages = [-(-kv // page_size) for kv in kv_lens]
@@ -82,9 +85,16 @@ def attention_case(
     options: dict[str, Any] = {"scale": dim**-0.5, "softcap": softcap, "window": window}
     if sinks:
         options["sinks"] = torch.randn(heads[0], generator=chance).to(device)
-    k_pool, v_pool = pools.to(device, dtype)
+    k_pool, v_pool = (_quantized(pool, kv, device) if kv else pool.to(device, dtype) for pool in pools)
     batch = ragged(q_lens, kv_lens, pages, page_size, device, parents)
     return Case(q.to(device, dtype), k_pool, v_pool, batch, options)
+
+
+def _quantized(pool: Tensor, kind: str, device: torch.device | str) -> Quantized:
+    """In 8 bits; what was NaN is the largest byte times NaN."""
+    numbers, scale = quantize(pool, KINDS[kind])
+    numbers.view(torch.uint8)[pool.isnan()] = 0x7F
+    return Quantized(numbers.to(device), scale.to(device))
 
 
 def random_trees(seed: int, q_lens: Sequence[int]) -> list[list[int] | None]:

@@ -1,20 +1,22 @@
 """One check per op beside attention: random shapes and strides from a seed, `ops` against the float64 reference."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from banyan.kernels import ops
 from banyan.kernels.mask_logits import reference as mask_logits
+from banyan.kernels.pool import KINDS, LIMIT, Quantized, empty, parts
 from banyan.kernels.rms_norm import reference as rms_norm
 from banyan.kernels.rope_kv import reference as rope_kv
 from banyan.kernels.silu_mul import reference as silu_mul
 from banyan.kernels.testing.cases import TOLERANCE
+from banyan.kernels.testing.draws import check_draw, check_edit_logits
 
 Check = Callable[[int, torch.dtype, str], None]
-from banyan.kernels.testing.draws import check_draw, check_edit_logits
 
 
 def _near(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
@@ -45,6 +47,37 @@ def check_write_kv(seed: int, dtype: torch.dtype, device: str) -> None:
     ops.write_kv(k, v, k_pool, v_pool, slots)
     assert torch.equal(k_pool, want_k)
     assert torch.equal(v_pool, want_v)
+    small = _small_pools(k_pool.shape, device)
+    for pools in small:
+        ops.write_kv(k, v, *pools, slots)
+        check_quantized(pools, torch.stack([k, v]).double(), slots, 0.0)
+
+
+def _small_pools(shape: Sequence[int], device: str) -> list[list[Quantized]]:
+    """K and V of each kind of 8 bits; every slot holds the byte 77 and the scale 77."""
+    found = []
+    for kind in KINDS.values():
+        pools: Any = [empty(shape, kind, device) for _ in range(2)]
+        for part in (part for pool in pools for part in parts(pool)):
+            part.fill_(77)
+        found.append(pools)
+    return found
+
+
+def check_quantized(pools: Sequence[Quantized], want: Tensor, slots: Tensor, tolerance: float) -> None:
+    """Fail unless `want`, float64 [2, n_rows, n_kv_heads, dim], stands in its slots as well as 8 bits can say it, and
+    every other slot is as it was (see `_small_pools`)."""
+    for pool, rows in zip(pools, want, strict=True):
+        numbers, scale = (part.flatten(0, 1) for part in parts(pool))
+        others = torch.ones(len(numbers), dtype=torch.bool)
+        others[slots.cpu()] = False
+        assert (numbers[others] == 77).all()
+        assert (scale[others] == 77).all()
+        step = rows.abs().amax(-1, keepdim=True) / LIMIT[pool.numbers.dtype]
+        coarse = step / 2 if pool.numbers.dtype == torch.int8 else torch.maximum(rows.abs() / 16, step * 2**-10)
+        got = numbers[slots].view(pool.numbers.dtype).double() * scale[slots].unsqueeze(-1).double()
+        excess = (got - rows).abs() - coarse * 1.0001 - tolerance * (1 + rows.abs())
+        assert not got.numel() or excess.max().item() <= 0, f"off by {excess.max().item():.2e} beyond what 8 bits lose"
 
 
 def check_copy_pages(seed: int, dtype: torch.dtype, device: str) -> None:
@@ -161,6 +194,9 @@ def check_rope_kv(seed: int, dtype: torch.dtype, device: str) -> None:
     others = torch.ones(n_pages * page, dtype=torch.bool)
     others[slots.cpu()] = False
     assert torch.equal(pools.flatten(1, 2)[:, others], before.flatten(1, 2)[:, others])
+    for small in _small_pools(pools.shape[1:], device):
+        _near(ops.rope_kv(qkv, norms, 1e-6, cos, sin, *small, slots), want_q, dtype)
+        check_quantized(small, want.flatten(1, 2)[:, slots], slots, TOLERANCE[dtype])
 
 
 def check_linear(seed: int, dtype: torch.dtype, device: str) -> None:
@@ -214,11 +250,11 @@ CHECKS: list[Check] = [
     check_write_kv,
     check_copy_pages,
     check_copy_slots,
+    check_draw,
+    check_edit_logits,
     check_linear,
     check_mask_logits,
     check_rms_norm,
     check_rope_kv,
     check_silu_mul,
 ]
-    check_draw,
-    check_edit_logits,

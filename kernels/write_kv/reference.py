@@ -2,11 +2,19 @@
 
 from torch import Tensor
 
+from banyan.kernels.pool import Pool, Quantized, parts, quantize
 
-def write_kv(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, slots: Tensor) -> None:
+
+def write_kv(k: Tensor, v: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor) -> None:
     """Write row i of k and v, [n_rows, n_kv_heads, head_dim], to slot `slots[i]` = page * page_size + offset.
 
-    k/v_pool [n_pages, page_size, n_kv_heads, head_dim], contiguous, changed in place. Slots are distinct.
+    k/v_pool [n_pages, page_size, n_kv_heads, head_dim], contiguous, changed in place. Slots are distinct. What goes to
+    a pool of 8 bits is quantised on the way, each row and head by itself (`pool.quantize`).
     """
-    k_pool.view(-1, *k_pool.shape[2:]).index_copy_(0, slots, k)
-    v_pool.view(-1, *v_pool.shape[2:]).index_copy_(0, slots, v)
+    for rows, pool in ((k, k_pool), (v, v_pool)):
+        numbers: tuple[Tensor, ...] = (rows,)
+        if isinstance(pool, Quantized):
+            small, scale = quantize(rows, pool.numbers.dtype)
+            numbers = small.view(parts(pool)[0].dtype), scale
+        for part, own in zip(parts(pool), numbers, strict=True):
+            part.view(-1, *part.shape[2:]).index_copy_(0, slots, own)

@@ -10,6 +10,7 @@ from banyan.kernels.attention import kernel as attention
 from banyan.kernels.attention.batch import ragged
 from banyan.kernels.copy_pages import kernel as copy_pages
 from banyan.kernels.copy_slots import kernel as copy_slots
+from banyan.kernels.pool import KINDS, empty
 from banyan.kernels.rms_norm import kernel as rms_norm
 from banyan.kernels.rope_kv import kernel as rope_kv
 from banyan.kernels.silu_mul import kernel as silu_mul
@@ -30,16 +31,18 @@ def compile_attention(
     kv_lens = [30000, 700, 900]
     pages = [range(-(-n // page_size)) for n in kv_lens]
     parents = [None, [-1], None] if options.pop("tree", False) else None
-    batch = ragged([1, 1, 300], kv_lens, pages, page_size, "meta", parents)
+    deterministic = options.pop("deterministic", False)
+    batch = ragged([1, 1, 300], kv_lens, pages, page_size, "meta", parents, deterministic)
     q = torch.empty(302, heads[0], dim, dtype=dtype, device="meta")
-    pool = torch.empty(8, page_size, heads[1], dim, dtype=dtype, device="meta")
+    pool = empty((8, page_size, heads[1], dim), KINDS.get(options.pop("kv", ""), dtype), "meta")
     if options.pop("sinks", False):
         options["sinks"] = torch.empty(heads[0], device="meta")
     found = aot.compile_launcher(target, attention.attention, q, pool, pool, batch, scale=0.1, **options)
-    assert [c.kernel for c in found] == ["_attend", "_attend", "_merge"]
+    shapes = ["large", "merge"] if deterministic else ["small", "large", "merge"]
+    assert [c.kernel for c in found] == [*["_attend"] * (len(shapes) - 1), "_merge"]
     for compiled in found:
         compiled.check()
-    return dict(zip(("small", "large", "merge"), found, strict=True))
+    return dict(zip(shapes, found, strict=True))
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -60,6 +63,16 @@ def test_half_precision_runs_on_tensor_cores_and_is_pipelined(target: str) -> No
 @pytest.mark.parametrize("target", TARGETS)
 def test_trees_of_drafts_spill_nothing(target: str) -> None:
     compile_attention(target, torch.bfloat16, (8, 2), 128, tree=True)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kv", KINDS)
+def test_pools_of_8_bits_are_pipelined_and_spill_nothing(kv: str, target: str) -> None:
+    kernels = compile_attention(target, torch.bfloat16, (32, 8), 128, kv=kv)
+    assert sum(kernels["small"].counts[name] for name in ("hmma", "mfma") if name in kernels["small"].counts) > 0
+    if target != "gfx942":
+        assert kernels["small"].shared >= 2 * (2 * 32 * 128), "K and V are single-buffered"
+        assert kernels["small"].counts["async copy"] > 0
 
 
 def test_float32_keeps_its_precision() -> None:
@@ -110,10 +123,11 @@ def test_the_ops_around_attention(target: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kv", ["", *KINDS])
 @pytest.mark.parametrize("dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("heads", [(32, 8), (8, 8), (64, 1)], ids=str)
-def test_every_head_shape(target: str, dim: int, heads: tuple[int, int]) -> None:
-    compile_attention(target, torch.bfloat16, heads, dim)
+def test_every_head_shape(target: str, kv: str, dim: int, heads: tuple[int, int]) -> None:
+    compile_attention(target, torch.bfloat16, heads, dim, kv=kv)
 
 
 @pytest.mark.long

@@ -56,7 +56,9 @@ def test_long_reads_are_split_among_threads_and_merged(dtype: torch.dtype, monke
     assert work.n_partials > 3
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 9}, {"softcap": 5.0}, {"sinks": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 9}, {"softcap": 5.0}, {"sinks": True}, {"kv": "int8"}, {"kv": "fp8"}], ids=str
+)
 @pytest.mark.parametrize("batch", BATCHES)
 def test_every_option_on_every_kind_of_batch(batch: str, options: dict) -> None:
     q_lens, kv_lens = BATCHES[batch]
@@ -74,9 +76,10 @@ def test_dtypes_and_head_shapes(dtype: torch.dtype, dim: int, heads: tuple[int, 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("page_size", [1, 16, 32, 64])
-def test_all_options_at_once(page_size: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kv", ["", "int8", "fp8"])
+def test_all_options_at_once(kv: str, page_size: int, dtype: torch.dtype) -> None:
     case = attention_case(
-        3, [1, 40, 1], [100, 95, 33], page_size=page_size, dtype=dtype, window=30, softcap=3.0, sinks=True
+        3, [1, 40, 1], [100, 95, 33], page_size=page_size, dtype=dtype, kv=kv, window=30, softcap=3.0, sinks=True
     )
     run(case)
 
@@ -140,6 +143,7 @@ calls = st.fixed_dictionaries(
         "softcap": st.sampled_from([0.0, 0.0, 4.0]),
         "sinks": st.booleans(),
         "dtype": st.sampled_from([torch.float32, torch.bfloat16]),
+        "kv": st.sampled_from(["", "", "int8", "fp8"]),
         "trees": st.booleans(),
     }
 )

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from banyan.kernels import eight_bits
 from banyan.kernels.attention import kernel, plan
 from banyan.kernels.testing import interpreter
 from banyan.kernels.testing.cases import Case, attention_case, check_deterministic, random_trees
@@ -36,7 +37,9 @@ def splits(monkeypatch: pytest.MonkeyPatch) -> None:
     split_often(monkeypatch, 32)
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 9}, {"softcap": 5.0}, {"sinks": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 9}, {"softcap": 5.0}, {"sinks": True}, {"kv": "int8"}, {"kv": "fp8"}], ids=str
+)
 @pytest.mark.parametrize("batch", BATCHES)
 def test_every_option_on_every_kind_of_batch(batch: str, options: dict) -> None:
     q_lens, kv_lens = BATCHES[batch]
@@ -77,9 +80,17 @@ def test_dtypes_and_head_shapes(dtype: torch.dtype, heads: tuple[int, int], dim:
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 32, 64])
+@pytest.mark.parametrize("kv", ["", "int8", "fp8"])
 @pytest.mark.usefixtures("splits")
-def test_all_options_at_once(page_size: int) -> None:
-    run(attention_case(4, [1, 20, 1], [100, 55, 33], dim=32, page_size=page_size, window=30, softcap=3.0, sinks=True))
+def test_all_options_at_once(kv: str, page_size: int) -> None:
+    options = {"kv": kv, "window": 30, "softcap": 3.0, "sinks": True}
+    run(attention_case(4, [1, 20, 1], [100, 55, 33], dim=32, page_size=page_size, **options))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_chip_without_fp8_reads_its_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eight_bits, "parts", lambda pool, arch: (pool.bits, pool.scale, eight_bits.FP8_BITS))
+    run(attention_case(8, [1, 20], [40, 33], dtype=dtype, kv="fp8"))
 
 
 def test_q_may_be_a_view_of_a_wider_tensor() -> None:
@@ -107,6 +118,7 @@ calls = st.fixed_dictionaries(
         "requests": st.lists(st.tuples(st.integers(0, 20), st.integers(0, 70)), min_size=1, max_size=4),
         "heads": st.sampled_from([(1, 1), (4, 2), (3, 1)]),
         "dtype": st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]),
+        "kv": st.sampled_from(["", "", "int8", "fp8"]),
         "page_size": st.sampled_from([1, 16, 32, 64]),
         "shared_pages": st.integers(0, 3),
         "window": st.sampled_from([0, 0, 1, 7, 64]),
