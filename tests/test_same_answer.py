@@ -30,7 +30,7 @@ from banyan.runtime.config import Resolved
 from banyan.runtime.constraint.build import build
 from banyan.runtime.constraint.llg import LlgGuide
 from banyan.runtime.constraint.vocabulary import Vocabulary
-from banyan.runtime.engine import scheduler
+from banyan.runtime.engine import guide, scheduler
 from banyan.runtime.engine.request import Request
 from banyan.runtime.engine.worker import Engine
 from banyan.runtime.model.load import Model, load
@@ -415,6 +415,28 @@ def test_constrained_with_drafts(
     assert held_answers(e, vocabulary, held_truth) == held_truth
     assert e.drafting.stats()["accepted_told"] > 2 * len(held_truth)
     assert (e.scheduler.counts["forced_tokens"] > 0) == jumps
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_constrained_by_masks_alone(
+    model: Model, vocabulary: Vocabulary, held_truth: Held, fake: ModuleType, monkeypatch: pytest.MonkeyPatch,
+    shape: str,
+) -> None:  # fmt: skip
+    """As on a GPU: no row is spared its mask because its best token is allowed."""
+    n_rows = []
+    whole = guide.Guides.masks
+
+    def masks(self: guide.Guides, requests: Any, logits: Any) -> Any:
+        made = whole(self, requests, None)
+        n_rows.append((len(made.masks), len(requests)) if made else (0, 0))
+        return made
+
+    monkeypatch.setattr(guide.Guides, "masks", masks)
+    e = engine(model)
+    fake.tell(e, nearly({text: said for text, (said, _) in held_truth.items()}, model.spec.vocab_size, shape))
+    assert held_answers(e, vocabulary, held_truth) == held_truth
+    assert max(n_rows)[0] > len(held_truth)
+    assert all(n == n_asked for n, n_asked in n_rows)
 
 
 @pytest.mark.parametrize("speculate", ["auto", "off", "tree", "ngram,grammar"])
