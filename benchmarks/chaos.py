@@ -1,12 +1,14 @@
 """The engine under load and under faults: who is served, how soon, and what is lost.
 
-    python benchmarks/chaos.py [--quick] [--only PART] [--json FILE]
+    python benchmarks/chaos.py [--quick] [--only PART] [--model DIR [--vllm PYTHON]] [--json FILE]
 
 chaos     real processes: programs of mixed kinds while the engine is killed and stopped, clients vanish, and messages
           are lost and repeated; greedy and in float32, beside a calm run of the same programs
+fuzz      messages that nobody should send, at the sockets of real processes: the tests of that name
 overload  10,000 programs at once; fairness: a client with few programs beside one with many; latency: decodes beside
-          long prompts; agents: with waits for tools, in half the memory of their texts, by each part of the order.
-          These drive the engine's own scheduler and tree in virtual time (simulate.py)
+          long prompts; agents: with waits for tools, in half the memory of their texts, by each part of the order;
+          policies: the same under each `schedule`, and a client beside another. These drive the engine's own scheduler
+          and tree in virtual time (simulate.py); with --model, latency also runs on real engines (chaos_latency.py)
 memory    what Python holds after 100,000 steps of the loop, over what it held after 10,000
 """
 
@@ -16,6 +18,7 @@ import argparse
 import contextlib
 import importlib.util
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import chaos_load as load
 import chaos_storm as storm
-from report import ROOT, Report, correct
+from chaos_latency import Latency, measure
+from report import ROOT, Report, correct, passes
 
 GATE = (
     "tests/runtime/engine/test_pressure.py",
@@ -60,9 +64,10 @@ def overload(report: Report, is_quick: bool) -> None:
     report.row(f"overload, {n} at once: throughput", "tokens/s", found.overloaded, found.peak, "32 at a time",
                "ratio >= 0.95", more_is_better=True)  # fmt: skip
     report.row("overload: worst program over the median", "x", found.worst, target="<= 3")
-    for n_waiting, most in ((1000, 1), (n, 2)):
-        name = f"scheduler's CPU a step, 64 run, {n_waiting:,} wait"
-        report.row(name, "ms", load.cpu_of_a_step(n_waiting), target=f"<= {most}")
+    for n_waiting, most in ((1000, 1), (10_000, 2)):
+        for has_turnover in (False, True):
+            name = f"scheduler, 64 run, {n_waiting:,} wait{', starts and ends' * has_turnover}"
+            report.row(name, "ms a step", load.cpu_of_a_step(n_waiting, has_turnover), target=f"<= {most}")
 
 
 def fairness(report: Report, is_quick: bool) -> None:
@@ -77,6 +82,16 @@ def latency(report: Report, is_quick: bool) -> None:
     report.row("latency: rise of it, over a chunk's time", "", (gaps.beside - gaps.alone) / gaps.chunk, target="<= 1.0")
 
 
+def real(report: Report, model: Path, vllm: Path | None, is_quick: bool) -> None:
+    ours, theirs = measure(model, vllm, 1 if is_quick else 3)
+    for name, mine, peers in zip(Latency._fields[:2], ours, theirs or (None, None), strict=False):
+        report.row(
+            f"latency, {model.name}: p99 gap, {name}", "ms", 1000 * mine, 1000 * peers if peers else None, "vLLM"
+        )
+    rise = (ours.beside - ours.alone) / ours.chunk
+    report.row(f"latency, {model.name}: its rise, over a chunk's", "", rise, target="<= 1.0")
+
+
 def agents(report: Report, is_quick: bool) -> None:
     n, n_present = (48, 32) if is_quick else (200, 48)
     base, *parts = load.PARTS
@@ -89,6 +104,29 @@ def agents(report: Report, is_quick: bool) -> None:
         report.row("  computed", "tokens", found[part].computed, found[base].computed, base)
 
 
+def policies(report: Report, is_quick: bool) -> None:
+    n, n_present, n_many = (48, 32, 200) if is_quick else (200, 48, 2000)
+    default, *others = load.POLICIES
+    agents = {name: load.agents(name, n, n_present, 0.5) for name in load.POLICIES}
+    fair = {name: load.fairness(name.partition("=")[2], n_many) for name in load.POLICIES}
+    for name in others:
+        report.row(f"{default}, agents: mean", "s", agents[default].mean, agents[name].mean, name)
+        report.row("  p99", "s", agents[default].p99, agents[name].p99, name)
+        report.row(f"  20 programs beside {n_many}: mean", "s", fair[default], fair[name], name)
+    best = min(others, key=lambda name: agents[name].mean)
+    report.row(f"{default}, agents: mean, beside the best", "s", agents[default].mean, agents[best].mean, best,
+               "ratio >= 0.99")  # fmt: skip
+
+
+def fuzz(report: Report, is_quick: bool) -> None:
+    n, end, marks = (6000, "", "not long") if is_quick else (100_000, "_long", "long")
+    for where in ("server", "engine"):
+        before = time.monotonic()
+        is_green = passes(f"tests/runtime/test_fuzz.py::test_fuzzed_messages_at_the_{where}{end}", marks=marks)
+        report.row(f"fuzz, {n:,} messages at the {where}: tests failed", "", float(not is_green), target="<= 0")
+        report.row("  took", "s", time.monotonic() - before)
+
+
 def memory(report: Report, is_quick: bool) -> None:
     n_first, n_last = (5000, 20_000) if is_quick else (10_000, 100_000)
     first, last = load.memory(n_first, n_last)
@@ -96,7 +134,8 @@ def memory(report: Report, is_quick: bool) -> None:
 
 
 PARTS: dict[str, Callable[[Report, bool], None]] = {
-    "chaos": chaos, "overload": overload, "fairness": fairness, "latency": latency, "agents": agents, "memory": memory,
+    "chaos": chaos, "fuzz": fuzz, "overload": overload, "fairness": fairness, "latency": latency, "agents": agents,
+    "policies": policies, "memory": memory,
 }  # fmt: skip
 
 
@@ -104,12 +143,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer programs, faults and steps")
     parser.add_argument("--only", choices=PARTS, action="append", help="this part; may be given several times")
+    parser.add_argument("--model", type=Path, help="of random_models.py: latency on a real engine too")
+    parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="and beside vLLM, in its environment")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     correct(*(GATE if "chaos" in (options.only or PARTS) else GATE[:2]))
     report = Report("chaos", "pocket model, float32, for chaos; the others in virtual time, 10 ms a step")
     for part in options.only or PARTS:
         PARTS[part](report, options.quick)
+        if part == "latency" and options.model:
+            real(report, options.model, options.vllm, options.quick)
     return report.end(options.json)
 
 

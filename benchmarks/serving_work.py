@@ -82,6 +82,28 @@ def warm_up(s: Source) -> list[Call]:
     return [Call(s.text(n), 8) for n in (16, 60, 200, 700, *[40] * 8)]
 
 
+N_DECODES = 8
+
+
+def decodes(s: Source) -> list[Call]:
+    """8 prompts of 40 tokens, 150 out."""
+    return [Call(s.text(40), 150) for _ in range(N_DECODES)]
+
+
+def interrupted(s: Source) -> list[Call]:
+    """The same, and beside them 3 prompts of 3,000 tokens, one after another."""
+    late = [Call(s.text(10), 20 + 40 * k, (Call(s.text(3000), 4),)) for k in range(3)]
+    return [*decodes(s), *late]
+
+
+def long_prompt(s: Source) -> list[Call]:
+    """One of those prompts by itself."""
+    return [Call(s.text(3000), 4)]
+
+
+UNTIMED = {"warm-up": warm_up, "decodes": decodes, "interrupted": interrupted, "long-prompt": long_prompt}
+"""What others ask for than the six."""
+
 WORKLOADS: dict[str, Callable[[Source], list[Call]]] = {
     "W1": few_shot,
     "W2": chat,
@@ -93,7 +115,7 @@ WORKLOADS: dict[str, Callable[[Source], list[Call]]] = {
 
 
 def work(name: str, words: list[str], seed: int) -> list[Call]:
-    return (WORKLOADS | {"warm-up": warm_up})[name](Source(words, f"{name} {seed}"))
+    return (WORKLOADS | UNTIMED)[name](Source(words, f"{name} {seed}"))
 
 
 def every(calls: tuple[Call, ...] | list[Call]) -> Iterator[Call]:
