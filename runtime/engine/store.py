@@ -38,9 +38,10 @@ class Store:
         file: PageFile | None = None,
     ) -> None:
         """n_host: pages of the second tier, in `file` if there is one."""
-        shape = n_pages, page, spec.n_kv_heads, spec.head_dim
+        shape = n_pages + 1, page, spec.n_kv_heads, spec.head_dim
         dtype = getattr(torch, spec.dtype)
         self.n_pages, self.page = n_pages, page
+        self.spare = range(n_pages * page, (n_pages + 1) * page)  # slots that nobody has, for rows that fill up a graph
         self.device = torch.device(device)
         try:
             # One piece of memory, so that a copy in all layers is one launch.
@@ -51,6 +52,7 @@ class Store:
                 f"{n_pages} KV pages are {size:.0f} MiB and do not fit on {device}; lower `kv_memory`"
             ) from e
         self.kv: list[tuple[Tensor, Tensor]] = list(zip(self._pools[::2], self._pools[1::2], strict=True))
+        self.features: Tensor | None = None
         self.file = file
         self.host = self._claim_host((n_host, len(self._pools), *shape[1:]), dtype) if n_host else None
 
@@ -67,7 +69,9 @@ class Store:
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy the first n_slots of pages: (source, destination, n_slots), in all layers."""
         if copies:
-            ops.copy_pages(self._pools, to_device(np.array(copies, np.int32), self.device))
+            table = to_device(np.array(copies, np.int32), self.device)
+            for pools in self._kinds():
+                ops.copy_pages(pools, table)
 
     def copy_slots(self, paths: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
         """Move slots, page * page_size + offset, along paths of (sources, destinations), in all layers; see the op."""
@@ -76,7 +80,18 @@ class Store:
             for i, path in enumerate(paths):
                 for own, slots in zip(lists[:, i], path, strict=True):
                     own[: len(slots)] = slots
-            ops.copy_slots(self._pools, *to_device(lists, self.device))
+            for pools in self._kinds():
+                ops.copy_slots(pools, *to_device(lists, self.device))
+
+    def keep_features(self, width: int) -> Tensor:
+        """Room for a hidden state beside each slot's keys: [n_slots, width]. They go where the slots go, but not to
+        host memory: those who draft from them draft badly then."""
+        self.features = torch.zeros((self._pools[0].shape[0], self.page, 1, width), dtype=self._pools[0].dtype,
+                                    device=self.device)  # fmt: skip
+        return self.features.view(-1, width)
+
+    def _kinds(self) -> list[Sequence[Tensor]]:
+        return [self._pools] if self.features is None else [self._pools, (self.features,)]
 
     def release(self) -> None:
         """Let another process have the file. Nothing may be moved any more."""

@@ -21,6 +21,7 @@ from banyan.radix_cache.sketch import sketch
 from banyan.runtime.config import Config, Resolved, drafters
 from banyan.runtime.engine.admit import Limits
 from banyan.runtime.engine.batch import assemble
+from banyan.runtime.engine.graphs import Graphs, cuda_capture
 from banyan.runtime.engine.guide import Guides
 from banyan.runtime.engine.prove import prove
 from banyan.runtime.engine.request import MAX_TREE, Plan
@@ -33,6 +34,7 @@ from banyan.runtime.engine.steer import Steering
 from banyan.runtime.engine.store import Store, open_file
 from banyan.runtime.errors import OutOfMemory
 from banyan.runtime.flight import COMPILER, LOOP, Flight
+from banyan.runtime.model.decoder import Decoder
 from banyan.runtime.model.load import Model
 from banyan.runtime.wire import (
     Abort,
@@ -102,7 +104,10 @@ class Engine:
             torch.set_num_threads(resolved.threads)
         file = open_file(config, resolved, self.spec, weights) if config.host_file else None
         store = Store(model.spec, resolved.n_pages, config.page, resolved.device, resolved.n_host, file)
-        self.model = Runner(model, store)
+        graphs = None
+        if self.device.type == "cuda" and isinstance(model, Decoder):  # of transformers' own code nothing is known
+            graphs = Graphs(model, store, resolved.context, cuda_capture())
+        self.model = Runner(model, store, graphs)
         self.cache = Cache(resolved.n_pages, config.page, config.cache, config.eviction, resolved.n_host, file)
         limits = Limits(resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens)
         sizes = resolved.n_pages, config.page, model.spec.vocab_size
@@ -125,7 +130,7 @@ class Engine:
     def warm_up(self) -> None:
         """Compute what no one asked for: kernels are compiled, threads started, and it shows how long a step takes."""
         before = time.monotonic()
-        self.model.warm_up(min(self.config.step_tokens, self.resolved.context - 1))
+        self.model.warm_up(min(self.config.step_tokens, self.resolved.context - 1), self.config.max_running)
         self.step_seconds = time.monotonic() - before
         self.drafting.warm_up(min(self.config.step_tokens, self.resolved.context - 1))
         if self.config.deterministic:

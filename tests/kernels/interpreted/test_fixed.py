@@ -1,0 +1,87 @@
+"""Batches of fixed shape: what is captured once must be right for all that is filled in later. No GPU: a capture that
+runs the step again, on the same tensors, stands for a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from banyan.kernels.attention import kernel
+from banyan.kernels.attention.fixed import Fixed
+from banyan.kernels.testing.cases import Case, attention_case
+from banyan.runtime.engine.graphs import Captured, Graphs
+from banyan.runtime.model.load import load
+
+FAKE = Path(__file__).parents[2] / "runtime" / "engine" / "fake.py"
+
+
+def again(run: Callable[[], Tensor]) -> Captured:
+    """As a graph does: nothing runs before the first replay, and each writes to the same result."""
+    captured = Captured(lambda: captured.out.set_(run()), torch.zeros(0))
+    return captured
+
+
+def decodes(seed: int, kv_lens: list[int], shared_pages: int = 0, window: int = 0) -> Case:
+    n = len(kv_lens)
+    return attention_case(seed, [1] * n, kv_lens, dim=16, shared_pages=shared_pages, window=window)
+
+
+def attend(case: Case, fixed: Fixed) -> Tensor:
+    """On the fixed batch, with rows behind the case's own that mean nothing."""
+    q = torch.full((len(fixed.ragged.slots), *case.q.shape[1:]), torch.nan)
+    q[: len(case.q)] = case.q
+    return kernel.attention(q, case.k_pool, case.v_pool, fixed.ragged, **case.options)[: len(case.q)]
+
+
+@pytest.mark.parametrize("window", [0, 20])
+def test_a_fixed_batch_takes_others_than_the_one_it_was_made_for(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "MERGE_KEYS", 0.0)
+    first = decodes(1, [40, 7], window=window)
+    first.check(kernel.attention(*first[:4], **first.options))
+    fixed = Fixed(first.ragged, 5, 30, spare=range(2))
+    pointers = [t.data_ptr() for t in fixed.ragged if isinstance(t, Tensor)]
+    for case in (first, decodes(2, [100, 90, 95, 60], 3, window), decodes(3, [1], 0, window), first):
+        assert fixed.fill(case.ragged)
+        case.check(attend(case, fixed))
+        assert fixed.ragged.slots[len(case.q) :].tolist() == [0, 1, 0, 1, 0][len(case.q) :]
+    assert [t.data_ptr() for t in fixed.ragged if isinstance(t, Tensor)] == pointers
+
+
+def test_what_finds_no_room_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "MERGE_KEYS", 0.0)
+    first = decodes(1, [40, 7])
+    kernel.attention(*first[:4], **first.options)
+    fixed = Fixed(first.ragged, 2, 30, spare=range(2))
+    assert not fixed.fill(decodes(2, [9, 9, 9]).ragged), "more rows than it has"
+    for tables in fixed._tables.values():
+        tables.n_partials = 1
+    assert not fixed.fill(decodes(2, [70, 70], 3).ragged), "more partial results than it has"
+    first.check(attend(first, fixed))
+
+
+def test_an_engine_on_captured_steps_says_the_same(
+    tiny_model: Callable[..., Path], module_at: Callable[[Path], ModuleType]
+) -> None:
+    fake = module_at(FAKE)
+    model = load(tiny_model())
+    said = []
+    for is_captured in (False, True):
+        engine = fake.engine(model, n_pages=32, context=128, speculate="off")
+        runner = engine.model
+        if is_captured:
+            runner.graphs = Graphs(model, runner.store, 128, again)
+            runner.warm_up(5, 2)
+            assert sorted(runner.graphs.steps) == [1, 2]
+        prompts = [list(range(10, 10 + n)) for n in (5, 20, 3)]
+        runs = [fake.run(i, p, fake.Sampling(temperature=0.0, max_tokens=4 + 2 * i)) for i, p in enumerate(prompts)]
+        outputs = fake.drive(engine, runs)
+        said.append([outputs[i].ids for i in range(3)])
+        if is_captured:
+            assert sorted(runner.graphs.steps) == [1, 2, 4]
+            assert runner.graphs.n_captured == 3
+    assert said[0] == said[1]
