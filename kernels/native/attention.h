@@ -2,10 +2,14 @@
 //
 // An item's keys are walked in blocks of 64. A block's K is transposed once, and both products, Q K^T and P V, are then
 // the same register tile: rows of A, broadcast, times whole vectors of B. Scores live in base 2, with an online softmax.
-// bfloat16 is widened as it is read; sums are float32 everywhere. Of pools in 8 bits the numbers are multiplied as they
+// bfloat16 is widened as it is read, except that Q K^T multiplies pairs of it where a block is a panel of `linear.h`;
+// sums are float32 everywhere. Of pools in 8 bits the numbers are multiplied as they
 // are: a key's scale goes to its score, a value's to its weight.
 #pragma once
 
+#include <type_traits>
+
+#include "linear.h"
 #include "pool.h"
 #include "vector.h"
 
@@ -36,6 +40,7 @@ struct Item {  // as plan.py writes it
 
 struct Scratch {
     float q[MAX_ROWS * MAX_DIM], acc[MAX_ROWS * MAX_DIM], weight[MAX_ROWS * BLOCK];
+    bf16 q_half[MAX_ROWS * MAX_DIM];  // of pairs
     float kt[MAX_DIM * BLOCK], v[BLOCK * MAX_DIM];
     float k_scale[BLOCK], v_scale[BLOCK];
     float top[MAX_ROWS], shrink[MAX_ROWS];
@@ -44,9 +49,12 @@ struct Scratch {
 
 template <class P>
 constexpr bool is_scaled = sizeof(P) == 1;
+template <class T, class P>
+constexpr bool can_pair = sizeof(T) == 2 && sizeof(P) == 2 && PANEL == BLOCK;
 
-template <class P>
-void gather(const Call& c, const Item& item, int at, int n, int head, Scratch& x, const float** v_row) {
+// K of a block is turned to x.kt, of pairs in bfloat16 as they lie; V is widened to x.v, or read where it lies (`raw`).
+template <class P, bool paired>
+void gather(const Call& c, const Item& item, int at, int n, int head, Scratch& x, const float** v_row, const P** raw) {
     const P* k_row[BLOCK];
     const int32_t* table = c.table + int64_t(item.request) * c.s_table;
     for (int s = 0; s < BLOCK; s++) {
@@ -60,24 +68,30 @@ void gather(const Call& c, const Item& item, int at, int n, int head, Scratch& x
         }
         if constexpr (sizeof(P) == 4) {
             v_row[s] = from;
+        } else if (raw) {
+            raw[s] = from;
         } else if (s < n) {
             v_row[s] = x.v + s * c.dim;
             for (int d = 0; d < c.dim; d += W) store(x.v + s * c.dim + d, load(from + d));
         }
     }
+    constexpr int step = paired ? 2 * W : W;  // numbers of K in a lane's width times W
     for (int s = 0; s < (n + W - 1) / W * W; s += W)
-        for (int d = 0; d < c.dim; d += W) {
+        for (int d = 0; d < c.dim; d += step) {
             vf square[W];
-            for (int i = 0; i < W; i++) square[i] = load(k_row[s + i] + d);
+            for (int i = 0; i < W; i++) {
+                if constexpr (paired) square[i] = load(reinterpret_cast<const float*>(k_row[s + i] + d));
+                else square[i] = load(k_row[s + i] + d);
+            }
             transpose<W / 2>(square);
-            for (int i = 0; i < W; i++) store(x.kt + (d + i) * BLOCK + s, square[i]);
+            for (int i = 0; i < W; i++) store(x.kt + (d * W / step + i) * BLOCK + s, square[i]);
         }
 }
 
 // Scores of one row against n keys from `at` become weights; returns what older sums must be multiplied with.
 //
 // The row sees the keys up to `last`; from key `tail` on those whose bit is set in `seen`; none before `oldest`.
-template <class P>
+template <class P, bool paired>
 inline float weigh(const Call& c, const Scratch& x, float* score, int at, int n, int last, int oldest, int tail, uint64_t seen,
                    float& best, vf& total) {
     const int n_vectors = (n + W - 1) / W;
@@ -88,6 +102,7 @@ inline float weigh(const Call& c, const Scratch& x, float* score, int at, int n,
     vf high = vf{} - INFINITY;
     for (int j = 0; j < n_vectors; j++) {
         vf s = load(score + j * W);
+        if constexpr (paired) s *= c.scale;
         if constexpr (is_scaled<P>) s *= load(x.k_scale + j * W);
         if (c.softcap > 0) {  // scale holds 2 / softcap: tanh(x) = 1 - 2 / (exp(2x) + 1)
             vf low = s > 60.0f ? vf{} + 60.0f : s;
@@ -122,18 +137,21 @@ inline float weigh(const Call& c, const Scratch& x, float* score, int at, int n,
     return shrink;
 }
 
-template <class T, class P>
+template <class T, class P, bool paired>
 void attend(const Call& c, const Item& item, int head_from, int head_to, Scratch& x) {
     const int group = c.n_heads / c.n_kv_heads, n = item.n * group, dim = c.dim;
     const float* kt_row[MAX_DIM];
     const float* v_row[BLOCK];
+    const P* raw[BLOCK];
+    const bool is_raw = sizeof(P) == 2 && n <= MR;  // then V is passed over once, and need not be widened before
     const int32_t* entry = c.rows + int64_t(item.first) * 2;  // (row of q, its partial result) of each row
     for (int d = 0; d < dim; d++) kt_row[d] = x.kt + d * BLOCK;
 
     for (int h = head_from, r = 0; h < head_to; h++)
         for (int i = 0; i < n; i++, r++) {
             const T* from = static_cast<const T*>(c.q) + entry[i / group * 2] * c.s_q + (h * group + i % group) * dim;
-            for (int d = 0; d < dim; d += W) store(x.q + r * dim + d, load(from + d) * c.scale);
+            if constexpr (paired) std::memcpy(x.q_half + r * dim, from, dim * sizeof(T));
+            else for (int d = 0; d < dim; d += W) store(x.q + r * dim + d, load(from + d) * c.scale);
             for (int d = 0; d < dim; d += W) store(x.acc + r * dim + d, vf{});
             x.top[r] = -INFINITY;
             x.sum[r] = vf{};
@@ -141,15 +159,18 @@ void attend(const Call& c, const Item& item, int head_from, int head_to, Scratch
     for (int at = item.start; at < item.end; at += BLOCK) {
         const int n_keys = item.end - at < BLOCK ? item.end - at : BLOCK;
         for (int h = head_from, r = 0; h < head_to; h++, r += n) {
-            gather<P>(c, item, at, n_keys, h, x, v_row);
-            product(n, (n_keys + W - 1) / W * W, x.weight, BLOCK, x.q + r * dim, dim, kt_row, dim, nullptr);
+            gather<P, paired>(c, item, at, n_keys, h, x, v_row, is_raw ? raw : nullptr);
+            if constexpr (paired)
+                blocks(n, x.weight, x.q_half + r * dim, dim, reinterpret_cast<const bf16*>(x.kt), dim, true);
+            else product(n, (n_keys + W - 1) / W * W, x.weight, BLOCK, x.q + r * dim, dim, kt_row, dim, nullptr);
             for (int i = 0; i < n; i++) {
                 const int row = entry[i / group * 2];
                 const int oldest = c.window ? c.position[row] - c.window + 1 : 0;
-                x.shrink[i] = weigh<P>(c, x, x.weight + i * BLOCK, at, n_keys, item.position + i / group, oldest,
+                x.shrink[i] = weigh<P, paired>(c, x, x.weight + i * BLOCK, at, n_keys, item.position + i / group, oldest,
                                        item.tail, c.seen ? c.seen[row] : ~uint64_t(0), x.top[r + i], x.sum[r + i]);
             }
-            product(n, dim, x.acc + r * dim, dim, x.weight, BLOCK, v_row, n_keys, x.shrink);
+            if (is_raw) product(n, dim, x.acc + r * dim, dim, x.weight, BLOCK, raw, n_keys, x.shrink);
+            else product(n, dim, x.acc + r * dim, dim, x.weight, BLOCK, v_row, n_keys, x.shrink);
         }
     }
     for (int h = head_from, r = 0; h < head_to; h++)
@@ -204,12 +225,16 @@ void run(const Call& c, const Item* small, int n_small, const Item* large, int n
          int n_merges, int n_threads) {
     // a small item takes all heads of its keys at once, a large one is a task per KV head
     const int n_tasks = n_small + n_large * c.n_kv_heads;
-    Pool::instance().run(n_tasks, n_threads, [&](int64_t i) {
-        const int64_t j = i - n_large * c.n_kv_heads;
-        const int head = i % c.n_kv_heads;
-        if (j < 0) attend<T, P>(c, large[i / c.n_kv_heads], head, head + 1, scratch);
-        else attend<T, P>(c, small[j], 0, c.n_kv_heads, scratch);
-    });
+    const auto all = [&](auto paired) {
+        Pool::instance().run(n_tasks, n_threads, [&](int64_t i) {
+            const int64_t j = i - n_large * c.n_kv_heads;
+            const int head = i % c.n_kv_heads;
+            if (j < 0) attend<T, P, paired>(c, large[i / c.n_kv_heads], head, head + 1, scratch);
+            else attend<T, P, paired>(c, small[j], 0, c.n_kv_heads, scratch);
+        });
+    };
+    if (can_pair<T, P> && c.dim % (2 * W) == 0) all(std::bool_constant<can_pair<T, P>>());
+    else all(std::false_type());
     Pool::instance().run(n_merges, n_threads, [&](int64_t i) { merge<T>(c, merges + i * 4); });
 }
 
