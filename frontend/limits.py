@@ -6,6 +6,7 @@ fails here too, whatever has become of the server. What is urgent is for the ser
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 import weakref
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from banyan.clock import clock
 from banyan.runtime import wire
-from banyan.runtime.errors import BudgetExceeded, DeadlineExceeded
+from banyan.runtime.errors import BadProgram, BudgetExceeded, DeadlineExceeded
 from banyan.sampling import Options
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class Limits:
                 batch_budget=0 if batch is None else batch.budget or 0,
                 priority=options.priority or 0,
                 deadline=max(_SOON, min(due) - now) if due else 0.0,
+                durable=_durable(options.durable, is_batch=batch is not None),
             )
         )
         if ends:
@@ -126,9 +128,18 @@ class Limits:
 
 def begin(record: Record, options: Options, batch: BatchLimits | None = None) -> Limits | None:
     """The limits of a run; None where it has none."""
-    own = options.timeout, options.budget, options.priority, options.deadline
+    own = options.timeout, options.budget, options.priority, options.deadline, options.durable or None
     shared = () if batch is None else (batch.timeout, batch.budget, batch.due)
     return None if all(one is None for one in own + shared) else Limits(record, options, batch)
+
+
+def _durable(asked: bool | str, is_batch: bool) -> str:
+    """The name by which a server knows the run again; "": it need not."""
+    if isinstance(asked, str) and is_batch:
+        raise BadProgram(
+            f"durable is {asked!r}, and a batch has many runs, which need a name each; durable=True is one"
+        )
+    return secrets.token_hex(16) if asked is True else asked or ""
 
 
 def keep_time(ref: Ref, timeout: float, before: list[Ref]) -> None:

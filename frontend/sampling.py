@@ -105,6 +105,10 @@ class Options(GenOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_
     """Those of gens that have a type and no `retries` of their own (0)."""
     stream: bool = False
     """Run the body on a thread of its own and return at once; read with `text_iter`."""
+    durable: bool | str = False
+    """Wait for a server that was killed to come back, up to two minutes, and go on there with the tokens that it had.
+    A name, too: a process that runs the same program again by it goes on where another was. Not with `stream`, and
+    only on a server of `banyan serve`."""
     use_thread: bool = True
     """False: `run` returns when all is done, and raises the first error. (SGLang's; no state has a thread here.)"""
     backend: Any = None
@@ -112,6 +116,8 @@ class Options(GenOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_
 
     def __post_init__(self) -> None:
         GenOptions.__post_init__(self)
+        if self.stream and self.durable:
+            raise Unsupported("durable: text that streams may come a second time; leave out stream=True")
         if self.stream and not self.use_thread:
             raise Unsupported("use_thread=False waits for the end, and stream=True returns at once; give one of them")
 

@@ -18,7 +18,6 @@ import itertools
 import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,13 +28,17 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import zmq
 
-from banyan.runtime import curve, ipc, wire
+from banyan.runtime import curve, ipc, rejoin, wire
 from banyan.runtime.config import SERVER_KEY, TOKEN
 from banyan.runtime.errors import BadMessage, BanyanError, ConnectFailed, RuntimeLost
+from banyan.runtime.handle import Program
 from banyan.runtime.inbox import Inbox
 from banyan.runtime.promise import Promise
 from banyan.runtime.template import ProgramTemplate
 from banyan.runtime.window import pack, unpack
+
+_TRY = 5.0
+"""Seconds that a handshake has with a server that comes back."""
 
 
 def connect(path: str | Path, timeout: float = 10.0, token: str = "", server_key: str = "") -> Client:
@@ -57,6 +60,7 @@ def connect(path: str | Path, timeout: float = 10.0, token: str = "", server_key
         client = loop.clients.get(door)
         if client is None or client.lost is not None:
             client = Client(loop, door, timeout)
+        client._is_guest = False
         return client
 
 
@@ -85,7 +89,9 @@ class Client:
         self._inboxes: dict[int, Inbox] = {}
         self._templates: dict[int, ProgramTemplate] = {}
         self._answers: dict[int, Promise[wire.Answer]] = {}
-        self._numbers, self._questions = itertools.count(), itertools.count()
+        # Programs of a connection that was lost may come here, and keep their numbers.
+        self._numbers, self._questions = itertools.count(loop.n_lost << 32), itertools.count()
+        self._is_guest = False  # nobody joined by it: it is here for durable programs, and leaves with them
         self.n_unanswered = 0  # heartbeats since the server was last heard
         if isinstance(door.path, Path):
             self.socket, self.monitor = ipc.reach(loop.context, door.path)
@@ -136,7 +142,7 @@ class Client:
         inbox = Inbox(self, next(self._numbers), name)
         with self._lock:
             self._inboxes[inbox.number] = inbox
-        return Program(self, inbox)
+        return Program(inbox)
 
     def define(self, template: ProgramTemplate) -> int:
         """Make a template known to the server; gives its number, for a Use in any program of this client.
@@ -287,85 +293,48 @@ class Client:
         if inbox.is_settled:
             with self._lock:
                 self._inboxes.pop(number, None)
+            if self._is_guest and not self._inboxes:
+                self._loop.drop(self, "its durable programs have ended")
 
     def abandon(self, number: int) -> None:
         """The user's handle on a program is gone."""
         if inbox := self._inboxes.get(number):
             inbox.close()
 
-    def lose(self, why: str) -> None:
+    @property
+    def has_durables(self) -> bool:
+        with self._lock:
+            return any(inbox.is_durable for inbox in self._inboxes.values())
+
+    def adopt(self, inboxes: Sequence[Inbox], is_guest: bool) -> None:
+        """Durable programs whose server is gone go on here."""
+        if self.lost is not None:
+            self._loop.rejoin(self.door, inboxes, self.lost)
+            return
+        self._is_guest = self._is_guest or is_guest
+        for inbox in inboxes:
+            if not inbox.is_over:
+                with self._lock:
+                    self._inboxes[inbox.number] = inbox
+                inbox.resume(self)
+
+    def lose(self, why: str, keep_durable: bool = False) -> list[Inbox]:
+        """It is of no more use: what waits for it fails. Returns the programs that are kept, and do not."""
         with self._lock:
             self.lost = why
             inboxes, self._inboxes = list(self._inboxes.values()), {}
+        kept = [inbox for inbox in inboxes if keep_durable and inbox.is_durable and not inbox.is_over]
         for inbox in inboxes:
-            inbox.fail_all(lambda gen, line: RuntimeLost(why))
+            if inbox not in kept:
+                inbox.fail_all(lambda gen, line: RuntimeLost(why))
         while self._answers:
             self._answers.popitem()[1].set_exception(RuntimeLost(why))
+        return kept
 
     def shut(self) -> None:
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close(0)
-
-
-class Program:
-    """The handle of one program on the server. Its futures outlive it; a collected handle closes itself."""
-
-    def __init__(self, client: Client, inbox: Inbox) -> None:
-        self.client, self.number, self._inbox = client, inbox.number, inbox
-        # A finalizer may run anywhere, also inside our own locks: it only leaves a note for the I/O thread.
-        self._finalizer = weakref.finalize(self, client._loop.call, partial(client.abandon, inbox.number))
-        self._finalizer.atexit = False
-
-    @property
-    def name(self) -> str:
-        return self._inbox.name
-
-    @property
-    def first_error(self) -> BaseException | None:
-        """What the first of its values failed with that was not merely cancelled."""
-        return self._inbox.first_error
-
-    def limit(self, limits: wire.Limits) -> None:
-        """Have the server hold the program to `limits`. To be called before the first `submit`."""
-        self._inbox.limits = limits
-
-    def foresee(self, n_tokens: int) -> None:
-        """Nothing is asked for ahead here: a program is one message, and a gen has no request of its own to spare."""
-
-    def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
-        """Send `ops` to run after those sent before; `last`: there will be no more. Returns at once.
-
-        RuntimeLost: the server is gone. BadProgram: the program is closed. BadMessage: larger than the server takes.
-        """
-        self.client.check()
-        self._inbox.submit(tuple(ops), last)
-
-    def future(self, ref: int) -> Promise[wire.Value]:
-        """The value `ref`, whenever it comes; asked for before or after. Raises what the program met instead."""
-        return self._inbox.future(ref)
-
-    def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
-        """Call `callback` on the I/O thread with each piece of text of the streaming gen `ref`, from its start on.
-
-        It must not wait. An exception it raises fails the future of `ref`.
-        """
-        self.client._loop.call(partial(self._inbox.listen, ref, callback))
-
-    def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
-        """Call `callback` on the I/O thread each time that the gen `ref` calls tools. To be called before it is sent.
-
-        It must not wait. An exception it raises fails the future of `ref`.
-        """
-        self._inbox.on_call(ref, callback)
-
-    def cancel(self) -> None:
-        """Stop the program on the server; what is not finished fails with Cancelled, at once. Idempotent."""
-        self._inbox.cancel()
-
-    def close(self) -> None:
-        """Say that no more ops will come: once all is answered, the server frees what the program had. Idempotent."""
-        self._inbox.close()
 
 
 class _Loop:
@@ -382,6 +351,7 @@ class _Loop:
     def __init__(self) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.clients: dict[Door, Client] = {}
+        self.n_lost = 0  # clients with durable programs
         # Held while messages are handled, and over a fork: so no future is half resolved in the child.
         self.busy = threading.RLock()
         self._todo: deque[Callable[[], None]] = deque()
@@ -404,16 +374,33 @@ class _Loop:
         self._poller.register(client.monitor, zmq.POLLIN)
         client.receive()  # what came between the handshake and now will not wake the poller again
 
-    def drop(self, client: Client, why: str, gone: threading.Event | None = None) -> None:
+    def drop(
+        self, client: Client, why: str, gone: threading.Event | None = None, *, may_come_back: bool = False
+    ) -> None:
         if client.lost is None:
+            self.n_lost += may_come_back and client.has_durables  # first: who joins now counts on from there
             if self.clients.get(client.door) is client:
                 del self.clients[client.door]
                 self._poller.unregister(client.socket)
                 self._poller.unregister(client.monitor)
-            client.lose(why)
+            kept = client.lose(why, keep_durable=may_come_back)
             client.shut()
+            if kept:
+                self.rejoin(client.door, kept, why)
         if gone is not None:
             gone.set()
+
+    def rejoin(self, door: Door, inboxes: Sequence[Inbox], why: str) -> None:
+        """Durable programs of a server that is gone wait for it."""
+
+        def enter() -> None:
+            with _opening:
+                client = self.clients.get(door)
+                is_new = client is None or client.lost is not None
+                client = Client(self, door, _TRY) if client is None or is_new else client
+            self.call(partial(client.adopt, inboxes, is_new))
+
+        rejoin.start(enter, self.call, inboxes, why)
 
     def _run(self) -> None:
         try:
@@ -436,7 +423,7 @@ class _Loop:
                     beat = time.monotonic() + ipc.HEARTBEAT
                     for client in list(self.clients.values()):
                         if not client.beat():
-                            self.drop(client, f"the server at {client.path} stopped answering")
+                            self.drop(client, f"the server at {client.path} stopped answering", may_come_back=True)
 
     def _serve(self, ready: dict[Any, int]) -> None:
         if self._wake in ready:
@@ -449,7 +436,7 @@ class _Loop:
                 client.receive()
             if client.monitor in ready and ipc.drain(client.monitor):
                 client.receive()  # its last words, if any
-                self.drop(client, f"the server at {client.path} is gone")
+                self.drop(client, f"the server at {client.path} is gone", may_come_back=True)
 
     def stop(self) -> None:
         """Close everything and end the thread: at the end of the process."""

@@ -117,6 +117,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = ""
     log: Annotated[Literal["quiet", "info", "debug"], _doc("how much the server tells on stderr")] = "quiet"
 
+    durable_bytes: Annotated[
+        str, _doc("most that the journals of durable programs take on disk, beside the socket")
+    ] = "256MiB"
 
 class Hardware(msgspec.Struct, frozen=True):
     """What `resolve` has to know about the machine. Memory in bytes, free at this moment."""
@@ -141,7 +144,9 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What `resolve` has to know about the model. kv_elements: numbers stored per token over all layers (K and V)."""
+    """What `resolve` has to know about the model. kv_elements: numbers stored per token over all layers (K and V).
+    kv_beside: how many of them are of models that run beside it, which keep theirs in dtype. kv_heads: of the model's own,
+    over all layers (K and V); each has a scale where numbers have 8 bits."""
 
     name: str
     max_context: int
@@ -153,6 +158,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+    kv_beside: int = 0
+    kv_heads: int = 0
 
 def make(**options: Any) -> Config:
     """A Config from keyword options; ConfigError names an unknown option and the one that was probably meant."""
@@ -196,6 +203,7 @@ def _check(c: Config) -> None:
     how = "make keys with `banyan keys DIR`, and give DIR/server.key_secret"
     need(not c.bind or bool(c.curve_key), f"bind is {c.bind}, and there is no curve_key to encrypt with; {how}")
     need(bool(c.bind) or not c.curve_key, "curve_key is for tcp://, and bind names no address")
+    parse_bytes(c.durable_bytes)
     if c.kv_memory != "auto":
         parse_bytes(c.kv_memory)
     names = drafters(c.speculate, c.draft_model)
@@ -272,7 +280,7 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
     if context > model.max_context:
         raise ConfigError(f"context is {context}, but {model.name} was made for at most {model.max_context} tokens")
 
-    page_bytes = model.kv_elements * _WIDTH[dtype] * config.page
+    page_bytes = config.page * _kv_bytes(config, model, dtype)
     need = -(-context // config.page)
     if config.kv_memory == "auto":
         weights = model.n_parameters * _WIDTH[dtype]
@@ -289,7 +297,7 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
         )
     said.append(
         f"KV: {n_pages} pages of {config.page} slots = {n_pages * config.page} tokens, "
-        f"{n_pages * page_bytes / 2**20:.0f} MiB; context {context}"
+        f"{n_pages * page_bytes / 2**20:.0f} MiB{kept}; context {context}"
     )
     free = hardware.free_memory - (n_pages * page_bytes if device == "cpu" else 0)
     if n_host := _host_pages(config, page_bytes, free):

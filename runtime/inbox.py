@@ -10,9 +10,12 @@ this one when nothing comes and the two compare what they sent and saw (`report`
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from banyan.runtime import wire
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled, RuntimeLost, from_code
@@ -22,6 +25,8 @@ from banyan.runtime.window import Window
 
 OFTEN = 8
 """So many heartbeats in a row a program that hears nothing compares with the server; then at every OFTEN-th alone."""
+
+_SOON = 1e-6  # seconds to a deadline that has passed: 0 would be none
 
 MakeError = Callable[[str, str], BanyanError]
 """(gen, line) -> a fresh error. Each future gets its own: one that two threads raise would mix their tracebacks."""
@@ -40,6 +45,12 @@ class Line(Protocol):
 
     def call(self, action: Callable[[], None]) -> None:
         """Run `action` on the I/O thread."""
+
+    def check(self) -> None:
+        """RuntimeLost if it cannot be used."""
+
+    def abandon(self, number: int) -> None:
+        """The user's handle on a program is gone."""
 
     def template(self, number: int) -> ProgramTemplate:
         """One that was defined."""
@@ -76,6 +87,15 @@ class Inbox:
         self._n_told = 0  # of those, how many it knows to have come
         self._asked = -1  # what was asked for again last
         self._n_quiet = 0  # heartbeats without news
+        self._history: list[tuple[tuple[wire.Op, ...], bool]] = []
+        """All that a durable program sent, for a server that knows nothing of it."""
+        self._consulted: set[tuple[int, int]] = set()  # its refs and rounds for which results are under way, or sent
+        self._began = 0.0
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether it waits for a server that is gone."""
+        return self.limits is not None and bool(self.limits.durable)
 
     @property
     def is_over(self) -> bool:
@@ -90,6 +110,8 @@ class Inbox:
     # ---- from any thread -------------------------------------------------------------------------------------------
 
     def submit(self, ops: tuple[wire.Op, ...], last: bool) -> None:
+        if not self.is_durable:
+            self._line.check()
         with self._lock:
             if self._is_closed and not self._is_cancelled:
                 raise BadProgram("the program is closed: it takes no more ops", program=self.name)
@@ -107,6 +129,7 @@ class Inbox:
             used = [op.template for op in ops if isinstance(op, wire.Use)]
             self._used += [(self._sent.n, number, self._line.template(number)) for number in used]
             self._is_closed = last
+            self._record(ops, last)
             self._send(data)
         if last:
             self._line.call(partial(self._line.settle, self.number))
@@ -126,7 +149,17 @@ class Inbox:
     def _encode(self, ops: tuple[wire.Op, ...], last: bool) -> bytes:
         n = self._sent.n
         limits = None if n else self.limits
+        if limits is not None and self._began:  # it is sent a second time
+            spent = time.monotonic() - self._began
+            left = max(0.0, limits.left - spent) if limits.timeout else 0.0
+            deadline = max(_SOON, limits.deadline - spent) if limits.deadline else 0.0
+            limits = replace(limits, left=left, deadline=deadline)
         return wire.encode(wire.Submit(self.number, n, ops, last, self.name, limits))
+
+    def _record(self, ops: tuple[wire.Op, ...], last: bool) -> None:
+        if self.is_durable:
+            self._history.append((ops, last))
+            self._began = self._began or time.monotonic()
 
     def _send(self, data: bytes) -> None:
         """Inside the lock: messages leave in the order of seq."""
@@ -137,16 +170,17 @@ class Inbox:
     def close(self) -> None:
         """Send the last message, if it was not sent yet."""
         with self._lock:
-            if self._is_closed or self._line.lost is not None:
+            if self._is_closed or (self._line.lost is not None and not self.is_durable):
                 return
             self._is_closed = True
             if self._sent.n:
+                self._record((), last=True)
                 self._send(self._encode((), last=True))
         self._line.call(partial(self._line.settle, self.number))
 
     def cancel(self) -> None:
         with self._lock:
-            if self.is_over or self._line.lost is not None:
+            if self.is_over or (self._line.lost is not None and not self.is_durable):
                 return
             self._is_closed = self._is_cancelled = True
             if self._sent.n:
@@ -181,7 +215,25 @@ class Inbox:
             if self._failure is None:
                 self._callers[ref] = callback
 
+    def hear(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
+        self._line.call(partial(self.listen, ref, callback))
+
+    def abandon(self) -> None:
+        """The user's handle is gone. Safe in a finalizer."""
+        self._line.call(lambda: self._line.abandon(self.number))
+
     # ---- on the I/O thread ------------------------------------------------------------------------------------------
+
+    def resume(self, line: Line) -> None:
+        """The server that knew the program is gone. Tell the one at `line` all of it."""
+        with self._lock:
+            self._line, self._sent = line, Window()
+            self._n_seen = self._n_told = self._n_quiet = 0
+            self._asked = -1
+            for _, number, template in self._used:
+                line.send(wire.encode(wire.Define(number, template.ops)))
+            for ops, last in self._history:
+                self._send(self._encode(ops, last))
 
     def take(self, message: wire.Value | wire.Failed | wire.Delta | wire.Called) -> None:
         if message.seq != self._n_seen:
@@ -298,13 +350,18 @@ class Inbox:
         """What the server says of the program: how many messages it sent, and how many it saw."""
         with self._lock:
             self._sent.came(seen)
-            self._used = [one for one in self._used if one[0] >= seen]
+            if not self.is_durable:
+                self._used = [one for one in self._used if one[0] >= seen]
         if sent > self._n_seen and not self.is_over:
             self._ask_again(is_urgent=True)
 
     def _call(self, ref: int, called: wire.Called) -> None:
         if (caller := self._callers.get(ref)) is None:
             return  # its gen was stopped meanwhile
+        if self.is_durable:
+            if (ref, called.round) in self._consulted:
+                return  # its results are under way, or the server has them: another server asked before
+            self._consulted.add((ref, called.round))
         try:
             caller(called)
         except Exception as e:  # nobody may wait for results that will not come

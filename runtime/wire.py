@@ -355,6 +355,9 @@ class Limits(Wire, frozen=True):
     batch_budget: int = 0
     priority: int = 0
     deadline: float = 0.0
+    durable: str = ""
+    """Which program it is, to a server that was killed and started again: it goes on with the tokens that it had. Two
+    of one tenant at a time cannot be the same one; the later takes over. "": it is not durable."""
 
 
 class Submit(Wire, frozen=True):

@@ -38,7 +38,7 @@ PLANNING = tuple(
 )
 """Runs without a device, and so is tested without one."""
 DRAFTING = f"{RUNTIME}.engine.speculation"
-COMPUTING = tuple(f"{DRAFTING}.{name}" for name in ("model", "smaller"))
+COMPUTING = tuple(f"{DRAFTING}.{name}" for name in ("heads", "model", "smaller"))
 """Drafters that compute, and what loads them."""
 
 # The longest prefix of a module's name decides.
@@ -58,8 +58,11 @@ LAW = {
     f"{RUNTIME}.ipc": Room(CORE, ("msgspec", "zmq")),
     f"{RUNTIME}.curve": Room((*CORE, f"{RUNTIME}.ipc"), ("zmq",)),
     f"{RUNTIME}.client": Room(
-        (*CORE, *(f"{RUNTIME}.{name}" for name in ("curve", "ipc", "inbox", "window"))), ("msgspec", "zmq")
+        (*CORE, *(f"{RUNTIME}.{name}" for name in ("curve", "handle", "ipc", "inbox", "rejoin", "window"))),
+        ("msgspec", "zmq"),
     ),
+    f"{RUNTIME}.handle": Room((*CORE, f"{RUNTIME}.inbox")),
+    f"{RUNTIME}.rejoin": Room((*CORE, f"{RUNTIME}.inbox")),
     f"{RUNTIME}.inbox": Room((*CORE, f"{RUNTIME}.window"), ("msgspec",)),
     f"{RUNTIME}.window": Room(),
     f"{RUNTIME}.flight": Room(),

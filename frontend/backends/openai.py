@@ -66,6 +66,8 @@ class _Program(Program):
         for name in ("priority", "deadline"):
             if getattr(limits, name):
                 raise Unsupported(f"{name}: it is the server's to say who goes first; leave it out")
+        if limits.durable:
+            raise Unsupported("durable: a server of `banyan serve` keeps what a program has come to, and no other does")
         super().limit(limits)
 
     def foresee(self, n_tokens: int) -> None:

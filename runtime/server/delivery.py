@@ -40,6 +40,8 @@ class Delivery:
 
     def __init__(self, send: Callable[[Client, wire.ServerMessage], None]) -> None:
         self._send = send
+        self.confirmed: Callable[[Key], None] = lambda key: None
+        """Called with a program that has ended, when its client has all of its messages."""
         self._ways: dict[Key, _Way] = {}
         self._ended: OrderedDict[Key, _Way] = OrderedDict()
 
@@ -112,6 +114,8 @@ class Delivery:
         for number, sent, seen in programs:
             if (ended := self._ended.get((client, number))) is not None:
                 ended.out.came(seen)
+                if ended.out.is_empty:
+                    self.confirmed((client, number))
                 answers.append((number, ended.out.n, sent))  # it takes no more, so that nothing is missing
                 continue
             way = self._ways.get((client, number))

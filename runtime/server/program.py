@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from banyan.runtime import wire
 from banyan.runtime.server.attempts import Attempts
 from banyan.runtime.server.choosing import Choosing
 from banyan.runtime.server.generate import Error, Generation
+from banyan.runtime.server.requests import Requests
 from banyan.runtime.server.rounds import Rounds
 from banyan.runtime.server.state import Made, Text
 from banyan.runtime.server.tokenizer import Span
@@ -18,6 +19,14 @@ from banyan.runtime.server.tokenizer import Span
 Client = bytes
 
 N_TAIL = 80  # characters of the prompt that an error shows
+
+
+class Broken(Exception):
+    """An op cannot be done because of an error elsewhere in its program."""
+
+    def __init__(self, error: Error) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 class Had(NamedTuple):
@@ -86,6 +95,8 @@ class Program:
         self.joins: dict[int, deque[Gathering]] = {}  # state -> its queued Joins, in order
         self.waiting: dict[int | Gathering, list[State]] = {}  # who stands still for a value or for children
         self.running: set[State] = set()  # those with a generation
+        self.early: dict[tuple[int, int], tuple[str, ...]] = {}
+        """Results by ref and round, of a durable program: its client sends them again before they are asked for."""
 
     @property
     def is_settled(self) -> bool:
@@ -123,6 +134,22 @@ class Program:
                         yield from children
                     case wire.Fork(children=children) if not self.dropped.issuperset(children):
                         yield state.number
+
+
+def wrong(programs: Iterable[Program], requests: Requests) -> str:
+    """What does not hold of what must always hold of all programs between two messages; "" where all does."""
+    owned: list[int] = []
+    for program in programs:
+        for state in program.states.values():
+            if (state.generation is not None) != (state in program.running):
+                return f"state {state.number} of program {program.name!r} runs, and is not counted so, or the reverse"
+            if state.generation is not None:
+                owned += [request.run.rid for request in state.generation.requests if request.finish is None]
+        if program.is_over or (program.is_last and program.is_settled):
+            return f"program {program.name!r} has ended and is still there"
+    if sorted(owned) != sorted(requests.living):
+        return f"requests {sorted(requests.living)} run, but generations have {sorted(owned)}"
+    return ""
 
 
 def _refs(parts: tuple[wire.Part, ...]) -> Iterator[int]:

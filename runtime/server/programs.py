@@ -18,9 +18,10 @@ from banyan.runtime.server.attempts import Attempts
 from banyan.runtime.server.choosing import Choosing
 from banyan.runtime.server.delivery import Delivery
 from banyan.runtime.server.generate import Error, Generation, Generator, Outcome
+from banyan.runtime.server.journal import TAKEN, Durables
 from banyan.runtime.server.keeper import check_keep
 from banyan.runtime.server.limits import Limiter, Timers
-from banyan.runtime.server.program import Client, Gathering, Had, Point, Program, State
+from banyan.runtime.server.program import Broken, Client, Gathering, Had, Point, Program, State, wrong
 from banyan.runtime.server.quota import PIECE, Quota
 from banyan.runtime.server.quota import Limits as Most
 from banyan.runtime.server.requests import Requests, Said, Standing, check_urgency
@@ -28,14 +29,6 @@ from banyan.runtime.server.rounds import Rounds, Tooling
 from banyan.runtime.server.state import Open, Shut, Text
 from banyan.runtime.server.tokenizer import Span
 from banyan.runtime.template import ProgramTemplate
-
-
-class Broken(Exception):
-    """An op cannot be done because of an error elsewhere in its program."""
-
-    def __init__(self, error: Error) -> None:
-        super().__init__(error.message)
-        self.error = error
 
 
 class Programs:
@@ -51,7 +44,7 @@ class Programs:
         self._generator = generator
         self.delivery = Delivery(send)
         self._send = self.delivery.send
-        self._now = timers.now
+        self._timers, self._now = timers, timers.now
         self._limiter = Limiter(timers, end=self._end, stop=self._stop)
         self.spend = self._limiter.spend
         self.keeper = generator.keeper
@@ -60,6 +53,8 @@ class Programs:
         self.root: Callable[[Client], bytes] = lambda client: b""
         """The root key of what a client's programs compute; see tenants.py."""
         self.tooling = Tooling(generator)
+        self.durables = Durables()
+        self.delivery.confirmed = self.durables.confirmed
         self._programs: dict[tuple[Client, int], Program] = {}
         self._standings: dict[int, Standing] = {}  # by serial
         self._clients: dict[Client, int] = {}
@@ -78,20 +73,8 @@ class Programs:
 
     def check(self, requests: Requests) -> str:
         """What does not hold of what must always hold between two messages; "" where all does."""
-        owned: list[int] = []
-        for program in self._programs.values():
-            for state in program.states.values():
-                if (state.generation is not None) != (state in program.running):
-                    return (
-                        f"state {state.number} of program {program.name!r} runs, and is not counted so, or the reverse"
-                    )
-                if state.generation is not None:
-                    owned += [request.run.rid for request in state.generation.requests if request.finish is None]
-            if program.is_over or (program.is_last and program.is_settled):
-                return f"program {program.name!r} has ended and is still there"
-        if sorted(owned) != sorted(requests.living):
-            return f"requests {sorted(requests.living)} run, but generations have {sorted(owned)}"
-        return f"{len(self._ready)} states could go on and do not" if self._ready else ""
+        stuck = f"{len(self._ready)} states could go on and do not" if self._ready else ""
+        return wrong(self._programs.values(), requests) or stuck
 
     # ---- what a client wants ---------------------------------------------------------------------------------------
 
@@ -115,6 +98,8 @@ class Programs:
         try:
             if message.seq == 0:
                 self._quota.begin(program)
+                if message.limits is not None and message.limits.durable:
+                    self._make_durable(program, message.limits.durable)
             self._quota.submit(program, message.ops)
             if message.limits is not None:
                 check_urgency(message.limits.priority, message.limits.deadline)
@@ -125,6 +110,8 @@ class Programs:
                 self._queue(program, op)
             for op in message.ops:
                 if isinstance(op, wire.Results):
+                    if self.durables.has(program):
+                        program.early[op.ref, op.round] = op.texts
                     self._resume(program, op)
         except BanyanError as e:
             self._end(program, Error(e.code, e.message))
@@ -137,6 +124,10 @@ class Programs:
             self._n_clients += 1
         deadline = self._now() + limits.deadline if limits.deadline else 0.0
         self._standings[program.serial] = Standing(client, limits.priority, deadline, self.root(program.client))
+
+    def _make_durable(self, program: Program, name: str) -> None:
+        if (before := self.durables.begin(program, self.standing(program.serial).namespace, name)) is not None:
+            self._end(before, TAKEN)
 
     def cancel(self, client: Client, message: wire.Cancel) -> None:
         if program := self._programs.get((client, message.program)):
@@ -151,8 +142,9 @@ class Programs:
     def forget(self, client: Client) -> None:
         """The client is gone: stop all it had."""
         for key in [key for key in self._programs if key[0] == client]:
-            self._end(self._programs[key], None)
+            self._end(self._programs[key], None, is_client_gone=True)
         self.delivery.forget(client)
+        self.durables.forget(client)
         self._clients.pop(client, None)
         self._quota.forget_client(client)
 
@@ -165,6 +157,8 @@ class Programs:
                 if ref in program.makers:
                     raise BadProgram(f"two ops make value {ref}")
                 program.makers[ref] = state
+                if isinstance(op, wire.Gen) and op.stream and self.durables.has(program):
+                    raise Unsupported("stream: a durable program cannot stream, as its text may come a second time")
             case wire.Fork(children=children):
                 for child in children:
                     if child in program.states:
@@ -365,15 +359,20 @@ class Programs:
     def _called(
         self, program: Program, ref: int, number: int, calls: tuple[wire.ToolCall, ...], text: str, usage: wire.Usage
     ) -> None:
-        seq = self._next(program)
-        called = wire.Called(program.number, seq, ref, number, calls, text, usage)
         self.keeper.calls(program.serial, program.makers[ref].number, tuple({call.name for call in calls}))
-        self._send(program.client, called)
+        self._consult(program, wire.Called(program.number, self._next(program), ref, number, calls, text, usage))
 
     def _show(self, program: Program, ref: int, number: int, outcome: Outcome, usage: wire.Usage) -> None:
         seq, text, reason = self._next(program), outcome.samples[0].text, outcome.samples[0].finish_reason
-        called = wire.Called(program.number, seq, ref, number, (), text, usage, reason, outcome.scores)
-        self._send(program.client, called)
+        self._consult(program, wire.Called(program.number, seq, ref, number, (), text, usage, reason, outcome.scores))
+
+    def _consult(self, program: Program, called: wire.Called) -> None:
+        """Wait for the client's Results; they may be here already."""
+        if (texts := program.early.pop((called.ref, called.round), None)) is None:
+            self._send(program.client, called)
+        else:
+            results = wire.Results(program.makers[called.ref].number, called.ref, called.round, texts)
+            self._timers.call(0.0, partial(self._resume, program, results))
 
     def _delta(self, program: Program, ref: int, piece: Said) -> None:
         self._send(program.client, wire.Delta(program.number, self._next(program), ref, *piece))
@@ -475,7 +474,7 @@ class Programs:
             state.text = Text()
             self._bear(program, state)
 
-    def _end(self, program: Program, error: Error | None) -> None:
+    def _end(self, program: Program, error: Error | None, is_client_gone: bool = False) -> None:
         """Stop and forget a program; with an error, tell its client."""
         if program.is_over:
             return
@@ -487,6 +486,7 @@ class Programs:
         self._limiter.forget(program)
         self._quota.forget(program)
         self.over(program)
+        self.durables.over(program, error, is_client_gone)
         self.keeper.end(program.serial)
         key = program.client, program.number
         del self._programs[key], self._standings[program.serial]

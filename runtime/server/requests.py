@@ -12,17 +12,20 @@ from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from banyan.runtime import wire
-from banyan.runtime.errors import BadProgram, Quarantined
+from banyan.runtime.errors import BadProgram, BanyanError, Quarantined
 from banyan.runtime.server.detokenizer import Detokenizer
 from banyan.runtime.server.keeper import Keeper
 from banyan.runtime.server.recovery import Death, Trials
 from banyan.runtime.server.state import pack, unpack
 from banyan.runtime.server.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from banyan.runtime.server.journal import Diary, Entry
 
 
 class Standing(NamedTuple):
@@ -81,6 +84,8 @@ class Request:
         self.stop_strings: frozenset[int] = frozenset()
         """Ids of `run.stop_ids` that stop because their text holds a stop string."""
         self.n_deaths = self.n_blamed = 0  # see recovery.Suspect
+        self.entry: Entry | None = None
+        """In its program's file, if that is durable."""
 
     @property
     def rid(self) -> int:
@@ -109,6 +114,10 @@ class Requests:
         """Called with a request that has ended well, before its `done`."""
         self.standing: Callable[[int], Standing] = lambda serial: Standing()
         """Of a program, by its serial: the first number of an `order`."""
+        self.diary: Callable[[int], Diary | None] = lambda serial: None
+        """Of a program, by its serial: the file of a durable one."""
+        self.later: Callable[[Callable[[], None]], None] = lambda call: call()
+        """Has something called from the loop, when what is done now is done."""
         self.keeper = Keeper(send, clock)
         self._living: dict[int, Request] = {}
         self._trials: Trials[Request] = Trials(
@@ -166,8 +175,26 @@ class Requests:
         self._living[run.rid] = request
         self._served.update(order[:1])
         self.keeper.started(run)
-        self._trials.submit(request)
+        if order and (diary := self.diary(order[0])) is not None:
+            request.entry = diary.begin(run)
+            request.run = msgspec.structs.replace(run, seed=request.entry.seed)
+        if request.entry is None or request.entry.is_new:
+            self._trials.submit(request)
+        else:
+            self.later(partial(self._restore, request, request.entry))
         return request
+
+    def _restore(self, request: Request, entry: Entry) -> None:
+        """It ran in another server: it has what it had there, and goes on behind that."""
+        if request.rid in self._living:
+            self._add(request, memoryview(bytes(entry.ids)).cast("i"), entry.logprobs)
+        if request.rid not in self._living:
+            return
+        if entry.finish is None:
+            self._trials.submit(request)
+        else:
+            del self._living[request.rid]
+            self._end(request, msgspec.structs.replace(entry.finish, rid=request.rid, started=0.0))
 
     def end(self, serial: int) -> None:
         """The program will start no more requests."""
@@ -233,7 +260,7 @@ class Requests:
         for rid in list(self._living):
             self.fail(wire.Failed(program=rid, seq=0, code=code, message=message))
 
-    def _give_up(self, request: Request, error: BadProgram) -> None:
+    def _give_up(self, request: Request, error: BanyanError) -> None:
         """What it asked for cannot be done with the text that came."""
         self.abort(request)
         request.failed = wire.Failed(program=request.run.rid, seq=0, code=error.code, message=error.message)
@@ -245,6 +272,19 @@ class Requests:
         if request.text.matched is not None:
             return  # the engine had not yet heard of the Abort
         request.n_deaths = request.n_blamed = 0
+        if request.entry is not None:
+            try:
+                request.entry.grew(bytes(ids), logprobs)
+            except BanyanError as e:
+                self._give_up(request, e)
+                return
+        self._add(request, ids, logprobs)
+        if request.text.matched is not None and request.rid in self._living:
+            # Its Finish is still to come, with the numbers of its usage: it ends then.
+            self._send(wire.Abort(rid=request.run.rid))
+
+    def _add(self, request: Request, ids: memoryview, logprobs: Sequence[wire.TopLogprobs]) -> None:
+        """Tokens of it, to be spelled and told."""
         request.first = request.first or self.clock()
         try:
             new = request.text.feed(ids)
@@ -254,9 +294,6 @@ class Requests:
         n = request.text.n_tokens - len(request.ids) // 4
         request.ids += ids[:n]
         request.logprobs += logprobs[:n]
-        if request.text.matched is not None:
-            # Its Finish is still to come, with the numbers of its usage: it ends then.
-            self._send(wire.Abort(rid=request.run.rid))
         if new and request.listener is not None:
             request.listener(self._said(request, new))
         if self.spend is not None and n > 0:
@@ -272,6 +309,12 @@ class Requests:
             return
         if rest and request.listener is not None:
             request.listener(self._said(request, rest))
+        if request.entry is not None:
+            try:
+                request.entry.ended(finish)
+            except BanyanError as e:
+                self._give_up(request, e)
+                return
         self.ended(request)
         request.done(request)
 

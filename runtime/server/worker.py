@@ -30,7 +30,7 @@ import msgspec
 import zmq
 
 from banyan.runtime import ipc, launch, wire
-from banyan.runtime.config import Config
+from banyan.runtime.config import Config, parse_bytes
 from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, from_code
 from banyan.runtime.model.spec import resolve
 from banyan.runtime.server import quota
@@ -38,6 +38,7 @@ from banyan.runtime.server.chat import Template
 from banyan.runtime.server.front import Front
 from banyan.runtime.server.generate import Generator
 from banyan.runtime.server.grammar import Grammars
+from banyan.runtime.server.journal import Journal
 from banyan.runtime.server.limits import Timers
 from banyan.runtime.server.link import Link
 from banyan.runtime.server.metrics import Metrics
@@ -142,6 +143,7 @@ class Server:
         self.programs = Programs(generator, self._say, self.timers, quota.Limits.of(self.config))
         self.requests.spend, self.requests.standing = self.programs.spend, self.programs.standing
         self.programs.over, self.programs.root = self._over, self.tenants.root
+        self._keep_a_journal(undo)
         self.questions = Questions(
             self.tenants,
             self.tokenizer,
@@ -157,6 +159,19 @@ class Server:
             undo.callback(self.metrics.close)
             self.requests.ended, self.questions.noted = self.metrics.request, self.metrics.note
         self.chat = self.programs.tooling.told(template.chat_markers()) if template else None
+
+    def _keep_a_journal(self, undo: contextlib.ExitStack) -> None:
+        """Of programs that are durable, where anybody could come back to them."""
+        durables = self.programs.durables
+        self.requests.diary, self.requests.later = durables.diary, self._later
+        if self._is_private:
+            durables.why = "this server ends with the process that started it; use `banyan serve --socket PATH`"
+        elif self.config.isolate == "connection":
+            durables.why = "who comes back is another connection, and this server keeps each one's to itself"
+        else:
+            most = parse_bytes(self.config.durable_bytes)
+            durables.journal = Journal(Path(f"{self.config.socket}.journal"), most)
+            undo.callback(durables.journal.close)
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
@@ -209,6 +224,10 @@ class Server:
         while self._calls:
             self._calls.popleft()()
 
+    def _later(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
+        os.eventfd_write(self._wake, 1)
+
     def _offload(self, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
         if n_chars <= LONG:
             then(work())
@@ -219,8 +238,7 @@ class Server:
                 result = work()
             except Exception as e:  # the loop decides what it means
                 result = e
-            self._calls.append(partial(then, result))
-            os.eventfd_write(self._wake, 1)
+            self._later(partial(then, result))
 
         self._threads.submit(on_thread)
 
@@ -295,8 +313,7 @@ class Server:
     def _say(self, client: bytes, message: wire.ServerMessage) -> None:
         if not self.front.send(client, wire.encode(message)):
             # Not now: who called may be in the middle of its program.
-            self._calls.append(partial(self._forget, client))
-            os.eventfd_write(self._wake, 1)
+            self._later(partial(self._forget, client))
 
     def _refuse(self, client: bytes, error: BanyanError) -> None:
         """A peer that breaks the rules: told so, then forgotten."""

@@ -79,7 +79,7 @@ def test_keywords_win_over_opts(mock: bn.Mock) -> None:
 
 
 def test_every_option_of_a_gen_is_an_option_of_a_run() -> None:
-    assert set(RUN_OPTIONS.values()) - {"stream", "backend", "use_thread", "retries"} == set(
+    assert set(RUN_OPTIONS.values()) - {"stream", "backend", "use_thread", "retries", "durable"} == set(
         GenOptions.__struct_fields__
     )
     arriving = {name for name, *_ in OPTIONS}
