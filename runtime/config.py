@@ -19,6 +19,7 @@ from banyan.runtime.errors import ConfigError, OutOfMemory
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+KVDtype = Literal["auto", "int8", "fp8"]
 Schedule = Literal["dfs", "fair", "lpm", "fcfs"]
 Eviction = Literal["lru", "slru", "lfu", "fifo", "priority"]
 
@@ -41,6 +42,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     device: Annotated[Device, _doc("where the model runs; auto takes a GPU if there is one")] = "auto"
     dtype: Annotated[Dtype, _doc("of weights and KV; auto: float32 on a CPU, the checkpoint's on a GPU")] = "auto"
     context: Annotated[int | None, _doc("longest prompt + output in tokens; default: the model's own")] = None
+    kv_dtype: Annotated[
+        KVDtype,
+        _doc("how keys and values are kept: auto: in dtype; int8 or fp8 (e4m3): in 8 bits, scaled per token and head"),
+    ] = "auto"
     kv_memory: Annotated[str, _doc("memory for KV pages: '2GiB', '500MB', or auto: from what is free")] = "auto"
     page: Annotated[int, _doc("KV slots in a page, a power of two")] = 16
     cache: Annotated[bool, _doc("keep and share KV in the radix tree")] = True
@@ -112,14 +117,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     max_width: Annotated[int, _doc("most branches of a fork, samples of a gen, choices of a select")] = 4096
     max_program: Annotated[int, _doc("most that one program may take on the server, in bytes")] = 256 << 20
     max_client: Annotated[int, _doc("most that all programs of one client may take on the server, in bytes")] = 1 << 30
+    durable_bytes: Annotated[
+        str, _doc("most that the journals of durable programs take on disk, beside the socket")
+    ] = "256MiB"
     metrics: Annotated[
         str, _doc("where to tell counters and times, as Prometheus reads them: a port of this machine, or HOST:PORT")
     ] = ""
     log: Annotated[Literal["quiet", "info", "debug"], _doc("how much the server tells on stderr")] = "quiet"
 
-    durable_bytes: Annotated[
-        str, _doc("most that the journals of durable programs take on disk, beside the socket")
-    ] = "256MiB"
 
 class Hardware(msgspec.Struct, frozen=True):
     """What `resolve` has to know about the machine. Memory in bytes, free at this moment."""
@@ -145,21 +150,21 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 class ModelFacts(msgspec.Struct, frozen=True):
     """What `resolve` has to know about the model. kv_elements: numbers stored per token over all layers (K and V).
-    kv_beside: how many of them are of models that run beside it, which keep theirs in dtype. kv_heads: of the model's own,
-    over all layers (K and V); each has a scale where numbers have 8 bits."""
+    kv_beside: how many of them are of models that run beside it, which keep theirs in dtype. kv_heads: of the model's
+    own, over all layers (K and V); each has a scale where numbers have 8 bits."""
 
     name: str
     max_context: int
     checkpoint_dtype: str
     n_parameters: int
     kv_elements: int
+    kv_beside: int = 0
+    kv_heads: int = 0
 
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-    kv_beside: int = 0
-    kv_heads: int = 0
 
 def make(**options: Any) -> Config:
     """A Config from keyword options; ConfigError names an unknown option and the one that was probably meant."""
@@ -198,12 +203,12 @@ def _check(c: Config) -> None:
         need(getattr(c, name) >= 1, f"{name} is {getattr(c, name)}; it must be at least 1")
     if c.metrics:
         address(c.metrics)
+    parse_bytes(c.durable_bytes)
     if c.bind:
         tcp(c.bind)
     how = "make keys with `banyan keys DIR`, and give DIR/server.key_secret"
     need(not c.bind or bool(c.curve_key), f"bind is {c.bind}, and there is no curve_key to encrypt with; {how}")
     need(bool(c.bind) or not c.curve_key, "curve_key is for tcp://, and bind names no address")
-    parse_bytes(c.durable_bytes)
     if c.kv_memory != "auto":
         parse_bytes(c.kv_memory)
     names = drafters(c.speculate, c.draft_model)
@@ -295,6 +300,7 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
             f"a context of {context} tokens needs {need} pages = {need * page_bytes / 2**20:.1f} MiB of KV memory, but "
             f"there are {max(budget, 0) / 2**20:.1f} MiB; lower `context`, raise `kv_memory`, or use a 16-bit `dtype`"
         )
+    kept = "" if config.kv_dtype == "auto" else f" in {config.kv_dtype}"
     said.append(
         f"KV: {n_pages} pages of {config.page} slots = {n_pages * config.page} tokens, "
         f"{n_pages * page_bytes / 2**20:.0f} MiB{kept}; context {context}"
@@ -316,6 +322,13 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
         threads=threads,
         decisions=tuple(said),
     )
+
+
+def _kv_bytes(config: Config, model: ModelFacts, dtype: str) -> int:
+    """What a token takes."""
+    if config.kv_dtype == "auto":
+        return model.kv_elements * _WIDTH[dtype]
+    return model.kv_elements - model.kv_beside + 4 * model.kv_heads + model.kv_beside * _WIDTH[dtype]
 
 
 def _host_pages(config: Config, page_bytes: int, free: int) -> int:
