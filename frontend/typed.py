@@ -11,10 +11,10 @@ import datetime
 import enum
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from inspect import isfunction
-from typing import Any, Literal, TypeAlias, get_args, get_origin, is_typeddict
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints, is_typeddict
 
 import msgspec
 
@@ -177,22 +177,43 @@ def _of_json(kind: Any) -> Answer:
     except (TypeError, RuntimeError, NotImplementedError):  # not one of msgspec's types: pydantic knows more
         schema, decode = _of_pydantic(kind)
     else:
-        _check_keys(msgspec.inspect.type_info(kind), set())
+        inner = list(_inner(msgspec.inspect.type_info(kind), set()))
+        _check_keys(inner)
+        _as_written(schema, inner)
     return Answer(_label(kind), ConstraintSpec("json_schema", json.dumps(_closed(schema))), decode)
 
 
-def _check_keys(kind: Any, seen: set[int]) -> None:
-    """TypeError: a dict in it has keys that msgspec's schemas do not tell of."""
+def _inner(kind: Any, seen: set[int]) -> Iterator[Any]:
+    """A type, as msgspec sees it, and all types in it."""
     if id(kind) in seen:
         return
     seen.add(id(kind))
-    if isinstance(kind, msgspec.inspect.DictType) and not isinstance(
-        kind.key_type, msgspec.inspect.StrType | msgspec.inspect.AnyType
-    ):
-        raise TypeError("the keys of a dict are str; where they are known, write a TypedDict")
+    yield kind
     for value in msgspec.structs.astuple(kind) if isinstance(kind, msgspec.Struct) else ():
         for one in value if isinstance(value, tuple) else (value,):
-            _check_keys(one, seen)
+            yield from _inner(one, seen)
+
+
+def _check_keys(inner: list[Any]) -> None:
+    """TypeError: a dict has keys that msgspec's schemas do not tell of."""
+    for kind in inner:
+        if isinstance(kind, msgspec.inspect.DictType) and not isinstance(
+            kind.key_type, msgspec.inspect.StrType | msgspec.inspect.AnyType
+        ):
+            raise TypeError("the keys of a dict are str; where they are known, write a TypedDict")
+
+
+def _as_written(schema: dict[str, Any], inner: list[Any]) -> None:
+    """Put the properties of TypedDicts in the order of their definitions, as a model writes them one after the other.
+    msgspec sorts them by name."""
+    for kind in inner:
+        if isinstance(kind, msgspec.inspect.TypedDictType):
+            cls = get_origin(kind.cls) or kind.cls
+            keys = list(get_type_hints(cls))
+            for part in schema.get("$defs", {}).values():
+                found = part.get("properties", {})
+                if part.get("title", "").partition("[")[0] == cls.__name__ and found.keys() == {*keys}:
+                    part["properties"] = {key: found[key] for key in keys}
 
 
 def _of_pydantic(kind: Any) -> tuple[dict[str, Any], Parse]:

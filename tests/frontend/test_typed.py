@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Generic, Literal, NotRequired, TypedDict, TypeVar
 
 import msgspec
 import pydantic
@@ -368,3 +368,31 @@ def test_types_of_outlines(tmp_path: Any) -> None:
         "grammar 'a'",
         "json_schema {'city': 'Rome', 'days': 2}",
     ]
+
+
+class Verdict(TypedDict):
+    reason: str
+    again: NotRequired[bool]
+    score: int
+    about: Point
+
+
+T = TypeVar("T")
+
+
+class Boxed(TypedDict, Generic[T]):
+    what: T
+    how: str
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "keys"),
+    [
+        (Verdict, "Verdict", ["reason", "again", "score", "about"]),
+        (list[Verdict], "Verdict", ["reason", "again", "score", "about"]),
+        (Boxed[int], "Boxed_int_", ["what", "how"]),
+    ],
+)
+def test_a_typed_dict_is_written_in_the_order_of_its_definition(kind: Any, name: str, keys: list[str]) -> None:
+    schema = json.loads(typed.answer(kind).spec.text)  # type: ignore[union-attr]
+    assert list(schema["$defs"][name]["properties"]) == keys, "a reason that comes behind its score is none"
