@@ -447,7 +447,8 @@ def _parts(expr: Any) -> Iterable[Any]:
     if expr is None:
         raise BadProgram("None was appended; a function that forgot its return?")
     instead = getattr(expr, "_instead", "if its text is meant, use str(...)")
-    raise BadProgram(f"a {type(expr).__name__} cannot be appended, only strings and expressions; {instead}")
+    kind = type(expr).__name__
+    raise BadProgram(f"a value of type {kind} cannot be appended, only strings and expressions; {instead}")
 
 
 _seals = fstring.Seals(Raw | Image | Begin | End | Gen | Select)

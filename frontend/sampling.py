@@ -159,7 +159,10 @@ def make(kind: type[T], asked: dict[str, Any]) -> T:
     try:
         return msgspec.convert(asked, kind)
     except msgspec.ValidationError as e:
-        raise BadProgram(f"bad option: {e}") from None
+        why, _, name = str(e).rstrip("`").partition(" - at `$.")
+        name = name.partition("[")[0]  # of a list, the list
+        given = f" {name}={asked[name]!r:.80}" if name in asked else ""
+        raise BadProgram(f"bad option{given}: {why[:1].lower() + why[1:]}") from None
 
 
 def near(name: str, names: Any) -> str:

@@ -125,5 +125,5 @@ def test_a_state_given_to_a_call_is_told_how_to_go_on_with_it(mock: bn.Mock) -> 
 
     with pytest.raises(TypeError, match=r"write ask\.inline\(s, \.\.\.\)"):
         outer.run("answer")
-    with pytest.raises(bn.BadProgram, match=r"a State cannot be appended.*\.inline\(s, \.\.\.\)"):
+    with pytest.raises(bn.BadProgram, match=r"State cannot be appended.*\.inline\(s, \.\.\.\)"):
         outer.run()
