@@ -7,6 +7,7 @@ whatever stands around it.
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,6 +77,52 @@ def make(folder: Path, name: str) -> None:
         place = folder / f"{name}-{str(dtype).removeprefix('torch.')}"
         model.to(dtype).save_pretrained(place)
         fast.save_pretrained(place)
+
+
+def write_gguf(model: Path, file: Path) -> None:
+    """The same weights for llama.cpp. Its tokens are numbers with a letter: prompts come as ids, and where a token of
+    ours ends inside a character, the server would keep its id back."""
+    import gguf
+    import torch
+    from safetensors.torch import load_file
+
+    c = json.loads((model / "config.json").read_text())
+    kind = gguf.GGMLQuantizationType[{"bfloat16": "BF16", "float32": "F32"}[model.name.rpartition("-")[2]]]
+    heads, kv_heads, size = c["num_attention_heads"], c["num_key_value_heads"], c["vocab_size"]
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_context_length(c["max_position_embeddings"])
+    writer.add_embedding_length(c["hidden_size"])
+    writer.add_block_count(c["num_hidden_layers"])
+    writer.add_feed_forward_length(c["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    writer.add_rope_freq_base(c["rope_parameters"]["rope_theta"])
+    writer.add_vocab_size(size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([f"t{i}" for i in range(size)])
+    writer.add_token_types([gguf.TokenType.CONTROL if i < len(SPECIAL) else gguf.TokenType.NORMAL for i in range(size)])
+    writer.add_token_merges(["t 1"])
+    writer.add_bos_token_id(c["bos_token_id"])
+    writer.add_eos_token_id(c["eos_token_id"])
+    writer.add_add_bos_token(False)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, c["num_hidden_layers"])
+    for name, weight in load_file(model / "model.safetensors").items():
+        weight = weight.to(torch.float32)
+        for part, n in (("q_proj", heads), ("k_proj", kv_heads)):
+            if part in name:  # llama.cpp turns neighbours, not halves
+                weight = weight.unflatten(0, (n, 2, -1)).transpose(1, 2).flatten(0, 2)
+        numbers = weight.contiguous().numpy()
+        to = names.get_name(name, try_suffixes=(".weight",))
+        if numbers.ndim == 1:
+            writer.add_tensor(to, numbers)
+        else:
+            writer.add_tensor(to, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 if __name__ == "__main__":

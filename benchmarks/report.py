@@ -100,6 +100,17 @@ def passes(*tests: str, marks: str = "not long") -> bool:
     return done.returncode == 0
 
 
+def fill(file: Path, mark: str, text: str) -> None:
+    """Put `text` in a Markdown file between the comments `<!-- MARK -->` and `<!-- end of MARK -->`. ValueError: there
+    are none."""
+    page = file.read_text()
+    start, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->\n"
+    if start not in page or end not in page:
+        raise ValueError(f"{file} has no marks {start.strip()} and {end.strip()} to write between")
+    head, _, rest = page.partition(start)
+    file.write_text(head + start + text + end + rest.partition(end)[2])
+
+
 def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), platform.processor())

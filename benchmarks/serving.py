@@ -4,32 +4,42 @@
     python benchmarks/serving.py models/M2-bfloat16 --vllm ~/vllm/bin/python --transformers .venv/bin/python
 
 The six workloads of serving_work.py run through the whole path (language, socket, server, engine), each peer in its own
-environment with the settings that are best for it, all of them alive at once and taking turns; every run begins with
-an empty cache. Greedy, end-of-sequence ignored. A row is of the run with the median wall time. `--page FILE` writes the
-table as Markdown and a plot beside it.
+environment with the settings that are best for it. All of them are alive at once and take turns: who does not run is
+stopped, so that nobody's polling costs another. Every run begins with an empty cache. Greedy, end-of-sequence ignored,
+nothing drafted. A row is of the run with the median wall time; outputs are compared in all of them, where two differ
+not those of the calls behind it, whose prompts differ then. `--page FILE` puts a table between the marks of this
+benchmark in a Markdown file, and a plot beside that.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from random_models import words
-from report import Report, commit, machine
+from report import Report, commit, fill, machine
+from serving_floor import Ceilings, Shape, ceilings, floor
 from serving_work import WORKLOADS, Call, every, work
 
 import banyan as bn
 
 HERE = Path(__file__).resolve().parent
-PEERS = ("vllm", "transformers")
+KV = "2GiB"
+PEERS = {"vllm": "Python", "sglang": "Python", "transformers": "Python", "llamacpp": "llama-server"}
+"""What each option names."""
 BOUNDS = {"W1": 0.67, "W2": 0.85, "W3": 0.8, "W4": 0.75, "W5": 1.0, "W6": 0.67}
 """Of vLLM's wall time."""
 
@@ -68,15 +78,49 @@ def say_one(s: bn.State) -> None:
     s += "Hello" + bn.gen(max_tokens=1)
 
 
+class Processes:
+    """A process and its children."""
+
+    def __init__(self, pid: int) -> None:
+        self._first = psutil.Process(pid)
+
+    def _all(self) -> Iterator[psutil.Process]:
+        yield self._first
+        yield from self._first.children(recursive=True)
+
+    def signal(self, number: signal.Signals) -> None:
+        for process in self._all():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    @property
+    def peak(self) -> int:
+        """Bytes: the sum of what each had at its peak; pages that they share count for each."""
+        n = 0
+        for process in self._all():
+            with contextlib.suppress(OSError):
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                n += next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")), 0)
+        return n << 10
+
+
 class Ours:
-    """Banyan's server and engine with their client in this process."""
+    """Banyan's server and engine, with their client in this process."""
 
     def __init__(self, model: Path, dtype: str, **options: Any) -> None:
         started = time.perf_counter()
-        self._runtime = bn.Runtime(str(model), dtype=dtype, device="cpu", **options)
+        others = {child.pid for child in psutil.Process().children()}
+        options = {"device": "cpu", "kv_memory": KV, "speculate": "off", **options}
+        self._runtime = bn.Runtime(str(model), dtype=dtype, **options)
         say_one.run(backend=self._runtime).sync()
         self.startup = time.perf_counter() - started
+        (server,) = (child.pid for child in psutil.Process().children() if child.pid not in others)
+        self._processes = Processes(server)
         self._vocabulary = words(json.loads((model / "config.json").read_text())["vocab_size"])
+
+    @property
+    def peak(self) -> int:
+        return self._processes.peak
 
     def run(self, name: str, seed: int) -> Run:
         calls = work(name, self._vocabulary, seed)
@@ -104,15 +148,22 @@ class Ours:
 
 
 class Peer:
-    """A peer in its own environment."""
+    """A peer in its own environment; stopped, except while it runs."""
 
-    def __init__(self, name: str, python: Path, model: Path, dtype: str) -> None:
+    def __init__(self, name: str, place: Path, model: Path, dtype: str) -> None:
         from transformers import AutoTokenizer
 
-        command = [str(python), str(HERE / "serving_peers.py"), name, str(model.resolve()), dtype]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        is_python = PEERS[name] == "Python"
+        command = [str(place) if is_python else sys.executable, str(HERE / "serving_peers.py"), name]
+        command += [str(model.resolve()), dtype, *([] if is_python else [str(place)])]
+        environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         self._tokenizer = AutoTokenizer.from_pretrained(model)
         self.startup: float = self._read()["startup"]
+        self._processes = Processes(self._process.pid)
+        self._processes.signal(signal.SIGSTOP)
 
     def _read(self) -> dict[str, Any]:
         line = self._process.stdout.readline()  # type: ignore[union-attr]
@@ -120,10 +171,16 @@ class Peer:
             raise SystemExit(f"the peer ended with status {self._process.wait()}; what it said stands above")
         return json.loads(line)  # type: ignore[no-any-return]
 
+    @property
+    def peak(self) -> int:
+        return self._processes.peak
+
     def run(self, name: str, seed: int) -> Run:
+        self._processes.signal(signal.SIGCONT)
         self._process.stdin.write(f"{name} {seed}\n")  # type: ignore[union-attr]
         self._process.stdin.flush()  # type: ignore[union-attr]
         result = self._read()
+        self._processes.signal(signal.SIGSTOP)
         calls = result["calls"]
         return Run(
             result["wall"],
@@ -131,12 +188,16 @@ class Peer:
             sum(call["prompt"] - call["cached"] for call in calls),
             [call["times"][0] for call in calls],
             [(call["times"][-1] - call["times"][0]) / (len(call["out"]) - 1) for call in calls],
-            [self._tokenizer.decode(call["out"]) for call in calls],
+            [self._tokenizer.decode(call["out"], skip_special_tokens=True) for call in calls],
         )
 
     def close(self) -> None:
+        self._processes.signal(signal.SIGCONT)
         self._process.stdin.close()  # type: ignore[union-attr]
-        self._process.wait(timeout=60)
+        try:
+            self._process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._processes.signal(signal.SIGKILL)
 
 
 def median(runs: list[Run]) -> Run:
@@ -162,43 +223,63 @@ def measure(systems: dict[str, Ours | Peer], names: list[str], n_times: int) -> 
     return runs
 
 
-def tell(report: Report, runs: dict[str, dict[str, list[Run]]]) -> None:
+def agreement(calls: list[Call], ours: list[str], theirs: list[str]) -> tuple[float, int]:
+    """Of the calls that had the same prompts, the share with the same output; and how many those were."""
+    at = {id(call): i for i, call in enumerate(every(calls))}
+    same: list[bool] = []
+
+    def walk(call: Call) -> None:
+        i = at[id(call)]
+        same.append(ours[i] == theirs[i])
+        for child in call.children if same[-1] else ():
+            walk(child)
+
+    for call in calls:
+        walk(call)
+    return statistics.mean(same), len(same)
+
+
+Runs = dict[str, dict[str, list[Run]]]
+"""workload -> system -> runs."""
+
+
+def tell(report: Report, runs: Runs, vocabulary: list[str], shape: Shape, ceiling: Ceilings) -> None:
     for name, by_system in runs.items():
         ours = median(by_system["banyan"])
-        for peer, theirs in ((peer, median(by_system[peer])) for peer in by_system if peer != "banyan"):
-            bound = 1 / BOUNDS[name] if peer == "vllm" else 1
-            report.row(f"{name} wall", "s", ours.wall, theirs.wall, peer, f"ratio >= {bound:.3g}")
-            report.row(
-                f"{name} output",
-                "tokens/s",
-                ours.n_out / ours.wall,
-                theirs.n_out / theirs.wall,
-                peer,
-                more_is_better=True,
-            )
-            report.row(f"{name} prompt tokens computed", "", ours.computed, theirs.computed, peer)
-            for what, mine, other in (
-                ("first token", ours.ttft, theirs.ttft),
-                ("between tokens", ours.itl, theirs.itl),
-            ):
-                for share in (0.5, 0.99):
-                    label = f"{name} {what}, p{100 * share:.0f}"
-                    report.row(label, "ms", 1e3 * percentile(mine, share), 1e3 * percentile(other, share), peer)
-            same = statistics.mean(a == b for a, b in zip(ours.out, theirs.out, strict=True))
-            report.row(f"{name} outputs that are {peer}'s", "%", 100 * same)
+        least = floor(work(name, vocabulary, by_system["banyan"].index(ours)), shape, ceiling)
+        report.row(f"{name} floor", "s", least)
+        report.row(f"{name} wall, of the floor", "x", ours.wall / least)
+        for peer in by_system:
+            if peer != "banyan":
+                compare(report, name, peer, by_system, vocabulary)
     for peer in next(iter(runs.values())):
         if peer != "banyan":
-            ratios = [
-                median(by_system[peer].copy()).wall / median(by_system["banyan"]).wall for by_system in runs.values()
-            ]
+            ratios = [median(by_system[peer]).wall / median(by_system["banyan"]).wall for by_system in runs.values()]
             bound = 1.25 if peer == "vllm" else 1
-            report.row(
-                f"times as fast as {peer}, geometric mean", "x", statistics.geometric_mean(ratios), target=f">= {bound}"
-            )
+            mean = statistics.geometric_mean(ratios)
+            report.row(f"times as fast as {peer}, geometric mean", "x", mean, target=f">= {bound}")
 
 
-def write_page(file: Path, model: str, runs: dict[str, dict[str, list[Run]]]) -> None:
-    """The walls as a Markdown table, and as bars in an SVG beside it."""
+def compare(report: Report, name: str, peer: str, by_system: dict[str, list[Run]], vocabulary: list[str]) -> None:
+    ours, theirs = median(by_system["banyan"]), median(by_system[peer])
+    bound = 1 / BOUNDS[name] if peer == "vllm" else 1
+    report.row(f"{name} wall", "s", ours.wall, theirs.wall, peer, f"ratio >= {bound:.3g}")
+    rates = ours.n_out / ours.wall, theirs.n_out / theirs.wall
+    report.row(f"{name} output", "tokens/s", *rates, peer, more_is_better=True)
+    report.row(f"{name} prompt tokens computed", "", ours.computed, theirs.computed, peer)
+    for what, mine, other in (("first token", ours.ttft, theirs.ttft), ("between tokens", ours.itl, theirs.itl)):
+        for share in (0.5, 0.99):
+            label = f"{name} {what}, p{100 * share:.0f}"
+            report.row(label, "ms", 1e3 * percentile(mine, share), 1e3 * percentile(other, share), peer)
+    pairs = enumerate(zip(by_system["banyan"], by_system[peer], strict=True))
+    found = [agreement(work(name, vocabulary, seed), a.out, b.out) for seed, (a, b) in pairs]
+    n = sum(n for _, n in found)
+    share = sum(share * n for share, n in found) / n
+    report.row(f"{name} outputs that are {peer}'s, of {n}", "%", 100 * share)
+
+
+def write_page(file: Path, model: str, runs: Runs, report: Report) -> None:
+    """The walls as a table between this benchmark's marks, and as bars in an SVG beside the file."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -206,52 +287,63 @@ def write_page(file: Path, model: str, runs: dict[str, dict[str, list[Run]]]) ->
 
     systems = list(next(iter(runs.values())))
     walls = {name: [median(by_system[system]).wall for system in systems] for name, by_system in runs.items()}
-    lines = ["| workload | " + " | ".join(systems) + " |", "|---" * (len(systems) + 1) + "|"]
+    floors = {row["name"].split()[0]: row["ours"] for row in report.rows if row["name"].endswith(" floor")}
+    lines = ["| workload | floor | " + " | ".join(systems) + " |", "|---" * (len(systems) + 2) + "|"]
     lines += [
-        f"| {name}: {(WORKLOADS[name].__doc__ or '').rstrip('.')} | " + " | ".join(f"{wall:.2f}" for wall in row) + " |"
+        f"| {name}: {(WORKLOADS[name].__doc__ or '').rstrip('.')} | {floors[name]:.2f} | "
+        + " | ".join(f"{wall:.2f}" for wall in row)
+        + " |"
         for name, row in walls.items()
     ]
-    plot = file.with_suffix(".svg")
+    plot = file.with_name(f"{report.name}-{model}.svg")
     figure, axes = pyplot.subplots(figsize=(8, 3.2), layout="constrained")
     width = 0.8 / len(systems)
     for i, system in enumerate(systems):
-        axes.bar(
-            [x + i * width for x in range(len(walls))], [row[i] / row[0] for row in walls.values()], width, label=system
-        )
+        bars = [row[i] / row[0] for row in walls.values()]
+        axes.bar([x + i * width for x in range(len(walls))], bars, width, label=system)
     axes.set_xticks([x + 0.4 - width / 2 for x in range(len(walls))], list(walls))
+    axes.set_yscale("log", base=2)
     axes.set_ylabel("wall time, banyan = 1")
     axes.legend()
-    figure.savefig(plot)
-    head = f"{model}, {machine()}, commit {commit()}. Wall seconds, medians."
-    file.write_text(f"{head}\n\n" + "\n".join(lines) + f"\n\n![wall times]({plot.name})\n")
+    figure.savefig(plot, metadata={"Date": None})
+    n_times = len(next(iter(runs.values()))[systems[0]])
+    head = f"{model}, {machine()}, commit {commit()}. Wall seconds, medians of {n_times}."
+    fill(file, f"{report.name} {model}", f"{head}\n\n" + "\n".join(lines) + f"\n\n![wall times]({plot.name})\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a folder made by random_models.py")
-    for peer in PEERS:
-        parser.add_argument(f"--{peer}", type=Path, help="the Python of an environment that has it")
+    for peer, what in PEERS.items():
+        parser.add_argument(f"--{peer}", type=Path, help=f"the {what} of an environment that has it")
     parser.add_argument("--workloads", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="options of ours, values as JSON")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     parser.add_argument("--page", type=Path, help="also write a table and a plot here")
     args = parser.parse_args()
     dtype = args.model.name.rpartition("-")[2]
-    systems: dict[str, Ours | Peer] = {"banyan": Ours(args.model, dtype)}
+    options = {name: json.loads(value) for name, value in (option.split("=", 1) for option in args.set)}
+    ceiling = ceilings(dtype)
+    systems: dict[str, Ours | Peer] = {"banyan": Ours(args.model, dtype, **options)}
     report = Report("serving", f"{args.model.name}, {os.cpu_count()} cores, median of {args.times}")
     try:
         for peer in PEERS:
-            if python := getattr(args, peer):
-                systems[peer] = Peer(peer, python, args.model, dtype)
+            if place := getattr(args, peer):
+                systems[peer] = Peer(peer, place, args.model, dtype)
         runs = measure(systems, args.workloads, args.times)
+        for system, driver in systems.items():
+            report.row(f"start of {system}", "s", driver.startup)
+            report.row(f"peak memory of {system}", "MiB", driver.peak / 2**20)
     finally:
         for system in systems.values():
             system.close()
-    for system, driver in systems.items():
-        report.row(f"start to first token, {system}" if system == "banyan" else f"start, {system}", "s", driver.startup)
-    tell(report, runs)
+    report.row("matrix products", "GFLOP/s", ceiling.operations / 1e9)
+    report.row("memory read", "GB/s", ceiling.bytes / 1e9)
+    vocabulary = words(json.loads((args.model / "config.json").read_text())["vocab_size"])
+    tell(report, runs, vocabulary, Shape.read(args.model, dtype), ceiling)
     if args.page:
-        write_page(args.page, args.model.name, runs)
+        write_page(args.page, args.model.name, runs, report)
     raise SystemExit(report.end(args.json) > 0)
 
 

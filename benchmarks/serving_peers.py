@@ -1,4 +1,4 @@
-"""Runs in a peer's own environment: `PYTHON benchmarks/serving_peers.py PEER MODEL DTYPE`
+"""Runs in a peer's own environment: `PYTHON benchmarks/serving_peers.py PEER MODEL DTYPE [LLAMA_SERVER]`
 
 Reads workloads from standard input, one name and seed to a line, and writes what came of each as a line of JSON: wall
 seconds, and of each call (in the order of serving_work.every) its output ids, its cached prompt tokens and when its
@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -20,10 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from random_models import words
 from serving_work import every, work
 
+BEGAN = time.perf_counter()
+ANSWERS = "SERVING_PEERS_FD"
+"""Where the answers go, by name, for a peer that starts itself again."""
+
 sys.path = [place for place in sys.path if Path(place or ".").resolve() != Path(__file__).resolve().parent]
 # transformers looks for a package called `kernels`, and would take the benchmark of that name for it.
-
-BEGAN = time.perf_counter()
 
 Generate = Callable[[list[int], int, Callable[[], None]], Awaitable[tuple[list[int], int]]]
 """(prompt ids, output tokens, what to call as tokens come) -> output ids, cached prompt tokens."""
@@ -77,8 +81,8 @@ def vllm(model: str, dtype: str, write: Callable[[Any], None]) -> None:
     }  # fmt: skip
     if "LD_PRELOAD" not in os.environ:  # read when a process starts
         libraries = [Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"), Path(sys.prefix, "lib", "libiomp5.so")]
-        os.environ |= settings | {"LD_PRELOAD": ":".join(str(library) for library in libraries if library.exists())}
-        os.execv(sys.executable, [sys.executable, *sys.argv])
+        preload = ":".join(str(library) for library in libraries if library.exists())
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | settings | {"LD_PRELOAD": preload})
     from vllm import EngineArgs, SamplingParams
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -165,15 +169,121 @@ def transformers(model: str, dtype: str, write: Callable[[Any], None]) -> None:
         manager.stop(block=True, timeout=10)
 
 
+def sglang(model: str, dtype: str, write: Callable[[Any], None]) -> None:
+    """SGLang's engine with torch's attention: its own CPU kernels are published for no registry. Its processes take
+    turns on the cores as they like; who waits sleeps."""
+    os.environ |= {"OMP_NUM_THREADS": f"{os.cpu_count()}", "HF_HUB_OFFLINE": "1", "SGLANG_USE_CPU_ENGINE": "1"}
+    import sglang
+
+    engine = sglang.Engine(
+        model_path=model, dtype=dtype, device="cpu", attention_backend="torch_native", sampling_backend="pytorch",
+        grammar_backend="none", skip_tokenizer_init=True, mem_fraction_static=0.2, max_total_tokens=65536, page_size=1,
+        chunked_prefill_size=2048, disable_overlap_schedule=True, max_running_requests=64, schedule_policy="lpm",
+        stream_interval=1, sleep_on_idle=True, log_level="error", skip_server_warmup=True,
+    )  # fmt: skip
+
+    async def generate(prompt: list[int], n: int, tick: Callable[[], None]) -> tuple[list[int], int]:
+        sampling = {"temperature": 0.0, "max_new_tokens": n, "ignore_eos": True}
+        out: list[int] = []
+        cached = n_seen = 0
+        async for part in await engine.async_generate(input_ids=prompt, sampling_params=sampling, stream=True):
+            n_now, ids = part["meta_info"]["completion_tokens"], list(part["output_ids"])
+            for _ in range(n_seen, n_now):
+                tick()
+            n_seen, cached = n_now, part["meta_info"]["cached_tokens"]
+            out = ids if len(ids) == n_now else out + ids
+        return out, cached
+
+    async def reset() -> None:
+        while not (await engine.tokenizer_manager.flush_cache()).success:  # something still runs
+            await asyncio.sleep(0.05)
+
+    engine.loop.run_until_complete(serve(model, generate, reset, write))
+    engine.shutdown()
+
+
+async def _post(port: int, path: str, body: Any, take: Callable[[Any], None] = lambda event: None) -> int:
+    """Returns the status; `take` is given each event of a stream."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    status = int((await reader.readline()).split()[1])
+    async for line in reader:
+        if line.startswith(b"data: "):
+            take(json.loads(line[6:]))
+    writer.close()
+    return status
+
+
+def llamacpp(model: str, dtype: str, write: Callable[[Any], None], server: str) -> None:
+    """llama.cpp's server over HTTP: 16 slots over one KV, and flash attention. The model's GGUF is made where there is
+    none (random_models.py)."""
+    from random_models import write_gguf
+
+    gguf = Path(f"{model}.gguf")
+    if not gguf.exists():
+        write_gguf(Path(model), gguf)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    n = f"{os.cpu_count()}"
+    command = [server, "-m", str(gguf), "--port", f"{port}", "-t", n, "-tb", n, "-c", "65536", "-np", "16",
+               "-b", "2048", "-ub", "512", "-fa", "on", "-sps", "0.1", "--cache-ram", "0", "--kv-unified",
+               "--no-warmup", "--threads-http", "2", "-lv", "1", "--slot-save-path", "/tmp"]  # fmt: skip
+    process = subprocess.Popen(command, stdout=2, stdin=subprocess.DEVNULL)
+
+    async def generate(prompt: list[int], n: int, tick: Callable[[], None]) -> tuple[list[int], int]:
+        out: list[int] = []
+        last: dict[str, Any] = {}
+
+        def take(event: dict[str, Any]) -> None:
+            for token in event.get("tokens", ()):
+                out.append(token)
+                tick()
+            last.update(event)
+
+        body = {"prompt": prompt, "n_predict": n, "samplers": ["top_k"], "top_k": 1, "ignore_eos": True, "stream": True,
+                "return_tokens": True, "cache_prompt": True}  # fmt: skip
+        if await _post(port, "/completion", body, take) != 200:
+            raise RuntimeError(f"llama-server refused a prompt of {len(prompt)} tokens")
+        return out, last["timings"]["cache_n"]
+
+    async def reset() -> None:
+        for slot in range(16):
+            await _post(port, f"/slots/{slot}?action=erase", {})
+
+    async def main() -> None:
+        while True:
+            try:
+                if await _post(port, "/completion", {"prompt": [5], "n_predict": 1}) == 200:
+                    break
+            except OSError:
+                await asyncio.sleep(0.02)
+            if process.poll() is not None:
+                raise SystemExit(f"llama-server ended with status {process.returncode}")
+        await serve(model, generate, reset, write)
+
+    try:
+        asyncio.run(main())
+    finally:
+        process.terminate()
+
+
 def main() -> None:
-    peer, model, dtype = sys.argv[1:]
-    lines = os.fdopen(os.dup(1), "w")
+    peer, model, dtype, *rest = sys.argv[1:]
+    answers = int(os.environ.setdefault(ANSWERS, f"{os.dup(1)}"))
+    os.set_inheritable(answers, True)
     os.dup2(2, 1)  # what the peer itself prints
+    lines = os.fdopen(answers, "w")
 
     def write(result: Any) -> None:
         print(json.dumps(result), file=lines, flush=True)
 
-    {"vllm": vllm, "transformers": transformers}[peer](model, dtype, write)
+    run: Callable[..., None] = {"vllm": vllm, "sglang": sglang, "transformers": transformers, "llamacpp": llamacpp}[
+        peer
+    ]
+    run(model, dtype, write, *rest)
 
 
 if __name__ == "__main__":

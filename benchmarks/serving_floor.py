@@ -1,0 +1,102 @@
+"""What a workload takes at the least on this machine: its operations and bytes over what the machine was seen to do.
+
+Every distinct token is computed once, and nothing else; the longest chain of outputs is that many steps, each of which
+reads all weights once. The two come one after the other: prompts at the rate of large matrix products, steps at the
+larger of their bytes and their operations. KV is not read here: a floor, not a forecast.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from serving_work import Call, every
+
+WIDTH = {"float32": 4, "bfloat16": 2}
+
+
+class Ceilings(NamedTuple):
+    """operations: a second, in large matrix products; bytes: a second, read from memory."""
+
+    operations: float
+    bytes: float
+
+
+class Shape(NamedTuple):
+    """Of a model. weights: bytes a step reads; body, head: multiply-adds a token; context: those for each token of its
+    context."""
+
+    weights: int
+    body: int
+    head: int
+    context: int
+
+    @classmethod
+    def read(cls, model: Path, dtype: str) -> Shape:
+        c = json.loads((model / "config.json").read_text())
+        hidden, layers, heads = c["hidden_size"], c["num_hidden_layers"], c["num_attention_heads"]
+        dim = c.get("head_dim") or hidden // heads
+        attention = hidden * dim * (2 * heads + 2 * c["num_key_value_heads"])
+        body = layers * (attention + 3 * hidden * c["intermediate_size"])
+        head = hidden * c["vocab_size"]
+        return cls((body + head) * WIDTH[dtype], body, head, 2 * layers * heads * dim)
+
+
+def ceilings(dtype: str) -> Ceilings:
+    """Measured now, the best of some: a product of 2048-cubes, and the sum over 256 MiB."""
+    import torch
+
+    a = torch.randn(2048, 2048, dtype=getattr(torch, dtype))
+    numbers = torch.ones(64 << 20)
+    with torch.inference_mode():
+        return Ceilings(2 * 2048**3 / _best(lambda: a @ a), 4 * len(numbers) / _best(lambda: numbers.sum()))
+
+
+def _best(work: Callable[[], object], n: int = 10) -> float:
+    seconds = []
+    for _ in range(n):
+        started = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[1:])
+
+
+def distinct(calls: Sequence[Call]) -> int:
+    """Prompt tokens that have to be computed when none is computed twice."""
+    texts = sorted(call.text.split() for call in calls)
+    n_new = len(texts[0]) if texts else 0
+    for before, text in pairwise(texts):
+        n_same = next((i for i, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), len(before))
+        n_new += len(text) - n_same
+    return n_new + sum(distinct(call.children) for call in calls)
+
+
+def longest(calls: Sequence[Call]) -> int:
+    """Output tokens of the longest chain: so many steps there are at least."""
+    return max((call.n_out + longest(call.children) for call in calls), default=0)
+
+
+def floor(calls: Sequence[Call], shape: Shape, ceiling: Ceilings) -> float:
+    """Seconds."""
+    n_prompt, n_steps = distinct(calls), longest(calls)
+    rows = list(_rows(calls, 0))
+    n_out = sum(call.n_out for call in every(list(calls)))
+    in_prompts = n_prompt * shape.body + shape.context * sum(n * (at + n / 2) for n, at, _ in rows) * (
+        n_prompt / sum(n for n, _, _ in rows)
+    )
+    in_steps = n_out * (shape.body + shape.head) + shape.context * sum(n_out * at for _, at, n_out in rows)
+    reading = n_steps * shape.weights / ceiling.bytes
+    return 2 * in_prompts / ceiling.operations + max(reading, 2 * in_steps / ceiling.operations)
+
+
+def _rows(calls: Sequence[Call], at: int) -> list[tuple[int, int, int]]:
+    """Of each call: its own prompt tokens, those before them, its output tokens."""
+    found = []
+    for call in calls:
+        n = len(call.text.split())
+        found += [(n, at, call.n_out), *_rows(call.children, at + n + call.n_out)]
+    return found
