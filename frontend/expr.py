@@ -230,6 +230,7 @@ if not TYPE_CHECKING:  # to whom it stays the function it is
 def _gen(name: str | None, asked: dict[str, Any]) -> Gen | Select:
     """What was asked for as an expression."""
     if (choices := asked.pop("choices", None)) is not None:
+        asked.pop("return_logprob", None)  # those of choices are in the meta info anyway
         wishes = {key: asked.pop(key) for key in ("temperature", "choices_method", "seed", "timeout") if key in asked}
         if asked:
             raise BadProgram(f"gen with choices takes no {', '.join(asked)}: a choice is scored, not generated")

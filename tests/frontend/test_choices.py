@@ -154,3 +154,9 @@ def test_a_recording_of_it(tmp_path: Path) -> None:
 def test_compiled_it_runs_all_the_same() -> None:
     compiled = bn.compile(paint.bind(method=Worst()))
     assert compiled.run(backend=bn.Mock({"color": SCORES, "why": "so"}))["color"] == "green"
+
+
+def test_gen_with_choices_takes_what_a_choice_has_a_use_for() -> None:
+    assert bn.gen("x", choices=["a", "b"], return_logprob=True) == bn.select("x", ["a", "b"]), "they are told anyway"
+    with pytest.raises(bn.BadProgram, match="takes no max_tokens, stop: a choice is scored"):
+        bn.gen("x", choices=["a", "b"], max_tokens=4, stop="\n")
