@@ -11,16 +11,17 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import torch
+from torch import Tensor
 
 from banyan.radix_cache.cache import Cache
 from banyan.radix_cache.sketch import sketch
 from banyan.runtime.config import Config, Resolved, drafters
 from banyan.runtime.engine.admit import Limits
-from banyan.runtime.engine.batch import assemble
+from banyan.runtime.engine.batch import Batch, assemble
 from banyan.runtime.engine.graphs import Graphs, cuda_capture
 from banyan.runtime.engine.guide import Guides
 from banyan.runtime.engine.prove import prove
@@ -68,6 +69,15 @@ class Outbox(Protocol):
     def send(self, reports: Iterable[EngineReport]) -> None: ...
 
 
+class Flying(NamedTuple):
+    """A step that the device computes. start: by the stopwatch."""
+
+    plan: Plan
+    batch: Batch
+    logits: Tensor
+    start: float
+
+
 class Engine:
     """One model, its pages, and the requests that run on them.
 
@@ -105,7 +115,8 @@ class Engine:
         file = open_file(config, resolved, self.spec, weights) if config.host_file else None
         store = Store(model.spec, resolved.n_pages, config.page, resolved.device, resolved.n_host, file)
         graphs = None
-        if self.device.type == "cuda" and isinstance(model, Decoder):  # of transformers' own code nothing is known
+        # Of transformers' own code nothing is known; and a graph's attention is not cut into absolute chunks.
+        if self.device.type == "cuda" and isinstance(model, Decoder) and not config.deterministic:
             graphs = Graphs(model, store, resolved.context, cuda_capture())
         self.model = Runner(model, store, graphs)
         self.cache = Cache(resolved.n_pages, config.page, config.cache, config.eviction, resolved.n_host, file)
@@ -118,6 +129,7 @@ class Engine:
         self.scheduler = Scheduler(self.cache, limits, config.schedule, self.drafting)
         self.guides = Guides(model.spec.vocab_size, self.device, partial(self._has_in_hand, COMPILER))
         self.steering = Steering(self.cache)
+        self.is_ahead = self.device.type == "cuda"  # the device computes while this process does something else
         self.answers: list[Answer | Pong] = []
         self.failed: list[Failed] = []
 
@@ -144,19 +156,49 @@ class Engine:
             self.model.store.release()
 
     def run(self, inbox: Inbox, outbox: Outbox) -> None:
-        """THE loop, until the inbox ends."""
+        """THE loop, until the inbox ends.
+
+        While a device of its own computes a step, the report of the one before is sent, and requests that came are
+        taken. Orders that concern those that run wait for the step's end: it writes to their pages.
+        """
         inbox.watch(self.guides.wake)
         outbox.send([self.ready])
+        late: list[EngineOrder] = []
+        said: list[EngineReport] = []
         while True:
             try:
-                for order in inbox.drain(block=self.scheduler.is_idle):
+                for order in (*late, *inbox.drain(block=self.scheduler.is_idle and not late)):
                     self.take(order)
+                flying = self.launch()
+                if self.is_ahead and flying is not None:
+                    outbox.send(said)
+                    said, late = [], self._take_ahead(inbox)
+                else:
+                    late = []
             except EOFError:
                 return
-            outbox.send(self.reports(self.step()))
+            said += self.reports(self.land(flying))
+            if not self.is_ahead or self.scheduler.is_idle:
+                outbox.send(said)
+                said = []
+
+    def _take_ahead(self, inbox: Inbox) -> list[EngineOrder]:
+        """Take what changes nothing of the step that is computed now; return the rest."""
+        late: list[EngineOrder] = []
+        for order in inbox.drain(block=False):
+            if isinstance(order, Run | Ping):
+                self.take(order)
+            else:
+                late.append(order)
+        return late
 
     def step(self) -> Step:
         """Compute one step of whatever stands in the scheduler. What failed by it is in `failed`."""
+        return self.land(self.launch())
+
+    def launch(self) -> Flying | None:
+        """Plan a step and give it to the device, which may still compute when this returns. None: there is nothing to
+        do, or it failed."""
         for run, guide, ends, error in self.guides.ready():
             if error is not None:
                 self.failed.append(Failed(run.rid, 0, error.code, error.message))
@@ -164,13 +206,25 @@ class Engine:
                 self.scheduler.take(run, guide, ends)
         if not self.cache.conserved():
             self._mend("its counters do not add up")
-        if plan := self.scheduler.plan(self.clock()):
-            self._has_in_hand(LOOP, [work.request.rid for work in plan.works])
-            self.model.store.move(plan.moves)  # where this fails the tree is wrong, and the engine has to end
+        plan = self.scheduler.plan(self.clock())
+        if plan is None:
+            return None
+        self._has_in_hand(LOOP, [work.request.rid for work in plan.works])
+        self.model.store.move(plan.moves)  # where this fails the tree is wrong, and the engine has to end
+        start = self.stopwatch()
+        try:
+            batch = assemble(plan, self.page, self.device, self.config.deterministic)
+            return Flying(plan, batch, self.model(batch, plan.copies), start)
+        except Exception as e:
+            self._fail(plan, e)
+            return None
+
+    def land(self, flying: Flying | None) -> Step:
+        """Wait for the end of a step, and commit it."""
+        if flying is not None:
+            plan, batch, logits, start = flying
+            self._has_in_hand(LOOP, [work.request.rid for work in plan.works])  # others may have been taken meanwhile
             try:
-                start = self.stopwatch()
-                batch = assemble(plan, self.page, self.device, self.config.deterministic)
-                logits = self.model(batch, plan.copies)
                 drawn = logits[len(batch.targets) :]
                 result = sample(logits, batch, self.guides.masks(batch.drawn, drawn))  # masks: while a GPU computes
                 n_works = len(plan.works)

@@ -1,0 +1,76 @@
+"""The loop keeps nothing of what has ended: what Python holds does not grow with the number of steps."""
+
+from __future__ import annotations
+
+import gc
+import random
+import tracemalloc
+from itertools import count
+from types import ModuleType
+
+import pytest
+
+from banyan.radix_cache import stats
+from banyan.runtime.engine import queue
+from banyan.runtime.engine.speculation.drafting import Drafting
+from banyan.runtime.engine.speculation.ngram import Ngram
+from banyan.runtime.engine.speculation.tree import Tree
+from banyan.runtime.wire import Abort, Over, Sampling
+
+
+def held(fake: ModuleType, n_first: int, n_last: int) -> tuple[int, int]:
+    """Bytes that are traced after so many steps of an engine with all its drafters, while programs come, fork, end and
+    are given up."""
+    e = fake.engine(n_pages=24, context=64, max_running=2)
+    e.drafting = e.scheduler.drafting = Drafting([Tree(1024), Ngram()])  # it remembers texts, and that fills too
+    chance, rids = random.Random(0), count()
+    living: dict[int, int] = {}
+
+    def send() -> None:
+        rid = next(rids)
+        prompt = [chance.randrange(fake.VOCAB) for _ in range(chance.randint(1, 6))]
+        sampling = Sampling(max_tokens=chance.randint(1, 6), temperature=float(rid % 2), logprobs=not rid % 5)
+        living[rid] = rid // 2
+        e.take(fake.run(rid, prompt, sampling, order=(rid // 2, rid % 2, rid), client=rid % 3))
+
+    found = []
+    for n in range(1, n_last + 1):
+        while len(living) < 4:
+            send()
+        if not n % 50:
+            e.take(Abort(next(iter(living))))
+        for finish in e.step().finished:
+            serial = living.pop(finish.rid)
+            if serial not in living.values():
+                for client in range(3):
+                    e.take(Over(client, serial))
+        assert not e.failed
+        e.model.model.steps.clear()
+        if n in (n_first, n_last):
+            gc.collect()
+            found.append(tracemalloc.get_traced_memory()[0])
+    e.scheduler.check()
+    return found[0], found[1]
+
+
+def growth(fake: ModuleType, monkeypatch: pytest.MonkeyPatch, n_first: int, n_last: int) -> float:
+    """Bytes a step."""
+    monkeypatch.setattr(queue, "N_KNOWN", 128)  # programs are remembered for a while, which fills
+    monkeypatch.setattr(stats, "N_OWNERS", 128)
+    tracemalloc.start()
+    try:
+        first, last = held(fake, n_first, n_last)
+    finally:
+        tracemalloc.stop()
+    return (last - first) / (n_last - n_first)
+
+
+def test_a_few_steps(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is remembered of lengths still fills, and numpy's store of small blocks."""
+    assert growth(fake, monkeypatch, 1000, 2500) < 50
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_many_steps(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert growth(fake, monkeypatch, 8000, 30_000) < 1
