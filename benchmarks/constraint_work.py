@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import jsonschema
 import tokenizers
@@ -22,6 +22,8 @@ from banyan.runtime.config import Resolved
 from banyan.runtime.constraint.canonical import canonical
 from banyan.runtime.engine.worker import Engine
 from banyan.runtime.model.load import load
+from banyan.runtime.model.pocket.chat import GENERATE, render
+from banyan.runtime.model.pocket.data import samples
 from banyan.runtime.model.spec import resolve
 from banyan.runtime.server.tokenizer import Files, Span, Tokenizer
 from banyan.runtime.wire import ConstraintSpec, Run, Sampling
@@ -154,38 +156,28 @@ def judge(schema: Any, text: str) -> str:
 # ---- requests for JSON ---------------------------------------------------------------------------------------------
 
 
-def record(**properties: Any) -> Any:
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+class Extraction(NamedTuple):
+    """A text out of which the model is to write a record as JSON, and the schema of that record."""
+
+    prompt: str
+    schema: Any
 
 
-def _of(*values: Any) -> Any:
-    return {"enum": list(values)}
-
-
-_TEXT = {"type": "string", "maxLength": 24}
-_WHOLE = {"type": "integer", "minimum": 0, "maximum": 999}
-_TRUTH = {"type": "boolean"}
-_WORD = {"type": "string", "pattern": "^[a-z]{2,10}$"}
-REQUESTS: list[tuple[str, Any]] = [
-    ("Describe the weather in Bern.", record(location=_TEXT, unit=_of("celsius", "fahrenheit"), temperature=_WHOLE)),
-    ("Describe a person.", record(first_name=_WORD, last_name=_WORD, age=_WHOLE, is_member=_TRUTH)),
-    ("Call a tool that finds a key.", record(name={"const": "lookup"}, arguments=record(table=_TEXT, key=_WORD))),
-    ("List three colours.", {"type": "array", "items": _of("red", "green", "blue"), "minItems": 3, "maxItems": 5}),
-    ("Judge this answer: 2 + 2 = 5", record(reasoning=_TEXT, verdict=_of("correct", "incorrect"), confidence=_WHOLE)),
-    ("Plan a day in two steps.", record(goal=_TEXT, steps={
-        "type": "array", "items": record(description=_TEXT, duration_minutes=_WHOLE), "minItems": 2, "maxItems": 2})),
-    ("Order two books.", record(items={"type": "array", "items": record(title=_TEXT, quantity=_WHOLE), "maxItems": 2},
-                                delivery=_of("standard", "express"), gift_wrapping=_TRUTH)),
-    ("Report a defect.", record(component=_of("parser", "server", "client"), severity=_of("low", "high", "critical"),
-                                reproducible=_TRUTH, description=_TEXT)),
-]  # fmt: skip
-"""What is asked for, and the schema that the answer must fit: records of a few fields, as tools have them."""
 MOST = 96
 """Tokens of an answer."""
+_TYPES = {str: "string", int: "integer", float: "number"}
 
 
-def prompt(question: str) -> str:
-    return f"<|im_start|>user\n{question} Answer in JSON.<|im_end|>\n<|im_start|>assistant\n"
+def extractions(n: int) -> list[Extraction]:
+    """Of the kind that the pocket model was trained for, and none of those: it answers in JSON with or without a
+    constraint, so that both say the same."""
+    made = []
+    for sample in samples("json", n, "constraints"):
+        *before, answer = sample.messages
+        fields = {name: {"type": _TYPES[type(value)]} for name, value in json.loads(answer["content"]).items()}
+        schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+        made.append(Extraction("".join(span.text for span in render(before, sample.tools)) + GENERATE, schema))
+    return made
 
 
 # ---- a large vocabulary --------------------------------------------------------------------------------------------

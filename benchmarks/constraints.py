@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import constraint_work as work
+from constraint_speed import speed
 from report import ROOT, Report, correct
 
 from banyan.kernels.ops import mask_logits
@@ -34,7 +34,7 @@ from banyan.runtime.constraint.canonical import canonical
 from banyan.runtime.constraint.guide import Compiled, set_bits
 from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.server.tokenizer import Files, Tokenizer
-from banyan.runtime.wire import ConstraintSpec, Sampling
+from banyan.runtime.wire import ConstraintSpec
 
 SCHEMAS = ROOT / "tests" / "runtime" / "constraint" / "schema"
 TESTS = ("tests/runtime/constraint", "tests/runtime/engine/test_guide.py", "tests/runtime/engine/test_hostile.py")
@@ -83,61 +83,6 @@ def outputs(report: Report, n_schemas: int) -> None:
     name = f"of {n_whole} whole outputs at temperature 1.5, valid"
     report.row(name, "%", 100 * found["valid"] / n_whole, target=">= 100", more_is_better=True)
     report.row(f"of {found.total()}, cut by max_tokens, and told so", "%", 100 * found["length"] / found.total())
-
-
-# ---- a workload in JSON --------------------------------------------------------------------------------------------
-
-
-def speed(report: Report, n_rounds: int, vllm: str | None) -> None:
-    """Output characters per second. Without a constraint, the same prompts go on for as many tokens as an answer may
-    have. Rounds take turns, and the prompts stand in the tree: what is timed is output. There are no drafts but the
-    grammar's: the rounds are all alike, and would be read off the tree."""
-    other = vllm_speed(vllm) if vllm else {}
-    for batch in (1, 16):
-        bench = work.Bench(max_running=batch, speculate="grammar")
-        rates: dict[bool, list[float]] = {False: [], True: []}
-        share = 0.0
-        for number in range(n_rounds + 1):
-            for held in (False, True):
-                rate, share = characters_per_second(bench, batch, held)
-                if number:
-                    rates[held].append(rate)
-        ours, free = (statistics.median(rates[held]) for held in (True, False))
-        name = f"JSON, batch {batch}"
-        report.row(name, "chars/s", ours, free, "the same without", "ratio >= 1", more_is_better=True)
-        report.row(f"{name}: output tokens that were forced", "%", 100 * share)
-        if str(batch) in other:
-            rate = other[str(batch)]
-            report.row(f"{name}, beside", "chars/s", ours, rate, other["name"], "ratio >= 1", more_is_better=True)
-
-
-ASKED = [(question, canonical(ConstraintSpec("json_schema", json.dumps(schema)))) for question, schema in work.REQUESTS]
-
-
-def characters_per_second(bench: work.Bench, batch: int, held: bool) -> tuple[float, float]:
-    """With as many at once as the batch holds, while there are as many. And the share of tokens that were forced."""
-    before = bench.engine.scheduler.counts["forced_tokens"]
-    start = time.perf_counter()
-    rids = []
-    for question, spec in ASKED * (4 if batch > 1 else 1):
-        sampling = Sampling(
-            temperature=0.0, max_tokens=work.MOST, constraint=spec if held else None, ignore_eos=not held
-        )
-        rids.append(bench.begin(work.prompt(question), sampling))
-    said = bench.finish(rids).values()
-    seconds = time.perf_counter() - start
-    n_forced = bench.engine.scheduler.counts["forced_tokens"] - before
-    return sum(len(one.text) for one in said) / seconds, n_forced / sum(len(one.ids) for one in said)
-
-
-def vllm_speed(python: str) -> dict[str, Any]:
-    file = Path(__file__).with_name("constraint_peers.py")
-    asked = json.dumps([(work.prompt(question), schema) for question, schema in work.REQUESTS])
-    done = subprocess.run([python, str(file), str(work.resolve("pocket")), str(work.MOST)], input=asked,
-                          capture_output=True, text=True)  # fmt: skip
-    if done.returncode:
-        sys.exit(f"vLLM failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 # ---- masks at a large vocabulary -----------------------------------------------------------------------------------
