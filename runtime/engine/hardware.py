@@ -27,11 +27,10 @@ def probe(gpus: bool = True) -> Hardware:
     return Hardware(n_cores=n_cores(), free_memory=free_memory(), gpu=gpu, free_gpu_memory=free_gpu)
 
 
-def facts(spec: ModelSpec, *beside: ModelSpec) -> ModelFacts:
-    """What `config.resolve` has to know about a model, and those that run beside it on the same pages."""
-    n_parameters = sum(each.n_parameters for each in (spec, *beside))
-    kv_elements = sum(each.kv_elements for each in (spec, *beside))
-    return ModelFacts(spec.name, spec.max_context, spec.dtype, n_parameters, kv_elements)
+def facts(spec: ModelSpec, n_parameters: int = 0, kv_elements: int = 0) -> ModelFacts:
+    """What `config.resolve` has to know about a model; and the sizes of what runs beside it on the same pages."""
+    sizes = spec.n_parameters + n_parameters, spec.kv_elements + kv_elements
+    return ModelFacts(spec.name, spec.max_context, spec.dtype, *sizes)
 
 
 def n_cores(root: Path = _CGROUPS) -> int:

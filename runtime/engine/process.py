@@ -72,8 +72,8 @@ def main(argv: list[str]) -> int:
 def build(config: Config, flight: Flight | None = None) -> Engine:
     """An engine from options: the model read from disk, "auto" resolved by what the machine has now."""
     path = spec.resolve(config.model)
-    smaller_path = smaller.find(config, path)
-    known = facts(*(spec.read_spec(each) for each in (path, smaller_path) if each))
+    drafts = smaller.find(config, path)
+    known = facts(spec.read_spec(path), *((drafts.n_parameters, drafts.kv_elements) if drafts else ()))
     resolved = configs.resolve(config, probe(gpus=config.device != "cpu"), known)
     with weights.bar(f"loading {config.model}") as progress:
         model = load.load(
@@ -84,9 +84,11 @@ def build(config: Config, flight: Flight | None = None) -> Engine:
             deterministic=config.deterministic,
             progress=progress,
         )
-    known_as = {"weights": weights.version(path), "fingerprint": weights.fingerprint(path)}
-    draft_model = smaller.read(smaller_path, resolved) if smaller_path else None
-    engine = Engine(config, model, resolved, flight=flight, draft_model=draft_model, **known_as)
+    known_as = weights.version(path), weights.fingerprint(path)
+    draft_model = smaller.read(drafts, resolved, model) if drafts else None
+    engine = Engine(
+        config, model, resolved, flight=flight, draft_model=draft_model, weights=known_as[0], fingerprint=known_as[1]
+    )
     engine.warm_up()
     return engine
 

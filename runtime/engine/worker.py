@@ -29,8 +29,8 @@ from banyan.runtime.engine.request import MAX_TREE, Plan
 from banyan.runtime.engine.runner import Runner
 from banyan.runtime.engine.sampler import sample
 from banyan.runtime.engine.scheduler import Scheduler
+from banyan.runtime.engine.speculation import smaller
 from banyan.runtime.engine.speculation.make import make
-from banyan.runtime.engine.speculation.model import Model as SmallModel
 from banyan.runtime.engine.steer import Steering
 from banyan.runtime.engine.store import Store, open_file
 from banyan.runtime.errors import OutOfMemory
@@ -95,7 +95,7 @@ class Engine:
         weights: str = "",
         stopwatch: Callable[[], float] | None = None,
         fingerprint: bytes = b"",
-        draft_model: Model | None = None,
+        draft_model: smaller.Draft | None = None,
     ) -> None:
         """flight: where to say what is in hand, for who has to know should this process die of it. weights: which they
         are (`weights.version`), so that a file of the second tier is not taken for these by mistake. stopwatch: in
@@ -121,8 +121,7 @@ class Engine:
         self.model = Runner(model, store, graphs)
         self.cache = Cache(resolved.n_pages, config.page, config.cache, config.eviction, resolved.n_host, file)
         limits = Limits(resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens)
-        sizes = resolved.n_pages, config.page, model.spec.vocab_size
-        small = draft_model and SmallModel(draft_model, *sizes, resolved.device, self.stopwatch)
+        small = draft_model and smaller.drafter(draft_model, self.model, config.page, self.stopwatch)
         self.drafting = make(drafters(config.speculate, config.draft_model), small)
         # A branch's keys lie in other slots than a chain's, and are summed in another order.
         self.drafting.max_tree = 0 if config.deterministic else min((MAX_TREE, *filter(None, model.windows)))

@@ -45,6 +45,7 @@ class Decoder:
         self.embed, self.layers, self.norm, self.head = embed, layers, norm, head
         self.eps = spec.dense.rms_norm_eps
         self.frequencies, self.rope_scale = rope  # [head_dim / 2], on cos and sin
+        self.features: Tensor | None = None  # [n_slots, hidden]: where heads want the last hidden states, by slot
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -62,8 +63,12 @@ class Decoder:
             h = self._attention(layer, h, turn, ragged, pools)
             h, x = ops.rms_norm(h, layer.mlp_norm, self.eps, residual=x)
             h = layer.down(ops.silu_mul(layer.gate_up(h)))
-        h, _ = ops.rms_norm(h[rows], self.norm, self.eps, residual=x[rows])
-        return self.head(h).float()
+        if self.features is None:
+            h, _ = ops.rms_norm(h[rows], self.norm, self.eps, residual=x[rows])
+            return self.head(h).float()
+        h, _ = ops.rms_norm(h, self.norm, self.eps, residual=x)
+        self.features[ragged.slots] = h
+        return self.head(h[rows]).float()
 
     def _attention(self, layer: Layer, h: Tensor, turn: tuple[Tensor, Tensor], ragged: Ragged,
                    pools: tuple[Tensor, Tensor]) -> Tensor:  # fmt: skip

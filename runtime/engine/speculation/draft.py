@@ -44,6 +44,10 @@ class Drafter:
     def warm_up(self, n_rows: int) -> None:
         """Compute n_rows rows and fewer that no one asked for, while pages hold nothing: that shows what they cost."""
 
+    def can_draft(self, request: Request) -> bool:
+        """Whether it could say something of this request now."""
+        return True
+
     def n_behind(self, request: Request) -> int:
         """Rows that it would have to catch up with before it can say something of this request."""
         return 0
@@ -92,10 +96,12 @@ def rows_of(draft: Sequence[int], parents: Sequence[int], request: Request) -> l
     return out
 
 
-def follow(draft: Sequence[int], parents: Sequence[int], drawn: Sequence[int]) -> tuple[Sequence[int], list[int]]:
+def follow(draft: Sequence[int], parents: Sequence[int], drawn: list[int]) -> tuple[Sequence[int], list[int]]:
     """The tokens of a draft that were drawn, as numbers in it; and what was drawn, these tokens and one more.
 
     drawn[0]: what was drawn behind the text, drawn[1 + i]: behind draft[i]."""
+    if not draft:
+        return (), drawn
     if not parents:
         n = next((k for k, token in enumerate(draft) if token != drawn[k]), len(draft))
         return range(n), list(drawn[: n + 1])

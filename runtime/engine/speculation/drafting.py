@@ -40,8 +40,10 @@ DEPTHS = (1, 2, 3, 4, 6, 8)
 """How deep a drafter that computes may look."""
 SHARE = 0.01
 """Of all time, that such a drafter gets where it does not pay."""
-AHEAD = 32
-"""Steps that pay together what it has to catch up with."""
+AHEAD = 8
+"""Steps that pay together what it has to catch up with: outputs may be short."""
+GAIN = 1.1
+"""Times what a second gives without it that it has to give: unlike a row more, it takes its time for certain."""
 
 
 class Record:
@@ -141,8 +143,8 @@ class Drafting:
             trail.skip -= 1
             return 0
         trail.idle += 1
-        if trail.idle > 8:  # nothing was worth it for a while: look less often
-            trail.skip = min(trail.idle // 4, PATIENCE)
+        if trail.idle > 4:  # nothing was worth it for a while: look less often
+            trail.skip = min(trail.idle, PATIENCE)
         return n
 
     def _ask(self, d: int, asks: Sequence[tuple[_Trail, Request, int]]) -> None:
@@ -165,12 +167,15 @@ class Drafting:
         """
         drafter, cost = self.drafters[d], self.cost
         assert drafter.cost is not None
+        asks = [ask for ask in asks if drafter.can_draft(ask[1])]
+        if not asks:
+            return []
         free = [max((_gain(c.chance, len(c.tokens)) for c in trail.chains), default=0.0) for trail, _, _ in asks]
         chances = [self._chance(trail, d, 0) for trail, _, _ in asks]
         behind = [drafter.n_behind(request) for _, request, _ in asks]
         base = n_draws + sum(free)
         seconds += cost.per_row * sum(min(len(c[0].tokens), 8) for trail, _, _ in asks if (c := trail.chains))
-        best, best_rate = [], EDGE * base / seconds
+        best, best_rate = [], GAIN * base / seconds
         for depth in DEPTHS:
             gains = [_gain(c, min(depth, n)) - was for c, was, (_, _, n) in zip(chances, free, asks, strict=True)]
             at = [i for i, gain in enumerate(gains) if gain > 0]

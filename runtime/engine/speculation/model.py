@@ -70,6 +70,7 @@ class Model(Drafter):
 
     name = "model"
     n_kinds = 2
+    keeps_tail = True  # what it computed of a draft is as good as what it would compute of the text
 
     def __init__(self, network: Network, n_pages: int, page: int, n_vocab: int, device: str,
                  stopwatch: Callable[[], float]) -> None:  # fmt: skip
@@ -88,7 +89,7 @@ class Model(Drafter):
     def warm_up(self, n_rows: int) -> None:
         for n in (n_rows, 1, n_rows, 1, 1):
             start = self._stopwatch()
-            self._forward([0] * n, [n], [n], [range(-(-n // self._page))])
+            self._forward([0] * n, [n], [n], [range(-(-n // self._page))], [n])
             self.cost.note(1, n - 1, self._stopwatch() - start)
 
     # ---- what is there ---------------------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ class Model(Drafter):
         request, page = turn.request, self._page
         text = self._texts[request.rid]
         text.upto = min(turn.end, request.n_total)
-        text.tail = turn.computed[request.n_total - turn.start :]
+        text.tail = turn.computed[request.n_total - turn.start :] if self.keeps_tail else ()
         for i in range(turn.start // page, -(-(turn.start + len(turn.computed)) // page)):
             self._writers[turn.pages[i]] = text.number
             self._digests[turn.pages[i]] = 0
@@ -160,6 +161,7 @@ class Model(Drafter):
         logits = self._forward(
             [token for turn in turns for token in turn.computed],
             [len(turn.computed) for turn in turns], [turn.end for turn in turns], [turn.pages for turn in turns],
+            [turn.request.n_total for turn in turns],
         )  # fmt: skip
         going, n_passes = self._take(turns, logits), 1
         while going:
@@ -167,8 +169,9 @@ class Model(Drafter):
                 turn.computed.append(turn.head[-1])
             ends = [turn.start + len(turn.computed) for turn in going]
             logits = self._forward(
-                [turn.head[-1] for turn in going], [1] * len(going), ends, [turn.pages for turn in going]
-            )
+                [turn.head[-1] for turn in going], [1] * len(going), ends, [turn.pages for turn in going],
+                [turn.request.n_total for turn in going],
+            )  # fmt: skip
             going, n_passes = self._take(going, logits), n_passes + 1
         for turn in turns:
             self._note(turn)
@@ -206,8 +209,8 @@ class Model(Drafter):
         self._texts.pop(request.rid, None)
 
     def _forward(self, ids: Sequence[int], q_lens: Sequence[int], kv_lens: Sequence[int],
-                 pages: Sequence[Sequence[int]]) -> Tensor:  # fmt: skip
-        """Logits behind the last row of each."""
+                 pages: Sequence[Sequence[int]], known: Sequence[int]) -> Tensor:  # fmt: skip
+        """Logits behind the last row of each. known: tokens of each that are its text's, not a draft's."""
         shape = ragged(q_lens, kv_lens, pages, self._page, self._device)
         assert shape.position is not None
         rows = to_device(np.array(ids, np.int64), self._device)

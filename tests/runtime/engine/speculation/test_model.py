@@ -119,10 +119,12 @@ def test_pages_that_became_anothers_are_computed_again(
 
 
 def test_one_that_is_far_behind_comes_nearer(fake: ModuleType, large: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("banyan.runtime.engine.speculation.model.MOST_BEHIND", 7)
-    plain = fake.drive(engine(large, None), runs(2, GREEDY))
+    monkeypatch.setattr("banyan.runtime.engine.speculation.model.MOST_BEHIND", 25)
+    jobs = runs(2, Sampling(temperature=0.0, max_tokens=120))
+    plain = fake.drive(engine(large, None), jobs)
     e = engine(large, large)
-    drafted = fake.drive(e, runs(2, GREEDY), check=True)
+    fake.asked(e)
+    drafted = fake.drive(e, jobs, check=True)
     assert {rid: o.ids for rid, o in drafted.items()} == {rid: o.ids for rid, o in plain.items()}
     assert e.drafting.stats()["accepted_model"] > 0
 
@@ -144,7 +146,9 @@ def _fields(spec: Any) -> dict[str, Any]:
 def test_its_tokenizer_must_be_the_same(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     large = tiny_model("llama")
     config = configs.make(model=str(large), draft_model=str(tiny_model("qwen3")))
-    assert smaller.find(config, large) == tiny_model("qwen3")
+    found = smaller.find(config, large)
+    assert found is not None
+    assert (found.path, found.kind) == (tiny_model("qwen3"), "model")
     shutil.copytree(large, tmp_path / "copy")
     file = tmp_path / "copy" / "tokenizer.json"
     known = json.loads(file.read_text())

@@ -1,0 +1,101 @@
+"""Drafters that read the large model's last hidden states: heads as EAGLE's, and as Medusa's. See model/heads.py.
+
+The large model leaves a hidden state beside each slot's keys. So heads too find what another request computed of
+a page that both have.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from banyan.kernels.attention.batch import to_device
+from banyan.kernels.ops import ragged
+from banyan.runtime.engine.request import Request
+from banyan.runtime.engine.speculation.cost import Cost
+from banyan.runtime.engine.speculation.draft import Drafter, Proposal
+from banyan.runtime.engine.speculation.model import Model
+from banyan.runtime.model import heads
+
+
+class Eagle(Model):
+    """As a smaller model, but for what it reads: the token, and the feature of the one before it; behind the text that
+    is the feature that it foresaw itself. What it computed so is computed again once the true one is there."""
+
+    name = "eagle"
+    keeps_tail = False
+
+    def __init__(self, head: heads.Eagle, features: Tensor, n_pages: int, page: int, n_vocab: int, device: str,
+                 stopwatch: Callable[[], float]) -> None:  # fmt: skip
+        """features: the large model's, [n_slots, hidden]; all else as for `Model`."""
+        self._head, self._features = head, features
+        self._foreseen = torch.zeros_like(features)
+        super().__init__(head, n_pages, page, n_vocab, device, stopwatch)
+
+    def can_draft(self, request: Request) -> bool:
+        return request.n_computed == request.n_total - 1  # so that there are features of all tokens but the last
+
+    def _forward(self, ids: Sequence[int], q_lens: Sequence[int], kv_lens: Sequence[int],
+                 pages: Sequence[Sequence[int]], known: Sequence[int]) -> Tensor:  # fmt: skip
+        shape, page = ragged(q_lens, kv_lens, pages, self._page, self._device), self._page
+        before = array("q")  # the slot of the token before each
+        is_true = array("b")
+        for q, kv, own, n in zip(q_lens, kv_lens, pages, known, strict=True):
+            for at in range(kv - q - 1, kv - 1):
+                before.append(own[at // page] * page + at % page if at >= 0 else 0)
+                is_true.append(0 <= at < n - 1)
+        slots = to_device(np.array(before), self._device)
+        mask = to_device(np.array(is_true, bool), self._device)
+        features = torch.where(mask[:, None], self._features[slots], self._foreseen[slots])
+        last = to_device(np.cumsum(np.array(q_lens, np.int64)) - 1, self._device)
+        rows = to_device(np.array(ids, np.int64), self._device)
+        assert shape.position is not None
+        logits, out = self._head.forward(rows, shape.position.long(), shape, self._store.kv, last, features)
+        self._foreseen[shape.slots[last]] = out
+        return logits
+
+
+class Medusa(Drafter):
+    """Each head's best token as a chain, and the second best of the first heads beside it. A kind is whether a token is
+    the best, or the second."""
+
+    name, n_kinds = "medusa", 2
+
+    def __init__(self, head: heads.Medusa, features: Tensor, page: int, stopwatch: Callable[[], float]) -> None:
+        self._head, self._features, self._page, self._stopwatch = head, features, page, stopwatch
+        self._proposals: dict[int, list[Proposal]] = {}
+        self.cost: Cost = Cost(2.0, 0.25, 0.0)
+
+    def depth(self, n: int) -> int:
+        return min(n, len(self._head.heads))
+
+    def warm_up(self, n_rows: int) -> None:
+        for _ in range(3):
+            start = self._stopwatch()
+            self._head(self._features[:1])
+            self.cost.note(1, 0, self._stopwatch() - start)
+
+    def can_draft(self, request: Request) -> bool:
+        return request.n_computed == request.n_total - 1
+
+    @torch.inference_mode()
+    def prepare(self, asks: Sequence[tuple[Request, int]]) -> None:
+        """One look of all heads at all of them, whatever depth they are asked for."""
+        start = self._stopwatch()
+        slots = torch.tensor([request.slot(request.n_total - 2) for request, _ in asks], device=self._features.device)
+        best = self._head(self._features[slots]).topk(2).indices.permute(1, 0, 2).tolist()  # [n, n_heads, 2]
+        for (request, n), own in zip(asks, best, strict=True):
+            chain = [first for first, _ in own[:n]]
+            beside = [Proposal(array("i", (*chain[:k], own[k][1])), 1) for k in range(min(2, len(chain)))]
+            self._proposals[request.rid] = [Proposal(array("i", chain)), *beside]
+        self.cost.note(len(asks), 0, self._stopwatch() - start)
+
+    def propose(self, request: Request, n: int) -> Sequence[Proposal]:
+        return self._proposals.pop(request.rid, ())
+
+    def end(self, request: Request) -> None:
+        self._proposals.pop(request.rid, None)

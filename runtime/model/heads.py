@@ -1,0 +1,184 @@
+"""Heads: small networks that read what a model has in its last layer, and foresee its tokens.
+
+Two kinds are read from their checkpoints, in the names that their makers gave: Medusa (Cai et al., Medusa: simple LLM
+inference acceleration framework with multiple decoding heads, 2024), where head k says the token k + 2 places on; and
+EAGLE (Li et al., EAGLE: speculative sampling requires rethinking feature uncertainty, 2024; EAGLE-2's is the same), one
+layer that goes on by itself, from the embedding of a token and the feature of the one before it. A feature is the
+large model's last hidden state, behind its last norm.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from banyan.kernels import ops
+from banyan.kernels.ops import Ragged
+from banyan.runtime.errors import BadModel, Unsupported
+from banyan.runtime.model import families
+from banyan.runtime.model.decoder import Decoder, Layer
+from banyan.runtime.model.facts import ModelSpec
+from banyan.runtime.model.linear import Linear
+from banyan.runtime.model.rope import frequencies
+from banyan.runtime.model.weights import Checkpoint
+
+Kind = Literal["model", "eagle", "medusa"]
+
+
+def kind_of(path: Path) -> Kind:
+    """What a directory holds: a model, or a head for one. Raises BadModel where the weights are pickled, or none are
+    there; Unsupported for heads of other kinds."""
+    config = _config(path)
+    names = _checkpoint(path).tensors
+    if "medusa_num_heads" in config or any(name.endswith(".linear.weight") and name[0].isdigit() for name in names):
+        return "medusa"
+    if "midlayer.self_attn.q_proj.weight" in names or "d2t" in names:
+        raise Unsupported(
+            f"{path.name} is an EAGLE-3 head, which reads layers in the middle; EAGLE and EAGLE-2 are read"
+        )
+    return "eagle" if "fc.weight" in names else "model"
+
+
+def kv_elements(path: Path, kind: Kind, large: ModelSpec) -> int:
+    """Numbers that a head keeps per token: features, true and foreseen, and its own keys and values."""
+    if kind == "medusa":
+        return large.hidden
+    c = families.parse(_config(path) | {"model_type": "llama"})
+    return 2 * large.hidden + 2 * c.n_kv_heads * c.dim
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _checkpoint(path: Path) -> Checkpoint:
+    """Its weights; the error for pickled ones says how heads are converted, which no class of transformers reads."""
+    pickled = [file.name for pattern in ("*.pt", "*.bin", "*.pth") for file in sorted(path.glob(pattern))]
+    if pickled and not list(path.glob("*.safetensors")):
+        raise BadModel(
+            f"{path} has pickled weights only ({pickled[0]}). Pickles can run any code and are never opened; convert "
+            f'one that you trust: safetensors.torch.save_file(torch.load("{pickled[0]}", weights_only=True), '
+            '"model.safetensors")'
+        )
+    return Checkpoint(path)
+
+
+class Medusa:
+    """Heads of one hidden layer or more, with a step around each, and a matrix to the vocabulary."""
+
+    def __init__(self, heads: Sequence[tuple[Sequence[Linear], Linear]]) -> None:
+        self.heads = heads
+
+    @torch.inference_mode()
+    def __call__(self, features: Tensor) -> Tensor:
+        """features [n, hidden] of some tokens. float32 [n_heads, n, vocab]: of head k, the token k + 2 places on."""
+        out = []
+        for hidden, last in self.heads:
+            x = features
+            for linear in hidden:
+                x = x + F.silu(linear(x))
+            out.append(last(x).float())
+        return torch.stack(out)
+
+
+class Eagle:
+    """A layer over (token, feature of the token before it), and the large model's embedding and head around it."""
+
+    def __init__(self, large: Decoder, spec: ModelSpec, fc: Linear, layer: Layer, rope: tuple[Tensor, float]) -> None:
+        self.spec, self._large, self._fc, self._layer = spec, large, fc, layer
+        self._frequencies, self._rope_scale = rope
+
+    @torch.inference_mode()
+    def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Tensor, Tensor]], rows: Tensor,
+                features: Tensor) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """As `load.Model.forward`; features [n_rows, hidden]: of the token before each. Also returns the features
+        behind `rows`, as they are foreseen, [n_out, hidden]."""
+        layer, s = self._layer, self.spec
+        angles = positions[:, None].float() * self._frequencies
+        turn = angles.cos() * self._rope_scale, angles.sin() * self._rope_scale
+        x = self._fc(torch.cat([F.embedding(ids, self._large.embed), features], -1))
+        qkv = layer.qkv(x).view(len(x), -1, s.head_dim)  # EAGLE's layer has no norm before its attention
+        q = ops.rope_kv(qkv, None, self._large.eps, *turn, *kv[0], ragged.slots)
+        out = ops.attention(q, *kv[0], ragged, scale=s.head_dim**-0.5)
+        h, x = ops.rms_norm(layer.out(out.view(len(x), -1)), layer.mlp_norm, self._large.eps, residual=x)
+        out = (x + layer.down(ops.silu_mul(layer.gate_up(h))))[rows]
+        return self._large.head(out).float(), out
+
+
+def read_medusa(path: Path, large: ModelSpec, device: torch.device, dtype: torch.dtype) -> Medusa:
+    """Raises BadModel, or Unsupported where it was made for another model."""
+    with _checkpoint(path) as weights:
+        shapes = {name: stored.shape for name, stored in weights.tensors.items()}
+        n_heads = 1 + max((int(name.split(".")[0]) for name in shapes if name[0].isdigit()), default=-1)
+        if n_heads < 1:
+            raise BadModel(f"{path} has no heads: tensors are to be called 0.0.linear.weight, 0.1.weight and so on")
+
+        def linear(name: str, n_out: int, has_bias: bool) -> Linear:
+            shape = shapes.get(f"{name}.weight", (n_out, large.hidden))
+            if shape != (n_out, large.hidden):
+                raise Unsupported(f"{path.name} was made for another model than {large.name}: {name} is {list(shape)}, "
+                                  f"and would have to be {[n_out, large.hidden]}")  # fmt: skip
+            weight = weights.take(f"{name}.weight").to(device, dtype)
+            return Linear(weight, weights.take(f"{name}.bias").to(device, dtype) if has_bias else None)
+
+        heads = []
+        for i in range(n_heads):
+            n_hidden = sum(name.startswith(f"{i}.") and name.endswith(".linear.weight") for name in shapes)
+            hidden = [
+                linear(f"{i}.{j}.linear", large.hidden, f"{i}.{j}.linear.bias" in shapes) for j in range(n_hidden)
+            ]
+            last = f"{i}.{n_hidden}"
+            heads.append((hidden, linear(last, large.vocab_size, f"{last}.bias" in shapes)))
+        weights.finish(ignore=lambda name: False)
+    return Medusa(heads)
+
+
+def read_eagle(path: Path, large: Decoder, device: torch.device, dtype: torch.dtype, max_context: int) -> Eagle:
+    """Raises BadModel, or Unsupported where it was made for another model, or is of another form."""
+    c = families.parse(_config(path) | {"model_type": "llama"})
+    if c.hidden_size != large.spec.hidden or c.vocab_size != large.spec.vocab_size or c.num_hidden_layers != 1:
+        raise Unsupported(
+            f"{path.name} was made for another model than {large.spec.name}: hidden size, vocabulary and layers are "
+            f"{c.hidden_size}, {c.vocab_size} and {c.num_hidden_layers}, and would have to be {large.spec.hidden}, "
+            f"{large.spec.vocab_size} and 1"
+        )
+    with _checkpoint(path) as weights:
+
+        def linear(n_in: int, *parts: tuple[str, int]) -> Linear:
+            made = [weights.take(f"layers.0.{name}.weight", n, n_in) for name, n in parts]
+            return Linear(torch.cat(made).to(device, dtype))
+
+        at, n_q, n_kv = "self_attn", c.num_attention_heads * c.dim, c.n_kv_heads * c.dim
+        layer = Layer(
+            attention_norm=torch.empty(0),
+            qkv=linear(c.hidden_size, (f"{at}.q_proj", n_q), (f"{at}.k_proj", n_kv), (f"{at}.v_proj", n_kv)),
+            qk_norm=None,
+            out=linear(n_q, (f"{at}.o_proj", c.hidden_size)),
+            mlp_norm=weights.take("layers.0.post_attention_layernorm.weight", c.hidden_size).to(device, dtype),
+            gate_up=linear(c.hidden_size, ("mlp.gate_proj", c.intermediate_size), ("mlp.up_proj", c.intermediate_size)),
+            down=linear(c.intermediate_size, ("mlp.down_proj", c.hidden_size)),
+            window=0,
+        )
+        bias = weights.take("fc.bias", c.hidden_size).to(device, dtype) if "fc.bias" in weights else None
+        fc = Linear(weights.take("fc.weight", c.hidden_size, 2 * c.hidden_size).to(device, dtype), bias)
+        weights.finish(ignore=lambda name: name.endswith("rotary_emb.inv_freq") or name == "embed_tokens.weight")
+    turns, scale = frequencies(c.rope, c.dim, max_context)
+    return Eagle(large, _spec(path, c, large.spec), fc, layer, (turns.to(device), scale))
+
+
+def _spec(path: Path, c: families.Dense, large: ModelSpec) -> ModelSpec:
+    return msgspec.structs.replace(
+        large, name=path.name, n_layers=1, n_heads=c.num_attention_heads, n_kv_heads=c.n_kv_heads, head_dim=c.dim,
+        n_parameters=Checkpoint(path).n_parameters, dense=c,
+    )  # fmt: skip
