@@ -58,9 +58,17 @@ def view(before: Stats, now: Stats, what: str = "") -> RenderableType:
         ("hit rate", f"{hits:.1%}", "evicted pages/s", rate.evicted),
         ("retractions", engine["retractions"], "engines started", server["engine_starts"]),
     )
+    if "slo_requests" in server:
+        lines = (*lines, ("good requests", _good(server, "requests"), "good programs", _good(server, "programs")))
     for one, first, two, second in lines:
         facts.add_row(Text(one, "dim"), _number(first), Text(two, "dim"), _number(second))
     return Group(Text(f"{what}   up {server['seconds']:,.0f} s", "bold"), "", facts, "", _pages(cache))
+
+
+def _good(server: Stats, what: str) -> str:
+    """Of what ended and is judged, how much kept to the service levels."""
+    n = server[f"slo_{what}"]
+    return f"{server[f'slo_good_{what}'] / n:.1%}" if n else "-"
 
 
 def _number(value: float | str) -> Text:

@@ -123,6 +123,16 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     metrics: Annotated[
         str, _doc("where to tell counters and times, as Prometheus reads them: a port of this machine, or HOST:PORT")
     ] = ""
+    slo: Annotated[
+        str,
+        _doc(
+            "service levels that requests and programs should keep to, as ttft=500ms,itl=50ms,program=30s: time to the "
+            "first token, between tokens (the mean of a request), of a whole program. Metrics and top tell how many do"
+        ),
+    ] = ""
+    traces: Annotated[
+        str, _doc("where spans of programs and gens go: console, or the URL of an OpenTelemetry collector (OTLP, HTTP)")
+    ] = ""
     log: Annotated[Literal["quiet", "info", "debug"], _doc("how much the server tells on stderr")] = "quiet"
 
 
@@ -204,6 +214,7 @@ def _check(c: Config) -> None:
     if c.metrics:
         address(c.metrics)
     parse_bytes(c.durable_bytes)
+    slo(c.slo)
     if c.bind:
         tcp(c.bind)
     how = "make keys with `banyan keys DIR`, and give DIR/server.key_secret"
@@ -247,6 +258,21 @@ def address(text: str) -> tuple[str, int]:
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"cannot read {text!r} as an address; write it like 9090 or 0.0.0.0:9090")
     return host or "127.0.0.1", int(port)
+
+
+LEVELS = ("ttft", "itl", "program")
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3}
+
+
+def slo(text: str) -> dict[str, float]:
+    """'ttft=500ms,itl=0.05' -> {'ttft': 0.5, 'itl': 0.05}, in seconds."""
+    levels: dict[str, float] = {}
+    for one in filter(None, text.split(",")):
+        match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d+(?:\.\d+)?)\s*(s|ms|)\s*", one)
+        if not match or match[1] not in LEVELS or match[1] in levels or float(match[2]) <= 0:
+            raise ConfigError(f"cannot read {one!r} as a service level; write slo like ttft=500ms,itl=50ms,program=30s")
+        levels[match[1]] = float(match[2]) * _SECONDS[match[3]]
+    return levels
 
 
 def tcp(text: str) -> tuple[str, int]:

@@ -126,6 +126,14 @@ EXCEPTIONS = {
         f"{RUNTIME}.model.spec": "`banyan models` reads headers of local models; no torch in it",
     },
     f"{RUNTIME}.server.worker": {f"{RUNTIME}.model.spec": "a hub id becomes a directory before there is an engine"},
+    f"{RUNTIME}.server.traces": dict.fromkeys(
+        (
+            "opentelemetry",
+            *(f"opentelemetry.sdk.{name}" for name in ("resources", "trace", "trace.export")),
+            "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+        ),
+        "an extra, loaded where --traces asks for it",
+    ),
     f"{RUNTIME}.server.metrics": {"prometheus_client": "an extra, loaded where --metrics asks for it"},
     f"{RUNTIME}.server.tokenizer": {"transformers": "formats before tokenizer.json need its converters, loaded then"},
     f"{RUNTIME}.model.pocket.score": {"transformers": "a model is scored as others run it, not by our decoder"},

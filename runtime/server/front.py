@@ -33,7 +33,7 @@ class Front:
             if config.bind:
                 far = curve.listen(context, config.bind, Path(config.curve_key), config.max_message)
                 self._doors[b"t"] = far
-                self.address = far.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+                self.address = far.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
                 key = curve.read_keys(Path(config.curve_key))[0].decode()
                 self.lines = (f"listens at {self.address} too, encrypted; its public key is {key}",)
         except BaseException:

@@ -27,6 +27,12 @@ TOKENS = {
     "generated": "generated_tokens",
     "forced": "forced_tokens",
 }
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+GOOD = {"requests": "requests that ended", "tokens": "tokens of those", "programs": "programs that ended well"}
+DRAFTS = {
+    "drafted": "tokens that were proposed before they were computed",
+    "accepted": "tokens of those that became part of an output",
+}
 PAGES = {"free": "n_free", "leased": "n_leased", "cached": "n_cached", "withdrawn": "n_quarantined"}
 
 
@@ -56,6 +62,9 @@ class Metrics:
         self._queue = histogram("queue", "from a request's order to the engine's start of it")
         self._request = histogram("request", "from a request's order to its end")
         self._program = histogram("program", "from a program's first message to its end")
+        self._batch = prometheus.Histogram(
+            "banyan_batch_requests", "requests that got tokens in a step", registry=self._registry, buckets=ROWS
+        )
         self._registry.register(self)
         host, port = address(where)
         try:
@@ -89,6 +98,10 @@ class Metrics:
         """One has ended that took so long."""
         self._program.observe(seconds)
 
+    def step(self, n_requests: int) -> None:
+        """A step of the engine gave so many requests tokens."""
+        self._batch.observe(n_requests)
+
     def note(self, engine: dict[str, Any]) -> None:
         """What the engine answers to Ask("stats"), with the server's own under "server"."""
         was = self._now.get("server", {}).get("engine_starts")
@@ -117,6 +130,11 @@ class Metrics:
         for origin, name in TOKENS.items():
             tokens.add_metric([origin], total(name))
         yield tokens
+        for kind, text in DRAFTS.items():
+            drafts = counter(f"banyan_{kind}_tokens", text, labels=["drafter"])
+            for name in (name for name in engine if name.startswith(f"{kind}_")):
+                drafts.add_metric([name.removeprefix(f"{kind}_")], total(name))
+            yield drafts
         pages = gauge("banyan_pages", "pages of KV, by who holds them", labels=["holder"])
         for holder, name in PAGES.items():
             pages.add_metric([holder], cache.get(name, 0))
@@ -131,6 +149,12 @@ class Metrics:
         )
         for name in ("running", "waiting"):
             yield gauge(f"banyan_{name}_requests", f"requests that are {name}", engine.get(name, 0))
+        for what, text in GOOD.items():
+            if (n := server.get(f"slo_{what}")) is not None:
+                yield counter(f"banyan_slo_{what}", f"{text}, and are judged by the service levels", n)
+                yield counter(
+                    f"banyan_good_{what}", f"{text} and kept to the service levels", server[f"slo_good_{what}"]
+                )
         for name in ("clients", "programs"):
             yield gauge(f"banyan_{name}", f"{name} that are here", server.get(name, 0))
         yield counter(

@@ -48,8 +48,9 @@ class Programs:
         self._limiter = Limiter(timers, end=self._end, stop=self._stop)
         self.spend = self._limiter.spend
         self.keeper = generator.keeper
-        self.over: Callable[[Program], None] = lambda program: None
-        """Called with a program that has ended."""
+        self.over: Callable[[Program, Error | None], None] = lambda program, error: None
+        self.generated: Callable[[Program, wire.Gen | wire.Select, Outcome | Error], None] = lambda *_: None
+        """Called with what has ended, and what came of it: a program; a gen or select."""
         self.root: Callable[[Client], bytes] = lambda client: b""
         """The root key of what a client's programs compute; see tenants.py."""
         self.tooling = Tooling(generator)
@@ -60,9 +61,8 @@ class Programs:
         self._clients: dict[Client, int] = {}
         self._n_clients = 0
         self._quota = Quota(limits)
-        self._n_made = 0
+        self._n_made, self._is_pumping = 0, False
         self._ready: deque[tuple[Program, State]] = deque()
-        self._is_pumping = False
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -79,8 +79,7 @@ class Programs:
     # ---- what a client wants ---------------------------------------------------------------------------------------
 
     def submit(self, client: Client, message: wire.Submit) -> None:
-        key = client, message.program
-        if self.delivery.has_ended(key):
+        if self.delivery.has_ended(key := (client, message.program)):
             return
         uses = (op.template for op in message.ops if isinstance(op, wire.Use))
         if any(self._quota.template(client, one) is None for one in uses) and self.delivery.lacks(key, message.seq):
@@ -379,6 +378,7 @@ class Programs:
 
     def _generated(self, program: Program, state: State, op: wire.Gen | wire.Select, outcome: Outcome | Error) -> None:
         self._rest(program, state)
+        self.generated(program, op, outcome)
         if isinstance(outcome, Error):
             self._break(program, state, op, outcome)
         else:
@@ -485,7 +485,7 @@ class Programs:
                 self._rest(program, state)
         self._limiter.forget(program)
         self._quota.forget(program)
-        self.over(program)
+        self.over(program, error)
         self.durables.over(program, error, is_client_gone)
         self.keeper.end(program.serial)
         key = program.client, program.number

@@ -20,7 +20,6 @@ import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -36,12 +35,12 @@ from banyan.runtime.model.spec import resolve
 from banyan.runtime.server import quota
 from banyan.runtime.server.chat import Template
 from banyan.runtime.server.front import Front
-from banyan.runtime.server.generate import Generator
+from banyan.runtime.server.generate import Error, Generator
 from banyan.runtime.server.grammar import Grammars
 from banyan.runtime.server.journal import Journal
 from banyan.runtime.server.limits import Timers
 from banyan.runtime.server.link import Link
-from banyan.runtime.server.metrics import Metrics
+from banyan.runtime.server.observed import Observed
 from banyan.runtime.server.program import Program
 from banyan.runtime.server.programs import Programs
 from banyan.runtime.server.questions import OURSELVES, Questions
@@ -153,11 +152,9 @@ class Server:
             info=self._info,
             check=lambda: self.programs.check(self.requests),
         )
-        self.metrics: Metrics | None = None
-        if self.config.metrics:
-            self.metrics = Metrics(self.config.metrics)
-            undo.callback(self.metrics.close)
-            self.requests.ended, self.questions.noted = self.metrics.request, self.metrics.note
+        self.observed = Observed(self.config, self.name, undo)
+        self.requests.ended, self.questions.noted = self.observed.ended, self.observed.note
+        self.programs.generated = self.observed.generated
         self.chat = self.programs.tooling.told(template.chat_markers()) if template else None
 
     def _keep_a_journal(self, undo: contextlib.ExitStack) -> None:
@@ -335,14 +332,13 @@ class Server:
         for client in list(self._peers):
             self._say(client, wire.Pong())
 
-    def _over(self, program: Program) -> None:
+    def _over(self, program: Program, error: Error | None) -> None:
         self.requests.end(program.serial)
-        if self.metrics is not None:
-            self.metrics.program((datetime.now() - program.started).total_seconds())
+        self.observed.over(program, error)
 
     def _beat(self) -> None:
         self.link.beat()
-        if self.metrics is not None and self.link.ready is not None:
+        if self.observed.wants_counters and self.link.ready is not None:
             self.questions.ask(OURSELVES, wire.Ask(id=0, what="stats"))
         self._probe()
         for client, peer in list(self._peers.items()):
@@ -370,6 +366,7 @@ class Server:
     def _report(self, report: wire.EngineReport) -> None:
         match report:
             case wire.Step():
+                self.observed.step(report)
                 self.requests.take(report)
             case wire.Failed(program=-1):
                 self._error = self._error or from_code(report.code, report.message)
@@ -392,6 +389,7 @@ class Server:
             "programs": len(self.programs),
             "requests": len(self.requests),
             "engine_starts": self.link.n_starts,
+            **({f"slo_{name}": n for name, n in self.observed.goodput.counts.items()} if self.config.slo else {}),
             "seconds": round(time.monotonic() - self._started, 3),
         }
 

@@ -48,6 +48,14 @@ def test_a_look_shows_who_is_there_and_where_the_pages_are() -> None:
     for word in ("/a/socket", "1,234", "345", "75.0%", "25 in use, 50 cached, 25 free"):
         assert word in text
     assert (text.count("█"), text.count("░")) == (36, 12)
+    assert "good requests" not in text
+
+
+def test_with_service_levels_it_shows_how_much_keeps_to_them() -> None:
+    now = stats(12.0)
+    now["server"] |= {"slo_requests": 8, "slo_good_requests": 6, "slo_programs": 0, "slo_good_programs": 0}
+    lines = [line.split() for line in printed(cli_top.view(stats(10.0), now)).splitlines()]
+    assert ["good", "requests", "75.0%", "good", "programs", "-"] in lines
 
 
 def test_it_goes_on_over_a_lost_engine_and_ends_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,14 +16,15 @@ SMALL = ModelFacts(name="s", max_context=512, checkpoint_dtype="float32", n_para
 
 # Every option with a value that it can have and that is not its default.
 VALUES = {
-    "model": "org/name", "device": "cpu", "dtype": "float16", "context": 128, "kv_memory": "1GiB", "page": 32,
+    "model": "org/name", "device": "cpu", "dtype": "float16", "context": 128, "kv_dtype": "int8", "kv_memory": "1GiB",
+    "page": 32,
     "cache": False, "eviction": "slru", "host_memory": "2GiB", "host_file": "/tmp/x/kv", "max_running": 3,
     "schedule": "fair", "step_tokens": 64, "speculate": "tree", "threads": 2, "socket": "/tmp/x/s",
     "max_message": 1 << 20, "max_programs": 5, "max_width": 6, "max_program": 1000, "max_client": 2000,
     "metrics": "0.0.0.0:9090",
     "engine_timeout": 5.0, "constraint_bytes": 1000, "constraint_seconds": 0.5, "log": "debug",
     "constraint_engine": "outlines_core", "token_file": "tokens", "deterministic": True, "isolate": "connection",
-    "durable_bytes": "1GiB",
+    "durable_bytes": "1GiB", "slo": "ttft=1s,itl=50ms", "traces": "console",
     "bind": "tcp://127.0.0.1:7100", "curve_key": "server.key_secret", "draft_model": "org/small",
 }  # fmt: skip
 
@@ -189,3 +190,13 @@ def test_a_file_may_be_larger_than_memory() -> None:
 def test_a_second_tier_without_a_cache_is_refused() -> None:
     with pytest.raises(ConfigError, match="cache is off"):
         make(cache=False, host_memory="1GiB")
+
+
+def test_kv_in_8_bits_is_counted_with_its_scales() -> None:
+    model = msgspec.structs.replace(SMALL, kv_elements=256 + 64, kv_beside=64, kv_heads=16)
+    machine = Hardware(n_cores=1, free_memory=1 << 40)
+    for kv_dtype, token in (("auto", 320 * 4), ("int8", 256 + 16 * 4 + 64 * 4), ("fp8", 256 + 16 * 4 + 64 * 4)):
+        got = resolve(make(kv_dtype=kv_dtype, kv_memory=f"{1000 * 16 * token}B", host_memory="1MB"), machine, model)
+        assert got.n_pages == 1000
+        assert got.n_host == 10**6 // (16 * token)
+        assert (f"in {kv_dtype};" in got.decisions[1]) == (kv_dtype != "auto")

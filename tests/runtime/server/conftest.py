@@ -77,7 +77,7 @@ class Bench:
         self.timers = Timers(lambda: self.now)
         self.programs = Programs(generator, lambda client, message: self.sent.append((client, message)), self.timers)
         self.requests.spend, self.requests.standing = self.programs.spend, self.programs.standing
-        self.programs.over = lambda program: self.requests.end(program.serial)
+        self.programs.over = lambda program, error: self.requests.end(program.serial)
         self._seq: dict[int, int] = {}
 
     def _speak(self, ids: list[int]) -> Iterable[int]:

@@ -57,6 +57,24 @@ def test_what_the_engine_counts_goes_on_over_its_end(metrics: Metrics) -> None:
     assert second["banyan_engine_starts_total"] == 2
 
 
+def test_drafts_by_drafter_batches_and_goodput(metrics: Metrics) -> None:
+    server = {"engine_starts": 1, "slo_requests": 5, "slo_good_requests": 4, "slo_tokens": 50, "slo_good_tokens": 45,
+              "slo_programs": 2, "slo_good_programs": 1}  # fmt: skip
+    metrics.note({"engine": {"drafted_tree": 9, "accepted_tree": 6, "drafted_ngram": 2}, "cache": {}, "server": server})
+    for n in (1, 3, 3, 60):
+        metrics.step(n)
+    found = read(metrics.port)
+    assert found['banyan_drafted_tokens_total{drafter="tree"}'] == 9
+    assert found['banyan_drafted_tokens_total{drafter="ngram"}'] == 2
+    assert found['banyan_accepted_tokens_total{drafter="tree"}'] == 6
+    assert found["banyan_batch_requests_count"] == 4
+    assert found["banyan_batch_requests_sum"] == 67
+    assert found['banyan_batch_requests_bucket{le="4.0"}'] == 3
+    assert (found["banyan_slo_requests_total"], found["banyan_good_requests_total"]) == (5, 4)
+    assert (found["banyan_slo_tokens_total"], found["banyan_good_tokens_total"]) == (50, 45)
+    assert (found["banyan_slo_programs_total"], found["banyan_good_programs_total"]) == (2, 1)
+
+
 def test_an_address_that_is_taken_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="cannot listen at"):
         Metrics(str(taken.getsockname()[1]))
@@ -65,7 +83,11 @@ def test_an_address_that_is_taken_is_an_error() -> None:
 def test_a_server_tells_times_and_counts(serve: Serve) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    server = serve(say={"count": " ".join(map(str, range(30)))}, options={"metrics": str(port)}, step_ms=1)
+    server = serve(
+        say={"count": " ".join(map(str, range(30)))},
+        options={"metrics": str(port), "slo": "ttft=60s,itl=1ms,program=60s"},
+        step_ms=3,
+    )
     with contextlib.closing(client.connect(server.socket)) as c:
         for k in range(3):
             program: Any = c.program(str(k))
@@ -81,4 +103,10 @@ def test_a_server_tells_times_and_counts(serve: Serve) -> None:
         assert found[f"banyan_{name}_seconds_count"] == 3
         assert 0 < found[f"banyan_{name}_seconds_sum"] < 60
     assert found["banyan_clients"] == 1
+    assert found["banyan_batch_requests_count"] > 10
+    assert (found["banyan_slo_requests_total"], found["banyan_slo_programs_total"]) == (3, 3)
+    assert (found["banyan_good_requests_total"], found["banyan_good_programs_total"]) == (0, 3), (
+        "too long between tokens"
+    )
+    assert found["banyan_slo_tokens_total"] > found["banyan_good_tokens_total"] == 0
     assert found["banyan_request_seconds_sum"] <= found["banyan_program_seconds_sum"] + 0.01
