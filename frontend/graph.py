@@ -227,8 +227,9 @@ def _shown(parts: Sequence[wire.Part]) -> str:
 
 
 def _box(node: Node) -> str:
-    """A node with its shape. Mermaid takes entities written with # for &."""
-    label = escape(node.label, quote=True).replace("&", "#").replace("#x27;", "#39;")
+    """A node with its shape. Mermaid takes entities written with # for &, and a text between backticks for Markdown."""
+    text = escape(node.label.replace("#", "\0"), quote=True).replace("&", "#").replace("#x27;", "#39;")
+    label = text.replace("\0", "#35;").replace("`", "#96;")
     if node.line:
         label += f"<br/>{escape(node.line)}"
     opening, closing = {"gen": ("([", "])"), "select": ("{{", "}}"), "join": ("((", "))")}.get(node.kind, ("[", "]"))

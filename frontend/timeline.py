@@ -36,6 +36,8 @@ def chrome_trace(history: History, now: float | None = None) -> dict[str, Any]:
 
 def phases(times: wire.Times) -> list[tuple[str, float, float]]:
     """(what, start, end) of what a gen went through, as far as it is known: encode, queue, prefill, decode."""
+    if not times.started and not times.first:  # of an API: nobody can tell one from the other
+        return [("decode", times.ready, times.ended)] if times.ended > times.ready > 0 else []
     points = [
         ("encode", times.ready, times.sent),
         ("queue", times.sent, times.started),

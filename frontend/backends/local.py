@@ -375,7 +375,8 @@ class Program(Quiet):
 
     def _give(self, ref: int, outcome: Outcome, ready: float) -> None:
         self._values[ref] = outcome.samples[0].text
-        times = wire.Times(ready, ready, ready, outcome.first, time.monotonic()) if ready else wire.Times()
+        started = ready if outcome.first else 0.0
+        times = wire.Times(ready, ready, started, outcome.first, time.monotonic()) if ready else wire.Times()
         self._resolve(ref, wire.Value(self.number, 0, ref, outcome.samples, outcome.usage, outcome.scores, times))
 
     def _resolve(self, ref: int, outcome: wire.Value | BanyanError) -> None:

@@ -169,6 +169,14 @@ def test_what_is_read_after_the_run_is_no_part_of_it() -> None:
     assert [node.kind for node in Graph(state).nodes] == ["text", "gen"]
 
 
+def test_what_mermaid_would_take_for_its_own_is_text() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += "`#quot; # &" + bn.gen("a")
+
+    assert '["#96;#35;quot; #35; #amp;"]' in program.graph().mermaid()
+
+
 def test_the_drawing(full: Graph) -> None:
     drawn = full.mermaid().split("\n")
     assert drawn[0] == "flowchart TD"

@@ -178,6 +178,7 @@ def test_a_gen_is_cut_into_what_it_waited_for() -> None:
     [
         (wire.Times(), []),
         (wire.Times(1, 1, 1, 0, 2), ["prefill"]),
+        (wire.Times(1, 1, 0, 0, 2), ["decode"]),
         (wire.Times(1, 2, 0, 3, 4), ["encode", "prefill", "decode"]),
         (wire.Times(1, 2, 3, 3, 3), ["encode", "queue"]),
     ],
