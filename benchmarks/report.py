@@ -51,6 +51,16 @@ class Report:
             print(f"{self.name}: {self.shape}\n{self.machine}, commit {self.commit}\n")
         print(_line(self.rows[-1]), flush=True)
 
+    def table(self) -> str:
+        """All rows in Markdown."""
+        lines = ["| what | ours | beside | ratio | goal |", "|---|--:|--:|--:|---|"]
+        for row in self.rows:
+            beside = "" if row["baseline"] is None else f"{row['baseline']:,.4g} ({row['baseline_name']})"
+            ratio = f"{row['ratio']:.2f} x" if row["ratio"] else ""
+            goal = row["target"] + {True: ": holds", False: ": **missed**", None: ""}[row["holds"]]
+            lines.append(f"| {row['name']} | {row['ours']:,.4g} {row['unit']} | {beside} | {ratio} | {goal} |")
+        return "\n".join(lines) + "\n"
+
     def end(self, file: Path | None) -> int:
         """Write all rows to `file`, and append them to the results with the machine and the commit. Returns
         how many targets do not hold."""
