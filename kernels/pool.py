@@ -35,12 +35,19 @@ class Quantized(NamedTuple):
 Pool = Tensor | Quantized
 
 
+def stacked(n: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> list[Pool]:
+    """n pools of one shape, whose parts lie in one piece of memory each: what copies in all of them is one launch."""
+    numbers = torch.empty((n, *shape), dtype=dtype, device=device)
+    if dtype not in LIMIT:
+        return list(numbers)
+    scales = torch.empty((n, *shape[:3]), dtype=torch.float32, device=device)
+    return [Quantized(*pair) for pair in zip(numbers, scales, strict=True)]
+
+
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> Pool:
     """A pool of [n_pages, page_size, n_kv_heads, head_dim], holding anything; with scales where `dtype` has 8 bits."""
-    numbers = torch.empty(tuple(shape), dtype=dtype, device=device)
-    if dtype not in LIMIT:
-        return numbers
-    return Quantized(numbers, torch.empty(tuple(shape[:3]), dtype=torch.float32, device=device))
+    (pool,) = stacked(1, shape, dtype, device)
+    return pool
 
 
 def parts(pool: Pool) -> tuple[Tensor, ...]:

@@ -30,7 +30,7 @@ def probe(gpus: bool = True) -> Hardware:
 def facts(spec: ModelSpec, n_parameters: int = 0, kv_elements: int = 0) -> ModelFacts:
     """What `config.resolve` has to know about a model; and the sizes of what runs beside it on the same pages."""
     sizes = spec.n_parameters + n_parameters, spec.kv_elements + kv_elements
-    return ModelFacts(spec.name, spec.max_context, spec.dtype, *sizes)
+    return ModelFacts(spec.name, spec.max_context, spec.dtype, *sizes, kv_beside=kv_elements, kv_heads=spec.kv_heads)
 
 
 def n_cores(root: Path = _CGROUPS) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import groupby
 from math import prod
@@ -15,15 +15,17 @@ from torch import Tensor
 
 from banyan.kernels import ops
 from banyan.kernels.attention.batch import to_device
+from banyan.kernels.pool import KINDS, Pool, parts, slot_bytes, stacked
 from banyan.radix_cache.host import Move
 from banyan.radix_cache.pagefile import PageFile
-from banyan.runtime.config import Config, Resolved
+from banyan.runtime.config import Config, KVDtype, Resolved
 from banyan.runtime.errors import ConfigError, OutOfMemory
 from banyan.runtime.model.spec import ModelSpec
 
 
 class Store:
-    """K and V of all pages, per layer: [n_pages, page, n_kv_heads, head_dim], on the model's device and in its dtype.
+    """K and V of all pages, per layer: [n_pages, page, n_kv_heads, head_dim], on the model's device. They are in the
+    model's dtype, or in 8 bits with a scale per slot and head.
 
     Memory is claimed here, once; on a CPU the kernel hands it out page by page as it is first written.
     """
@@ -36,34 +38,36 @@ class Store:
         device: str,
         n_host: int = 0,
         file: PageFile | None = None,
+        kv_dtype: KVDtype = "auto",
     ) -> None:
         """n_host: pages of the second tier, in `file` if there is one."""
         shape = n_pages + 1, page, spec.n_kv_heads, spec.head_dim
-        dtype = getattr(torch, spec.dtype)
+        self.dtype = getattr(torch, spec.dtype)  # that is computed in
         self.n_pages, self.page = n_pages, page
         self.spare = range(n_pages * page, (n_pages + 1) * page)  # slots that nobody has, for rows that fill up a graph
         self.device = torch.device(device)
         try:
-            # One piece of memory, so that a copy in all layers is one launch.
-            self._pools = tuple(torch.empty((2 * spec.n_layers, *shape), dtype=dtype, device=device))
+            layers = stacked(2 * spec.n_layers, shape, KINDS.get(kv_dtype, self.dtype), device)
         except (torch.OutOfMemoryError, RuntimeError) as e:
-            size = n_pages * page * spec.kv_bytes_per_token(dtype.itemsize) / 2**20
+            size = n_pages * page * bytes_per_token(spec, kv_dtype) / 2**20
             raise OutOfMemory(
                 f"{n_pages} KV pages are {size:.0f} MiB and do not fit on {device}; lower `kv_memory`"
             ) from e
-        self.kv: list[tuple[Tensor, Tensor]] = list(zip(self._pools[::2], self._pools[1::2], strict=True))
+        self.kv: list[tuple[Pool, Pool]] = list(zip(layers[::2], layers[1::2], strict=True))
+        self._pools = [part for pool in layers for part in parts(pool)]
         self.features: Tensor | None = None
         self.file = file
-        self.host = self._claim_host((n_host, len(self._pools), *shape[1:]), dtype) if n_host else None
+        self.host = self._claim_host(n_host, page * bytes_per_token(spec, kv_dtype)) if n_host else None
 
-    def _claim_host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The second tier: [n_host, 2 x layers, page, n_kv_heads, head_dim]. What belongs to a page lies together."""
+    def _claim_host(self, n_host: int, n_bytes: int) -> Tensor:
+        """The second tier: uint8 [n_host, bytes of a page], of a page what all pools have, one behind the other."""
+        shape = n_host, n_bytes
         if self.file is not None:
-            return torch.frombuffer(self.file.pages, dtype=dtype, count=prod(shape)).view(shape)
+            return torch.frombuffer(self.file.pages, dtype=torch.uint8, count=prod(shape)).view(shape)
         try:
-            return torch.empty(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
+            return torch.empty(shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
         except RuntimeError as e:
-            size = prod(shape) * dtype.itemsize / 2**20
+            size = prod(shape) / 2**20
             raise OutOfMemory(f"{size:.0f} MiB of host memory cannot be had; lower `host_memory`") from e
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
@@ -86,8 +90,8 @@ class Store:
     def keep_features(self, width: int) -> Tensor:
         """Room for a hidden state beside each slot's keys: [n_slots, width]. They go where the slots go, but not to
         host memory: those who draft from them draft badly then."""
-        self.features = torch.zeros((self._pools[0].shape[0], self.page, 1, width), dtype=self._pools[0].dtype,
-                                    device=self.device)  # fmt: skip
+        shape = self._pools[0].shape[0], self.page, 1, width
+        self.features = torch.zeros(shape, dtype=self.dtype, device=self.device)
         return self.features.view(-1, width)
 
     def _kinds(self) -> list[Sequence[Tensor]]:
@@ -112,8 +116,8 @@ class Store:
                 self.file.begin(i)
         device = torch.tensor([move.device for move in last.values()], device=self.device)
         host = torch.tensor(list(last))
-        for i, pool in enumerate(self._pools):
-            self.host[host, i] = pool[device].cpu()
+        for pool, place in self._places():
+            self.host[host, place] = pool[device].flatten(1).view(torch.uint8).cpu()
         if self.file is not None:
             for i, move in last.items():
                 self.file.seal(i, move.label)
@@ -123,8 +127,22 @@ class Store:
         last = {move.device: move for move in moves}
         device = torch.tensor(list(last), device=self.device)
         host = torch.tensor([move.host for move in last.values()])
-        for i, pool in enumerate(self._pools):
-            pool[device] = self.host[host, i].to(self.device)
+        for pool, place in self._places():
+            pool[device] = self.host[host, place].view(pool.dtype).view(-1, *pool.shape[1:]).to(self.device)
+
+    def _places(self) -> Iterator[tuple[Tensor, slice]]:
+        """Each pool, and where its part of a page stands among the page's bytes."""
+        at = 0
+        for pool in self._pools:
+            end = at + pool[0].numel() * pool.element_size()
+            yield pool, slice(at, end)
+            at = end
+
+
+def bytes_per_token(spec: ModelSpec, kv_dtype: KVDtype) -> int:
+    """What a token takes in all pools of a model, scales included."""
+    dtype = KINDS.get(kv_dtype, getattr(torch, spec.dtype))
+    return 2 * spec.n_layers * slot_bytes(spec.n_kv_heads, spec.head_dim, dtype)
 
 
 LAYOUT = 1
@@ -137,10 +155,12 @@ def open_file(config: Config, resolved: Resolved, spec: ModelSpec, weights: str)
     facts: tuple[object, ...] = (
         LAYOUT, weights, resolved.context, spec.n_layers, spec.n_kv_heads, spec.head_dim, spec.dtype
     )  # fmt: skip
+    if config.kv_dtype != "auto":
+        facts += (config.kv_dtype,)
     if config.deterministic:  # takes no keys that were computed in another way
         facts += ("deterministic",)
     identity = blake2b(repr(facts).encode(), digest_size=32).digest()
-    page_bytes = config.page * spec.kv_bytes_per_token(getattr(torch, spec.dtype).itemsize)
+    page_bytes = config.page * bytes_per_token(spec, config.kv_dtype)
     try:
         return PageFile(Path(config.host_file), resolved.n_host, config.page, page_bytes, identity)
     except BlockingIOError as e:

@@ -113,7 +113,8 @@ class Engine:
         if self.device.type == "cpu":
             torch.set_num_threads(resolved.threads)
         file = open_file(config, resolved, self.spec, weights) if config.host_file else None
-        store = Store(model.spec, resolved.n_pages, config.page, resolved.device, resolved.n_host, file)
+        places = resolved.n_pages, config.page, resolved.device, resolved.n_host
+        store = Store(model.spec, *places, file, config.kv_dtype)
         graphs = None
         # Of transformers' own code nothing is known; and a graph's attention is not cut into absolute chunks.
         if self.device.type == "cuda" and isinstance(model, Decoder) and not config.deterministic:

@@ -32,5 +32,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Numbers stored per token over all layers, K and V."""
         return 2 * self.n_layers * self.n_kv_heads * self.head_dim
 
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        return self.kv_elements * dtype_bytes
+    @property
+    def kv_heads(self) -> int:
+        """Of all layers, K and V."""
+        return 2 * self.n_layers * self.n_kv_heads

@@ -29,6 +29,7 @@ from transformers.utils import logging
 
 from banyan.kernels import ops
 from banyan.kernels.ops import Ragged, ragged
+from banyan.kernels.pool import Pool, Quantized
 from banyan.runtime.errors import BadModel, BanyanError, Unsupported
 from banyan.runtime.model.facts import DTYPES, ModelSpec
 from banyan.runtime.model.weights import Checkpoint, Progress
@@ -51,7 +52,7 @@ class Step(NamedTuple):
 
     family: str
     ragged: Ragged
-    kv: Sequence[tuple[Tensor, Tensor]]
+    kv: Sequence[tuple[Pool, Pool]]
     rules: dict[int, Rule]  # by layer; filled while learning
     max_context: int
 
@@ -74,7 +75,7 @@ class Borrowed:
 
     @torch.inference_mode()
     def forward(
-        self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Tensor, Tensor]], rows: Tensor
+        self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Pool, Pool]], rows: Tensor
     ) -> Tensor:
         token = _STEP.set(Step(self.spec.family, ragged, kv, self.rules, self.spec.max_context))
         try:
@@ -153,10 +154,11 @@ def _attention(
         rule = step.rules[layer] = _rule(module, query, key, value, attention_mask, options, step)
     q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))  # [n_rows, heads, head_dim]
     k_pool, v_pool = step.kv[layer]
-    ops.write_kv(k.to(k_pool.dtype), v.to(v_pool.dtype), k_pool, v_pool, step.ragged.slots)
+    dtype = q.dtype if isinstance(k_pool, Quantized) else k_pool.dtype
+    ops.write_kv(k.to(dtype), v.to(dtype), k_pool, v_pool, step.ragged.slots)
     scale = options.get("scaling")
     out = ops.attention(
-        q.to(k_pool.dtype),
+        q.to(dtype),
         k_pool,
         v_pool,
         step.ragged,

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.chosen import why_not_deterministic
-from banyan.kernels.ops import Ragged
+from banyan.kernels.ops import Pool, Ragged
 from banyan.runtime.errors import ConfigError, OutOfMemory, Unsupported
 from banyan.runtime.model import decoder
 from banyan.runtime.model.spec import DTYPES, ModelSpec, read_spec, resolve
 from banyan.runtime.model.weights import Checkpoint, Progress
 
-KV = Sequence[tuple[Tensor, Tensor]]  # per layer K and V pools, [n_pages, page_size, n_kv_heads, head_dim]
+KV = Sequence[tuple[Pool, Pool]]  # per layer K and V pools, [n_pages, page_size, n_kv_heads, head_dim]
 
 
 class Model(Protocol):
