@@ -6,9 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from banyan.kernels.launch import launch
 from banyan.kernels.pools import stacks
-
-BLOCK = 2048
 
 
 @triton.jit
@@ -30,5 +29,6 @@ def copy_pages(pools: Sequence[Tensor], copies: Tensor) -> None:
     assert copies.is_contiguous(), "the list of copies must be contiguous"
     for stack in stacks(pools):
         s_pool, s_page, s_slot = stack.stride()[:3]
-        grid = (len(copies), triton.cdiv(s_page, BLOCK), len(stack))
-        _copy[grid](stack, copies, s_pool, s_page, s_slot, BLOCK=BLOCK, num_warps=4)
+        block, warps = launch("copy_pages", s_page)
+        grid = (len(copies), triton.cdiv(s_page, block), len(stack))
+        _copy[grid](stack, copies, s_pool, s_page, s_slot, BLOCK=block, num_warps=warps)

@@ -7,9 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from banyan.kernels.launch import launch
 from banyan.kernels.pools import stacks
-
-BLOCK = 1024
 
 
 @triton.jit
@@ -38,5 +37,6 @@ def copy_slots(pools: Sequence[Tensor], sources: Tensor, destinations: Tensor) -
     n_paths, n_steps = sources.shape
     for stack in stacks(pools):
         s_pool, _, s_slot = stack.stride()[:3]
-        grid = (n_paths, triton.cdiv(s_slot, BLOCK), len(stack))
-        _copy[grid](stack, sources, destinations, s_pool, s_slot, n_steps, BLOCK=BLOCK, num_warps=4)
+        block, warps = launch("copy_slots", s_slot)
+        grid = (n_paths, triton.cdiv(s_slot, block), len(stack))
+        _copy[grid](stack, sources, destinations, s_pool, s_slot, n_steps, BLOCK=block, num_warps=warps)

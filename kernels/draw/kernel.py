@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from banyan.kernels.draw.rows import Rows
+from banyan.kernels.launch import launch
 
-BLOCK = 4096
 TINY = tl.constexpr(27 << 23)  # bits of 2^-100: the least weight that counts
 ONE = tl.constexpr(127 << 23)  # bits of 1.0, the largest
 
@@ -176,8 +176,6 @@ def draw(logits: Tensor, rows: Rows) -> Tensor:
     assert all(x.shape == (n_rows,) and x.is_contiguous() for x in rows), "a number per row, contiguous"
     out = torch.empty(n_rows, dtype=torch.int64, device=logits.device)
     if n_rows:
-        block = min(BLOCK, triton.next_power_of_2(n_vocab))
-        _draw[(n_rows,)](
-            logits, out, *rows, logits.stride(0), n_vocab, BLOCK=block, num_warps=max(1, min(16, block // 256))
-        )
+        block, warps = launch("draw", n_vocab)
+        _draw[(n_rows,)](logits, out, *rows, logits.stride(0), n_vocab, BLOCK=block, num_warps=warps)
     return out

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 256
+from banyan.kernels.launch import launch
 
 
 @triton.jit
@@ -26,6 +26,6 @@ def edit_logits(logits: Tensor, rows: Tensor, tokens: Tensor, factors: Tensor, s
     assert factors.dtype == shifts.dtype == torch.float32, "factors and shifts are float32"
     assert all(x.is_contiguous() for x in (rows, tokens, factors, shifts)), "the lists must be contiguous"
     if n := len(rows):
-        _edit[(triton.cdiv(n, BLOCK),)](
-            logits, rows, tokens, factors, shifts, logits.stride(0), n, BLOCK=BLOCK, num_warps=4
-        )
+        block, warps = launch("edit_logits", n)
+        grid = (triton.cdiv(n, block),)
+        _edit[grid](logits, rows, tokens, factors, shifts, logits.stride(0), n, BLOCK=block, num_warps=warps)

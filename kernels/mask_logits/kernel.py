@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 4096
+from banyan.kernels.launch import launch
 
 
 @triton.jit
@@ -29,5 +29,6 @@ def mask_logits(logits: Tensor, masks: Tensor, which: Tensor) -> None:
     assert masks.dtype == which.dtype == torch.int32, "masks and which are int32"
     assert 32 * masks.shape[1] >= n_vocab, f"masks of {masks.shape[1]} words do not cover {n_vocab} tokens"
     if n_rows and len(masks):
-        grid = (n_rows, triton.cdiv(n_vocab, BLOCK))
-        _mask[grid](logits, masks, which, logits.stride(0), masks.shape[1], n_vocab, BLOCK=BLOCK, num_warps=4)
+        block, warps = launch("mask_logits", n_vocab)
+        grid = (n_rows, triton.cdiv(n_vocab, block))
+        _mask[grid](logits, masks, which, logits.stride(0), masks.shape[1], n_vocab, BLOCK=block, num_warps=warps)

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from banyan.kernels.launch import launch
+
 
 @triton.jit
 def _norm(
@@ -41,10 +43,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
         assert added.stride(2) == 1, "the last axis must be contiguous"
         total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel():
-        block = triton.next_power_of_2(dim)
+        block, warps = launch("rms_norm", dim)
+        assert dim <= block, f"rows of {dim} numbers are longer than {block}"
         other = wide if added is None else added
         _norm[(n_rows * n_heads,)](
             wide, weight, added, out, total, wide.stride(0), wide.stride(1), other.stride(0), other.stride(1),
-            n_heads, eps, DIM=dim, BLOCK=block, ADD=added is not None, num_warps=min(8, max(1, block // 256)),
+            n_heads, eps, DIM=dim, BLOCK=block, ADD=added is not None, num_warps=warps,
         )  # fmt: skip
     return out if total is None else (out, total)

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from banyan.kernels.launch import launch
+
 
 @triton.jit
 def _silu_mul(p_x, p_out, s_row, dim, BLOCK: tl.constexpr):
@@ -25,6 +27,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     assert gate_up.stride(1) == 1, "the last axis must be contiguous"
     out = torch.empty((n_rows, dim), dtype=gate_up.dtype, device=gate_up.device)
     if out.numel():
-        block = min(1024, triton.next_power_of_2(dim))
-        _silu_mul[(n_rows, triton.cdiv(dim, block))](gate_up, out, gate_up.stride(0), dim, BLOCK=block, num_warps=4)
+        block, warps = launch("silu_mul", dim)
+        grid = (n_rows, triton.cdiv(dim, block))
+        _silu_mul[grid](gate_up, out, gate_up.stride(0), dim, BLOCK=block, num_warps=warps)
     return out

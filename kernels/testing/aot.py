@@ -41,6 +41,7 @@ class Compiled(NamedTuple):
     spilled: int  # bytes per thread, or stack (CUDA); scratch counts as spilled (HIP)
     shared: int  # bytes per program
     counts: dict[str, int]  # instructions of interest in the binary
+    warps: int  # of a program
 
     def check(self) -> None:
         """Fail on a spill and on more shared memory than the target has."""
@@ -55,7 +56,9 @@ def compile_launcher(target: str, launch: Callable[..., Any], *args: Any, **opti
     with _compile_only(TARGETS[target], found):
         launch(*args, **options)
     read = _read_hip if target.startswith("gfx") else _read_cuda
-    return [Compiled(kernel, target, seconds, *read(binary)) for kernel, binary, seconds in found]
+    return [
+        Compiled(kernel, target, seconds, *read(binary), binary.metadata.num_warps) for kernel, binary, seconds in found
+    ]
 
 
 class _StubDriver:

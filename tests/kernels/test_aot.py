@@ -10,6 +10,10 @@ from banyan.kernels.attention import kernel as attention
 from banyan.kernels.attention.batch import ragged
 from banyan.kernels.copy_pages import kernel as copy_pages
 from banyan.kernels.copy_slots import kernel as copy_slots
+from banyan.kernels.draw import kernel as draw
+from banyan.kernels.draw.rows import Rows
+from banyan.kernels.edit_logits import kernel as edit_logits
+from banyan.kernels.mask_logits import kernel as mask_logits
 from banyan.kernels.pool import KINDS, empty
 from banyan.kernels.rms_norm import kernel as rms_norm
 from banyan.kernels.rope_kv import kernel as rope_kv
@@ -17,6 +21,7 @@ from banyan.kernels.silu_mul import kernel as silu_mul
 from banyan.kernels.write_kv import kernel as write_kv
 
 aot = pytest.importorskip("banyan.kernels.testing.aot")
+occupancy = pytest.importorskip("banyan.kernels.testing.occupancy")
 
 pytestmark = pytest.mark.timeout(600)  # a compiler on a busy machine
 
@@ -83,42 +88,56 @@ def test_float32_keeps_its_precision() -> None:
 
 def launch_small_ops() -> None:
     """Each op once, in the shapes of an 8B model."""
-
-    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    qkv, pool = empty(64, 48, 128), empty(9, 16, 8, 128)
+    qkv, pool = meta(64, 48, 128), meta(9, 16, 8, 128)
     q, k, v = qkv[:, :32], qkv[:, 32:40], qkv[:, 40:]
-    write_kv.write_kv(k, v, pool, pool, empty(64, dtype=torch.int64))
-    copy_pages.copy_pages([pool], empty(3, 3, dtype=torch.int32))
-    slots = empty(3, 8, dtype=torch.int64)
-    copy_slots.copy_slots(list(empty(4, 9, 16, 8, 128)), slots, slots)
-    rows, tree = empty(90, dtype=torch.int64), empty(90, dtype=torch.int32)
+    rows, tree = meta(90, dtype=torch.int64), meta(90, dtype=torch.int32)
+    slots, angles = meta(3, 8, dtype=torch.int64), meta(64, 64, dtype=torch.float32)
+    logits, real = meta(90, 151936, dtype=torch.float32), meta(90, dtype=torch.float64)
+    write_kv.write_kv(k, v, pool, pool, rows[:64])
+    copy_pages.copy_pages(list(meta(4, 9, 16, 8, 128)), meta(3, 3, dtype=torch.int32))
+    copy_slots.copy_slots(list(meta(4, 9, 16, 8, 128)), slots, slots)
     accept.accept(rows, rows, tree, tree[:4], rows, 64)
-    rms_norm.rms_norm(empty(64, 4096), empty(4096), 1e-6, empty(64, 4096))
-    rms_norm.rms_norm(q, empty(128), 1e-6)
-    angles = empty(64, 64, dtype=torch.float32)
-    for norms in (None, (empty(128), empty(128))):
-        rope_kv.rope_kv(qkv, norms, 1e-6, angles, angles, pool, pool, empty(64, dtype=torch.int64))
-    silu_mul.silu_mul(empty(64, 28672))
+    edit_logits.edit_logits(logits, rows, rows, angles.view(-1)[:90], angles.view(-1)[:90])
+    mask_logits.mask_logits(logits, meta(3, 4748, dtype=torch.int32), tree)
+    draw.draw(logits, Rows(real, rows, real, real, rows, rows, rows))
+    rms_norm.rms_norm(meta(64, 4096), meta(4096), 1e-6, meta(64, 4096))
+    rms_norm.rms_norm(q, meta(128), 1e-6)
+    for norms in (None, (meta(128), meta(128))):
+        rope_kv.rope_kv(qkv, norms, 1e-6, angles, angles, pool, pool, rows[:64])
+    silu_mul.silu_mul(meta(64, 28672))
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_ops_around_attention(target: str) -> None:
     found = aot.compile_launcher(target, launch_small_ops)
-    assert [c.kernel for c in found] == [
-        "_write",
-        "_copy",
-        "_copy",
-        "_accept",
-        "_norm",
-        "_norm",
-        "_rope_kv",
-        "_rope_kv",
-        "_silu_mul",
-    ]
+    names = "_write _copy _copy _accept _edit _mask _draw _norm _norm _rope_kv _rope_kv _silu_mul"
+    assert [c.kernel for c in found] == names.split()
     for compiled in found:
         compiled.check()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_memory_bounds_asks_for_enough_of_it(target: str, dtype: torch.dtype) -> None:
+    """In every dtype: nothing is spilled, and the programs of a multiprocessor keep its share of memory busy."""
+    pools, x, weight = meta(4, 9, 16, 8, 128, dtype=dtype), meta(64, 4096, dtype=dtype), meta(4096, dtype=dtype)
+    slots, pages = meta(3, 8, dtype=torch.int64), meta(3, 3, dtype=torch.int32)
+    logits, masks = meta(64, 151936, dtype=dtype), meta(3, 4748, dtype=torch.int32)
+    size = dtype.itemsize
+    for n_bytes, launch in (
+        (2048 * size, lambda: copy_pages.copy_pages(list(pools), pages)),
+        (1024 * size, lambda: copy_slots.copy_slots(list(pools), slots, slots)),
+        (4096 * size // 2, lambda: mask_logits.mask_logits(logits, masks, pages.view(-1)[:1].expand(64))),
+        (2 * 4096 * size, lambda: rms_norm.rms_norm(x, weight, 1e-6, x)),
+        (2 * 1024 * size, lambda: silu_mul.silu_mul(meta(64, 28672, dtype=dtype))),
+    ):
+        (compiled,) = aot.compile_launcher(target, launch)
+        compiled.check()
+        assert occupancy.share_in_flight(compiled, n_bytes) >= 1, compiled
 
 
 @pytest.mark.long
