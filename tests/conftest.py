@@ -23,6 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--json-schema-suite", default=str(SUITE), help="the folder of a checkout of JSON-Schema-Test-Suite"
     )
+    parser.addoption("--device", default="cpu", help="where the kernels' own tests run: cpu, cuda")
     parser.addoption("--json-schema-suite-write", action="store_true", help="write the expected results anew")
 
 
@@ -74,6 +75,12 @@ def module_at() -> Callable[[Path], ModuleType]:
         return loaded[path]
 
     return load
+
+
+@pytest.fixture(scope="session")
+def device(pytestconfig: pytest.Config) -> str:
+    """Where the tests of kernels run that run anywhere: --device."""
+    return str(pytestconfig.getoption("--device"))
 
 
 @pytest.fixture(scope="session")

@@ -115,7 +115,9 @@ def plan(
         row, context, begin = first_rows[request], kv_len - q_len, begins[request]
         for first, n in _tiles(context, q_len, size, CHUNK if deterministic else 0):
             position = context + first
-            start = max(begin, _oldest(position, window, align)) if window else begin
+            # A row of a tree of drafts stands nearer to the context than its place in the cache says.
+            nearest = context if q_len <= DRAFT and not deterministic else position
+            start = max(begin, _oldest(nearest, window, align)) if window else begin
             rows = range(row + first, row + first + n)
             is_part = bool(window) or position >= CHUNK if deterministic else begin > 0
             into.append((rows, request, start, position + n, position, kv_len - DRAFT, is_part))

@@ -38,7 +38,7 @@ class Runner:
             self.model.forward(torch.zeros_like(at), at, ragged([n], [end], pages, page, device), self.store.kv, rows)
         for n in SIZES if self.graphs is not None else ():
             if n <= n_running:
-                self.graphs(_decodes(n, self.store))
+                self.graphs(decodes(n, self.store))
 
     @torch.inference_mode()
     def __call__(self, batch: Batch, copies: Sequence[tuple[int, int, int]]) -> Tensor:
@@ -49,7 +49,7 @@ class Runner:
         return self.model.forward(batch.ids, batch.positions, batch.ragged, self.store.kv, batch.rows)
 
 
-def _decodes(n: int, store: Store) -> Batch:
+def decodes(n: int, store: Store) -> Batch:
     """A step of n requests of one token each."""
     device = store.device
     zeros, none = torch.zeros(n, dtype=torch.int64, device=device), torch.zeros(0, dtype=torch.int64, device=device)

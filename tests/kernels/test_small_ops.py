@@ -1,4 +1,4 @@
-"""The CPU path of the ops beside attention, and the table."""
+"""The ops beside attention on --device, the CPU unless it is named, and the table."""
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 @pytest.mark.parametrize("check", small_ops.CHECKS, ids=lambda check: check.__name__)
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**31), dtype=st.sampled_from(DTYPES))
-def test_random_shapes(check: small_ops.Check, seed: int, dtype: torch.dtype) -> None:
-    check(seed, dtype, "cpu")
+def test_random_shapes(check: small_ops.Check, seed: int, dtype: torch.dtype, device: str) -> None:
+    check(seed, dtype, device)
 
 
 def test_the_table_names_every_op() -> None:

@@ -73,6 +73,11 @@ def test_trees_of_drafts(options: dict) -> None:
         run(attention_case(7, [7, 2], kv_lens, dim=16, parents=[tree, None], **options))
 
 
+def test_a_window_over_a_tree_of_many_tiles() -> None:
+    """A row far behind in the cache may stand near the tree's root, and see keys that the row before it does not."""
+    run(attention_case(3, [8], [140], heads=(16, 1), dim=16, window=9, parents=[[-1, 0, 1, 2, 0, 0, 0, 0]]))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "dim"), [((4, 2), 64), ((3, 1), 80), ((2, 2), 112), ((20, 1), 32), ((2, 1), 256)])
 def test_dtypes_and_head_shapes(dtype: torch.dtype, heads: tuple[int, int], dim: int) -> None:

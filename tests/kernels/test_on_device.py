@@ -1,0 +1,76 @@
+"""Attention on --device: on a GPU the Triton kernels as they were compiled for it, else the CPU's own path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from banyan.kernels import ops
+from banyan.kernels.pool import KINDS
+from banyan.kernels.testing.cases import Case, attention_case, random_trees
+from banyan.runtime.engine.graphs import Graphs, cuda_capture
+from banyan.runtime.engine.runner import Runner, decodes
+from banyan.runtime.engine.store import Store
+from banyan.runtime.model.load import load
+
+OPTIONS = [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}, {"window": 90, "softcap": 9.0, "sinks": True}]
+calls = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**31),
+        "requests": st.lists(st.tuples(st.integers(0, 64), st.integers(0, 900)), min_size=1, max_size=6),
+        "heads": st.sampled_from([(4, 4), (8, 2), (6, 1), (16, 2)]),
+        "dim": st.sampled_from([64, 80, 128]),
+        "dtype": st.sampled_from([torch.float32, torch.bfloat16]),
+        "page_size": st.sampled_from([1, 16, 64]),
+        "kv": st.sampled_from(["", "", *KINDS]),
+        "shared_pages": st.integers(0, 20),
+        "options": st.sampled_from(OPTIONS),
+        "trees": st.booleans(),
+    }
+)
+
+
+def run(case: Case) -> None:
+    case.check(ops.attention(*case[:4], **case.options))
+
+
+@settings(max_examples=40, deadline=None)
+@given(call=calls)
+def test_random_batches(call: dict, device: str) -> None:
+    requests, options, trees = call.pop("requests"), call.pop("options"), call.pop("trees")
+    q_lens = [q for q, _ in requests]
+    if trees and not 0 < options.get("window", 0) < max(q_lens):
+        call["parents"] = random_trees(call["seed"], q_lens)
+    kv_lens = [q + context for q, context in requests]
+    run(attention_case(q_lens=q_lens, kv_lens=kv_lens, device=device, **call, **options))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_long_reads_are_split(options: dict, device: str) -> None:
+    run(attention_case(1, [1, 1, 64], [5000, 17, 3000], heads=(8, 2), device=device, **options))
+
+
+@pytest.mark.parametrize("heads", [(8, 2), (16, 1)])
+def test_a_window_over_a_tree_of_many_tiles(heads: tuple[int, int], device: str) -> None:
+    """A row far behind in the cache may stand near the tree's root, and see keys that the row before it does not."""
+    parents = [[-1, *range(9), *([0] * 30)]]
+    run(attention_case(3, [40], [300], heads=heads, window=41, parents=parents, device=device))
+
+
+def test_captured_steps_are_right(device: str, tiny_model: Callable[..., Path]) -> None:
+    """Graphs of decode steps, on the device that has them; `interpreted/test_fixed.py` tries the road elsewhere."""
+    if device != "cuda":
+        pytest.skip("CUDA graphs need --device=cuda")
+    model = load(tiny_model(head_dim=16), device=device)
+    store = Store(model.spec, 64, 16, device)
+    runner = Runner(model, store, Graphs(model, store, 256, cuda_capture()))
+    for n in (3, 4, 1, 3):
+        batch = decodes(n, store)
+        got = runner(batch, ()).clone()
+        want = model.forward(batch.ids, batch.positions, batch.ragged, store.kv, batch.rows)
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
