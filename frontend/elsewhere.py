@@ -2,9 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from banyan.runtime.errors import Unsupported
+from banyan.runtime.errors import ConfigError, Unsupported
+
+OPTIONS = {
+    "chunked_prefill_size": "step_tokens",
+    "context_length": "context",
+    "disable_radix_cache": "cache",
+    "enable_deterministic_inference": "deterministic",
+    "enable_hierarchical_cache": "host_memory",
+    "grammar_backend": "constraint_engine",
+    "hicache_size": "host_memory",
+    "kv_cache_dtype": "kv_dtype",
+    "max_running_requests": "max_running",
+    "mem_fraction_static": "kv_memory",
+    "page_size": "page",
+    "radix_eviction_policy": "eviction",
+    "schedule_policy": "schedule",
+    "speculative_algorithm": "speculate",
+    "speculative_draft_model_path": "draft_model",
+}
+"""Option of SGLang's server -> the one here that is for the same; their values differ."""
+
+NOT_HERE = {
+    "chat_template": "the template is the one of the model's tokenizer",
+    "host": "a Runtime has a socket of its own, and no port",
+    "port": "a Runtime has a socket of its own, and no port",
+    "random_seed": "runs have one each: prog.run(..., seed=1)",
+    "tokenizer_path": "the tokenizer is the one in the model's directory",
+    "tp_size": "a server has one device; start one for each",
+    "trust_remote_code": "no model runs code of its own here",
+}
+"""Option of SGLang's server -> why there is none here."""
+
+
+def refuse_options(given: Iterable[str]) -> None:
+    """ConfigError, with what to write, if one of them is of SGLang's server alone."""
+    for name in given:
+        if name in OPTIONS:
+            raise ConfigError(f"{name} is SGLang's; here it is {OPTIONS[name]}= (`banyan serve --help` has its values)")
+        if name in NOT_HERE:
+            raise ConfigError(f"{name} is SGLang's, and not needed here: {NOT_HERE[name]}")
 
 
 class _Elsewhere:

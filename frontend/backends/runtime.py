@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from weakref import WeakKeyDictionary, WeakSet
 
 from banyan.backends.base import OpenProgram, Question
+from banyan.elsewhere import refuse_options
 from banyan.runtime import config as configs
 from banyan.runtime import wire
 from banyan.runtime.errors import ConfigError, RuntimeLost, Unsupported
@@ -190,6 +191,7 @@ class Runtime(Server):
             if log_level not in _LOG_LEVELS:
                 raise ConfigError(f"log_level is {log_level!r}; it is one of {', '.join(_LOG_LEVELS)}")
             options.setdefault("log", _LOG_LEVELS[log_level])
+        refuse_options(options)
         self._server = launch.start(configs.make(**options), launch_timeout)
         try:
             self._join(self._server.socket, 10.0)

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 import banyan as sgl
+from banyan import elsewhere
 from banyan.process_options import GlobalConfig, global_config
+from banyan.runtime.config import Config
 
 
 @pytest.mark.parametrize("name", ["Anthropic", "LiteLLM", "VertexAI", "Crusoe"])
@@ -67,3 +69,13 @@ def test_options_that_have_one_value(config: GlobalConfig) -> None:
         config.verbose = 2  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="no option 'verbose'"):
         config.verbose  # noqa: B018
+
+
+def test_options_of_sglangs_server_say_what_they_are_called_here() -> None:
+    for name, ours in elsewhere.OPTIONS.items():
+        assert ours in Config.__struct_fields__
+        with pytest.raises(sgl.ConfigError, match=rf"{name} is SGLang's; here it is {ours}="):
+            sgl.Runtime(**{name: 1})
+    for name in elsewhere.NOT_HERE:
+        with pytest.raises(sgl.ConfigError, match=f"{name} is SGLang's, and not needed here"):
+            sgl.Engine(**{name: 1})
