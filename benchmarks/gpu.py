@@ -1,0 +1,366 @@
+"""One call on a machine with a GPU: the kernels' tests on it, then each kernel beside the ceilings and its peers.
+
+    python benchmarks/gpu.py [--quick] [--dry] [--json FILE] [--markdown FILE]
+
+Ceilings (copies and matrix products by torch) are measured in the same run. Kernels are timed on the device: events,
+graphs, L2 flushed, medians. Peers get the same numbers: SDPA and flex_attention in contiguous memory, which spares them
+the pages; FlashInfer on the pages, where it is installed. The targets are for an H200 in bfloat16.
+
+--dry runs every row's code on the CPU, in Triton's interpreter, on tiny shapes. It says only that the code runs, and
+nothing is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+if "--dry" in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
+
+import gpu_work as work
+import torch
+from report import RESULTS, Report, correct
+from torch import Tensor
+from torch.nn import functional as F
+
+from banyan.kernels import ops
+from banyan.kernels.draw.rows import draw_rows
+from banyan.kernels.ops import TABLE
+from banyan.kernels.pool import KINDS, Quantized, quantize
+from banyan.runtime.engine.batch import Batch
+from banyan.runtime.engine.graphs import Captured, Graphs, cuda_capture
+from banyan.runtime.engine.runner import Runner
+from banyan.runtime.engine.store import Store, bytes_per_token
+
+TESTS = ("tests/kernels/test_small_ops.py", "tests/kernels/test_on_device.py")
+
+
+class Run(NamedTuple):
+    """What all parts share."""
+
+    report: Report
+    device: torch.device
+    dtype: torch.dtype
+    n: int  # times that each is timed
+    is_dry: bool
+
+    def row(self, name: str, unit: str, ours: float, baseline: float | None = None, by: str = "", target: str = "",
+            more_is_better: bool = False) -> None:  # fmt: skip
+        """A row of the report; a dry run has no targets."""
+        self.report.row(name, unit, ours, baseline, by, "" if self.is_dry else target, more_is_better)
+
+    def some(self, cases: Sequence[Any]) -> Sequence[Any]:
+        """All; in a dry run one, as they differ in size alone."""
+        return cases[:1] if self.is_dry else cases
+
+    def size(self, real: int, dry: int) -> int:
+        return dry if self.is_dry else real
+
+    def times(self, *functions: Callable[[], object], graphs: bool = True) -> list[float]:
+        return work.medians(*functions, device=self.device, n=self.n, graphs=graphs)
+
+    def attend(self, texts: list[work.Text], q_len: int = 1, heads: tuple[int, int] = (32, 8)) -> work.Attend:
+        heads, dim = ((4, 2), 16) if self.is_dry else (heads, 128)
+        return work.Attend(work.lay(texts, q_len), heads, dim, self.dtype, self.device)
+
+
+# ---- ceilings ------------------------------------------------------------------------------------------------------
+
+
+def ceilings(run: Run) -> dict[str, float]:
+    """Bytes and floating-point operations a second that torch reaches here."""
+    n, m = run.size(1 << 30, 1 << 12), run.size(8192, 64)
+    x, y = (torch.empty(n, dtype=torch.int8, device=run.device) for _ in range(2))
+    a, b = (torch.randn(m, m, device=run.device, dtype=run.dtype) for _ in range(2))
+    wide = x.view(torch.int64)
+    copy, read, product = run.times(lambda: y.copy_(x), lambda: wide.sum(), lambda: a @ b)
+    found = {"copy": 2 * n / copy, "read": n / read, "matrix": 2 * m**3 / product}
+    for name in ("copy", "read"):
+        run.row(f"ceiling: {name}", "GB/s", found[name] / 1e9, more_is_better=True)
+    run.row("ceiling: matrix product", "TFLOP/s", found["matrix"] / 1e12, more_is_better=True)
+    return found
+
+
+# ---- attention -----------------------------------------------------------------------------------------------------
+
+
+def against(run: Run, name: str, case: work.Attend, targets: dict[str, str]) -> float:
+    """A row for each peer; seconds of ours. targets: by the first word of a peer's name."""
+    peers = case.peers()
+    ours, *theirs = run.times(case.ours, *peers.values())
+    for peer, seconds in zip(peers, theirs, strict=True):
+        run.row(name, "us", 1e6 * ours, 1e6 * seconds, peer, targets.get(peer.split("_")[0].split(",")[0], ""))
+    return ours
+
+
+def decodes(run: Run, roof: dict[str, float]) -> None:
+    for n, context in run.some(((64, 4096), (64, 1024), (8, 8192), (1, 32_768))):
+        n, context = run.size(n, 2), run.size(context, 40)
+        case = run.attend(work.alone(n, context))
+        name = f"decode {n} x {context}"
+        ours = against(run, name, case, {"flex": "ratio >= 1"})
+        goal = f">= {0.85 * roof['copy'] / 1e9:.0f}" if n == 64 and context >= 4096 else ""
+        run.row(name, "GB/s", case.n_bytes / ours / 1e9, roof["copy"] / 1e9, "ceiling: copy", goal, True)
+
+
+def small_numbers(run: Run) -> None:
+    """KV in 8 bits against bfloat16."""
+    n, context = run.size(64, 2), run.size(4096, 40)
+    case = run.attend(work.alone(n, context))
+    for kind, dtype in KINDS.items():
+        pools = Quantized(*quantize(case.k, dtype)), Quantized(*quantize(case.v, dtype))
+        ours, wide = run.times(lambda: case.ours(pools=pools), case.ours)  # noqa: B023
+        target = "ratio >= 1.7" if kind == "fp8" else ""
+        run.row(f"decode {n} x {context}, {kind} KV", "us", 1e6 * ours, 1e6 * wide, f"{str(run.dtype)[6:]} KV", target)
+
+
+def chunks(run: Run, roof: dict[str, float]) -> None:
+    for n, context in run.some(((2048, 0), (2048, 8192), (512, 512), (16, 2048))):
+        n, context = run.size(n, 20), run.size(context, 17)
+        case = run.attend(work.alone(1, n + context), n)
+        name = f"chunk of {n} over {context}"
+        ours = against(run, name, case, {"flex": "ratio >= 1"})
+        goal = ">= 400" if n >= 2048 else ""
+        run.row(name, "TFLOP/s", case.n_flops / ours / 1e12, roof["matrix"] / 1e12, "ceiling: matrix product",
+                       goal, True)  # fmt: skip
+
+
+def shared_reads(run: Run) -> None:
+    own, few = run.size(64, 3), run.size(64, 3)
+    thoughts = work.thoughts(run.size(2048, 32), run.size(512, 16), own, run.size(4, 2))
+    suffixes = work.branches(run.size(128, 2), run.size(2048, 32), own)
+    cases: dict[str, tuple[list[work.Text], int, str]] = {
+        f"{few} branches over {n}": (work.branches(few, n, own), 1, target)
+        for n, target in (
+            (run.size(4096, 48), ""),
+            (run.size(8192, 64), "ratio >= 8"),
+            (run.size(16_384, 96), ""),
+        )
+    }
+    cases["tree of thought, 4 x 4 x 4"] = thoughts, 1, ""
+    cases[f"{len(suffixes)} suffixes of {own}"] = suffixes, own, ""
+    for name, (texts, q_len, target) in cases.items():
+        case = run.attend(texts, q_len)
+        against(run, name, case, {"flex": "ratio >= 1", "FlashInfer": "ratio >= 1"})
+        ours, unshared = run.times(case.ours, case.unshared())
+        run.row(name, "us", 1e6 * ours, 1e6 * unshared, "ours, each reads for itself", target)
+    for n_shared in (0, 16, 64):  # nothing, or too little to be worth it
+        texts = work.branches(few, n_shared, run.size(1024, 20)) if n_shared else work.alone(few, run.size(1024, 20))
+        case = run.attend(texts)
+        ours, unshared = run.times(case.ours, case.unshared())
+        run.row(f"{few} decodes that share {n_shared}", "us", 1e6 * ours, 1e6 * unshared,
+                       "ours, each reads for itself", "ratio >= 0.97")  # fmt: skip
+
+
+# ---- the ops around it ---------------------------------------------------------------------------------------------
+
+
+def small_ops(run: Run, roof: dict[str, float]) -> None:
+    """Against torch's own ops, and bytes moved by the table's formula against the copy ceiling."""
+    for name, (sizes, ours, torchs) in _small_ops(run).items():
+        took, theirs = run.times(ours, torchs)
+        op = name.split(",")[0]
+        n_bytes = eval(TABLE[op].n_bytes.split(", ")[0], {}, sizes | {"size": run.dtype.itemsize})
+        run.row(name, "us", 1e6 * took, 1e6 * theirs, "torch")
+        run.row(name, "GB/s", n_bytes / took / 1e9, roof["copy"] / 1e9, "ceiling: copy", "", True)
+
+
+def _small_ops(run: Run) -> dict[str, tuple[dict[str, int], Callable[[], object], Callable[[], object]]]:
+    """By op: the sizes of its formula, ours, and torch's."""
+    rows, dim, vocab = run.size(256, 2), run.size(4096, 32), run.size(151_936, 90)
+    x, residual, gate_up, logits = (
+        torch.randn(rows, n, device=run.device, dtype=dtype)
+        for n, dtype in ((dim, run.dtype), (dim, run.dtype), (6 * dim, run.dtype), (vocab, torch.float32))
+    )
+    weight, masks = torch.ones(dim, device=run.device, dtype=run.dtype), _masks(run, vocab)
+    which = torch.zeros(rows, dtype=torch.int32, device=run.device)
+    barred = torch.zeros(rows, vocab, dtype=torch.bool, device=run.device)
+    n_layers, n_pages, n_copies = run.size(56, 2), run.size(512, 8), run.size(64, 2)
+    pools = list(torch.zeros(n_layers, n_pages, work.PAGE, 8, run.size(128, 16), device=run.device, dtype=run.dtype))
+    order = torch.randperm(n_pages, device=run.device)[: 2 * n_copies].int()
+    pages = torch.stack([order[:n_copies], order[n_copies:], torch.full_like(order[:n_copies], 8)], 1).contiguous()
+    slots = (order.long() * work.PAGE).view(2, n_copies, 1)
+    moved = {"n_pools": n_layers, "kv_heads": 8, "dim": pools[0].shape[3]}
+
+    def copied() -> None:
+        for pool in pools:
+            pool[order[n_copies:].long(), :8] = pool[order[:n_copies].long(), :8]
+
+    flat = {"rows": rows, "dim": dim, "vocab": vocab, "forbidden": vocab // 2, "masks": 1, "words": masks.shape[1]}
+    found: dict[str, Any] = {
+        "rms_norm": (flat, lambda: ops.rms_norm(x, weight, 1e-6, residual=residual),
+                     lambda: F.rms_norm(x + residual, (dim,), weight, 1e-6)),
+        "silu_mul": (flat | {"dim": 3 * dim}, lambda: ops.silu_mul(gate_up),
+                     lambda: F.silu(gate_up[:, : 3 * dim]) * gate_up[:, 3 * dim :]),
+        "mask_logits": (flat, lambda: ops.mask_logits(logits, masks, which),
+                        lambda: logits.masked_fill_(barred, -torch.inf)),
+        "copy_pages": (moved | {"slots": 8 * n_copies}, lambda: ops.copy_pages(pools, pages), copied),
+        "copy_slots": (moved | {"slots": n_copies}, lambda: ops.copy_slots(pools, slots[0], slots[1]), copied),
+    }  # fmt: skip
+    return found | _draws(run, rows, vocab)
+
+
+def _masks(run: Run, vocab: int) -> Tensor:
+    return torch.full((1, -(-vocab // 32)), 0x55555555, dtype=torch.int32, device=run.device)
+
+
+def _draws(run: Run, n: int, vocab: int) -> dict[str, Any]:
+    """Draws from fresh logits each time, as they are written over; the copy is part of both."""
+    found: dict[str, Any] = {}
+    fresh = 3 * torch.randn(n, vocab, device=run.device)
+    logits = fresh.clone()
+    for name, top_k, top_p in (("temperature", 0, 1.0), ("top-p 0.9", 0, 0.9), ("top-k 50", 50, 1.0)):
+        rows = draw_rows([1.0] * n, [top_k] * n, [top_p] * n, [0.0] * n, range(n), [0] * n, [9] * n, run.device)
+
+        def ours(rows: Any = rows) -> Tensor:
+            return ops.draw(logits.copy_(fresh), rows)
+
+        def torchs(top_k: int = top_k, top_p: float = top_p) -> Tensor:
+            p = logits.copy_(fresh).softmax(-1)
+            if top_k or top_p < 1:
+                p, order = p.sort(-1, descending=True)
+                p = p[:, : top_k or None].where(p[:, : top_k or None].cumsum(-1) < top_p + p[:, : top_k or None], 0.0)
+                return order.gather(1, p.multinomial(1))
+            return p.multinomial(1)
+
+        found[f"draw, {name}"] = ({"rows": n, "vocab": vocab}, ours, torchs)
+    return found
+
+
+# ---- whole steps ---------------------------------------------------------------------------------------------------
+
+
+def _again(function: Callable[[], Tensor]) -> Captured:
+    """Where there is no graph: runs it again."""
+    captured = Captured(lambda: captured.out.set_(function()), torch.zeros(0))
+    return captured
+
+
+class Steps:
+    """A random model and its steps, captured or not."""
+
+    def __init__(self, run: Run, shape: str, laid: work.Laid) -> None:
+        self.run, self.laid = run, laid
+        self.model = work.random_model("tiny" if run.is_dry else shape, run.device, run.dtype)
+        self.store = Store(self.model.spec, laid.n_pages, work.PAGE, str(run.device))
+        for pool in (pool for pair in self.store.kv for pool in pair):
+            pool.normal_()
+
+    def relay(self, laid: work.Laid) -> None:
+        """Other requests on the same pages."""
+        assert laid.n_pages <= self.store.n_pages, "the store was made for the largest"
+        self.laid = laid
+
+    def step(self, shared: bool = True, captured: bool = True) -> Callable[[], object]:
+        batch: Batch = work.step(self.laid, self.run.device, shared)
+        graphs = None
+        if captured:
+            capture = _again if self.run.is_dry else cuda_capture()
+            graphs = Graphs(self.model, self.store, max(self.laid.kv_lens), capture)
+        runner = Runner(self.model, self.store, graphs)
+        return lambda: runner(batch, ())
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.model.spec.n_parameters * self.run.dtype.itemsize
+
+
+def steps(run: Run, roof: dict[str, float]) -> None:
+    """Decode steps, host and device together, beside the same without graphs and what memory allows."""
+    context = run.size(1024, 20)
+    for shape in ("0.6B", "8B"):
+        sizes = [run.size(n, i + 1) for i, n in enumerate((1, 8, 64))]
+        todo = Steps(run, shape, work.lay(work.alone(sizes[-1], context)))
+        for n in run.some(sizes):
+            todo.relay(work.lay(work.alone(n, context)))
+            ours, eager = run.times(todo.step(), todo.step(captured=False), graphs=False)
+            name = f"decode step {shape}, {n} x {context}"
+            run.row(name, "ms", 1e3 * ours, 1e3 * eager, "the same without a graph")
+            kv = n * context * bytes_per_token(todo.model.spec, "auto")
+            least = (todo.weight_bytes + kv) / roof["read"]
+            run.row(name, "ms", 1e3 * ours, 1e3 * least, "weights and KV, read once")
+        del todo
+        if run.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def shared_steps(run: Run) -> None:
+    """What reading a subtree once does for a whole step of the 0.6B shape."""
+    own, n = run.size(64, 3), run.size(64, 3)
+    cases = {
+        f"{n} branches over 4k": (work.branches(n, run.size(4096, 32), own), 1, "ratio >= 4"),
+        f"{n} branches over 8k": (work.branches(n, run.size(8192, 48), own), 1, ""),
+        f"{n} branches over 16k": (work.branches(n, run.size(16_384, 64), own), 1, ""),
+        "tree of thought, 4 x 4 x 4": (
+            work.thoughts(run.size(2048, 32), run.size(512, 16), own, run.size(4, 2)), 1, "ratio >= 2.5"),
+        f"{run.size(128, 2)} few-shot suffixes": (
+            work.branches(run.size(128, 2), run.size(2048, 32), own), own, ""),
+        f"{n} that share nothing": (work.alone(n, run.size(1024, 20)), 1, "ratio >= 0.97"),
+    }  # fmt: skip
+    laid = {name: work.lay(texts, q_len) for name, (texts, q_len, _) in cases.items()}
+    todo = Steps(run, "0.6B", max(laid.values(), key=lambda one: one.n_pages))
+    for name, (_, q_len, target) in cases.items():
+        todo.relay(laid[name])
+        ours, unshared = run.times(todo.step(captured=q_len == 1), todo.step(False, q_len == 1), graphs=False)
+        run.row(f"step 0.6B, {name}", "ms", 1e3 * ours, 1e3 * unshared, "each reads for itself", target)
+
+
+# ---- all of it -----------------------------------------------------------------------------------------------------
+
+
+def markdown(report: Report) -> str:
+    lines = [f"# {report.name}: {report.shape}", "", f"{report.machine}, commit {report.commit}", "",
+             "| what | ours | beside | by | ratio | target | |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for row in report.rows:
+        beside = "" if row["baseline"] is None else f"{row['baseline']:,.3f}"
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+        holds = {None: "", True: "holds", False: "**missed**"}[row["holds"]]
+        cells = (row["name"], f"{row['ours']:,.3f} {row['unit']}", beside, row["baseline_name"], ratio, row["target"])
+        lines.append(f"| {' | '.join(cells)} | {holds} |")
+    return "\n".join(lines) + "\n"
+
+
+def measure(run: Run) -> None:
+    roof = ceilings(run)
+    decodes(run, roof)
+    small_numbers(run)
+    chunks(run, roof)
+    shared_reads(run)
+    small_ops(run, roof)
+    steps(run, roof)
+    shared_steps(run)
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--quick", action="store_true", help="each is timed 10 times, not 50")
+    options.add_argument("--dry", action="store_true", help="on the CPU, tiny: only whether it runs")
+    options.add_argument("--json", type=Path, metavar="FILE")
+    options.add_argument("--markdown", type=Path, metavar="FILE", default=RESULTS / "gpu.md")
+    chosen = options.parse_args()
+    if not chosen.dry and not torch.cuda.is_available():
+        sys.exit("no GPU is here; --dry tries the code without one")
+    device = torch.device("cpu" if chosen.dry else "cuda")
+    what = "interpreter, tiny shapes" if chosen.dry else torch.cuda.get_device_name()
+    if not chosen.dry:
+        correct("--device=cuda", *TESTS)
+    torch.manual_seed(0)
+    dtype = torch.float32 if chosen.dry else torch.bfloat16
+    report = Report("gpu", f"{what}, torch {torch.__version__}, {str(dtype)[6:]}, pages of {work.PAGE}")
+    with torch.inference_mode():
+        measure(Run(report, device, dtype, 1 if chosen.dry else 10 if chosen.quick else 50, chosen.dry))
+    if chosen.dry:
+        print(markdown(report))
+        return 0
+    chosen.markdown.write_text(markdown(report))
+    return report.end(chosen.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
