@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import log10
+
 from rich.console import Console
 
 
@@ -10,9 +12,20 @@ def show() -> int:
     from banyan.kernels import chosen
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    for op, file, why in chosen.choices():
-        console.print(op.name, style="bold", end="  ")
-        console.print(f"{op.name}/{file}.py: {why}")
-        for what, text in (("shapes", op.shapes), ("bytes", op.n_bytes), ("flops", op.n_flops)):
-            console.print(f"  {what:8}{text}", style="dim")
+    console.print(f"Costs are told for {chosen.EXAMPLE}.\n")
+    console.print(f"{'op':13}{'moves':>10}{'computes':>13}{'flop/B':>8}  computed by", style="bold")
+    for choice in chosen.choices():
+        op, n_bytes, n_flops = choice.op, choice.n_bytes, choice.n_flops
+        console.print(f"{op.name:13}", style="bold", end="")
+        told = f"{_short(n_bytes, 'B'):>10}{_short(n_flops, 'FLOP') if n_flops else '-':>13}"
+        console.print(f"{told}{n_flops / n_bytes:>8.1f}  {op.name}/{choice.file}.py: {choice.why}")
+        for what, text in (("takes", op.shapes), ("bytes", op.n_bytes), ("flops", op.n_flops), ("where", op.where)):
+            if text not in ("", "0"):
+                console.print(f"  {what:7}{text}", style="dim")
     return 0
+
+
+def _short(n: float, unit: str) -> str:
+    """To three digits, by thousands."""
+    thousands = min(4, int(log10(max(n, 1.0)) // 3))
+    return f"{n / 1000**thousands:.3g} {('', 'k', 'M', 'G', 'T')[thousands]}{unit}"

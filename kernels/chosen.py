@@ -9,11 +9,43 @@ from banyan.kernels.device import INTERPRETED, architecture
 from banyan.kernels.native import build
 from banyan.kernels.ops import TABLE, Op
 
+EXAMPLE = "a decode step of 64 requests at 4,096 tokens, in one layer of an 8B model, bfloat16"
+_SIZES = {
+    "size": 2, "rows": 64, "heads": 32, "kv_heads": 8, "dim": 128, "keys": 64 * 4096, "pairs": 64 * 4096, "n_in": 4096,
+    "n_out": 28_672, "vocab": 151_936, "forbidden": 150_000, "masks": 64, "words": 4748, "n_pools": 2, "slots": 64,
+    "n": 64, "width": 8,
+}  # fmt: skip
+_OTHER_SIZES = {
+    "rms_norm": {"dim": 4096},
+    "silu_mul": {"dim": 14_336},
+    "mask_logits": {"size": 4},
+    "copy_pages": {"slots": 64 * 8},
+    "accept": {"rows": 64 * 8},
+    "edit_logits": {"n": 64 * 500},
+}
+_NO_LIBRARY = {  # what a CPU needs no compiler for
+    "accept": "plain Python: on a CPU the engine follows its drafts itself",
+    "edit_logits": "numpy: few cells of a large table",
+}
+
 
 class Choice(NamedTuple):
     op: Op
     file: str  # kernels/<op>/<file>.py
     why: str
+
+    @property
+    def n_bytes(self) -> float:
+        """That it moves in the EXAMPLE, at least."""
+        return _count(self.op.n_bytes, self.op.name)
+
+    @property
+    def n_flops(self) -> float:
+        return _count(self.op.n_flops, self.op.name)
+
+
+def _count(formula: str, op: str) -> float:
+    return float(eval(formula, {"__builtins__": {}}, _SIZES | _OTHER_SIZES.get(op, {})))
 
 
 def choices(device: str = "") -> list[Choice]:
@@ -35,6 +67,8 @@ def _triton(op: Op) -> Choice:
 
 
 def _cpu(op: Op, has_library: bool) -> Choice:
+    if op.name in _NO_LIBRARY:
+        return Choice(op, op.on_cpu, _NO_LIBRARY[op.name])
     if op.on_cpu == "reference":
         return Choice(op, "reference", "torch: moves memory, and computes nothing")
     if has_library:

@@ -46,7 +46,8 @@ __all__ = [
 
 
 class Op(NamedTuple):
-    """What an op takes and costs. Costs are formulas in the sizes that `shapes` names, and `size`, bytes per number."""
+    """What an op takes and costs. Costs are formulas in the sizes that `shapes` and `where` name, and `size`, bytes per
+    number."""
 
     name: str
     shapes: str
@@ -54,6 +55,7 @@ class Op(NamedTuple):
     n_flops: str
     on_cpu: str  # file that serves CPU tensors
     on_gpu: str = "kernel"  # and the one for a GPU's
+    where: str = ""
 
 
 TABLE = {
@@ -62,9 +64,10 @@ TABLE = {
         Op(
             "attention",
             "q [rows, heads, dim], pools [pages, page, kv_heads, dim] -> [rows, heads, dim]",
-            "size * dim * (2 * rows * heads + 2 * kv_heads * keys), keys: sum of kv_lens",
-            "4 * heads * dim * pairs, pairs: (row, key) that a row sees",
+            "size * dim * (2 * rows * heads + 2 * kv_heads * keys)",
+            "4 * heads * dim * pairs",
             "cpu",
+            where="keys: sum of kv_lens; pairs: (row, key) that a row sees",
         ),
         Op(
             "write_kv",
@@ -76,16 +79,18 @@ TABLE = {
         Op(
             "copy_pages",
             "pools [pages, page, kv_heads, dim], copies [n, 3] -> pools",
-            "2 * size * n_pools * slots * kv_heads * dim, slots: sum of n_slots",
+            "2 * size * n_pools * slots * kv_heads * dim",
             "0",
             "reference",
+            where="slots: sum of n_slots",
         ),
         Op(
             "copy_slots",
             "pools [pages, page, kv_heads, dim], sources, destinations [paths, steps] -> pools",
-            "2 * size * n_pools * slots * kv_heads * dim, slots: those that move",
+            "2 * size * n_pools * slots * kv_heads * dim",
             "0",
             "reference",
+            where="slots: those that move",
         ),
         Op(
             "accept",
@@ -115,13 +120,15 @@ TABLE = {
             "size * rows * forbidden + 4 * masks * words",
             "0",
             "cpu",
+            where="forbidden: tokens of a row",
         ),
         Op(
             "draw",
             "logits [rows, vocab], rows: 7 x [rows] -> tokens [rows]",
             "4 * rows * vocab",
-            "rows * vocab, at temperature 0; 8 * rows * vocab above; 100 * rows * vocab with top-k or top-p",
+            "8 * rows * vocab",
             "cpu",
+            where="at temperature 0 an eighth of the flops; with top-k or top-p some 100 * rows * vocab",
         ),
         Op(
             "rms_norm",
