@@ -41,9 +41,13 @@ KINDS: dict[str, Sampling] = {
 }
 
 
-@pytest.fixture(scope="module")
-def real(tiny_model: Callable[..., Path]) -> Iterator[client.Client]:
-    options = config.make(model=str(tiny_model("llama")), threads=1, kv_memory="16MB", device="cpu", max_running=12)
+@pytest.fixture(scope="module", params=[{"dtype": "float32"}, {"dtype": "bfloat16", "deterministic": True}], ids=str)
+def real(request: pytest.FixtureRequest, tiny_model: Callable[..., Path]) -> Iterator[client.Client]:
+    """In bfloat16 a batch of others would round otherwise; `deterministic` does not."""
+    if "deterministic" in request.param:
+        request.getfixturevalue("native")
+    model = str(tiny_model("llama"))
+    options = config.make(model=model, threads=1, kv_memory="16MB", device="cpu", max_running=12, **request.param)
     server = launch.start(options, timeout=100)
     yield client.connect(server.socket, timeout=60)
     server.close()
