@@ -295,6 +295,12 @@ def write_page(file: Path, model: str, runs: Runs, report: Report) -> None:
         + " |"
         for name, row in walls.items()
     ]
+    said = ("times as fast", "start of", "peak memory", "matrix", "memory read")
+    more = [
+        f"- {row['name']}: {row['ours']:.3g} {row['unit']}"
+        for row in report.rows
+        if row["name"].startswith(said) or " outputs that are " in row["name"]
+    ]
     plot = file.with_name(f"{report.name}-{model}.svg")
     figure, axes = pyplot.subplots(figsize=(8, 3.2), layout="constrained")
     width = 0.8 / len(systems)
@@ -308,7 +314,8 @@ def write_page(file: Path, model: str, runs: Runs, report: Report) -> None:
     figure.savefig(plot, metadata={"Date": None})
     n_times = len(next(iter(runs.values()))[systems[0]])
     head = f"{model}, {machine()}, commit {commit()}. Wall seconds, medians of {n_times}."
-    fill(file, f"{report.name} {model}", f"{head}\n\n" + "\n".join(lines) + f"\n\n![wall times]({plot.name})\n")
+    body = [head, "", *lines, "", f"![wall times]({plot.name})", "", *more, ""]
+    fill(file, f"{report.name} {model}", "\n".join(body))
 
 
 def main() -> None:

@@ -1,0 +1,113 @@
+"""What a decode step costs, part by part: `python benchmarks/serving_step.py models/M2-bfloat16`
+
+An engine in this process, on one thread, with requests of 300 tokens of prompt. Seconds are of CPU, so that other
+processes count for little. The model is all between a step's batch and its logits; what is left is ours to lose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from report import Report, commit, fill, machine
+from serving_floor import Shape, ceilings
+
+from banyan.kernels import ops
+from banyan.runtime import config as configs
+from banyan.runtime.engine import worker
+from banyan.runtime.engine.process import _settle, build
+from banyan.runtime.engine.worker import Engine
+from banyan.runtime.model.linear import Linear
+from banyan.runtime.wire import Run, Sampling
+
+N_PROMPT, N_OUT = 300, 64
+BOUNDS = {1: 300, 64: 1500}  # us outside the model
+
+
+class Clock:
+    """CPU seconds by part."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+
+    def watch(self, owner: Any, name: str, part: str) -> None:
+        """Time each call of `owner`.`name`; within another part's it counts for both."""
+        call: Callable[..., Any] = getattr(owner, name)
+
+        def timed(*args: Any, **options: Any) -> Any:
+            started = time.thread_time()
+            try:
+                return call(*args, **options)
+            finally:
+                self.seconds[part] += time.thread_time() - started
+
+        setattr(owner, name, timed)
+
+
+def decode(engine: Engine, clock: Clock, batch: int, seed: int) -> dict[str, float]:
+    """us a step by part, of a batch that decodes."""
+    chance = random.Random(seed)
+    for i in range(batch):
+        ids = array("i", (chance.randrange(300, engine.spec.vocab_size) for _ in range(N_PROMPT)))
+        sampling = Sampling(temperature=0.0, max_tokens=N_OUT)
+        engine.take(Run(seed * 1000 + i, ids.tobytes(), sampling, b"", seed=i, order=(i,)))
+    while any(request.n_out < 2 for request in engine.scheduler.requests.values()):
+        engine.step()
+    clock.seconds.clear()
+    n, started = 0, time.thread_time()
+    while len(engine.scheduler.running) == batch:
+        engine.step()
+        n += 1
+    seconds = clock.seconds | {"step": time.thread_time() - started}
+    return {part: 1e6 * each / n for part, each in seconds.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="a folder made by random_models.py")
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="also write the rows here")
+    parser.add_argument("--page", type=Path, help="also write a table here")
+    args = parser.parse_args()
+    dtype = args.model.name.rpartition("-")[2]
+    engine = build(
+        configs.make(model=str(args.model), device="cpu", dtype=dtype, threads=1, kv_memory="1GiB", speculate="off")
+    )
+    _settle()
+    reading = Shape.read(args.model, dtype).weights / ceilings(dtype).bytes
+    clock = Clock()
+    for op in ("attention", "rms_norm", "rope_kv", "silu_mul"):
+        clock.watch(ops, op, op)
+    clock.watch(Linear, "__call__", "linear")
+    clock.watch(engine.model.model, "forward", "model")
+    for name in ("assemble", "sample"):
+        clock.watch(worker, name, name)
+    for name in ("plan", "commit", "report"):
+        clock.watch(engine.scheduler, name, name)
+    report = Report("serving step", f"{args.model.name}, one thread, the quickest of {args.times}")
+    for batch in (1, 16, 64):
+        runs = [decode(engine, clock, batch, batch * 100 + i) for i in range(args.times)]
+        best = min(runs, key=lambda run: run["step"])
+        target = f"<= {BOUNDS[batch]}" if batch in BOUNDS else ""
+        report.row(f"batch {batch}: step", "us", best["step"])
+        report.row(f"batch {batch}: outside the model", "us", min(run["step"] - run["model"] for run in runs),
+                   target=target)  # fmt: skip
+        for part in sorted(best.keys() - {"step"}, key=lambda part: -best[part]):
+            report.row(f"batch {batch}: {part}", "us", best[part])
+        if batch == 1:
+            report.row("batch 1: step, beside reading the weights", "x", best["step"] / 1e6 / reading, target="<= 1.25")
+    if args.page:
+        fill(args.page, report.name, f"{args.model.name}, {machine()}, commit {commit()}.\n\n{report.table()}")
+    raise SystemExit(report.end(args.json) > 0)
+
+
+if __name__ == "__main__":
+    main()
