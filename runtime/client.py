@@ -30,6 +30,7 @@ import zmq
 
 from banyan.runtime import curve, ipc, rejoin, wire
 from banyan.runtime.config import SERVER_KEY, TOKEN
+from banyan.runtime.credit import Credit
 from banyan.runtime.errors import BadMessage, BanyanError, ConnectFailed, RuntimeLost
 from banyan.runtime.handle import Program
 from banyan.runtime.inbox import Inbox
@@ -102,6 +103,7 @@ class Client:
         except BaseException:
             self.shut()
             raise
+        self._credit = Credit(self.welcome.credit)
         # Known from here on, not when the I/O thread gets to it: the next caller must not make a second connection.
         loop.clients[door] = self
         loop.call(partial(loop.add, self))
@@ -290,11 +292,16 @@ class Client:
         if inbox is None or not inbox.is_over:
             return
         inbox.end()
+        self._credit.leave(number)
         if inbox.is_settled:
             with self._lock:
                 self._inboxes.pop(number, None)
             if self._is_guest and not self._inboxes:
                 self._loop.drop(self, "its durable programs have ended")
+
+    def admit(self, inbox: Inbox) -> bool:
+        """Whether the server has room for one more program. Else `inbox` is told when it has."""
+        return self._credit.admit(inbox)
 
     def abandon(self, number: int) -> None:
         """The user's handle on a program is gone."""
@@ -323,6 +330,7 @@ class Client:
         with self._lock:
             self.lost = why
             inboxes, self._inboxes = list(self._inboxes.values()), {}
+        self._credit.close()
         kept = [inbox for inbox in inboxes if keep_durable and inbox.is_durable and not inbox.is_over]
         for inbox in inboxes:
             if inbox not in kept:
@@ -458,7 +466,7 @@ def _forget_in_child() -> None:
     if loop is None:
         return
     for client in loop.clients.values():
-        client._lock = threading.Lock()
+        client._lock, client._credit = threading.Lock(), Credit(0)
         for inbox in client._inboxes.values():
             inbox._lock = threading.Lock()
         client.lose("the connection stayed with the parent of this forked process; connect in this process")

@@ -52,6 +52,9 @@ class Line(Protocol):
     def abandon(self, number: int) -> None:
         """The user's handle on a program is gone."""
 
+    def admit(self, inbox: Inbox) -> bool:
+        """Whether the program may be sent. If not, `admitted` is called, once it may."""
+
     def template(self, number: int) -> ProgramTemplate:
         """One that was defined."""
 
@@ -91,6 +94,9 @@ class Inbox:
         """All that a durable program sent, for a server that knows nothing of it."""
         self._consulted: set[tuple[int, int]] = set()  # its refs and rounds for which results are under way, or sent
         self._began = 0.0
+        self._is_admitted = False
+        self._waiting: list[bytes] = []
+        """What cannot be sent before it is admitted."""
 
     @property
     def is_durable(self) -> bool:
@@ -165,7 +171,12 @@ class Inbox:
         """Inside the lock: messages leave in the order of seq."""
         self._sent.put(data)
         self._n_quiet = 0
-        self._line.send(data)
+        if not self._is_admitted and not self._waiting:
+            self._is_admitted = self._line.admit(self)
+        if self._is_admitted:
+            self._line.send(data)
+        else:
+            self._waiting.append(data)
 
     def close(self) -> None:
         """Send the last message, if it was not sent yet."""
@@ -224,12 +235,27 @@ class Inbox:
 
     # ---- on the I/O thread ------------------------------------------------------------------------------------------
 
+    @property
+    def will_end(self) -> bool:
+        """Whether it ends without anybody's doing."""
+        return self._is_closed and not self.is_over
+
+    def admitted(self) -> None:
+        """There is room for it now."""
+        with self._lock:
+            self._is_admitted = True
+            for data in self._waiting:
+                self._line.send(data)
+            self._waiting.clear()
+
     def resume(self, line: Line) -> None:
         """The server that knew the program is gone. Tell the one at `line` all of it."""
         with self._lock:
             self._line, self._sent = line, Window()
             self._n_seen = self._n_told = self._n_quiet = 0
             self._asked = -1
+            self._is_admitted = False
+            self._waiting.clear()
             for _, number, template in self._used:
                 line.send(wire.encode(wire.Define(number, template.ops)))
             for ops, last in self._history:
@@ -335,6 +361,8 @@ class Inbox:
 
     def report(self) -> tuple[int, int, int] | None:
         """(number, sent, seen), when it is time to compare: after news, and while none comes, more and more rarely."""
+        if not self._is_admitted:
+            return None
         if self._n_told == self._n_seen:
             if self._sent.is_empty and not self._expected:
                 return None

@@ -463,6 +463,9 @@ class Welcome(Wire, frozen=True):
     """Bytes of the largest message that the server takes."""
     images: bool = False
     """Whether the model looks at pictures."""
+    credit: int = 0
+    """Programs that the client may have here at a time; 0: not told. One more waits with the client until another has
+    ended, or is refused, where none of the others will end by itself."""
 
 
 class Usage(Wire, frozen=True):

@@ -58,10 +58,11 @@ LAW = {
     f"{RUNTIME}.ipc": Room(CORE, ("msgspec", "zmq")),
     f"{RUNTIME}.curve": Room((*CORE, f"{RUNTIME}.ipc"), ("zmq",)),
     f"{RUNTIME}.client": Room(
-        (*CORE, *(f"{RUNTIME}.{name}" for name in ("curve", "handle", "ipc", "inbox", "rejoin", "window"))),
+        (*CORE, *(f"{RUNTIME}.{name}" for name in ("credit", "curve", "handle", "ipc", "inbox", "rejoin", "window"))),
         ("msgspec", "zmq"),
     ),
     f"{RUNTIME}.handle": Room((*CORE, f"{RUNTIME}.inbox")),
+    f"{RUNTIME}.credit": Room((*CORE, f"{RUNTIME}.inbox")),
     f"{RUNTIME}.rejoin": Room((*CORE, f"{RUNTIME}.inbox")),
     f"{RUNTIME}.inbox": Room((*CORE, f"{RUNTIME}.window"), ("msgspec",)),
     f"{RUNTIME}.window": Room(),

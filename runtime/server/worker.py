@@ -303,6 +303,7 @@ class Server:
                     max_context=ready.max_context,
                     chat=self.chat,
                     max_message=self.config.max_message,
+                    credit=self.config.max_programs,
                 ),
             )
         self._waiting.clear()

@@ -97,6 +97,83 @@ def test_who_does_not_read_holds_up_nobody_and_loses_nothing(serve: Callable[...
         context.destroy(linger=0)
 
 
+def test_programs_wait_for_credit_with_the_client_and_none_is_refused(
+    serve: Callable[..., launch.ServerProcess],
+) -> None:
+    server = serve(say={"count": "1 2 3"}, options={"max_programs": 3}, step_ms=1)
+    with contextlib.closing(client.connect(server.socket)) as c:
+        most, programs = 0, [c.program(str(k)) for k in range(40)]
+        for program in programs:
+            program.submit([wire.Append(0, ("count",)), wire.Gen(0, 0, wire.Sampling(max_tokens=50))], last=True)
+        while not programs[-1].future(0).done():
+            most = max(most, c.ask("stats")["server"]["programs"])
+        for program in programs:
+            assert program.future(0).result(60).samples[0].text == "1 2 3"
+        assert 1 <= most <= 3
+        wait_until(lambda: not c._credit and not c._inboxes)
+
+
+def test_who_waits_for_credit_can_be_cancelled_and_nobody_waits_for_what_never_ends(
+    serve: Callable[..., launch.ServerProcess],
+) -> None:
+    server = serve(options={"max_programs": 2}, step_ms=5)
+    slow = (wire.Append(0, ("a",)), wire.Gen(0, 0, wire.Sampling(max_tokens=60)))
+    with contextlib.closing(client.connect(server.socket)) as c:
+        lives = c.program("it stays open")
+        lives.submit([wire.Read(0, 0)])
+        lives.future(0).result(30)
+        ends, waits, more = c.program("ends"), c.program("waits"), c.program("more")
+        for program in (ends, waits, more):
+            program.submit(slow, last=True)
+        waits.cancel()
+        with pytest.raises(client.BanyanError, match="cancelled"):
+            waits.future(0).result(30)
+        assert ends.future(0).result(60).samples[0].n_tokens == 60
+        assert more.future(0).result(60).samples[0].n_tokens == 60
+        second = c.program("it stays open, too")
+        second.submit([wire.Read(0, 0)])
+        second.future(0).result(30)
+        third = c.program("of which there is no end")
+        third.submit([wire.Read(0, 0)])
+        with pytest.raises(client.BanyanError, match="2 programs at once"):
+            third.future(0).result(30)
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "ops", "says"),
+    [
+        ({"max_message": 70_000}, (wire.Append(0, ("x" * 70_000,)), wire.Read(0, 0)), r"70\d{3} bytes.* 70000 at once"),
+        ({}, (wire.Append(0, ("one two " * 2000,)), wire.Gen(0, 0)), r"the prompt has \d{4,} tokens, the context 512"),
+        ({"max_program": 5000}, (wire.Append(0, ("x" * 6000,)), wire.Read(0, 0)), r"more than 0\.0 MiB .*max_program"),
+        ({"max_client": 5000}, (wire.Append(0, ("x" * 6000,)), wire.Read(0, 0)), r"1 programs .*0\.0 MiB.*max_client"),
+        ({"max_width": 7}, (wire.Fork(0, tuple(range(1, 9))), wire.Read(0, 0)), "makes 8 branches; 7 are the most"),
+        ({"max_width": 7}, (wire.Gen(0, 0, wire.Sampling(n=8)),), "a gen has 8 samples; 7 are the most"),
+        ({"constraint_bytes": 9}, (wire.Gen(0, 0, wire.Sampling(constraint=wire.ConstraintSpec("regex", "a" * 10))),),
+         r"10 bytes.* 9"),
+    ],
+)  # fmt: skip
+def test_each_maximum_is_refused_with_its_numbers(
+    serve: Callable[..., launch.ServerProcess], options: dict[str, Any], ops: tuple[wire.Op, ...], says: str
+) -> None:
+    server = serve(options=options)
+    with contextlib.closing(client.connect(server.socket)) as c:
+        program = c.program()
+
+        def run() -> None:
+            program.submit(ops)
+            program.future(0).result(30)
+
+        with pytest.raises(client.BanyanError, match=says):
+            run()
+
+
 @pytest.mark.parametrize("option", ["max_programs", "max_width", "max_program"])
 def test_limits_are_the_configs(serve: Callable[..., launch.ServerProcess], option: str) -> None:
     server = serve(options={option: 2})
