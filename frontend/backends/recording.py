@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -24,12 +25,14 @@ class Record:
     """Runs programs on `backend` and writes what it answers to the file `path`, which is replaced.
 
     An entry is written when its value is known, so a run that is cut short leaves a file that can be replayed as far as
-    it came. ConfigError: the file cannot be written. Close it, or use it in a `with` block; `backend` is left open.
+    it came. ConfigError: the file cannot be written. Close it, or use it in a `with` block, which waits at its end for
+    what its programs asked for (not on an event loop, and not where it raises); `backend` is left open.
     """
 
     def __init__(self, backend: Backend, path: str | Path) -> None:
         self.backend, self.path = backend, Path(path)
         self._lock = threading.Lock()
+        self._programs: weakref.WeakSet[_Recorded] = weakref.WeakSet()
         try:
             self._file = self.path.open("wb")
         except OSError as e:
@@ -59,7 +62,9 @@ class Record:
         return self.backend.refuses
 
     def program(self, name: str = "") -> OpenProgram:
-        return _Recorded(self.backend.program(name), name, self._put)
+        program = _Recorded(self.backend.program(name), name, self._put)
+        self._programs.add(program)
+        return program
 
     def ask(self, what: Question) -> Any:
         return self.backend.ask(what)
@@ -72,7 +77,10 @@ class Record:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, raised: object, *_: object) -> None:
+        if raised is None and not _is_on_loop():
+            for program in list(self._programs):
+                program.settle()
         self.close()
 
     def _put(self, line: Header | Entry) -> None:
@@ -81,6 +89,17 @@ class Record:
             if not self._file.closed:
                 self._file.write(data)
                 self._file.flush()
+
+
+def _is_on_loop() -> bool:
+    """Whether this thread runs an event loop, which may be what programs wait for."""
+    if (asyncio := sys.modules.get("asyncio")) is None:
+        return False
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class _Shadow:
@@ -152,6 +171,7 @@ class _Recorded:
     def __init__(self, program: OpenProgram, name: str, put: Callable[[Entry], None]) -> None:
         self._program, self._name, self._put = program, name, put
         self._lock = threading.RLock()
+        self._written = threading.Condition(self._lock)
         self._states = {0: _Shadow()}
         self._asked: dict[int, _Asked] = {}
         self._pending: list[_Asked] = []  # answered, but not written: what they go on from was not there yet
@@ -193,6 +213,11 @@ class _Recorded:
     @property
     def first_error(self) -> BaseException | None:
         return self._program.first_error
+
+    def settle(self) -> None:
+        """Wait until all that was asked for by now is answered, and written."""
+        with self._written:
+            self._written.wait_for(lambda: all(one.outcome is not None for one in self._asked.values()))
 
     def limit(self, limits: wire.Limits) -> None:
         self._program.limit(limits)
@@ -237,6 +262,7 @@ class _Recorded:
                         self._pending.remove(one)
                         self._write(one)
                         is_moving = True
+            self._written.notify_all()
 
     def _write(self, asked: _Asked) -> None:
         """Errors that come from what it goes on from are not written: they come again by themselves."""

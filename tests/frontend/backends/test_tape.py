@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +202,50 @@ def test_files_that_are_none(path: Path, content: bytes | None, why: str) -> Non
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     with pytest.raises(bn.ConfigError, match="cannot be written"):
         bn.Record(bn.Mock(), tmp_path / "no" / "such" / "folder")
+
+
+def test_a_block_waits_at_its_end_for_what_was_asked(path: Path) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        forks = s.fork(2)
+        forks += "Q" + bn.gen("a")
+        forks.join()
+
+    with bn.Record(bn.Mock("yes", latency=0.3), path) as recorder:
+        program.run(backend=recorder).sync()  # of the branches nobody looked at anything
+        kept = program.run(backend=recorder)
+    assert kept["a"] == ["yes", "yes"]
+    assert program.run(backend=bn.Replay(path))["a"] == ["yes", "yes"]
+
+
+def test_a_block_that_raises_does_not_wait(path: Path) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += "Q" + bn.gen("a")
+
+    start = time.monotonic()
+    with suppress(KeyError), bn.Record(bn.Mock("late", latency=60), path) as recorder:
+        state = program.run(backend=recorder)
+        raise KeyError
+    assert time.monotonic() - start < 30
+    state.cancel()
+
+
+def test_a_block_on_an_event_loop_does_not_hold_it_up(path: Path) -> None:
+    @bn.function
+    async def program(s: bn.AsyncState) -> None:
+        s += "Q" + bn.gen("a")
+        await s.value("a")
+
+    async def main() -> None:
+        with bn.Record(bn.Mock("late", latency=60), path) as recorder:
+            task = asyncio.create_task(program.run_async(backend=recorder))
+            await asyncio.sleep(0.1)
+        task.cancel()
+
+    start = time.monotonic()
+    asyncio.run(main())
+    assert time.monotonic() - start < 30
 
 
 def test_a_closed_recording_is_left_alone(path: Path) -> None:
