@@ -7,7 +7,7 @@ and adds the checks. Call it in a process of its own which set TRITON_INTERPRET=
 OPENBLAS_NUM_THREADS=1: small dots are up to 10 times slower with more).
 
 Repairs   comparisons are int1; bf16 arithmetic and dots go through fp32 and round to nearest even; casts from fp32 to
-          bf16 and fp8 round to nearest even (fp8 saturates as the GPU does).
+          bf16 and fp8 round to nearest even (fp8 saturates as the GPU does); integers become bf16 numbers, not bits.
 Memory    each active lane of a load, store or atomic must lie inside the memory that the launch's tensor arguments
           span. A hole between the rows of a strided view counts as inside.
 Races     an element plainly stored by one program must not be touched by another program of the launch; lanes of one
@@ -116,9 +116,9 @@ def _cast(x: Any, to: Any) -> Any:
     source, target = x.dtype.scalar, to.scalar
     if source == tl.bfloat16 and target in _FP8:
         x, source = _Handle(_widened(x.data), tl.float32), tl.float32
-    if target == tl.bfloat16 and source in (tl.float32, tl.float64, tl.float16):
+    if target == tl.bfloat16 and (source in (tl.float32, tl.float64, tl.float16) or source.is_int()):
         return _Handle(_rounded(x.data), target)
-    if source == tl.bfloat16 and target.is_floating() and target.primitive_bitwidth >= 32:
+    if source == tl.bfloat16 and (target.is_int() or (target.is_floating() and target.primitive_bitwidth >= 32)):
         return _Handle(_widened(x.data).astype(stock._get_np_dtype(target)), target)
     if target in _FP8 and source in (tl.float32, tl.float16, tl.float64):
         dtype, limit = _FP8[target]

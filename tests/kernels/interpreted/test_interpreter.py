@@ -46,6 +46,15 @@ def test_dots_are_right_and_rounded_to_nearest(dtype: torch.dtype) -> None:
     assert torch.equal(bf16, wide.bfloat16())
 
 
+def test_integers_become_numbers_and_not_bits_of_them() -> None:
+    ints, numbers = torch.arange(-8, 8, dtype=torch.int8), torch.empty(16, dtype=torch.bfloat16)
+    copy[(1,)](ints, numbers, 16, 0, BLOCK=16)
+    assert numbers.tolist() == ints.tolist()
+    back = torch.empty_like(ints)
+    copy[(1,)](numbers, back, 16, 0, BLOCK=16)
+    assert torch.equal(back, ints)
+
+
 def test_an_access_out_of_bounds_is_caught() -> None:
     a, b = torch.zeros(2, 8)
     with pytest.raises(InterpreterError, match="out of bounds: load"):
