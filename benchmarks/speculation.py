@@ -1,12 +1,13 @@
 """What drafts are worth on the pocket model: output tokens a second with them and without, turn by turn in one process.
 
-    python benchmarks/speculation.py [--quick] [--json FILE]
+    python benchmarks/speculation.py [--quick] [--json FILE] [--vllm PYTHON]
 
 replay: conversations of agents with tools, which run again over the tree that the first time left. json: records from
 texts that are new, under a JSON Schema. chat: small talk, memories and readings, new ones. noise: small talk drawn at
 temperature 8, which nobody foresees. All are held out of the model's training; the rest is greedy, and all of it is
 refused where outputs differ. A second is one of CPU of the engine's one thread, so that what else the machine does
-counts for neither side; on an idle one it is a second.
+counts for neither side; on an idle one it is a second. With --vllm, the python of vLLM's environment: agent replay
+beside vLLM's n-gram speculation, one thread each, in seconds of the wall, one after the other.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import subprocess
 import sys
 import time
 from array import array
@@ -184,10 +186,42 @@ def look(drafter: Any, n_texts: int) -> float:
     return 1e6 * best
 
 
+VLLM = {
+    "off": None,
+    "ngram": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 1},
+}
+
+
+def beside_vllm(bench: Bench, report: Report, python: str) -> None:
+    """Agent replay, each engine over what its first round left in its cache."""
+    jobs = bench.replay(0)
+    prompts = [list(array("i", job.ids)) for job in jobs]
+    for batch in (1, 16):
+        arm = Arm("auto", batch, bench.tokenizer.vocabulary(), bench.end)
+        arm.run(jobs)
+        began = time.perf_counter()
+        said = arm.run(jobs)
+        seconds = time.perf_counter() - began
+        for name, method in VLLM.items():
+            task = {"model": str(pocket.path()), "speculate": method, "batch": batch, "prompts": prompts,
+                    "end": bench.end, "n_out": N_OUT}  # fmt: skip
+            command = [python, str(Path(__file__).with_name("speculation_peers.py"))]
+            done = subprocess.run(command, input=json.dumps(task) + "\n", capture_output=True, text=True, check=False)
+            if done.returncode:
+                sys.exit(f"vLLM ended with {done.returncode}: {done.stderr[-2000:]}")
+            theirs = json.loads(done.stdout)
+            equal = sum(a == b for a, b in zip(said, theirs["said"], strict=True)) / len(said)
+            n_tokens, n_theirs = sum(map(len, said)), sum(map(len, theirs["said"]))
+            report.row(f"agent replay, batch {batch}, auto, wall: speed", "tokens/s", n_tokens / seconds,
+                       n_theirs / theirs["seconds"], f"vLLM, {name}; {equal:.0%} of outputs equal", "ratio >= 1.0",
+                       more_is_better=True)  # fmt: skip
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer conversations, and no tests before")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--vllm", help="the python of an environment that has vLLM")
     args = parser.parse_args()
     if not args.quick:
         correct(*TESTS)
@@ -218,6 +252,8 @@ def main() -> int:
                 report.row(f"{where}: tokens a step", "tokens", arm.n_tokens / arm.n_steps, off.n_tokens / off.n_steps,
                            "off", more_is_better=True)  # fmt: skip
                 report.row(f"{where}: accepted", "share", arm.accepted)
+    if args.vllm:
+        beside_vllm(bench, report, args.vllm)
     return report.end(args.json)
 
 

@@ -77,13 +77,15 @@ def naive(oracle: Any, vocab: int) -> dict[Text, list[int]]:
     return said
 
 
-def engine(model: Model, n_pages: int = 0, n_host: int = 0, **options: Any) -> Engine:
+def engine(model: Model, n_pages: int = 0, n_host: int = 0, small: Model | None = None, **options: Any) -> Engine:
+    """small: a model that drafts."""
+    options |= {"draft_model": "it"} if small else {}
     config = configs.make(**options)
     n_pages = n_pages or 2048 // config.page
     resolved = Resolved(
         device="cpu", dtype="float32", context=256, n_pages=n_pages, n_host=n_host, threads=1, decisions=()
     )
-    return Engine(config, model, resolved, stopwatch=lambda: 0.0)
+    return Engine(config, model, resolved, stopwatch=lambda: 0.0, draft_model=small)
 
 
 def answers(e: Engine, some: Iterable[Text]) -> dict[Text, list[int]]:
@@ -207,6 +209,19 @@ def test_every_drafter(model: Model, truth: dict[Text, list[int]], speculate: st
     for text, said in truth.items():  # outputs that became prompts, so that the own text has something to copy
         both = (*text, *said, *text)
         assert answers(e, [both])[both] == answers(engine(model, speculate="off"), [both])[both]
+
+
+@pytest.mark.parametrize("speculate", ["model", "auto"])
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("step_tokens", [7, WHOLE])
+def test_a_smaller_model(
+    model: Model, truth: dict[Text, list[int]], speculate: str, page: int, step_tokens: int
+) -> None:
+    """The model itself, so that much is right."""
+    e = engine(model, small=model, page=page, step_tokens=step_tokens, speculate=speculate)
+    for _ in range(2):
+        assert answers(e, truth) == truth
+    assert step_tokens == 7 or e.drafting.stats()["accepted_model"] > N_OUT
 
 
 @pytest.mark.parametrize("page", [1, 4, 16])
@@ -444,6 +459,14 @@ def test_constrained_with_every_drafter(model: Model, vocabulary: Vocabulary, he
     e = engine(model, speculate=speculate)
     for _ in range(3):
         assert held_answers(e, vocabulary, held_truth) == held_truth
+
+
+@pytest.mark.parametrize("page", [1, 16])
+def test_constrained_with_a_smaller_model(model: Model, vocabulary: Vocabulary, held_truth: Held, page: int) -> None:
+    e = engine(model, small=model, page=page)
+    for _ in range(2):
+        assert held_answers(e, vocabulary, held_truth) == held_truth
+    assert e.drafting.stats()["drafted_model"] > 0
 
 
 @pytest.mark.parametrize("n_done", range(N_HELD + 1))

@@ -1,0 +1,47 @@
+"""Runs in vLLM's own environment: `PYTHON benchmarks/speculation_peers.py`; see benchmarks/speculation.py.
+
+Reads one line of JSON: the model, how vLLM is to speculate (its `speculative_config`, null for not at all), the batch,
+the prompts, the id that ends an output, and how long an output may be. Runs all prompts once, so that its cache has
+them, and once more; writes the wall seconds of that and the outputs, as a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+SETTINGS = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+}  # fmt: skip
+"""One thread, as ours has."""
+
+
+def main() -> None:
+    task = json.loads(sys.stdin.readline())
+    os.environ.update(SETTINGS)
+    answers = os.dup(1)
+    os.dup2(2, 1)  # vLLM prints
+    here = Path(__file__).resolve().parent  # where transformers would take kernels.py for a package of that name
+    sys.path = [place for place in sys.path if Path(place or ".").resolve() != here]
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(model=task["model"], dtype="float32", max_num_seqs=task["batch"], skip_tokenizer_init=True,
+                 max_model_len=2048, disable_log_stats=True, speculative_config=task["speculate"])  # fmt: skip
+    prompts = [{"prompt_token_ids": ids} for ids in task["prompts"]]
+    sampling = SamplingParams(temperature=0.0, max_tokens=task["n_out"], stop_token_ids=[task["end"]], ignore_eos=True,
+                              detokenize=False)  # fmt: skip
+    seconds = 0.0
+    for _ in range(2):
+        began = time.perf_counter()
+        outputs = engine.generate(prompts, sampling, use_tqdm=False)
+        seconds = time.perf_counter() - began
+    said = [[i for i in output.outputs[0].token_ids if i != task["end"]] for output in outputs]
+    os.write(answers, json.dumps({"seconds": seconds, "said": said}).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()
