@@ -123,9 +123,10 @@ def check_copy_slots(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def _layers(chance: random.Random, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> list[Tensor]:
-    """Three pools: in one piece of memory, as the engine's are, or each in its own."""
+    """Three pools, in one piece of memory as in the engine, or each in its own; one of 8 bits, and its scales."""
     together = torch.randn(3, *shape).to(device, dtype)
-    return list(together) if chance.random() < 0.5 else [pool.clone() for pool in together]
+    layers = list(together) if chance.random() < 0.5 else [pool.clone() for pool in together]
+    return [*layers, torch.randint(256, shape, dtype=torch.uint8).to(device), torch.randn(shape[:3]).to(device)]
 
 
 def check_accept(seed: int, dtype: torch.dtype, device: str) -> None:
