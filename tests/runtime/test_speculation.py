@@ -36,6 +36,19 @@ def runtimes(tiny_model: Callable[..., Path]) -> Iterator[dict[str, Any]]:
         runtime.shutdown()
 
 
+def test_a_model_that_drafts(runtimes: dict[str, Any], tiny_model: Callable[..., Path]) -> None:
+    """By its option, through the processes: here the model itself, which is nearly always right."""
+    model = str(tiny_model("llama"))
+    runtime = bn.Runtime(model, device="cpu", threads=1, kv_memory="32MB", draft_model=model, speculate="model")
+    try:
+        off, drafted = (agent.run(topic="foxes", backend=r) for r in (runtimes["off"], runtime))
+        assert texts(off) == texts(drafted)
+        assert drafted.usage.accepted <= drafted.usage.drafted
+        assert set(drafted.get_meta_info("plain").get("drafts", ())) <= {"model"}
+    finally:
+        runtime.shutdown()
+
+
 def texts(state: Any) -> list[Any]:
     return [state["plain"], state["cut"], state["held"], state["branches"]]
 
