@@ -1,5 +1,7 @@
 """Which implementation of each op serves this machine, and why: what `banyan kernels` prints."""
 
+import ast
+import operator
 from typing import NamedTuple
 
 import torch
@@ -45,7 +47,22 @@ class Choice(NamedTuple):
 
 
 def _count(formula: str, op: str) -> float:
-    return float(eval(formula, {"__builtins__": {}}, _SIZES | _OTHER_SIZES.get(op, {})))
+    return _value(ast.parse(formula, mode="eval").body, _SIZES | _OTHER_SIZES.get(op, {}))
+
+
+_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+
+
+def _value(node: ast.expr, sizes: dict[str, int]) -> float:
+    """Of a formula of the table: numbers, names of sizes, and + - * / between them."""
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            return float(number)
+        case ast.Name(id=name):
+            return float(sizes[name])
+        case ast.BinOp(left=left, op=operation, right=right):
+            return float(_OPERATIONS[type(operation)](_value(left, sizes), _value(right, sizes)))
+    raise ValueError(f"no formula of an op: {ast.unparse(node)}")
 
 
 def choices(device: str = "") -> list[Choice]:

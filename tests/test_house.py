@@ -122,6 +122,56 @@ def test_no_pickle() -> None:
     assert not found
 
 
+def test_no_text_is_run_as_code() -> None:
+    """Neither what is read from a socket or a file, nor what a model says: there is nothing that could."""
+    runs = {"eval", "exec", "compile", "__import__"}
+    modules = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "yaml", "code", "codeop"}
+    found = []
+    for path in files(*ROOMS):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Name(id=name)) if name in runs:
+                    wrong = name
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="os"), attr="system" | "popen" as name)):
+                    wrong = f"os.{name}"
+                case ast.Call(func=ast.Attribute(attr="recv_pyobj" | "send_pyobj" as name)):
+                    wrong = name
+                case ast.keyword(arg="shell", value=ast.Constant(value=True)):
+                    wrong = "shell=True"
+                case ast.keyword(arg="trust_remote_code", value=value) if not (
+                    isinstance(value, ast.Constant) and value.value is False
+                ):
+                    wrong = "trust_remote_code"
+                case ast.Import(names=names) if modules & {alias.name.split(".")[0] for alias in names}:
+                    wrong = "import"
+                case ast.ImportFrom(module=str(module)) if module.split(".")[0] in modules:
+                    wrong = module
+                case _:
+                    continue
+            found.append(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', '?')}: {wrong}")
+    assert not found
+
+
+def test_every_template_is_rendered_in_the_sandbox() -> None:
+    """A model's files come from strangers: jinja2 is reached in one place, and only its sandbox."""
+    found = {
+        (str(path.relative_to(ROOT)), module)
+        for path in files(*ROOMS)
+        for node in ast.walk(ast.parse(path.read_text()))
+        for module in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [f"{node.module}.{alias.name}" for alias in node.names]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+        if module.split(".")[0] == "jinja2"
+    }
+    assert {path for path, _ in found} == {"runtime/server/chat.py"}
+    assert not [module for _, module in found if module.endswith(".Environment")]
+    assert [module for _, module in found if module.startswith("jinja2.sandbox.")]
+
+
 def test_no_path_of_one_machine() -> None:
     wrong = re.compile(r"/(home|root|work|Users|mnt)/\w")
     texts = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,9 @@ from banyan.runtime.server.tenants import Tenants
 from banyan.runtime.server.tokenizer import Tokenizer
 
 Client = bytes
+
+MOST_OPEN = 256
+"""Questions of one client that wait for the engine."""
 
 OURSELVES = b""
 """Who asks the engine for counters, in the place of a client."""
@@ -38,6 +42,7 @@ class Questions:
         self._tenants, self._tokenizer = tenants, tokenizer
         self._order, self._say, self._stats, self._info, self._check = order, say, stats, info, check
         self._open: dict[int, tuple[Client, wire.Ask]] = {}
+        self._n_open: Counter[Client] = Counter()
         self._n_asked = 0
         self.noted: Callable[[dict[str, Any]], None] = lambda counters: None
 
@@ -49,6 +54,11 @@ class Questions:
             no = f"{ask.what!r} tells of all tenants, and {tenant.name!r} is no operator; see docs/security.md"
             self._say(client, wire.Answer(id=ask.id, ok=False, body=no.encode()))
             return
+        if self._n_open[client] >= MOST_OPEN:
+            many = f"{MOST_OPEN} questions of this client are open, which is all that it may have; wait for answers"
+            self._say(client, wire.Answer(id=ask.id, ok=False, body=many.encode()))
+            return
+        self._n_open[client] += 1
         self._open[self._n_asked] = client, ask
         self._order(msgspec.structs.replace(ask, id=self._n_asked))
         self._n_asked += 1
@@ -58,6 +68,7 @@ class Questions:
         if (asked := self._open.pop(answer.id, None)) is None:
             return
         client, ask = asked
+        self._close(client)
         ok, body = answer.ok, answer.body
         if ok and ask.what == "stats":
             counters = msgspec.json.decode(body) | {"server": self._stats()}
@@ -76,8 +87,14 @@ class Questions:
         """The engine that was asked is no more."""
         while self._open:
             client, ask = self._open.popitem()[1]
+            self._close(client)
             if client != OURSELVES:
                 self._say(client, wire.Answer(id=ask.id, ok=False, body=why.encode()))
+
+    def _close(self, client: Client) -> None:
+        self._n_open[client] -= 1
+        if not self._n_open[client]:
+            del self._n_open[client]
 
     def _with_text(self, body: bytes) -> bytes:
         """A sketch of the tree, in which each node has `text` in place of `ids`, and roots have their tenant's name."""

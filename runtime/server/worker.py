@@ -89,7 +89,7 @@ class Server:
             raise ConfigError(f"bind is {config.bind}, and anybody could come in there; say who may, with token_file")
         self._peers: dict[bytes, Peer] = {}
         self._refusals: OrderedDict[bytes, int] = OrderedDict()  # of peers that broke the rules lately
-        self._waiting: list[tuple[bytes, wire.Hello, Tenant]] = []  # who said Hello before the engine was ready
+        self._waiting: dict[bytes, tuple[wire.Hello, Tenant]] = {}  # who said Hello before the engine was ready
         self._n_barren = 0  # engines in a row that died before they were ready
         self._started = time.monotonic()
         self._calls: deque[Callable[[], None]] = deque()
@@ -264,7 +264,7 @@ class Server:
                     f"the server speaks version {wire.VERSION} of the protocol, the client {message.version}; "
                     "install the same version of banyan on both sides"
                 )
-            self._waiting.append((client, message, self.tenants.identify(message)))
+            self._waiting[client] = message, self.tenants.identify(message)
             if self.link.ready is not None:
                 self._welcome(self.link.ready)
             return
@@ -290,7 +290,7 @@ class Server:
                 self.programs.delivery.sync(client, message)
 
     def _welcome(self, ready: wire.Ready) -> None:
-        for client, hello, tenant in self._waiting:
+        for client, (hello, tenant) in self._waiting.items():
             self._peers[client] = Peer(hello.client)
             self.tenants.join(client, tenant)
             whose = f" of {tenant.name}" if tenant.name else ""

@@ -123,6 +123,20 @@ def test_peers_do_not_see_each_others_programs(peer: Callable[..., Peer]) -> Non
     assert (mine.ref, mine.samples[0].text) == (5, "")
 
 
+def test_questions_are_bounded_and_answered_all_the_same(peer: Callable[..., Peer]) -> None:
+    one, other = peer(), peer()
+    one.say(*[wire.Ask(id=k, what="stats") for k in range(600)])
+    other.works(0)
+    answers = [one.hear(30) for _ in range(600)]
+    assert sorted(answer.id for answer in answers if isinstance(answer, wire.Answer)) == list(range(600))
+    refused = [answer for answer in answers if isinstance(answer, wire.Answer) and not answer.ok]
+    assert all(b"256 questions of this client are open" in answer.body for answer in refused)
+    one.say(wire.Ask(id=700, what="stats"))
+    last = one.hear()
+    assert isinstance(last, wire.Answer)
+    assert last.ok
+
+
 def test_a_ping_is_answered(peer: Callable[..., Peer]) -> None:
     one = peer()
     one.say(wire.Ping())
