@@ -26,12 +26,12 @@ STEP_TOKENS = 512
 
 
 class Latency(NamedTuple):
-    """Seconds, p99, between two tokens of a decode: alone, and beside long prompts; and of a step of a long prompt by
-    itself, where the peer tells."""
+    """Seconds between two tokens of a decode, p99: alone, and beside long prompts. rise: of the same in CPU seconds,
+    over those of a long prompt's longest step by itself; 0 where the peer does not tell."""
 
     alone: float
     beside: float
-    chunk: float
+    rise: float
 
 
 class Side:
@@ -59,10 +59,12 @@ class Side:
             raise SystemExit(f"{self._process.args!r} ended with status {self._process.wait()}")
         return json.loads(line)
 
-    def gaps(self, name: str, seed: int) -> list[float]:
-        """Of the decodes, sorted."""
-        calls = self.ask(name, seed)["calls"][:N_DECODES]
-        return sorted(b - a for call in calls for a, b in zip(call["times"], call["times"][1:], strict=False))
+    def gaps(self, name: str, seed: int) -> tuple[float, float]:
+        """Between tokens of the decodes, p99: in seconds, and in CPU seconds of the steps that gave them."""
+        found = self.ask(name, seed)
+        calls = found["calls"][:N_DECODES]
+        gaps = [b - a for call in calls for a, b in zip(call["times"], call["times"][1:], strict=False)]
+        return _p99(gaps), _p99([cpu for cpu, n in found.get("steps", ()) for _ in range(n)] or [0.0])
 
     def close(self) -> None:
         os.kill(self._process.pid, signal.SIGCONT)
@@ -78,9 +80,9 @@ def measure(model: Path, vllm: Path | None, n_rounds: int) -> tuple[Latency, Lat
         found: list[list[Latency]] = [[] for _ in sides]
         for seed in range(1, n_rounds + 1):
             for side, rounds in zip(sides, found, strict=True):
-                chunk = side.ask("long-prompt", seed).get("steps", [0.0])
-                alone, beside = side.gaps("decodes", seed), side.gaps("interrupted", seed)
-                rounds.append(Latency(_p99(alone), _p99(beside), _p99(sorted(chunk))))
+                chunk = max(cpu for cpu, _ in side.ask("long-prompt", seed).get("steps", [(1.0, 0)]))
+                (alone, was), (beside, now) = side.gaps("decodes", seed), side.gaps("interrupted", seed)
+                rounds.append(Latency(alone, beside, (now - was) / chunk))
         ours, *theirs = (Latency(*(min(column) for column in zip(*rounds, strict=True))) for rounds in found)
         return ours, theirs[0] if theirs else None
     finally:
@@ -89,6 +91,7 @@ def measure(model: Path, vllm: Path | None, n_rounds: int) -> tuple[Latency, Lat
 
 
 def _p99(some: list[float]) -> float:
+    some = sorted(some)
     return some[min(len(some) - 1, int(0.99 * len(some)))]
 
 
@@ -110,7 +113,7 @@ async def answer(model: str, dtype: str, write: Callable[[Any], None]) -> None:
                            step_tokens=STEP_TOKENS))  # fmt: skip
     tokenizer = AutoTokenizer.from_pretrained(model)
     waiting: dict[int, tuple[list[int], Callable[[], None], asyncio.Future[Any]]] = {}
-    steps: list[float] = []
+    steps: list[tuple[float, int]] = []  # CPU seconds of all threads, and for how many decodes
     n_asked = 0
 
     async def loop() -> None:
@@ -118,10 +121,9 @@ async def answer(model: str, dtype: str, write: Callable[[Any], None]) -> None:
             if e.scheduler.is_idle:
                 await asyncio.sleep(0.0005)
                 continue
-            before, rows = time.perf_counter(), e.scheduler.counts["computed_tokens"]
+            before, n_old = time.process_time(), sum(not r.is_prefilling for r in e.scheduler.running)
             step = e.step()
-            if e.scheduler.counts["computed_tokens"] - rows == STEP_TOKENS:
-                steps.append(time.perf_counter() - before)
+            steps.append((time.process_time() - before, min(n_old, N_DECODES)))
             ids = iter(array("i", step.ids))
             for rid, n in zip(array("q", step.rids), array("i", step.counts), strict=True):
                 for _ in range(n):
