@@ -115,9 +115,12 @@ class AsyncState(Prompt):
         return messages(self._transcript, self._record.backend.welcome.chat)
 
     async def sync(self) -> None:
-        """Wait until all that was appended is done. Raises the first error."""
+        """Wait until all that was appended is done, also in branches that were joined. Raises the first error."""
         for ref in await self._all_known():
             ref.wait()
+        for value in self._joined:
+            await known(value)
+        self._check_joined()
 
     async def error(self) -> BaseException | None:
         """Wait as `sync` does, and give what it would raise, or None."""

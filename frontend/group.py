@@ -70,8 +70,8 @@ class Group(Generic[S]):
         """Bring the branches back to their parent. Does not wait for them.
 
         gather_variable: each variable that the parent lacks becomes a list of all branches' values (None where a branch
-        has none), also for a single branch. Reading it raises a ForkError, which says which branch failed; with
-        on_error="collect" that error stands in the list, in the place of the branch.
+        has none), also for a single branch. Reading it, and `sync()` of the parent, raise a ForkError, which says which
+        branch failed; with on_error="collect" that error stands in the list, in the place of the branch.
 
         concat, which SGLang calls concate_and_append: the text that each branch got since the fork is appended to the
         parent, in order and exactly; after it the branches take no more text. If one failed, so has the parent.

@@ -18,7 +18,7 @@ from banyan.limits import keep_time
 from banyan.pieces import pieces_async
 from banyan.reasoning import SUFFIX
 from banyan.record import Lane, Record, part
-from banyan.ref import Ref, Thought
+from banyan.ref import Gathered, Ref, Thought, read
 from banyan.runtime import wire
 from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, ToolError, UnknownVariable, Unsupported
 from banyan.runtime.promise import Promise
@@ -338,6 +338,20 @@ class Prompt:
             raise UnknownVariable(
                 f"there is no variable {name!r}; there are: {have}", program=self._record.name, line=source_line()
             ) from None
+
+    @property
+    def _joined(self) -> list[Gathered]:
+        """The variables of branches that were joined."""
+        return [value for value in self._values.values() if isinstance(value, Gathered)]
+
+    def _check_joined(self) -> None:
+        """Raise what failed in a branch that was joined; waits for what is not known yet."""
+        for value in self._joined:
+            try:
+                read(value)
+            except Cancelled:
+                if self._record.failure is not None:
+                    raise  # else it was dropped, and nobody misses it
 
     def cancel(self) -> None:
         """Stop what the program still does on the server. What is not finished raises Cancelled where it is read.

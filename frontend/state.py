@@ -109,13 +109,14 @@ class State(Prompt):
         return messages(self._transcript, self._record.backend.welcome.chat)
 
     def sync(self) -> None:
-        """Wait until all that was appended is done. Raises the first error."""
+        """Wait until all that was appended is done, also in branches that were joined. Raises the first error."""
         self._await_body()
         refs = [item for item in self._transcript if isinstance(item, Ref)]
         if not all(ref.is_done for ref in refs):
             self._record.flush()
         for ref in refs:
             ref.wait()
+        self._check_joined()
 
     def error(self) -> BaseException | None:
         """Wait as `sync` does, and give what it would raise, or None."""

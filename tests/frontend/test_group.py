@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -266,3 +268,44 @@ def test_a_branch_can_be_appended_to_by_its_index(mock: bn.Mock) -> None:
             forks[0] = forks[1]
 
     assert program.run()["texts"] == ["x<a>", "y"]
+
+
+@bn.function
+def two_branches(s: bn.State, on_error: Any = "raise", drops: bool = False) -> None:
+    forks = s.fork(2)
+    forks += lambda i: f"{i}" + bn.gen("g")
+    if drops:
+        forks[1].drop()
+    forks.join(on_error=on_error)
+
+
+def second_fails() -> bn.Mock:
+    return bn.Mock({re.compile("0$"): "fine", re.compile("1$"): ValueError("no")})
+
+
+def test_a_failure_in_a_joined_branch_rises_where_its_parent_is_collected() -> None:
+    state = two_branches.run(backend=second_fails())
+    with pytest.raises(bn.ForkError, match="branch 1 failed: the script of the Mock raised ValueError: no"):
+        state.sync()
+    assert isinstance(state.error(), bn.ForkError)
+    with pytest.raises(bn.ForkError):
+        two_branches.run(backend=second_fails(), use_thread=False)
+    with pytest.raises(bn.ForkError):
+        asyncio.run(two_branches.run_async(backend=second_fails()))
+    (returned,) = two_branches.run_batch([()], backend=second_fails(), on_error="return")
+    assert isinstance(returned.error(), bn.ForkError)
+    with pytest.raises(bn.BatchError):
+        two_branches.run_batch([()], backend=second_fails())
+
+
+def test_a_failure_that_is_collected_and_a_branch_that_was_dropped_are_none_of_the_parents() -> None:
+    collected = two_branches.run("collect", backend=second_fails())
+    collected.sync()
+    assert isinstance(collected["g"][1], bn.ForkError)
+    two_branches.run(drops=True, backend=bn.Mock("slow", latency=0.2)).sync()
+
+
+def test_a_parent_is_done_when_its_joined_branches_are() -> None:
+    state = two_branches.run(backend=bn.Mock("late", latency=0.3))
+    state.sync()
+    assert state._values["g"].values[1].is_done
