@@ -132,7 +132,7 @@ TABLE = {
         ),
         Op(
             "rms_norm",
-            "x, residual [rows, dim], weight [dim] -> norm, sum [rows, dim]",
+            "x, residual [all_rows, dim], weight [dim], rows [rows] -> norm, sum [rows, dim]",
             "4 * size * rows * dim",
             "5 * rows * dim",
             "cpu",
@@ -232,12 +232,15 @@ def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Te
 
 
 @overload
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, rows: Tensor | None = None) -> Tensor: ...
 @overload
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]: ...
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Any:
-    """Norm of x over its last axis; with `residual`, (norm of the sum, the sum); see `rms_norm/reference.py`."""
-    return implementation("rms_norm", x.device.type)(x, weight, eps, residual)
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor, rows: Tensor | None = None
+) -> tuple[Tensor, Tensor]: ...
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, rows: Tensor | None = None) -> Any:
+    """Norm of x, or of some rows, over its last axis; with `residual`, (norm of the sum, the sum); see
+    `rms_norm/reference.py`."""
+    return implementation("rms_norm", x.device.type)(x, weight, eps, residual, rows)
 
 
 def rope_kv(

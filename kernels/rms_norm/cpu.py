@@ -9,8 +9,10 @@ from banyan.kernels.native import build
 from banyan.kernels.rms_norm import reference
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Any:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, rows: Tensor | None = None) -> Any:
     """See `reference.rms_norm`."""
+    if rows is not None:
+        x, residual = x[rows], None if residual is None else residual[rows]
     library = build.library()
     if (
         library is None

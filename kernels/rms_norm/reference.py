@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Any:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, rows: Tensor | None = None) -> Any:
     """Norm over the last axis of x [..., dim], times weight [dim]; computed in float32, returned in x's dtype.
 
-    With `residual`, of x's shape, x + residual is normed, and the result is (norm, x + residual).
+    With `residual`, of x's shape, x + residual is normed, and the result is (norm, x + residual). With `rows`, int64
+    [n], it is that of these rows of x and residual, in this order: what a step wants the logits of.
     """
+    if rows is not None:
+        x, residual = x[rows], None if residual is None else residual[rows]
     real = torch.promote_types(x.dtype, torch.float32)
     total = x if residual is None else x + residual
     wide = total.to(real)

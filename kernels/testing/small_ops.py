@@ -169,7 +169,13 @@ def check_rms_norm(seed: int, dtype: torch.dtype, device: str) -> None:
     _near(ops.rms_norm(x, weight, 1e-6), rms_norm.rms_norm(x.double(), weight.double(), 1e-6), dtype)
     got, total = ops.rms_norm(x, weight, 1e-6, residual=residual)
     assert torch.equal(total, x + residual)
-    _near(got, rms_norm.rms_norm((x + residual).double(), weight.double(), 1e-6), dtype)
+    want = rms_norm.rms_norm((x + residual).double(), weight.double(), 1e-6)
+    _near(got, want, dtype)
+    rows = torch.randint(max(n, 1), (chance.randint(0, 7) if n else 0,)).to(device)
+    some, sums = ops.rms_norm(x, weight, 1e-6, residual=residual, rows=rows)
+    assert torch.equal(sums, total[rows])
+    _near(some, want[rows], dtype)
+    _near(ops.rms_norm(x, weight, 1e-6, rows=rows), rms_norm.rms_norm(x.double()[rows], weight.double(), 1e-6), dtype)
     heads = torch.randn(n, 6, dim).to(device, dtype)[:, 1:4]
     _near(ops.rms_norm(heads, weight, 1e-5), rms_norm.rms_norm(heads.double(), weight.double(), 1e-5), dtype)
 

@@ -64,7 +64,7 @@ class Decoder:
             h, x = ops.rms_norm(h, layer.mlp_norm, self.eps, residual=x)
             h = layer.down(ops.silu_mul(layer.gate_up(h)))
         if self.features is None:
-            h, _ = ops.rms_norm(h[rows], self.norm, self.eps, residual=x[rows])
+            h, _ = ops.rms_norm(h, self.norm, self.eps, residual=x, rows=rows)
             return self.head(h).float()
         h, _ = ops.rms_norm(h, self.norm, self.eps, residual=x)
         self.features[ragged.slots] = h

@@ -102,6 +102,7 @@ def launch_small_ops() -> None:
     draw.draw(logits, Rows(real, rows, real, real, rows, rows, rows))
     rms_norm.rms_norm(meta(64, 4096), meta(4096), 1e-6, meta(64, 4096))
     rms_norm.rms_norm(q, meta(128), 1e-6)
+    rms_norm.rms_norm(meta(64, 4096), meta(4096), 1e-6, meta(64, 4096), rows[:8])
     for norms in (None, (meta(128), meta(128))):
         rope_kv.rope_kv(qkv, norms, 1e-6, angles, angles, pool, pool, rows[:64])
     silu_mul.silu_mul(meta(64, 28672))
@@ -114,7 +115,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_ops_around_attention(target: str) -> None:
     found = aot.compile_launcher(target, launch_small_ops)
-    names = "_write _copy _copy _accept _edit _mask _draw _norm _norm _rope_kv _rope_kv _silu_mul"
+    names = "_write _copy _copy _accept _edit _mask _draw _norm _norm _norm _rope_kv _rope_kv _silu_mul"
     assert [c.kernel for c in found] == names.split()
     for compiled in found:
         compiled.check()
