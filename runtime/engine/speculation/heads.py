@@ -37,7 +37,7 @@ class Eagle(Model):
         super().__init__(head, n_pages, page, n_vocab, device, stopwatch)
 
     def can_draft(self, request: Request) -> bool:
-        return request.n_computed == request.n_total - 1  # so that there are features of all tokens but the last
+        return _has_features(request)
 
     def _forward(self, ids: Sequence[int], q_lens: Sequence[int], kv_lens: Sequence[int],
                  pages: Sequence[Sequence[int]], known: Sequence[int]) -> Tensor:  # fmt: skip
@@ -70,9 +70,6 @@ class Medusa(Drafter):
         self._proposals: dict[int, list[Proposal]] = {}
         self.cost: Cost = Cost(2.0, 0.25, 0.0)
 
-    def depth(self, n: int) -> int:
-        return min(n, len(self._head.heads))
-
     def warm_up(self, n_rows: int) -> None:
         for _ in range(3):
             start = self._stopwatch()
@@ -80,7 +77,7 @@ class Medusa(Drafter):
             self.cost.note(1, 0, self._stopwatch() - start)
 
     def can_draft(self, request: Request) -> bool:
-        return request.n_computed == request.n_total - 1
+        return _has_features(request)
 
     @torch.inference_mode()
     def prepare(self, asks: Sequence[tuple[Request, int]]) -> None:
@@ -99,3 +96,8 @@ class Medusa(Drafter):
 
     def end(self, request: Request) -> None:
         self._proposals.pop(request.rid, None)
+
+
+def _has_features(request: Request) -> bool:
+    """Of all tokens but the last, which no step has computed yet."""
+    return request.n_computed == request.n_total - 1

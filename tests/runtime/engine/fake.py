@@ -6,6 +6,7 @@ logits are a hash of what it read. So an output is right only if every token lay
 
 from __future__ import annotations
 
+import random
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -100,6 +101,14 @@ def int32(ids: Iterable[int]) -> bytes:
 
 def run(rid: int, ids: Iterable[int], sampling: Sampling = GREEDY, **fields: Any) -> Run:
     return Run(rid, int32(ids), sampling, **fields)
+
+
+def forked(n: int, sampling: Sampling) -> list[Run]:
+    """Prompts for a tiny model that begin with the same 37 tokens, of which the first has one more."""
+    chance = random.Random(0)
+    head = [chance.randrange(3, 320) for _ in range(37)]
+    tails = [[chance.randrange(3, 320) for _ in range(1 + 7 * rid % 20)] for rid in range(n)]
+    return [run(rid, head + tail, sampling, seed=rid, order=(0, rid)) for rid, tail in enumerate(tails)]
 
 
 def engine(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -78,16 +77,6 @@ def engine(large: Path, head: Path | None, **options: Any) -> Engine:
     return build(configs.make(model=str(large), device="cpu", threads=1, kv_memory="4MB", **options))
 
 
-def runs(n: int, sampling: Sampling) -> list[Run]:
-    chance = random.Random(0)
-    head = [chance.randrange(3, VOCAB) for _ in range(37)]
-    tails = [[chance.randrange(3, VOCAB) for _ in range(1 + 7 * rid % 20)] for rid in range(n)]
-    return [
-        Run(rid, array("i", [*head, *tail]).tobytes(), sampling, seed=rid, order=(0, rid))
-        for rid, tail in enumerate(tails)
-    ]
-
-
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("page", [4, 16])
 @pytest.mark.parametrize("kind", MAKERS)
@@ -95,7 +84,7 @@ def test_the_same_outputs(
     fake: ModuleType, tiny_model: Callable[..., Path], folders: dict[str, Path], kind: str, page: int,
     sampling: Sampling,
 ) -> None:  # fmt: skip
-    large, jobs = tiny_model("llama"), runs(6, sampling)
+    large, jobs = tiny_model("llama"), fake.forked(6, sampling)
     plain = fake.drive(engine(large, None, page=page), jobs)
     e = engine(large, folders[kind], page=page)
     assert fake.asked(e).name == kind
@@ -121,7 +110,7 @@ def test_medusa_reads_the_last_feature(
         return chains
 
     drafter.propose = watched
-    fake.drive(e, runs(1, SAMPLINGS["greedy"]))
+    fake.drive(e, fake.forked(1, SAMPLINGS["greedy"]))
     assert len(said) > 10
     for last, chains in said:
         assert chains[0] == [last] * len(chains[0]), "of each head the best"
@@ -149,7 +138,7 @@ def test_eagle_says_the_same_however_it_came_there(
             fake.drive(e, [job])
         return out
 
-    (job,) = runs(1, SAMPLINGS["greedy"])
+    (job,) = fake.forked(1, SAMPLINGS["greedy"])
     said = fake.drive(engine(tiny_model("llama"), None), [job])[0].ids
     along = proposals([job])
     text = [*array("i", job.ids), *said]
@@ -163,7 +152,7 @@ def test_features_are_those_of_the_model(
 ) -> None:
     """The hidden state beside a slot, through the model's own head, says the token that came next."""
     e = engine(tiny_model("llama"), folders["eagle"], page=4)
-    job = runs(1, SAMPLINGS["greedy"])[0]
+    job = fake.forked(1, SAMPLINGS["greedy"])[0]
     said = fake.drive(e, [job])[0].ids
     text = [*array("i", job.ids), *said]
     e.take(Run(9, array("i", text).tobytes(), SAMPLINGS["greedy"]))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
-from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -53,23 +51,13 @@ def engine(large: Model, small: Model | None, n_pages: int = 0, **options: Any) 
     return Engine(config, large, resolved, stopwatch=lambda: 0.0, draft_model=small)
 
 
-def runs(n: int, sampling: Sampling, seed: int = 0) -> list[Run]:
-    chance = random.Random(seed)
-    head = [chance.randrange(3, 320) for _ in range(37)]
-    tails = [[chance.randrange(3, 320) for _ in range(1 + 7 * rid % 20)] for rid in range(n)]
-    return [
-        Run(rid, array("i", [*head, *tail]).tobytes(), sampling, seed=rid, order=(0, rid))
-        for rid, tail in enumerate(tails)
-    ]
-
-
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("is_itself", [True, False], ids=["itself", "another"])
 def test_the_same_outputs(
     fake: ModuleType, large: Model, other: Model, sampling: Sampling, page: int, is_itself: bool
 ) -> None:
-    jobs = runs(6, sampling)
+    jobs = fake.forked(6, sampling)
     plain = fake.drive(engine(large, None, page=page), jobs)
     e = engine(large, large if is_itself else other, page=page)
     for _ in range(2):
@@ -90,8 +78,8 @@ def test_the_same_outputs(
 def test_what_one_computed_the_next_one_finds(fake: ModuleType, large: Model) -> None:
     e = engine(large, large, page=4)
     drafter: Any = e.drafting.drafters[0]
-    fake.drive(e, runs(1, GREEDY))
-    e.take(runs(3, GREEDY)[2])
+    fake.drive(e, fake.forked(1, GREEDY))
+    e.take(fake.forked(3, GREEDY)[2])
     e.step()
     (request,) = e.scheduler.running
     assert isinstance(request, Request)
@@ -108,10 +96,10 @@ def test_pages_that_became_anothers_are_computed_again(
     """So few pages that requests are retracted and pages change hands: garbage would show as refused drafts."""
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)
     sampling = Sampling(temperature=0.0, max_tokens=40)
-    plain = fake.drive(engine(large, None), runs(6, sampling))
+    plain = fake.drive(engine(large, None), fake.forked(6, sampling))
     for page, n_pages in ((4, 28), (16, 8)):
         e = engine(large, large, n_pages, page=page)
-        drafted = fake.drive(e, runs(6, sampling), check=True)
+        drafted = fake.drive(e, fake.forked(6, sampling), check=True)
         assert {rid: o.ids for rid, o in drafted.items()} == {rid: o.ids for rid, o in plain.items()}
         assert e.scheduler.counts["retractions"] > 0
         stats = e.drafting.stats()
@@ -120,7 +108,7 @@ def test_pages_that_became_anothers_are_computed_again(
 
 def test_one_that_is_far_behind_comes_nearer(fake: ModuleType, large: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("banyan.runtime.engine.speculation.model.MOST_BEHIND", 25)
-    jobs = runs(2, Sampling(temperature=0.0, max_tokens=120))
+    jobs = fake.forked(2, Sampling(temperature=0.0, max_tokens=120))
     plain = fake.drive(engine(large, None), jobs)
     e = engine(large, large)
     fake.asked(e)
@@ -134,8 +122,8 @@ def test_a_shorter_context_than_the_large_models(
 ) -> None:
     small = load(tiny_model("qwen3"), max_context=60)
     small.spec = small.spec.__class__(**{**_fields(small.spec), "max_context": 50})
-    plain = fake.drive(engine(large, None), runs(4, GREEDY))
-    drafted = fake.drive(engine(large, small), runs(4, GREEDY), check=True)
+    plain = fake.drive(engine(large, None), fake.forked(4, GREEDY))
+    drafted = fake.drive(engine(large, small), fake.forked(4, GREEDY), check=True)
     assert {rid: o.ids for rid, o in drafted.items()} == {rid: o.ids for rid, o in plain.items()}
 
 
@@ -166,6 +154,6 @@ def test_an_engine_by_options(fake: ModuleType, tiny_model: Callable[..., Path])
     assert [d.name for d in e.drafting.drafters] == ["tree", "ngram", "model"]
     alone = build(configs.make(model=str(tiny_model("llama")), device="cpu", threads=1, kv_memory="4MB"))
     assert e.resolved.n_pages < alone.resolved.n_pages, "both models' keys and values lie in that memory"
-    jobs: Sequence[Run] = runs(3, GREEDY)
+    jobs: Sequence[Run] = fake.forked(3, GREEDY)
     ours, theirs = fake.drive(e, jobs), fake.drive(alone, jobs)
     assert {rid: o.ids for rid, o in ours.items()} == {rid: o.ids for rid, o in theirs.items()}
