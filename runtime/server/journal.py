@@ -298,4 +298,5 @@ class Durables:
             self._ended.pop(key).close()
 
 
+GONE = Error(RuntimeLost.code, "its client is gone")
 TAKEN = Error(RuntimeLost.code, "another client took this durable program over")

@@ -61,7 +61,7 @@ class Metrics:
         self._gap = histogram("inter_token", "between two tokens of a request, in the mean of it")
         self._queue = histogram("queue", "from a request's order to the engine's start of it")
         self._request = histogram("request", "from a request's order to its end")
-        self._program = histogram("program", "from a program's first message to its end")
+        self._program = histogram("program", "from a program's first message to the end of its last gen")
         self._batch = prometheus.Histogram(
             "banyan_batch_requests", "requests that got tokens in a step", registry=self._registry, buckets=ROWS
         )

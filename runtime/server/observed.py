@@ -51,12 +51,13 @@ class Observed:
 
     def generated(self, program: Program, op: wire.Gen | wire.Select, outcome: Outcome | Error) -> None:
         """A gen or select has ended, one way or the other."""
+        program.last = datetime.now()
         if self.traces is not None:
             self.traces.generated(program, op, outcome)
 
     def over(self, program: Program, error: Error | None) -> None:
         """A program has ended; error: what it failed with."""
-        seconds = (datetime.now() - program.started).total_seconds()
+        seconds = max(0.0, (program.last - program.started).total_seconds())
         if error is None:
             self.goodput.program(seconds)
         if self.metrics is not None:

@@ -86,6 +86,8 @@ class Program:
         self.client, self.number, self.name, self.serial = client, number, name, serial
         self.started = datetime.now()
         """What a chat template takes for now: fixed, so that a prompt does not change at midnight."""
+        self.last = self.started
+        """When something of it was made last: it may be held for long after that."""
         self.is_last = False
         self.is_over = False
         self.states = {0: State(0, is_born=True)}

@@ -18,7 +18,7 @@ from banyan.runtime.server.attempts import Attempts
 from banyan.runtime.server.choosing import Choosing
 from banyan.runtime.server.delivery import Delivery
 from banyan.runtime.server.generate import Error, Generation, Generator, Outcome
-from banyan.runtime.server.journal import TAKEN, Durables
+from banyan.runtime.server.journal import GONE, TAKEN, Durables
 from banyan.runtime.server.keeper import check_keep
 from banyan.runtime.server.limits import Limiter, Timers
 from banyan.runtime.server.program import Broken, Client, Gathering, Had, Point, Program, State, wrong
@@ -478,6 +478,7 @@ class Programs:
         """Stop and forget a program; with an error, tell its client."""
         if program.is_over:
             return
+        is_done = program.is_settled and (error is None or error.code == Cancelled.code)  # its client only leaves it
         program.is_over = True
         for state in tuple(program.running):
             if state.generation is not None:
@@ -485,14 +486,13 @@ class Programs:
                 self._rest(program, state)
         self._limiter.forget(program)
         self._quota.forget(program)
-        self.over(program, error)
+        self.over(program, None if is_done else GONE if is_client_gone else error)
         self.durables.over(program, error, is_client_gone)
         self.keeper.end(program.serial)
         key = program.client, program.number
         del self._programs[key], self._standings[program.serial]
         if error is not None:
-            seq = self._next(program)
-            failed = wire.Failed(program=program.number, seq=seq, code=error.code, message=error.message)
+            failed = wire.Failed(program.number, self._next(program), error.code, error.message)
             self._send(program.client, failed)
         self.delivery.end(key)
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from banyan.runtime import config
+from banyan.runtime import config, wire
 from banyan.runtime.errors import ConfigError
+from banyan.runtime.server.generate import Error
 from banyan.runtime.server.goodput import Goodput
+from banyan.runtime.server.observed import Observed
+from banyan.runtime.server.program import Program
 
 
 def request(first: float, gap: float, n: int = 5) -> Any:
@@ -38,6 +43,35 @@ def test_a_request_is_good_that_keeps_to_both() -> None:
     assert goodput.counts | {} == {
         "requests": 6, "good_requests": 3, "tokens": 26, "good_tokens": 11, "programs": 0, "good_programs": 0
     }  # fmt: skip
+
+
+def test_a_program_that_is_left_when_all_is_done_has_ended_well(bench: Any) -> None:
+    b = bench()
+    over: list[Any] = []
+    b.programs.over = lambda program, error: over.append(error and error.code)
+    ops = (wire.Append(0, ("a",)), wire.Gen(0, 0, wire.Sampling(max_tokens=2)))
+    for k in range(5):
+        b.submit(*ops, program=k, last=k == 0)
+    b.run()
+    b.programs.cancel(b"me", wire.Cancel(1, 1))
+    b.submit(*ops[1:], program=2)  # the same value twice
+    b.submit(wire.Append(0, (wire.Ref(9),)), program=3)
+    b.programs.cancel(b"me", wire.Cancel(3, 2))
+    b.submit(wire.Append(0, (wire.Ref(9),)), program=4)
+    b.programs.forget(b"me")
+    assert over == [None, None, "bad_program", "cancelled", "runtime_lost"]
+
+
+def test_how_long_a_program_takes_is_up_to_its_last_gen() -> None:
+    observed = Observed(config.make(slo="program=1s"), "m", contextlib.ExitStack())
+    program = Program(b"me", 0, "p", 0)
+    program.started = datetime.now() - timedelta(seconds=30)
+    program.last = program.started + timedelta(seconds=0.5)
+    observed.over(program, None)  # it was held for half a minute after that
+    assert (observed.goodput.counts["programs"], observed.goodput.counts["good_programs"]) == (1, 1)
+    observed.generated(program, wire.Gen(0, 0), Error("e", "m"))
+    observed.over(program, None)
+    assert (observed.goodput.counts["programs"], observed.goodput.counts["good_programs"]) == (2, 1)
 
 
 def test_each_level_stands_alone() -> None:
