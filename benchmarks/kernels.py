@@ -17,6 +17,8 @@ import tempfile
 import time
 from array import array
 from collections.abc import Callable
+from copy import copy
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,8 +31,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels import ops
-from banyan.kernels.attention import cpu, plain
+from banyan.kernels.attention import cpu, native, plain
+from banyan.kernels.attention import plan as planner
 from banyan.kernels.attention.batch import Ragged, ragged
+from banyan.kernels.attention.plan import Subtree, Tiles
+from banyan.kernels.pool import KINDS, Quantized, quantize
 from banyan.runtime.engine.batch import assemble
 from banyan.runtime.engine.request import Plan, Request, Work
 from banyan.runtime.engine.runner import Runner
@@ -84,6 +89,12 @@ class Case:
     def ours(self, batch: Ragged | None = None) -> Tensor:
         return cpu.attention(self.q, self.k, self.v, batch or self.batch, scale=DIM**-0.5)
 
+    def quantized(self, kind: str) -> Case:
+        """The same with K and V in 8 bits."""
+        other = copy(self)
+        other.k, other.v = (Quantized(*quantize(pool, KINDS[kind])) for pool in (self.k, self.v))
+        return other
+
     def fallback(self) -> Tensor:
         return plain.attention(self.q, self.k, self.v, self.batch, scale=DIM**-0.5)
 
@@ -130,6 +141,9 @@ def decodes(report: Report, share: dict[str, float], seconds: float) -> None:
     case = Case([1] * 64, [1024] * 64, torch.bfloat16)
     ours, naive = best(case.ours, case.sdpa, seconds=seconds)
     report.row("decode 64 x 1k, bf16", "ms", 1e3 * ours, 1e3 * naive, "gather + SDPA, enable_gqa", "ratio >= 4")
+    for kind in KINDS:
+        ours, wide = best(case.quantized(kind).ours, case.ours, seconds=seconds)
+        report.row(f"decode 64 x 1k, bf16, KV in {kind}", "ms", 1e3 * ours, 1e3 * wide, "ours, KV in bf16")
 
 
 def chunks(report: Report, share: dict[str, float], seconds: float) -> None:
@@ -143,7 +157,8 @@ def chunks(report: Report, share: dict[str, float], seconds: float) -> None:
 
 
 def shared_reads(report: Report, seconds: float) -> None:
-    for n, prefix, target in ((4, 256, ""), (16, 2048, ""), (64, 2048, "ratio >= 2")):
+    kept = "ratio >= 0.97"  # where sharing hardly pays, it must not cost
+    for n, prefix, target in ((2, 64, kept), (4, 64, kept), (4, 256, kept), (16, 2048, ""), (64, 2048, "ratio >= 2")):
         for dtype in (torch.float32, torch.bfloat16):
             case = Case([1] * n, [prefix + 64] * n, dtype, n_shared=prefix)
             alone = case.batch._replace(subtrees=(), plans={})
@@ -154,6 +169,25 @@ def shared_reads(report: Report, seconds: float) -> None:
     case = Case([1] * 64, [1024] * 64, torch.float32)
     ours, naive = best(lambda: case.ours(case.batch._replace(plans={})), case.ours, seconds=seconds)
     report.row("64 x 1k, nothing shared: with planning", "ms", 1e3 * ours, 1e3 * naive, "planned before")
+
+
+def planning(report: Report, seconds: float) -> None:
+    """What an item costs the host, where nothing is shared and where all is."""
+    for name, n, n_keys, shared in (
+        ("64 decodes", 64, 1024, ()),
+        ("64 decodes below 2048 keys", 64, 2112, (Subtree(tuple(range(64)), 2048),)),
+        ("8 chunks of 512", 8, 2048, ()),
+    ):
+        group = HEADS // KV_HEADS
+        counts = [512 if n == 8 else 1] * n, [n_keys] * n
+        options: dict[str, Any] = {
+            "tiles": Tiles(1, native.ROWS // group, native.MAX_ROWS // group), "programs": (1, KV_HEADS),
+            "n_processors": 2, "shared": shared, "merge_keys": native.MERGE_KEYS,
+        }  # fmt: skip
+        make = partial(planner.plan, *counts, **options)
+        (took,) = best(make, seconds=seconds)
+        n_items = sum(len(items) for items in (make().small, make().large))
+        report.row(f"plan of {name}, {n_items} items", "us an item", 1e6 * took / n_items, None, "", "<= 1.0")
 
 
 def linears(report: Report, seconds: float) -> None:
@@ -285,6 +319,7 @@ def main() -> int:
         decodes(report, share, seconds)
         chunks(report, share, seconds)
         shared_reads(report, seconds)
+        planning(report, min(seconds, 0.5))
         linears(report, seconds)
         steps(report, seconds)
     return min(1, report.end(chosen.json))

@@ -113,7 +113,7 @@ def plan(
     for request, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
         size, into = (tiles.small, low) if q_len <= tiles.small else (tiles.large, tall)
         row, context, begin = first_rows[request], kv_len - q_len, begins[request]
-        for first, n in _tiles(context, q_len, size, CHUNK if deterministic else 0):
+        for first, n in _DECODE if q_len == 1 else _tiles(context, q_len, size, CHUNK if deterministic else 0):
             position = context + first
             # A row of a tree of drafts stands nearer to the context than its place in the cache says.
             nearest = context if q_len <= DRAFT and not deterministic else position
@@ -126,6 +126,8 @@ def plan(
     small, large = (_split(items, n, n_processors) for items, n in zip((low, tall), programs, strict=True))
     return _tables(small, large, first_rows[-1])
 
+
+_DECODE = ((0, 1),)  # the tiles of one row
 
 # rows, request, first key, end, position of the first row, tail, whether other items read other keys for these rows
 _Item = tuple[Sequence[int], int, int, int, int, int, bool]
