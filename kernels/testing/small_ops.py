@@ -243,8 +243,9 @@ def check_mask_logits(seed: int, dtype: torch.dtype, device: str) -> None:
         for token in range(n_vocab if mask >= 0 else 0):
             allowed[row, token] = bool(masks[mask, token >> 5] >> (token & 31) & 1)
     logits = torch.randn(n, n_vocab + 3).to(device, dtype)[:, :n_vocab]
-    logits[~allowed] = float("nan")
-    want = logits.masked_fill(~allowed, -torch.inf)
+    forbidden = (~allowed).to(device)
+    logits[forbidden] = float("nan")
+    want = logits.masked_fill(forbidden, -torch.inf)
     kept = logits.clone()
     ops.mask_logits(logits, masks.to(device), which.to(device))
     assert torch.equal(logits, want)
