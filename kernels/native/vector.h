@@ -42,14 +42,22 @@ inline vf load(const bf16* p) {
 #endif
 }
 inline vf load(const int8_t* p) {
+#ifdef __AVX512F__  // and here too
+    return __builtin_convertvector((vi)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), vf);
+#else
     vb small;
     std::memcpy(&small, p, sizeof small);
     return __builtin_convertvector(__builtin_convertvector(small, vi), vf);
+#endif
 }
 inline vf load(const e4m3* p) {  // its bits at a float's place are the number times 2^-120, subnormal ones too
+#ifdef __AVX512F__
+    vu wide = (vu)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
     vub small;
     std::memcpy(&small, p, sizeof small);
     vu wide = __builtin_convertvector(small, vu);
+#endif
     return reinterpret_cast<vf>((wide & 0x80) << 24 | (wide & 0x7F) << 20) * 0x1p120f;
 }
 inline void store(float* p, vf x) { *reinterpret_cast<vf*>(p) = x; }
