@@ -8,7 +8,7 @@ import torch
 
 from banyan.kernels.attention.cpu import MAX_DIM
 from banyan.kernels.device import INTERPRETED, architecture
-from banyan.kernels.native import build
+from banyan.kernels.native import build, threads
 from banyan.kernels.ops import TABLE, Op
 
 EXAMPLE = "a decode step of 64 requests at 4,096 tokens, in one layer of an 8B model, bfloat16"
@@ -89,7 +89,7 @@ def _cpu(op: Op, has_library: bool) -> Choice:
     if op.on_cpu == "reference":
         return Choice(op, "reference", "torch: moves memory, and computes nothing")
     if has_library:
-        return Choice(op, op.on_cpu, f"C++, compiled for this CPU; {torch.get_num_threads()} threads")
+        return Choice(op, op.on_cpu, f"C++, compiled for this CPU; {threads.most()} threads")
     file = "plain" if op.name == "attention" else "reference"
     return Choice(op, file, "torch: the C++ path could not be built here (see the warning)")
 

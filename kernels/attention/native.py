@@ -8,7 +8,7 @@ from torch import Tensor
 
 from banyan.kernels.attention.batch import Ragged
 from banyan.kernels.attention.plan import Tiles, plan
-from banyan.kernels.native import pools
+from banyan.kernels.native import pools, threads
 from banyan.kernels.pool import Pool
 
 LOG2E = 1.4426950408889634
@@ -92,7 +92,7 @@ def attend(
 
 
 def _plan(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int) -> _Work:
-    n_threads = torch.get_num_threads()
+    n_threads = threads.most()
     key = ("native", n_heads, n_kv_heads, dim, window, n_threads)
     plans = {} if ragged.plans is None else ragged.plans
     if key not in plans:

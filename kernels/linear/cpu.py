@@ -12,7 +12,7 @@ from torch import Tensor
 
 from banyan.kernels.linear import reference
 from banyan.kernels.linear.packed import Packed, panels
-from banyan.kernels.native import build
+from banyan.kernels.native import build, threads
 
 THREAD_WORK = 1 << 18  # multiply-adds below which waking a second thread costs more than it saves
 
@@ -51,7 +51,7 @@ def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Te
         n_in,
         n_out,
         x.stride(0),
-        1 if n * n_in * n_out < THREAD_WORK else torch.get_num_threads(),
+        1 if n * n_in * n_out < THREAD_WORK else threads.most(),
     )
     return out
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from banyan.kernels.native import trial
+from banyan.kernels.native import threads, trial
 
 SOURCE = Path(__file__).with_name("ops.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread", "-fPIC", "-shared")
@@ -45,7 +45,7 @@ def library() -> ctypes.CDLL | None:
 
 def n_threads(n_numbers: int) -> int:
     """Threads for one pass over so many numbers: below some, waking a second costs more than it saves."""
-    return 1 if n_numbers < 1 << 16 else torch.get_num_threads()
+    return 1 if n_numbers < 1 << 16 else threads.most()
 
 
 def cache_folder() -> Path:

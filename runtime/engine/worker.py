@@ -17,6 +17,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from banyan.kernels.native import threads
 from banyan.radix_cache.cache import Cache
 from banyan.radix_cache.sketch import sketch
 from banyan.runtime.config import Config, Resolved, drafters
@@ -111,7 +112,8 @@ class Engine:
         self.page = config.page
         self.device = torch.device(resolved.device)
         if self.device.type == "cpu":
-            torch.set_num_threads(resolved.threads)
+            threads.use(resolved.threads)
+            torch.set_num_threads(1 if getattr(model, "is_packed", False) else resolved.threads)
         file = open_file(config, resolved, self.spec, weights) if config.host_file else None
         places = resolved.n_pages, config.page, resolved.device, resolved.n_host
         store = Store(model.spec, *places, file, config.kv_dtype)

@@ -51,6 +51,11 @@ class Decoder:
     def windows(self) -> tuple[int, ...]:
         return tuple(layer.window for layer in self.layers)
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether our own library multiplies its matrices: then torch has no large op left."""
+        return isinstance(self.head.weight, ops.Packed)
+
     @torch.inference_mode()
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Tensor, Tensor]],
                 rows: Tensor) -> Tensor:  # fmt: skip

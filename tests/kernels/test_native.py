@@ -11,7 +11,7 @@ import torch
 
 from banyan.kernels import chosen, ops
 from banyan.kernels.attention import native
-from banyan.kernels.native import build
+from banyan.kernels.native import build, threads
 from banyan.kernels.testing.cases import attention_case
 from banyan.kernels.testing.small_ops import CHECKS
 
@@ -129,3 +129,14 @@ def test_what_cannot_be_deterministic_is_told() -> None:
 def test_without_a_compiler_nothing_is_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert "C++ compiler" in chosen.why_not_deterministic("cpu", torch.float32, 64)
+
+
+def test_the_library_has_its_own_number_of_threads() -> None:
+    n_of_torch = torch.get_num_threads()
+    threads.use(n_of_torch + 2)
+    try:
+        assert build.n_threads(1 << 20) == n_of_torch + 2
+        assert torch.get_num_threads() == n_of_torch
+    finally:
+        threads.use(0)
+    assert build.n_threads(1 << 20) == n_of_torch
