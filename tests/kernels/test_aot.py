@@ -151,9 +151,11 @@ def test_every_head_shape(target: str, kv: str, dim: int, heads: tuple[int, int]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page_size", [1, 64])
+@pytest.mark.parametrize(("page_size", "kv"), [(1, ""), (32, ""), (64, ""), (16, "int8"), (16, "fp8")])
 @pytest.mark.parametrize(
-    "options", [{"window": 4096}, {"softcap": 30.0}, {"sinks": True}, {"tree": True}, ALL_OPTIONS], ids=str
+    "options",
+    [{"deterministic": True}, {"window": 4096}, {"softcap": 30.0}, {"sinks": True}, {"tree": True}, ALL_OPTIONS],
+    ids=str,
 )
-def test_every_option(page_size: int, options: dict[str, Any]) -> None:
-    compile_attention("sm_90", torch.bfloat16, (32, 8), 128, page_size, **options)
+def test_every_option(options: dict[str, Any], page_size: int, kv: str) -> None:
+    compile_attention("sm_90", torch.bfloat16, (32, 8), 128, page_size, kv=kv, **options)

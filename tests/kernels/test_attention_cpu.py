@@ -162,7 +162,7 @@ def run_random(call: dict) -> None:
         )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(call=calls)
 def test_random_batches(call: dict) -> None:
     run_random(call)

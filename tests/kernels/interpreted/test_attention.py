@@ -152,7 +152,7 @@ def test_random_batches(call: dict, min_split: int, trees: bool) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(call=calls, min_split=st.sampled_from([32, 256]), trees=st.booleans())
 def test_many_random_batches(call: dict, min_split: int, trees: bool) -> None:
     run_random(call, min_split, trees)
