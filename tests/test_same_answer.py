@@ -463,7 +463,7 @@ def test_constrained_with_every_drafter(model: Model, vocabulary: Vocabulary, he
 
 @pytest.mark.parametrize("page", [1, 16])
 def test_constrained_with_a_smaller_model(model: Model, vocabulary: Vocabulary, held_truth: Held, page: int) -> None:
-    e = engine(model, small=model, page=page)
+    e = engine(model, small=model, page=page, speculate="model,grammar")
     for _ in range(2):
         assert held_answers(e, vocabulary, held_truth) == held_truth
     assert e.drafting.stats()["drafted_model"] > 0

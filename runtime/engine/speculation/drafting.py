@@ -34,7 +34,7 @@ LEVELS = tuple(map(log, (0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05)))
 """Chances at which drafts may end."""
 EDGE = 1.03
 """Times what a second gives without drafts it has to give with them: chances and costs are guesses."""
-PATIENCE = 16
+PATIENCE = 32
 """Steps, at most, in which nobody is asked, where for long nothing was worth computing."""
 DEPTHS = (1, 2, 3, 4, 6, 8)
 """How deep a drafter that computes may look."""
@@ -135,7 +135,8 @@ class Drafting:
         trail = self._trails.get(request.rid)
         if trail is None:
             trail = self._trails[request.rid] = _Trail(len(self.drafters), self.max_depth)
-        trail.chains, trail.branches, trail.drafters = [], [], ()
+        if trail.chains:  # of a step that failed
+            trail.chains, trail.branches, trail.drafters = [], [], ()
         n = min(trail.reach, request.end - request.n_total - 1)
         if n <= 0:
             return 0
@@ -144,7 +145,7 @@ class Drafting:
             return 0
         trail.idle += 1
         if trail.idle > 4:  # nothing was worth it for a while: look less often
-            trail.skip = min(trail.idle, PATIENCE)
+            trail.skip = min(1 << trail.idle - 1, PATIENCE)
         return n
 
     def _ask(self, d: int, asks: Sequence[tuple[_Trail, Request, int]]) -> None:
