@@ -240,6 +240,8 @@ def tile(arch: str, dim: int, group: int, dtype: torch.dtype, kind: int, *, larg
         rows, warps = triton.next_power_of_2(group), 8
         if dtype == torch.float32:
             warps = 16
+        elif wide and kind and not (amd or ampere):
+            keys = 16
         elif wide and amd:
             warps, stages = 4, 1
         elif wide and ampere:
