@@ -287,7 +287,7 @@ def write_page(file: Path, model: str, runs: Runs, report: Report) -> None:
 
     systems = list(next(iter(runs.values())))
     walls = {name: [median(by_system[system]).wall for system in systems] for name, by_system in runs.items()}
-    floors = {row["name"].split()[0]: row["ours"] for row in report.rows if row["name"].endswith(" floor")}
+    floors = {row["name"].split()[0]: row["ours"] for row in report.rows if row["name"].split()[1:] == ["floor"]}
     lines = ["| workload | floor | " + " | ".join(systems) + " |", "|---" * (len(systems) + 2) + "|"]
     lines += [
         f"| {name}: {(WORKLOADS[name].__doc__ or '').rstrip('.')} | {floors[name]:.2f} | "
