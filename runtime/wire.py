@@ -550,8 +550,8 @@ class Delta(Wire, frozen=True):
 
     n_tokens: so many its output has by now. is_thought: it is of what the model thinks (see Gen.reasoning). round: of a
     gen with tools or retries, which turn or output it is of, from 0; with retries only the last round counts. logprobs:
-    of the tokens since the piece before, where Sampling.logprobs asks for them. n_prompt, n_cached: as in Usage, of this
-    turn or output; 0: not known yet.
+    of the tokens since the piece before, where Sampling.logprobs asks for them. n_prompt, n_cached: as in Usage, of
+    this turn or output; 0: not known yet.
     """
 
     program: int

@@ -464,8 +464,10 @@ def test_constrained_with_every_drafter(model: Model, vocabulary: Vocabulary, he
 @pytest.mark.parametrize("page", [1, 16])
 def test_constrained_with_a_smaller_model(model: Model, vocabulary: Vocabulary, held_truth: Held, page: int) -> None:
     e = engine(model, small=model, page=page, speculate="model,grammar")
-    for _ in range(2):
+    for n in range(10):  # who is in a batch with whom is up to the threads that compile; drafts come where they may pay
         assert held_answers(e, vocabulary, held_truth) == held_truth
+        if n and e.drafting.stats()["drafted_model"]:
+            break
     assert e.drafting.stats()["drafted_model"] > 0
 
 

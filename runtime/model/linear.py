@@ -33,9 +33,7 @@ class Linear:
         self.is_tiled = packed is None and deterministic
         if self.is_tiled and weight.device.type == "cpu":
             n_in, name = weight.shape[1], str(weight.dtype).removeprefix("torch.")
-            raise ConfigError(
-                f"deterministic in {name} has no kernel for {n_in} inputs; use dtype='float32'"
-            )
+            raise ConfigError(f"deterministic in {name} has no kernel for {n_in} inputs; use dtype='float32'")
         self.is_onednn = packed is None and weight.device.type == "cpu" and _can_pack(weight.dtype)
         if self.is_onednn:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight)

@@ -52,7 +52,8 @@ def test_each_flag_reaches_the_tree() -> None:
     argv += " --constraint-seconds 3 --socket s --max-message 70000 --log debug --max-programs 9 --max-width 8"
     argv += " --max-program 7777 --max-client 9999 --metrics 9090 --speculate tree,model"
     argv += " --constraint-engine outlines_core --token-file t --isolate connection"
-    argv += " --bind tcp://10.0.0.1:7100 --curve-key k --durable-bytes 1GiB --slo ttft=1s --traces console --kv-dtype int8 --deterministic --draft-model d"
+    argv += " --bind tcp://10.0.0.1:7100 --curve-key k --durable-bytes 1GiB --slo ttft=1s --traces console"
+    argv += " --kv-dtype int8 --deterministic --draft-model d"
     assert not make(**parse("serve", "--no-cache")).cache
     assert make(**parse("serve", *argv.split())) == Config(
         model="m",
