@@ -85,21 +85,30 @@ class Ticker:
         asleep: dict[int, bool] = {}
         for _ in range(len(self._entries)):
             entry = self._entries.popleft()
-            sender = entry.sender()
-            if sender is None or not sender.is_due:
-                continue
-            if (n := sender.n_waiting) != entry.n_waiting:
-                entry.n_waiting, entry.left = n, AWAY
-            else:
-                if entry.thread not in asleep:
-                    asleep[entry.thread] = not is_late and _is_asleep(entry.thread)
-                entry.left -= SURE if asleep[entry.thread] else UNSURE
-            if entry.left > 0:
+            if _is_to_wait(entry, asleep, is_late):
                 self._entries.append(entry)
-            else:
-                with contextlib.suppress(BaseException):  # the sender keeps it for those who observe
-                    sender.flush("its body was busy with something else")
-            del sender  # this thread keeps nobody alive over a round
+
+
+def _is_to_wait(entry: _Entry, asleep: dict[int, bool], is_late: bool) -> bool:
+    """Look after one entry; `asleep` is what is known about the threads in this round.
+
+    A function of its own: an error keeps the frames that it went through, and so each sender that a longer-lived frame
+    would still name.
+    """
+    sender = entry.sender()
+    if sender is None or not sender.is_due:
+        return False
+    if (n := sender.n_waiting) != entry.n_waiting:
+        entry.n_waiting, entry.left = n, AWAY
+    else:
+        if entry.thread not in asleep:
+            asleep[entry.thread] = not is_late and _is_asleep(entry.thread)
+        entry.left -= SURE if asleep[entry.thread] else UNSURE
+    if entry.left > 0:
+        return True
+    with contextlib.suppress(BaseException):  # the sender keeps it for those who observe
+        sender.flush("its body was busy with something else")
+    return False
 
 
 def _is_asleep(thread: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -141,6 +142,40 @@ def test_each_record_is_sent_in_its_time_and_none_is_kept_alive(mock: bn.Mock, t
     while len(mock.submits) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+class Waits:
+    """A sender whose flush fails with an error that it keeps, as a record does."""
+
+    def __init__(self) -> None:
+        self.is_due, self.n_waiting = True, 1
+        self.error: BaseException | None = None
+
+    def flush(self, why: str = "") -> None:
+        self.is_due = False
+        try:
+            raise bn.RuntimeLost("gone")
+        except bn.RuntimeLost as error:
+            self.error = error
+            raise
+
+
+def test_an_error_that_one_sender_keeps_holds_no_other() -> None:
+    """Its traceback holds the frames it went through: with another's record in one of them, that program stays open."""
+    ticker = Ticker()
+    fails, other = Waits(), Waits()
+    for one in (fails, other):
+        ticker._entries.append(tickers._Entry(one))
+    ticker._entries[0].left, other.is_due = 1, False
+    ticker._look(is_late=True)
+    assert fails.error is not None
+    gone = weakref.ref(other)
+    gc.disable()
+    try:
+        del one, other
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_an_error_on_the_way_is_told_to_who_looks(mock: bn.Mock, ticker: Ticker) -> None:
