@@ -106,7 +106,8 @@ class Events:
         self._close_one()
 
     def end(self, error: Callable[[], BaseException | None]) -> None:
-        """The body has ended. error(): what went wrong; asked when nothing is on its way any more."""
+        """The body has ended, and nothing is on its way any more. error(): what went wrong; asked behind the last
+        event."""
         self._on_end = error
         self._close_one()
 

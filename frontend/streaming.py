@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from banyan.async_state import AsyncState
@@ -114,9 +115,10 @@ def _ended(record: Record, state: Prompt) -> None:
 
     def error() -> BaseException | None:
         was_given = notice.is_given
-        found = known.error()  # nothing of it is waited for by now
+        found = known.error()
         notice.is_given = was_given  # nobody has heard of it: the events only hold it ready
         return found
 
     assert record.events is not None
-    record.events.end(error)
+    # Texts that are read come behind the last gen, on the thread that would wait for them in `error`.
+    record.when_settled(partial(record.events.end, error))

@@ -144,7 +144,7 @@ class Lease:
         tree.unlock(self._at)
         if tree.policy.share < 1.0:
             tree.settle()
-        cache.leases.discard(self)
+        cache.leases.pop(self, None)
         self.pages = []
         self._copies = []
 
@@ -200,7 +200,7 @@ class Cache:
         self.host = Host(self.tree, n_host, file) if n_host and enabled else None
         self.tree.below = self.host
         self.events: Events | None = None  # until somebody listens
-        self.leases: set[Lease] = set()  # the open ones
+        self.leases: dict[Lease, None] = {}  # the open ones, in the order they were opened
         self.in_flight: InFlight[Any] = InFlight()
         self._n_leased = 0  # pages that leases own
         self.quarantined: set[int] = set()  # pages that nobody uses: see quarantine.py
@@ -252,7 +252,7 @@ class Cache:
                 n -= n_rest
         lease.n_cached = lease._n_known = n
         lease.n_host = min(n_host, n)
-        self.leases.add(lease)
+        self.leases[lease] = None
         return lease
 
     def _bring(self, node: Node, n: int, n_room: int) -> tuple[Node, int, int]:

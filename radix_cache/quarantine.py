@@ -37,7 +37,7 @@ def quarantine(cache: Cache) -> list[Lease]:
     ages = _ages(cache.tree)
     sound = _sound_nodes(cache, certain) if cache.enabled else []
     known = {*sound, *cache.tree.roots.values()}
-    kept = {lease for lease in cache.leases if _is_sound(lease, known, leased[lease], certain)}
+    kept = {lease: None for lease in cache.leases if _is_sound(lease, known, leased[lease], certain)}
     ended = [lease for lease in cache.leases if lease not in kept]
     for lease in ended:
         lease.is_open, lease.pages, lease._copies, lease._source = False, [], [], None

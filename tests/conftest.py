@@ -41,7 +41,8 @@ LAST_SECONDS = 60
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Nothing is left behind: a process that was keeps what waits for our output waiting for ever, and a thread that
     was keeps us. (What hangs in a test is named by its time limit.)"""
-    faulthandler.dump_traceback_later(LAST_SECONDS, exit=True)  # it names the thread
+    if not hasattr(session.config, "workerinput"):  # a worker of pytest-xdist waits for the others, and is ended by it
+        faulthandler.dump_traceback_later(LAST_SECONDS, exit=True)  # it names the thread
     if session.config.getoption("numprocesses", None):
         return  # ours are the workers of pytest-xdist, which look after themselves
     left = [child for child in psutil.Process().children(recursive=True) if "resource_tracker" not in _command(child)]

@@ -157,10 +157,7 @@ def _attend(
     if tl.max(b_part, 0) < 0:  # an item's rows are all whole, or all parts
         if SINKS:
             b_sink = tl.load(p_sinks + b_head).to(tl.float32) * 1.4426950408889634
-            b_top = tl.maximum(b_max, b_sink)
-            b_shrink = tl.exp2(b_max - b_top)
-            b_sum = b_sum * b_shrink + tl.exp2(b_sink - b_top)
-            b_acc = b_acc * b_shrink[:, None]
+            b_sum += tl.exp2(b_sink - b_max)  # infinite where it outweighs all keys by 2^128: the row is 0 then
         b_out = b_acc / tl.where(b_sum == 0.0, 1.0, b_sum)[:, None]
         p_to = p_out + (o_row * s_out_row + b_head * s_out_head)[:, None] + o_d[None, :]
         tl.store(p_to, b_out.to(p_out.dtype.element_ty), mask=m_q)
@@ -251,15 +248,17 @@ def tile(arch: str, dim: int, group: int, dtype: torch.dtype, kind: int, *, larg
 
 def _narrow_tile(dim: int, amd: bool, ampere: bool, large: bool) -> Tile:
     """The tile for pools of 8 bits."""
+    is_hopper = not amd and not ampere
     stages = 3
     if amd:
         stages = 1 if large else 2
     if not large:
+        if is_hopper and dim > 64:
+            stages = 4  # as many bytes on their way as 3 of 16 bits; with 3, ptxas spills some variants
         keys = (16 if dim > 128 else 32) if amd else (64 if dim <= 64 else 32)
         return Tile(16, keys, 4, stages)
     if dim > 128:
         return Tile(32, 32, 4 if amd else 8, stages)
-    is_hopper = not amd and not ampere
     return Tile(128 if is_hopper or dim <= 64 else 64, 64 if is_hopper and dim <= 64 else 32, 8, stages)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import banyan as bn
@@ -187,7 +187,7 @@ class Oracle:
 
     def __init__(self, text: str, parent: Oracle | None = None) -> None:
         self.text, self.parent, self.start = text, parent, len(text)
-        self.is_open, self.is_lost = True, False
+        self.is_open, self.is_lost = True, parent is not None and parent.is_lost
 
     def descends_from(self, other: Oracle) -> bool:
         """Whether it went on from all that `other` has now."""
@@ -205,6 +205,7 @@ class Oracle:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(STEP, max_size=30))
+@example([(0, "fork", 1), (1, "fork", 1), (1, "drop", 1), (2, "fork", 1)])
 def test_any_tree_of_branches_is_what_plain_strings_are(steps: list[tuple[int, str, int]]) -> None:
     def body(s: bn.State) -> None:
         states, oracles = [s], [Oracle("")]

@@ -124,6 +124,47 @@ def test_forks_tools_and_samples() -> None:
     assert done == {"sum": bn.VarDone("sum", "three", 2), "many": bn.VarDone("many", ["x", "y"], 1)}
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_the_end_waits_for_texts_that_are_still_read_but_holds_up_nobody(is_async: bool) -> None:
+    """Events end on the thread that brings the values, after the last gen: a text that is read comes later."""
+
+    slow = {"x": 0.2, "y": 0.1}  # a branch is last, long behind the body
+    backend = bn.Mock(lambda prompt, name: f"<{name}>", latency=lambda call: slow[call.name])
+
+    def body(s: Any) -> None:
+        forks = s.fork(2)
+        for branch in forks:
+            with branch.var_scope("scope"):
+                branch += "text " + bn.gen("x")
+        forks.join()
+        with s.var_scope("own"):
+            s += "and " + bn.gen("y")
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        body(s)
+
+    @bn.function
+    async def program_async(s: bn.AsyncState) -> None:
+        body(s)
+
+    if is_async:
+
+        async def main() -> Any:
+            async with bn.stream(program_async, backend=backend) as st:
+                names = [event.name async for event in st.events() if isinstance(event, bn.VarDone)]
+                return names, await st.state.value("scope"), await st.state.value("own")
+
+        names, scope, own = asyncio.run(main())
+    else:
+        with bn.stream(program, backend=backend) as st:
+            names = [event.name for event in st.events() if isinstance(event, bn.VarDone)]
+            scope, own = st.state["scope"], st.state["own"]
+    assert names == ["y", "x", "x"]
+    assert (scope, own) == (["text <x>"] * 2, "and <y>")
+
+
 # ---- ends --------------------------------------------------------------------------------------------------------
 
 

@@ -276,6 +276,19 @@ def test_nothing_leaks() -> None:
     assert cache.stats().n_free == 64
 
 
+def test_the_end_of_a_cache_closes_its_leases_in_the_order_they_were_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it leaves in host memory is a function of what was asked of it, not of where its leases lie in memory."""
+    closed, close = list[int](), Lease.close
+    monkeypatch.setattr(Lease, "close", lambda self: (closed.append(len(self._ids) // 4), close(self)))
+    for _ in range(5):
+        cache = Cache(64, 4)
+        leases = [cache.open(ids(*range(n))) for n in range(1, 17)]
+        leases[7].close()
+        closed.clear()
+        cache.close()
+        assert closed == [n for n in range(1, 17) if n != 8]
+
+
 def test_to_close_twice_does_nothing() -> None:
     cache = Cache(8, 4)
     one, two = run(cache, PROMPT), cache.open(PROMPT)

@@ -66,37 +66,14 @@ def faults(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     return module_at(Path(__file__).with_name("faults.py"))
 
 
-class World:
-    """A server, a client of it behind a proxy, and what is to happen to them.
+class Trial:
+    """One program, and what happens at one of its steps. A body that runs on after its end counts here, not for the
+    next."""
 
-    Everything is there again before the next program, if the last one broke it.
-    """
-
-    def __init__(self, start: Callable[[], launch.ServerProcess], folder: Path, faults: ModuleType) -> None:
-        self._start, self._folder, self._faults = start, folder, faults
-        folder.mkdir()
-        self._server: launch.ServerProcess | None = None
-        self._proxy: Any = None
-        self._n = self._n_steps = 0
-        self._at, self._strike = -1, lambda: None
+    def __init__(self, client: Client, at: int, strike: Callable[[], None]) -> None:
+        self.client, self._at, self._strike = client, at, strike
+        self._n_steps, self.has_struck = 0, False
         self._lock = threading.Lock()
-        self._undo = ExitStack()
-        self.client: Client
-
-    def prepare(self, fault: str, at: int, seed: int) -> None:
-        """`fault` strikes at step `at`, counted over all bodies."""
-        if self._server is None or self._server.process.poll() is not None:
-            self._end()
-            self._server = self._start()
-        if self._proxy is None:
-            self._n += 1
-            self._proxy = self._faults.Proxy(self._folder / f"p{self._n}", self._server.socket)
-        self.client = connect(self._proxy.path)
-        self.client.ask("stats")  # answered by the engine: it is there
-        self._n_steps, self._at, self.has_struck = 0, at, False
-        self._strike = getattr(self, f"_{fault}")
-        if fault == "lose":
-            self._undo.enter_context(self._faults.lossy(self.client, seed, loss=0.2, twice=0.1))
 
     def step(self) -> None:
         """Called by bodies before each of their steps."""
@@ -106,6 +83,36 @@ class World:
         if is_now:
             self.has_struck = True
             self._strike()
+
+
+class World:
+    """A server, a client of it behind a proxy, and what may happen to them.
+
+    Everything is there again before the next program, if the last one broke it.
+    """
+
+    def __init__(self, start: Callable[[], launch.ServerProcess], folder: Path, faults: ModuleType) -> None:
+        self._start, self._folder, self._faults = start, folder, faults
+        folder.mkdir()
+        self._server: launch.ServerProcess | None = None
+        self._proxy: Any = None
+        self._n = 0
+        self._undo = ExitStack()
+        self.client: Client
+
+    def prepare(self, fault: str, at: int, seed: int) -> Trial:
+        """`fault` strikes at step `at`, counted over all bodies."""
+        if self._server is None or self._server.process.poll() is not None:
+            self._end()
+            self._server = self._start()
+        if self._proxy is None:
+            self._n += 1
+            self._proxy = self._faults.Proxy(self._folder / f"p{self._n}", self._server.socket)
+        self.client = connect(self._proxy.path)
+        self.client.ask("stats")  # answered by the engine: it is there
+        if fault == "lose":
+            self._undo.enter_context(self._faults.lossy(self.client, seed, loss=0.2, twice=0.1))
+        return Trial(self.client, at, getattr(self, f"_{fault}"))
 
     def _lose(self) -> None:
         """It happens all the time."""
@@ -232,22 +239,22 @@ OPS = st.recursive(
 PROGRAMS = st.lists(OPS, min_size=1, max_size=6)
 
 
-def body(s: bn.State, world: World, steps: list[Step]) -> None:
+def body(s: bn.State, trial: Trial, steps: list[Step]) -> None:
     for step in steps:
-        world.step()
+        trial.step()
         if step[0] == "fork":
             forks = s.fork(len(step[1]))
             for branch, inner in zip(forks, step[1], strict=True):
                 branch += "["
-                body(branch, world, inner)
+                body(branch, trial, inner)
             if step[2]:
                 forks.join(step[2])
         else:
-            simple(s, step[0], world)
-    world.step()
+            simple(s, step[0], trial)
+    trial.step()
 
 
-def simple(s: Any, kind: str, world: World) -> None:
+def simple(s: Any, kind: str, trial: Trial) -> None:
     if kind == "text":
         s += " some text"
     elif kind == "gen":
@@ -264,58 +271,58 @@ def simple(s: Any, kind: str, world: World) -> None:
         @bn.tool
         def fails() -> None:
             """Fails."""
-            world.step()
+            trial.step()
             raise OSError("no luck")
 
         s += bn.user("call") + bn.assistant(bn.gen("t", tools=[fails], max_tokens=200))
 
 
 @bn.function
-def plain(s: bn.State, world: World, steps: list[Step]) -> str:
-    body(s, world, steps)
+def plain(s: bn.State, trial: Trial, steps: list[Step]) -> str:
+    body(s, trial, steps)
     return s.text()
 
 
 @bn.function
-async def awaited(s: bn.AsyncState, world: World, steps: list[Step]) -> str:
+async def awaited(s: bn.AsyncState, trial: Trial, steps: list[Step]) -> str:
     for step in steps:
-        await asyncio.to_thread(world.step)
+        await asyncio.to_thread(trial.step)
         if step[0] == "fork":
             forks = s.fork(len(step[1]))
-            await asyncio.gather(*(_branch(one, world, inner) for one, inner in zip(forks, step[1], strict=True)))
+            await asyncio.gather(*(_branch(one, trial, inner) for one, inner in zip(forks, step[1], strict=True)))
             if step[2]:
                 forks.join(step[2])
         else:
-            simple(s, step[0], world)
+            simple(s, step[0], trial)
             if step[0] == "look":
                 assert all([await s.value(name) is not None for name in ("x", "t") if name in s])
-    await asyncio.to_thread(world.step)
+    await asyncio.to_thread(trial.step)
     return await s.text()
 
 
-async def _branch(s: bn.AsyncState, world: World, steps: list[Step]) -> None:
+async def _branch(s: bn.AsyncState, trial: Trial, steps: list[Step]) -> None:
     s += "["
-    await awaited.func(s, world, steps)
+    await awaited.func(s, trial, steps)
 
 
-Way = Callable[[World, list[Step], float], list[Any]]
+Way = Callable[[Trial, list[Step], float], list[Any]]
 
 
-def run(world: World, steps: list[Step], timeout: float) -> list[Any]:
-    return [plain.run(world, steps, backend=world.client, timeout=timeout).ret_value]
+def run(trial: Trial, steps: list[Step], timeout: float) -> list[Any]:
+    return [plain.run(trial, steps, backend=trial.client, timeout=timeout).ret_value]
 
 
-def run_async(world: World, steps: list[Step], timeout: float) -> list[Any]:
-    return [asyncio.run(awaited.run_async(world, steps, backend=world.client, timeout=timeout)).ret_value]
+def run_async(trial: Trial, steps: list[Step], timeout: float) -> list[Any]:
+    return [asyncio.run(awaited.run_async(trial, steps, backend=trial.client, timeout=timeout)).ret_value]
 
 
-def run_batch(world: World, steps: list[Step], timeout: float) -> list[Any]:
-    states = plain.run_batch([(world, steps)] * 3, backend=world.client, timeout=timeout)
+def run_batch(trial: Trial, steps: list[Step], timeout: float) -> list[Any]:
+    states = plain.run_batch([(trial, steps)] * 3, backend=trial.client, timeout=timeout)
     return [state.ret_value for state in states]
 
 
-def stream(world: World, steps: list[Step], timeout: float) -> list[Any]:
-    with bn.stream(plain, world, steps, backend=world.client, timeout=timeout) as st:
+def stream(trial: Trial, steps: list[Step], timeout: float) -> list[Any]:
+    with bn.stream(plain, trial, steps, backend=trial.client, timeout=timeout) as st:
         for _ in st.events():
             pass
         return [st.state.ret_value]
@@ -341,13 +348,15 @@ WORDS = {
 }
 
 
-def play(world: World, way: Way, steps: list[Step], fault: str, at: int, timeout: float = DEADLINE) -> bool:
-    """Run it, and look at its end. False: it failed."""
-    world.prepare(fault, at, seed=at)
+def play(
+    world: World, way: Way, steps: list[Step], fault: str, at: int, timeout: float = DEADLINE
+) -> tuple[bool, bool]:
+    """Run it, and look at its end. Returns whether the fault struck and whether the program failed."""
+    trial = world.prepare(fault, at, seed=at)
     timeout = LIMITS.get(fault, timeout)
     start, error = time.monotonic(), None
     try:
-        texts = way(world, steps, timeout)
+        texts = way(trial, steps, timeout)
         assert all(isinstance(text, str) for text in texts)
     except bn.BatchError as e:
         error = next((one for one in e.errors.values() if isinstance(one, Mine)), e.__cause__)
@@ -362,7 +371,7 @@ def play(world: World, way: Way, steps: list[Step], fault: str, at: int, timeout
     has_failed = error is not None
     del error  # it holds the run
     world.recover()
-    return not has_failed
+    return trial.has_struck, has_failed
 
 
 QUIET = ["lose", "kill_engine", "raise", "cut"]
@@ -405,8 +414,8 @@ REAL = [step for step in TWO_STAGES if step[0] != "fork"] + [
 
 @pytest.mark.parametrize("fault", sorted(CAUSES))
 def test_a_two_stage_fork(world: World, fault: str) -> None:
-    play(world, run, TWO_STAGES, fault, at=9)
-    assert world.has_struck
+    has_struck, _ = play(world, run, TWO_STAGES, fault, at=9)
+    assert has_struck
 
 
 @pytest.mark.long
@@ -422,8 +431,8 @@ def test_a_two_stage_fork_at_every_point(worlds: list[World], fault: str) -> Non
             while not failed:
                 way, at = todo.popleft()
                 try:
-                    if play(world, way, TWO_STAGES, fault, at):
-                        assert world.has_struck, f"{fault} at {at}, {way.__name__}: nothing happened"
+                    has_struck, has_failed = play(world, way, TWO_STAGES, fault, at)
+                    assert has_struck or has_failed, f"{fault} at {at}, {way.__name__}: nothing happened"
                 except BaseException as e:
                     failed.append(e)
 
@@ -447,15 +456,15 @@ def test_the_real_engine(real_world: World, fault: str) -> None:
 @pytest.mark.parametrize("fault", ["kill_server", "cut"])
 def test_a_loss_is_known_within_a_second(world: World, fault: str) -> None:
     """Not by a deadline: by the connection."""
-    world.prepare(fault, at=2, seed=0)
+    trial = world.prepare(fault, at=2, seed=0)
 
     @bn.function
     def program(s: bn.State) -> float:
         s += bn.gen("x", max_tokens=400, ignore_eos=True)
-        world.step()
+        trial.step()
         s._record.flush()
         struck = time.monotonic()
-        world.step()
+        trial.step()
         with pytest.raises(bn.RuntimeLost):
             s["x"]
         return time.monotonic() - struck
