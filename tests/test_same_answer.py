@@ -32,6 +32,7 @@ from banyan.runtime.constraint.llg import LlgGuide
 from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.engine import guide, scheduler
 from banyan.runtime.engine.request import Request
+from banyan.runtime.engine.speculation import drafting
 from banyan.runtime.engine.worker import Engine
 from banyan.runtime.model.load import Model, load
 from banyan.runtime.server.tokenizer import Files, Tokenizer
@@ -462,12 +463,14 @@ def test_constrained_with_every_drafter(model: Model, vocabulary: Vocabulary, he
 
 
 @pytest.mark.parametrize("page", [1, 16])
-def test_constrained_with_a_smaller_model(model: Model, vocabulary: Vocabulary, held_truth: Held, page: int) -> None:
+def test_constrained_with_a_smaller_model(
+    model: Model, vocabulary: Vocabulary, held_truth: Held, monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    for margin in ("GAIN", "EDGE"):  # who is in a batch with whom is up to the threads that compile: drafts always pay
+        monkeypatch.setattr(drafting, margin, 0.0)
     e = engine(model, small=model, page=page, speculate="model,grammar")
-    for n in range(10):  # who is in a batch with whom is up to the threads that compile; drafts come where they may pay
+    for _ in range(3):
         assert held_answers(e, vocabulary, held_truth) == held_truth
-        if n and e.drafting.stats()["drafted_model"]:
-            break
     assert e.drafting.stats()["drafted_model"] > 0
 
 
