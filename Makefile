@@ -26,7 +26,7 @@ help:  ## this list
 demo: $(READY)  ## an agent with tools, on the model that ships here
 	@$(BIN)/python examples/agents/react_tools.py
 
-test: $(READY)  ## the tests, under five minutes on two cores
+test: $(READY)  ## the tests, under ten minutes on two cores
 	@$(PYTEST) -m 'not long'
 
 test-long: $(READY)  ## the long form of those that have one
