@@ -60,32 +60,51 @@ def ragged(
         if need > len(have):
             raise ValueError(f"{kv} tokens need {need} pages of {page_size}, the request has {len(have)}")
 
-    q_len, kv_len = np.array(q_lens, np.int64), np.array(kv_lens, np.int64)
-    q_start = np.zeros(n + 1, np.int64)
-    np.cumsum(q_len, out=q_start[1:])
     table = np.zeros((n, max(n_pages, default=0) or 1), np.int32)
     for row, own, need in zip(table, pages, n_pages, strict=True):
         row[:need] = own[:need]
-    request = np.repeat(np.arange(n), q_len)
-    position = np.arange(q_start[-1]) - q_start[request] + (kv_len - q_len)[request]
-    seen, depth = (None, position) if parents is None else _trees(q_lens, parents, position)
     contexts = [kv - q for q, kv in zip(q_lens, kv_lens, strict=True)]
-    slots = table[request, position // page_size].astype(np.int64) * page_size + position % page_size
+    if parents is None and all(q == 1 for q in q_lens):  # decodes, most steps: numpy's calls cost more than its work
+        q_start = np.arange(n + 1, dtype=np.int32)
+        seen, depth = None, np.array(contexts, np.int32)
+        slots = np.array(
+            [own[at // page_size] * page_size + at % page_size for own, at in zip(pages, contexts, strict=True)],
+            np.int64,
+        )
+    else:
+        q_start, seen, depth, slots = _rows(q_lens, contexts, table, page_size, parents)
 
     return Ragged(
-        q_start=to_device(q_start.astype(np.int32), device),
-        kv_len=to_device(kv_len.astype(np.int32), device),
+        q_start=to_device(q_start, device),
+        kv_len=to_device(np.array(kv_lens, np.int32), device),
         page_table=to_device(table, device),
         slots=to_device(slots, device),
         q_lens=tuple(q_lens),
         kv_lens=tuple(kv_lens),
         subtrees=tuple(subtrees(table, contexts, page_size)),
         seen=None if seen is None else to_device(seen, device),
-        position=to_device(depth.astype(np.int32), device),
+        position=to_device(depth, device),
         n_drafted=max((len(own) for own in parents or () if own is not None), default=0),
         deterministic=deterministic,
         plans={},
     )
+
+
+def _rows(
+    q_lens: Sequence[int],
+    contexts: Sequence[int],
+    table: np.ndarray,
+    page_size: int,
+    parents: Sequence[Sequence[int] | None] | None,
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
+    """Ragged's `q_start`, `seen`, `position` and `slots`, for any batch."""
+    q_start = np.zeros(len(q_lens) + 1, np.int64)
+    np.cumsum(q_lens, out=q_start[1:])
+    request = np.repeat(np.arange(len(q_lens)), q_lens)
+    position = np.arange(q_start[-1]) - q_start[request] + np.array(contexts, np.int64)[request]
+    seen, depth = (None, position) if parents is None else _trees(q_lens, parents, position)
+    slots = table[request, position // page_size].astype(np.int64) * page_size + position % page_size
+    return q_start.astype(np.int32), seen, depth.astype(np.int32), slots
 
 
 def _trees(
@@ -110,6 +129,9 @@ def _trees(
 def to_device(array: np.ndarray, device: torch.device | str) -> Tensor:
     """A host array on `device`; to a GPU from pinned memory, so that the copy runs behind the host's back."""
     host = torch.from_numpy(array)
-    if torch.device(device).type == "cuda":
+    kind = device.partition(":")[0] if isinstance(device, str) else device.type
+    if kind == "cpu":
+        return host
+    if kind == "cuda":
         return host.pin_memory().to(device, non_blocking=True)
     return host.to(device)

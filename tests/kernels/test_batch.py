@@ -1,5 +1,7 @@
 """Building a ragged batch."""
 
+from array import array
+
 import pytest
 import torch
 
@@ -18,6 +20,17 @@ def test_a_batch_is_what_its_counts_say() -> None:
     assert (batch.seen, batch.subtrees, batch.plans) == (None, (), {})
     types = [t.dtype for t in batch[:4]]
     assert types == [torch.int32, torch.int32, torch.int32, torch.int64]
+
+
+def test_decodes_alone_are_laid_out_as_beside_others() -> None:
+    kv_lens, pages = [5, 8, 1, 9], [[7, 9], range(3, 6), (8,), array("i", [1, 2, 6])]
+    alone = ragged([1] * 4, kv_lens, pages, 4)
+    beside = ragged([1] * 4 + [2], [*kv_lens, 2], [*pages, [0]], 4)
+    for name in ("q_start", "kv_len", "page_table", "slots", "position"):
+        own, same = getattr(alone, name), getattr(beside, name)
+        assert own.dtype == same.dtype, name
+        assert own.tolist() == same[: len(own)].tolist(), name
+    assert alone.slots.tolist() == [9 * 4, 4 * 4 + 3, 8 * 4, 6 * 4]
 
 
 def test_an_empty_batch() -> None:
