@@ -12,6 +12,7 @@ here waits for the device before the tokens themselves are read.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from math import isfinite
 
 import numpy as np
 import torch
@@ -31,8 +32,10 @@ from banyan.runtime.wire import TopLogprobs
 def sample(logits: Tensor, batch: Batch, masks: Masks | None = None) -> Result:
     """logits: float32 [n_scored + n_drawn, vocab], changed in place; masks of the rows that draw. On a GPU this waits
     for the step to end."""
+    if not batch.scored:
+        return Result(*choose(logits, batch.drawn, masks), {}, {}) if batch.drawn else Result([], {}, {}, {})
     n_scored = len(batch.targets)
-    scores, tops = _scores(logits[:n_scored], batch) if n_scored else ({}, {})
+    scores, tops = _scores(logits[:n_scored], batch)
     if not batch.drawn:
         return Result([], {}, scores, tops)
     return Result(*choose(logits[n_scored:], batch.drawn, masks), scores, tops)
@@ -49,9 +52,9 @@ def choose(
         if masks is not None:
             mask_logits(logits, *masks)
         rows = logits.numpy()
-        best = rows.argmax(-1)
-        if np.isfinite(rows[np.arange(len(best)), best]).all():  # the greedy path of a CPU: few calls, no tensor
-            return best.tolist(), {}
+        best = rows.argmax(-1).tolist()
+        if all([isfinite(row[i]) for row, i in zip(rows, best, strict=True)]):  # the greedy path of a CPU: few calls
+            return best, {}
     asked = [i for i, r in enumerate(requests) if r.sampling.logprobs]
     at = to_device(np.array(asked, np.int64), logits.device)
     own = logits[at].log_softmax(-1) if asked else None

@@ -227,10 +227,11 @@ class Engine:
             plan, batch, logits, start = flying
             self._has_in_hand(LOOP, [work.request.rid for work in plan.works])  # others may have been taken meanwhile
             try:
-                drawn = logits[len(batch.targets) :]
+                drawn = logits[len(batch.targets) :] if batch.scored else logits
                 result = sample(logits, batch, self.guides.masks(batch.drawn, drawn))  # masks: while a GPU computes
                 n_works = len(plan.works)
-                self.drafting.cost.note(n_works, len(batch.ids) - n_works, self.stopwatch() - start)
+                if self.drafting.drafters:
+                    self.drafting.cost.note(n_works, len(batch.ids) - n_works, self.stopwatch() - start)
             except Exception as e:
                 self._fail(plan, e)
             else:
