@@ -12,7 +12,7 @@ from banyan.kernels.native import pools, threads
 from banyan.kernels.pool import Pool
 
 LOG2E = 1.4426950408889634
-ROWS = 64  # of a chunk's tile: tokens times heads of a group; K and V of a block are prepared once for all of them
+ROWS = 192  # of a chunk's tile: tokens times heads of a group; K and V of a block are prepared once for all of them
 MAX_ROWS = 256  # of any tile, as attention.h has it
 MERGE_KEYS = 48.0  # see `plan`; measured: 2 to 64 rows over 64 to 2048 keys break even at 44 (32/8 heads of 64, Zen 5)
 SMALL_WORK = 1 << 17  # multiply-adds below which waking a second thread costs more than it saves
@@ -25,7 +25,7 @@ class _Call(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in ("s_q", "s_out", "s_page", "s_slot")),
-        *((name, ctypes.c_int32) for name in ("s_table", "n_heads", "n_kv_heads", "dim", "page", "window")),
+        *((name, ctypes.c_int32) for name in ("s_table", "n_heads", "n_kv_heads", "dim", "page", "window", "is_exact")),
         *((name, ctypes.c_float) for name in ("scale", "softcap")),
     )
 
@@ -84,6 +84,7 @@ def attend(
         dim,
         page_size,
         window,
+        ragged.deterministic,
         scale * LOG2E * (2.0 / softcap if softcap else 1.0),
         softcap,
     )

@@ -142,8 +142,17 @@ inline float sum(vf a) {
     return a[0];
 }
 
-// 2^x to 2e-7; 0 below the smallest normal number, -inf included; x <= 127.
+// 2^x to 2e-7; 0 far below the smallest normal number, -inf included; x <= 127.
 inline vf exp2(vf x) {
+#ifdef __AVX512DQ__
+    const vf f = (vf)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // within 0 and 1
+    vf y = f * 1.867130104e-3f + 9.017030227e-3f;
+    y = y * f + 5.579991320e-2f;
+    y = y * f + 2.401644501e-1f;
+    y = y * f + 6.931513118e-1f;
+    y = y * f + 1.0f;  // and so 2^0 is 1
+    return (vf)_mm512_scalef_ps((__m512)y, (__m512)x);
+#else
     vf clipped = vmax(x, vf{} - 126.0f);
     vi whole = __builtin_convertvector(clipped + (clipped < 0 ? vf{} - 0.5f : vf{} + 0.5f), vi);
     vf f = clipped - __builtin_convertvector(whole, vf);  // within 0.5 of 0
@@ -155,6 +164,7 @@ inline vf exp2(vf x) {
     y = y * f + 1.0f;
     y = reinterpret_cast<vf>(reinterpret_cast<vi>(y) + (whole << 23));
     return x < -126.0f ? vf{} : y;
+#endif
 }
 
 // c[r][0 .. V * W) = shrink[r] * c[r][...] + sum over k of a[r][k] * b[k][...], for R rows; `fresh`: c starts at 0
