@@ -53,7 +53,7 @@ def choose(
             mask_logits(logits, *masks)
         rows = logits.numpy()
         best = rows.argmax(-1).tolist()
-        if all([isfinite(row[i]) for row, i in zip(rows, best, strict=True)]):  # the greedy path of a CPU: few calls
+        if all(isfinite(row[i]) for row, i in zip(rows, best, strict=True)):  # the greedy path of a CPU: few calls
             return best, {}
     asked = [i for i, r in enumerate(requests) if r.sampling.logprobs]
     at = to_device(np.array(asked, np.int64), logits.device)
