@@ -19,6 +19,7 @@ OPTIONS = {
     "max_running_requests": "max_running",
     "mem_fraction_static": "kv_memory",
     "page_size": "page",
+    "quantization": "weight_dtype",
     "radix_eviction_policy": "eviction",
     "schedule_policy": "schedule",
     "speculative_algorithm": "speculate",

@@ -20,6 +20,7 @@ from banyan.runtime.errors import ConfigError, OutOfMemory
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KVDtype = Literal["auto", "int8", "fp8"]
+WeightDtype = Literal["auto", "int8"]
 Schedule = Literal["dfs", "fair", "lpm", "fcfs"]
 Eviction = Literal["lru", "slru", "lfu", "fifo", "priority"]
 
@@ -41,6 +42,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = "pocket"
     device: Annotated[Device, _doc("where the model runs; auto takes a GPU if there is one")] = "auto"
     dtype: Annotated[Dtype, _doc("of weights and KV; auto: float32 on a CPU, the checkpoint's on a GPU")] = "auto"
+    weight_dtype: Annotated[
+        WeightDtype,
+        _doc("how linear layers keep their weights: auto: in dtype; int8: in 8 bits, scaled per output, on a CPU"),
+    ] = "auto"
     context: Annotated[int | None, _doc("longest prompt + output in tokens; default: the model's own")] = None
     kv_dtype: Annotated[
         KVDtype,
@@ -301,6 +306,8 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
     device: Literal["cpu", "cuda"] = ("cuda" if hardware.gpu else "cpu") if config.device == "auto" else config.device
     if device == "cuda" and not hardware.gpu:
         raise ConfigError("device is 'cuda', but torch sees no GPU here; use device='cpu' or install a CUDA build")
+    if device == "cuda" and config.weight_dtype != "auto":
+        raise ConfigError(f"weight_dtype is {config.weight_dtype!r}, which is for a CPU; leave it out, or use device='cpu'")
     dtype: Any = config.dtype
     if dtype == "auto":
         known = model.checkpoint_dtype if model.checkpoint_dtype in _WIDTH else "bfloat16"
@@ -336,6 +343,8 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
         where = config.host_file or "memory"
         said.append(f"second tier: {n_host} pages, {n_host * page_bytes / 2**20:.0f} MiB in {where}")
     threads = config.threads or max(1, hardware.n_cores)
+    if config.weight_dtype != "auto":
+        said.append(f"weights of linear layers in {config.weight_dtype}")
     said.append(f"{threads} threads")
     if config.deterministic:
         said.append("deterministic: the same bits in any batch, cache and chunks; drafts are chains, which keep them")

@@ -10,41 +10,43 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from banyan.kernels.linear import reference
-from banyan.kernels.linear.packed import Packed, panels
+from banyan.kernels.linear import packed, reference
+from banyan.kernels.linear.packed import Packed
 from banyan.kernels.native import build, threads
 
 THREAD_WORK = 1 << 18  # multiply-adds below which waking a second thread costs more than it saves
 
 
-def pack(weight: Tensor, deterministic: bool = False) -> Packed | None:
+def pack(weight: Tensor, deterministic: bool = False, is_int8: bool = False) -> Packed | None:
     """`weight` [n_out, n_in] as the library reads it; None where it does not compute, or something else does better.
 
-    With `deterministic` it does not matter what does better: the library sums each row by itself, in the order of its
-    columns, however many there are, and so gives it the same bits in any batch.
+    With `deterministic` or `is_int8` it does not matter what does better: the library sums each row by itself, in the
+    order of its columns, however many there are, and so gives it the same bits in any batch; and nothing else here
+    multiplies with weights that stay in int8.
     """
     library = build.library()
-    n_out, n_in = weight.shape
     if library is None or weight.device.type != "cpu" or weight.dtype not in build.DTYPES:
         return None
-    if weight.dtype == torch.bfloat16 and (n_in % 2 or (_has_matrix_unit() and not deterministic)):
+    must = deterministic or is_int8
+    if weight.dtype == torch.bfloat16 and (weight.shape[1] % 2 or (_has_matrix_unit() and not must)):
         return None
-    return Packed(panels(weight, library.banyan_panel()), n_out, n_in)
+    return (packed.pack_int8 if is_int8 else packed.pack)(weight, library.banyan_panel())
 
 
 def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
-    """See `reference.linear`. With a packed weight, x and bias are of its type, and rows of x are contiguous."""
+    """See `reference.linear`. With a packed weight, x and bias are of its `dtype`, and rows of x are contiguous."""
     if isinstance(weight, Tensor):
         return reference.linear(x, weight, bias)
-    laid, n_out, n_in = weight
+    laid, n_out, n_in, dtype, scale = weight
     n = len(x)
-    assert x.dtype == laid.dtype, f"{x.dtype} times {laid.dtype}"
+    assert x.dtype == dtype, f"{x.dtype} times a weight for {dtype}"
     assert x.shape[1] == n_in, f"{x.shape[1]} columns times {n_in}"
     out = torch.empty((n, n_out), dtype=x.dtype)
     build.library().banyan_linear(  # type: ignore[union-attr]  # who packed it had one
         x.dtype == torch.bfloat16,
         x.data_ptr(),
         laid.data_ptr(),
+        None if scale is None else scale.data_ptr(),
         None if bias is None else bias.data_ptr(),
         out.data_ptr(),
         n,

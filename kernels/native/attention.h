@@ -136,15 +136,6 @@ inline void gather_pairs(const Call& c, int n, int head, Scratch& x) {
         }
 }
 
-inline void store_weight(bf16* p, vf w) {  // to nearest even; what is below the smallest normal number is 0
-#ifdef __AVX512BF16__
-    const auto half = _mm512_cvtneps_pbh((__m512)w);
-    std::memcpy(p, &half, sizeof half);
-#else
-    store(p, w);
-#endif
-}
-
 // Scores of one row against n keys from `at` become weights; returns what older sums must be multiplied with.
 //
 // The row sees the keys up to `last`; from key `tail` on those whose bit is set in `seen`; none before `oldest`.
@@ -188,8 +179,7 @@ inline float weigh(const Call& c, const Scratch& x, float* score, Weight* weight
         vf w = exp2(load(score + j * W) - base);
         part += w;
         if constexpr (is_scaled<P>) w *= load(x.v_scale + j * W);
-        if constexpr (sizeof(Weight) == 2) store_weight(weight + j * W, w);
-        else store(weight + j * W, w);
+        store_normal(weight + j * W, w);
     }
     total = total * shrink + part;
     return shrink;

@@ -1,7 +1,9 @@
 // Linear layers over weights packed in panels: fast from one row on, where a library's call costs more than its sums.
 //
 // A panel is PANEL columns of the result, all k: float32 [k][PANEL], bfloat16 [k / 2][PANEL][2], so that a lane holds a
-// pair of k. A register tile is MR rows times a panel; a panel's part of KC k stays in L2 while the rows pass by.
+// pair of k. A register tile is MR rows times a panel; a panel's part of KC k stays in L2 while the rows pass by. A
+// weight in int8 lies as the type of its rows would, and is widened to that part by part: its numbers are exact there,
+// and a column's scale comes to the sum.
 #pragma once
 
 #include "pool.h"
@@ -79,17 +81,32 @@ inline void blocks(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int
     }
 }
 
-template <class T>
-void linear(const T* x, const T* weight, const T* bias, T* out, int64_t n, int64_t n_in, int64_t n_out, int64_t s_x,
-            int n_threads) {
+// weight: of T, or of int8 with `scale`, a number for each column of the result, whole panels of them
+template <class T, class Q>
+void linear(const T* x, const Q* weight, const float* scale, const T* bias, T* out, int64_t n, int64_t n_in,
+            int64_t n_out, int64_t s_x, int n_threads) {
+    constexpr int part = sizeof(Q) == 1 ? KC / 4 : KC;
     const int64_t n_panels = (n_out + PANEL - 1) / PANEL, n_blocks = (n + MC - 1) / MC;
     Pool::instance().run(n_panels * n_blocks, n_threads, [&](int64_t task) {
         const int64_t p = task / n_blocks, m = task % n_blocks;
         alignas(64) float c[MC * PANEL];
-        const T *a = x + m * MC * s_x, *b = weight + p * n_in * PANEL;
+        const T* a = x + m * MC * s_x;
+        const Q* b = weight + p * n_in * PANEL;
         const int64_t n_rows = n - m * MC < MC ? n - m * MC : MC;
-        for (int64_t k = 0; k < n_in; k += KC)
-            blocks(n_rows, c, a + k, s_x, b + k * PANEL, int(n_in - k < KC ? n_in - k : KC), k == 0);
+        for (int64_t k = 0; k < n_in; k += part) {
+            const int n_k = int(n_in - k < part ? n_in - k : part);
+            if constexpr (sizeof(Q) == 1) {
+                alignas(64) T wide[part * PANEL];
+                for (int i = 0; i < n_k * PANEL; i += W) store_normal(wide + i, load(b + k * PANEL + i));
+                blocks(n_rows, c, a + k, s_x, wide, n_k, k == 0);
+            } else {
+                blocks(n_rows, c, a + k, s_x, b + k * PANEL, n_k, k == 0);
+            }
+        }
+        if constexpr (sizeof(Q) == 1)
+            for (int64_t r = 0; r < n_rows; r++)
+                for (int j = 0; j < PANEL; j += W)
+                    store(c + r * PANEL + j, load(c + r * PANEL + j) * load(scale + p * PANEL + j));
         const int64_t width = n_out - p * PANEL < PANEL ? n_out - p * PANEL : PANEL;
         for (int64_t r = 0; r < n_rows; r++) {
             T* to = out + (m * MC + r) * n_out + p * PANEL;

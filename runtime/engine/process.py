@@ -82,9 +82,11 @@ def build(config: Config, flight: Flight | None = None) -> Engine:
             dtype=resolved.dtype,
             max_context=resolved.context,
             deterministic=config.deterministic,
+            weight_dtype=config.weight_dtype,
             progress=progress,
         )
-    known_as = weights.version(path), weights.fingerprint(path)
+    kind = "" if config.weight_dtype == "auto" else f" {config.weight_dtype}"
+    known_as = weights.version(path) + kind, weights.fingerprint(path) + kind.encode()
     draft_model = smaller.read(drafts, resolved, model) if drafts else None
     engine = Engine(
         config, model, resolved, flight=flight, draft_model=draft_model, weights=known_as[0], fingerprint=known_as[1]

@@ -85,8 +85,9 @@ class Decoder:
 
 
 def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: torch.dtype, max_context: int,
-          deterministic: bool = False) -> Decoder:  # fmt: skip
-    """Read a dense model from its checkpoint; at no time does more than one layer exist twice."""
+          deterministic: bool = False, is_int8: bool = False) -> Decoder:  # fmt: skip
+    """Read a dense model from its checkpoint; at no time does more than one layer exist twice. is_int8: weights of
+    linear layers in 8 bits, the head's too; embeddings stay as they are."""
     c = spec.dense
     assert c is not None
 
@@ -96,7 +97,8 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
 
     def linear(n_in: int, has_bias: bool, *parts: tuple[str, int]) -> Linear:
         """Projections of n_in features, each (name, n_out), as one matrix."""
-        return Linear(take(*parts, rest=(n_in,)), take(*parts, of="bias") if has_bias else None, deterministic)
+        bias = take(*parts, of="bias") if has_bias else None
+        return Linear(take(*parts, rest=(n_in,)), bias, deterministic, is_int8)
 
     def layer(i: int) -> Layer:
         base = f"model.layers.{i}"
@@ -119,7 +121,7 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
     layers = [layer(i) for i in range(c.num_hidden_layers)]
     norm = take(("model.norm", c.hidden_size))
     head = (
-        Linear(embed, None, deterministic)
+        Linear(embed, None, deterministic, is_int8)
         if c.tie_word_embeddings
         else linear(c.hidden_size, False, ("lm_head", c.vocab_size))
     )

@@ -27,9 +27,17 @@ class Linear:
 
     __slots__ = ("bias", "is_onednn", "is_tiled", "weight")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False) -> None:
-        """deterministic: a row of y is the same bits whatever rows are beside it. ConfigError: not on this machine."""
-        packed = ops.pack(weight, deterministic)
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False, is_int8: bool = False
+    ) -> None:
+        """deterministic: a row of y is the same bits whatever rows are beside it. is_int8: the weight is kept in 8 bits
+        with a scale for each row of it. ConfigError: not on this machine."""
+        packed = ops.pack(weight, deterministic, is_int8)
+        if packed is None and is_int8:
+            raise ConfigError(
+                "weight_dtype='int8' is for a CPU with a C++ compiler (see `banyan kernels`), in float32 or bfloat16; "
+                f"here it is {weight.dtype} on {weight.device.type} with {weight.shape[1]} inputs; leave it out"
+            )
         self.is_tiled = packed is None and deterministic
         if self.is_tiled and weight.device.type == "cpu":
             n_in, name = weight.shape[1], str(weight.dtype).removeprefix("torch.")

@@ -47,6 +47,7 @@ def load(
     dtype: str = "float32",
     max_context: int | None = None,
     deterministic: bool = False,
+    weight_dtype: str = "auto",
     progress: Progress | None = None,
 ) -> Model:
     """Read a model directory (or hub id) onto a device.
@@ -55,6 +56,7 @@ def load(
     max_context   tokens of the longest request that will be served, at most the model's own (the default); it decides
                   between longrope's short and long factors, see `rope`
     deterministic a row's logits are the same bits whatever rows stand beside it
+    weight_dtype  auto: dtype; int8: those of linear layers in 8 bits, a scale for each output
     progress      called with (bytes read, bytes in all); `weights.bar` makes one
 
     Raises ModelNotFound, BadModel, Unsupported, ConfigError, or OutOfMemory.
@@ -68,13 +70,17 @@ def load(
         raise ConfigError(f"context is {context}, but {spec.name} was made for at most {spec.max_context} tokens")
     if deterministic:
         _check_deterministic(spec, device, getattr(torch, dtype))
+    is_int8 = weight_dtype == "int8"
+    if is_int8 and spec.dense is None:
+        raise Unsupported(f"weight_dtype='int8' with {spec.name}: {spec.family} runs in transformers' own code")
     try:
         if spec.dense is None:
             from banyan.runtime.model import hf
 
             return hf.build(spec, directory, torch.device(device), getattr(torch, dtype), context, progress)
         with Checkpoint(directory, progress) as weights:
-            return decoder.build(spec, weights, torch.device(device), getattr(torch, dtype), context, deterministic)
+            at = torch.device(device), getattr(torch, dtype), context
+            return decoder.build(spec, weights, *at, deterministic, is_int8)
     except RuntimeError as e:
         if not isinstance(e, torch.OutOfMemoryError) and "can't allocate memory" not in str(e):
             raise

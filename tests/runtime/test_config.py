@@ -17,7 +17,7 @@ SMALL = ModelFacts(name="s", max_context=512, checkpoint_dtype="float32", n_para
 # Every option with a value that it can have and that is not its default.
 VALUES = {
     "model": "org/name", "device": "cpu", "dtype": "float16", "context": 128, "kv_dtype": "int8", "kv_memory": "1GiB",
-    "page": 32,
+    "page": 32, "weight_dtype": "int8",
     "cache": False, "eviction": "slru", "host_memory": "2GiB", "host_file": "/tmp/x/kv", "max_running": 3,
     "schedule": "fair", "step_tokens": 64, "speculate": "tree", "threads": 2, "socket": "/tmp/x/s",
     "max_message": 1 << 20, "max_programs": 5, "max_width": 6, "max_program": 1000, "max_client": 2000,
@@ -195,6 +195,9 @@ def test_a_second_tier_without_a_cache_is_refused() -> None:
 def test_kv_in_8_bits_is_counted_with_its_scales() -> None:
     model = msgspec.structs.replace(SMALL, kv_elements=256 + 64, kv_beside=64, kv_heads=16)
     machine = Hardware(n_cores=1, free_memory=1 << 40)
+    with pytest.raises(ConfigError, match="weight_dtype is 'int8', which is for a CPU"):
+        resolve(make(weight_dtype="int8"), GPU, MODEL)
+    assert "weights of linear layers in int8" in resolve(make(weight_dtype="int8", device="cpu"), GPU, MODEL).decisions
     for kv_dtype, token in (("auto", 320 * 4), ("int8", 256 + 16 * 4 + 64 * 4), ("fp8", 256 + 16 * 4 + 64 * 4)):
         got = resolve(make(kv_dtype=kv_dtype, kv_memory=f"{1000 * 16 * token}B", host_memory="1MB"), machine, model)
         assert got.n_pages == 1000

@@ -5,6 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from banyan.kernels import ops
+from banyan.kernels.linear.packed import quantize
+from banyan.runtime.errors import ConfigError
 from banyan.runtime.model import linear
 from banyan.runtime.model.linear import Linear
 
@@ -71,3 +73,40 @@ def test_falls_back_where_the_private_op_fails_or_is_wrong(failure, monkeypatch)
     layer = Linear(weight)
     assert not layer.is_onednn
     torch.testing.assert_close(layer(x), F.linear(x, weight))
+
+
+# ---- weights in 8 bits ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_rows", [1, 7, 200])
+@pytest.mark.parametrize(("n_in", "n_out"), [(40, 33), (600, 130)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_a_weight_in_int8_is_what_it_stands_for(n_rows, n_in, n_out, dtype, tolerance):
+    if not isinstance(ops.pack(torch.randn(8, 16)), ops.Packed):
+        pytest.skip("no C++ compiler")
+    g = torch.Generator().manual_seed(0)
+    weight, x = torch.randn(n_out, n_in, generator=g).to(dtype), torch.randn(n_rows, n_in, generator=g).to(dtype)
+    weight[3] = 0.0  # a row without a scale
+    weight[4] *= 1000.0  # one row's scale is no other's
+    bias = torch.randn(n_out, generator=g).to(dtype)
+    numbers, scale = quantize(weight)
+    layer = Linear(weight, bias, is_int8=True)
+    held = layer.weight.panels
+    assert (held.dtype, numbers.abs().amax()) == (torch.int8, 127)
+    wanted = F.linear(x.double(), numbers.double() * scale.double()[:, None], bias.double())
+    error = (layer(x).double() - wanted).abs().amax(0)
+    assert (error <= tolerance * wanted.abs().amax(0).clamp(min=1.0)).all()
+    assert (numbers.float() * scale[:, None] - weight.float()).abs().amax() <= scale.amax() * 0.51
+
+
+def test_a_row_of_an_int8_product_is_the_same_beside_others():
+    if not isinstance(ops.pack(torch.randn(8, 16)), ops.Packed):
+        pytest.skip("no C++ compiler")
+    layer, x = Linear(torch.randn(70, 600), is_int8=True), torch.randn(200, 600)
+    assert torch.equal(layer(x)[:1], layer(x[:1]))
+
+
+@pytest.mark.usefixtures("no_library")
+def test_int8_without_our_library_is_refused():
+    with pytest.raises(ConfigError, match="C\\+\\+ compiler"):
+        Linear(torch.randn(8, 16), is_int8=True)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from banyan.kernels import ops
 from banyan.runtime.errors import BadModel, ConfigError, OutOfMemory, Unsupported
 from banyan.runtime.model import decoder
 from banyan.runtime.model.load import load
@@ -85,6 +86,24 @@ def test_weights_do_not_depend_on_the_file_once_loaded(family, tiny, tiny_model,
     with (path / "model.safetensors").open("r+b") as f:  # the same file, other bytes
         f.write(bytes((path / "model.safetensors").stat().st_size))
     assert torch.equal(tiny.Paged(model).run(ids, chunk=20), want)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_in_int8_give_nearly_the_same_logits(tied, tiny, tiny_model):
+    if not isinstance(ops.pack(torch.randn(8, 16)), ops.Packed):
+        pytest.skip("no C++ compiler")
+    path, ids = tiny_model(tie_word_embeddings=tied), list(range(3, 40))
+    small = load(path, weight_dtype="int8")
+    held = [small.head, *(one for layer in small.layers for one in (layer.qkv, layer.out, layer.gate_up, layer.down))]
+    assert {linear.weight.panels.dtype for linear in held} == {torch.int8}
+    want, got = (tiny.Paged(model).run(ids, chunk=20) for model in (load(path), small))
+    assert not torch.equal(got, want)
+    assert torch.nn.functional.cosine_similarity(got, want).min() > 0.999
+
+
+def test_weights_in_int8_are_refused_where_transformers_computes(tiny_model):
+    with pytest.raises(Unsupported, match="transformers' own code"):
+        load(tiny_model("olmo2"), weight_dtype="int8")
 
 
 def test_a_context_beyond_the_models_own_is_refused_with_both_numbers(tiny_model):
