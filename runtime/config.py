@@ -307,7 +307,7 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
     if device == "cuda" and not hardware.gpu:
         raise ConfigError("device is 'cuda', but torch sees no GPU here; use device='cpu' or install a CUDA build")
     if device == "cuda" and config.weight_dtype != "auto":
-        raise ConfigError(f"weight_dtype is {config.weight_dtype!r}, which is for a CPU; leave it out, or use device='cpu'")
+        raise ConfigError(f"weight_dtype is {config.weight_dtype!r}, which is for a CPU; leave it out")
     dtype: Any = config.dtype
     if dtype == "auto":
         known = model.checkpoint_dtype if model.checkpoint_dtype in _WIDTH else "bfloat16"

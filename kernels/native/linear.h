@@ -2,8 +2,8 @@
 //
 // A panel is PANEL columns of the result, all k: float32 [k][PANEL], bfloat16 [k / 2][PANEL][2], so that a lane holds a
 // pair of k. A register tile is MR rows times a panel; a panel's part of KC k stays in L2 while the rows pass by. A
-// weight in int8 lies as the type of its rows would, and is widened to that part by part: its numbers are exact there,
-// and a column's scale comes to the sum.
+// weight in int8 lies as the type of its rows would, whose numbers its own are exactly: it is widened in registers for few
+// rows, part by part for many, and a column's scale comes to the sum.
 #pragma once
 
 #include "pool.h"
@@ -19,8 +19,8 @@ constexpr int KC = 1024;
 constexpr int MC = 16 * MR;  // rows of a task
 
 // t[r] += a[r][0 .. n_k) * b, for one panel
-template <int R>
-inline void panel(vf (*t)[NV], const float* a, int64_t s_a, const float* b, int n_k) {
+template <int R, class B>
+inline void panel(vf (*t)[NV], const float* a, int64_t s_a, const B* b, int n_k) {
     for (int k = 0; k < n_k; k++) {
         vf row[NV];
         for (int v = 0; v < NV; v++) row[v] = load(b + k * PANEL + v * W);
@@ -31,12 +31,25 @@ inline void panel(vf (*t)[NV], const float* a, int64_t s_a, const float* b, int 
     }
 }
 
-template <int R>
-inline void panel(vf (*t)[NV], const bf16* a, int64_t s_a, const bf16* b, int n_k) {
+#ifdef __AVX512BF16__
+constexpr bool widens_pairs = true;
+inline __m512i pairs(const bf16* b) { return _mm512_loadu_si512(b); }
+inline __m512i pairs(const int8_t* b) {  // a float's upper half is all that such a number takes
+    const __m512i both = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(b)));
+    const __m512 even = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(both, 16), 16));
+    const __m512 odd = _mm512_cvtepi32_ps(_mm512_srai_epi32(both, 16));
+    return _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32((__m512i)even, 16), (__m512i)odd);
+}
+#else
+constexpr bool widens_pairs = false;
+#endif
+
+template <int R, class B>
+inline void panel(vf (*t)[NV], const bf16* a, int64_t s_a, const B* b, int n_k) {
     for (int k = 0; k < n_k; k += 2) {
 #ifdef __AVX512BF16__
         __m512bh row[NV];
-        for (int v = 0; v < NV; v++) row[v] = (__m512bh)_mm512_loadu_si512(b + k * PANEL + v * W * 2);
+        for (int v = 0; v < NV; v++) row[v] = (__m512bh)pairs(b + k * PANEL + v * W * 2);
         for (int r = 0; r < R; r++) {
             int32_t pair;
             std::memcpy(&pair, a + r * s_a + k, sizeof pair);
@@ -59,8 +72,8 @@ inline void panel(vf (*t)[NV], const bf16* a, int64_t s_a, const bf16* b, int n_
     }
 }
 
-template <int R, class T>
-inline void block(float* c, const T* a, int64_t s_a, const T* b, int n_k, bool fresh) {
+template <int R, class T, class B>
+inline void block(float* c, const T* a, int64_t s_a, const B* b, int n_k, bool fresh) {
     vf t[R][NV];
     for (int r = 0; r < R; r++)
         for (int v = 0; v < NV; v++) t[r][v] = fresh ? vf{} : load(c + r * PANEL + v * W);
@@ -69,8 +82,8 @@ inline void block(float* c, const T* a, int64_t s_a, const T* b, int n_k, bool f
         for (int v = 0; v < NV; v++) store(c + r * PANEL + v * W, t[r][v]);
 }
 
-template <class T>
-inline void blocks(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int n_k, bool fresh) {
+template <class T, class B>
+inline void blocks(int64_t n, float* c, const T* a, int64_t s_a, const B* b, int n_k, bool fresh) {
     for (; n >= MR; n -= MR, c += MR * PANEL, a += MR * s_a) block<MR>(c, a, s_a, b, n_k, fresh);
     switch (n) {
         case 1: return block<1>(c, a, s_a, b, n_k, fresh);
@@ -81,11 +94,23 @@ inline void blocks(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int
     }
 }
 
+template <class T>
+inline void widen(T* to, const int8_t* from, int n) {
+#ifdef __AVX512BF16__
+    if constexpr (sizeof(T) == 2) {
+        for (int i = 0; i < n; i += 2 * W) _mm512_store_si512(to + i, pairs(from + i));
+        return;
+    }
+#endif
+    for (int i = 0; i < n; i += W) store(to + i, load(from + i));
+}
+
 // weight: of T, or of int8 with `scale`, a number for each column of the result, whole panels of them
 template <class T, class Q>
 void linear(const T* x, const Q* weight, const float* scale, const T* bias, T* out, int64_t n, int64_t n_in,
             int64_t n_out, int64_t s_x, int n_threads) {
     constexpr int part = sizeof(Q) == 1 ? KC / 4 : KC;
+    constexpr bool is_direct = sizeof(Q) > 1 || sizeof(T) > 2 || widens_pairs;
     const int64_t n_panels = (n_out + PANEL - 1) / PANEL, n_blocks = (n + MC - 1) / MC;
     Pool::instance().run(n_panels * n_blocks, n_threads, [&](int64_t task) {
         const int64_t p = task / n_blocks, m = task % n_blocks;
@@ -96,12 +121,14 @@ void linear(const T* x, const Q* weight, const float* scale, const T* bias, T* o
         for (int64_t k = 0; k < n_in; k += part) {
             const int n_k = int(n_in - k < part ? n_in - k : part);
             if constexpr (sizeof(Q) == 1) {
-                alignas(64) T wide[part * PANEL];
-                for (int i = 0; i < n_k * PANEL; i += W) store_normal(wide + i, load(b + k * PANEL + i));
-                blocks(n_rows, c, a + k, s_x, wide, n_k, k == 0);
-            } else {
-                blocks(n_rows, c, a + k, s_x, b + k * PANEL, n_k, k == 0);
+                if (n_rows > 3 * MR || !is_direct) {  // measured: up to there it is quicker to widen again
+                    alignas(64) T wide[part * PANEL];
+                    widen(wide, b + k * PANEL, n_k * PANEL);
+                    blocks(n_rows, c, a + k, s_x, wide, n_k, k == 0);
+                    continue;
+                }
             }
+            if constexpr (is_direct) blocks(n_rows, c, a + k, s_x, b + k * PANEL, n_k, k == 0);
         }
         if constexpr (sizeof(Q) == 1)
             for (int64_t r = 0; r < n_rows; r++)

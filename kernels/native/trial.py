@@ -11,7 +11,7 @@ from banyan.kernels.attention.batch import ragged
 from banyan.kernels.draw import native as native_draw
 from banyan.kernels.draw import reference as draw
 from banyan.kernels.draw.rows import draw_rows
-from banyan.kernels.linear.packed import pack, pack_int8, quantize
+from banyan.kernels.linear import packed
 from banyan.kernels.mask_logits import reference as mask_logits
 from banyan.kernels.pool import KINDS, Quantized, empty, parts, quantize, read
 from banyan.kernels.rms_norm import reference as rms_norm
@@ -66,13 +66,13 @@ def _others(library: ctypes.CDLL, chance: torch.Generator, dtype: torch.dtype, t
 
     weight, bias = _randn(chance, dtype, 70, dim), _randn(chance, dtype, 70)
     out = torch.empty(n, 70, dtype=dtype)
-    numbers, scales = quantize(weight)
-    width = library.banyan_panel()
-    for packed, wanted in ((pack(weight, width), weight), (pack_int8(weight, width), numbers * scales[:, None])):
-        scale = None if packed.scale is None else packed.scale.data_ptr()
-        pointers = (x.data_ptr(), packed.panels.data_ptr(), scale, bias.data_ptr(), out.data_ptr())
+    (numbers, scales), width = packed.quantize(weight), library.banyan_panel()
+    in_int8 = packed.pack_int8(weight, width)
+    for held, wanted in ((packed.pack(weight, width), weight), (in_int8, numbers * scales[:, None])):
+        scale = None if held.scale is None else held.scale.data_ptr()
+        pointers = (x.data_ptr(), held.panels.data_ptr(), scale, bias.data_ptr(), out.data_ptr())
         library.banyan_linear(is_bf16, *pointers, n, dim, 70, dim, 1)
-        _near(f"linear of {packed.panels.dtype}", out, x.double() @ wanted.double().T + bias.double(), 10 * tolerance)
+        _near(f"linear of {held.panels.dtype}", out, x.double() @ wanted.double().T + bias.double(), 10 * tolerance)
 
     _rope(library, chance, dtype, tolerance)
     out = torch.empty(n, dim // 2, dtype=dtype)

@@ -80,7 +80,7 @@ def test_falls_back_where_the_private_op_fails_or_is_wrong(failure, monkeypatch)
 
 @pytest.mark.parametrize("n_rows", [1, 7, 200])
 @pytest.mark.parametrize(("n_in", "n_out"), [(40, 33), (600, 130)])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 5e-3)])
 def test_a_weight_in_int8_is_what_it_stands_for(n_rows, n_in, n_out, dtype, tolerance):
     if not isinstance(ops.pack(torch.randn(8, 16)), ops.Packed):
         pytest.skip("no C++ compiler")
@@ -94,8 +94,8 @@ def test_a_weight_in_int8_is_what_it_stands_for(n_rows, n_in, n_out, dtype, tole
     held = layer.weight.panels
     assert (held.dtype, numbers.abs().amax()) == (torch.int8, 127)
     wanted = F.linear(x.double(), numbers.double() * scale.double()[:, None], bias.double())
-    error = (layer(x).double() - wanted).abs().amax(0)
-    assert (error <= tolerance * wanted.abs().amax(0).clamp(min=1.0)).all()
+    terms = F.linear(x.double().abs(), (numbers.double() * scale.double()[:, None]).abs(), bias.double().abs())
+    assert ((layer(x).double() - wanted).abs() <= tolerance * terms).all()
     assert (numbers.float() * scale[:, None] - weight.float()).abs().amax() <= scale.amax() * 0.51
 
 
