@@ -303,11 +303,7 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
     too), but no more than 64 full contexts: pages that nobody can fill only slow the start.
     """
     said: list[str] = []
-    device: Literal["cpu", "cuda"] = ("cuda" if hardware.gpu else "cpu") if config.device == "auto" else config.device
-    if device == "cuda" and not hardware.gpu:
-        raise ConfigError("device is 'cuda', but torch sees no GPU here; use device='cpu' or install a CUDA build")
-    if device == "cuda" and config.weight_dtype != "auto":
-        raise ConfigError(f"weight_dtype is {config.weight_dtype!r}, which is for a CPU; leave it out")
+    device = _device(config, hardware)
     dtype: Any = config.dtype
     if dtype == "auto":
         known = model.checkpoint_dtype if model.checkpoint_dtype in _WIDTH else "bfloat16"
@@ -357,6 +353,16 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
         threads=threads,
         decisions=tuple(said),
     )
+
+
+def _device(config: Config, hardware: Hardware) -> Literal["cpu", "cuda"]:
+    """Where the model runs."""
+    device: Literal["cpu", "cuda"] = ("cuda" if hardware.gpu else "cpu") if config.device == "auto" else config.device
+    if device == "cuda" and not hardware.gpu:
+        raise ConfigError("device is 'cuda', but torch sees no GPU here; use device='cpu' or install a CUDA build")
+    if device == "cuda" and config.weight_dtype != "auto":
+        raise ConfigError(f"weight_dtype is {config.weight_dtype!r}, which is for a CPU; leave it out")
+    return device
 
 
 def _kv_bytes(config: Config, model: ModelFacts, dtype: str) -> int:

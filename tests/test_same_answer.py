@@ -412,9 +412,10 @@ def test_constrained_and_short_of_pages(
 ) -> None:
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)
     for page, some in ((1, held_truth), (16, {text: said for text, said in held_truth.items() if len(text) < 70})):
-        longest = max(map(len, some)) + N_HELD
-        e = engine(model, n_pages=-(-longest // page), page=page, cache=page == 1)
-        assert held_answers(e, vocabulary, some) == some
+        room = 3 * (max(map(len, some)) + N_HELD) // 2  # for the longest, and the beginning of others
+        e = engine(model, n_pages=-(-room // page), page=page, cache=page == 1)
+        for _ in range(2):  # the second time their guides are there, and so they all run at once
+            assert held_answers(e, vocabulary, some) == some
         assert e.scheduler.counts["retractions"] > 0
 
 

@@ -53,7 +53,7 @@ def test_each_flag_reaches_the_tree() -> None:
     argv += " --max-program 7777 --max-client 9999 --metrics 9090 --speculate tree,model"
     argv += " --constraint-engine outlines_core --token-file t --isolate connection"
     argv += " --bind tcp://10.0.0.1:7100 --curve-key k --durable-bytes 1GiB --slo ttft=1s --traces console"
-    argv += " --kv-dtype int8 --deterministic --draft-model d"
+    argv += " --weight-dtype int8 --kv-dtype int8 --deterministic --draft-model d"
     assert not make(**parse("serve", "--no-cache")).cache
     assert make(**parse("serve", *argv.split())) == Config(
         model="m",
@@ -90,6 +90,7 @@ def test_each_flag_reaches_the_tree() -> None:
         slo="ttft=1s",
         traces="console",
         kv_dtype="int8",
+        weight_dtype="int8",
         deterministic=True,
         draft_model="d",
         log="debug",

@@ -174,7 +174,8 @@ def test_a_directory_is_itself(tiny_model, monkeypatch):
     assert read_spec(".").name == path.name
 
 
-def test_a_file_or_a_path_to_nowhere_says_so(tmp_path):
+def test_a_file_or_a_path_to_nowhere_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(BadModel, match="is a file; give the directory"):
         resolve(tmp_path / "config.json")
