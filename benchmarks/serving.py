@@ -291,15 +291,15 @@ def write_page(file: Path, model: str, runs: Runs, report: Report) -> None:
     lines = ["| workload | floor | " + " | ".join(systems) + " |", "|---" * (len(systems) + 2) + "|"]
     lines += [
         f"| {name}: {(WORKLOADS[name].__doc__ or '').rstrip('.')} | {floors[name]:.2f} | "
-        + " | ".join(f"{wall:.2f}" for wall in row)
+        + " | ".join([f"{row[0]:.2f}", *(f"{wall:.2f}, {wall / row[0]:.2f} x" for wall in row[1:])])
         + " |"
         for name, row in walls.items()
     ]
     said = ("times as fast", "start of", "peak memory", "matrix", "memory read")
     more = [
-        f"- {row['name']}: {row['ours']:.3g} {row['unit']}"
+        f"- {row['name']}: {row['ours']:,.{0 if row['ours'] >= 1000 else 2}f} {row['unit']}"
         for row in report.rows
-        if row["name"].startswith(said) or " outputs that are " in row["name"]
+        if row["name"].startswith(said) or (" outputs that are " in row["name"] and model.endswith("float32"))
     ]
     plot = file.with_name(f"{report.name}-{model}.svg")
     figure, axes = pyplot.subplots(figsize=(8, 3.2), layout="constrained")
