@@ -26,6 +26,10 @@ class Batch(NamedTuple):
     scored: tuple[tuple[int, int, int], ...]  # (rid, how many of the targets, how many alternatives), in order
     drawn: tuple[Request | Ahead, ...]  # who draws from each of the last rows
 
+    def drawing(self, logits: Tensor) -> Tensor:
+        """The rows of a step's logits that draw."""
+        return logits[len(self.targets) :] if self.scored else logits  # most steps score nothing: no call into torch
+
 
 def assemble(plan: Plan, page: int, device: torch.device, deterministic: bool = False) -> Batch:
     """Lay the works' rows one behind the other. Copies to a GPU are asynchronous."""

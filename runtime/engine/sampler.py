@@ -32,13 +32,10 @@ from banyan.runtime.wire import TopLogprobs
 def sample(logits: Tensor, batch: Batch, masks: Masks | None = None) -> Result:
     """logits: float32 [n_scored + n_drawn, vocab], changed in place; masks of the rows that draw. On a GPU this waits
     for the step to end."""
-    if not batch.scored:
-        return Result(*choose(logits, batch.drawn, masks), {}, {}) if batch.drawn else Result([], {}, {}, {})
-    n_scored = len(batch.targets)
-    scores, tops = _scores(logits[:n_scored], batch)
+    scores, tops = _scores(logits[: len(batch.targets)], batch) if batch.scored else ({}, {})
     if not batch.drawn:
         return Result([], {}, scores, tops)
-    return Result(*choose(logits[n_scored:], batch.drawn, masks), scores, tops)
+    return Result(*choose(batch.drawing(logits), batch.drawn, masks), scores, tops)
 
 
 def choose(

@@ -227,8 +227,8 @@ class Engine:
             plan, batch, logits, start = flying
             self._has_in_hand(LOOP, [work.request.rid for work in plan.works])  # others may have been taken meanwhile
             try:
-                drawn = logits[len(batch.targets) :] if batch.scored else logits
-                result = sample(logits, batch, self.guides.masks(batch.drawn, drawn))  # masks: while a GPU computes
+                masks = self.guides.masks(batch.drawn, batch.drawing(logits))  # while a GPU computes
+                result = sample(logits, batch, masks)
                 n_works = len(plan.works)
                 if self.drafting.drafters:
                     self.drafting.cost.note(n_works, len(batch.ids) - n_works, self.stopwatch() - start)

@@ -73,13 +73,13 @@ def load(
     is_int8 = weight_dtype == "int8"
     if is_int8 and spec.dense is None:
         raise Unsupported(f"weight_dtype='int8' with {spec.name}: {spec.family} runs in transformers' own code")
+    at = torch.device(device), getattr(torch, dtype), context
     try:
         if spec.dense is None:
             from banyan.runtime.model import hf
 
-            return hf.build(spec, directory, torch.device(device), getattr(torch, dtype), context, progress)
+            return hf.build(spec, directory, *at, progress)
         with Checkpoint(directory, progress) as weights:
-            at = torch.device(device), getattr(torch, dtype), context
             return decoder.build(spec, weights, *at, deterministic, is_int8)
     except RuntimeError as e:
         if not isinstance(e, torch.OutOfMemoryError) and "can't allocate memory" not in str(e):

@@ -192,12 +192,15 @@ def test_a_second_tier_without_a_cache_is_refused() -> None:
         make(cache=False, host_memory="1GiB")
 
 
-def test_kv_in_8_bits_is_counted_with_its_scales() -> None:
-    model = msgspec.structs.replace(SMALL, kv_elements=256 + 64, kv_beside=64, kv_heads=16)
-    machine = Hardware(n_cores=1, free_memory=1 << 40)
+def test_weights_in_8_bits_are_for_a_cpu() -> None:
     with pytest.raises(ConfigError, match="weight_dtype is 'int8', which is for a CPU"):
         resolve(make(weight_dtype="int8"), GPU, MODEL)
     assert "weights of linear layers in int8" in resolve(make(weight_dtype="int8", device="cpu"), GPU, MODEL).decisions
+
+
+def test_kv_in_8_bits_is_counted_with_its_scales() -> None:
+    model = msgspec.structs.replace(SMALL, kv_elements=256 + 64, kv_beside=64, kv_heads=16)
+    machine = Hardware(n_cores=1, free_memory=1 << 40)
     for kv_dtype, token in (("auto", 320 * 4), ("int8", 256 + 16 * 4 + 64 * 4), ("fp8", 256 + 16 * 4 + 64 * 4)):
         got = resolve(make(kv_dtype=kv_dtype, kv_memory=f"{1000 * 16 * token}B", host_memory="1MB"), machine, model)
         assert got.n_pages == 1000
