@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import banyan as bn
@@ -198,7 +198,7 @@ def worlds(
     folder = tmp_path_factory.mktemp("world")
     tiny.make_tokenizer(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    (folder / "fake.json").write_text(json.dumps({"say": SAY, "step_ms": 1}))
+    (folder / "fake.json").write_text(json.dumps({"say": SAY, "step_ms": 1, "context": 1 << 16}))
     options, sockets = config.make(model=str(folder)), tmp_path_factory.mktemp("s")
     made = [
         World(lambda: launch.start(options, timeout=60.0, command=boot), sockets / str(k), faults)
@@ -378,6 +378,11 @@ QUIET = ["lose", "kill_engine", "raise", "cut"]
 """Faults after which the server lives on."""
 
 
+_TALL: list[Step] = [("fork", [[("tool",), ("select",)]] * 3, "concate_and_append")] * 3
+"""Its prompt grows over 512 tokens."""
+
+
+@example(steps=_TALL, way=run, fault="lose", at=1)
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=PROGRAMS, way=st.sampled_from(WAYS), fault=st.sampled_from(QUIET), at=st.integers(1, 20))
 def test_random_programs_end_well(world: World, steps: list[Step], way: Any, fault: str, at: int) -> None:

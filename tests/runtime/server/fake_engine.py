@@ -4,7 +4,7 @@
 
 As a process it reads its rule from the file `fake.json` in the model directory:
     {"say": {"end of a prompt": "what to say"}, "die_on": "text", "hang_on": "text", "babble_on": "text",
-     "fail": ["code", "message"], "step_ms": 0}
+     "fail": ["code", "message"], "step_ms": 0, "context": 512}
 It dies, hangs, or says nonsense, in the step of a prompt that holds the text; with "once", of the first one only.
 """
 
@@ -140,7 +140,8 @@ def main() -> None:
         return tokenizer.decode(ids, skip_special_tokens=False)
 
     flight = Flight(args.flight_fd)
-    engine = FakeEngine(table(rule.get("say", {}), lambda text: tokenizer.encode(text).ids, decode))
+    speak = table(rule.get("say", {}), lambda text: tokenizer.encode(text).ids, decode)
+    engine = FakeEngine(speak, rule.get("context", 512))
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.setsockopt(zmq.LINGER, 1000)
         socket.connect(args.socket)
