@@ -126,12 +126,13 @@ class Batch:
         """
         n_working, n_wanted, n_begun = 0, 1, -1
         while n_begun < self._n and not self._is_stopped:
-            for k in range(n_working, min(n_wanted, self._n_threads)):
+            for k in range(n_working, min(n_wanted, self._n_threads - 1)):
                 # Each in a context of its own, as the caller left it.
                 context, name = copy_context(), f"banyan-batch-{k}"
                 threading.Thread(target=context.run, args=(self._work,), name=name, daemon=True).start()
                 n_working += 1
-            if n_working == self._n_threads:
+            if n_working < n_wanted:  # the last of them is this one, which has nothing else to do from here on
+                self._work()
                 return
             n_begun = self._n_begun
             time.sleep(PATIENCE)

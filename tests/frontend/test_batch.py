@@ -127,6 +127,23 @@ def test_bodies_that_wait_get_threads_up_to_a_bound(mock: bn.Mock) -> None:
     assert time.monotonic() - start < 64 * 0.03 / 2
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_batch_never_has_more_threads_than_it_may(mock: bn.Mock, n: int) -> None:
+    most = 0
+
+    @bn.function
+    def look(s: bn.State) -> None:
+        nonlocal most
+        most = max(most, sum(t.name.startswith("banyan-batch") for t in threading.enumerate()))
+        s += "x" + bn.gen("a")
+        assert s["a"]  # its thread waits: another is wanted
+
+    for _ in range(50):
+        wait_for(lambda: not any(t.name.startswith("banyan-batch") for t in threading.enumerate()))
+        look.run_batch([()] * 4, num_threads=n)
+    assert 1 <= most <= n, "not for a moment, and the one that sets the others to work is of them"
+
+
 def fails_for(*bad: int) -> bn.Mock:
     def script(prompt: str, name: str) -> str:
         if int(prompt) in bad:
