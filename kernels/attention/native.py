@@ -54,9 +54,10 @@ def attend(
     """See `reference.attention`; for inputs that the library knows (`cpu.is_known`)."""
     n_rows, n_heads, dim = q.shape
     _, page_size, n_kv_heads, _ = k_pool.shape
-    out = torch.empty((n_rows, n_heads, dim), dtype=q.dtype)
+    out = q.new_empty((n_rows, n_heads, dim))
     work = _plan(ragged, n_heads, n_kv_heads, dim, window)
-    part = torch.empty((work.n_partials, n_heads, dim + 1))  # one buffer: results, then their log-sum-exps
+    n_partials = work.n_partials * n_heads
+    part = torch.empty(n_partials * (dim + 1)) if n_partials else out  # one buffer: results, their log-sum-exps
     if sinks is not None:
         sinks = sinks.to(torch.float32).contiguous()
     k, v = pools.pointers(k_pool), pools.pointers(v_pool)
@@ -71,7 +72,7 @@ def attend(
         ragged.position.data_ptr(),  # type: ignore[union-attr]  # `ragged` gives one
         None if ragged.seen is None else ragged.seen.data_ptr(),
         part.data_ptr(),
-        part.data_ptr() + 4 * work.n_partials * n_heads * dim,
+        part.data_ptr() + 4 * n_partials * dim,
         k[1],
         v[1],
         q.stride(0),

@@ -6,7 +6,6 @@ it, where that pays: an item then holds rows of several requests, and each of th
 """
 
 import itertools
-from array import array
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -110,10 +109,14 @@ def plan(
     if deterministic:
         shared = [Subtree(requests, n_keys // CHUNK * CHUNK) for requests, n_keys in shared]
     begins, low, tall = _share(q_lens, kv_lens, first_rows, tiles, window, align, shared, merge_keys)
-    for request, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
+    is_plain = not window and not deterministic
+    for request, (q_len, kv_len, begin) in enumerate(zip(q_lens, kv_lens, begins, strict=True)):
+        if q_len == 1 and is_plain:  # what follows comes to the same, in twice the time; most rows are such
+            low.append(((first_rows[request],), request, begin, kv_len, kv_len - 1, kv_len - DRAFT, begin > 0))
+            continue
         size, into = (tiles.small, low) if q_len <= tiles.small else (tiles.large, tall)
-        row, context, begin = first_rows[request], kv_len - q_len, begins[request]
-        for first, n in _DECODE if q_len == 1 else _tiles(context, q_len, size, CHUNK if deterministic else 0):
+        row, context = first_rows[request], kv_len - q_len
+        for first, n in _tiles(context, q_len, size, CHUNK if deterministic else 0):
             position = context + first
             # A row of a tree of drafts stands nearer to the context than its place in the cache says.
             nearest = context if q_len <= DRAFT and not deterministic else position
@@ -126,8 +129,6 @@ def plan(
     small, large = (_split(items, n, n_processors) for items, n in zip((low, tall), programs, strict=True))
     return _tables(small, large, first_rows[-1])
 
-
-_DECODE = ((0, 1),)  # the tiles of one row
 
 # rows, request, first key, end, position of the first row, tail, whether other items read other keys for these rows
 _Item = tuple[Sequence[int], int, int, int, int, int, bool]
@@ -165,18 +166,23 @@ def _share(
     low: list[_Item] = []
     tall: list[_Item] = []
     for requests, n_keys in shared:
-        needed = [(max(begins[i], _oldest(kv_lens[i] - q_lens[i], window, align)), i) for i in requests if q_lens[i]]
-        needed = [(start, i) for start, i in needed if start < n_keys]
-        n_rows = sum(q_lens[i] for _, i in needed)
+        needed = [(begins[i], i) for i in requests if q_lens[i]]
+        if window:
+            needed = [(max(begin, _oldest(kv_lens[i] - q_lens[i], window, align)), i) for begin, i in needed]
+        if needed and n_keys <= max(needed)[0]:
+            needed = [(start, i) for start, i in needed if start < n_keys]
+        n_rows = sum([q_lens[i] for _, i in needed])
         if len(needed) < 2:
             continue
         size, into = (tiles.small, low) if n_rows <= tiles.small else (tiles.shared, tall)
         start = min(needed)[0]
-        alone = sum((n_keys - at) * -(-q_lens[i] // (tiles.small if q_lens[i] <= tiles.small else tiles.large))
-                    for at, i in needed)  # fmt: skip
+        alone = sum([(n_keys - at) * (1 if q_lens[i] <= tiles.small else -(-q_lens[i] // tiles.large))
+                     for at, i in needed])  # fmt: skip
         if alone - (n_keys - start) * -(-n_rows // size) <= merge_keys * n_rows:
             continue
-        rows = [row for _, i in needed for row in range(first_rows[i], first_rows[i] + q_lens[i])]
+        rows = [first_rows[i] for _, i in needed]
+        if n_rows > len(rows):
+            rows = [row for _, i in needed for row in range(first_rows[i], first_rows[i] + q_lens[i])]
         for at in range(0, n_rows, size):  # every row stands behind all of these keys
             into.append((rows[at : at + size], needed[0][1], start, n_keys, n_keys, n_keys, True))
         for _, i in needed:
@@ -187,15 +193,15 @@ def _share(
 def _split(items: list[_Item], n_programs: int, n_processors: int) -> list[_Item]:
     """Long reads cut, where there are too few items to go round; the longest read comes first."""
     if n_processors > 1:
-        n_keys = sum(item[3] - item[2] for item in items)
+        n_keys = sum([item[3] - item[2] for item in items])
         size = max(MIN_SPLIT, n_keys * n_programs // (WAVES * n_processors))
         cut: list[_Item] = []
         for item in items:
-            rows, request, start, end, position, tail, is_part = item
-            n_splits = (end - start) // size
+            n_splits = (item[3] - item[2]) // size
             if n_splits < 2:
                 cut.append(item)
                 continue
+            rows, request, start, end, position, tail, is_part = item
             step = -(-(end - start) // n_splits)
             step = -(-step // ALIGN) * ALIGN
             is_part = is_part or step < end - start
@@ -220,32 +226,26 @@ def _n_keys(item: _Item) -> int:
 
 def _tables(small: list[_Item], large: list[_Item], n_rows: int) -> Plan:
     """Number the partial results, a row's own side by side, and write all down."""
-    listed: list[int] = []  # rows of items that read some of their keys; `rows` has them behind one entry for each row
-    starts: list[int] = []  # first key, and number of rows, of each of those items
-    counts: list[int] = []
+    parts = [item for items in (small, large) for item in items if item[6]]  # they read some of their rows' keys
+    counts = [len(item[0]) for item in parts]
+    entries = itertools.accumulate(counts, initial=n_rows)  # of `rows`: theirs lie behind one entry for each row
     tables = []
     for items in (small, large):
-        table = array("i")
+        table: list[int] = []  # flat: numpy takes long over tuples
         for rows, request, start, end, position, tail, is_part in items:
-            first = rows[0]
-            if is_part:
-                first = n_rows + len(listed)
-                listed.extend(rows)
-                starts.append(start)
-                counts.append(len(rows))
-            table.extend((first, len(rows), request, start, end, position, tail, 0))
-        tables.append(np.frombuffer(table, np.int32).reshape(-1, 8))
+            table += (next(entries) if is_part else rows[0], len(rows), request, start, end, position, tail, 0)
+        tables.append(np.array(table, np.int32).reshape(-1, 8))
 
-    all_rows = np.full((n_rows + len(listed), 2), -1, np.int32)
+    all_rows = np.full((n_rows + sum(counts), 2), -1, np.int32)
     all_rows[:n_rows, 0] = np.arange(n_rows)
-    if not listed:
+    if not parts:
         return Plan(tables[0], tables[1], all_rows, np.empty((0, 4), np.int32), 0)
-    all_rows[n_rows:, 0] = parts = np.array(listed, np.int32)
-    keys = parts.astype(np.int64) << 32 | np.repeat(np.array(starts), counts)
-    all_rows[n_rows + np.argsort(keys), 1] = np.arange(len(parts))
-    n_parts = np.bincount(parts, minlength=n_rows)
+    all_rows[n_rows:, 0] = listed = np.fromiter(itertools.chain.from_iterable([item[0] for item in parts]), np.int32)
+    keys = listed.astype(np.int64) << 32 | np.repeat(np.array([item[2] for item in parts]), counts)
+    all_rows[n_rows + np.argsort(keys), 1] = np.arange(len(listed))
+    n_parts = np.bincount(listed, minlength=n_rows)
     split = np.flatnonzero(n_parts)
     merges = np.zeros((len(split), 4), np.int32)
     merges[:, 0], merges[:, 2] = split, n_parts[split]
     merges[:, 1] = np.cumsum(merges[:, 2]) - merges[:, 2]
-    return Plan(tables[0], tables[1], all_rows, merges, len(parts))
+    return Plan(tables[0], tables[1], all_rows, merges, len(listed))

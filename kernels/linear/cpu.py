@@ -38,12 +38,12 @@ def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Te
     if isinstance(weight, Tensor):
         return reference.linear(x, weight, bias)
     laid, n_out, n_in, dtype, scale = weight
-    n = len(x)
+    n, n_columns = x.shape
     assert x.dtype == dtype, f"{x.dtype} times a weight for {dtype}"
-    assert x.shape[1] == n_in, f"{x.shape[1]} columns times {n_in}"
-    out = torch.empty((n, n_out), dtype=x.dtype)
+    assert n_columns == n_in, f"{n_columns} columns times {n_in}"
+    out = x.new_empty((n, n_out))
     build.library().banyan_linear(  # type: ignore[union-attr]  # who packed it had one
-        x.dtype == torch.bfloat16,
+        dtype == torch.bfloat16,
         x.data_ptr(),
         laid.data_ptr(),
         None if scale is None else scale.data_ptr(),

@@ -24,9 +24,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
         or (residual is not None and not (residual.is_contiguous() and residual.dtype == x.dtype))
     ):
         return reference.rms_norm(x, weight, eps, residual)
-    n_heads, dim = (1, x.shape[1]) if x.dim() == 2 else x.shape[1:]
-    out = torch.empty(x.shape, dtype=x.dtype)
-    total = None if residual is None else torch.empty(x.shape, dtype=x.dtype)
+    n_rows, *heads, dim = x.shape
+    n_heads = heads[0] if heads else 1
+    out = torch.empty_like(x if residual is None else residual, memory_format=torch.contiguous_format)
+    total = None if residual is None else torch.empty_like(residual)
     library.banyan_rms_norm(
         x.dtype == torch.bfloat16,
         x.data_ptr(),
@@ -34,7 +35,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
         None if residual is None else residual.data_ptr(),
         out.data_ptr(),
         None if total is None else total.data_ptr(),
-        len(x) * n_heads,
+        n_rows * n_heads,
         n_heads,
         dim,
         x.stride(0),

@@ -38,7 +38,7 @@ def rope_kv(
     n, n_all, dim = qkv.shape
     n_kv_heads = k_pool.shape[2]
     n_heads = n_all - 2 * n_kv_heads
-    q = torch.empty((n, n_heads, dim), dtype=qkv.dtype)
+    q = qkv.new_empty((n, n_heads, dim))
     (k, k_scale), (v, v_scale) = pools.pointers(k_pool), pools.pointers(v_pool)
     call = _Call(
         qkv.data_ptr(),

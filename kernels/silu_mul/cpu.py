@@ -12,8 +12,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     library = build.library()
     if library is None or gate_up.dtype not in build.DTYPES or gate_up.stride(1) != 1:
         return reference.silu_mul(gate_up)
-    n, dim = len(gate_up), gate_up.shape[1] // 2
-    out = torch.empty((n, dim), dtype=gate_up.dtype)
+    n, both = gate_up.shape
+    dim = both // 2
+    out = gate_up.new_empty((n, dim))
     library.banyan_silu_mul(
         gate_up.dtype == torch.bfloat16,
         gate_up.data_ptr(),
