@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels import ops
+from banyan.kernels.attention import merging
 from banyan.kernels.draw.rows import draw_rows
 from banyan.kernels.ops import TABLE
 from banyan.kernels.pool import KINDS, Quantized, quantize
@@ -132,6 +133,9 @@ def chunks(run: Run, roof: dict[str, float]) -> None:
 
 
 def shared_reads(run: Run) -> None:
+    if not run.is_dry:
+        shape = merging.Shape(32, 8, 128, work.PAGE, run.dtype, run.dtype)
+        run.row("a partial result more", "keys", merging.settle(shape, run.device))
     own, few = run.size(64, 3), run.size(64, 3)
     thoughts = work.thoughts(run.size(2048, 32), run.size(512, 16), own, run.size(4, 2))
     suffixes = work.branches(run.size(128, 2), run.size(2048, 32), own)

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels import ops
-from banyan.kernels.attention import cpu, native, plain
+from banyan.kernels.attention import cpu, merging, native, plain
 from banyan.kernels.attention import plan as planner
 from banyan.kernels.attention.batch import Ragged, ragged
 from banyan.kernels.attention.plan import Subtree, Tiles
@@ -159,6 +159,9 @@ def chunks(report: Report, share: dict[str, float], seconds: float) -> None:
 
 def shared_reads(report: Report, seconds: float) -> None:
     kept = "ratio >= 0.97"  # where sharing hardly pays, it must not cost
+    for dtype in (torch.float32, torch.bfloat16):
+        found = merging.settle(merging.Shape(HEADS, KV_HEADS, DIM, PAGE, dtype, dtype), torch.device("cpu"))
+        report.row(f"a partial result more, {str(dtype)[6:]}", "keys", found)
     for n, prefix, target in ((2, 64, kept), (4, 64, kept), (4, 256, kept), (16, 2048, ""), (64, 2048, "ratio >= 2")):
         for dtype in (torch.float32, torch.bfloat16):
             case = Case([1] * n, [prefix + 64] * n, dtype, n_shared=prefix)
@@ -183,7 +186,7 @@ def planning(report: Report, seconds: float) -> None:
         counts = [512 if n == 8 else 1] * n, [n_keys] * n
         options: dict[str, Any] = {
             "tiles": Tiles(1, native.ROWS // group, native.MAX_ROWS // group), "programs": (1, KV_HEADS),
-            "n_processors": 2, "shared": shared, "merge_keys": native.MERGE_KEYS,
+            "n_processors": 2, "shared": shared, "merge_keys": planner.MERGE_KEYS["cpu"],
         }  # fmt: skip
         make = partial(planner.plan, *counts, **options)
         (took,) = best(make, seconds=seconds)

@@ -18,13 +18,12 @@ from torch import Tensor
 
 from banyan.kernels import eight_bits
 from banyan.kernels.attention.batch import Ragged, to_device
-from banyan.kernels.attention.plan import Plan, Tiles, plan
+from banyan.kernels.attention.plan import MERGE_KEYS, Plan, Tiles, plan
 from banyan.kernels.device import architecture, n_processors
 from banyan.kernels.eight_bits import widen
 from banyan.kernels.pool import Pool
 
 LOG2E = 1.4426950408889634
-MERGE_KEYS = 192.0  # see `plan`; not measured yet: from where published kernels gain (256 keys, 4 sharers)
 
 
 @triton.jit
@@ -353,6 +352,6 @@ def host_plan(ragged: Ragged, key: Key) -> Plan:
         n_processors=n_processors(key.arch),
         window=key.window,
         shared=ragged.subtrees,
-        merge_keys=MERGE_KEYS,
+        merge_keys=MERGE_KEYS["cuda"],
         deterministic=ragged.deterministic,
     )

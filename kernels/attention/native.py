@@ -7,14 +7,13 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.attention.batch import Ragged
-from banyan.kernels.attention.plan import Tiles, plan
+from banyan.kernels.attention.plan import MERGE_KEYS, Tiles, plan
 from banyan.kernels.native import pools, threads
 from banyan.kernels.pool import Pool
 
 LOG2E = 1.4426950408889634
 ROWS = 192  # of a chunk's tile: tokens times heads of a group; K and V of a block are prepared once for all of them
 MAX_ROWS = 256  # of any tile, as attention.h has it
-MERGE_KEYS = 48.0  # see `plan`; measured: 2 to 64 rows over 64 to 2048 keys break even at 44 (32/8 heads of 64, Zen 5)
 SMALL_WORK = 1 << 17  # multiply-adds below which waking a second thread costs more than it saves
 
 
@@ -110,7 +109,7 @@ def _plan(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int) 
             n_processors=n_threads,
             window=window,
             shared=ragged.subtrees,
-            merge_keys=MERGE_KEYS,
+            merge_keys=MERGE_KEYS["cpu"],
             deterministic=ragged.deterministic,
         )
         tables = made.small, made.large, made.merges

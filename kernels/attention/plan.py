@@ -15,6 +15,9 @@ MIN_SPLIT = 256  # keys per item: below this, merging costs more than a second r
 ALIGN = 64  # items begin at multiples of this, or at the end of a shared run: whole key blocks, whole pages
 WAVES = 4  # items per multiprocessor to aim for when long reads are split
 CHUNK = 256  # keys of an item in a deterministic plan; results depend on it, and on nothing else of a plan
+MERGE_KEYS = {"cpu": 48.0, "cuda": 192.0}
+"""`merge_keys` of plans, by type of device. `merging.settle` measures it; until then, what 32/8 heads of 64 come to on
+2 cores of an AMD EPYC Zen 5, and where published kernels begin to gain."""
 DRAFT = 64  # rows of a request that a mask of ancestors may speak of: its last ones
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from banyan.kernels.attention import merging
+from banyan.kernels.device import INTERPRETED
 from banyan.kernels.ops import ragged
 from banyan.runtime.engine.batch import Batch
 from banyan.runtime.engine.graphs import SIZES, Graphs
@@ -23,6 +25,14 @@ class Runner:
         self.model = model
         self.store = store
         self.graphs = graphs
+
+    @torch.inference_mode()
+    def settle(self) -> None:
+        """Have plans go by what a shared read costs on this device, for this model; measured the first time."""
+        spec, store = self.model.spec, self.store
+        if not INTERPRETED:
+            sizes = spec.n_heads, spec.n_kv_heads, spec.head_dim, store.page
+            merging.settle(merging.Shape(*sizes, store.dtype, store.kv_dtype), store.device)
 
     @torch.inference_mode()
     def warm_up(self, n_rows: int, n_running: int = 1) -> None:

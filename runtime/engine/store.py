@@ -43,11 +43,12 @@ class Store:
         """n_host: pages of the second tier, in `file` if there is one."""
         shape = n_pages + 1, page, spec.n_kv_heads, spec.head_dim
         self.dtype = getattr(torch, spec.dtype)  # that is computed in
+        self.kv_dtype = KINDS.get(kv_dtype, self.dtype)
         self.n_pages, self.page = n_pages, page
         self.spare = range(n_pages * page, (n_pages + 1) * page)  # slots that nobody has, for rows that fill up a graph
         self.device = torch.device(device)
         try:
-            layers = stacked(2 * spec.n_layers, shape, KINDS.get(kv_dtype, self.dtype), device)
+            layers = stacked(2 * spec.n_layers, shape, self.kv_dtype, device)
         except (torch.OutOfMemoryError, RuntimeError) as e:
             size = n_pages * page * bytes_per_token(spec, kv_dtype) / 2**20
             raise OutOfMemory(

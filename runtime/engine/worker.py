@@ -143,6 +143,7 @@ class Engine:
 
     def warm_up(self) -> None:
         """Compute what no one asked for: kernels are compiled, threads started, and it shows how long a step takes."""
+        self.model.settle()
         before = time.monotonic()
         self.model.warm_up(min(self.config.step_tokens, self.resolved.context - 1), self.config.max_running)
         self.step_seconds = time.monotonic() - before

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from banyan.kernels import ops
 from banyan.kernels.attention import cpu, native, plain
 from banyan.kernels.attention.batch import ragged
+from banyan.kernels.attention.plan import MERGE_KEYS
 from banyan.kernels.native import build
 from banyan.kernels.testing.cases import Case, attention_case, check_deterministic, random_trees
 
@@ -154,7 +155,7 @@ def run_random(call: dict) -> None:
     if call.pop("trees") and not 0 < call["window"] < max(q_lens):
         call["parents"] = random_trees(call["seed"], q_lens)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "MERGE_KEYS", 0.0)
+        patch.setitem(MERGE_KEYS, "cpu", 0.0)
         run(
             attention_case(
                 q_lens=q_lens, kv_lens=[q + c for q, c in zip(q_lens, contexts, strict=True)], dim=16, **call
@@ -200,7 +201,7 @@ def test_a_deterministic_row_has_the_same_bits_in_every_batch(
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     for merge_keys in (0.0, 1e9):
-        monkeypatch.setattr(native, "MERGE_KEYS", merge_keys)
+        monkeypatch.setitem(MERGE_KEYS, "cpu", merge_keys)
         for seed in range(3):
             check_deterministic(cpu.attention, seed, 900, dtype, **options)
 

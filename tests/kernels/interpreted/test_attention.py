@@ -58,7 +58,7 @@ def test_split_reads(options: dict) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}], ids=str)
 def test_a_shared_subtree_is_read_once(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "MERGE_KEYS", 0.0)
+    monkeypatch.setitem(plan.MERGE_KEYS, "cuda", 0.0)
     case = attention_case(6, [1, 1, 3, 1, 1], [100, 90, 95, 120, 9], dim=16, shared_pages=4, **options)
     assert len(case.ragged.subtrees) == 3
     run(case)
@@ -112,7 +112,7 @@ def test_a_deterministic_row_has_the_same_bits_in_every_batch(
     dtype: torch.dtype, options: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "CHUNK", 32)
-    monkeypatch.setattr(kernel, "MERGE_KEYS", 0.0)
+    monkeypatch.setitem(plan.MERGE_KEYS, "cuda", 0.0)
     with interpreter.rows_alike():
         check_deterministic(kernel.attention, 1, 100, dtype, **options)
 
@@ -140,7 +140,7 @@ def run_random(call: dict, min_split: int, trees: bool) -> None:
         call["parents"] = random_trees(call["seed"], q_lens)
     with pytest.MonkeyPatch.context() as patch:
         split_often(patch, min_split)
-        patch.setattr(kernel, "MERGE_KEYS", 0.0)
+        patch.setitem(plan.MERGE_KEYS, "cuda", 0.0)
         run(attention_case(q_lens=q_lens, kv_lens=[q + c for q, c in requests], dim=16, **call))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from banyan.kernels.attention import kernel
 from banyan.kernels.attention.fixed import Fixed
+from banyan.kernels.attention.plan import MERGE_KEYS
 from banyan.kernels.testing.cases import Case, attention_case
 from banyan.runtime.engine.graphs import Captured, Graphs
 from banyan.runtime.model.load import load
@@ -40,7 +41,7 @@ def attend(case: Case, fixed: Fixed) -> Tensor:
 
 @pytest.mark.parametrize("window", [0, 20])
 def test_a_fixed_batch_takes_others_than_the_one_it_was_made_for(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "MERGE_KEYS", 0.0)
+    monkeypatch.setitem(MERGE_KEYS, "cuda", 0.0)
     first = decodes(1, [40, 7], window=window)
     first.check(kernel.attention(*first[:4], **first.options))
     fixed = Fixed(first.ragged, 5, 30, spare=range(2))
@@ -53,7 +54,7 @@ def test_a_fixed_batch_takes_others_than_the_one_it_was_made_for(window: int, mo
 
 
 def test_what_finds_no_room_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "MERGE_KEYS", 0.0)
+    monkeypatch.setitem(MERGE_KEYS, "cuda", 0.0)
     first = decodes(1, [40, 7])
     kernel.attention(*first[:4], **first.options)
     fixed = Fixed(first.ragged, 2, 30, spare=range(2))

@@ -1,0 +1,133 @@
+"""From how many keys on a shared read pays: measured on the device, once, and kept.
+
+Rows that read a subtree together spare its keys, and each merges one more partial result. What that costs, told in
+keys that are read in the same time, depends on caches, vector units and launches: no table of machines knows it.
+(FastTree, Pan et al., 2025, chooses by such a cost; here it is a number that `plan` compares with.)
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from banyan.kernels import ops
+from banyan.kernels.attention.plan import MERGE_KEYS
+from banyan.kernels.native import build, threads
+from banyan.kernels.pool import empty, parts
+
+N_ROWS, N_KEYS, OWN = (2, 4, 8, 16), (64, 128, 256, 512, 1024), 64
+"""What is timed: decodes that share so many keys, and have so many of their own behind them."""
+REPEATS, SPAN, IN_A_ROW = 5, 1e-4, 4
+"""Each is timed so often, for at least so many seconds, by so many calls; the best counts, as others only ever make it
+slower."""
+
+
+class Shape(NamedTuple):
+    """A model's attention, and the pools it reads."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    page: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+
+
+def settle(shape: Shape, device: torch.device) -> float:
+    """From now on, plans of this process for such a device go by what `shape` costs on it: kept from earlier, or
+    measured now (a tenth of a second; on a GPU its kernels are compiled first)."""
+    file, key = build.cache_folder() / "merge_keys.json", f"{_device(device)}: {' '.join(map(str, shape))}"
+    kept = _read(file)
+    if key not in kept:
+        kept[key] = measure(functools.partial(_seconds, shape, device))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        scratch = file.with_suffix(f".{time.monotonic_ns()}")  # whoever writes at the same time has a file of its own
+        scratch.write_text(json.dumps(kept, indent=1))
+        scratch.replace(file)
+    MERGE_KEYS[device.type] = kept[key]
+    return kept[key]
+
+
+def measure(seconds: Callable[[int, int, bool], float]) -> float:
+    """The number by which the least time is lost, over all that is timed: seconds(n_rows, n_keys, is_shared)."""
+    timed = []
+    for n in N_ROWS:
+        for n_keys in N_KEYS:
+            gain = math.log(seconds(n, n_keys, False) / seconds(n, n_keys, True))
+            timed.append((n_keys * (n - 1) / n, gain))  # keys that a row is spared
+    found = {cut: sum(gain for spared, gain in timed if spared > cut) for cut, _ in timed}
+    return max(found, key=lambda cut: (found[cut], cut))
+
+
+def _seconds(shape: Shape, device: torch.device, n: int, n_keys: int, is_shared: bool) -> float:
+    """Of one call, its plan made before."""
+    n_shared, n_own = n_keys // shape.page, OWN // shape.page
+    sizes = n_shared + n * n_own, shape.page, shape.n_kv_heads, shape.head_dim
+    pools = [empty(sizes, shape.kv_dtype, device) for _ in range(2)]
+    for part in (part for pool in pools for part in parts(pool)):
+        part.zero_()
+    pages = [[*range(n_shared), *range(n_shared + i * n_own, n_shared + (i + 1) * n_own)] for i in range(n)]
+    batch = ops.ragged([1] * n, [n_keys + OWN] * n, pages, shape.page, device)
+    q = torch.zeros((n, shape.n_heads, shape.head_dim), dtype=shape.dtype, device=device)
+    before, MERGE_KEYS[device.type] = MERGE_KEYS[device.type], 0.0 if is_shared else math.inf
+    try:
+        ops.attention(q, *pools, batch, scale=1.0)
+    finally:
+        MERGE_KEYS[device.type] = before
+    run = _in_a_row(lambda: ops.attention(q, *pools, batch, scale=1.0), device)
+    best = math.inf
+    for _ in range(REPEATS):
+        _wait(device)
+        start, n_runs, took = time.perf_counter(), 0, 0.0
+        while took < SPAN:
+            run()
+            _wait(device)
+            n_runs, took = n_runs + 1, time.perf_counter() - start
+        best = min(best, took / n_runs / IN_A_ROW)
+    return best
+
+
+def _in_a_row(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """`call`, IN_A_ROW times; on a GPU as a graph, as decodes run: launches would hide what the device takes."""
+
+    def calls() -> None:
+        for _ in range(IN_A_ROW):
+            call()
+
+    if device.type != "cuda":
+        return calls
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        calls()
+    return graph.replay
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _device(device: torch.device) -> str:
+    """The device and the kernels on it: of another build, the number is measured again."""
+    if device.type == "cuda":
+        source = hashlib.sha256(Path(__file__).with_name("kernel.py").read_bytes()).hexdigest()[:12]
+        return f"{torch.cuda.get_device_name(device)}, {source}"
+    library = build.library()
+    return f"{'plain torch' if library is None else Path(library._name).stem}, {threads.most()} threads"
+
+
+def _read(file: Path) -> dict[str, float]:
+    """What was kept; nothing, where that cannot be read."""
+    try:
+        kept = json.loads(file.read_text())
+        return {str(key): float(value) for key, value in kept.items() if value > 0}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}

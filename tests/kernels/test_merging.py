@@ -1,0 +1,104 @@
+"""When a shared read pays: found from times, measured once for a device, and kept."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from banyan.kernels.attention import merging, plan
+from banyan.kernels.attention.merging import N_KEYS, N_ROWS, OWN, Shape, measure
+
+CPU = torch.device("cpu")
+SHAPE = Shape(4, 2, 16, 16, torch.float32, torch.float32)
+
+
+def seconds(merge_keys: float, noise: Random | None, n: int, n_keys: int, is_shared: bool) -> float:
+    """Of a device on which a partial result costs what so many keys do."""
+    own = n * OWN
+    keys = n_keys + own + n * merge_keys if is_shared else n * n_keys + own
+    return 1e-6 * keys * (noise.uniform(1.0, 1.1) if noise else 1.0)
+
+
+def wrong(cut: float, merge_keys: float) -> list[float]:
+    """How much slower than the better choice each choice by `cut` is, where it is wrong."""
+    found = []
+    for n in N_ROWS:
+        for n_keys in N_KEYS:
+            alone, together = (seconds(merge_keys, None, n, n_keys, is_shared) for is_shared in (False, True))
+            chosen = together if n_keys * (n - 1) / n > cut else alone
+            found.append(chosen / min(alone, together) - 1)
+    return found
+
+
+@pytest.mark.parametrize("merge_keys", [33.0, 50.0, 100.0, 300.0, 700.0])
+def test_the_number_makes_every_choice_right(merge_keys: float) -> None:
+    assert max(wrong(measure(partial(seconds, merge_keys, None)), merge_keys)) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_misleads_only_where_it_hardly_matters(seed: int) -> None:
+    assert max(wrong(measure(partial(seconds, 100.0, Random(seed))), 100.0)) < 0.1
+
+
+def test_where_sharing_never_pays_little_is_shared() -> None:
+    assert measure(partial(seconds, 1e9, None)) == max(N_KEYS) * (max(N_ROWS) - 1) / max(N_ROWS)
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(plan.MERGE_KEYS, "cpu", 48.0)
+    return tmp_path / "banyan" / "kernels" / "merge_keys.json"
+
+
+def test_it_is_measured_once_and_plans_go_by_it(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = merging.settle(SHAPE, CPU)
+    assert 0 < found <= max(N_KEYS)
+    assert plan.MERGE_KEYS["cpu"] == found
+    assert list(json.loads(kept.read_text()).values()) == [found]
+    plan.MERGE_KEYS["cpu"] = 48.0
+    monkeypatch.setattr(merging, "measure", lambda seconds: pytest.fail("it was measured before"))
+    assert merging.settle(SHAPE, CPU) == plan.MERGE_KEYS["cpu"] == found
+
+
+def test_each_shape_and_number_of_threads_has_its_own(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter((1.0, 2.0, 3.0))
+    monkeypatch.setattr(merging, "measure", lambda seconds: next(found))
+    assert merging.settle(SHAPE, CPU) == 1.0
+    assert merging.settle(SHAPE._replace(head_dim=32), CPU) == 2.0
+    monkeypatch.setattr(merging.threads, "most", lambda: 3)
+    assert merging.settle(SHAPE, CPU) == 3.0
+    assert sorted(json.loads(kept.read_text()).values()) == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"x": "y"}', '{"x": null}'])
+def test_a_file_that_cannot_be_read_is_measured_again(kept: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.parent.mkdir(parents=True)
+    kept.write_text(text)
+    monkeypatch.setattr(merging, "measure", lambda seconds: 7.0)
+    assert merging.settle(SHAPE, CPU) == 7.0
+    assert list(json.loads(kept.read_text()).values()) == [7.0]
+
+
+def test_what_is_timed_is_shared_or_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[plan.Plan] = []
+    monkeypatch.setattr(merging, "REPEATS", 1)
+    monkeypatch.setattr(merging, "SPAN", 1e-9)
+    attention = merging.ops.attention
+
+    def look(q, k, v, batch, **options):  # type: ignore[no-untyped-def]
+        out = attention(q, k, v, batch, **options)
+        made.extend(work.n_partials for work in batch.plans.values())  # type: ignore[union-attr]
+        return out
+
+    monkeypatch.setattr(merging.ops, "attention", look)
+    for is_shared, n_partials in ((True, 8), (False, 0)):
+        made.clear()
+        assert merging._seconds(SHAPE, CPU, 4, 128, is_shared) > 0
+        assert set(made) == {n_partials}
+    assert plan.MERGE_KEYS["cpu"] > 0, "as it was"
