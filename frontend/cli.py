@@ -83,7 +83,8 @@ def _parser() -> _Parser:
         added.set_defaults(command=command)
         return added
 
-    serve = add("serve", _serve, "run a shared server, until it is interrupted")
+    serve = add("serve", _serve, "run a shared server, until it is interrupted", " [MODEL]")
+    _add_model(serve)
     _add_config(serve, log="info")
 
     run = add("run", _run, "run a program file, with a runtime at hand if it needs one", " PROGRAM [arguments]")
@@ -91,7 +92,8 @@ def _parser() -> _Parser:
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the program, as sys.argv[1:]")
     _add_config(run, socket_help=_JOIN)
 
-    chat = add("chat", _chat, "talk to a model in this terminal")
+    chat = add("chat", _chat, "talk to a model in this terminal", " [MODEL]")
+    _add_model(chat)
     chat.add_argument("--system", default="", metavar="TEXT", help="the system turn (default: none)")
     chat.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
     chat.add_argument("--max-tokens", type=int, default=512, metavar="N", help="longest reply (default: 512)")
@@ -117,6 +119,11 @@ def _parser() -> _Parser:
     top.add_argument("--seconds", type=_seconds, default=1.0, metavar="S", help="between two looks (default: 1)")
     top.add_argument("--once", action="store_true", help="print one look, and end")
     return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    """A model that is named without its flag, as other servers have it."""
+    parser.add_argument("by_place", nargs="?", default="", metavar="MODEL", help="the same as --model MODEL")
 
 
 def _add_join(parser: argparse.ArgumentParser) -> None:
@@ -187,6 +194,9 @@ def _plain(kind: Any) -> Any:
 def given(options: argparse.Namespace) -> dict[str, Any]:
     """The options of the runtime that stand on the command line, and no others. ConfigError: one that cannot be."""
     found = {f.name: getattr(options, f.name) for f in msgspec.structs.fields(Config) if hasattr(options, f.name)}
+    by_place = getattr(options, "by_place", "")
+    if by_place and found.setdefault("model", by_place) != by_place:
+        raise ConfigError(f"two models are named: {by_place} and --model {found['model']}; give one")
     configs.make(**found)
     return found
 

@@ -100,6 +100,14 @@ def test_each_flag_reaches_the_tree() -> None:
     }, "a new option is to be tried here"
 
 
+def test_a_model_may_be_named_by_its_place() -> None:
+    for command in ("serve", "chat"):
+        assert parse(command, "some/model", "--page", "32")["model"] == "some/model"
+        assert parse(command, "some/model") == parse(command, "--model", "some/model")
+        assert parse(command, "a", "--model", "a")["model"] == "a"
+        assert "model" not in parse(command)
+
+
 # ---- errors --------------------------------------------------------------------------------------------------------
 
 
@@ -115,6 +123,8 @@ def test_each_flag_reaches_the_tree() -> None:
         (["serve", "--kv-memory", "much"], "cannot read 'much' as a size"),
         (["serve", "--device", "tpu"], "invalid choice: 'tpu'"),
         (["check", "--socket", "x", "--device", "cpu"], "--device: the server at x decided that"),
+        (["serve", "a", "--model", "b"], "two models are named: a and --model b; give one"),
+        (["serve", "a", "b"], "unrecognized arguments: b"),
         (["run", "no-such-program.py"], "there is no program file no-such-program.py"),
     ],
 )
