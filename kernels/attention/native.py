@@ -20,7 +20,9 @@ SMALL_WORK = 1 << 17  # multiply-adds below which waking a second thread costs m
 _POINTERS = ("q", "k", "v", "out", "sinks", "table", "rows", "position", "seen", "part", "lse", "k_scale", "v_scale")
 
 
-class _Call(ctypes.Structure):
+class Call(ctypes.Structure):
+    """Call of attention.h."""
+
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in ("s_q", "s_out", "s_page", "s_slot")),
@@ -29,7 +31,7 @@ class _Call(ctypes.Structure):
     )
 
 
-class _Work(NamedTuple):
+class Work(NamedTuple):
     """A plan as the library takes it."""
 
     tables: tuple[Any, ...]  # arrays whose memory `arguments` points to
@@ -54,13 +56,13 @@ def attend(
     n_rows, n_heads, dim = q.shape
     _, page_size, n_kv_heads, _ = k_pool.shape
     out = q.new_empty((n_rows, n_heads, dim))
-    work = _plan(ragged, n_heads, n_kv_heads, dim, window)
+    work = laid_out(ragged, n_heads, n_kv_heads, dim, window)
     n_partials = work.n_partials * n_heads
     part = torch.empty(n_partials * (dim + 1)) if n_partials else out  # one buffer: results, their log-sum-exps
     if sinks is not None:
         sinks = sinks.to(torch.float32).contiguous()
     k, v = pools.pointers(k_pool), pools.pointers(v_pool)
-    call = _Call(
+    call = Call(
         q.data_ptr(),
         k[0],
         v[0],
@@ -92,7 +94,8 @@ def attend(
     return out
 
 
-def _plan(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int) -> _Work:
+def laid_out(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int) -> Work:
+    """A batch's plan, made once for the layers that share `window`."""
     n_threads = threads.most()
     key = ("native", n_heads, n_kv_heads, dim, window, n_threads)
     plans = {} if ragged.plans is None else ragged.plans
@@ -114,6 +117,6 @@ def _plan(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int) 
         )
         tables = made.small, made.large, made.merges
         arguments = (x for table in tables for x in (table.ctypes.data, len(table)))
-        plans[key] = _Work(made[:4], made.rows.ctypes.data, (*arguments, n_threads), made.n_partials)
-    work: _Work = plans[key]
+        plans[key] = Work(made[:4], made.rows.ctypes.data, (*arguments, n_threads), made.n_partials)
+    work: Work = plans[key]
     return work

@@ -14,8 +14,6 @@ from banyan.kernels.linear import packed, reference
 from banyan.kernels.linear.packed import Packed
 from banyan.kernels.native import build, threads
 
-THREAD_WORK = 1 << 18  # multiply-adds below which waking a second thread costs more than it saves
-
 
 def pack(weight: Tensor, deterministic: bool = False, is_int8: bool = False) -> Packed | None:
     """`weight` [n_out, n_in] as the library reads it; None where it does not compute, or something else does better.
@@ -53,7 +51,7 @@ def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Te
         n_in,
         n_out,
         x.stride(0),
-        1 if n * n_in * n_out < THREAD_WORK else threads.most(),
+        1 if n * n_in * n_out < threads.PRODUCT_WORK else threads.most(),
     )
     return out
 

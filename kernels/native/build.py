@@ -25,6 +25,7 @@ SOURCE = Path(__file__).with_name("ops.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread", "-fPIC", "-shared")
 DTYPES = (torch.float32, torch.bfloat16)  # what the library computes on; all others go to torch
 
+
 _log = logging.getLogger("banyan.kernels")
 
 
@@ -44,8 +45,8 @@ def library() -> ctypes.CDLL | None:
 
 
 def n_threads(n_numbers: int) -> int:
-    """Threads for one pass over so many numbers: below some, waking a second costs more than it saves."""
-    return 1 if n_numbers < 1 << 16 else threads.most()
+    """Threads for one pass over so many numbers."""
+    return 1 if n_numbers < threads.ROW_NUMBERS else threads.most()
 
 
 def cache_folder() -> Path:
@@ -93,10 +94,11 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.banyan_rms_norm.argtypes = [i, p, p, p, p, p, n, n, n, n, n, f, i]
     library.banyan_linear.argtypes = [i, p, p, p, p, p, n, n, n, n, i]
     library.banyan_rope_kv.argtypes = [i, i, p, i]
+    library.banyan_layers.argtypes = [i, i, p, p, i, p]
     library.banyan_panel.restype = i
     library.banyan_silu_mul.argtypes = [i, p, p, n, n, n, i]
     library.banyan_mask_logits.argtypes = [p, p, p, n, n, n, n, i]
     library.banyan_draw.argtypes = [p, p, p, n, n, n, i]
-    for name in ("attention", "draw", "linear", "mask_logits", "rms_norm", "rope_kv", "silu_mul"):
+    for name in ("attention", "draw", "layers", "linear", "mask_logits", "rms_norm", "rope_kv", "silu_mul"):
         getattr(library, f"banyan_{name}").restype = None
     return library

@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "draw.h"
+#include "layers.h"
 #include "linear.h"
 #include "rows.h"
 
@@ -72,6 +73,11 @@ void banyan_mask_logits(float* logits, const uint32_t* masks, const int32_t* whi
 void banyan_draw(const float* logits, const Draws* rows, int64_t* tokens, int64_t n, int64_t n_vocab, int64_t s_row,
                  int n_threads) {
     Pool::instance().run(n, n_threads, [&](int64_t i) { tokens[i] = draw(logits + i * s_row, n_vocab, *rows, i); });
+}
+
+// of one dtype and one kind of pools
+void banyan_layers(int is_bf16, int kind, const Pass* pass, const Layer* all, int n_layers, Planned* plans) {
+    by_types(is_bf16, kind, [&](auto t, auto p) { layers<decltype(t), decltype(p)>(*pass, all, n_layers, plans); });
 }
 
 void banyan_silu_mul(int is_bf16, const void* x, void* out, int64_t n, int64_t dim, int64_t s_row, int n_threads) {

@@ -3,6 +3,9 @@ theirs, which on a busy machine takes longer than the work, and what torch still
 
 import torch
 
+ROW_NUMBERS = 1 << 16  # of a pass over rows, and
+PRODUCT_WORK = 1 << 18  # multiply-adds of a product, below which waking a second thread costs more than it saves
+
 _n_threads = 0
 
 

@@ -13,6 +13,7 @@ from banyan.kernels.draw import reference as draw
 from banyan.kernels.draw.rows import draw_rows
 from banyan.kernels.linear import packed
 from banyan.kernels.mask_logits import reference as mask_logits
+from banyan.kernels.native import layers
 from banyan.kernels.pool import KINDS, Quantized, empty, parts, quantize, read
 from banyan.kernels.rms_norm import reference as rms_norm
 from banyan.kernels.rope_kv import native as native_rope
@@ -26,6 +27,7 @@ def run(library: ctypes.CDLL) -> None:
         chance = torch.Generator().manual_seed(0)
         _attention(library, chance, dtype, tolerance)
         _others(library, chance, dtype, tolerance)
+        _layers(library, chance, dtype, tolerance)
     _masks(library, chance)
     _draws(library, chance)
 
@@ -97,6 +99,51 @@ def _rope(library: ctypes.CDLL, chance: torch.Generator, dtype: torch.dtype, tol
         _near("rope_kv", native_rope.rope_kv(library, 1, qkv, norms, 1e-6, cos, sin, *pools, slots), want_q, tolerance)
         got = torch.stack([read(pool, torch.arange(2), torch.float64) for pool in pools])
         _near(f"rope_kv's pools of {kind}", got, want, tolerance + coarse)
+
+
+def _layers(library: ctypes.CDLL, chance: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
+    """Two layers of two windows, in one call and one op after the other, each op by its reference."""
+    hidden, heads, kv_heads, dim, mid, width = 48, 2, 1, 16, 40, library.banyan_panel()
+    batch = ragged([1, 3], [9, 6], [[0], [1]], 16)
+
+    def linear(n_in: int, n_out: int) -> tuple[Tensor, Tensor]:
+        return _randn(chance, dtype, n_out, n_in) / n_in**0.5, _randn(chance, dtype, n_out)
+
+    def layer(window: int) -> layers.Weights:
+        norms = _randn(chance, dtype, 2, hidden)
+        of_heads = _randn(chance, dtype, 2, dim)
+        qkv = linear(hidden, (heads + 2 * kv_heads) * dim)
+        others = linear(heads * dim, hidden), linear(hidden, 2 * mid), linear(mid, hidden)
+        return layers.Weights(norms[0], norms[1], (of_heads[0], of_heads[1]), qkv, *others, window)
+
+    weights = [layer(window) for window in (0, 4)]
+    kv = [(pools[0], pools[1]) for pools in _randn(chance, dtype, 2, 2, 2, 16, kv_heads, dim)]
+    x, (cos, sin) = _randn(chance, dtype, 4, hidden), torch.randn(2, 4, dim // 2, generator=chance)
+
+    total, h = x.double(), torch.zeros(4, hidden, dtype=torch.float64)
+    for w, pair in zip(weights, [[pool.double() for pool in pair] for pair in kv], strict=True):
+        (qkv, qkv_bias), (out, out_bias), (both, both_bias), (down, down_bias) = (
+            (weight.double(), bias.double())
+            for weight, bias in w.linears  # type: ignore[union-attr]
+        )
+        h, total = rms_norm.rms_norm(h, w.attention_norm.double(), 1e-5, total)
+        turned = (h @ qkv.T + qkv_bias).view(4, -1, dim)
+        norms = w.qk_norm[0].double(), w.qk_norm[1].double()  # type: ignore[index]
+        q = rope_kv.rope_kv(turned, norms, 1e-5, cos.double(), sin.double(), *pair, batch.slots)
+        h = attention.attention(q, *pair, batch, scale=dim**-0.5, window=w.window).view(4, -1) @ out.T + out_bias
+        h, total = rms_norm.rms_norm(h, w.mlp_norm.double(), 1e-5, total)
+        h = silu_mul.silu_mul(h @ both.T + both_bias) @ down.T + down_bias
+
+    laid = [
+        w._replace(**{
+            name: (packed.pack(weight, width), bias)
+            for name, (weight, bias) in zip(("qkv", "out", "gate_up", "down"), w.linears, strict=True)
+        })
+        for w in weights
+    ]  # fmt: skip
+    all_layers = layers.Layers(library, laid, heads, kv_heads, dim, 1e-5)
+    assert all_layers.holds(kv)
+    _near("a layer", all_layers(x, cos, sin, batch) + x, h + total, 3 * tolerance)
 
 
 def _masks(library: ctypes.CDLL, chance: torch.Generator) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels import ops
+from banyan.kernels.fused import Layers, Weights, fused
 from banyan.kernels.ops import Ragged
 from banyan.runtime.model.linear import Linear
 from banyan.runtime.model.rope import frequencies
@@ -45,6 +46,7 @@ class Decoder:
         self.embed, self.layers, self.norm, self.head = embed, layers, norm, head
         self.eps = spec.dense.rms_norm_eps
         self.frequencies, self.rope_scale = rope  # [head_dim / 2], on cos and sin
+        self.fused = self._fused() if self.is_packed else None  # all layers in one call of our library
         self.features: Tensor | None = None  # [n_slots, hidden]: where heads want the last hidden states, by slot
 
     @property
@@ -62,18 +64,36 @@ class Decoder:
         angles = positions[:, None].float() * self.frequencies  # [n_rows, head_dim / 2]
         turn = angles.cos() * self.rope_scale, angles.sin() * self.rope_scale
         x = F.embedding(ids, self.embed)  # [n_rows, hidden]
-        h = torch.zeros_like(x)  # what the last part adds to x
-        for layer, pools in zip(self.layers, kv, strict=True):
-            h, x = ops.rms_norm(h, layer.attention_norm, self.eps, residual=x)
-            h = self._attention(layer, h, turn, ragged, pools)
-            h, x = ops.rms_norm(h, layer.mlp_norm, self.eps, residual=x)
-            h = layer.down(ops.silu_mul(layer.gate_up(h)))
+        if self.fused is not None and self.fused.holds(kv):
+            h = self.fused(x, *turn, ragged)
+        else:
+            h, x = self._layer_by_layer(x, turn, ragged, kv)
         if self.features is None:
             h, _ = ops.rms_norm(h, self.norm, self.eps, residual=x, rows=rows)
             return self.head(h).float()
         h, _ = ops.rms_norm(h, self.norm, self.eps, residual=x)
         self.features[ragged.slots] = h
         return self.head(h[rows]).float()
+
+    def _layer_by_layer(self, x: Tensor, turn: tuple[Tensor, Tensor], ragged: Ragged,
+                        kv: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """What the last part adds to the residual stream, and that stream."""
+        h = torch.zeros_like(x)
+        for layer, pools in zip(self.layers, kv, strict=True):
+            h, x = ops.rms_norm(h, layer.attention_norm, self.eps, residual=x)
+            h = self._attention(layer, h, turn, ragged, pools)
+            h, x = ops.rms_norm(h, layer.mlp_norm, self.eps, residual=x)
+            h = layer.down(ops.silu_mul(layer.gate_up(h)))
+        return h, x
+
+    def _fused(self) -> Layers | None:
+        weights = [
+            Weights(layer.attention_norm, layer.mlp_norm, layer.qk_norm,
+                    *((part.weight, part.bias) for part in (layer.qkv, layer.out, layer.gate_up, layer.down)),
+                    layer.window)
+            for layer in self.layers
+        ]  # fmt: skip
+        return fused(weights, self.spec.n_heads, self.spec.n_kv_heads, self.spec.head_dim, self.eps)
 
     def _attention(self, layer: Layer, h: Tensor, turn: tuple[Tensor, Tensor], ragged: Ragged,
                    pools: tuple[Tensor, Tensor]) -> Tensor:  # fmt: skip

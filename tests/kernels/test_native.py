@@ -88,9 +88,9 @@ LIBRARY_IN_THREADS = """
 import os, sys, threading
 import torch
 from banyan.kernels import chosen, ops
-from banyan.kernels.linear import cpu
+from banyan.kernels.native import threads as counts
 
-cpu.THREAD_WORK = 0
+counts.PRODUCT_WORK = 0
 torch.set_num_threads(4)
 x, weight = torch.randn(3, 40), torch.randn(900, 40)
 packed, want = ops.pack(weight), x @ weight.T

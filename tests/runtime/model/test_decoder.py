@@ -8,6 +8,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from banyan.kernels.chosen import why_not_deterministic
 from banyan.kernels.ops import ragged
+from banyan.kernels.pool import KINDS, empty, parts
 from banyan.runtime.errors import ConfigError
 from banyan.runtime.model.decoder import Decoder
 from banyan.runtime.model.load import load
@@ -174,3 +175,59 @@ def test_deterministic_batches_give_a_row_the_same_bits(variant, dtype, tiny_mod
         assert torch.equal(got, want[at : at + n]), f"rows {at} to {at + n}"
         at += n
     assert at == 600
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("variant", "dtype", "kv", "weights"),
+    [
+        ("llama", "bfloat16", "bfloat16", "auto"),
+        ("llama-biases", "float32", "float32", "auto"),
+        ("llama-mqa", "float32", "float32", "int8"),
+        ("llama-tied", "bfloat16", "bfloat16", "int8"),
+        ("mistral", "bfloat16", "fp8", "auto"),
+        ("qwen2-windows", "bfloat16", "bfloat16", "auto"),
+        ("qwen3-bias", "float32", "int8", "auto"),
+        ("qwen3-windows", "float32", "float32", "auto"),
+    ],
+)
+def test_layers_in_one_call_give_the_bits_of_op_after_op(variant, dtype, kv, weights, deterministic, tiny_model):
+    family, options = VARIANTS[variant]
+    path = tiny_model(family, **({"head_dim": 32} | options))
+    model = load(path, dtype=dtype, weight_dtype=weights, deterministic=deterministic)
+    if model.fused is None:
+        pytest.skip("the library does not compute this model on this machine")
+    torch.manual_seed(0)
+
+    def run():
+        """A prompt and parts of two; then decodes, beside a tree of drafts: logits, and what the pools hold."""
+        shape = 12, 16, model.spec.n_kv_heads, model.spec.head_dim
+        pools = [tuple(empty(shape, KINDS.get(kv, getattr(torch, dtype))) for _ in "kv") for _ in model.layers]
+        of_all = [part for pair in pools for pool in pair for part in parts(pool)]
+        for part in of_all:
+            part.zero_()
+        found = []
+        tree = None if deterministic else [None, [-1, 0, 0, -1, 2], None]
+        for q_lens, kv_lens, parents in (([33, 1, 20], [33, 1, 20], None), ([1, 5, 1], [34, 6, 21], tree)):
+            batch = ragged(q_lens, kv_lens, [range(3), range(3, 6), range(6, 9)], 16, "cpu", parents, deterministic)
+            n = sum(q_lens)
+            ids, at = torch.tensor(some_ids(n)), batch.position.long()
+            found.append(model.forward(ids, at, batch, pools, torch.arange(n)))
+        return [*found, *of_all]
+
+    got = run()
+    model.fused = None
+    for mine, other in zip(got, run(), strict=True):
+        assert torch.equal(mine, other)
+    assert got[0].isfinite().all()
+    assert got[0].std() > 0.01
+
+
+def test_what_the_library_does_not_compute_goes_op_by_op(tiny_model):
+    assert load(tiny_model("llama", head_dim=40)).fused is None
+    assert load(tiny_model("llama"), dtype="float16").fused is None
+    model = load(tiny_model("llama"))
+    if model.fused is not None:
+        half = [tuple(torch.zeros(2, 3, 16, 2, 16, dtype=torch.float16)) for _ in model.layers]
+        assert not model.fused.holds(half)
+        assert not model.fused.holds(half[:1])

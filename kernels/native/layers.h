@@ -1,0 +1,83 @@
+// All layers of a dense decoder in one call: the functions of the ops, in their order, on the same numbers of threads.
+//
+// A step of few rows is so short that asking for its ops one by one, nine a layer, would take a tenth to a third of it.
+#pragma once
+
+#include "attention.h"
+#include "linear.h"
+#include "rows.h"
+
+namespace {
+
+struct Weight {  // of a linear layer, in panels
+    const void* panels;
+    const float* scale;  // of int8; else null
+    const void* bias;
+    int64_t n_in, n_out;
+};
+
+struct Layer {
+    const void *attention_norm, *mlp_norm, *q_norm, *k_norm;
+    Weight qkv, out, gate_up, down;
+    void *k, *v;
+    float *k_scale, *v_scale;
+    int64_t plan;  // which of the step's
+};
+
+struct Planned {  // attention of the layers that share a window
+    Call call;    // its q, out and pools are the layer's
+    const Item *small, *large;
+    const int32_t* merges;
+    int32_t n_small, n_large, n_merges, n_threads;
+};
+
+struct Pass {  // one pass over all layers; pointers to elements of one type
+    void *x, *h;                             // [n, hidden]: the residual stream, and what is added to it next
+    void *qkv, *q, *attended, *both, *gated; // [n, ...], scratch
+    const float *cos, *sin;
+    const int64_t* slots;
+    int64_t n, n_heads, n_kv_heads, dim, half;
+    int64_t row_numbers, product_work;  // below which one thread does a pass over rows, and a product
+    float eps;
+    int32_t n_threads;
+};
+
+template <class T>
+void multiply(const Pass& p, const Weight& w, const void* x, void* out) {
+    const int n_threads = p.n * w.n_in * w.n_out < p.product_work ? 1 : p.n_threads;
+    const auto of = [&](const auto* numbers) {
+        linear((const T*)x, numbers, w.scale, (const T*)w.bias, (T*)out, p.n, w.n_in, w.n_out, w.n_in, n_threads);
+    };
+    if (w.scale) of((const int8_t*)w.panels);
+    else of((const T*)w.panels);
+}
+
+template <class T, class P>
+void layers(const Pass& p, const Layer* all, int n_layers, Planned* plans) {
+    const auto threads = [&](int64_t n_numbers) { return n_numbers < p.row_numbers ? 1 : p.n_threads; };
+    for (const Layer* l = all; l < all + n_layers; l++) {
+        const int64_t hidden = l->qkv.n_in, intermediate = l->down.n_in;
+        const auto add_and_norm = [&](const void* weight) {
+            norm((const T*)p.h, (const T*)weight, (const T*)p.x, (T*)p.h, (T*)p.x, p.n, 1, hidden, hidden, hidden, p.eps,
+                 threads(p.n * hidden));
+        };
+        add_and_norm(l->attention_norm);
+        multiply<T>(p, l->qkv, p.h, p.qkv);
+        const RopeKv rope{p.qkv, l->q_norm, l->k_norm, p.cos, p.sin, p.slots, p.q, l->k, l->v, l->k_scale, l->v_scale,
+                          p.n, p.n_heads, p.n_kv_heads, p.dim, p.half, l->qkv.n_out, p.eps};
+        rope_kv<T, P>(rope, threads(p.n * l->qkv.n_out));
+        Planned& planned = plans[l->plan];
+        Call& c = planned.call;
+        c.q = p.q, c.out = p.attended, c.k = l->k, c.v = l->v, c.k_scale = l->k_scale, c.v_scale = l->v_scale;
+        run<T, P>(c, planned.small, planned.n_small, planned.large, planned.n_large, planned.merges, planned.n_merges,
+                  planned.n_threads);
+        multiply<T>(p, l->out, p.attended, p.h);
+        add_and_norm(l->mlp_norm);
+        multiply<T>(p, l->gate_up, p.h, p.both);
+        gate((const T*)p.both, (T*)p.gated, p.n, intermediate, 2 * intermediate,
+             threads(p.n * 2 * intermediate));
+        multiply<T>(p, l->down, p.gated, p.h);
+    }
+}
+
+}  // namespace
