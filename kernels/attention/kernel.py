@@ -324,7 +324,7 @@ def _device_plan(
     small_rows, large_rows = (shape.rows // group for shape in tiles)
     if ragged.deterministic:
         small_rows = 0  # of two tile shapes, each would round in its own way
-    key = Key(arch, Tiles(small_rows, large_rows, large_rows), n_kv_heads, window)
+    key = Key(arch, Tiles(small_rows, large_rows, large_rows, small_rows), n_kv_heads, window)
     plans = {} if ragged.plans is None else ragged.plans
     if key not in plans:
         made = host_plan(ragged, key)

@@ -107,7 +107,7 @@ def laid_out(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: in
         made = plan(
             ragged.q_lens,
             ragged.kv_lens,
-            tiles=Tiles(small=1, large=max(1, ROWS // group), shared=MAX_ROWS // group),
+            tiles=Tiles(1, max(1, ROWS // group), MAX_ROWS // group, few=MAX_ROWS // n_heads),
             programs=(1, n_kv_heads),
             n_processors=n_threads,
             window=window,

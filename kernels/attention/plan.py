@@ -52,6 +52,7 @@ class Tiles(NamedTuple):
     small: int
     large: int
     shared: int  # of a large item whose rows are of several requests
+    few: int  # rows of several requests that are a small item
 
 
 def subtrees(table: np.ndarray, contexts: Sequence[int], page_size: int) -> list[Subtree]:
@@ -177,7 +178,7 @@ def _share(
         n_rows = sum([q_lens[i] for _, i in needed])
         if len(needed) < 2:
             continue
-        size, into = (tiles.small, low) if n_rows <= tiles.small else (tiles.shared, tall)
+        size, into = (tiles.few, low) if n_rows <= tiles.few else (tiles.shared, tall)
         start = min(needed)[0]
         alone = sum([(n_keys - at) * (1 if q_lens[i] <= tiles.small else -(-q_lens[i] // tiles.large))
                      for at, i in needed])  # fmt: skip

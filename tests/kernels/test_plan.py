@@ -18,7 +18,7 @@ PAGE = 16
 @settings(max_examples=200, deadline=None)
 @given(
     requests=st.lists(st.tuples(st.integers(0, 90), lengths), max_size=6),
-    tiles=st.sampled_from([Tiles(1, 4, 8), Tiles(4, 32, 32), Tiles(16, 16, 16)]),
+    tiles=st.sampled_from([Tiles(1, 4, 8, 5), Tiles(4, 32, 32, 4), Tiles(16, 16, 16, 16)]),
     window=st.sampled_from([0, 1, 50, 1000]),
     n_processors=st.sampled_from([1, 2, 108]),
     common=st.lists(st.integers(0, 200), min_size=6, max_size=6),
@@ -101,7 +101,7 @@ def test_a_subtree_is_shared_where_it_pays() -> None:
     shared = [plan.Subtree((0, 1, 2, 3), 320), plan.Subtree((2, 3), 2000)]
 
     def reads(merge_keys: float) -> list[tuple[int, int, int]]:
-        made = plan.plan([1] * 4, [2100] * 4, tiles=Tiles(1, 8, 8), programs=(1, 1), n_processors=1, shared=shared,
+        made = plan.plan([1] * 4, [2100] * 4, tiles=Tiles(1, 8, 8, 1), programs=(1, 1), n_processors=1, shared=shared,
                          merge_keys=merge_keys)  # fmt: skip
         return [(n, start, end) for _, n, _, start, end, *_ in made.large.tolist()]
 
@@ -113,7 +113,7 @@ def test_a_subtree_is_shared_where_it_pays() -> None:
 def test_one_long_read_is_cut_for_the_whole_machine_and_many_are_not() -> None:
     def n_items(kv_lens: list[int], n_processors: int = 132) -> int:
         made = plan.plan(
-            [1] * len(kv_lens), kv_lens, tiles=Tiles(1, 8, 8), programs=(8, 8), n_processors=n_processors
+            [1] * len(kv_lens), kv_lens, tiles=Tiles(1, 8, 8, 1), programs=(8, 8), n_processors=n_processors
         )  # fmt: skip
         return len(made.small)
 
