@@ -178,8 +178,7 @@ def attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of ragged rows over paged KV; see `attention/reference.py` for shapes and options."""
-    if 0 < window < ragged.n_drafted:
-        raise ValueError(f"a window of {window} is smaller than a tree of {ragged.n_drafted} drafts")
+    ragged.check(window)
     run = implementation("attention", q.device.type)
     out: Tensor = run(q, k_pool, v_pool, ragged, scale=scale, softcap=softcap, window=window, sinks=sinks)
     return out

@@ -32,6 +32,11 @@ class Ragged(NamedTuple):
     deterministic: bool = False  # a row's result is the same to the bit in whatever batch it stands
     plans: dict[Hashable, Any] | None = None  # what a path derived from the above, kept for the step's other layers
 
+    def check(self, window: int) -> None:
+        """Raise ValueError where a tree of drafts does not fit into a layer's window."""
+        if 0 < window < self.n_drafted:
+            raise ValueError(f"a window of {window} is smaller than a tree of {self.n_drafted} drafts")
+
 
 def ragged(
     q_lens: Sequence[int],

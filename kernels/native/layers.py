@@ -151,6 +151,7 @@ class Layers:
         """Attention with one window, and the memory of its partial results."""
         assert self._kv is not None
         assert ragged.position is not None
+        ragged.check(window)
         n_heads, n_kv_heads, dim = self.sizes
         page = self._kv[0][0].shape[1]
         work = laid_out(ragged, n_heads, n_kv_heads, dim, window)

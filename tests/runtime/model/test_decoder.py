@@ -223,6 +223,16 @@ def test_layers_in_one_call_give_the_bits_of_op_after_op(variant, dtype, kv, wei
     assert got[0].std() > 0.01
 
 
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_a_tree_of_drafts_that_a_window_cannot_hold_is_refused(is_fused, tiny_model):
+    model = load(tiny_model("mistral", sliding_window=2))
+    model.fused = model.fused if is_fused else None
+    batch = ragged([3], [20], [range(2)], 16, parents=[[-1, 0, 0]])
+    pools = [tuple(torch.zeros(2, 2, 16, model.spec.n_kv_heads, model.spec.head_dim)) for _ in model.layers]
+    with pytest.raises(ValueError, match="window of 2 is smaller than a tree of 3"):
+        model.forward(torch.tensor([5, 6, 7]), batch.position.long(), batch, pools, torch.arange(3))
+
+
 def test_what_the_library_does_not_compute_goes_op_by_op(tiny_model):
     assert load(tiny_model("llama", head_dim=40)).fused is None
     assert load(tiny_model("llama"), dtype="float16").fused is None
