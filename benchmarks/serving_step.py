@@ -1,7 +1,8 @@
 """What a decode step costs, part by part: `python benchmarks/serving_step.py models/M2-bfloat16`
 
 An engine in this process, on one thread, with requests of 300 tokens of prompt. Seconds are of CPU, so that other
-processes count for little. The model is all between a step's batch and its logits; what is left is ours to lose.
+processes count for little. The model is all between a step's batch and its logits; what is left is ours to lose. Its
+layers are one call; where its ops are told apart, they are called one by one.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from banyan.runtime.model.linear import Linear
 from banyan.runtime.wire import Run, Sampling
 
 N_PROMPT, N_OUT = 300, 64
+OPS = ("attention", "rms_norm", "rope_kv", "silu_mul")
 BOUNDS = {1: 300, 64: 1500}  # us outside the model
 
 
@@ -84,7 +86,7 @@ def main() -> None:
     _settle()
     reading = Shape.read(args.model, dtype).weights / ceilings(dtype).bytes
     clock = Clock()
-    for op in ("attention", "rms_norm", "rope_kv", "silu_mul"):
+    for op in OPS:
         clock.watch(ops, op, op)
     clock.watch(Linear, "__call__", "linear")
     clock.watch(engine.model.model, "forward", "model")
@@ -100,10 +102,20 @@ def main() -> None:
         report.row(f"batch {batch}: step", "us", best["step"])
         report.row(f"batch {batch}: outside the model", "us", min(run["step"] - run["model"] for run in runs),
                    target=target)  # fmt: skip
-        for part in sorted(best.keys() - {"step"}, key=lambda part: -best[part]):
+        of_model = {*OPS, "linear"}
+        for part in sorted(best.keys() - {"step", *of_model}, key=lambda part: -best[part]):
             report.row(f"batch {batch}: {part}", "us", best[part])
         if batch == 1:
             report.row("batch 1: step, beside reading the weights", "x", best["step"] / 1e6 / reading, target="<= 1.25")
+        decoder: Any = engine.model.model
+        fused, decoder.fused = decoder.fused, None
+        apart = min(
+            (decode(engine, clock, batch, batch * 100 + 50 + i) for i in range(args.times)),
+            key=lambda run: run["model"],
+        )
+        decoder.fused = fused
+        for part in sorted(apart.keys() & {"model", *of_model}, key=lambda part: -apart[part]):
+            report.row(f"batch {batch}, op by op: {part}", "us", apart[part])
     if args.page:
         fill(args.page, report.name, f"{args.model.name}, {machine()}, commit {commit()}.\n\n{report.table()}")
     raise SystemExit(report.end(args.json) > 0)
