@@ -35,6 +35,8 @@ def make_keys(folder: Path) -> tuple[Path, Path]:
     before = os.umask(0o077)
     try:
         public, secret = zmq.auth.create_certificates(folder, NAME)
+        while zmq.auth.load_certificate(public)[0].startswith(b"-"):  # one of 85: as `--server-key KEY` it is a flag
+            public, secret = zmq.auth.create_certificates(folder, NAME)
     finally:
         os.umask(before)
     return Path(public), Path(secret)
