@@ -31,6 +31,7 @@ from torch.nn import functional as F
 
 from banyan.kernels import ops
 from banyan.kernels.attention import merging
+from banyan.kernels.chosen import count
 from banyan.kernels.draw.rows import draw_rows
 from banyan.kernels.ops import TABLE
 from banyan.kernels.pool import KINDS, Quantized, quantize
@@ -170,7 +171,7 @@ def small_ops(run: Run, roof: dict[str, float]) -> None:
     for name, (sizes, ours, torchs) in _small_ops(run).items():
         took, theirs = run.times(ours, torchs)
         op = name.split(",")[0]
-        n_bytes = eval(TABLE[op].n_bytes.split(", ")[0], {}, sizes | {"size": run.dtype.itemsize})
+        n_bytes = count(TABLE[op].n_bytes.split(", ")[0], sizes | {"size": run.dtype.itemsize})
         run.row(name, "us", 1e6 * took, 1e6 * theirs, "torch")
         run.row(name, "GB/s", n_bytes / took / 1e9, roof["copy"] / 1e9, "ceiling: copy", "", True)
 

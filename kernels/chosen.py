@@ -39,15 +39,20 @@ class Choice(NamedTuple):
     @property
     def n_bytes(self) -> float:
         """That it moves in the EXAMPLE, at least."""
-        return _count(self.op.n_bytes, self.op.name)
+        return count(self.op.n_bytes, _sizes(self.op.name))
 
     @property
     def n_flops(self) -> float:
-        return _count(self.op.n_flops, self.op.name)
+        return count(self.op.n_flops, _sizes(self.op.name))
 
 
-def _count(formula: str, op: str) -> float:
-    return _value(ast.parse(formula, mode="eval").body, _SIZES | _OTHER_SIZES.get(op, {}))
+def _sizes(op: str) -> dict[str, int]:
+    return _SIZES | _OTHER_SIZES.get(op, {})
+
+
+def count(formula: str, sizes: dict[str, int]) -> float:
+    """What a formula of the table comes to. ValueError: it has something in it besides sizes, numbers and + - * /."""
+    return _value(ast.parse(formula, mode="eval").body, sizes)
 
 
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
