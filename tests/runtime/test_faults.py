@@ -72,17 +72,21 @@ class Trial:
 
     def __init__(self, client: Client, at: int, strike: Callable[[], None]) -> None:
         self.client, self._at, self._strike = client, at, strike
-        self._n_steps, self.has_struck = 0, False
+        self._n_steps, self.has_struck, self._is_over = 0, False, False
         self._lock = threading.Lock()
 
     def step(self) -> None:
         """Called by bodies before each of their steps."""
         with self._lock:
             self._n_steps += 1
-            is_now = self._n_steps == self._at
-        if is_now:
-            self.has_struck = True
-            self._strike()
+            if self._n_steps == self._at and not self._is_over:
+                self.has_struck = True
+                self._strike()
+
+    def end(self) -> None:
+        """From here on nothing strikes; what does now is waited for."""
+        with self._lock:
+            self._is_over = True
 
 
 class World:
@@ -99,6 +103,7 @@ class World:
         self._n = 0
         self._undo = ExitStack()
         self.client: Client
+        self._trial: Trial
 
     def prepare(self, fault: str, at: int, seed: int) -> Trial:
         """`fault` strikes at step `at`, counted over all bodies."""
@@ -112,7 +117,8 @@ class World:
         self.client.ask("stats")  # answered by the engine: it is there
         if fault == "lose":
             self._undo.enter_context(self._faults.lossy(self.client, seed, loss=0.2, twice=0.1))
-        return Trial(self.client, at, getattr(self, f"_{fault}"))
+        self._trial = Trial(self.client, at, getattr(self, f"_{fault}"))
+        return self._trial
 
     def _lose(self) -> None:
         """It happens all the time."""
@@ -146,6 +152,7 @@ class World:
 
     def recover(self) -> None:
         """After a program: nothing of it is left, neither here nor, if it lives, in the server."""
+        self._trial.end()
         self._undo.close()
         deadline = time.monotonic() + DEADLINE
         while self.client.lost is None and (self.client._inboxes or self._left()):
