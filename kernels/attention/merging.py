@@ -25,11 +25,12 @@ from banyan.kernels.pool import empty, parts
 
 N_ROWS, N_KEYS, OWN = (2, 4, 8, 16), (64, 128, 256, 512, 1024), 64
 """What is timed: decodes that share so many keys, and have so many of their own behind them."""
-REPEATS, SPAN, IN_A_ROW = 5, 1e-4, 4
-"""Each is timed so often, for at least so many seconds, by so many calls; the best counts, as others only ever make it
-slower."""
-MARGIN = 0.05
-"""Of the time, that sharing has to save to be worth it: where it hardly pays, noise would let it cost."""
+REPEATS = 25
+"""Each is timed so often, one after the other, as in a step attention comes between other ops; the best counts, as what
+else the machine does only ever makes one slower."""
+MARGIN = 0.1
+"""Of the time, that sharing has to save to be worth it: from process to process the same case moves by as much, and
+where it hardly pays, it must not cost."""
 
 
 class Shape(NamedTuple):
@@ -90,36 +91,30 @@ def _seconds(shape: Shape, device: torch.device, n: int, n_keys: int) -> tuple[f
             call()
         finally:
             MERGE_KEYS[device.type] = before
-        runs.append(_in_a_row(call, device))
+        runs.append(_replayed(call, device))
     best = [math.inf, math.inf]
     for _ in range(REPEATS):
         best = [min(old, _time(run, device)) for old, run in zip(best, runs, strict=True)]
     return best[0], best[1]
 
 
-def _time(run: Callable[[], object], device: torch.device) -> float:
-    _wait(device)
-    start, n_runs, took = time.perf_counter(), 0, 0.0
-    while took < SPAN:
-        run()
-        _wait(device)
-        n_runs, took = n_runs + 1, time.perf_counter() - start
-    return took / n_runs / IN_A_ROW
-
-
-def _in_a_row(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    """`call`, IN_A_ROW times; on a GPU as a graph, as decodes run: launches would hide what the device takes."""
-
-    def calls() -> None:
-        for _ in range(IN_A_ROW):
-            call()
-
+def _replayed(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """`call`; on a GPU four of them as a graph, as decodes run: launches would hide what the device takes."""
     if device.type != "cuda":
-        return calls
+        return call
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        calls()
+        for _ in range(4):
+            call()
     return graph.replay
+
+
+def _time(run: Callable[[], object], device: torch.device) -> float:
+    _wait(device)
+    start = time.perf_counter()
+    run()
+    _wait(device)
+    return time.perf_counter() - start
 
 
 def _wait(device: torch.device) -> None:

@@ -52,7 +52,7 @@ class Tiles(NamedTuple):
     small: int
     large: int
     shared: int  # of a large item whose rows are of several requests
-    few: int  # rows of several requests that are a small item
+    few: int  # rows of several requests that are a small item, if it is long
 
 
 def subtrees(table: np.ndarray, contexts: Sequence[int], page_size: int) -> list[Subtree]:
@@ -178,8 +178,11 @@ def _share(
         n_rows = sum([q_lens[i] for _, i in needed])
         if len(needed) < 2:
             continue
-        size, into = (tiles.few, low) if n_rows <= tiles.few else (tiles.shared, tall)
         start = min(needed)[0]
+        is_long = n_keys - start >= 4 * MIN_SPLIT  # enough for all processors, though no two have the same keys
+        size, into = tiles.shared, tall
+        if n_rows <= tiles.small or (n_rows <= tiles.few and is_long):
+            size, into = tiles.few, low
         alone = sum([(n_keys - at) * (1 if q_lens[i] <= tiles.small else -(-q_lens[i] // tiles.large))
                      for at, i in needed])  # fmt: skip
         if alone - (n_keys - start) * -(-n_rows // size) <= merge_keys * n_rows:

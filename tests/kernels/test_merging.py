@@ -47,7 +47,7 @@ def test_what_is_shared_pays_and_little_that_would_is_left(merge_keys: float) ->
 def test_noise_misleads_only_where_it_hardly_matters(seed: int) -> None:
     shared, alone = lost(measure(partial(seconds, 100.0, Random(seed))), 100.0)
     assert shared < 0.03
-    assert alone < 0.15
+    assert alone < 2 * merging.MARGIN
 
 
 def test_where_sharing_never_pays_little_is_shared() -> None:
@@ -93,7 +93,6 @@ def test_a_file_that_cannot_be_read_is_measured_again(kept: Path, text: str, mon
 def test_what_is_timed_is_not_shared_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[plan.Plan] = []
     monkeypatch.setattr(merging, "REPEATS", 1)
-    monkeypatch.setattr(merging, "SPAN", 1e-9)
     attention = merging.ops.attention
 
     def look(q, k, v, batch, **options):  # type: ignore[no-untyped-def]
