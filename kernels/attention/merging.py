@@ -7,6 +7,7 @@ keys that are read in the same time, depends on caches, vector units and launche
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -51,10 +52,11 @@ def settle(shape: Shape, device: torch.device) -> float:
     kept = _read(file)
     if key not in kept:
         kept[key] = measure(functools.partial(_seconds, shape, device))
-        file.parent.mkdir(parents=True, exist_ok=True)
-        scratch = file.with_suffix(f".{time.monotonic_ns()}")  # whoever writes at the same time has a file of its own
-        scratch.write_text(json.dumps(kept, indent=1))
-        scratch.replace(file)
+        with contextlib.suppress(OSError):  # where nothing can be kept, it is measured each time
+            file.parent.mkdir(parents=True, exist_ok=True)
+            scratch = file.with_suffix(f".{time.monotonic_ns()}")  # who writes at the same time has a file of its own
+            scratch.write_text(json.dumps(kept, indent=1))
+            scratch.replace(file)
     MERGE_KEYS[device.type] = kept[key]
     return kept[key]
 

@@ -90,6 +90,14 @@ def test_a_file_that_cannot_be_read_is_measured_again(kept: Path, text: str, mon
     assert list(json.loads(kept.read_text()).values()) == [7.0]
 
 
+def test_where_nothing_can_be_kept_it_is_measured_each_time(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.parent.parent.mkdir(parents=True)
+    kept.parent.write_text("not a folder")
+    found = iter((7.0, 8.0))
+    monkeypatch.setattr(merging, "measure", lambda seconds: next(found))
+    assert [merging.settle(SHAPE, CPU) for _ in range(2)] == [7.0, 8.0]
+
+
 def test_what_is_timed_is_not_shared_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[plan.Plan] = []
     monkeypatch.setattr(merging, "REPEATS", 1)
