@@ -56,42 +56,45 @@ def attend(
     n_rows, n_heads, dim = q.shape
     _, page_size, n_kv_heads, _ = k_pool.shape
     out = q.new_empty((n_rows, n_heads, dim))
-    work = laid_out(ragged, n_heads, n_kv_heads, dim, window)
-    n_partials = work.n_partials * n_heads
-    part = torch.empty(n_partials * (dim + 1)) if n_partials else out  # one buffer: results, their log-sum-exps
+    call, work, _part = described(ragged, n_heads, n_kv_heads, dim, page_size, window, scale, softcap)
     if sinks is not None:
         sinks = sinks.to(torch.float32).contiguous()
-    k, v = pools.pointers(k_pool), pools.pointers(v_pool)
-    call = Call(
-        q.data_ptr(),
-        k[0],
-        v[0],
-        out.data_ptr(),
-        None if sinks is None else sinks.data_ptr(),
-        ragged.page_table.data_ptr(),
-        work.rows,
-        ragged.position.data_ptr(),  # type: ignore[union-attr]  # `ragged` gives one
-        None if ragged.seen is None else ragged.seen.data_ptr(),
-        part.data_ptr(),
-        part.data_ptr() + 4 * n_partials * dim,
-        k[1],
-        v[1],
-        q.stride(0),
-        n_heads * dim,
-        page_size * n_kv_heads * dim,
-        n_kv_heads * dim,
-        ragged.page_table.stride(0),
-        n_heads,
-        n_kv_heads,
-        dim,
-        page_size,
-        window,
-        ragged.deterministic,
-        scale * LOG2E * (2.0 / softcap if softcap else 1.0),
-        softcap,
-    )
+        call.sinks = sinks.data_ptr()
+    (call.k, call.k_scale), (call.v, call.v_scale) = pools.pointers(k_pool), pools.pointers(v_pool)
+    call.q, call.out, call.s_q = q.data_ptr(), out.data_ptr(), q.stride(0)
     library.banyan_attention(q.dtype == torch.bfloat16, pools.kind(k_pool), ctypes.addressof(call), *work.arguments)
     return out
+
+
+def described(
+    ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, page: int, window: int, scale: float, softcap: float = 0.0
+) -> tuple[Call, Work, Tensor]:
+    """A call without its tensors (rows of q are taken to be contiguous), its plan, and the memory that it points to."""
+    work = laid_out(ragged, n_heads, n_kv_heads, dim, window)
+    n_partials = work.n_partials * n_heads
+    part = torch.empty(n_partials * (dim + 1))  # one buffer: results, then their log-sum-exps
+    call = Call(
+        table=ragged.page_table.data_ptr(),
+        rows=work.rows,
+        position=ragged.position.data_ptr(),  # type: ignore[union-attr]  # `ragged` gives one
+        seen=None if ragged.seen is None else ragged.seen.data_ptr(),
+        part=part.data_ptr(),
+        lse=part.data_ptr() + 4 * n_partials * dim,
+        s_q=n_heads * dim,
+        s_out=n_heads * dim,
+        s_page=page * n_kv_heads * dim,
+        s_slot=n_kv_heads * dim,
+        s_table=ragged.page_table.stride(0),
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        dim=dim,
+        page=page,
+        window=window,
+        is_exact=ragged.deterministic,
+        scale=scale * LOG2E * (2.0 / softcap if softcap else 1.0),
+        softcap=softcap,
+    )
+    return call, work, part
 
 
 def laid_out(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int) -> Work:

@@ -219,9 +219,7 @@ void attend(const Call& c, const Item& item, int head_from, int head_to, Scratch
     for (int at = item.start; at < item.end; at += BLOCK) {
         const int n_keys = item.end - at < BLOCK ? item.end - at : BLOCK;
         find(c, item, at, n_keys, x);
-        if (is_streamed) {
-            stream<P>(c, item, at, n_keys, x);
-        }
+        if (is_streamed) stream<P>(c, item, at, n_keys, x);
         for (int h = head_from, r = 0; h < head_to; h++, r += n) {
             if constexpr (halved) gather_pairs(c, n_keys, h, x);
             gather<P, paired>(c, n_keys, h, x, v_row, is_raw || halved ? raw : nullptr);

@@ -25,7 +25,6 @@ SOURCE = Path(__file__).with_name("ops.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread", "-fPIC", "-shared")
 DTYPES = (torch.float32, torch.bfloat16)  # what the library computes on; all others go to torch
 
-
 _log = logging.getLogger("banyan.kernels")
 
 

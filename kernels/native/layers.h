@@ -45,11 +45,7 @@ struct Pass {  // one pass over all layers; pointers to elements of one type
 template <class T>
 void multiply(const Pass& p, const Weight& w, const void* x, void* out) {
     const int n_threads = p.n * w.n_in * w.n_out < p.product_work ? 1 : p.n_threads;
-    const auto of = [&](const auto* numbers) {
-        linear((const T*)x, numbers, w.scale, (const T*)w.bias, (T*)out, p.n, w.n_in, w.n_out, w.n_in, n_threads);
-    };
-    if (w.scale) of((const int8_t*)w.panels);
-    else of((const T*)w.panels);
+    multiply((const T*)x, w.panels, w.scale, (const T*)w.bias, (T*)out, p.n, w.n_in, w.n_out, w.n_in, n_threads);
 }
 
 template <class T, class P>

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.attention.batch import Ragged
-from banyan.kernels.attention.native import LOG2E, Call, laid_out
+from banyan.kernels.attention.native import Call, described
 from banyan.kernels.linear.packed import Packed
 from banyan.kernels.native import pools, threads
 from banyan.kernels.pool import Pool
@@ -150,33 +150,9 @@ class Layers:
     def _planned(self, ragged: Ragged, window: int) -> tuple[_Planned, Tensor]:
         """Attention with one window, and the memory of its partial results."""
         assert self._kv is not None
-        assert ragged.position is not None
         ragged.check(window)
-        n_heads, n_kv_heads, dim = self.sizes
         page = self._kv[0][0].shape[1]
-        work = laid_out(ragged, n_heads, n_kv_heads, dim, window)
-        n_partials = work.n_partials * n_heads
-        part = torch.empty(n_partials * (dim + 1))
-        call = Call(
-            table=ragged.page_table.data_ptr(),
-            rows=work.rows,
-            position=ragged.position.data_ptr(),
-            seen=None if ragged.seen is None else ragged.seen.data_ptr(),
-            part=part.data_ptr(),
-            lse=part.data_ptr() + 4 * n_partials * dim,
-            s_q=n_heads * dim,
-            s_out=n_heads * dim,
-            s_page=page * n_kv_heads * dim,
-            s_slot=n_kv_heads * dim,
-            s_table=ragged.page_table.stride(0),
-            n_heads=n_heads,
-            n_kv_heads=n_kv_heads,
-            dim=dim,
-            page=page,
-            window=window,
-            is_exact=ragged.deterministic,
-            scale=dim**-0.5 * LOG2E,
-        )
+        call, work, part = described(ragged, *self.sizes, page, window, self.sizes[2] ** -0.5)
         small, n_small, large, n_large, merges, n_merges, n_threads = work.arguments
         return _Planned(call, small, large, merges, n_small, n_large, n_merges, n_threads), part
 

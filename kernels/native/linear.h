@@ -146,4 +146,12 @@ void linear(const T* x, const Q* weight, const float* scale, const T* bias, T* o
     });
 }
 
+// The same for a weight of either kind: with a scale it is in int8.
+template <class T>
+void multiply(const T* x, const void* weight, const float* scale, const T* bias, T* out, int64_t n, int64_t n_in,
+              int64_t n_out, int64_t s_x, int n_threads) {
+    if (scale) linear(x, (const int8_t*)weight, scale, bias, out, n, n_in, n_out, s_x, n_threads);
+    else linear(x, (const T*)weight, scale, bias, out, n, n_in, n_out, s_x, n_threads);
+}
+
 }  // namespace

@@ -51,16 +51,8 @@ int banyan_panel() { return PANEL; }
 // scale: of a weight in int8; else null
 void banyan_linear(int is_bf16, const void* x, const void* weight, const float* scale, const void* bias, void* out,
                    int64_t n, int64_t n_in, int64_t n_out, int64_t s_x, int n_threads) {
-    const auto as = [&](auto t) {
-        using T = decltype(t);
-        const auto of = [&](const auto* numbers) {
-            linear((const T*)x, numbers, scale, (const T*)bias, (T*)out, n, n_in, n_out, s_x, n_threads);
-        };
-        if (scale) of((const int8_t*)weight);
-        else of((const T*)weight);
-    };
-    if (is_bf16) as(bf16{});
-    else as(float{});
+    if (is_bf16) multiply((const bf16*)x, weight, scale, (const bf16*)bias, (bf16*)out, n, n_in, n_out, s_x, n_threads);
+    else multiply((const float*)x, weight, scale, (const float*)bias, (float*)out, n, n_in, n_out, s_x, n_threads);
 }
 
 void banyan_mask_logits(float* logits, const uint32_t* masks, const int32_t* which, int64_t n, int64_t n_vocab,
