@@ -1,7 +1,7 @@
 """Compile ops.cpp and what it includes for this machine, once, and load it.
 
-Built lazily with the system's compiler (1-3 s; Triton needs one at run time too) into a cache folder, under a name made
-of source, compiler, flags and CPU. A fresh build is tried against the references before it gets that name, so that
+Built lazily with the system's compiler (some 10 s; Triton needs one at run time too) into a cache folder, under a name
+made of source, compiler, flags and CPU. A fresh build is tried against the references before it gets that name, so that
 another CPU or compiler can give no wrong answer in silence. Without a compiler, or when the trial fails, one line of
 warning says so and plain torch serves. Plain C ABI through ctypes: 0.3 us a call.
 """

@@ -18,19 +18,6 @@ constexpr int PANEL = NV * W;
 constexpr int KC = 1024;
 constexpr int MC = 16 * MR;  // rows of a task
 
-// t[r] += a[r][0 .. n_k) * b, for one panel
-template <int R, class B>
-inline void panel(vf (*t)[NV], const float* a, int64_t s_a, const B* b, int n_k) {
-    for (int k = 0; k < n_k; k++) {
-        vf row[NV];
-        for (int v = 0; v < NV; v++) row[v] = load(b + k * PANEL + v * W);
-        for (int r = 0; r < R; r++) {
-            float x = a[r * s_a + k];
-            for (int v = 0; v < NV; v++) t[r][v] += x * row[v];
-        }
-    }
-}
-
 #ifdef __AVX512BF16__
 constexpr bool widens_pairs = true;
 inline __m512i pairs(const bf16* b) { return _mm512_loadu_si512(b); }
@@ -44,31 +31,43 @@ inline __m512i pairs(const int8_t* b) {  // a float's upper half is all that suc
 constexpr bool widens_pairs = false;
 #endif
 
-template <int R, class B>
-inline void panel(vf (*t)[NV], const bf16* a, int64_t s_a, const B* b, int n_k) {
-    for (int k = 0; k < n_k; k += 2) {
+// t[r] += a[r][0 .. n_k) * b, of the first V vectors of a panel; at(r, k): where a[r][k] stands, and in bfloat16 the next
+template <class T, int R, int V, class B, class At>
+inline void panel(vf (*t)[V], const At& at, const B* b, int n_k) {
+    if constexpr (sizeof(T) == 4) {
+        for (int k = 0; k < n_k; k++) {
+            vf row[V];
+            for (int v = 0; v < V; v++) row[v] = load(b + k * PANEL + v * W);
+            for (int r = 0; r < R; r++) {
+                const float x = *at(r, k);
+                for (int v = 0; v < V; v++) t[r][v] += x * row[v];
+            }
+        }
+    } else {
+        for (int k = 0; k < n_k; k += 2) {
 #ifdef __AVX512BF16__
-        __m512bh row[NV];
-        for (int v = 0; v < NV; v++) row[v] = (__m512bh)pairs(b + k * PANEL + v * W * 2);
-        for (int r = 0; r < R; r++) {
-            int32_t pair;
-            std::memcpy(&pair, a + r * s_a + k, sizeof pair);
-            const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
-            for (int v = 0; v < NV; v++) t[r][v] = (vf)_mm512_dpbf16_ps((__m512)t[r][v], x, row[v]);
-        }
+            __m512bh row[V];
+            for (int v = 0; v < V; v++) row[v] = (__m512bh)pairs(b + k * PANEL + v * W * 2);
+            for (int r = 0; r < R; r++) {
+                int32_t pair;
+                std::memcpy(&pair, at(r, k), sizeof pair);
+                const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
+                for (int v = 0; v < V; v++) t[r][v] = (vf)_mm512_dpbf16_ps((__m512)t[r][v], x, row[v]);
+            }
 #else
-        vf even[NV], odd[NV];
-        for (int v = 0; v < NV; v++) {
-            vu pair;
-            std::memcpy(&pair, b + k * PANEL + v * W * 2, sizeof pair);
-            even[v] = reinterpret_cast<vf>(pair << 16);
-            odd[v] = reinterpret_cast<vf>(pair & 0xFFFF0000u);
-        }
-        for (int r = 0; r < R; r++) {
-            const float x = get(a[r * s_a + k]), y = get(a[r * s_a + k + 1]);
-            for (int v = 0; v < NV; v++) t[r][v] += x * even[v] + y * odd[v];
-        }
+            vf even[V], odd[V];
+            for (int v = 0; v < V; v++) {
+                vu pair;
+                std::memcpy(&pair, b + k * PANEL + v * W * 2, sizeof pair);
+                even[v] = reinterpret_cast<vf>(pair << 16);
+                odd[v] = reinterpret_cast<vf>(pair & 0xFFFF0000u);
+            }
+            for (int r = 0; r < R; r++) {
+                const float x = get(at(r, k)[0]), y = get(at(r, k)[1]);
+                for (int v = 0; v < V; v++) t[r][v] += x * even[v] + y * odd[v];
+            }
 #endif
+        }
     }
 }
 
@@ -77,7 +76,7 @@ inline void block(float* c, const T* a, int64_t s_a, const B* b, int n_k, bool f
     vf t[R][NV];
     for (int r = 0; r < R; r++)
         for (int v = 0; v < NV; v++) t[r][v] = fresh ? vf{} : load(c + r * PANEL + v * W);
-    panel<R>(t, a, s_a, b, n_k);
+    panel<T, R, NV>(t, [&](int r, int k) { return a + r * s_a + k; }, b, n_k);
     for (int r = 0; r < R; r++)
         for (int v = 0; v < NV; v++) store(c + r * PANEL + v * W, t[r][v]);
 }

@@ -43,9 +43,10 @@ def _near(what: str, got: Tensor, want: Tensor, tolerance: float) -> None:
 
 def _attention(library: ctypes.CDLL, chance: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
     pages = [range(19), range(19, 25), range(25, 28), [*range(15), 28]]  # the last shares 240 tokens with the first
-    batch = ragged([1, 70, 5, 1], [300, 90, 33, 250], pages, 16, parents=[None, None, [-1, 0, 0, -1, 2], None])
+    draft = [-1, 0, 0, -1, 2, 4, 3, 3, 6, 1]  # its rows are few of one head each, and many of three
+    batch = ragged([1, 70, 10, 1], [300, 90, 33, 250], pages, 16, parents=[None, None, draft, None])
     for heads, kv_heads, dim in ((6, 2, 80), (4, 4, 64)):
-        q = _randn(chance, dtype, 77, heads, dim)
+        q = _randn(chance, dtype, 82, heads, dim)
         k_pool, v_pool = _randn(chance, dtype, 2, 29, 16, kv_heads, dim)
         sinks = torch.randn(heads, generator=chance)
         small = [[Quantized(*quantize(pool, kind)) for pool in (k_pool, v_pool)] for kind in KINDS.values()]

@@ -1,0 +1,145 @@
+// Attention of few rows over the same keys: a lane is a key.
+//
+// A block's K is turned once, and both products, Q K^T and P V, are then the same register tile: rows of A, broadcast, times
+// whole vectors of B. bfloat16 is widened as it is read, except where a block is a panel of `linear.h`: there Q K^T
+// multiplies pairs of it.
+#pragma once
+
+#include "items.h"
+
+namespace {
+
+// K of a block is turned to x.k, of pairs in bfloat16 as they lie; V is widened to x.v, or read where it lies (`raw`).
+template <class P, bool paired>
+void gather(const Call& c, int n, int head, Scratch& x, const float** v_row, const P** raw) {
+    const P* k_row[BLOCK];
+    for (int s = 0; s < BLOCK; s++) {
+        const int64_t o = x.place[s] + int64_t(head) * c.dim;
+        k_row[s] = static_cast<const P*>(c.k) + o;
+        const P* from = static_cast<const P*>(c.v) + o;
+        if constexpr (is_scaled<P>) {
+            const int64_t slot = x.slot[s] * c.n_kv_heads + head;
+            x.k_scale[s] = c.k_scale[slot], x.v_scale[s] = c.v_scale[slot];
+        }
+        if constexpr (sizeof(P) == 4) {
+            v_row[s] = from;
+        } else if (raw) {
+            raw[s] = from;
+        } else if (s < n) {
+            v_row[s] = x.v + s * c.dim;
+            for (int d = 0; d < c.dim; d += W) store(x.v + s * c.dim + d, load(from + d));
+        }
+    }
+    constexpr int step = paired ? 2 * W : W;  // numbers of K in a lane's width times W
+    for (int s = 0; s < (n + W - 1) / W * W; s += W)
+        for (int d = 0; d < c.dim; d += step) {
+            vf square[W];
+            for (int i = 0; i < W; i++) {
+                if constexpr (paired) square[i] = load(reinterpret_cast<const float*>(k_row[s + i] + d));
+                else square[i] = load(k_row[s + i] + d);
+            }
+            transpose<W / 2>(square);
+            for (int i = 0; i < W; i++) store(x.k + (d * W / step + i) * BLOCK + s, square[i]);
+        }
+}
+
+// Scores of one row against n keys from `at` become weights; returns what older sums must be multiplied with.
+//
+// The row sees the keys up to `last`; from key `tail` on those whose bit is set in `seen`; none before `oldest`.
+template <class P, bool paired>
+inline float weigh(const Call& c, const Scratch& x, float* score, int at, int n, int last, int oldest, int tail,
+                   uint64_t seen, float& best, vf& total) {
+    const int n_vectors = (n + W - 1) / W;
+    const bool masked = at + n_vectors * W > last + 1 || n % W || at < oldest;
+    const bool is_tree = seen != ~uint64_t(0) && at + n > tail;
+    vf lane;
+    for (int i = 0; i < W; i++) lane[i] = i;
+    vf high = vf{} - INFINITY;
+    for (int j = 0; j < n_vectors; j++) {
+        vf s = load(score + j * W);
+        if constexpr (paired) s *= c.scale;
+        if constexpr (is_scaled<P>) s *= load(x.k_scale + j * W);
+        if (c.softcap > 0) s = capped(c, s);
+        if (masked) {
+            vf key = lane + float(at + j * W);  // exact below 2^24 tokens
+            s = key > float(last) ? vf{} - INFINITY : s;
+            s = key >= float(at + n) ? vf{} - INFINITY : s;
+            s = key < float(oldest) ? vf{} - INFINITY : s;
+        }
+        if (is_tree)
+            for (int i = 0; i < W; i++) {
+                const int bit = at + j * W + i - tail;
+                if (bit >= 0 && bit < 64 && !(seen >> bit & 1)) s[i] = -INFINITY;
+            }
+        store(score + j * W, s);
+        high = vmax(high, s);
+    }
+    float fresh = top(high), old = best;
+    best = fresh > old ? fresh : old;
+    float base = best == -INFINITY ? 0.0f : best;
+    float shrink = old == best ? 1.0f : std::exp2(old - base);
+    vf part = vf{};
+    for (int j = 0; j < n_vectors; j++) {
+        vf w = exp2(load(score + j * W) - base);
+        part += w;
+        if constexpr (is_scaled<P>) w *= load(x.v_scale + j * W);
+        store(score + j * W, w);
+    }
+    total = total * shrink + part;
+    return shrink;
+}
+
+template <class T, class P, bool paired>
+void attend_few(const Call& c, const Item& item, int head_from, int head_to, Scratch& x) {
+    const int group = c.n_heads / c.n_kv_heads, n = item.n * group, dim = c.dim;
+    const float* kt_row[MAX_DIM];
+    const float* v_row[BLOCK];
+    const P* raw[BLOCK];
+    const bool is_raw = sizeof(P) == 2 && n <= MR;  // then V is passed over once, and need not be widened before
+    const bool is_streamed = head_to - head_from == c.n_kv_heads;
+    const int32_t* entry = c.rows + int64_t(item.first) * 2;  // (row of q, its partial result) of each row
+    for (int d = 0; d < dim; d++) kt_row[d] = x.k + d * BLOCK;
+
+    for (int h = head_from, r = 0; h < head_to; h++)
+        for (int i = 0; i < n; i++, r++) {
+            const T* from = static_cast<const T*>(c.q) + entry[i / group * 2] * c.s_q + (h * group + i % group) * dim;
+            if constexpr (paired) std::memcpy(x.q_half + r * dim, from, dim * sizeof(T));
+            else for (int d = 0; d < dim; d += W) store(x.q + r * dim + d, load(from + d) * c.scale);
+            for (int d = 0; d < dim; d += W) store(x.acc + r * dim + d, vf{});
+            x.top[r] = -INFINITY;
+            x.total[r] = vf{};
+        }
+    for (int at = item.start; at < item.end; at += BLOCK) {
+        const int n_keys = item.end - at < BLOCK ? item.end - at : BLOCK;
+        find(c, item, at, n_keys, x);
+        if (is_streamed) stream<P>(c, item, at, n_keys, x);
+        for (int h = head_from, r = 0; h < head_to; h++, r += n) {
+            gather<P, paired>(c, n_keys, h, x, v_row, is_raw ? raw : nullptr);
+            if constexpr (paired)
+                blocks(n, x.weight, x.q_half + r * dim, dim, reinterpret_cast<const bf16*>(x.k), dim, true);
+            else product(n, (n_keys + W - 1) / W * W, x.weight, BLOCK, x.q + r * dim, dim, kt_row, dim, nullptr);
+            for (int i = 0; i < n; i++) {
+                const int row = entry[i / group * 2];
+                const int oldest = c.window ? c.position[row] - c.window + 1 : 0;
+                const uint64_t seen = c.seen ? c.seen[row] : ~uint64_t(0);
+                x.shrink[i] = weigh<P, paired>(c, x, x.weight + i * BLOCK, at, n_keys, item.position + i / group, oldest,
+                                               item.tail, seen, x.top[r + i], x.total[r + i]);
+            }
+            if (is_raw) product(n, dim, x.acc + r * dim, dim, x.weight, BLOCK, raw, n_keys, x.shrink);
+            else product(n, dim, x.acc + r * dim, dim, x.weight, BLOCK, v_row, n_keys, x.shrink);
+        }
+    }
+    for (int h = head_from, r = 0; h < head_to; h++)
+        for (int i = 0; i < n; i++, r++) {
+            const int head = h * group + i % group, row = entry[i / group * 2], part = entry[i / group * 2 + 1];
+            const float by = normalizer(c, head, part, sum(x.total[r]), x.top[r]);
+            float* part_to = c.part + (int64_t(part) * c.n_heads + head) * dim;
+            T* to = static_cast<T*>(c.out) + row * c.s_out + head * dim;
+            for (int d = 0; d < dim; d += W) {
+                if (part >= 0) store(part_to + d, load(x.acc + r * dim + d) * by);
+                else store(to + d, load(x.acc + r * dim + d) * by);
+            }
+        }
+}
+
+}  // namespace

@@ -1,0 +1,114 @@
+// What attention works on: calls, the items of a plan, a thread's scratch, and the keys of a block.
+#pragma once
+
+#include <type_traits>
+
+#include "linear.h"
+#include "pool.h"
+#include "vector.h"
+
+namespace {
+
+constexpr int BLOCK = 64;      // keys
+constexpr int AHEAD = 16;      // keys, of what is asked for by instruction
+constexpr int MAX_ROWS = 256;  // of a task: tokens times query heads
+constexpr int MAX_DIM = 256;
+
+struct Call {  // one call of attention; pointers to elements of one type
+    const void *q, *k, *v;
+    void* out;
+    const float* sinks;      // [n_heads] or null
+    const int32_t* table;    // [n_requests, s_table]
+    const int32_t* rows;     // as plan.py writes them
+    const int32_t* position; // [n_rows], of each row in its text; for windows
+    const uint64_t* seen;    // [n_rows], which of the last 64 keys of its request a row sees; or null
+    float *part, *lse;       // [n_partials, n_heads, dim], [n_partials, n_heads]
+    const float *k_scale, *v_scale;  // [pages, page, n_kv_heads], of pools in 8 bits
+    int64_t s_q, s_out, s_page, s_slot;
+    int32_t s_table, n_heads, n_kv_heads, dim, page, window, is_exact;  // is_exact: all items are computed in one way
+    float scale, softcap;    // scale in base 2
+};
+
+struct Item {  // as plan.py writes it
+    int32_t first, n, request, start, end, position, tail, unused;
+};
+
+struct alignas(64) Scratch {
+    float q[MAX_ROWS * MAX_DIM], acc[MAX_ROWS * MAX_DIM], weight[MAX_ROWS * BLOCK];  // weight: scores, and then weights
+    bf16 q_half[MAX_ROWS * MAX_DIM], v_pairs[BLOCK * MAX_DIM];
+    float k[MAX_DIM * BLOCK], v[BLOCK * MAX_DIM];  // of a block, turned or widened
+    float k_scale[BLOCK], v_scale[BLOCK];
+    int64_t place[BLOCK], slot[BLOCK];  // of a block's keys: where their numbers begin, and which of all slots they have
+    vf best[MAX_ROWS], total[MAX_ROWS];  // of rows in lanes, or of a row's keys in lanes: its best score is `top`, then
+    float top[MAX_ROWS], shrink[MAX_ROWS];
+    const void *k_row[BLOCK], *v_row[BLOCK];
+    float last[MAX_ROWS], oldest[MAX_ROWS];  // keys that a row sees: these, and all between them
+    uint64_t seen[MAX_ROWS];
+
+    template <class T>
+    T* panels() {
+        if constexpr (sizeof(T) == 2) return q_half;
+        else return q;
+    }
+};
+
+template <class P>
+constexpr bool is_scaled = sizeof(P) == 1;
+template <class T, class P>
+constexpr bool can_pair = sizeof(T) == 2 && sizeof(P) == 2 && PANEL == BLOCK;
+
+// Find a block's keys. What is past the end repeats the first, and is masked.
+inline void find(const Call& c, const Item& item, int at, int n, Scratch& x) {
+    const int32_t* table = c.table + int64_t(item.request) * c.s_table;
+    for (int s = 0; s < n;) {
+        const int first = (at + s) % c.page;
+        const int64_t page = table[(at + s) / c.page];
+        for (int i = first; i < c.page && s < n; i++, s++) {
+            x.place[s] = page * c.s_page + i * c.s_slot;
+            x.slot[s] = page * c.page + i;
+        }
+    }
+    for (int s = n; s < BLOCK; s++) x.place[s] = x.place[0], x.slot[s] = x.slot[0];
+}
+
+// Read a byte of each line of a block, all heads, in the order in which they lie: the products go by head, and the
+// processor does not foresee their jumps. Behind a layer's weights, which empty the caches, this halves the time of a
+// decode; with all of KV in cache it costs a tenth or two. The first line of a key some way ahead is asked for by
+// instruction, and its page table walked meanwhile: 26 GB/s of pages in random order for 19 (one core, Zen 5). To ask so
+// for all lines gains nothing: what finds no room in the queue is dropped.
+template <class P>
+inline void stream(const Call& c, const Item& item, int at, int n, const Scratch& x) {
+    const int32_t* table = c.table + int64_t(item.request) * c.s_table;
+    const int n_bytes = c.n_kv_heads * c.dim * sizeof(P);
+    const auto touch = [&](const void* pool) {
+        for (int s = 0; s < n; s++) {
+            if (const int key = at + s + AHEAD; key < item.end)
+                __builtin_prefetch(static_cast<const P*>(pool) + table[key / c.page] * c.s_page + key % c.page * c.s_slot);
+            const auto* from = reinterpret_cast<const volatile char*>(static_cast<const P*>(pool) + x.place[s]);
+            for (int i = 0; i < n_bytes; i += 64) (void)from[i];
+        }
+    };
+    touch(c.k);
+    touch(c.v);
+}
+
+// A score, in base 2, through the soft cap: c.scale holds 2 / softcap, and tanh(x) = 1 - 2 / (exp(2x) + 1).
+inline vf capped(const Call& c, vf s) {
+    const vf low = s > 60.0f ? vf{} + 60.0f : s;
+    return (1.0f - 2.0f / (exp2(low) + 1.0f)) * (c.softcap * LOG2E);
+}
+
+// What a row's sum of values is multiplied with in the end. total, most: the sum of its weights, and the score that they
+// are told from. A partial result's log-sum-exp goes to its place; in a whole one the head's sink has its part.
+inline float normalizer(const Call& c, int head, int part, float total, float most) {
+    if (part >= 0) {
+        c.lse[int64_t(part) * c.n_heads + head] = total > 0 ? most + std::log2(total) : -INFINITY;
+        return total > 0 ? 1.0f / total : 0.0f;
+    }
+    if (!c.sinks) return 1.0f / total;
+    const float sink = c.sinks[head] * LOG2E, high = most > sink ? most : sink;
+    const float by = std::exp2(most - high);
+    return by / (total * by + std::exp2(sink - high));
+}
+
+}  // namespace

@@ -1,0 +1,257 @@
+// Attention of many rows over the same keys: a lane is a row.
+//
+// A task's Q is turned once, into panels of rows. Keys and values are then taken as they lie in the pages, number by
+// number, each times vectors of rows: S^T = K Q^T, and O^T += V^T P^T. So nothing of a block has to be turned, and a row's
+// best score and its sum are found without a step across lanes. In bfloat16 both products multiply pairs, of a key's
+// numbers and of keys; weights are rounded for that as a GPU's are.
+#pragma once
+
+#include <algorithm>
+
+#include "items.h"
+
+namespace {
+
+template <class T>
+constexpr int many = sizeof(T) == 2 ? 20 : 28;  // rows from which on this is quicker than `attend_few`, measured
+
+// c[r] = shrink * c[r] + sum over k of a[r][k] * b[k], for rows of V vectors; at(r, k): where a[r][k] stands, or its pair
+template <class T, int R, int V, class At>
+inline void across(int from, int n, float* c, const T* b, int n_k, const At& at, const vf* shrink) {
+    for (; n - from >= R; from += R) {
+        vf t[R][V];
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < V; v++) t[r][v] = shrink ? load(c + (from + r) * PANEL + v * W) * shrink[v] : vf{};
+        panel<T, R, V>(t, [&](int r, int k) { return at(from + r, k); }, b, n_k);
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < V; v++) store(c + (from + r) * PANEL + v * W, t[r][v]);
+    }
+    constexpr int fewer = R > 8 ? 8 : R > 4 ? 4 : R / 2;
+    if constexpr (R > 1) across<T, fewer, V>(from, n, c, b, n_k, at, shrink);
+}
+
+typedef uint16_t vp __attribute__((vector_size(W * 4), aligned(2)));
+
+template <int from, int... I>
+inline vp zipped(vp a, vp b, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a, b, (from + I / 2 + I % 2 * 2 * W)...);
+}
+
+// a[0], b[0], a[1], b[1], ... of 2 W numbers each
+inline void zip(bf16* to, const bf16* a, const bf16* b) {
+    vp one, other;
+    std::memcpy(&one, a, sizeof one);
+    std::memcpy(&other, b, sizeof other);
+    const vp low = zipped<0>(one, other, std::make_integer_sequence<int, 2 * W>());
+    const vp high = zipped<W>(one, other, std::make_integer_sequence<int, 2 * W>());
+    std::memcpy(to, &low, sizeof low);
+    std::memcpy(to + 2 * W, &high, sizeof high);
+}
+
+// a[0], b[0], a[1], b[1], ...; to nearest even, of numbers that are no NaN
+inline void store_pairs(bf16* to, vf a, vf b) {
+#ifdef __AVX512BF16__
+    vu both = (vu)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)a));
+    both |= (vu)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)b)) << 16;
+#else
+    const auto near = [](vf x) {
+        const vu bits = reinterpret_cast<vu>(x);
+        return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+    };
+    const vu both = near(a) | near(b) << 16;
+#endif
+    std::memcpy(to, &both, sizeof both);
+}
+
+// A block of keys and what a task knows of it.
+struct Block {
+    int at, n;  // first key, how many
+    bool is_whole;  // every row sees all of them
+};
+
+// What rows may not see of a block: scores are brought to base 2, and -inf where it is so. by: their scale.
+template <class P, int V>
+void hide(const Call& c, const Item& item, Scratch& x, const Block block, int p, float by) {
+    float* score = x.weight;  // [key][row]
+    for (int s = 0; s < block.n; s++)
+        for (int v = 0; v < V; v++) {
+            vf value = load(score + s * PANEL + v * W) * by;
+            if constexpr (is_scaled<P>) value *= x.k_scale[s];
+            if (c.softcap > 0) value = capped(c, value);
+            const float key = float(block.at + s);  // exact below 2^24 tokens
+            value = load(x.last + p * PANEL + v * W) < key ? vf{} - INFINITY : value;
+            value = load(x.oldest + p * PANEL + v * W) > key ? vf{} - INFINITY : value;
+            store(score + s * PANEL + v * W, value);
+        }
+    const int from = item.tail > block.at ? item.tail - block.at : 0, to = std::min(block.n, item.tail + 64 - block.at);
+    for (int r = 0; c.seen && from < to && r < V * W; r++)
+        for (int s = from; s < to; s++)
+            if (!(x.seen[p * PANEL + r] >> (block.at + s - item.tail) & 1)) score[s * PANEL + r] = -INFINITY;
+}
+
+// Scores of a panel's rows, [key][row], become weights, where they stood or in pairs of keys; shrink: what older sums are
+// multiplied with. by: what scores have still to be multiplied with.
+template <class T, class P, int V>
+inline void weigh_across(float* score, int n, float by, vf* all_best, vf* all_total, const float* v_scale, vf* shrink) {
+    vf base[V], total[V];
+    for (int v = 0; v < V; v++) base[v] = vf{} - INFINITY;
+    for (int s = 0; s < n; s++)
+        for (int v = 0; v < V; v++) base[v] = vmax(base[v], load(score + s * PANEL + v * W));
+    for (int v = 0; v < V; v++) {
+        const vf old = all_best[v], best = vmax(old, base[v] * by);
+        all_best[v] = best;
+        base[v] = best == -INFINITY ? vf{} : best;
+        shrink[v] = exp2(old - base[v]);
+        total[v] = all_total[v] * shrink[v];
+    }
+    const auto weight = [&](int s, int v) {
+        vf w = exp2(load(score + s * PANEL + v * W) * by - base[v]);
+        total[v] += w;
+        if constexpr (is_scaled<P>) w *= v_scale[s];
+        return w;
+    };
+    if constexpr (sizeof(T) == 4) {
+        for (int s = 0; s < n; s++)
+            for (int v = 0; v < V; v++) store(score + s * PANEL + v * W, weight(s, v));
+    } else {
+        for (int v = 0; v < V && n % 2; v++) store(score + n * PANEL + v * W, vf{} - INFINITY);
+        for (int s = 0; s < n; s += 2)
+            for (int v = 0; v < V; v++) {
+                const vf even = weight(s, v), odd = weight(s + 1, v);
+                store_pairs(reinterpret_cast<bf16*>(score) + s * PANEL + v * 2 * W, even, odd);
+            }
+    }
+    for (int v = 0; v < V; v++) all_total[v] = total[v];
+}
+
+template <class T, class P, int V>
+inline void panel_across(const Call& c, const Item& item, Scratch& x, const Block block, int p) {
+    constexpr int R = MR * NV / V;
+    const int dim = c.dim;
+    vf shrink[V];
+    const auto* k_row = reinterpret_cast<const T* const*>(x.k_row);
+    const auto* v_row = reinterpret_cast<const T* const*>(x.v_row);
+    const T* q = x.panels<T>() + p * PANEL * dim;
+    across<T, R, V>(0, block.n, x.weight, q, dim, [=](int r, int k) { return k_row[r] + k; }, nullptr);
+    float by = sizeof(T) == 2 ? c.scale : 1.0f;
+    if (c.softcap > 0 || is_scaled<P> || !block.is_whole) {
+        hide<P, V>(c, item, x, block, p, by);
+        by = 1.0f;
+    }
+    weigh_across<T, P, V>(x.weight, block.n, by, x.best + p * NV, x.total + p * NV, x.v_scale, shrink);
+    const auto* weight = reinterpret_cast<const T*>(x.weight);
+    float* acc = x.acc + p * PANEL * dim;
+    constexpr int pair = 4 / sizeof(T);
+    const int n = (block.n + pair - 1) / pair * pair;
+    across<T, R, V>(0, dim, acc, weight, n, [=](int r, int k) { return v_row[k] + pair * r; }, shrink);
+}
+
+// Q in panels of rows, float32 [dim][PANEL], bfloat16 [dim / 2][PANEL][2]; a row that is missing repeats the last.
+template <class T, class Q>
+inline void turn(const Call& c, const Item& item, int head, Scratch& x) {
+    const int group = c.n_heads / c.n_kv_heads, n = item.n * group;
+    const int32_t* entry = c.rows + int64_t(item.first) * 2;
+    constexpr int step = W * 4 / sizeof(T);
+    for (int r = 0; r < (n + W - 1) / W * W; r += W)
+        for (int d = 0; d < c.dim; d += step) {
+            vf square[W];
+            for (int i = 0; i < W; i++) {
+                const int at = r + i < n ? r + i : n - 1;
+                const Q* row = static_cast<const Q*>(c.q) + entry[at / group * 2] * c.s_q;
+                const Q* from = row + (head * group + at % group) * c.dim + d;
+                if constexpr (sizeof(T) == 2) square[i] = load(reinterpret_cast<const float*>(from));
+                else square[i] = load(from) * c.scale;
+            }
+            transpose<W / 2>(square);
+            auto* to = reinterpret_cast<float*>(x.panels<T>() + r / PANEL * PANEL * c.dim) + r % PANEL;
+            for (int i = 0; i < W; i++) store(to + (d * W / step + i) * PANEL, square[i]);
+        }
+}
+
+// Where a block's K and V stand: in the pages, or widened; V in pairs of keys for bfloat16.
+template <class T, class P>
+inline void lay(const Call& c, const Item& item, const Block& block, int head, Scratch& x) {
+    find(c, item, block.at, block.n, x);
+    const int dim = c.dim;
+    const int64_t first = int64_t(head) * dim;
+    const auto from = [&](const void* pool, int s) { return static_cast<const P*>(pool) + x.place[s] + first; };
+    for (int s = 0; s < block.n; s++) {
+        x.k_row[s] = from(c.k, s), x.v_row[s] = from(c.v, s);
+        if constexpr (is_scaled<P>) {
+            const int64_t slot = x.slot[s] * c.n_kv_heads + head;
+            x.k_scale[s] = c.k_scale[slot], x.v_scale[s] = c.v_scale[slot];
+        }
+        if constexpr (sizeof(T) == 2) {
+            bf16* to = x.v_pairs + s / 2 * 2 * dim;
+            x.v_row[s] = to;
+            if (s % 2 == 0)  // an odd last one gets for company what `find` puts past the end
+                for (int d = 0; d < dim; d += 2 * W) zip(to + 2 * d, from(c.v, s) + d, from(c.v, s + 1) + d);
+        } else if constexpr (sizeof(P) < 4) {
+            for (int d = 0; d < dim; d += W) {
+                store(x.k + s * dim + d, load(from(c.k, s) + d));
+                store(x.v + s * dim + d, load(from(c.v, s) + d));
+            }
+            x.k_row[s] = x.k + s * dim, x.v_row[s] = x.v + s * dim;
+        }
+    }
+}
+
+// O of all rows from the panels, to `out` or as partial results.
+template <class Q>
+inline void give(const Call& c, const Item& item, int head, Scratch& x) {
+    const int group = c.n_heads / c.n_kv_heads, n = item.n * group, dim = c.dim;
+    const int32_t* entry = c.rows + int64_t(item.first) * 2;
+    for (int r = 0; r < n; r += W) {
+        const int n_here = n - r < W ? n - r : W;
+        float by[W];
+        for (int i = 0; i < n_here; i++) {
+            const int at = (r + i) / group, h = head * group + (r + i) % group, part = entry[at * 2 + 1];
+            const float total = x.total[r / W][i], most = x.best[r / W][i];
+            by[i] = normalizer(c, h, part, total, most);
+        }
+        for (int d = 0; d < dim; d += W) {
+            vf square[W];
+            for (int i = 0; i < W; i++) square[i] = load(x.acc + r / PANEL * PANEL * dim + (d + i) * PANEL + r % PANEL);
+            transpose<W / 2>(square);
+            for (int i = 0; i < n_here; i++) {
+                const int at = (r + i) / group, h = head * group + (r + i) % group, part = entry[at * 2 + 1];
+                if (part >= 0) store(c.part + (int64_t(part) * c.n_heads + h) * dim + d, square[i] * by[i]);
+                else store(static_cast<Q*>(c.out) + entry[at * 2] * c.s_out + h * dim + d, square[i] * by[i]);
+            }
+        }
+    }
+}
+
+// T: what the products multiply: bf16, in pairs, or float. Q, P: the types of rows and pools.
+template <class T, class Q, class P>
+void attend_many(const Call& c, const Item& item, int head, Scratch& x) {
+    const int group = c.n_heads / c.n_kv_heads, n = item.n * group, n_panels = (n + PANEL - 1) / PANEL;
+    const int32_t* entry = c.rows + int64_t(item.first) * 2;
+    turn<T, Q>(c, item, head, x);
+    int newest = 0;
+    for (int r = 0; r < n_panels * PANEL; r++) {
+        const int at = (r < n ? r : n - 1) / group, row = entry[at * 2];
+        const int oldest = c.window ? c.position[row] - c.window + 1 : 0;
+        x.last[r] = float(item.position + at), x.oldest[r] = float(oldest);
+        newest = oldest > newest ? oldest : newest;
+        if (c.seen) x.seen[r] = c.seen[row];
+    }
+    for (int i = 0; i < n_panels * NV; i++) x.best[i] = vf{} - INFINITY, x.total[i] = vf{};
+    std::memset(x.acc, 0, sizeof(float) * n_panels * PANEL * c.dim);
+    for (int at = item.start; at < item.end; at += BLOCK) {
+        Block block{at, item.end - at < BLOCK ? item.end - at : BLOCK, false};
+        lay<T, P>(c, item, block, head, x);
+        for (int p = 0; p < n_panels; p++) {
+            const int n_rows = n - p * PANEL, first = item.position + p * PANEL / group;
+            if (float(at) > x.last[p * PANEL + PANEL - 1]) continue;
+            block.is_whole = at + block.n <= first + 1 && at >= newest && !(c.seen && at + block.n > item.tail);
+            // with fewer vectors to a number of K or V, reading the numbers is what takes the time
+            if (n_rows > 3 * PANEL / 4) panel_across<T, P, NV>(c, item, x, block, p);
+            else if (n_rows > PANEL / 2) panel_across<T, P, (3 * NV + 3) / 4>(c, item, x, block, p);
+            else panel_across<T, P, NV / 2>(c, item, x, block, p);
+        }
+    }
+    give<Q>(c, item, head, x);
+}
+
+}  // namespace
