@@ -27,7 +27,7 @@ STEP_TOKENS = 512
 
 class Latency(NamedTuple):
     """Seconds between two tokens of a decode, p99: alone, and beside long prompts. rise: of the same in CPU seconds,
-    over those of a long prompt's longest step by itself; 0 where the peer does not tell."""
+    over those of the longest step of these prompts by themselves; 0 where the peer does not tell."""
 
     alone: float
     beside: float
@@ -80,7 +80,7 @@ def measure(model: Path, vllm: Path | None, n_rounds: int) -> tuple[Latency, Lat
         found: list[list[Latency]] = [[] for _ in sides]
         for seed in range(1, n_rounds + 1):
             for side, rounds in zip(sides, found, strict=True):
-                chunk = max(cpu for cpu, _ in side.ask("long-prompt", seed).get("steps", [(1.0, 0)]))
+                chunk = max(cpu for cpu, _ in side.ask("long-prompts", seed).get("steps", [(1.0, 0)]))
                 (alone, was), (beside, now) = side.gaps("decodes", seed), side.gaps("interrupted", seed)
                 rounds.append(Latency(alone, beside, (now - was) / chunk))
         ours, *theirs = (Latency(*(min(column) for column in zip(*rounds, strict=True))) for rounds in found)

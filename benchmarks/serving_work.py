@@ -90,18 +90,17 @@ def decodes(s: Source) -> list[Call]:
     return [Call(s.text(40), 150) for _ in range(N_DECODES)]
 
 
+def long_prompts(s: Source) -> list[Call]:
+    """3 prompts of 3,000 tokens, one after another."""
+    return [Call(s.text(10), 20 + 40 * k, (Call(s.text(3000), 4),)) for k in range(3)]
+
+
 def interrupted(s: Source) -> list[Call]:
-    """The same, and beside them 3 prompts of 3,000 tokens, one after another."""
-    late = [Call(s.text(10), 20 + 40 * k, (Call(s.text(3000), 4),)) for k in range(3)]
-    return [*decodes(s), *late]
+    """The 8, and beside them the 3."""
+    return [*decodes(s), *long_prompts(s)]
 
 
-def long_prompt(s: Source) -> list[Call]:
-    """One of those prompts by itself."""
-    return [Call(s.text(3000), 4)]
-
-
-UNTIMED = {"warm-up": warm_up, "decodes": decodes, "interrupted": interrupted, "long-prompt": long_prompt}
+UNTIMED = {"warm-up": warm_up, "decodes": decodes, "interrupted": interrupted, "long-prompts": long_prompts}
 """What others ask for than the six."""
 
 WORKLOADS: dict[str, Callable[[Source], list[Call]]] = {

@@ -1,8 +1,9 @@
 """Runs in vLLM's own environment: `PYTHON benchmarks/speculation_peers.py`; see benchmarks/speculation.py.
 
 Reads one line of JSON: the model, how vLLM is to speculate (its `speculative_config`, null for not at all), the batch,
-the prompts, the id that ends an output, and how long an output may be. Runs all prompts once, so that its cache has
-them, and once more; writes the wall seconds of that and the outputs, as a line of JSON.
+two rounds of prompts, each with its JSON Schema or null, the id that ends an output, and how long an output may be.
+Runs the first round, so that its cache has what it leaves there, and then the second; writes the wall seconds of that
+and the outputs, as a line of JSON.
 """
 
 from __future__ import annotations
@@ -28,14 +29,18 @@ def main() -> None:
     here = Path(__file__).resolve().parent  # where transformers would take kernels.py for a package of that name
     sys.path = [place for place in sys.path if Path(place or ".").resolve() != here]
     from vllm import LLM, SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
 
-    engine = LLM(model=task["model"], dtype="float32", max_num_seqs=task["batch"], skip_tokenizer_init=True,
-                 max_model_len=2048, disable_log_stats=True, speculative_config=task["speculate"])  # fmt: skip
-    prompts = [{"prompt_token_ids": ids} for ids in task["prompts"]]
-    sampling = SamplingParams(temperature=0.0, max_tokens=task["n_out"], stop_token_ids=[task["end"]], ignore_eos=True,
-                              detokenize=False)  # fmt: skip
+    engine = LLM(model=task["model"], dtype="float32", max_num_seqs=task["batch"], max_model_len=2048,
+                 disable_log_stats=True, speculative_config=task["speculate"])  # fmt: skip
     seconds = 0.0
-    for _ in range(2):
+    for jobs in task["rounds"]:
+        prompts = [{"prompt_token_ids": ids} for ids, _ in jobs]
+        sampling = [
+            SamplingParams(temperature=0.0, max_tokens=task["n_out"], stop_token_ids=[task["end"]], ignore_eos=True,
+                           detokenize=False, structured_outputs=schema and StructuredOutputsParams(json=schema))
+            for _, schema in jobs
+        ]  # fmt: skip
         began = time.perf_counter()
         outputs = engine.generate(prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - began
