@@ -7,7 +7,8 @@ texts that are new, under a JSON Schema. chat: small talk, memories and readings
 temperature 8, which nobody foresees. All are held out of the model's training; the rest is greedy, and all of it is
 refused where outputs differ. A second is one of CPU of the engine's one thread, so that what else the machine does
 counts for neither side; on an idle one it is a second. With --vllm, the python of vLLM's environment: agent replay
-and json beside vLLM with n-gram speculation and without, one thread each, in seconds of the wall, in turn.
+and json beside vLLM without speculation, with its n-grams, and with suffixes where it has arctic-inference; one thread each,
+in seconds of the wall, in turn.
 """
 
 from __future__ import annotations
@@ -189,23 +190,26 @@ def look(drafter: Any, n_texts: int) -> float:
 VLLM = {
     "off": None,
     "ngram": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 1},
+    "suffix": {"method": "suffix"},  # where its environment has arctic-inference
 }
 
 
 def beside_vllm(bench: Bench, report: Report, python: str) -> None:
     """Each engine over what a first round left in its cache: agents run again, and JSON of texts that are new."""
+    can_suffix = subprocess.run([python, "-c", "import arctic_inference"], capture_output=True).returncode == 0
+    methods = {name: method for name, method in VLLM.items() if name != "suffix" or can_suffix}
     for workload, rounds in (
         ("agent replay", (bench.replay(0), bench.replay(0))),
         ("json", (bench.records(0), bench.records(1))),
     ):
-        tasks = [[(list(array("i", job.ids)), job.constraint and job.constraint.text) for job in jobs] for jobs in rounds]
+        tasks = [[(array("i", job.ids).tolist(), job.constraint and job.constraint.text) for job in r] for r in rounds]
         for batch in (1, 16):
             arm = Arm("auto", batch, bench.tokenizer.vocabulary(), bench.end)
             arm.run(rounds[0])
             began = time.perf_counter()
             said = arm.run(rounds[1])
             seconds = time.perf_counter() - began
-            for name, method in VLLM.items():
+            for name, method in methods.items():
                 theirs = ask_vllm(python, {"model": str(pocket.path()), "speculate": method, "batch": batch,
                                            "rounds": tasks, "end": bench.end, "n_out": N_OUT})  # fmt: skip
                 equal = sum(a == b for a, b in zip(said, theirs["said"], strict=True)) / len(said)
