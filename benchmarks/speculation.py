@@ -7,8 +7,8 @@ texts that are new, under a JSON Schema. chat: small talk, memories and readings
 temperature 8, which nobody foresees. All are held out of the model's training; the rest is greedy, and all of it is
 refused where outputs differ. A second is one of CPU of the engine's one thread, so that what else the machine does
 counts for neither side; on an idle one it is a second. With --vllm, the python of vLLM's environment: agent replay
-and json beside vLLM without speculation, with its n-grams, and with suffixes where it has arctic-inference; one thread each,
-in seconds of the wall, in turn.
+and json beside vLLM without speculation, with its n-grams, and with suffixes where it has arctic-inference; one
+thread each, in seconds of the wall, in turn.
 """
 
 from __future__ import annotations
