@@ -12,7 +12,6 @@ evicted) and it queues again with all its tokens. The first in rank always goes 
 
 from __future__ import annotations
 
-from array import array
 from bisect import insort
 from collections.abc import Sequence
 from itertools import pairwise
@@ -26,12 +25,13 @@ from banyan.runtime.constraint.guide import Guide
 from banyan.runtime.engine.admit import Limits, admit
 from banyan.runtime.engine.lengths import Growth, Lengths, peak
 from banyan.runtime.engine.queue import Queue
+from banyan.runtime.engine.report import Report
 from banyan.runtime.engine.request import NO_TOKEN, Plan, Request, Result, Work, work_of
 from banyan.runtime.engine.speculation.draft import follow, moved
 from banyan.runtime.engine.speculation.drafting import Drafting
 from banyan.runtime.engine.workset import Pace, WorkingSet
 from banyan.runtime.errors import BadMessage, BanyanError, ConstraintBroke
-from banyan.runtime.wire import Abort, Failed, Finish, FinishReason, Over, Run, Step, TopLogprobs
+from banyan.runtime.wire import Abort, Failed, FinishReason, Over, Run, Step, TopLogprobs
 
 WORTH_WAITING = 16
 """Tokens: where two share fewer new ones, both compute them, as a wait costs a step."""
@@ -67,7 +67,7 @@ class Scheduler:
             ("steps", "requests", "prompt_tokens", "cached_tokens", "computed_tokens", "generated_tokens",
              "forced_tokens", "retractions", "waits"), 0)  # fmt: skip
         self.moves: list[tuple[list[int], list[int]]] = []  # slots to slots, due now: see `moved`
-        self._clear_report()
+        self._said = Report()
 
     @property
     def is_idle(self) -> bool:
@@ -106,7 +106,7 @@ class Scheduler:
                 raise BadMessage(f"request {order.rid} is here already")
             return admit(order, self.limits, self.cache.n_pages, self.cache.page)
         except BanyanError as e:
-            self._failed.append(Failed(order.rid, 0, e.code, e.message))
+            self._said.fail(order.rid, e.code, e.message)
             return 0
 
     # ---- plan ------------------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ class Scheduler:
                 request.drafted.append(request.n_out)
             self._append(request, token)
             if request.sampling.logprobs:
-                self._logprobs[request.rid] = (*self._logprobs.get(request.rid, ()), tops[k])
+                self._said.logprobs(request, tops[k])
             self._jump(request)
             while k < len(draft) and start + k < request.n_total and draft[k] == request.ids[start + k]:
                 k += 1
@@ -319,14 +319,7 @@ class Scheduler:
     def _append(self, request: Request, token: int) -> None:
         """One more token of output: of the request, and of the next report."""
         request.append(token)
-        self._ids.append(token)
-        if self._rids and self._rids[-1] == request.rid:
-            self._n_new[-1] += 1
-        else:
-            self._rids.append(request.rid)
-            self._n_new.append(1)
-        if request.n_out == 1:
-            self._cached[request.rid] = max(request.n_cached, 0)
+        self._said.token(request, token)
 
     def _jump(self, request: Request) -> None:
         """Append what the constraint forces: the next step computes it as one chunk. Who asked for logprobs draws each
@@ -370,27 +363,11 @@ class Scheduler:
         for work in plan.works:
             self._fail(work.request, code, message)
 
-    def report(self) -> tuple[Step, list[Failed]]:
+    def report(self) -> tuple[Step, Sequence[Failed]]:
         """What happened since the last report."""
-        self.counts["generated_tokens"] += len(self._ids)
-        step = Step(
-            self._rids.tobytes(),
-            self._n_new.tobytes(),
-            self._ids.tobytes(),
-            self._logprobs,
-            tuple(self._finished),
-            self._cached,
-        )
-        failed = self._failed
-        self._clear_report()
+        step, failed = self._said.take()
+        self.counts["generated_tokens"] += len(step.ids) // 4
         return step, failed
-
-    def _clear_report(self) -> None:
-        self._rids, self._n_new, self._ids = array("q"), array("i"), array("i")
-        self._logprobs: dict[int, tuple[TopLogprobs, ...]] = {}
-        self._cached: dict[int, int] = {}
-        self._finished: list[Finish] = []
-        self._failed: list[Failed] = []
 
     def _publish(self, request: Request) -> None:
         """Put what is newly computed in the tree: a prompt at once (others may wait for it), an output page by page."""
@@ -411,32 +388,16 @@ class Scheduler:
         self.waiting.leave(request)
         if reason != "abort" and request.sampling.max_tokens:
             self.lengths.note(request.sampling.max_tokens, request.n_out)
-        n_cached, scores = max(request.n_cached, 0), request.scores.tobytes()
         drafts = self.drafting.end(request)
         if request.n_forced:  # what a constraint forces is always right
             drafts["grammar"] = request.n_forced, request.n_forced
-        self._finished.append(
-            Finish(
-                request.rid,
-                reason,
-                stop_id,
-                request.n_prompt,
-                n_cached,
-                scores,
-                request.started,
-                sum(n for n, _ in drafts.values()),
-                sum(n for _, n in drafts.values()),
-                request.drafted.tobytes(),
-                tuple(request.tops),
-                drafts,
-            )
-        )
+        self._said.finish(request, reason, stop_id, drafts)
 
     def _fail(self, request: Request, code: str, message: str) -> None:
         self._release(request)
         self.waiting.leave(request)
         self.drafting.end(request)
-        self._failed.append(Failed(request.rid, 0, code, message))
+        self._said.fail(request.rid, code, message)
 
     def _retract(self, request: Request) -> None:
         self.counts["retractions"] += 1

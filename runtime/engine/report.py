@@ -1,0 +1,74 @@
+"""What happens to requests, gathered until it is sent. No torch."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from banyan.runtime.engine.request import Request
+from banyan.runtime.wire import Failed, Finish, FinishReason, Step, TopLogprobs
+
+
+class Report:
+    """Tokens, ends and failures since the last `take`."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self._rids, self._n_new, self._ids = array("q"), array("i"), array("i")
+        self._logprobs: dict[int, tuple[TopLogprobs, ...]] = {}
+        self._cached: dict[int, int] = {}
+        self._finished: list[Finish] = []
+        self._failed: list[Failed] = []
+
+    def token(self, request: Request, token: int) -> None:
+        """One more token of output, which the request has by now."""
+        self._ids.append(token)
+        if self._rids and self._rids[-1] == request.rid:
+            self._n_new[-1] += 1
+        else:
+            self._rids.append(request.rid)
+            self._n_new.append(1)
+        if request.n_out == 1:
+            self._cached[request.rid] = max(request.n_cached, 0)
+
+    def logprobs(self, request: Request, tops: TopLogprobs) -> None:
+        """Those of its last token."""
+        self._logprobs[request.rid] = (*self._logprobs.get(request.rid, ()), tops)
+
+    def finish(self, request: Request, reason: FinishReason, stop_id: int, drafts: dict[str, tuple[int, int]]) -> None:
+        """Its output is over. drafts: by drafter, tokens that were drafted and accepted."""
+        self._finished.append(
+            Finish(
+                request.rid,
+                reason,
+                stop_id,
+                request.n_prompt,
+                max(request.n_cached, 0),
+                request.scores.tobytes(),
+                request.started,
+                sum(n for n, _ in drafts.values()),
+                sum(n for _, n in drafts.values()),
+                request.drafted.tobytes(),
+                tuple(request.tops),
+                drafts,
+            )
+        )
+
+    def fail(self, rid: int, code: str, message: str) -> None:
+        self._failed.append(Failed(rid, 0, code, message))
+
+    def take(self) -> tuple[Step, Sequence[Failed]]:
+        """All of it, once."""
+        step = Step(
+            self._rids.tobytes(),
+            self._n_new.tobytes(),
+            self._ids.tobytes(),
+            self._logprobs,
+            tuple(self._finished),
+            self._cached,
+        )
+        failed = self._failed
+        self._clear()
+        return step, failed
