@@ -297,7 +297,7 @@ def steps(report: Report, seconds: float) -> None:
 
         def step(plan: Plan = plan) -> object:
             batch = assemble(plan, PAGE, torch.device("cpu"))
-            return sample(runner(batch, ()), batch)
+            return sample(runner(batch, ()), batch).read()
 
         def eager(batch: Any = batch) -> object:
             return naive(batch.ids, batch.positions, batch.ragged).argmax(-1).tolist()

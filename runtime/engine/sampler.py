@@ -6,13 +6,15 @@ model's own: those of the logits as they came, before all of that.
 
 A draw is a function of (seed, sample, position in the text) and of the row (`kernels/draw/reference.py`): a request
 draws the same tokens whatever it is batched with, and again after a retraction or in another engine. On a GPU nothing
-here waits for the device before the tokens themselves are read.
+here waits for the device before `Drawn.read`, which waits for these draws and not for what was launched behind them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice
 from math import isfinite
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,31 +29,57 @@ from banyan.runtime.engine.request import Request, Result
 from banyan.runtime.engine.speculation.draft import Ahead
 from banyan.runtime.wire import TopLogprobs
 
+Logprobs = dict[int, list[TopLogprobs]]
+
+
+class Drawn(NamedTuple):
+    """What a step draws. The device may still be at it.
+
+    ids: int64 [n_drawn], there; None where they are known here, or there are none. read: wait for them.
+    """
+
+    ids: Tensor | None
+    read: Callable[[], Result]
+
 
 @torch.inference_mode()
-def sample(logits: Tensor, batch: Batch, masks: Masks | None = None) -> Result:
-    """logits: float32 [n_scored + n_drawn, vocab], changed in place; masks of the rows that draw. On a GPU this waits
-    for the step to end."""
-    scores, tops = _scores(logits[: len(batch.targets)], batch) if batch.scored else ({}, {})
-    if not batch.drawn:
-        return Result([], {}, scores, tops)
-    return Result(*choose(batch.drawing(logits), batch.drawn, masks), scores, tops)
+def sample(logits: Tensor, batch: Batch, masks: Masks | None = None) -> Drawn:
+    """logits: float32 [n_scored + n_drawn, vocab], changed in place; masks of the rows that draw."""
+    scores = _scores(logits[: len(batch.targets)], batch) if batch.scored else None
+    ids, chosen = _choose(batch.drawing(logits), batch.drawn, masks) if batch.drawn else (None, None)
+    wait = _landing(logits)
+
+    def read() -> Result:
+        wait()
+        return Result(*(chosen() if chosen else ([], {})), *(scores() if scores else ({}, {})))
+
+    return Drawn(ids, read)
 
 
+@torch.inference_mode()
 def choose(
     logits: Tensor, requests: Sequence[Request | Ahead], masks: Masks | None = None
-) -> tuple[list[int], dict[int, list[TopLogprobs]]]:
+) -> tuple[list[int], Logprobs]:
     """One token for each row of `logits`, [n, vocab], and the logprobs that were asked for, by rid.
 
     Where there is nothing to choose from (NaN, or all forbidden), the token is NO_TOKEN, -1.
     """
+    _, chosen = _choose(logits, requests, masks)
+    _landing(logits)()
+    return chosen()
+
+
+def _choose(
+    logits: Tensor, requests: Sequence[Request | Ahead], masks: Masks | None
+) -> tuple[Tensor | None, Callable[[], tuple[list[int], Logprobs]]]:
+    """`choose`, in two: the tokens on the device, None where they are known; and what is to be read of them."""
     if not logits.is_cuda and all(r.is_plain or takes_best(r) for r in requests):
         if masks is not None:
             mask_logits(logits, *masks)
         rows = logits.numpy()
         best = rows.argmax(-1).tolist()
         if all(isfinite(row[i]) for row, i in zip(rows, best, strict=True)):  # the greedy path of a CPU: few calls
-            return best, {}
+            return None, lambda: (best, {})
     asked = [i for i, r in enumerate(requests) if r.sampling.logprobs]
     at = to_device(np.array(asked, np.int64), logits.device)
     own = logits[at].log_softmax(-1) if asked else None
@@ -60,9 +88,30 @@ def choose(
     if masks is not None:
         mask_logits(logits, *masks)
     ids = draw(logits, _rows(requests, logits.device))
-    if own is None:
-        return ids.tolist(), {}
-    return ids.tolist(), _logprobs(own, ids[at].clamp(min=0), [requests[i] for i in asked])
+    logprobs = None if own is None else _logprobs(own, ids[at].clamp(min=0), [requests[i] for i in asked])
+    host = _to_host(ids)
+    return ids, lambda: (host.tolist(), {} if logprobs is None else logprobs())
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """It, on the host; from a GPU it is there when `_landing` says so."""
+    if not tensor.is_cuda:
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+def _landing(like: Tensor) -> Callable[[], None]:
+    """Call it to wait for all that the device of a tensor was given by now, and for no more."""
+    if not like.is_cuda:
+        return _nothing
+    event = torch.cuda.Event()
+    event.record()
+    return event.synchronize
+
+
+def _nothing() -> None:
+    pass
 
 
 def _rows(requests: Sequence[Request | Ahead], device: torch.device) -> Rows:
@@ -128,31 +177,43 @@ class _Cells:
         edit_logits(logits, *cells, *to_device(np.stack([factors, shifts]), logits.device))
 
 
-def _scores(logits: Tensor, batch: Batch) -> tuple[dict[int, list[float]], dict[int, list[TopLogprobs]]]:
+def _scores(logits: Tensor, batch: Batch) -> Callable[[], tuple[dict[int, list[float]], Logprobs]]:
     """By rid, the logprobs of the tokens to be scored, and where alternatives are asked for, these too."""
     logprobs = logits.log_softmax(-1)  # of each row by itself; logsumexp parts the sum of one row among threads
-    flat, at = logprobs.gather(1, batch.targets[:, None]).squeeze(1).tolist(), 0
-    out: dict[int, list[float]] = {}
-    tops: dict[int, list[TopLogprobs]] = {}
+    flat = _to_host(logprobs.gather(1, batch.targets[:, None]).squeeze(1))
+    best: dict[int, tuple[Tensor, Tensor]] = {}
+    at = 0
     for rid, n, n_top in batch.scored:
-        out[rid] = flat[at : at + n]
         if n_top:
-            best = logprobs[at : at + n].topk(min(n_top, logits.shape[1]))
-            values = best.values.cpu().numpy()
-            pairs = zip(out[rid], best.indices.int().cpu().numpy(), values, strict=True)
-            tops[rid] = [TopLogprobs(p, ids.tobytes(), top.tobytes()) for p, ids, top in pairs]
+            values, ids = logprobs[at : at + n].topk(min(n_top, logits.shape[1]))
+            best[rid] = _to_host(values), _to_host(ids.int())
         at += n
-    return out, tops
+
+    def read() -> tuple[dict[int, list[float]], Logprobs]:
+        out: dict[int, list[float]] = {}
+        tops: Logprobs = {}
+        own = iter(flat.tolist())
+        for rid, n, _ in batch.scored:
+            out[rid] = list(islice(own, n))
+            if rid in best:
+                pairs = zip(out[rid], *(part.numpy() for part in best[rid]), strict=True)
+                tops[rid] = [TopLogprobs(p, ids.tobytes(), top.tobytes()) for p, top, ids in pairs]
+        return out, tops
+
+    return read
 
 
-def _logprobs(own: Tensor, ids: Tensor, requests: Sequence[Request | Ahead]) -> dict[int, list[TopLogprobs]]:
+def _logprobs(own: Tensor, ids: Tensor, requests: Sequence[Request | Ahead]) -> Callable[[], Logprobs]:
     """own: the model's logprobs, [n, vocab]; ids [n]: the tokens chosen. By rid, row by row."""
-    chosen = own.gather(1, ids[:, None]).squeeze(1).tolist()
-    n_top = min(max(r.sampling.top_logprobs for r in requests), own.shape[1])
-    best = own.topk(n_top)
-    top_ids, top = best.indices.int().cpu().numpy(), best.values.cpu().numpy()
-    out: dict[int, list[TopLogprobs]] = {}
-    for i, r in enumerate(requests):
-        k = r.sampling.top_logprobs
-        out.setdefault(r.rid, []).append(TopLogprobs(chosen[i], top_ids[i, :k].tobytes(), top[i, :k].tobytes()))
-    return out
+    chosen = _to_host(own.gather(1, ids[:, None]).squeeze(1))
+    values, best = own.topk(min(max(r.sampling.top_logprobs for r in requests), own.shape[1]))
+    tops, top_ids = _to_host(values), _to_host(best.int())
+    asked = [(r.rid, r.sampling.top_logprobs) for r in requests]
+
+    def read() -> Logprobs:
+        out: Logprobs = {}
+        for (rid, k), p, its_ids, its in zip(asked, chosen.tolist(), top_ids.numpy(), tops.numpy(), strict=True):
+            out.setdefault(rid, []).append(TopLogprobs(p, its_ids[:k].tobytes(), its[:k].tobytes()))
+        return out
+
+    return read

@@ -229,7 +229,7 @@ class Engine:
             self._has_in_hand(LOOP, [work.request.rid for work in plan.works])  # others may have been taken meanwhile
             try:
                 masks = self.guides.masks(batch.drawn, batch.drawing(logits))  # while a GPU computes
-                result = sample(logits, batch, masks)
+                result = sample(logits, batch, masks).read()
                 n_works = len(plan.works)
                 if self.drafting.drafters:
                     self.drafting.cost.note(n_works, len(batch.ids) - n_works, self.stopwatch() - start)
