@@ -288,7 +288,7 @@ def steps(report: Report, seconds: float) -> None:
             request.n_computed = context - 1
             lease: Any = SimpleNamespace(pages=list(range(i * n_pages, (i + 1) * n_pages)))
             request.lease = lease
-            works.append(Work(request, 1, True))
+            works.append(Work(request, lease, context - 1, 1, True))
         plan = Plan(tuple(works))
         batch = assemble(plan, PAGE, torch.device("cpu"))
         torch.testing.assert_close(

@@ -33,8 +33,8 @@ class Cost(NamedTuple):
 
     def of(self, plan: Plan) -> float:
         seconds = self.step
-        for request, n_new, *_ in plan.works:
-            seconds += n_new * (self.row + self.read * (request.n_computed + n_new / 2))
+        for work in plan.works:
+            seconds += work.n_new * (self.row + self.read * (work.start + work.n_new / 2))
         return seconds
 
 
@@ -127,8 +127,9 @@ class Machine:
     def compute(self, plan: Plan) -> Result:
         """What a model would give."""
         ids = []
-        for request, _, draws, *_ in plan.works:
-            if draws:
+        for work in plan.works:
+            if work.draws:
+                request = work.request
                 is_over = request.n_out >= self.lengths.get(request.rid, 1 << 30)
                 ids.append(VOCABULARY if is_over else token(request.rid, request.n_total))
         scores = {w.request.rid: [-1.0] * w.n_scored for w in plan.works if w.n_scored}

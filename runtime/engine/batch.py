@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,14 @@ from banyan.runtime.engine.request import Plan, Request
 from banyan.runtime.engine.speculation.draft import Ahead, rows_of
 
 
+class Unseen(NamedTuple):
+    """Rows whose token is not known here: each is one that the step before draws."""
+
+    rows: Tensor  # int64 [n]
+    which: Tensor  # int64 [n]: of what was drawn
+    drawn: Tensor  # int64 [n_drawn], once the step before has ended
+
+
 class Batch(NamedTuple):
     """One step. Logits are wanted of the rows before tokens to be scored, then of the rows that draw a token."""
 
@@ -25,24 +34,44 @@ class Batch(NamedTuple):
     targets: Tensor  # int64 [n_scored]: the tokens whose logprobs are asked for
     scored: tuple[tuple[int, int, int], ...]  # (rid, how many of the targets, how many alternatives), in order
     drawn: tuple[Request | Ahead, ...]  # who draws from each of the last rows
+    unseen: Unseen | None = None
 
     def drawing(self, logits: Tensor) -> Tensor:
         """The rows of a step's logits that draw."""
         return logits[len(self.targets) :] if self.scored else logits  # most steps score nothing: no call into torch
 
+    def see(self) -> None:
+        """Put in what the step before drew, on the device and behind it. Where that is nothing, -1, the request has
+        ended, and any token will do."""
+        if self.unseen is not None:
+            rows, which, drawn = self.unseen
+            self.ids[rows] = drawn[which].clamp(min=0)
 
-def assemble(plan: Plan, page: int, device: torch.device, deterministic: bool = False) -> Batch:
-    """Lay the works' rows one behind the other. Copies to a GPU are asynchronous."""
+
+def assemble(
+    plan: Plan,
+    page: int,
+    device: torch.device,
+    deterministic: bool = False,
+    before: tuple[Sequence[Request | Ahead], Tensor] | None = None,
+) -> Batch:
+    """Lay the works' rows one behind the other. Copies to a GPU are asynchronous.
+
+    before: of a plan that was made ahead, who draws in the step before it, and what."""
     ids, targets = array("i"), array("i")
     rows: list[int] = []
     score_rows: list[int] = []
     scored: list[tuple[int, int, int]] = []
     drawn: list[Request | Ahead] = []
+    unseen: list[tuple[int, int]] = []  # row, rid
     q_lens, kv_lens, pages = [], [], []
     parents: list[list[int] | None] = []  # of the rows of a draft that branches
-    for request, n_new, draws, score_at, n_scored, draft, above in plan.works:
-        start, done = len(ids), request.n_computed
-        if n_new == 1:
+    for request, lease, done, n_new, draws, score_at, n_scored, draft, above in plan.works:
+        start = len(ids)
+        if plan.is_ahead and done == request.n_total:
+            unseen.append((start, request.rid))
+            ids.append(0)
+        elif n_new == 1:
             ids.append(request.ids[done])
         else:
             ids.extend(request.ids[done : done + n_new])
@@ -55,7 +84,7 @@ def assemble(plan: Plan, page: int, device: torch.device, deterministic: bool = 
             ids.extend(draft)
         q_lens.append(n_new + len(draft))
         kv_lens.append(done + n_new + len(draft))
-        pages.append(request.pages)
+        pages.append(lease.pages)
         parents.append([*range(-1, n_new - 1), *(n_new + i if i >= 0 else n_new - 1 for i in above)] if above else None)
         if n_scored:
             first = start + score_at - 1 - done  # a token's logprob stands in the row before it
@@ -65,6 +94,12 @@ def assemble(plan: Plan, page: int, device: torch.device, deterministic: bool = 
 
     shape = ragged(q_lens, kv_lens, pages, page, device, parents if any(parents) else None, deterministic=deterministic)
     assert shape.position is not None
+    late = None
+    if unseen:
+        assert before is not None
+        at = {request.rid: i for i, request in enumerate(before[0])}  # no step with drafts is followed: a row each
+        table = to_device(np.array([[row for row, _ in unseen], [at[rid] for _, rid in unseen]], np.int64), device)
+        late = Unseen(table[0], table[1], before[1])
     return Batch(
         to_device(np.array(ids, np.int64), device),
         shape.position.long(),
@@ -73,4 +108,5 @@ def assemble(plan: Plan, page: int, device: torch.device, deterministic: bool = 
         to_device(np.array(targets, np.int64), device),
         tuple(scored),
         tuple(drawn),
+        late,
     )

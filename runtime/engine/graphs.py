@@ -80,7 +80,8 @@ class Graphs:
         """Compute the step as it is, which compiles kernels and shows what the layers plan; then capture it."""
         from banyan.kernels.attention.fixed import Fixed  # loads Triton, which a CPU does without
 
-        self.steps.pop(size, None)  # its memory goes to the next
+        if self.steps.pop(size, None) is not None and batch.ids.is_cuda:  # its memory goes to the next
+            torch.cuda.synchronize(batch.ids.device)  # when it has been replayed: a step ahead it may still be
         model, kv = self.model, self.store.kv
         model.forward(batch.ids, batch.positions, batch.ragged, kv, batch.rows)
         fixed = Fixed(batch.ragged, size, self.n_pages, self.store.spare)

@@ -3,6 +3,9 @@
 A request has no phase, only counts: of its `n_total` tokens, `n_computed` have their keys and values in its pages, and
 a step computes `n_new` more. Prefill, a chunk of it, decode and a prefix found in the tree are this one case; where a
 step reaches the last token, it also draws the next.
+
+A step may be planned while the one before it is still computed: by counts, as `n_flying` and `n_pending` say what will
+have become of them.
 """
 
 from __future__ import annotations
@@ -51,8 +54,10 @@ class Request:
         "lease",
         "n_cached",
         "n_computed",
+        "n_flying",
         "n_forced",
         "n_given",
+        "n_pending",
         "n_prompt",
         "n_published",
         "program",
@@ -87,6 +92,9 @@ class Request:
         self.end = end
         self.n_computed = 0
         self.n_published = 0
+        # While a step is planned behind one that is still computed: tokens that this one computes of it, and whether it
+        # draws one that the text goes on from. Else 0.
+        self.n_flying = self.n_pending = 0
         self.started = 0.0  # when it was first planned
         self.drafted = array("i")  # which tokens of its output were there before they were computed
         self.n_forced = 0  # so many of them because the constraint leaves no other
@@ -145,12 +153,17 @@ class Request:
         return n_scored - 1 if 0 < n_scored < self.n_prompt else len(self.ids) - 1
 
     @property
+    def n_left(self) -> int:
+        """Tokens that no step has computed or computes now. 0: the one that computes now is its last."""
+        return len(self.ids) + self.n_pending - self.n_computed - self.n_flying
+
+    @property
     def is_prefilling(self) -> bool:
-        return len(self.ids) - self.n_computed > 1
+        return self.n_left > 1
 
 
 class Work(NamedTuple):
-    """What one request does in one step: compute tokens n_computed .. n_computed + n_new.
+    """What one request does in one step: compute tokens start .. start + n_new, into the pages of a lease.
 
     draws: its last row gives the next token. n_scored: so many tokens from `score_at` on get their logprob. draft: of
     one that draws, computed behind them; each of its rows draws too. parents: of each token of the draft, which of its
@@ -158,6 +171,8 @@ class Work(NamedTuple):
     """
 
     request: Request
+    lease: Lease
+    start: int
     n_new: int
     draws: bool
     score_at: int = 0
@@ -165,24 +180,44 @@ class Work(NamedTuple):
     draft: Sequence[int] = ()
     parents: Sequence[int] = ()
 
+    @property
+    def n_pending(self) -> int:
+        """1: it draws a token that its text goes on from, unless that ends it. 0: none, or the last by length."""
+        return int(self.draws and self.request.n_total + 1 < self.request.end)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the request still goes on from here: it has not ended since, and does not begin anew."""
+        return self.request.lease is self.lease
+
 
 def work_of(request: Request, n_new: int) -> Work:
     """What computing its next n_new tokens is."""
-    reach = request.n_computed + n_new
-    draws = reach == request.n_total < request.end
+    assert request.lease is not None
+    start = request.n_computed + request.n_flying
+    reach = start + n_new
+    draws = reach == request.n_total + request.n_pending < request.end
     if request.run.score_from < 0:
-        return Work(request, n_new, draws)
+        return Work(request, request.lease, start, n_new, draws)
     score_at = request.run.score_from + len(request.scores)
-    return Work(request, n_new, draws, score_at, max(0, min(reach + 1, request.n_prompt) - score_at))
+    n_scored = max(0, min(reach + 1, request.n_prompt) - score_at)
+    return Work(request, request.lease, start, n_new, draws, score_at, n_scored)
 
 
 class Plan(NamedTuple):
     """One step. moves: between the device and host memory, to be done first, in order. copies: (source page,
-    destination page, n_slots), to be done next, before anything is written."""
+    destination page, n_slots), to be done next, before anything is written. is_ahead: it was made while the step before
+    it was computed; where that one draws a token, a work may start with it, unseen."""
 
     works: tuple[Work, ...]
     copies: tuple[tuple[int, int, int], ...] = ()
     moves: tuple[Move, ...] = ()
+    is_ahead: bool = False
+
+    @property
+    def n_rows(self) -> int:
+        """Without drafts."""
+        return sum(work.n_new for work in self.works)
 
 
 class Result(NamedTuple):

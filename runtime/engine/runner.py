@@ -54,6 +54,7 @@ class Runner:
     def __call__(self, batch: Batch, copies: Sequence[tuple[int, int, int]]) -> Tensor:
         """One forward pass, after the page copies it stands on. Logits float32 [n_scored + n_drawn, vocab]."""
         self.store.copy(copies)
+        batch.see()
         if self.graphs is not None and (logits := self.graphs(batch)) is not None:
             return logits
         return self.model.forward(batch.ids, batch.positions, batch.ragged, self.store.kv, batch.rows)

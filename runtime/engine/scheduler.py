@@ -3,7 +3,8 @@
 Waiting requests stand in one queue by (Run.order, arrival), running ones in the same rank. A plan gives each decode its
 token first, then chunks of prompts what is left of the budget, then starts waiting requests with the rest. A request
 whose prefix another is computing right now follows that one: it waits, holding nothing, and goes on from the tree once
-the prefix is published there. So n requests with the same new prefix cost one prefill.
+the prefix is published there. So n requests with the same new prefix cost one prefill. Where it takes no more than
+counts, a step is planned while the one before it is computed (`follow`).
 
 When pages are short, the last in rank is retracted: its lease is closed (what it computed stays in the tree until it is
 evicted) and it queues again with all its tokens. The first in rank always goes on, and a request alone always fits
@@ -64,8 +65,8 @@ class Scheduler:
         self._n_released = 0
         self._is_short: tuple[Request, int] | None = None  # who found no room when so many had been released
         self.counts = dict.fromkeys(
-            ("steps", "requests", "prompt_tokens", "cached_tokens", "computed_tokens", "generated_tokens",
-             "forced_tokens", "retractions", "waits"), 0)  # fmt: skip
+            ("steps", "steps_ahead", "requests", "prompt_tokens", "cached_tokens", "computed_tokens",
+             "generated_tokens", "forced_tokens", "retractions", "waits"), 0)  # fmt: skip
         self.moves: list[tuple[list[int], list[int]]] = []  # slots to slots, due now: see `moved`
         self._said = Report()
 
@@ -116,42 +117,78 @@ class Scheduler:
 
         Claims pages through leases, evicts, retracts. Computes nothing and moves no counts: that is for `commit`.
         """
+        if self.cache.quarantined and not self.running:
+            self.cache.readmit()  # or a request might not fit that is alone
+        works, copies = self._works(now)
+        n_rows = sum(work.n_new for work in works)
+        self._pace.note(now, n_rows)
+        self.drafting.widen(works, self.limits.step_tokens - n_rows)
+        return Plan(tuple(works), tuple(copies), tuple(self.cache.take_moves())) if works else None
+
+    def follow(self, flying: Plan, now: float) -> Plan | None:
+        """The step behind one that is still computed, by counts alone. None where that would not do, or where nothing
+        is to be done: `plan` it when `flying` is committed.
+
+        Who ends by what is drawn now has a row too many in it, which `commit` passes over. It harms nobody: its keys go
+        behind the text, into a slot that whoever has it next writes before reading it, in a later step.
+        """
+        if flying.is_ahead:
+            self._pace.note(now, flying.n_rows)  # the one before it is committed: it begins now
+        wanted = [work for work in flying.works if work.is_wanted]
+        if not all(map(self._can_follow, wanted)):
+            return None
+        for work in wanted:
+            work.request.n_flying, work.request.n_pending = work.n_new, work.n_pending
+        works, copies = self._works(now)
+        for work in wanted:
+            work.request.n_flying = work.request.n_pending = 0
+        if not works:
+            return None
+        self.drafting.rest(work.request for work in works)
+        return Plan(tuple(works), tuple(copies), tuple(self.cache.take_moves()), is_ahead=True)
+
+    def _can_follow(self, work: Work) -> bool:
+        """Whether what comes behind it depends on no token that it draws: not on how much of a draft is right, on what
+        a constraint then forces, or on what a drafter would say. And there are pages; where there are none, it may be
+        that somebody ends now."""
+        request, n_pending = work.request, work.n_pending
+        if work.draft or work.n_scored:
+            return False
+        if n_pending and (request.guide is not None or not self.drafting.can_rest(request)):
+            return False
+        return work.lease.grow(request.n_total + n_pending)
+
+    def _works(self, now: float) -> tuple[list[Work], list[tuple[int, int, int]]]:
+        """Of a step: what is computed, and the copies of pages that this stands on."""
         for request in self.following:
             self.waiting.add(request)
         self.following.clear()
         self.waiting.stamp(now)
         self._now = now
         self.cache.tick(self.counts["steps"], now)
-        if self.cache.quarantined and not self.running:
-            self.cache.readmit()  # or a request might not fit that is alone
         works: list[Work] = []
         budget = self.limits.step_tokens
         chunks: list[Request] = []
         for request in tuple(self.running):
-            if request.lease is None:  # retracted by one before it
+            if request.lease is None or not self._has_grown(request):  # retracted, by one before it or now
                 continue
-            if not self._has_grown(request):
-                continue
-            if request.is_prefilling:
+            if (n_left := request.n_left) > 1:
                 chunks.append(request)
-            else:
+            elif n_left:
                 works.append(work_of(request, 1))
                 budget -= 1
         for request in chunks:
             if request.lease is not None and budget:
-                works.append(work_of(request, min(budget, request.n_total - request.n_computed)))
+                works.append(work_of(request, min(budget, request.n_left)))
                 budget -= works[-1].n_new
         copies: list[tuple[int, int, int]] = []
         self._start(works, copies, budget, now)
-        n_rows = sum(work.n_new for work in works)
-        self._pace.note(now, n_rows)
-        self.drafting.widen(works, self.limits.step_tokens - n_rows)
-        return Plan(tuple(works), tuple(copies), tuple(self.cache.take_moves())) if works else None
+        return works, copies
 
     def _has_grown(self, request: Request) -> bool:
         """Room for all its tokens; others behind it are retracted for that, and at the last it itself."""
         assert request.lease is not None
-        while not request.lease.grow(request.n_total):
+        while not request.lease.grow(request.n_total + request.n_pending):
             last = self.running[-1]
             self._retract(last)
             if last is request:
@@ -199,7 +236,7 @@ class Scheduler:
             self._run(request, lease, now)
             fresh.append(request)
             copies.extend(lease.take_copies())
-            works.append(work_of(request, min(budget, request.n_total - request.n_computed)))
+            works.append(work_of(request, min(budget, request.n_left)))
             budget -= works[-1].n_new
 
     def _run(self, request: Request, lease: Lease, now: float) -> None:
@@ -268,8 +305,13 @@ class Scheduler:
     def commit(self, plan: Plan, result: Result) -> None:
         """Tokens and counts move here, and only here. `result` must be of this plan, and its forward completed."""
         self.counts["steps"] += 1
+        self.counts["steps_ahead"] += plan.is_ahead
         ids = iter(result.ids)
-        for request, n_new, draws, _, n_scored, draft, parents in plan.works:
+        for work in plan.works:
+            request, _, _, n_new, draws, _, n_scored, draft, parents = work
+            said = [next(ids) for _ in range(1 + len(draft))] if draws else []
+            if not work.is_wanted:
+                continue
             request.n_computed += n_new
             request.client.n_served += n_new + len(draft)
             request.program.n_served += n_new + len(draft)
@@ -282,7 +324,7 @@ class Scheduler:
                 if request.n_computed == request.n_total:
                     self._finish(request, "length")
                 continue
-            path, drawn = follow(draft, parents, [next(ids) for _ in range(1 + len(draft))])
+            path, drawn = follow(draft, parents, said)
             self.drafting.judge(request, drawn, path)
             self.moves += moved(request, parents, path)
             tops = result.logprobs.get(request.rid, ())
@@ -361,7 +403,8 @@ class Scheduler:
     def fail(self, plan: Plan, code: str, message: str) -> None:
         """The plan's step did not complete: its requests fail. What they had computed before stands."""
         for work in plan.works:
-            self._fail(work.request, code, message)
+            if work.is_wanted:
+                self._fail(work.request, code, message)
 
     def report(self) -> tuple[Step, Sequence[Failed]]:
         """What happened since the last report."""
@@ -415,6 +458,7 @@ class Scheduler:
                 request.lease.publish(request.ids[: request.n_computed].tobytes())
             request.lease.close()
             request.lease = None
+            request.n_flying = request.n_pending = 0
             if self.begun is not None:
                 self.begun.rest(request, self._now)
             self.cache.in_flight.release(request)
@@ -451,5 +495,6 @@ class Scheduler:
             assert (r.lease is not None) == (r in self.running)
             assert r.lease.n_cached <= r.n_computed if r.lease else r.n_computed == 0
             assert r.n_published <= r.n_computed < r.n_total <= r.end
+            assert r.n_flying == r.n_pending == 0, "more of it is in flight than a plan is made of"
         assert len(self.running) <= self.max_running
         assert len(self.cache.in_flight) == sum(r.n_computed < r.n_given for r in self.running)

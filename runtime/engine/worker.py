@@ -28,7 +28,7 @@ from banyan.runtime.engine.guide import Guides
 from banyan.runtime.engine.prove import prove
 from banyan.runtime.engine.request import MAX_TREE, Plan
 from banyan.runtime.engine.runner import Runner
-from banyan.runtime.engine.sampler import sample
+from banyan.runtime.engine.sampler import Drawn, sample
 from banyan.runtime.engine.scheduler import Scheduler
 from banyan.runtime.engine.speculation import smaller
 from banyan.runtime.engine.speculation.make import make
@@ -71,12 +71,13 @@ class Outbox(Protocol):
 
 
 class Flying(NamedTuple):
-    """A step that the device computes. start: by the stopwatch."""
+    """A step that the device computes. start: by the stopwatch. drawn: when its draws are launched too."""
 
     plan: Plan
     batch: Batch
     logits: Tensor
     start: float
+    drawn: Drawn | None = None
 
 
 class Engine:
@@ -132,6 +133,8 @@ class Engine:
         self.guides = Guides(model.spec.vocab_size, self.device, partial(self._has_in_hand, COMPILER))
         self.steering = Steering(self.cache)
         self.is_ahead = self.device.type == "cuda"  # the device computes while this process does something else
+        self._flying: list[Plan] = []  # what the device computes, one behind the other
+        self._ended = 0.0  # when the last step had, by the stopwatch
         self.answers: list[Answer | Pong] = []
         self.failed: list[Failed] = []
 
@@ -161,23 +164,26 @@ class Engine:
     def run(self, inbox: Inbox, outbox: Outbox) -> None:
         """THE loop, until the inbox ends.
 
-        While a device of its own computes a step, the report of the one before is sent, and requests that came are
-        taken. Orders that concern those that run wait for the step's end: it writes to their pages.
+        A device of its own always has its next step before it ends one, where that can be planned without knowing what
+        this one draws (`Scheduler.follow`). While it computes, the report of the step before is sent, and requests that
+        came are taken. Orders that concern those that run wait for the step's end.
         """
         inbox.watch(self.guides.wake)
         outbox.send([self.ready])
         late: list[EngineOrder] = []
         said: list[EngineReport] = []
+        behind: Flying | None = None
         while True:
             try:
-                for order in (*late, *inbox.drain(block=self.scheduler.is_idle and not late)):
+                is_done = self.scheduler.is_idle and behind is None and not late
+                for order in (*late, *inbox.drain(block=is_done)):
                     self.take(order)
-                flying = self.launch()
+                flying, late = self.draw(behind or self.launch()), []
+                behind = None
                 if self.is_ahead and flying is not None:
+                    behind = self.launch(flying)
                     outbox.send(said)
                     said, late = [], self._take_ahead(inbox)
-                else:
-                    late = []
             except EOFError:
                 return
             said += self.reports(self.land(flying))
@@ -197,45 +203,68 @@ class Engine:
 
     def step(self) -> Step:
         """Compute one step of whatever stands in the scheduler. What failed by it is in `failed`."""
-        return self.land(self.launch())
+        return self.land(self.draw(self.launch()))
 
-    def launch(self) -> Flying | None:
+    def launch(self, before: Flying | None = None) -> Flying | None:
         """Plan a step and give it to the device, which may still compute when this returns. None: there is nothing to
-        do, or it failed."""
+        do, or it failed. before: what the device still computes; None also where this has to land first."""
         for run, guide, ends, error in self.guides.ready():
             if error is not None:
                 self.failed.append(Failed(run.rid, 0, error.code, error.message))
             else:
                 self.scheduler.take(run, guide, ends)
         if not self.cache.conserved():
+            if before is not None:
+                return None
             self._mend("its counters do not add up")
-        plan = self.scheduler.plan(self.clock())
+        now = self.clock()
+        plan = self.scheduler.plan(now) if before is None else self.scheduler.follow(before.plan, now)
         if plan is None:
             return None
-        self._has_in_hand(LOOP, [work.request.rid for work in plan.works])
+        self._flying.append(plan)
+        self._note_flying()
         self.model.store.move(plan.moves)  # where this fails the tree is wrong, and the engine has to end
         start = self.stopwatch()
+        drawn = (before.batch.drawn, before.drawn.ids) if before is not None else None
         try:
-            batch = assemble(plan, self.page, self.device, self.config.deterministic)
+            batch = assemble(plan, self.page, self.device, self.config.deterministic, drawn)
             return Flying(plan, batch, self.model(batch, plan.copies), start)
         except Exception as e:
             self._fail(plan, e)
             return None
 
+    def draw(self, flying: Flying | None) -> Flying | None:
+        """Launch the draws of a step, behind it and before any other: all tokens before them are known by now, so masks
+        and penalties are. None: there is no step, or it failed."""
+        if flying is None:
+            return None
+        plan, batch, logits, *_ = flying
+        if plan.is_ahead:  # others were taken since it was launched
+            self._note_flying()
+        try:
+            masks = self.guides.masks(batch.drawn, batch.drawing(logits))  # while a GPU computes
+            return flying._replace(drawn=sample(logits, batch, masks))
+        except Exception as e:
+            self._fail(plan, e)
+            return None
+
     def land(self, flying: Flying | None) -> Step:
-        """Wait for the end of a step, and commit it."""
+        """Wait for the draws of a step, and commit it."""
         if flying is not None:
-            plan, batch, logits, start = flying
-            self._has_in_hand(LOOP, [work.request.rid for work in plan.works])  # others may have been taken meanwhile
+            plan, batch, _, start, drawn = flying
+            assert drawn is not None, "a step lands when its draws are launched"
+            self._note_flying()  # others may have been taken meanwhile
             try:
-                masks = self.guides.masks(batch.drawn, batch.drawing(logits))  # while a GPU computes
-                result = sample(logits, batch, masks).read()
-                n_works = len(plan.works)
+                result = drawn.read()
                 if self.drafting.drafters:
-                    self.drafting.cost.note(n_works, len(batch.ids) - n_works, self.stopwatch() - start)
+                    n_works, now = len(plan.works), self.stopwatch()
+                    seconds = now - max(start, self._ended)  # it may have waited for the one before it
+                    self.drafting.cost.note(n_works, len(batch.ids) - n_works, seconds)
+                    self._ended = now
             except Exception as e:
                 self._fail(plan, e)
             else:
+                self._flying.remove(plan)
                 self.scheduler.commit(plan, result)
                 self.model.store.copy_slots(self.scheduler.moves)
                 self.scheduler.moves.clear()
@@ -250,6 +279,10 @@ class Engine:
             out.append(step)
         self.failed, self.answers = [], []
         return out
+
+    def _note_flying(self) -> None:
+        """Who might be the reason, should the device take this process with it: a fault shows late."""
+        self._has_in_hand(LOOP, [work.request.rid for plan in self._flying for work in plan.works])
 
     def _has_in_hand(self, lane: int, rids: list[int]) -> None:
         if self._flight is not None:
@@ -324,6 +357,7 @@ class Engine:
     def _fail(self, plan: Plan, error: Exception) -> None:
         """A step did not complete. Its requests fail; raises again where the device itself is lost."""
         traceback.print_exception(error, file=sys.stderr)
+        self._flying.remove(plan)
         memory = isinstance(error, torch.OutOfMemoryError)
         code = OutOfMemory.code if memory else "error"
         self.scheduler.fail(plan, code, f"the engine failed in a step of {len(plan.works)} requests: {error!r}")

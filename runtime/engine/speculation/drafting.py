@@ -13,7 +13,7 @@ Drafts take what is left: the budget behind all prompts, pages that are there.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import log
 
 from banyan.runtime.engine.request import MAX_TREE, Request, Work
@@ -35,7 +35,10 @@ LEVELS = tuple(map(log, (0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05)))
 EDGE = 1.03
 """Times what a second gives without drafts it has to give with them: chances and costs are guesses."""
 PATIENCE = 32
-"""Steps, at most, in which nobody is asked, where for long nothing was worth computing."""
+"""Steps, at most, in which nobody is asked, where for long nothing was worth computing; and so many more where that
+spares the device a pause, see `can_rest`."""
+IDLE = 4
+"""Asked so often in a row, and nothing was worth computing: look less often."""
 DEPTHS = (1, 2, 3, 4, 6, 8)
 """How deep a drafter that computes may look."""
 SHARE = 0.01
@@ -140,13 +143,29 @@ class Drafting:
         n = min(trail.reach, request.end - request.n_total - 1)
         if n <= 0:
             return 0
-        if trail.skip:
+        if trail.skip > 0:
             trail.skip -= 1
             return 0
         trail.idle += 1
-        if trail.idle > 4:  # nothing was worth it for a while: look less often
+        if trail.idle > IDLE:
             trail.skip = min(1 << trail.idle - 1, PATIENCE)
         return n
+
+    def can_rest(self, request: Request) -> bool:
+        """Whether the next step may do without a draft for it, so that it is planned before the last token is known.
+
+        Who is looked at less often waits up to PATIENCE steps longer for its turn, and has it together with others: in
+        a large batch it would always be the turn of some."""
+        if not self.drafters:
+            return True
+        trail = self._trails.get(request.rid)
+        return trail is not None and trail.idle > IDLE and trail.skip > -PATIENCE
+
+    def rest(self, requests: Iterable[Request]) -> None:
+        """Nobody is asked for these in this step."""
+        for request in requests:
+            if trail := self._trails.get(request.rid):
+                trail.skip -= 1
 
     def _ask(self, d: int, asks: Sequence[tuple[_Trail, Request, int]]) -> None:
         drafter = self.drafters[d]

@@ -1,4 +1,4 @@
-"""The fake model and the driver, as a fixture."""
+"""The fake model, the late device and their drivers, as fixtures."""
 
 from __future__ import annotations
 
@@ -13,3 +13,9 @@ import pytest
 def fake(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     """The module fake.py beside this file."""
     return module_at(Path(__file__).with_name("fake.py"))
+
+
+@pytest.fixture(scope="session")
+def late(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    """The module late.py beside this file."""
+    return module_at(Path(__file__).with_name("late.py"))

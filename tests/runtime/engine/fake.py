@@ -20,6 +20,7 @@ from torch import Tensor
 
 from banyan.runtime import config as configs
 from banyan.runtime.config import Resolved
+from banyan.runtime.constraint.guide import set_bits
 from banyan.runtime.engine.request import Request
 from banyan.runtime.engine.speculation.cost import Cost
 from banyan.runtime.engine.speculation.draft import Drafter, Proposal
@@ -93,6 +94,48 @@ class Output:
     logprobs: list[TopLogprobs] = field(default_factory=list)
     finish: Finish | None = None
     failed: Failed | None = None
+
+
+class Pattern:
+    """A guide whose output is of this form: a token, or None for any."""
+
+    error = ""
+
+    def __init__(self, pattern: Sequence[int | None]) -> None:
+        self.pattern, self.at = list(pattern), 0
+
+    @property
+    def can_stop(self) -> bool:
+        return self.at == len(self.pattern)
+
+    must_stop = can_stop
+
+    def fill(self, out: Any) -> None:
+        token = None if self.can_stop else self.pattern[self.at]
+        out[:] = -1 if token is None else 0
+        if token is not None:
+            set_bits(out, [token])
+
+    def allows(self, token: int) -> bool:
+        return not self.can_stop and self.pattern[self.at] in (None, token)
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        for n, token in enumerate(tokens):
+            if self.can_stop or self.pattern[self.at] not in (None, token):
+                return n
+            self.at += 1
+        return len(tokens)
+
+    def rollback(self, n: int) -> None:
+        self.at -= n
+
+    def forced_tokens(self, limit: int) -> list[int]:
+        forced = []
+        for token in self.pattern[self.at : self.at + limit]:
+            if token is None:
+                break
+            forced.append(token)
+        return forced
 
 
 def int32(ids: Iterable[int]) -> bytes:

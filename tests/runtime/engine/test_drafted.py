@@ -7,58 +7,15 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from banyan.runtime.constraint.guide import set_bits
 from banyan.runtime.wire import Sampling
 
-FREE = None
-
-
-class Pattern:
-    """A guide whose output is of this form: a token, or FREE for any."""
-
-    error = ""
-
-    def __init__(self, pattern: Sequence[int | None]) -> None:
-        self.pattern, self.at = list(pattern), 0
-
-    @property
-    def can_stop(self) -> bool:
-        return self.at == len(self.pattern)
-
-    must_stop = can_stop
-
-    def fill(self, out: Any) -> None:
-        token = FREE if self.can_stop else self.pattern[self.at]
-        out[:] = -1 if token is FREE else 0
-        if token is not FREE:
-            set_bits(out, [token])
-
-    def allows(self, token: int) -> bool:
-        return not self.can_stop and self.pattern[self.at] in (FREE, token)
-
-    def accept(self, tokens: Sequence[int]) -> int:
-        for n, token in enumerate(tokens):
-            if self.can_stop or self.pattern[self.at] not in (FREE, token):
-                return n
-            self.at += 1
-        return len(tokens)
-
-    def rollback(self, n: int) -> None:
-        self.at -= n
-
-    def forced_tokens(self, limit: int) -> list[int]:
-        forced = []
-        for token in self.pattern[self.at : self.at + limit]:
-            if token is FREE:
-                break
-            forced.append(token)
-        return forced
+FREE = None  # of a pattern: any token
 
 
 def drafted(fake: ModuleType, pattern: Sequence[int | None], **options: Any) -> Any:
     e = fake.engine()
     sampling = Sampling(temperature=0.0, max_tokens=options.pop("max_tokens", 20), **options)
-    e.scheduler.take(fake.run(0, range(1, 9), sampling), guide=Pattern(pattern))
+    e.scheduler.take(fake.run(0, range(1, 9), sampling), guide=fake.Pattern(pattern))
     outputs: dict[int, Any] = {}
     for _ in range(50):
         fake.step(e, outputs)

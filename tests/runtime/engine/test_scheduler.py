@@ -452,7 +452,7 @@ def test_the_same_messages_give_the_same_plans(fake: ModuleType, monkeypatch: py
         def spy(now: float) -> Any:
             made = plan(now)
             if made is not None:
-                seen.append(([(w.request.rid, *w[1:], tuple(w.request.lease.pages)) for w in made.works], made.copies))
+                seen.append(([(w.request.rid, *w[2:], tuple(w.lease.pages)) for w in made.works], made.copies))
             return made
 
         e.scheduler.plan = spy

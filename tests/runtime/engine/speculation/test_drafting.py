@@ -51,7 +51,7 @@ class Bench:
 
     def step(self, model: Any) -> list[int]:
         """The depth of each draft. model: its k-th token behind the present end."""
-        works = [Work(r, 1, True) for r in self.requests]
+        works = [Work(r, r.lease, r.n_total - 1, 1, True) for r in self.requests]
         self.drafting.widen(works, 512)
         for work in works:
             depth = [0]
