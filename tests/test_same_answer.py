@@ -176,6 +176,20 @@ def test_a_tree_from_a_file(model: Model, truth: dict[Text, list[int]], page: in
     warm.close()
 
 
+@pytest.mark.parametrize("options", [{"speculate": "off"}, {"speculate": "auto"}, {"deterministic": True}], ids=str)
+def test_a_step_ahead(
+    model: Model, truth: dict[Text, list[int]], module_at: Callable[[Path], ModuleType], options: dict[str, Any]
+) -> None:
+    """On a device that computes nothing of a step before somebody asks for its tokens."""
+    late = module_at(Path(__file__).parent / "runtime/engine/late.py")
+    sampling = Sampling(max_tokens=N_OUT, temperature=0.0)
+    e = engine(model, max_running=5, step_tokens=64, **options)
+    runs = {3 * i: [Run(i, array("i", text).tobytes(), sampling)] for i, text in enumerate(truth)}
+    assert late.play(e, runs).said == dict(enumerate(truth.values()))
+    least = 0.8 if options.get("speculate") == "off" else 0.0  # drafters are asked often at first
+    assert e.scheduler.counts["steps_ahead"] > least * e.scheduler.counts["steps"]
+
+
 # ---- with drafts ---------------------------------------------------------------------------------------------------
 
 

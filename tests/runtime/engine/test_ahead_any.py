@@ -1,0 +1,155 @@
+"""Whatever comes, and whenever: a loop that is a step ahead tells each what a loop that waits tells it alone."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from banyan.runtime.engine import scheduler
+from banyan.runtime.engine.guide import Guided
+from banyan.runtime.wire import Abort, Ask, ConstraintSpec, Run, Sampling
+
+HELD = ConstraintSpec("regex", "a stand-in for the pattern")
+ROOTS = ([1, 2, 3], [5] * 20, [*range(8, 40)])
+SOME = st.integers(0, 49)
+
+
+class Asked(NamedTuple):
+    """A request. at, until: the steps launched when it comes, and when it is given up; 0: it is not."""
+
+    root: int
+    n_root: int
+    tail: list[int]
+    sampling: Sampling
+    stops: list[int]
+    pattern: list[int | None] | None
+    score_from: int
+    priority: int
+    at: int
+    until: int
+
+    def run(self, fake: ModuleType, rid: int) -> Run:
+        ids = [*ROOTS[self.root][: self.n_root], *self.tail]
+        more: dict[str, Any] = {"score_from": min(self.score_from, len(ids))} if self.score_from else {}
+        made = fake.run(
+            rid, ids, self.sampling, seed=rid, stop_ids=fake.int32(self.stops), order=(rid % 3, rid), **more
+        )
+        return (
+            made
+            if not self.priority
+            else Run(**{f: getattr(made, f) for f in made.__struct_fields__} | {"priority": 1})
+        )
+
+
+PATTERNS = st.lists(st.one_of(st.none(), SOME), min_size=1, max_size=12)
+
+
+@st.composite
+def asked(draw: st.DrawFn) -> Asked:
+    kind = draw(st.sampled_from(["greedy", "greedy", "warm", "edits", "logprobs", "held"]))
+    options: dict[str, Any] = {
+        "greedy": {"temperature": 0.0},
+        "warm": {"temperature": 0.9, "top_k": 8},
+        "edits": {"temperature": 0.5, "presence_penalty": 1.0, "min_tokens": 4},
+        "logprobs": {"temperature": 0.0, "logprobs": True, "top_logprobs": 2},
+        "held": {"temperature": 0.0, "constraint": HELD},
+    }[kind]
+    return Asked(
+        root=draw(st.integers(0, 2)),
+        n_root=draw(st.integers(0, 32)),
+        tail=draw(st.lists(SOME, min_size=1, max_size=6)),
+        sampling=Sampling(max_tokens=draw(st.integers(0, 24)), **options),
+        stops=draw(st.lists(SOME, max_size=4)),
+        pattern=draw(PATTERNS) if kind == "held" else None,
+        score_from=0 if kind == "held" else draw(st.sampled_from([0, 0, 0, 2])),
+        priority=draw(st.sampled_from([0, 0, 0, 1])),
+        at=draw(st.integers(0, 30)),
+        until=draw(st.sampled_from([0, 0, 0, *range(1, 40, 3)])),
+    )
+
+
+def engine(fake: ModuleType, runs: dict[int, Asked], **options: Any) -> Any:
+    e = fake.engine(context=64, **options)
+    e.guides.submit = lambda run: e.guides._ready.append(Guided(run, fake.Pattern(runs[run.rid].pattern or ()), ()))
+    return e
+
+
+def alone(fake: ModuleType, runs: dict[int, Asked]) -> dict[int, Any]:
+    out: dict[int, Any] = {}
+    for rid, one in runs.items():
+        e = engine(fake, runs, cache=False)
+        e.take(one.run(fake, rid))
+        fake.step(e, out)  # a guide is there from now on
+        fake.drive(e, [], out)
+    return out
+
+
+def drafts(fake: ModuleType, e: Any, kind: str) -> None:
+    """Have a drafter say what is right now and then, and wrong most often."""
+
+    def says(request: Any, n: int) -> Sequence[int]:
+        if request.n_total % 3:
+            return ()
+        return array("i", [*fake.greedy(list(request.ids), min(n, request.n_total % 4)), 11][:n])
+
+    if kind == "told":
+        fake.tell(e, says)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    some=st.lists(asked(), min_size=1, max_size=9),
+    page=st.sampled_from([1, 4, 16]),
+    n_spare=st.integers(0, 100),
+    step_tokens=st.sampled_from([6, 20, 200]),
+    max_running=st.sampled_from([2, 6]),
+    cache=st.booleans(),
+    foresight=st.sampled_from([0, 1]),
+    speculate=st.sampled_from(["off", "grammar", "ngram,tree", "told"]),
+    is_lazy=st.booleans(),
+)
+def test_any_mix_is_told_what_each_is_told_alone(
+    fake: ModuleType, late: ModuleType, some: list[Asked], page: int, n_spare: int, step_tokens: int, max_running: int,
+    cache: bool, foresight: int, speculate: str, is_lazy: bool,
+) -> None:  # fmt: skip
+    runs = dict(enumerate(some))
+    expected = alone(fake, runs)
+    n_pages = -(-(64 + n_spare) // page)
+    options = {} if speculate == "told" else {"speculate": speculate}
+    e = engine(fake, runs, page=page, n_pages=n_pages, step_tokens=step_tokens, max_running=max_running, cache=cache,
+               **options)  # fmt: skip
+    drafts(fake, e, speculate)
+    orders: dict[int, list[Any]] = {}
+    for rid, one in runs.items():
+        orders.setdefault(one.at, []).append(one.run(fake, rid))
+        if one.until:
+            orders.setdefault(one.at + one.until, []).append(Abort(rid))
+    orders.setdefault(17, []).append(Ask(1, "check"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "FORESIGHT", foresight)
+        box = late.play(e, orders, is_lazy)
+    assert all(answer.ok for answer in box.others[1:])
+    assert not e.drafting._trails
+    for rid, out in expected.items():
+        finish, said = box.finished.get(rid), box.said.get(rid, [])
+        if finish is None:
+            (failed,) = (failed for failed in box.failed if failed.program == rid)
+            assert out.failed is not None
+            assert (failed.code, failed.message) == (out.failed.code, out.failed.message)
+            continue
+        assert said == out.ids[: len(said)]
+        assert box.logprobs.get(rid, []) == out.logprobs[: len(said)]
+        if finish.reason == "abort":
+            assert runs[rid].until
+            continue
+        assert len(said) == len(out.ids)
+        assert (finish.reason, finish.stop_id) == (out.finish.reason, out.finish.stop_id)
+        assert finish.scores == out.finish.scores
+    assert e.cache.n_available == n_pages
+    assert e.scheduler.counts["steps"] >= e.scheduler.counts["steps_ahead"]
