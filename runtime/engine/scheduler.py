@@ -188,7 +188,7 @@ class Scheduler:
     def _has_grown(self, request: Request) -> bool:
         """Room for all its tokens; others behind it are retracted for that, and at the last it itself."""
         assert request.lease is not None
-        while not request.lease.grow(request.n_total + request.n_pending):
+        while not request.lease.grow(request.n_total):
             last = self.running[-1]
             self._retract(last)
             if last is request:

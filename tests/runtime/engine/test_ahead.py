@@ -162,6 +162,15 @@ def test_drafts_that_are_right_are_the_same_as_in_the_loop_that_waits(fake: Modu
     assert n_ahead(e) == 0
 
 
+def test_a_draft_is_never_followed(fake: ModuleType, late: ModuleType) -> None:
+    """Nobody knows how much of it is right, whatever is said of the next."""
+    e = fake.told(lambda request, n: array("i", [*fake.greedy(list(request.ids), 2), 11][: min(n, 3)]), page=4)
+    e.drafting.can_rest = lambda request: True
+    box = late.play(e, {rid: [fake.run(rid, [rid, 3], LONG)] for rid in range(3)})
+    assert box.said == {rid: fake.greedy([rid, 3], 40) for rid in range(3)}
+    assert e.drafting.stats()["accepted_told"] > 40
+
+
 def test_a_drafter_that_says_nothing_is_asked_now_and_then(fake: ModuleType, late: ModuleType) -> None:
     e = fake.engine(page=4, n_pages=400, speculate="ngram")
     asked: list[tuple[int, int]] = []
@@ -184,13 +193,47 @@ def test_a_drafter_that_says_nothing_is_asked_now_and_then(fake: ModuleType, lat
 def test_who_is_short_of_pages_waits_for_what_is_drawn(
     fake: ModuleType, late: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One stops in the very step in which their pages are full: nobody has to make way."""
+    monkeypatch.setattr(scheduler, "FORESIGHT", 0)
+    first, second = [1, 2, 3, 4], [5, 6, 7, 8]
+    e = fake.engine(page=4, n_pages=4)
+    s = Sampling(temperature=0.0, max_tokens=12)
+    stop = fake.greedy(first, 5)[-1]
+    box = late.play(e, {0: [fake.run(0, first, s, stop_ids=fake.int32([stop])), fake.run(1, second, s)]})
+    assert box.said == {0: fake.greedy(first, 4), 1: fake.greedy(second, 12)}
+    assert e.scheduler.counts["retractions"] == 0
+    assert e.scheduler.counts["steps"] - n_ahead(e) == 2, "the first, and the one that waited"
+
+
+@pytest.mark.parametrize("is_lazy", [True, False], ids=["lazy", "eager"])
+def test_who_is_retracted_loses_nothing_but_time(
+    fake: ModuleType, late: ModuleType, monkeypatch: pytest.MonkeyPatch, is_lazy: bool
+) -> None:
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)
     prompts = {rid: [rid, *range(9)] for rid in range(6)}
     e = fake.engine(page=4, n_pages=24)
-    box = late.play(e, {0: [fake.run(rid, prompt, LONG) for rid, prompt in prompts.items()]})
+    box = late.play(e, {0: [fake.run(rid, prompt, LONG) for rid, prompt in prompts.items()]}, is_lazy)
     assert box.said == {rid: fake.greedy(prompt, 40) for rid, prompt in prompts.items()}
     assert e.scheduler.counts["retractions"] > 0
     assert n_ahead(e) > 0.5 * e.scheduler.counts["steps"]
+
+
+@pytest.mark.parametrize("is_lazy", [True, False], ids=["lazy", "eager"])
+def test_who_makes_way_for_a_higher_priority_may_go_on_in_the_same_step(
+    fake: ModuleType, late: ModuleType, monkeypatch: pytest.MonkeyPatch, is_lazy: bool
+) -> None:
+    """On other pages than those that the step before still writes to, and from where the tree says."""
+    monkeypatch.setattr(scheduler, "FORESIGHT", 0)
+    n_retracted = 0
+    for n in range(12, 26):
+        e = fake.engine(page=1, n_pages=32, schedule="fcfs")
+        short = Sampling(temperature=0.0, max_tokens=12)
+        high = fake.run(1, range(20, 20 + n), Sampling(temperature=0.0, max_tokens=2), priority=1)
+        box = late.play(e, {0: [fake.run(0, [1, 2, 3, 4], short)], 5: [high]}, is_lazy)
+        assert box.said == {0: fake.greedy([1, 2, 3, 4], 12), 1: fake.greedy(range(20, 20 + n), 2)}
+        assert e.cache.n_available == 32
+        n_retracted += e.scheduler.counts["retractions"]
+    assert n_retracted > 0
 
 
 def test_scores_are_those_of_the_loop_that_waits(fake: ModuleType, late: ModuleType) -> None:
@@ -342,7 +385,7 @@ def test_a_step_that_cannot_be_launched_fails_before_the_one_before_it_lands(
 
 def test_all_that_the_device_computes_is_in_hand(fake: ModuleType, late: ModuleType) -> None:
     """A fault of either step may show when the loop waits for the first."""
-    e, noted, seen = fake.engine(max_running=2), {}, []
+    e, noted, drawing, reading = fake.engine(max_running=3), {}, [], []
 
     class Flight:
         def note(self, lane: int, rids: Any) -> None:
@@ -353,12 +396,14 @@ def test_all_that_the_device_computes_is_in_hand(fake: ModuleType, late: ModuleT
     sample = device.sample
 
     def watched(*args: Any) -> Any:
+        drawing.append(noted[LOOP])
         drawn = sample(*args)
-        return drawn._replace(read=lambda: (seen.append(noted[LOOP]), drawn.read())[1])
+        return drawn._replace(read=lambda: (reading.append(noted[LOOP]), drawn.read())[1])
 
-    runs = [fake.run(rid, [rid + 1], Sampling(temperature=0.0, max_tokens=3 + rid)) for rid in range(3)]
+    runs = [fake.run(rid, [rid + 1], Sampling(temperature=0.0, max_tokens=5 + rid)) for rid in range(4)]
     with late.patch.object(late.worker, "sample", watched):
-        box = late.loop(e, {0: runs[:2], 2: [runs[2]]})
-    assert len(box.finished) == 3
-    assert seen[:3] == [{0, 1}] * 3, "and not who only came meanwhile"
-    assert seen[-1] == {2}
+        box = late.loop(e, {0: runs[:2], 2: [runs[2], runs[3]]})
+    assert len(box.finished) == 4
+    assert drawing[:4] == [{0, 1}, {0, 1}, {0, 1, 2}, {0, 1, 2}], "and not who only came meanwhile"
+    assert reading[:3] == [{0, 1}, {0, 1, 2}, {0, 1, 2}], "of two steps, once there are two"
+    assert reading[-1] == {3}
