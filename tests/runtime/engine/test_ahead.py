@@ -307,19 +307,31 @@ def test_who_is_given_up_in_its_last_step_ends_once(fake: ModuleType, late: Modu
     assert box.others[1].ok
 
 
+def change_what_a_node_says(e: Any) -> None:
+    node = max(e.cache.tree.roots[b""].children.values(), key=lambda node: node.n_locks)
+    node.key = node.key[:-4] + b"\xff\0\0\0"
+
+
+def lease_a_page_twice(e: Any) -> None:
+    first, second = e.scheduler.running[:2]
+    second.lease.pages[-1] = first.lease.pages[-1]
+    e.cache._n_leased += 1
+
+
+@pytest.mark.parametrize("spoil", [change_what_a_node_says, lease_a_page_twice])
 def test_books_that_do_not_balance_are_mended_beside_a_step(
-    fake: ModuleType, late: ModuleType, capsys: pytest.CaptureFixture[str]
+    fake: ModuleType, late: ModuleType, capsys: pytest.CaptureFixture[str], spoil: Any
 ) -> None:
     """Who begins anew may be started while the step that it was in is still computed, on other pages."""
     e = fake.engine(page=4)
+    answer = e._answer
 
-    def spoil(ask: Any, answer: Any = e._answer) -> Any:
+    def spoiled(ask: Any) -> Any:
         if ask.what == "check":
-            node = max(e.cache.tree.roots[b""].children.values(), key=lambda node: node.n_locks)
-            node.key = node.key[:-4] + fake.int32([255])
+            spoil(e)
         return answer(ask)
 
-    e._answer = spoil
+    e._answer = spoiled
     prompts = {rid: [rid, *range(9)] for rid in range(3)}
     runs = [fake.run(rid, prompt, LONG) for rid, prompt in prompts.items()]
     box = late.play(e, {0: runs, 9: [Ask(1, "check")]})
@@ -327,6 +339,21 @@ def test_books_that_do_not_balance_are_mended_beside_a_step(
     assert e.scheduler.counts["retractions"] > 0
     assert "did not balance" in capsys.readouterr().err
     assert n_ahead(e) > 30
+
+
+def test_what_a_step_costs_is_counted_from_the_end_of_the_one_before_it(fake: ModuleType, late: ModuleType) -> None:
+    """The clock says how many steps the device has computed."""
+    e = fake.engine(page=4, step_tokens=8, speculate="ngram")
+    e.drafting.can_rest = lambda request: True
+    e.stopwatch = e.clock = lambda: float(len(e.model.model.steps))
+    costs: list[tuple[int, int, float]] = []
+    begun: list[tuple[float, int]] = []
+    e.drafting.cost.note = lambda *noted: costs.append(noted)
+    e.scheduler._pace.note = lambda *noted: begun.append(noted)
+    late.play(e, {0: [fake.run(0, range(20))], 4: [fake.run(1, range(30, 45))]})
+    rows = [(len(step), sum(step)) for step in e.model.model.steps]
+    assert costs == [(n, n_rows - n, 1.0) for n, n_rows in rows]
+    assert begun == [(step, n_rows) for step, (_, n_rows) in enumerate(rows)]
 
 
 # ---- failures ------------------------------------------------------------------------------------------------------
@@ -405,5 +432,6 @@ def test_all_that_the_device_computes_is_in_hand(fake: ModuleType, late: ModuleT
         box = late.loop(e, {0: runs[:2], 2: [runs[2], runs[3]]})
     assert len(box.finished) == 4
     assert drawing[:4] == [{0, 1}, {0, 1}, {0, 1, 2}, {0, 1, 2}], "and not who only came meanwhile"
+    assert drawing[5] == {1, 2}, "nor who has ended"
     assert reading[:3] == [{0, 1}, {0, 1, 2}, {0, 1, 2}], "of two steps, once there are two"
     assert reading[-1] == {3}
