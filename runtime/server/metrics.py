@@ -17,6 +17,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 ENGINE_COUNTERS = {
     "steps": "steps of the engine's loop",
+    "steps_ahead": "steps that were launched while the one before was computed",
     "requests": "requests that the engine was given",
     "retractions": "running requests that gave their place back for lack of pages",
     "waits": "requests that waited for a prefix that another was computing",

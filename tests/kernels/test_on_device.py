@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -13,10 +14,14 @@ from hypothesis import strategies as st
 from banyan.kernels import ops
 from banyan.kernels.pool import KINDS
 from banyan.kernels.testing.cases import Case, attention_case, random_trees
+from banyan.runtime import config as configs
+from banyan.runtime.config import Resolved
 from banyan.runtime.engine.graphs import Graphs, cuda_capture
 from banyan.runtime.engine.runner import Runner, decodes
 from banyan.runtime.engine.store import Store
+from banyan.runtime.engine.worker import Engine
 from banyan.runtime.model.load import load
+from banyan.runtime.wire import Sampling
 
 OPTIONS = [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}, {"window": 90, "softcap": 9.0, "sinks": True}]
 calls = st.fixed_dictionaries(
@@ -74,3 +79,29 @@ def test_captured_steps_are_right(device: str, tiny_model: Callable[..., Path]) 
         got = runner(batch, ()).clone()
         want = model.forward(batch.ids, batch.positions, batch.ragged, store.kv, batch.rows)
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["captured", "deterministic"])
+def test_a_step_ahead_says_what_one_that_waits_says(
+    device: str, tiny_model: Callable[..., Path], module_at: Callable[[Path], ModuleType], deterministic: bool
+) -> None:
+    """The loop on the device itself; `runtime/engine/late.py` stands for one elsewhere."""
+    engine_tests = Path(__file__).parents[1] / "runtime" / "engine"
+    fake, late = module_at(engine_tests / "fake.py"), module_at(engine_tests / "late.py")
+    model = load(tiny_model(head_dim=16), device=device)
+    kinds = [
+        Sampling(temperature=0.0, max_tokens=40),
+        Sampling(temperature=0.8, top_p=0.9, max_tokens=30),
+        Sampling(temperature=0.0, frequency_penalty=1.0, logprobs=True, max_tokens=20),
+    ]
+    runs = [fake.run(i, range(3, 20 + 9 * i), kinds[i % 3], seed=i) for i in range(6)]
+    said = []
+    for is_ahead in (False, device == "cuda"):
+        resolved = Resolved(device=device, dtype="float32", context=256, n_pages=64, n_host=0, threads=1, decisions=())
+        e = Engine(configs.make(speculate="off", step_tokens=32, deterministic=deterministic), model, resolved)
+        e.is_ahead = is_ahead
+        box = late.loop(e, {2 * i: [run] for i, run in enumerate(runs)})
+        said.append((box.said, {rid: len(tops) for rid, tops in box.logprobs.items()}))
+        assert not box.failed
+        assert (e.scheduler.counts["steps_ahead"] > 0.8 * e.scheduler.counts["steps"]) == is_ahead
+    assert said[0] == said[1]

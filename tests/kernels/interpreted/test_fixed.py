@@ -18,7 +18,7 @@ from banyan.kernels.testing.cases import Case, attention_case
 from banyan.runtime.engine.graphs import Captured, Graphs
 from banyan.runtime.model.load import load
 
-FAKE = Path(__file__).parents[2] / "runtime" / "engine" / "fake.py"
+ENGINE = Path(__file__).parents[2] / "runtime" / "engine"
 
 
 def again(run: Callable[[], Tensor]) -> Captured:
@@ -68,10 +68,11 @@ def test_what_finds_no_room_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_engine_on_captured_steps_says_the_same(
     tiny_model: Callable[..., Path], module_at: Callable[[Path], ModuleType]
 ) -> None:
-    fake = module_at(FAKE)
+    """Also where a step is launched before the one behind whose draws it comes has ended."""
+    fake, late = module_at(ENGINE / "fake.py"), module_at(ENGINE / "late.py")
     model = load(tiny_model())
     said = []
-    for is_captured in (False, True):
+    for is_captured, is_ahead in ((False, False), (True, False), (True, True)):
         engine = fake.engine(model, n_pages=32, context=128, speculate="off")
         runner = engine.model
         if is_captured:
@@ -80,9 +81,14 @@ def test_an_engine_on_captured_steps_says_the_same(
             assert sorted(runner.graphs.steps) == [1, 2]
         prompts = [list(range(10, 10 + n)) for n in (5, 20, 3)]
         runs = [fake.run(i, p, fake.Sampling(temperature=0.0, max_tokens=4 + 2 * i)) for i, p in enumerate(prompts)]
-        outputs = fake.drive(engine, runs)
-        said.append([outputs[i].ids for i in range(3)])
+        if is_ahead:
+            box = late.play(engine, {0: runs})
+            said.append([box.said[i] for i in range(3)])
+            assert engine.scheduler.counts["steps_ahead"] > 5
+        else:
+            outputs = fake.drive(engine, runs)
+            said.append([outputs[i].ids for i in range(3)])
         if is_captured:
             assert sorted(runner.graphs.steps) == [1, 2, 4]
             assert runner.graphs.n_captured == 3
-    assert said[0] == said[1]
+    assert said[0] == said[1] == said[2]

@@ -39,7 +39,7 @@ class Device(Runner):
     """Takes the place of an engine's model. See the module."""
 
     def __init__(self, e: worker.Engine, is_lazy: bool = True) -> None:
-        super().__init__(e.model.model, e.model.store)
+        super().__init__(e.model.model, e.model.store, e.model.graphs)
         self.log: list[Event] = []
         self.is_lazy = is_lazy
         self._work: deque[Callable[[], None]] = deque()
