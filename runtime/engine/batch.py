@@ -66,9 +66,10 @@ def assemble(
     unseen: list[tuple[int, int]] = []  # row, rid
     q_lens, kv_lens, pages = [], [], []
     parents: list[list[int] | None] = []  # of the rows of a draft that branches
+    is_ahead = plan.is_ahead
     for request, lease, done, n_new, draws, score_at, n_scored, draft, above in plan.works:
         start = len(ids)
-        if plan.is_ahead and done == request.n_total:
+        if is_ahead and done == request.n_total:
             unseen.append((start, request.rid))
             ids.append(0)
         elif n_new == 1:

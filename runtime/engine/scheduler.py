@@ -307,10 +307,9 @@ class Scheduler:
         self.counts["steps"] += 1
         self.counts["steps_ahead"] += plan.is_ahead
         ids = iter(result.ids)
-        for work in plan.works:
-            request, _, _, n_new, draws, _, n_scored, draft, parents = work
+        for request, lease, _, n_new, draws, _, n_scored, draft, parents in plan.works:
             said = [next(ids) for _ in range(1 + len(draft))] if draws else []
-            if not work.is_wanted:
+            if request.lease is not lease:  # `Work.is_wanted`: it ended in the step before, or begins anew
                 continue
             request.n_computed += n_new
             request.client.n_served += n_new + len(draft)
@@ -347,7 +346,8 @@ class Scheduler:
                 return self._end_without_token(request)
             if k < len(draft) and token == draft[k]:
                 request.drafted.append(request.n_out)
-            self._append(request, token)
+            request.append(token)
+            self._said.token(request, token)
             if request.sampling.logprobs:
                 self._said.logprobs(request, tops[k])
             self._jump(request)
@@ -357,11 +357,6 @@ class Scheduler:
                 self.counts["computed_tokens"] += 1
             if self._end_if_full(request) or start + k < request.n_total:
                 return None
-
-    def _append(self, request: Request, token: int) -> None:
-        """One more token of output: of the request, and of the next report."""
-        request.append(token)
-        self._said.token(request, token)
 
     def _jump(self, request: Request) -> None:
         """Append what the constraint forces: the next step computes it as one chunk. Who asked for logprobs draws each
@@ -375,7 +370,8 @@ class Scheduler:
         stop = next((i for i, token in enumerate(forced) if token in request.stop_ids), len(forced))
         for token in forced[: guide.accept(forced[:stop])]:
             request.drafted.append(request.n_out)
-            self._append(request, token)
+            request.append(token)
+            self._said.token(request, token)
             request.n_forced += 1
             self.counts["forced_tokens"] += 1
 

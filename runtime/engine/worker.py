@@ -236,12 +236,12 @@ class Engine:
         and penalties are. None: there is no step, or it failed."""
         if flying is None:
             return None
-        plan, batch, logits, *_ = flying
+        plan, batch, logits, start, _ = flying
         if plan.is_ahead:  # others were taken since it was launched
             self._note_flying()
         try:
             masks = self.guides.masks(batch.drawn, batch.drawing(logits))  # while a GPU computes
-            return flying._replace(drawn=sample(logits, batch, masks))
+            return Flying(plan, batch, logits, start, sample(logits, batch, masks))
         except Exception as e:
             self._fail(plan, e)
             return None
@@ -280,7 +280,8 @@ class Engine:
 
     def _note_flying(self) -> None:
         """Who might be the reason, should the device take this process with it: a fault shows late."""
-        self._has_in_hand(LOOP, [work.request.rid for plan in self._flying for work in plan.works])
+        if self._flight is not None:
+            self._flight.note(LOOP, [work.request.rid for plan in self._flying for work in plan.works])
 
     def _has_in_hand(self, lane: int, rids: list[int]) -> None:
         if self._flight is not None:
