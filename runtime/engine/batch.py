@@ -95,12 +95,6 @@ def assemble(
 
     shape = ragged(q_lens, kv_lens, pages, page, device, parents if any(parents) else None, deterministic=deterministic)
     assert shape.position is not None
-    late = None
-    if unseen:
-        assert before is not None
-        at = {request.rid: i for i, request in enumerate(before[0])}  # no step with drafts is followed: a row each
-        table = to_device(np.array([[row for row, _ in unseen], [at[rid] for _, rid in unseen]], np.int64), device)
-        late = Unseen(table[0], table[1], before[1])
     return Batch(
         to_device(np.array(ids, np.int64), device),
         shape.position.long(),
@@ -109,5 +103,18 @@ def assemble(
         to_device(np.array(targets, np.int64), device),
         tuple(scored),
         tuple(drawn),
-        late,
+        _unseen(unseen, before, device),
     )
+
+
+def _unseen(
+    tokens: list[tuple[int, int]], before: tuple[Sequence[Request | Ahead], Tensor] | None, device: torch.device
+) -> Unseen | None:
+    """tokens: row and rid of each. before: as in `assemble`."""
+    if not tokens:
+        return None
+    assert before is not None, "who has drawn them?"
+    drawing, drawn = before
+    at = {request.rid: i for i, request in enumerate(drawing)}  # no step with drafts is followed: a row each
+    table = to_device(np.array([[row for row, _ in tokens], [at[rid] for _, rid in tokens]], np.int64), device)
+    return Unseen(table[0], table[1], drawn)
