@@ -154,7 +154,8 @@ class Scheduler:
         request, n_pending = work.request, work.n_pending
         if work.draft or work.n_scored:
             return False
-        if n_pending and (request.guide is not None or not self.drafting.can_rest(request)):
+        is_forced = request.guide is not None and self.drafting.jumps
+        if n_pending and (is_forced or not self.drafting.can_rest(request)):
             return False
         return work.lease.grow(request.n_total + n_pending)
 
@@ -431,6 +432,7 @@ class Scheduler:
         if request.n_forced:  # what a constraint forces is always right
             drafts["grammar"] = request.n_forced, request.n_forced
         self._said.finish(request, reason, stop_id, drafts)
+        request.guide = None  # a row too many needs no mask
 
     def _fail(self, request: Request, code: str, message: str) -> None:
         self._release(request)

@@ -71,11 +71,12 @@ class Outbox(Protocol):
 
 
 class Flying(NamedTuple):
-    """A step that the device computes. start: by the stopwatch. drawn: when its draws are launched too."""
+    """A step that the device computes. start: by the stopwatch. logits: until its draws are launched; drawn: from then
+    on."""
 
     plan: Plan
     batch: Batch
-    logits: Tensor
+    logits: Tensor | None
     start: float
     drawn: Drawn | None = None
 
@@ -241,7 +242,7 @@ class Engine:
             self._note_flying()
         try:
             masks = self.guides.masks(batch.drawn, batch.drawing(logits))  # while a GPU computes
-            return Flying(plan, batch, logits, start, sample(logits, batch, masks))
+            return Flying(plan, batch, None, start, sample(logits, batch, masks))
         except Exception as e:
             self._fail(plan, e)
             return None

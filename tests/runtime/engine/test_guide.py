@@ -366,3 +366,37 @@ def test_an_output_that_no_longer_matches_is_not_gone_on_with(bench: Bench) -> N
     assert said.error[0] == "constraint_broke"
     said = bench.drive(bench.engine(), bench.run(1, ConstraintSpec("regex", "[ab]{3}"), done="ab"))[1]
     assert (len(said.text), said.reason) == (1, "stop")
+
+
+def test_beside_a_device_masks_are_made_while_the_next_step_is_on_it(
+    bench: Bench, late: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing is forced, what a constraint allows is asked for when the token before it is known, as ever. Who
+    ends has a row too many, and no mask for it."""
+    patterns = ("[0-9]+", "[a-z]{3,9}", "(one|two|three)[!?]", "[0-9a-f]{30}")
+    kinds = [ConstraintSpec("regex", pattern) for pattern in patterns]
+    runs = [bench.run(rid, kinds[rid % 4], max_tokens=20, temperature=rid % 3 / 2, seed=rid) for rid in range(8)]
+
+    def engine() -> Engine:
+        e = bench.engine()
+        e.drafting.drafters, e.drafting.jumps = (), False
+        bench.drive(e, *(bench.run(100 + rid, kind) for rid, kind in enumerate(kinds)))  # all guides are there
+        return e
+
+    fill = LlgGuide.fill
+
+    def filled(self: LlgGuide, out: Any) -> None:
+        assert not self.must_stop
+        fill(self, out)
+
+    monkeypatch.setattr(LlgGuide, "fill", filled)
+    calm = bench.drive(engine(), *runs)
+    e = engine()
+    n_steps = e.scheduler.counts["steps"]
+    box = late.play(e, {rid: [run] for rid, run in enumerate(runs)})
+    assert {rid: bench.tokenizer.text_of(said) for rid, said in box.said.items()} == {
+        rid: said.text for rid, said in calm.items() if said.text
+    }
+    assert {rid: box.finished[rid].reason for rid in calm} == {rid: said.reason for rid, said in calm.items()}
+    assert not box.failed
+    assert e.scheduler.counts["steps_ahead"] >= e.scheduler.counts["steps"] - n_steps - 1
