@@ -258,7 +258,7 @@ class Engine:
                 if self.drafting.drafters:
                     n_works, now = len(plan.works), self.stopwatch()
                     seconds = now - max(start, self._ended)  # it may have waited for the one before it
-                    self.drafting.cost.note(n_works, len(batch.ids) - n_works, seconds)
+                    self.drafting.cost.note(n_works, sum(batch.ragged.q_lens) - n_works, seconds)
                     self._ended = now
             except Exception as e:
                 self._fail(plan, e)

@@ -10,6 +10,10 @@ UPWARDS = 0.2
 """The weight of a step that took longer than expected, against one that took less: a lower curve, as a step that the
 machine did not disturb says more than one that it did."""
 
+KNOWN, SELDOM = 64, 4
+"""After so many steps, of those without a row more one in so many is noted: most say nothing new, and a note costs 4 us
+beside a model that empties the caches."""
+
 
 class Cost:
     """seconds = a + b n_requests + c n_extra, n_extra: rows beyond each request's one. Fitted by least squares of the
@@ -20,9 +24,8 @@ class Cost:
         self._theta = (a, b, c)
         self._prior = (a, b, c)
         self._trust = trust
-        self._n = 0
-        self._s = [[0.0] * 3 for _ in range(3)]
-        self._y = [0.0] * 3
+        self._n = self._n_told = 0  # steps that were noted; those without a row more that were told
+        self._sums = (0.0,) * 9  # weighted, of what `_fit` needs
 
     @property
     def per_row(self) -> float:
@@ -36,7 +39,8 @@ class Cost:
 
     def note(self, n_requests: int, n_extra: int, seconds: float) -> None:
         """A step took so long."""
-        if seconds <= 0:
+        self._n_told += not n_extra
+        if seconds <= 0 or (not n_extra and self._n_told % SELDOM and self._n > KNOWN):
             return
         if not self._n:  # the prior says how the parts compare, and this how large they are
             scale = seconds / self.step(n_requests, n_extra)
@@ -45,19 +49,18 @@ class Cost:
         expected = self.step(n_requests, n_extra)
         weight = (1.0 if seconds <= expected else UPWARDS) / expected**2
         seconds = min(seconds, SURPRISE * expected)
-        x = (1.0, float(n_requests), float(n_extra))
-        for i in range(3):
-            row = self._s[i]
-            for j in range(3):
-                row[j] = MEMORY * row[j] + weight * x[i] * x[j]
-            self._y[i] = MEMORY * self._y[i] + weight * x[i] * seconds
+        w, r, e, m = weight, n_requests, n_extra, MEMORY
+        n, nr, ne, rr, re, ee, y, yr, ye = self._sums  # in one line each: this runs in every step
+        self._sums = (
+            m * n + w, m * nr + w * r, m * ne + w * e, m * rr + w * r * r, m * re + w * r * e, m * ee + w * e * e,
+            m * y + w * seconds, m * yr + w * r * seconds, m * ye + w * e * seconds)  # fmt: skip
         if self._n % 8 == 0:
             self._fit()
 
     def _fit(self) -> None:
         """Solve, with the prior as observations of each part alone. What comes out negative is next to nothing."""
-        s = [row[:] for row in self._s]
-        y = self._y[:]
+        n, nr, ne, rr, re, ee, *y = self._sums
+        s = [[n, nr, ne], [nr, rr, re], [ne, re, ee]]
         for i, part in enumerate(self._prior):
             ridge = self._trust / max(part, 1e-12) ** 2
             s[i][i] += ridge
