@@ -39,6 +39,9 @@ PATIENCE = 32
 spares the device a pause, see `can_rest`."""
 IDLE = 4
 """Asked so often in a row, and nothing was worth computing: look less often."""
+RARELY, RECENTLY = 0.05, 0.02
+"""Where a smaller share of all asks led to a draft, patience is twice as long, and a new request begins with it after
+its first ask. The weight of an ask in this share."""
 DEPTHS = (1, 2, 3, 4, 6, 8)
 """How deep a drafter that computes may look."""
 SHARE = 0.01
@@ -73,13 +76,13 @@ class _Trail:
 
     __slots__ = ("branches", "chains", "counts", "drafters", "idle", "own", "reach", "skip")
 
-    def __init__(self, n_drafters: int, reach: int) -> None:
+    def __init__(self, n_drafters: int, reach: int, idle: int) -> None:
         self.own = [Record() for _ in range(n_drafters)]
         self.counts = [[0, 0] for _ in range(n_drafters)]  # drafted, accepted
         self.chains: list[Chain] = []  # what was proposed for this step
         self.branches: list[Branch] = []
         self.drafters: Sequence[int] = ()  # of what is computed, token by token
-        self.idle = self.skip = 0
+        self.idle, self.skip = idle, 0  # asks in vain, one behind the other; steps in which it is not asked
         self.reach = reach  # no draft is longer: twice what was right of the last
 
 
@@ -95,6 +98,7 @@ class Drafting:
         self._trails: dict[int, _Trail] = {}  # by rid
         self._kinds = [[Record(TRUST, TRUST * HOPE) for _ in range(d.n_kinds)] for d in self.drafters]
         self._others = [[Record(TRUST, TRUST * OTHER_HOPE) for _ in range(d.n_kinds)] for d in self.drafters]
+        self._paid = 1.0  # the share of asks, of all requests, that led to a draft; it fades
         self._saved = [0.0] * len(self.drafters)  # seconds that each may spend, where it does not pay
         self.counts = {d.name: [0, 0] for d in self.drafters}  # drafted, accepted; of all requests
 
@@ -110,13 +114,17 @@ class Drafting:
         if not self.drafters or budget <= 0:
             return
         turns: list[tuple[int, _Trail, int]] = []  # work, trail, most tokens
-        n_extra = -len(works)
+        trails = self._trails
         for i, work in enumerate(works):
-            n_extra += work.n_new
-            if work.draws and (n := self._turn(work.request)):
-                turns.append((i, self._trails[work.request.rid], n))
+            if work.draws:
+                trail = trails.get(work.request.rid)
+                if trail is not None and trail.skip > 0:
+                    trail.skip -= 1
+                elif n := self._turn(work.request, trail):
+                    turns.append((i, trails[work.request.rid], n))
         if not turns:
             return
+        n_extra = sum(work.n_new for work in works) - len(works)
         n_draws = sum(work.draws for work in works)
         seconds = self.cost.step(len(works), n_extra)
         for d, drafter in enumerate(self.drafters):
@@ -132,23 +140,23 @@ class Drafting:
         least = self._least([trail.branches for _, trail in asked], n_draws, seconds)
         for i, trail in asked:
             budget -= self._draft(works, i, trail, least, budget)
+        for _, trail, _ in turns:
+            self._paid += RECENTLY * (bool(trail.drafters) - self._paid)
 
-    def _turn(self, request: Request) -> int:
+    def _turn(self, request: Request, trail: _Trail | None) -> int:
         """How many tokens may be proposed for it; 0: nobody is asked."""
-        trail = self._trails.get(request.rid)
+        patience = PATIENCE if self._paid >= RARELY else 2 * PATIENCE
         if trail is None:
-            trail = self._trails[request.rid] = _Trail(len(self.drafters), self.max_depth)
+            idle = 0 if patience == PATIENCE else patience.bit_length()
+            trail = self._trails[request.rid] = _Trail(len(self.drafters), self.max_depth, idle)
         if trail.chains:  # of a step that failed
             trail.chains, trail.branches, trail.drafters = [], [], ()
         n = min(trail.reach, request.end - request.n_total - 1)
         if n <= 0:
             return 0
-        if trail.skip > 0:
-            trail.skip -= 1
-            return 0
         trail.idle += 1
         if trail.idle > IDLE:
-            trail.skip = min(1 << trail.idle - 1, PATIENCE)
+            trail.skip = min(1 << trail.idle - 1, patience)
         return n
 
     def can_rest(self, request: Request) -> bool:
@@ -241,7 +249,7 @@ class Drafting:
         laid = lay(trail.branches, counts)
         laid = _fit(work.request, laid, budget)
         if laid.tokens:
-            trail.drafters, trail.idle = laid.drafters, 0
+            trail.drafters, trail.idle, trail.skip = laid.drafters, 0, 0
             works[i] = work._replace(draft=laid.tokens, parents=laid.parents)
         return len(laid.tokens)
 

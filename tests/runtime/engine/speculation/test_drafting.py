@@ -18,14 +18,14 @@ from banyan.runtime.wire import Sampling
 class Always(Drafter):
     """Proposes the same token again and again."""
 
-    n_kinds = 1
+    n_kinds = 2
 
     def __init__(self, name: str = "always", token: int = 1) -> None:
-        self.name, self.token, self.n_asked = name, token, 0
+        self.name, self.token, self.n_asked, self.kind = name, token, 0, 0
 
     def propose(self, request: Request, n: int) -> list[Proposal]:
         self.n_asked += 1
-        return [Proposal(array("i", [self.token] * n))]
+        return [Proposal(array("i", [self.token] * n), self.kind)]
 
     def end(self, request: Request) -> None:
         pass
@@ -45,7 +45,14 @@ class Bench:
 
     def __init__(self, fake: ModuleType, drafting: Drafting, n: int = 1) -> None:
         self.drafting = drafting
-        self.requests = [Request(fake.run(rid, [5, 6, 7], Sampling(max_tokens=100_000)), 100_000) for rid in range(n)]
+        self.requests: list[Request] = []
+        self.begin(fake, *range(n))
+
+    def begin(self, fake: ModuleType, *rids: int) -> None:
+        """These in place of those before, which end."""
+        for r in self.requests:
+            self.drafting.end(r)
+        self.requests = [Request(fake.run(rid, [5, 6, 7], Sampling(max_tokens=100_000)), 100_000) for rid in rids]
         for r in self.requests:
             r.lease = Endless()  # type: ignore[assignment]
 
@@ -107,6 +114,43 @@ def test_a_drafter_that_says_nothing_worth_it_is_seldom_asked(fake: ModuleType) 
     for _ in range(600):
         b.step(lambda k: 2)
     assert drafter.n_asked < 150
+
+
+def in_vain(fake: ModuleType) -> tuple[Bench, Always]:
+    """Thirty requests, one behind the other, of which nothing could be foreseen."""
+    drafter = Always()
+    b = Bench(fake, Drafting([drafter], cost=Cost(16, 1, 1)))
+    for rid in range(30):
+        b.begin(fake, rid)
+        for _ in range(96):
+            b.step(lambda k: 2)
+    return b, drafter
+
+
+def test_where_nothing_is_foreseen_new_requests_are_seldom_asked_about(fake: ModuleType) -> None:
+    b, drafter = in_vain(fake)
+    before = drafter.n_asked
+    for rid in range(100, 110):
+        b.begin(fake, rid)
+        for _ in range(96):
+            b.step(lambda k: 2)
+    assert drafter.n_asked - before <= 20
+
+
+def test_what_can_be_foreseen_again_is_found_at_once(fake: ModuleType) -> None:
+    """A request behind many in vain is asked about in its first step, and goes on from there."""
+    b, drafter = in_vain(fake)
+    drafter.kind = 1  # another kind of match
+    b.begin(fake, 100)
+    assert all(b.step(lambda k: 1)[0] for _ in range(20))
+    for rid in range(101, 110):
+        b.begin(fake, rid)
+        b.step(lambda k: 1)
+    b.begin(fake, 110)
+    before = drafter.n_asked
+    for _ in range(4):
+        b.step(lambda k: 2)
+    assert drafter.n_asked - before >= 3, "and nobody is patient any more"
 
 
 def test_without_drafters_works_stay_as_they_are(fake: ModuleType) -> None:
