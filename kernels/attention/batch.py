@@ -10,6 +10,13 @@ from torch import Tensor
 from banyan.kernels.attention.plan import DRAFT, Subtree, subtrees
 
 
+FEW = 128
+"""Rows up to which they are laid out one by one: numpy's calls cost more than its work."""
+
+ALL = (1 << DRAFT) - 1
+"""The mask of a row that sees all up to its own."""
+
+
 class Ragged(NamedTuple):
     """A ragged batch over paged KV, built once per step and shared by all layers.
 
@@ -77,7 +84,12 @@ def ragged(
             np.int64,
         )
     else:
-        q_start, seen, depth, slots = _rows(q_lens, contexts, table, page_size, parents)
+        is_few = sum(q_lens) <= FEW
+        rows = _few_rows(q_lens, contexts, pages, page_size) if is_few else _rows(q_lens, contexts, table, page_size)
+        q_start, depth, slots = rows
+        seen = None
+        if parents is not None:
+            seen, depth = _trees(q_lens, parents, depth)
 
     return Ragged(
         q_start=to_device(q_start, device),
@@ -96,39 +108,49 @@ def ragged(
 
 
 def _rows(
-    q_lens: Sequence[int],
-    contexts: Sequence[int],
-    table: np.ndarray,
-    page_size: int,
-    parents: Sequence[Sequence[int] | None] | None,
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
-    """Ragged's `q_start`, `seen`, `position` and `slots`, for any batch."""
+    q_lens: Sequence[int], contexts: Sequence[int], table: np.ndarray, page_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ragged's `q_start`, `position` and `slots`, for any batch without trees."""
     q_start = np.zeros(len(q_lens) + 1, np.int64)
     np.cumsum(q_lens, out=q_start[1:])
     request = np.repeat(np.arange(len(q_lens)), q_lens)
     position = np.arange(q_start[-1]) - q_start[request] + np.array(contexts, np.int64)[request]
-    seen, depth = (None, position) if parents is None else _trees(q_lens, parents, position)
     slots = table[request, position // page_size].astype(np.int64) * page_size + position % page_size
-    return q_start.astype(np.int32), seen, depth.astype(np.int32), slots
+    return q_start.astype(np.int32), position.astype(np.int32), slots
+
+
+def _few_rows(
+    q_lens: Sequence[int], contexts: Sequence[int], pages: Sequence[Sequence[int]], page_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`_rows`, row by row."""
+    q_start, position, slots = [0], [], []
+    for q_len, context, own in zip(q_lens, contexts, pages, strict=True):
+        q_start.append(q_start[-1] + q_len)
+        for at in range(context, context + q_len):
+            position.append(at)
+            slots.append(own[at // page_size] * page_size + at % page_size)
+    return np.array(q_start, np.int32), np.array(position, np.int32), np.array(slots, np.int64)
 
 
 def _trees(
     q_lens: Sequence[int], parents: Sequence[Sequence[int] | None], position: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ragged's `seen`, and each row's position in the text that it ends."""
-    seen, depth, row = np.full(len(position), -1, np.int64), position.copy(), 0
+    seen: list[int] = []
+    depth: list[int] = position.tolist()
     for q_len, own in zip(q_lens, parents, strict=True):
-        if own is not None:
-            if len(own) != q_len or q_len > DRAFT or any(not -1 <= parent < j for j, parent in enumerate(own)):
-                raise ValueError(f"{list(own)} is no tree of {q_len} rows, of which there may be {DRAFT}")
-            masks: list[int] = []
-            for j, parent in enumerate(own):
-                before = masks[parent] if parent >= 0 else (1 << (DRAFT - q_len)) - 1
-                masks.append(before | 1 << (DRAFT - q_len + j))
-                depth[row + j] = depth[row + parent] + 1 if parent >= 0 else position[row]
-            seen[row : row + q_len] = np.array(masks, np.uint64).view(np.int64)
-        row += q_len
-    return seen, depth
+        if own is None:
+            seen += [ALL] * q_len
+            continue
+        if len(own) != q_len or q_len > DRAFT or any(not -1 <= parent < j for j, parent in enumerate(own)):
+            raise ValueError(f"{list(own)} is no tree of {q_len} rows, of which there may be {DRAFT}")
+        row, before = len(seen), (1 << DRAFT - q_len) - 1
+        bit, start = before + 1, depth[row] if q_len else 0
+        for j, parent in enumerate(own):
+            seen.append((seen[row + parent] if parent >= 0 else before) | bit)
+            depth[row + j] = depth[row + parent] + 1 if parent >= 0 else start
+            bit <<= 1
+    return np.array(seen, np.uint64).view(np.int64), np.array(depth, np.int32)
 
 
 def to_device(array: np.ndarray, device: torch.device | str) -> Tensor:
