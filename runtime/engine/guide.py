@@ -34,6 +34,8 @@ KEPT_BYTES = 256 << 20
 """Of compiled constraints; of more, those that were not used for the longest go."""
 SLOW, PATIENCE = 0.02, 3
 """CPU seconds that a mask may take, as all others wait for it; so many in a row that took longer fail the output."""
+UNKNOWN, NOTHING = -1, -2
+"""In place of the token that a row draws: it depends on the mask; the row does not count."""
 THREADS = 4
 """Constraints that are compiled at the same time. One that takes long, but not too long, does not keep all others."""
 STACK = 64 << 20
@@ -186,8 +188,8 @@ class Guides:
         logits: of these rows, where they are known by now. Where the best token of a row is allowed, who takes the best
         needs no mask: to ask for one token costs a fifth of a mask.
 
-        A guide goes along its request's draft, row by row, back to where the next row's token belongs, and at the end
-        to where it was.
+        A guide goes along its request's draft, and at the end back to where it was. Where it is known what a row draws,
+        no other row below it counts, and none of these gets a mask.
         """
         guided = [i for i, r in enumerate(requests) if r.guide is not None]
         if not guided:
@@ -196,27 +198,44 @@ class Guides:
         out = np.empty((len(guided), -(-self._n_vocab // 32)), np.int32)
         slow: dict[int, int] = {}
         which = np.full(len(requests), -1, np.int32)
-        n_masks, n_ahead, watch = 0, 0, Watch()
-        for i, then in zip(guided, (*guided[1:], None), strict=True):
-            request, row = requests[i], out[n_masks]
+        n_masks, watch = 0, Watch()
+        last, n_ahead, depth = requests[guided[0]].guide, 0, 0  # n_ahead: tokens of a draft that its guide is behind
+        assert last is not None
+        drawn: list[int] = []  # along the path to the row in hand: what each draws, or UNKNOWN, or NOTHING
+        for i in guided:
+            request = requests[i]
+            guide = request.guide
+            assert guide is not None
             if isinstance(request, Ahead):
-                request.guide.rollback(request.n_back)
-                n_ahead += request.guide.accept((request.token,)) - request.n_back
-            if best is None or not takes_best(request) or not _allows(request, best[i]):
-                _fill(request, row)
+                depth += 1 - request.n_back
+                del drawn[depth:]
+                is_reached = drawn[-1] in (request.token, UNKNOWN)
+                if is_reached:
+                    guide.rollback(n_ahead + 1 - depth)
+                    n_ahead = depth - 1 + guide.accept((request.token,))
+                if not is_reached or n_ahead < depth:
+                    drawn.append(NOTHING)
+                    continue
+            else:
+                last.rollback(n_ahead)
+                last, n_ahead, depth = guide, 0, 0
+                drawn.clear()
+            if best is not None and takes_best(request) and _allows(request, best[i]):
+                drawn.append(best[i])
+            else:
+                drawn.append(UNKNOWN)
+                _fill(request, out[n_masks])
                 which[i] = n_masks
                 n_masks += 1
-            if n_ahead and not (then is not None and isinstance(requests[then], Ahead)):
-                request.guide.rollback(n_ahead)
-                n_ahead = 0
             if watch.lap() > SLOW:
-                slow[requests[i].rid] = n = self._n_slow.get(requests[i].rid, 0) + 1
+                slow[request.rid] = n = self._n_slow.get(request.rid, 0) + 1
                 if n >= PATIENCE:
-                    requests[i].guide.give_up(f"{n} masks in a row took more than {1000 * SLOW:.0f} ms each")
+                    guide.give_up(f"{n} masks in a row took more than {1000 * SLOW:.0f} ms each")
                     if which[i] < 0:
                         which[i] = n_masks
                         n_masks += 1
                     out[which[i]] = 0
+        last.rollback(n_ahead)
         self._n_slow = slow
         return Masks(to_device(out[:n_masks], self._device), to_device(which, self._device)) if n_masks else None
 

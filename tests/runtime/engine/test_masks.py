@@ -1,0 +1,93 @@
+"""Which rows of a draft are masked: those that a path may lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from banyan.kernels.ops import mask_logits
+from banyan.runtime.constraint.guide import set_bits
+from banyan.runtime.engine.guide import Guides
+from banyan.runtime.engine.request import Request
+from banyan.runtime.engine.speculation.draft import follow, rows_of
+from banyan.runtime.wire import Sampling
+
+N_VOCAB = 64
+
+
+class Even:
+    """Allows even tokens, and counts who is asked about."""
+
+    can_stop = must_stop = False
+    error = ""
+
+    def __init__(self) -> None:
+        self.path: list[int] = []
+        self.asked: list[tuple[int, ...]] = []
+
+    def fill(self, out: np.ndarray) -> None:
+        self.asked.append(tuple(self.path))
+        out[:] = 0
+        set_bits(out, range(0, N_VOCAB, 2))
+
+    def allows(self, token: int) -> bool:
+        self.asked.append(tuple(self.path))
+        return token % 2 == 0
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        self.path += tokens
+        return len(tokens)
+
+    def rollback(self, n: int) -> None:
+        assert 0 <= n <= len(self.path)
+        del self.path[len(self.path) - n :]
+
+
+DRAFT, PARENTS = [2, 4, 6, 8, 10], [-1, 0, 1, 0, -1]  # 2 (4 (6), 8), 10
+ALL = [(), (2,), (2, 4), (2, 4, 6), (2, 8), (10,)]
+
+
+@pytest.mark.parametrize(
+    ("best", "asked", "said"),
+    [
+        ([2, 4, 6, 12, 1, 1], ALL[:4], [2, 4, 6, 12]),
+        ([2, 8, 1, 1, 14, 1], [(), (2,), (2, 8)], [2, 8, 14]),
+        ([10, 1, 1, 1, 1, 16], [(), (10,)], [10, 16]),
+        ([20, 1, 1, 1, 1, 1], [()], [20]),
+        ([2, 1, 6, 12, 1, 1], [(), (2,), (2,), *ALL[2:5], (2, 8)], None),  # what (2,) draws depends on its mask
+    ],
+)
+def test_only_rows_that_a_path_may_lead_to_are_asked_about(
+    fake: ModuleType, best: list[int], asked: list[Any], said: list[int] | None
+) -> None:
+    guides = Guides(N_VOCAB, torch.device("cpu"))
+    guide = Even()
+    request = Request(fake.run(0, [1, 2, 3], Sampling(temperature=0.0)), 100, guide)  # type: ignore[arg-type]
+    rows = [request, *rows_of(DRAFT, PARENTS, request)]
+    logits = torch.zeros(len(rows), N_VOCAB)
+    logits[torch.arange(len(rows)), torch.tensor(best)] = 1.0
+    masks = guides.masks(rows, logits)
+    assert guide.path == [], "it stands where it stood"
+    assert list(dict.fromkeys(guide.asked)) == list(dict.fromkeys(asked))
+    if masks is not None:
+        mask_logits(logits, *masks)
+    drawn = logits.argmax(-1).tolist()
+    _, path_said = follow(DRAFT, PARENTS, drawn)
+    assert all(token % 2 == 0 for token in path_said)
+    assert said is None or path_said == said
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_nobody_knows_what_is_drawn_all_rows_are_masked(fake: ModuleType, temperature: float) -> None:
+    guides, guide = Guides(N_VOCAB, torch.device("cpu")), Even()
+    request = Request(fake.run(0, [1, 2, 3], Sampling(temperature=temperature)), 100, guide)  # type: ignore[arg-type]
+    rows = [request, *rows_of(DRAFT, PARENTS, request)]
+    masks = guides.masks(rows, torch.zeros(len(rows), N_VOCAB) if temperature else None)
+    assert masks is not None
+    assert guide.asked == ALL
+    assert sorted(masks.which.tolist()) == list(range(len(rows)))
