@@ -9,7 +9,6 @@ from torch import Tensor
 
 from banyan.kernels.attention.plan import DRAFT, Subtree, subtrees
 
-
 FEW = 128
 """Rows up to which they are laid out one by one: numpy's calls cost more than its work."""
 

@@ -195,10 +195,10 @@ class Guides:
         if not guided:
             return None
         best = None if logits is None or logits.is_cuda else logits.numpy().argmax(-1).tolist()
-        out = np.empty((len(guided), -(-self._n_vocab // 32)), np.int32)
+        out: list[np.ndarray] = []
         slow: dict[int, int] = {}
-        which = np.full(len(requests), -1, np.int32)
-        n_masks, watch = 0, Watch()
+        which = [-1] * len(requests)
+        watch = Watch()
         last, n_ahead, depth = requests[guided[0]].guide, 0, 0  # n_ahead: tokens of a draft that its guide is behind
         assert last is not None
         drawn: list[int] = []  # along the path to the row in hand: what each draws, or UNKNOWN, or NOTHING
@@ -224,20 +224,21 @@ class Guides:
                 drawn.append(best[i])
             else:
                 drawn.append(UNKNOWN)
-                _fill(request, out[n_masks])
-                which[i] = n_masks
-                n_masks += 1
+                which[i] = len(out)
+                out.append(_mask(request, self._n_vocab))
             if watch.lap() > SLOW:
                 slow[request.rid] = n = self._n_slow.get(request.rid, 0) + 1
                 if n >= PATIENCE:
                     guide.give_up(f"{n} masks in a row took more than {1000 * SLOW:.0f} ms each")
                     if which[i] < 0:
-                        which[i] = n_masks
-                        n_masks += 1
-                    out[which[i]] = 0
+                        which[i] = len(out)
+                        out.append(_mask(request, self._n_vocab))
+                    out[which[i]][:] = 0
         last.rollback(n_ahead)
         self._n_slow = slow
-        return Masks(to_device(out[:n_masks], self._device), to_device(which, self._device)) if n_masks else None
+        if not out:  # most steps: no call into numpy
+            return None
+        return Masks(to_device(np.stack(out), self._device), to_device(np.array(which, np.int32), self._device))
 
 
 def _begin(run: Run, compiled: Compiled, vocabulary: Vocabulary) -> Guided:
@@ -259,19 +260,21 @@ def takes_best(request: Request | Ahead) -> bool:
 
 
 def _allows(request: Request | Ahead, token: int) -> bool:
-    """Whether the mask that `_fill` writes has the token. May say no of one that ends the output."""
+    """Whether `_mask` has the token. May say no of one that ends the output."""
     guide = request.guide
     assert guide is not None
     return token not in request.ends and not guide.error and guide.allows(token)
 
 
-def _fill(request: Request | Ahead, row: np.ndarray) -> None:
+def _mask(request: Request | Ahead, n_vocab: int) -> np.ndarray:
     """The guide's mask, and the tokens that end the output where it may end; min_tokens yields to a full value."""
     guide = request.guide
     assert guide is not None
+    row = np.empty(-(-n_vocab // 32), np.int32)
     guide.fill(row)
     clear_bits(row, request.ends)
     if guide.error:
         row[:] = 0
     elif guide.can_stop and (request.n_out >= request.sampling.min_tokens or not row.any()):
         set_bits(row, request.ends)
+    return row

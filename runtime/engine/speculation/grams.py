@@ -37,10 +37,10 @@ class Grams:
         self._slots = np.zeros(1 << bits, np.int64)  # the number + 1; 0: none
         self._places = memoryview(self._slots.data)  # faster than numpy for one
 
-    def find(self, ids: Sequence[int], salt: int) -> int:
-        """The number put for the last `order` of `ids`, or for others; -1 for none."""
-        h = sum(map(mul, ids[-self.order :], self._factors), salt * self._salting)
-        return self._places[(h & _WORD) >> self._shift] - 1
+    def find(self, ids: Sequence[int], *salts: int) -> list[int]:
+        """For each salt the number put for the last `order` of `ids`, or for others; -1 for none."""
+        run = sum(map(mul, ids[-self.order :], self._factors))
+        return [self._places[(run + salt * self._salting & _WORD) >> self._shift] - 1 for salt in salts]
 
     def put(self, ids: Sequence[int], start: int, stop: int, salts: Sequence[int], base: int = 0) -> None:
         """For each i in start .. stop: the run before ids[i] has the number base + i. 0 <= base + i < 2^63 - 1."""

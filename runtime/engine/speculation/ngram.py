@@ -63,7 +63,7 @@ class _Text:
         if not self._at or at >= n or ids[at - 1] != ids[-1]:
             at = 0
             for kind, grams in enumerate(self._grams):
-                hint, order = grams.find(ids, 0), grams.order
+                (hint,), order = grams.find(ids, 0), grams.order
                 if order <= hint < n and ids[hint - order : hint] == ids[n - order :]:
                     at, self.kind = hint, kind
                     break

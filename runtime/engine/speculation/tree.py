@@ -117,9 +117,8 @@ class Tree(Drafter):
         """(text, where in it what may come next stands, kind); (None, 0, 0): it is nowhere."""
         ids, n = request.ids, len(request.ids)
         kind = 0
-        for salt in reader.salts:
-            for grams in self._grams:
-                number, order = grams.find(ids, salt), grams.order
+        for found in zip(*(grams.find(ids, *reader.salts) for grams in self._grams), strict=True):  # of each salt
+            for number, order in zip(found, ORDERS, strict=True):
                 text = self._texts.get(number >> _N_BITS)
                 if text is not None and text.namespace == request.run.namespace:
                     at = (number & (1 << _N_BITS) - 1) - text.base

@@ -56,14 +56,14 @@ def test_runs_are_found_where_they_stood_last(order: int) -> None:
     for i in range(order, len(ids) + 1):
         run = ids[i - order : i]
         last = max(j for j in range(order, len(ids) + 1) if ids[j - order : j] == run)
-        assert grams.find(ids[:i], 5) == 1000 + last
-        assert grams.find(ids[:i], 6) in (-1, *range(1000, 1400))  # another salt: nothing, or another's place
+        assert grams.find(ids[:i], 5) == [1000 + last]
+        assert grams.find(ids[:i], 6)[0] in (-1, *range(1000, 1400))  # another salt: nothing, or another's place
 
 
 def test_short_texts_have_no_runs() -> None:
     grams = Grams(4, 16)
     grams.put(array("i", [1, 2, 3]), 0, 3, (0,))
-    assert grams.find(array("i", [1, 2, 3]), 0) == -1
+    assert grams.find(array("i", [1, 2, 3]), 0, 7) == [-1, -1]
 
 
 # ---- the own text --------------------------------------------------------------------------------------------------
