@@ -27,28 +27,34 @@ def _factors(order: int) -> tuple[int, list[int], np.ndarray]:
 class Grams:
     """From `order` tokens in a row to a number, the last that was put for them. salt: runs of two salts differ."""
 
-    __slots__ = ("_factors", "_places", "_row", "_salting", "_shift", "_slots", "order")
+    __slots__ = ("_factors", "_places", "_shift", "order", "row", "salting", "shift", "slots")
 
     def __init__(self, order: int, n_places: int) -> None:
         """n_places: about how many runs it remembers; 8 bytes each, of which only those written to are claimed."""
         bits = max(4, (n_places - 1).bit_length())
-        self.order, self._shift = order, 64 - bits
-        self._salting, self._factors, self._row = _factors(order)
-        self._slots = np.zeros(1 << bits, np.int64)  # the number + 1; 0: none
-        self._places = memoryview(self._slots.data)  # faster than numpy for one
+        self.order, self._shift, self.shift = order, 64 - bits, np.uint64(64 - bits)
+        self.salting, self._factors, self.row = _factors(order)
+        self.slots = np.zeros(1 << bits, np.int64)  # the number + 1; 0: none
+        self._places = memoryview(self.slots.data)  # faster than numpy for one
 
     def find(self, ids: Sequence[int], *salts: int) -> list[int]:
         """For each salt the number put for the last `order` of `ids`, or for others; -1 for none."""
         run = sum(map(mul, ids[-self.order :], self._factors))
-        return [self._places[(run + salt * self._salting & _WORD) >> self._shift] - 1 for salt in salts]
+        return [self._places[(run + salt * self.salting & _WORD) >> self._shift] - 1 for salt in salts]
 
-    def put(self, ids: Sequence[int], start: int, stop: int, salts: Sequence[int], base: int = 0) -> None:
-        """For each i in start .. stop: the run before ids[i] has the number base + i. 0 <= base + i < 2^63 - 1."""
-        start = max(start, self.order)
-        if start > stop:
-            return
-        runs = np.correlate(np.array(ids[start - self.order : stop], np.uint64), self._row)  # modulo 2^64
-        numbers = np.arange(base + start + 1, base + stop + 2)
-        for salt in salts:
-            # Of a run that comes twice the later stays: numpy assigns in order.
-            self._slots[(runs + np.uint64(salt * self._salting & _WORD)) >> np.uint64(self._shift)] = numbers
+
+def put(tables: Sequence[Grams], ids: Sequence[int], start: int, stop: int, salts: Sequence[int],
+        base: int = 0) -> None:  # fmt: skip
+    """In each table, for each i in start .. stop: the run before ids[i] has the number base + i. 0 <= base + i <
+    2^63 - 1. The table of the longest runs comes first."""
+    first = max(0, start - tables[0].order)
+    tokens = np.array(ids[first:stop], np.uint64)
+    numbers = np.arange(base + start + 1, base + stop + 2)
+    for table in tables:
+        skipped = max(0, table.order - start)  # before it stand fewer tokens than a run has
+        if skipped > stop - start:
+            continue
+        runs = np.correlate(tokens[start + skipped - table.order - first :], table.row)  # modulo 2^64
+        salted = np.array([[salt * table.salting & _WORD] for salt in salts], np.uint64)
+        # Of a run that comes twice the later stays: numpy assigns in order.
+        table.slots[(runs + salted) >> table.shift] = numbers[skipped:]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from banyan.runtime.engine.request import Request
 from banyan.runtime.engine.speculation.draft import Drafter, Proposal
-from banyan.runtime.engine.speculation.grams import Grams
+from banyan.runtime.engine.speculation.grams import Grams, put
 
 ORDERS = (4, 2, 1)
 """Lengths of the runs that are looked for, in this order: the longer says more."""
@@ -56,8 +56,7 @@ class _Text:
         if n - self._n_known > STRIDE:
             if n > self._n_max:
                 self._make()
-            for grams in self._grams:
-                grams.put(ids, self._n_known, n - 1, (0,))  # behind the last token stands nothing yet
+            put(self._grams, ids, self._n_known, n - 1, (0,))  # behind the last token stands nothing yet
             self._n_known = n
         at = self._at + n - self._n_seen  # where the last find leads, if the text went on as it does
         if not self._at or at >= n or ids[at - 1] != ids[-1]:

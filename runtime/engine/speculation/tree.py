@@ -16,7 +16,7 @@ from zlib import crc32
 
 from banyan.runtime.engine.request import Request
 from banyan.runtime.engine.speculation.draft import Drafter, Proposal
-from banyan.runtime.engine.speculation.grams import Grams
+from banyan.runtime.engine.speculation.grams import Grams, put
 
 ORDERS = (16, 6, 3)
 """Lengths of the runs that are looked for, in this order. The longest reaches from the start of a turn over its marker,
@@ -109,8 +109,7 @@ class Tree(Drafter):
     def _learn(self, reader: _Reader, ids: array[int]) -> None:
         """All its tokens but the last, behind which stands nothing yet."""
         n = min(len(ids), 1 << _N_BITS) - 1
-        for grams in self._grams:
-            grams.put(ids, reader.n_known, n, reader.salts, reader.number << _N_BITS)
+        put(self._grams, ids, reader.n_known, n, reader.salts, reader.number << _N_BITS)
         reader.n_known = n + 1
 
     def _look(self, request: Request, reader: _Reader) -> tuple[array[int] | None, int, int]:

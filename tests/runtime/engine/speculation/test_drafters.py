@@ -13,7 +13,7 @@ import pytest
 
 from banyan.runtime.engine.request import Request
 from banyan.runtime.engine.speculation import ngram, tree
-from banyan.runtime.engine.speculation.grams import Grams
+from banyan.runtime.engine.speculation.grams import Grams, put
 from banyan.runtime.engine.speculation.ngram import Ngram
 from banyan.runtime.engine.speculation.tree import Tree
 from banyan.runtime.wire import Sampling
@@ -51,8 +51,8 @@ def some(n: int, seed: int = 0, vocab: int = 1 << 30) -> list[int]:
 def test_runs_are_found_where_they_stood_last(order: int) -> None:
     ids = array("i", some(300, vocab=4) + some(50))
     grams = Grams(order, 1 << 22)  # so large that hardly two runs share a place
-    grams.put(ids, 0, 200, (5,), 1000)
-    grams.put(ids, 200, len(ids), (5,), 1000)
+    put([grams], ids, 0, 200, (5,), 1000)
+    put([grams], ids, 200, len(ids), (5,), 1000)
     for i in range(order, len(ids) + 1):
         run = ids[i - order : i]
         last = max(j for j in range(order, len(ids) + 1) if ids[j - order : j] == run)
@@ -62,7 +62,7 @@ def test_runs_are_found_where_they_stood_last(order: int) -> None:
 
 def test_short_texts_have_no_runs() -> None:
     grams = Grams(4, 16)
-    grams.put(array("i", [1, 2, 3]), 0, 3, (0,))
+    put([grams], array("i", [1, 2, 3]), 0, 3, (0,))
     assert grams.find(array("i", [1, 2, 3]), 0, 7) == [-1, -1]
 
 
