@@ -181,7 +181,7 @@ def look(drafter: Any, n_texts: int) -> float:
         drafter.propose(some, 16)
         start = time.thread_time()
         for _ in range(128):
-            some.append(chance.randrange(1 << 30))
+            some.extend((chance.randrange(1 << 30),))
             drafter.propose(some, 16)
         best = min(best, (time.thread_time() - start) / 128)
     return 1e6 * best

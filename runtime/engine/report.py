@@ -22,16 +22,18 @@ class Report:
         self._finished: list[Finish] = []
         self._failed: list[Failed] = []
 
-    def token(self, request: Request, token: int) -> None:
-        """One more token of output, which the request has by now."""
-        self._ids.append(token)
+    def tokens(self, request: Request, tokens: Sequence[int]) -> None:
+        """More tokens of output, which the request has by now."""
+        if not tokens:
+            return
+        if request.n_out == len(tokens):
+            self._cached[request.rid] = max(request.n_cached, 0)
+        self._ids.extend(tokens)
         if self._rids and self._rids[-1] == request.rid:
-            self._n_new[-1] += 1
+            self._n_new[-1] += len(tokens)
         else:
             self._rids.append(request.rid)
-            self._n_new.append(1)
-        if request.n_out == 1:
-            self._cached[request.rid] = max(request.n_cached, 0)
+            self._n_new.append(len(tokens))
 
     def logprobs(self, request: Request, tops: TopLogprobs) -> None:
         """Those of its last token."""

@@ -114,10 +114,10 @@ class Request:
         for token in self.ids[self.n_prompt :] if has_penalties else ():
             self.count(token)
 
-    def append(self, token: int) -> None:
-        """One more token of output."""
-        self.ids.append(token)
-        if self.seen is not None:
+    def extend(self, tokens: Sequence[int]) -> None:
+        """More tokens of output."""
+        self.ids.extend(tokens)
+        for token in tokens if self.seen is not None else ():
             self.count(token)
 
     def count(self, token: int) -> None:

@@ -337,6 +337,16 @@ class Scheduler:
     def _draw(self, request: Request, drawn: Sequence[int], tops: Sequence[TopLogprobs]) -> None:
         """Append what was drawn; all but the last of it was foreseen by a draft, and computed."""
         start, draft, k = request.n_total, drawn[:-1], 0
+        if request.guide is None and not request.sampling.logprobs:  # nothing comes between: all up to an end at once
+            k = next((i for i, token in enumerate(drawn) if token in request.stop_ids or token == NO_TOKEN), len(drawn))
+            n_drafted = min(k, len(draft))
+            request.drafted.extend(range(request.n_out, request.n_out + n_drafted))
+            request.n_computed += n_drafted
+            self.counts["computed_tokens"] += n_drafted
+            self._append(request, drawn[:k])
+            if k == len(drawn):
+                self._end_if_full(request)
+                return None
         while True:
             token = drawn[k]
             if token == NO_TOKEN:
@@ -347,8 +357,7 @@ class Scheduler:
                 return self._end_without_token(request)
             if k < len(draft) and token == draft[k]:
                 request.drafted.append(request.n_out)
-            request.append(token)
-            self._said.token(request, token)
+            self._append(request, (token,))
             if request.sampling.logprobs:
                 self._said.logprobs(request, tops[k])
             self._jump(request)
@@ -358,6 +367,11 @@ class Scheduler:
                 self.counts["computed_tokens"] += 1
             if self._end_if_full(request) or start + k < request.n_total:
                 return None
+
+    def _append(self, request: Request, tokens: Sequence[int]) -> None:
+        """More tokens of output: of the request, and of the next report."""
+        request.extend(tokens)
+        self._said.tokens(request, tokens)
 
     def _jump(self, request: Request) -> None:
         """Append what the constraint forces: the next step computes it as one chunk. Who asked for logprobs draws each
@@ -369,12 +383,11 @@ class Scheduler:
             return
         forced = guide.forced_tokens(room)
         stop = next((i for i, token in enumerate(forced) if token in request.stop_ids), len(forced))
-        for token in forced[: guide.accept(forced[:stop])]:
-            request.drafted.append(request.n_out)
-            request.append(token)
-            self._said.token(request, token)
-            request.n_forced += 1
-            self.counts["forced_tokens"] += 1
+        n = guide.accept(forced[:stop])
+        request.drafted.extend(range(request.n_out, request.n_out + n))
+        request.n_forced += n
+        self.counts["forced_tokens"] += n
+        self._append(request, forced[:n])
 
     def _end_if_full(self, request: Request) -> bool:
         """Finish a request whose output is whole (nothing can follow) or as long as it may be."""

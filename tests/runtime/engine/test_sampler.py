@@ -24,7 +24,7 @@ def request(fake: ModuleType, sampling: Sampling, prompt: Sequence[int] = (0,), 
             **fields: Any) -> Request:  # fmt: skip
     r = Request(fake.run(rid, prompt, sampling, **fields), 100)
     for token in said:
-        r.append(token)
+        r.extend((token,))
     return r
 
 

@@ -35,7 +35,7 @@ def proposed(drafter: Any, r: Request, n: int = 8) -> list[int]:
 
 def ended(drafter: Any, r: Request, said: Iterable[int] = ()) -> None:
     for token in said:
-        r.append(token)
+        r.extend((token,))
     drafter.end(r)
 
 
@@ -84,10 +84,10 @@ def test_ngram_goes_on_reading_and_sees_what_is_new(fake: ModuleType) -> None:
     drafter = Ngram()
     for i in range(14, 40):
         assert proposed(drafter, r, 4) == text[i : i + 4]
-        r.append(text[i])
+        r.extend((text[i],))
     new = some(30, seed=1)
     for token in new + new[:6]:
-        r.append(token)
+        r.extend((token,))
     assert proposed(drafter, r, 4) == new[6:10], "the output is known too"
     drafter.end(r)
     assert not drafter._texts
@@ -99,7 +99,7 @@ def test_ngram_proposes_only_what_stands_in_the_text(fake: ModuleType) -> None:
     r = request(fake, some(20, vocab=3))
     drafter = Ngram()
     for _ in range(400):
-        r.append(chance.randrange(3))
+        r.extend((chance.randrange(3),))
         ids = list(r.ids)
         draft = proposed(drafter, r, 5)
         if draft:
@@ -120,7 +120,7 @@ def test_tree_copies_from_ended_and_running_texts(fake: ModuleType) -> None:
     runs = request(fake, some(20, seed=2), 2)
     proposed(drafter, runs)
     for token in some(3 * tree.STRIDE, seed=3):
-        runs.append(token)
+        runs.extend((token,))
     proposed(drafter, runs)
     beside = request(fake, some(3 * tree.STRIDE, seed=3)[:10], 3)
     assert proposed(drafter, beside) == some(3 * tree.STRIDE, seed=3)[10:18]
@@ -184,7 +184,7 @@ def test_a_look_is_quick_in_a_million_tokens(fake: ModuleType) -> None:
             drafter.propose(r, 8)
             start = time.thread_time()
             for token in some(64, seed=seed + 1000):
-                r.append(token)
+                r.extend((token,))
                 drafter.propose(r, 8)
             best = min(best, (time.thread_time() - start) / 64)
         assert best < 20e-6, (drafter.name, best)

@@ -67,7 +67,7 @@ class Bench:
             drawn = [model(k) for k in depth]
             path, said = follow(work.draft, work.parents, drawn)
             self.drafting.judge(work.request, said, path)
-            work.request.append(drawn[0])
+            work.request.extend(drawn[:1])
         return [len(work.draft) for work in works]
 
 
