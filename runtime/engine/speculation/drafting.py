@@ -39,7 +39,7 @@ PATIENCE = 32
 spares the device a pause, see `can_rest`."""
 IDLE = 4
 """Asked so often in a row, and nothing was worth computing: look less often."""
-RARELY, RECENTLY = 0.05, 0.02
+RARELY, RECENTLY = 0.05, 0.04
 """Where a smaller share of all asks led to a draft, patience is twice as long, and a new request begins with it after
 its first ask. The weight of an ask in this share."""
 DEPTHS = (1, 2, 3, 4, 6, 8)
