@@ -34,7 +34,7 @@ COMMAND_LINE = ("banyan.cli", *(f"banyan.cli_{name}" for name in _COMMANDS))
 
 PLANNING = tuple(
     f"{RUNTIME}.engine.{name}"
-    for name in ("admit", "lengths", "orders", "queue", "report", "request", "scheduler", "steer", "workset")
+    for name in ("admit", "check", "lengths", "orders", "queue", "report", "request", "scheduler", "steer", "workset")
 )
 """Runs without a device, and so is tested without one."""
 DRAFTING = f"{RUNTIME}.engine.speculation"

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
-from itertools import pairwise
 from operator import attrgetter
 
 from banyan.radix_cache.cache import Cache, Lease
-from banyan.radix_cache.check import check as check_cache
 from banyan.radix_cache.quarantine import quarantine
 from banyan.runtime.config import Schedule
 from banyan.runtime.constraint.guide import Guide
 from banyan.runtime.engine.admit import Limits, admit
+from banyan.runtime.engine.check import check
 from banyan.runtime.engine.lengths import Growth, Lengths, peak
 from banyan.runtime.engine.queue import Queue
 from banyan.runtime.engine.report import Report
@@ -496,16 +495,4 @@ class Scheduler:
 
     def check(self) -> None:
         """Every invariant of the scheduler and of its cache. Raises AssertionError where one does not hold."""
-        check_cache(self.cache)
-        self.drafting.check(set(self.requests))
-        lanes = [*self.running, *self.waiting, *self.following]
-        assert sorted(r.rid for r in lanes) == sorted(self.requests), "a request is in no lane, or in two"
-        assert len(self.waiting) == sum(r.is_waiting for r in self.requests.values()) == len(list(self.waiting))
-        assert all(a.key < b.key for a, b in pairwise(self.running)), "the running are out of rank"
-        for r in self.requests.values():
-            assert (r.lease is not None) == (r in self.running)
-            assert r.lease.n_cached <= r.n_computed if r.lease else r.n_computed == 0
-            assert r.n_published <= r.n_computed < r.n_total <= r.end
-            assert r.n_flying == r.n_pending == 0, "more of it is in flight than a plan is made of"
-        assert len(self.running) <= self.max_running
-        assert len(self.cache.in_flight) == sum(r.n_computed < r.n_given for r in self.running)
+        check(self)
