@@ -6,7 +6,8 @@ replay: conversations of agents with tools, which run again over the tree that t
 texts that are new, under a JSON Schema. chat: small talk, memories and readings, new ones. noise: small talk drawn at
 temperature 8, which nobody foresees. All are held out of the model's training; the rest is greedy, and all of it is
 refused where outputs differ. A second is one of CPU of the engine's one thread, so that what else the machine does
-counts for neither side; on an idle one it is a second. With --vllm, the python of vLLM's environment: agent replay
+counts for neither side; on an idle one it is a second. That drafts do not cost where they do not pay is measured on
+one engine, with drafting on and off in turns. With --vllm, the python of vLLM's environment: agent replay
 and json beside vLLM without speculation, with its n-grams, and with suffixes where it has arctic-inference; one
 thread each, in seconds of the wall, in turn.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 import subprocess
 import sys
 import time
@@ -31,6 +33,7 @@ from banyan.runtime import config as configs
 from banyan.runtime.constraint.canonical import canonical
 from banyan.runtime.engine.process import build
 from banyan.runtime.engine.request import Request
+from banyan.runtime.engine.speculation.make import make
 from banyan.runtime.engine.speculation.ngram import Ngram
 from banyan.runtime.engine.speculation.tree import Tree
 from banyan.runtime.engine.worker import Engine
@@ -162,6 +165,30 @@ class Bench:
                 sys.exit("outputs differ with drafts and without: no figure stands on that")
         return arms
 
+    def in_turns(self, work: Callable[[int], list[Job]], batch: int) -> float:
+        """The speed of `auto` over that without, on one engine, a few jobs at a time: where its memory lies, by which
+        engines differ by a twentieth, is the same for both. Nothing is cached but what drafters have learned."""
+        arm = Arm("off", batch, self.tokenizer.vocabulary(), self.end)
+        engine, chance = arm.engine, random.Random(0)
+        kinds = {how: make(configs.drafters(how, "")) for how in ("off", "auto")}
+        n_at_once, ratios = 4 * batch, []
+        for r in range(-1, 2 * self.rounds):
+            jobs, seconds = work(r), dict.fromkeys(kinds, 0.0)
+            for at in range(0, len(jobs), n_at_once):
+                said = []
+                for how in chance.sample(list(kinds), len(kinds)):
+                    engine.cache.reset()
+                    kinds[how].max_tree = engine.drafting.max_tree
+                    engine.drafting = engine.scheduler.drafting = kinds[how]
+                    arm.seconds, arm.n_runs = 0.0, at  # a run's number is its seed
+                    said.append(arm.run(jobs[at : at + n_at_once]))
+                    seconds[how] += arm.seconds
+                if said[0] != said[1]:
+                    sys.exit("outputs differ with drafts and without: no figure stands on that")
+            if r >= 0:
+                ratios.append(seconds["off"] / seconds["auto"])
+        return statistics.median(ratios)
+
 
 def look(drafter: Any, n_texts: int) -> float:
     """us per request and step, with as many texts of 2,048 tokens indexed; the best of some."""
@@ -245,11 +272,11 @@ def main() -> int:
         share = acceptance(pocket.path(), pocket.path("draft"), n=12)
         report.row("the pocket draft's tokens at depth 3, greedy: accepted", "share", share, target=">= 0.6")
     ours = "tree,grammar"
-    for workload, work, one, batch_16, best in (
-        ("agent replay", bench.replay, "ratio >= 2.5", "ratio >= 1.3", ours),
-        ("json", bench.records, "ratio >= 2.5", "ratio >= 1.3", ours),
-        ("chat", bench.chat, "ratio >= 0.97", "ratio >= 0.97", "auto"),
-        ("noise", bench.noise, "ratio >= 0.97", "ratio >= 0.97", "auto"),
+    for workload, work, one, batch_16 in (
+        ("agent replay", bench.replay, "ratio >= 2.5", "ratio >= 1.3"),
+        ("json", bench.records, "ratio >= 2.5", "ratio >= 1.3"),
+        ("chat", bench.chat, "", ""),
+        ("noise", bench.noise, "", ""),
     ):
         for batch, target in ((1, one), (16, batch_16)):
             rest = ("tree", "ngram", "grammar", "model", ours, "auto") if batch == 1 else ("model", ours, "auto")
@@ -257,11 +284,14 @@ def main() -> int:
             off = arms.pop("off")
             for name, arm in arms.items():
                 where = f"{workload}, batch {batch}, {name}"
-                goal = target if name == best else "ratio >= 0.97" if name == "auto" else ""
+                goal = target if name == ours else "ratio >= 0.97" if (name, work) == ("auto", bench.replay) else ""
                 report.row(f"{where}: speed", "tokens/s", arm.speed, off.speed, "off", goal, more_is_better=True)
                 report.row(f"{where}: tokens a step", "tokens", arm.n_tokens / arm.n_steps, off.n_tokens / off.n_steps,
                            "off", more_is_better=True)  # fmt: skip
                 report.row(f"{where}: accepted", "share", arm.accepted)
+            if workload != "agent replay":  # which lives of what is cached
+                report.row(f"{workload}, batch {batch}, auto on the same engine: speed", "times off",
+                           bench.in_turns(work, batch), target=">= 0.97")  # fmt: skip
     if args.vllm:
         beside_vllm(bench, report, args.vllm)
     return report.end(args.json)

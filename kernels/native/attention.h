@@ -54,7 +54,8 @@ void run(const Call& c, const Item* small, int n_small, const Item* large, int n
             Scratch& own = own_scratch();
             if (j >= 0) return attend_few<T, P, paired>(c, small[j], 0, c.n_kv_heads, own);
             const Item& item = large[i / c.n_kv_heads];
-            if (c.is_exact || item.n * group < many<decltype(pair)>) attend_few<T, P, paired>(c, item, head, head + 1, own);
+            const bool has_few = item.n * group < many<decltype(pair)> || (c.is_exact && paired);
+            if (has_few) attend_few<T, P, paired>(c, item, head, head + 1, own);
             else attend_many<decltype(pair), T, P>(c, item, head, own);
         });
     };

@@ -77,7 +77,7 @@ inline float weigh(const Call& c, const Scratch& x, float* score, int at, int n,
     float fresh = top(high), old = best;
     best = fresh > old ? fresh : old;
     float base = best == -INFINITY ? 0.0f : best;
-    float shrink = old == best ? 1.0f : std::exp2(old - base);
+    float shrink = old == best ? 1.0f : exp2(vf{} + (old - base))[0];
     vf part = vf{};
     for (int j = 0; j < n_vectors; j++) {
         vf w = exp2(load(score + j * W) - base);

@@ -25,7 +25,7 @@ struct Call {  // one call of attention; pointers to elements of one type
     float *part, *lse;       // [n_partials, n_heads, dim], [n_partials, n_heads]
     const float *k_scale, *v_scale;  // [pages, page, n_kv_heads], of pools in 8 bits
     int64_t s_q, s_out, s_page, s_slot;
-    int32_t s_table, n_heads, n_kv_heads, dim, page, window, is_exact;  // is_exact: all items are computed in one way
+    int32_t s_table, n_heads, n_kv_heads, dim, page, window, is_exact;  // is_exact: how many rows an item has changes no bit
     float scale, softcap;    // scale in base 2
 };
 
@@ -39,7 +39,7 @@ struct alignas(64) Scratch {
     float k[MAX_DIM * BLOCK], v[BLOCK * MAX_DIM];  // of a block, turned or widened
     float k_scale[BLOCK], v_scale[BLOCK];
     int64_t place[BLOCK], slot[BLOCK];  // of a block's keys: where their numbers begin, and which of all slots they have
-    vf best[MAX_ROWS], total[MAX_ROWS];  // of rows in lanes, or of a row's keys in lanes: its best score is `top`, then
+    vf best[MAX_ROWS / W], total[MAX_ROWS];  // sums of weights, in W parts for each row: lanes are keys, or rows
     float top[MAX_ROWS], shrink[MAX_ROWS];
     const void *k_row[BLOCK], *v_row[BLOCK];
     float last[MAX_ROWS], oldest[MAX_ROWS];  // keys that a row sees: these, and all between them

@@ -3,7 +3,8 @@
 // A task's Q is turned once, into panels of rows. Keys and values are then taken as they lie in the pages, number by
 // number, each times vectors of rows: S^T = K Q^T, and O^T += V^T P^T. So nothing of a block has to be turned, and a row's
 // best score and its sum are found without a step across lanes. In bfloat16 both products multiply pairs, of a key's
-// numbers and of keys; weights are rounded for that as a GPU's are.
+// numbers and of keys; weights are rounded for that as a GPU's are. In float all is summed in the order of few.h: how many
+// rows there are changes no bit.
 #pragma once
 
 #include <algorithm>
@@ -93,7 +94,7 @@ void hide(const Call& c, const Item& item, Scratch& x, const Block block, int p,
 // multiplied with. by: what scores have still to be multiplied with.
 template <class T, class P, int V>
 inline void weigh_across(float* score, int n, float by, vf* all_best, vf* all_total, const float* v_scale, vf* shrink) {
-    vf base[V], total[V];
+    vf base[V];
     for (int v = 0; v < V; v++) base[v] = vf{} - INFINITY;
     for (int s = 0; s < n; s++)
         for (int v = 0; v < V; v++) base[v] = vmax(base[v], load(score + s * PANEL + v * W));
@@ -102,26 +103,32 @@ inline void weigh_across(float* score, int n, float by, vf* all_best, vf* all_to
         all_best[v] = best;
         base[v] = best == -INFINITY ? vf{} : best;
         shrink[v] = exp2(old - base[v]);
-        total[v] = all_total[v] * shrink[v];
     }
-    const auto weight = [&](int s, int v) {
-        vf w = exp2(load(score + s * PANEL + v * W) * by - base[v]);
-        total[v] += w;
-        if constexpr (is_scaled<P>) w *= v_scale[s];
-        return w;
-    };
+    const auto weight = [&](int s, int v) { return exp2(load(score + s * PANEL + v * W) * by - base[v]); };
     if constexpr (sizeof(T) == 4) {
-        for (int s = 0; s < n; s++)
-            for (int v = 0; v < V; v++) store(score + s * PANEL + v * W, weight(s, v));
+        for (int lane = 0; lane < W; lane++)  // of few.h, whose sums are kept in W parts
+            for (int v = 0; v < V; v++) {
+                vf part = vf{}, &total = all_total[lane * NV + v];
+                for (int s = lane; s < n; s += W) {
+                    vf w = weight(s, v);
+                    part += w;
+                    if constexpr (is_scaled<P>) w *= v_scale[s];
+                    store(score + s * PANEL + v * W, w);
+                }
+                total = total * shrink[v] + part;
+            }
     } else {
+        vf total[V];
+        for (int v = 0; v < V; v++) total[v] = all_total[v] * shrink[v];
         for (int v = 0; v < V && n % 2; v++) store(score + n * PANEL + v * W, vf{} - INFINITY);
         for (int s = 0; s < n; s += 2)
             for (int v = 0; v < V; v++) {
                 const vf even = weight(s, v), odd = weight(s + 1, v);
+                total[v] += even + odd;
                 store_pairs(reinterpret_cast<bf16*>(score) + s * PANEL + v * 2 * W, even, odd);
             }
+        for (int v = 0; v < V; v++) all_total[v] = total[v];
     }
-    for (int v = 0; v < V; v++) all_total[v] = total[v];
 }
 
 template <class T, class P, int V>
@@ -138,7 +145,7 @@ inline void panel_across(const Call& c, const Item& item, Scratch& x, const Bloc
         hide<P, V>(c, item, x, block, p, by);
         by = 1.0f;
     }
-    weigh_across<T, P, V>(x.weight, block.n, by, x.best + p * NV, x.total + p * NV, x.v_scale, shrink);
+    weigh_across<T, P, V>(x.weight, block.n, by, x.best + p * NV, x.total + p * PANEL, x.v_scale, shrink);
     const auto* weight = reinterpret_cast<const T*>(x.weight);
     float* acc = x.acc + p * PANEL * dim;
     constexpr int pair = 4 / sizeof(T);
@@ -204,10 +211,12 @@ inline void give(const Call& c, const Item& item, int head, Scratch& x) {
     for (int r = 0; r < n; r += W) {
         const int n_here = n - r < W ? n - r : W;
         float by[W];
+        vf* total = x.total + r / PANEL * PANEL + r % PANEL / W;  // and every NV-th from there on
+        for (int half = W / 2; half; half /= 2)
+            for (int i = 0; i < half; i++) total[i * NV] += total[(i + half) * NV];
         for (int i = 0; i < n_here; i++) {
             const int at = (r + i) / group, h = head * group + (r + i) % group, part = entry[at * 2 + 1];
-            const float total = x.total[r / W][i], most = x.best[r / W][i];
-            by[i] = normalizer(c, h, part, total, most);
+            by[i] = normalizer(c, h, part, total[0][i], x.best[r / W][i]);
         }
         for (int d = 0; d < dim; d += W) {
             vf square[W];
@@ -236,7 +245,8 @@ void attend_many(const Call& c, const Item& item, int head, Scratch& x) {
         newest = oldest > newest ? oldest : newest;
         if (c.seen) x.seen[r] = c.seen[row];
     }
-    for (int i = 0; i < n_panels * NV; i++) x.best[i] = vf{} - INFINITY, x.total[i] = vf{};
+    for (int i = 0; i < n_panels * NV; i++) x.best[i] = vf{} - INFINITY;
+    for (int i = 0; i < n_panels * PANEL; i++) x.total[i] = vf{};
     std::memset(x.acc, 0, sizeof(float) * n_panels * PANEL * c.dim);
     for (int at = item.start; at < item.end; at += BLOCK) {
         Block block{at, item.end - at < BLOCK ? item.end - at : BLOCK, false};

@@ -10,6 +10,7 @@ from banyan.kernels.attention import cpu, native, plain
 from banyan.kernels.attention.batch import ragged
 from banyan.kernels.attention.plan import MERGE_KEYS
 from banyan.kernels.native import build
+from banyan.kernels.pool import KINDS, Quantized, quantize
 from banyan.kernels.testing.cases import Case, attention_case, check_deterministic, random_trees
 
 BATCHES = {
@@ -204,6 +205,24 @@ def test_a_deterministic_row_has_the_same_bits_in_every_batch(
         monkeypatch.setitem(MERGE_KEYS, "cpu", merge_keys)
         for seed in range(3):
             check_deterministic(cpu.attention, seed, 900, dtype, **options)
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 5.0}], ids=str)
+@pytest.mark.parametrize("kv", [None, *KINDS])
+def test_in_float32_a_row_has_the_same_bits_among_few_and_among_many(
+    kv: str | None, options: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go different ways; and a text is computed again as a chunk when an engine has died."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # or reads are split
+    for heads, n_kv_heads, dim in ((6, 2, 80), (8, 8, 64)):
+        k, v = torch.randn(2, 32, 16, n_kv_heads, dim)
+        pools = (k, v) if kv is None else [Quantized(*quantize(pool, KINDS[kv])) for pool in (k, v)]
+        q = torch.randn(61, heads, dim)
+        many = cpu.attention(q, *pools, ragged([61], [500], [range(32)], 16), scale=0.3, **options)
+        for i in (0, 30, 60):
+            one = ragged([1], [440 + i], [range(32)], 16)
+            assert torch.equal(cpu.attention(q[i : i + 1], *pools, one, scale=0.3, **options)[0], many[i])
 
 
 def test_without_a_compiler_attention_is_not_deterministic_and_says_so() -> None:
