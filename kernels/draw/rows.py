@@ -9,6 +9,9 @@ from torch import Tensor
 
 from banyan.kernels.attention.batch import to_device
 
+HOTTEST = 1e30
+"""A temperature above this changes nothing more. Infinite in float32, it made -inf / inf of what is forbidden."""
+
 
 class Rows(NamedTuple):
     """One number per row, [n_rows] each."""
@@ -34,7 +37,7 @@ def draw_rows(
 ) -> Rows:
     """Build from lists; integers count modulo 2^64."""
     table = np.empty((7, len(temperature)), np.int64)
-    for i, reals in ((0, temperature), (2, top_p), (3, min_p)):
+    for i, reals in ((0, np.minimum(temperature, HOTTEST)), (2, top_p), (3, min_p)):
         table[i].view(np.float64)[:] = reals
     for i, whole in ((1, top_k), (4, seed), (5, sample), (6, position)):
         table[i] = _wrapped(whole)

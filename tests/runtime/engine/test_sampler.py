@@ -59,6 +59,15 @@ def test_temperature(fake: ModuleType, temperature: float) -> None:
     assert_law(draws(fake, Sampling(temperature=temperature)), softmax(LOGITS / temperature))
 
 
+def test_at_any_temperature_what_is_forbidden_stays_so(fake: ModuleType) -> None:
+    """And what is past the vocabulary, where vectors end later. In float32 this one is infinite."""
+    logits = LOGITS.copy()
+    logits[[1, 6]] = -np.inf
+    allowed = only(np.ones(len(LOGITS)), [0, 2, 3, 4, 5, 7])
+    for top_k in (-1, 3):  # all are as likely, so three of them tie with all
+        assert_law(draws(fake, Sampling(temperature=1e308, top_k=top_k), logits), allowed)
+
+
 def test_temperature_0_is_greedy_and_a_tiny_one_nearly(fake: ModuleType) -> None:
     for temperature in (0.0, 1e-30):
         assert draws(fake, Sampling(temperature=temperature))[0] == N
