@@ -279,7 +279,8 @@ def compare(report: Report, name: str, peer: str, by_system: dict[str, list[Run]
 
 
 def write_page(file: Path, model: str, runs: Runs, report: Report) -> None:
-    """The walls as a table between this benchmark's marks, and as bars in an SVG beside the file."""
+    """The walls as a table between this benchmark's marks, and as bars in an SVG beside the file. Peers without vLLM,
+    which take many times as long, have a table of their own."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -301,7 +302,8 @@ def write_page(file: Path, model: str, runs: Runs, report: Report) -> None:
         for row in report.rows
         if row["name"].startswith(said) or (" outputs that are " in row["name"] and model.endswith("float32"))
     ]
-    plot = file.with_name(f"{report.name}-{model}.svg")
+    kind = "" if "vllm" in systems else "-others"
+    plot = file.with_name(f"{report.name}-{model}{kind}.svg")
     figure, axes = pyplot.subplots(figsize=(8, 3.2), layout="constrained")
     width = 0.8 / len(systems)
     for i, system in enumerate(systems):
@@ -315,7 +317,7 @@ def write_page(file: Path, model: str, runs: Runs, report: Report) -> None:
     n_times = len(next(iter(runs.values()))[systems[0]])
     head = f"{model}, {machine()}, commit {commit()}. Wall seconds, medians of {n_times}."
     body = [head, "", *lines, "", f"![wall times]({plot.name})", "", *more, ""]
-    fill(file, f"{report.name} {model}", "\n".join(body))
+    fill(file, f"{report.name} {model}{kind}", "\n".join(body))
 
 
 def main() -> None:
