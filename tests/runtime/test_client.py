@@ -184,7 +184,7 @@ def test_an_error_names_its_program_gen_and_line(join: Join) -> None:
 
 
 def test_errors_are_fresh_for_each_future(join: Join) -> None:
-    program = join().program()
+    program = join(step_ms=5).program()
     program.submit([wire.Gen(0, 0, LONG), wire.Gen(0, 1, LONG)])
     program.cancel()
     errors = [program.future(k).exception(10) for k in (0, 1, 2)]
