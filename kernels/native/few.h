@@ -17,10 +17,6 @@ void gather(const Call& c, int n, int head, Scratch& x, const float** v_row, con
         const int64_t o = x.place[s] + int64_t(head) * c.dim;
         k_row[s] = static_cast<const P*>(c.k) + o;
         const P* from = static_cast<const P*>(c.v) + o;
-        if constexpr (is_scaled<P>) {
-            const int64_t slot = x.slot[s] * c.n_kv_heads + head;
-            x.k_scale[s] = c.k_scale[slot], x.v_scale[s] = c.v_scale[slot];
-        }
         if constexpr (sizeof(P) == 4) {
             v_row[s] = from;
         } else if (raw) {
@@ -30,17 +26,11 @@ void gather(const Call& c, int n, int head, Scratch& x, const float** v_row, con
             for (int d = 0; d < c.dim; d += W) store(x.v + s * c.dim + d, load(from + d));
         }
     }
-    constexpr int step = paired ? 2 * W : W;  // numbers of K in a lane's width times W
-    for (int s = 0; s < (n + W - 1) / W * W; s += W)
-        for (int d = 0; d < c.dim; d += step) {
-            vf square[W];
-            for (int i = 0; i < W; i++) {
-                if constexpr (paired) square[i] = load(reinterpret_cast<const float*>(k_row[s + i] + d));
-                else square[i] = load(k_row[s + i] + d);
-            }
-            transpose<W / 2>(square);
-            for (int i = 0; i < W; i++) store(x.k + (d * W / step + i) * BLOCK + s, square[i]);
-        }
+    find_scales<P>(c, head, x);
+    turn<BLOCK, paired ? 2 * W : W>(n, c.dim, x.k, [&](int s, int d) {
+        if constexpr (paired) return load(reinterpret_cast<const float*>(k_row[s] + d));
+        else return load(k_row[s] + d);
+    });
 }
 
 // Scores of one row against n keys from `at` become weights; returns what older sums must be multiplied with.

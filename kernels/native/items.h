@@ -92,6 +92,30 @@ inline void stream(const Call& c, const Item& item, int at, int n, const Scratch
     touch(c.v);
 }
 
+// Rows of `dim` numbers are turned into panels of `width` of them: a row is a lane. row(r, d): W floats of row r from number
+// d on, where a float may hold a pair. step: the numbers that these are.
+template <int width, int step, class Row>
+inline void turn(int n, int dim, float* to, const Row& row) {
+    for (int r = 0; r < (n + W - 1) / W * W; r += W)
+        for (int d = 0; d < dim; d += step) {
+            vf square[W];
+            for (int i = 0; i < W; i++) square[i] = row(r + i, d);
+            transpose<W / 2>(square);
+            float* at = to + (r / width * dim + d) * W / step * width + r % width;
+            for (int i = 0; i < W; i++) store(at + i * width, square[i]);
+        }
+}
+
+// Of pools in 8 bits, what a block's keys and values are multiplied with.
+template <class P>
+inline void find_scales(const Call& c, int head, Scratch& x) {
+    if constexpr (is_scaled<P>)
+        for (int s = 0; s < BLOCK; s++) {
+            const int64_t slot = x.slot[s] * c.n_kv_heads + head;
+            x.k_scale[s] = c.k_scale[slot], x.v_scale[s] = c.v_scale[slot];
+        }
+}
+
 // A score, in base 2, through the soft cap: c.scale holds 2 / softcap, and tanh(x) = 1 - 2 / (exp(2x) + 1).
 inline vf capped(const Call& c, vf s) {
     const vf low = s > 60.0f ? vf{} + 60.0f : s;

@@ -155,39 +155,29 @@ inline void panel_across(const Call& c, const Item& item, Scratch& x, const Bloc
 
 // Q in panels of rows, float32 [dim][PANEL], bfloat16 [dim / 2][PANEL][2]; a row that is missing repeats the last.
 template <class T, class Q>
-inline void turn(const Call& c, const Item& item, int head, Scratch& x) {
+inline void turn_rows(const Call& c, const Item& item, int head, Scratch& x) {
     const int group = c.n_heads / c.n_kv_heads, n = item.n * group;
     const int32_t* entry = c.rows + int64_t(item.first) * 2;
-    constexpr int step = W * 4 / sizeof(T);
-    for (int r = 0; r < (n + W - 1) / W * W; r += W)
-        for (int d = 0; d < c.dim; d += step) {
-            vf square[W];
-            for (int i = 0; i < W; i++) {
-                const int at = r + i < n ? r + i : n - 1;
-                const Q* row = static_cast<const Q*>(c.q) + entry[at / group * 2] * c.s_q;
-                const Q* from = row + (head * group + at % group) * c.dim + d;
-                if constexpr (sizeof(T) == 2) square[i] = load(reinterpret_cast<const float*>(from));
-                else square[i] = load(from) * c.scale;
-            }
-            transpose<W / 2>(square);
-            auto* to = reinterpret_cast<float*>(x.panels<T>() + r / PANEL * PANEL * c.dim) + r % PANEL;
-            for (int i = 0; i < W; i++) store(to + (d * W / step + i) * PANEL, square[i]);
-        }
+    auto* to = reinterpret_cast<float*>(x.panels<T>());
+    turn<PANEL, W * 4 / sizeof(T)>(n, c.dim, to, [&](int r, int d) {
+        const int at = r < n ? r : n - 1;
+        const Q* row = static_cast<const Q*>(c.q) + entry[at / group * 2] * c.s_q;
+        const Q* from = row + (head * group + at % group) * c.dim + d;
+        if constexpr (sizeof(T) == 2) return load(reinterpret_cast<const float*>(from));
+        else return load(from) * c.scale;
+    });
 }
 
 // Where a block's K and V stand: in the pages, or widened; V in pairs of keys for bfloat16.
 template <class T, class P>
 inline void lay(const Call& c, const Item& item, const Block& block, int head, Scratch& x) {
     find(c, item, block.at, block.n, x);
+    find_scales<P>(c, head, x);
     const int dim = c.dim;
     const int64_t first = int64_t(head) * dim;
     const auto from = [&](const void* pool, int s) { return static_cast<const P*>(pool) + x.place[s] + first; };
     for (int s = 0; s < block.n; s++) {
         x.k_row[s] = from(c.k, s), x.v_row[s] = from(c.v, s);
-        if constexpr (is_scaled<P>) {
-            const int64_t slot = x.slot[s] * c.n_kv_heads + head;
-            x.k_scale[s] = c.k_scale[slot], x.v_scale[s] = c.v_scale[slot];
-        }
         if constexpr (sizeof(T) == 2) {
             bf16* to = x.v_pairs + s / 2 * 2 * dim;
             x.v_row[s] = to;
@@ -236,7 +226,7 @@ template <class T, class Q, class P>
 void attend_many(const Call& c, const Item& item, int head, Scratch& x) {
     const int group = c.n_heads / c.n_kv_heads, n = item.n * group, n_panels = (n + PANEL - 1) / PANEL;
     const int32_t* entry = c.rows + int64_t(item.first) * 2;
-    turn<T, Q>(c, item, head, x);
+    turn_rows<T, Q>(c, item, head, x);
     int newest = 0;
     for (int r = 0; r < n_panels * PANEL; r++) {
         const int at = (r < n ? r : n - 1) / group, row = entry[at * 2];
