@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from banyan.runtime.constraint.automaton import Automaton
-from banyan.runtime.constraint.guide import Row, Rows, fill_chain, fill_tree, has_bit, set_bits
+from banyan.runtime.constraint.guide import Row, Rows, fill_chain, fill_tree, set_bits
 from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.wire import ConstraintSpec
 
@@ -145,11 +145,9 @@ class DfaGuide:
         out[:] = self._dfa.mask(state)
         return None
 
-    def allows(self, token: int) -> bool:
-        state = self._states[-1]
-        if forced := self._dfa.forced(state):
-            return token == forced[0]
-        return has_bit(self._dfa.mask(state), token)
+    def take(self, token: int) -> bool:
+        forced = self._dfa.forced(self._states[-1])
+        return (not forced or token == forced[0]) and self.accept((token,)) == 1
 
     def fill_chain(self, draft: Sequence[int], out: Rows) -> int:
         return fill_chain(self, draft, out)

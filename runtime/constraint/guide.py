@@ -41,8 +41,8 @@ class Guide(Protocol):
         """Write the mask of what may come next, all words of it; of a forced run, its first token alone. All zeros only
         where `must_stop`, or with `error`."""
 
-    def allows(self, token: int) -> bool:
-        """Whether the mask that `fill` would write has the token. Much quicker than the mask."""
+    def take(self, token: int) -> bool:
+        """Go on by the token, if the mask that `fill` would write has it; whether it has. Quicker than the mask."""
 
     def fill_chain(self, draft: Sequence[int], out: Rows) -> int:
         """The masks before draft[0], draft[1], ... and behind the last; out is [len(draft) + 1, n_words].
@@ -91,11 +91,6 @@ def clear_bits(row: Row, tokens: Sequence[int]) -> None:
     words = row.view(np.uint32)
     for token in tokens:
         words[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
-
-
-def has_bit(row: Row, token: int) -> bool:
-    """Whether the token is allowed."""
-    return bool(row[token >> 5] >> (token & 31) & 1)
 
 
 def fill_chain(guide: Guide, draft: Sequence[int], out: Rows) -> int:

@@ -77,13 +77,9 @@ class LlgGuide:
         self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
         clear_bits(out, self._eos)
 
-    def allows(self, token: int) -> bool:
-        if forced := self._forced_tokens():
-            return token == forced[0]
-        if token in self._eos or not self._matcher.try_consume_tokens([token]):
-            return False
-        self._matcher.rollback(1)
-        return True
+    def take(self, token: int) -> bool:
+        forced = self._forced_tokens()
+        return (token == forced[0] if forced else token not in self._eos) and self.accept((token,)) == 1
 
     def fill_chain(self, draft: Sequence[int], out: Rows) -> int:
         return fill_chain(self, draft, out)

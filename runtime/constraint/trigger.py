@@ -144,10 +144,10 @@ class TriggerGuide:
         clear_bits(out, self._compiled.vocabulary.eos)
         return clear_bits(out, self._compiled.forbidden(self._place))
 
-    def allows(self, token: int) -> bool:
-        if self._place.value is not None:
-            return self._place.value.allows(token)
-        return token not in self._compiled.vocabulary.eos and self._after(token) is not None
+    def take(self, token: int) -> bool:
+        forced = self.forced_tokens(1)
+        is_drawn = token == forced[0] if forced else token not in self._compiled.vocabulary.eos
+        return is_drawn and self.accept((token,)) == 1
 
     def fill_chain(self, draft: Sequence[int], out: Rows) -> int:
         return fill_chain(self, draft, out)

@@ -199,7 +199,7 @@ class Guides:
         slow: dict[int, int] = {}
         which = [-1] * len(requests)
         watch = Watch()
-        last, n_ahead, depth = requests[guided[0]].guide, 0, 0  # n_ahead: tokens of a draft that its guide is behind
+        last, n_ahead, depth = requests[guided[0]].guide, 0, 0  # n_ahead: so many tokens is its guide ahead of its text
         assert last is not None
         drawn: list[int] = []  # along the path to the row in hand: what each draws, or UNKNOWN, or NOTHING
         for i in guided:
@@ -209,19 +209,19 @@ class Guides:
             if isinstance(request, Ahead):
                 depth += 1 - request.n_back
                 del drawn[depth:]
-                is_reached = drawn[-1] in (request.token, UNKNOWN)
-                if is_reached:
+                if drawn[-1] == UNKNOWN:
                     guide.rollback(n_ahead + 1 - depth)
                     n_ahead = depth - 1 + guide.accept((request.token,))
-                if not is_reached or n_ahead < depth:
+                if drawn[-1] not in (request.token, UNKNOWN) or n_ahead < depth:
                     drawn.append(NOTHING)
                     continue
             else:
                 last.rollback(n_ahead)
                 last, n_ahead, depth = guide, 0, 0
                 drawn.clear()
-            if best is not None and takes_best(request) and _allows(request, best[i]):
+            if best is not None and takes_best(request) and _take(request, best[i]):
                 drawn.append(best[i])
+                n_ahead += 1
             else:
                 drawn.append(UNKNOWN)
                 which[i] = len(out)
@@ -259,11 +259,11 @@ def takes_best(request: Request | Ahead) -> bool:
     return not (sampling.temperature or sampling.logprobs or request.has_edits)
 
 
-def _allows(request: Request | Ahead, token: int) -> bool:
-    """Whether `_mask` has the token. May say no of one that ends the output."""
+def _take(request: Request | Ahead, token: int) -> bool:
+    """Have its guide go on by the token, if `_mask` has it. May say no of one that ends the output."""
     guide = request.guide
     assert guide is not None
-    return token not in request.ends and not guide.error and guide.allows(token)
+    return token not in request.ends and not guide.error and guide.take(token)
 
 
 def _mask(request: Request | Ahead, n_vocab: int) -> np.ndarray:

@@ -35,9 +35,10 @@ class Report:
             self._rids.append(request.rid)
             self._n_new.append(len(tokens))
 
-    def logprobs(self, request: Request, tops: TopLogprobs) -> None:
-        """Those of its last token."""
-        self._logprobs[request.rid] = (*self._logprobs.get(request.rid, ()), tops)
+    def logprobs(self, request: Request, tops: Sequence[TopLogprobs]) -> None:
+        """Those of its last tokens; none where they were not asked for."""
+        if tops:
+            self._logprobs[request.rid] = (*self._logprobs.get(request.rid, ()), *tops)
 
     def finish(self, request: Request, reason: FinishReason, stop_id: int, drafts: dict[str, tuple[int, int]]) -> None:
         """Its output is over. drafts: by drafter, tokens that were drafted and accepted."""

@@ -334,38 +334,23 @@ class Scheduler:
                     request.lease.shrink(request.n_total)
 
     def _draw(self, request: Request, drawn: Sequence[int], tops: Sequence[TopLogprobs]) -> None:
-        """Append what was drawn; all but the last of it was foreseen by a draft, and computed."""
-        start, draft, k = request.n_total, drawn[:-1], 0
-        if request.guide is None and not request.sampling.logprobs:  # nothing comes between: all up to an end at once
-            k = next((i for i, token in enumerate(drawn) if token in request.stop_ids or token == NO_TOKEN), len(drawn))
-            n_drafted = min(k, len(draft))
-            request.drafted.extend(range(request.n_out, request.n_out + n_drafted))
-            request.n_computed += n_drafted
-            self.counts["computed_tokens"] += n_drafted
-            self._append(request, drawn[:k])
-            if k == len(drawn):
-                self._end_if_full(request)
-                return None
-        while True:
-            token = drawn[k]
-            if token == NO_TOKEN:
-                return self._end_without_token(request)
-            if token in request.stop_ids:
-                return self._finish(request, "stop", token)
-            if request.guide is not None and not request.guide.accept((token,)):
-                return self._end_without_token(request)
-            if k < len(draft) and token == draft[k]:
-                request.drafted.append(request.n_out)
-            self._append(request, (token,))
-            if request.sampling.logprobs:
-                self._said.logprobs(request, tops[k])
+        """Append what was drawn, up to an end; all but the last of it was foreseen by a draft, and computed."""
+        end = next((i for i, token in enumerate(drawn) if token in request.stop_ids or token == NO_TOKEN), len(drawn))
+        n = end if request.guide is None else request.guide.accept(drawn[:end])
+        n_drafted = min(n, len(drawn) - 1)
+        request.drafted.extend(range(request.n_out, request.n_out + n_drafted))
+        request.n_computed += n_drafted
+        self.counts["computed_tokens"] += n_drafted
+        self._append(request, drawn[:n])
+        self._said.logprobs(request, tops[:n])
+        if n == len(drawn):
             self._jump(request)
-            while k < len(draft) and start + k < request.n_total and draft[k] == request.ids[start + k]:
-                k += 1
-                request.n_computed += 1
-                self.counts["computed_tokens"] += 1
-            if self._end_if_full(request) or start + k < request.n_total:
-                return None
+        if n and self._end_if_full(request):
+            return
+        if n < end or (end < len(drawn) and drawn[end] == NO_TOKEN):
+            self._end_without_token(request)
+        elif end < len(drawn):
+            self._finish(request, "stop", drawn[end])
 
     def _append(self, request: Request, tokens: Sequence[int]) -> None:
         """More tokens of output: of the request, and of the next report."""

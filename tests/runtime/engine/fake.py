@@ -117,8 +117,8 @@ class Pattern:
         if token is not None:
             set_bits(out, [token])
 
-    def allows(self, token: int) -> bool:
-        return not self.can_stop and self.pattern[self.at] in (None, token)
+    def take(self, token: int) -> bool:
+        return self.accept((token,)) == 1
 
     def accept(self, tokens: Sequence[int]) -> int:
         for n, token in enumerate(tokens):
