@@ -24,7 +24,7 @@ from serving_floor import Shape, ceilings
 from banyan.kernels import ops
 from banyan.runtime import config as configs
 from banyan.runtime.engine import worker
-from banyan.runtime.engine.process import _settle, build
+from banyan.runtime.engine.process import build, settle
 from banyan.runtime.engine.worker import Engine
 from banyan.runtime.model.linear import Linear
 from banyan.runtime.wire import Run, Sampling
@@ -83,7 +83,7 @@ def main() -> None:
     engine = build(
         configs.make(model=str(args.model), device="cpu", dtype=dtype, threads=1, kv_memory="1GiB", speculate="off")
     )
-    _settle()
+    settle()
     reading = Shape.read(args.model, dtype).weights / ceilings(dtype).bytes
     clock = Clock()
     for op in OPS:

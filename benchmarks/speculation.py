@@ -9,7 +9,7 @@ refused where outputs differ. A second is one of CPU of the engine's one thread,
 counts for neither side; on an idle one it is a second. That drafts do not cost where they do not pay is measured on
 one engine, with drafting on and off in turns. With --vllm, the python of vLLM's environment: agent replay
 and json beside vLLM without speculation, with its n-grams, and with suffixes where it has arctic-inference; one
-thread each, in seconds of the wall, in turn.
+thread each, in float32 and in the checkpoint's own bfloat16, in seconds of the wall, in turn.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from report import Report, correct
 
 from banyan.runtime import config as configs
 from banyan.runtime.constraint.canonical import canonical
-from banyan.runtime.engine.process import build
+from banyan.runtime.engine.process import build, settle
 from banyan.runtime.engine.request import Request
 from banyan.runtime.engine.speculation.make import make
 from banyan.runtime.engine.speculation.ngram import Ngram
@@ -65,10 +66,11 @@ class Job(NamedTuple):
 class Arm:
     """An engine with its drafters, and what its runs took."""
 
-    def __init__(self, speculate: str, batch: int, vocabulary: Any, end: int) -> None:
+    def __init__(self, speculate: str, batch: int, vocabulary: Any, end: int, dtype: str = "float32") -> None:
         draft_model = "draft" if "model" in speculate else ""
-        options = {"speculate": speculate, "draft_model": draft_model, "max_running": batch}
+        options = {"speculate": speculate, "draft_model": draft_model, "max_running": batch, "dtype": dtype}
         self.engine: Engine = build(configs.make(device="cpu", threads=1, kv_memory="128MB", **options))
+        settle()
         self.engine.take(vocabulary)
         self.stops, self.n_runs = array("i", [end]).tobytes(), 0
         self.seconds, self.n_tokens, self.n_steps, self.drafts = 0.0, 0, 0, [0, 0]
@@ -230,24 +232,25 @@ def beside_vllm(bench: Bench, report: Report, python: str) -> None:
         ("json", (bench.records(0), bench.records(1))),
     ):
         tasks = [[(array("i", job.ids).tolist(), job.constraint and job.constraint.text) for job in r] for r in rounds]
-        for batch in (1, 16):
-            arm = Arm("auto", batch, bench.tokenizer.vocabulary(), bench.end)
+        for batch, dtype in product((1, 16), ("float32", "bfloat16")):
+            arm = Arm("auto", batch, bench.tokenizer.vocabulary(), bench.end, dtype)
             arm.run(rounds[0])
             began = time.perf_counter()
             said = arm.run(rounds[1])
             seconds = time.perf_counter() - began
             for name, method in methods.items():
-                theirs = ask_vllm(python, {"model": str(pocket.path()), "speculate": method, "batch": batch,
-                                           "rounds": tasks, "end": bench.end, "n_out": N_OUT})  # fmt: skip
+                theirs = ask_vllm(python, {"speculate": method, "dtype": dtype, "batch": batch, "rounds": tasks,
+                                           "end": bench.end})  # fmt: skip
                 equal = sum(a == b for a, b in zip(said, theirs["said"], strict=True)) / len(said)
                 n_tokens, n_theirs = sum(map(len, said)), sum(map(len, theirs["said"]))
-                report.row(f"{workload}, batch {batch}, auto, wall: speed", "tokens/s", n_tokens / seconds,
+                report.row(f"{workload}, batch {batch}, {dtype}, auto, wall: speed", "tokens/s", n_tokens / seconds,
                            n_theirs / theirs["seconds"], f"vLLM, {name}; {equal:.0%} of outputs equal", "ratio >= 2.0",
                            more_is_better=True)  # fmt: skip
 
 
 def ask_vllm(python: str, task: dict[str, Any]) -> Any:
     command = [python, str(Path(__file__).with_name("speculation_peers.py"))]
+    task |= {"model": str(pocket.path()), "n_out": N_OUT}
     done = subprocess.run(command, input=json.dumps(task) + "\n", capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"vLLM ended with {done.returncode}: {done.stderr[-2000:]}")

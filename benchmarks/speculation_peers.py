@@ -1,9 +1,9 @@
 """Runs in vLLM's own environment: `PYTHON benchmarks/speculation_peers.py`; see benchmarks/speculation.py.
 
-Reads one line of JSON: the model, how vLLM is to speculate (its `speculative_config`, null for not at all), the batch,
-two rounds of prompts, each with its JSON Schema or null, the id that ends an output, and how long an output may be.
-Runs the first round, so that its cache has what it leaves there, and then the second; writes the wall seconds of that
-and the outputs, as a line of JSON.
+Reads one line of JSON: the model, its dtype, how vLLM is to speculate (its `speculative_config`, null for not at all),
+the batch, two rounds of prompts, each with its JSON Schema or null, the id that ends an output, and how long one may
+be. Runs the first round, so that its cache has what it leaves there, and then the second; writes the wall seconds of
+that and the outputs, as a line of JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
-    engine = LLM(model=task["model"], dtype="float32", max_num_seqs=task["batch"], max_model_len=2048,
+    engine = LLM(model=task["model"], dtype=task["dtype"], max_num_seqs=task["batch"], max_model_len=2048,
                  disable_log_stats=True, speculative_config=task["speculate"])  # fmt: skip
     seconds = 0.0
     for jobs in task["rounds"]:

@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         try:
             flight = None if args.flight_fd is None else Flight(args.flight_fd)
             engine = build(msgspec.json.decode(args.config, type=Config), flight)
-            _settle()
+            settle()
             engine.run(link, link)
             engine.close()
         except BanyanError as e:
@@ -95,8 +95,8 @@ def build(config: Config, flight: Flight | None = None) -> Engine:
     return engine
 
 
-def _settle() -> None:
-    """What a process does once that will now run for long."""
+def settle() -> None:
+    """What a process does once whose engine will now run for long."""
     gc.freeze()  # what is alive stays: no collection walks the model again
     # glibc gives large buffers back to the kernel and faults them in again at the next step: a cumsum of 64 x 8192
     # float64 takes 6.4 ms so, and 0.5 ms where memory is kept (one core of an AMD EPYC, torch 2.13).
