@@ -71,12 +71,13 @@ class Outbox(Protocol):
 
 
 class Flying(NamedTuple):
-    """A step that the device computes. start: by the stopwatch. logits: until its draws are launched; drawn: from then
-    on."""
+    """A step that the device computes. began, start: by the stopwatch, planning and computing. logits: until its draws
+    are launched; drawn: from then on."""
 
     plan: Plan
     batch: Batch
     logits: Tensor | None
+    began: float
     start: float
     drawn: Drawn | None = None
 
@@ -135,7 +136,7 @@ class Engine:
         self.steering = Steering(self.cache)
         self.is_ahead = self.device.type == "cuda"  # the device computes while this process does something else
         self._flying: list[Plan] = []  # what the device computes, one behind the other
-        self._ended = 0.0  # when the last step had, by the stopwatch
+        self._ended = self._landed = 0.0  # when the last step was computed, and committed, by the stopwatch
         self.answers: list[Answer | Pong] = []
         self.failed: list[Failed] = []
 
@@ -209,6 +210,7 @@ class Engine:
     def launch(self, before: Flying | None = None) -> Flying | None:
         """Plan a step and give it to the device, which may still compute when this returns. None: there is nothing to
         do, or it failed. before: what the device still computes; None also where this has to land first."""
+        began = self.stopwatch()
         for run, guide, ends, error in self.guides.ready():
             if error is not None:
                 self.failed.append(Failed(run.rid, 0, error.code, error.message))
@@ -227,7 +229,7 @@ class Engine:
         drawn = (before.batch.drawn, before.drawn.ids) if before is not None else None
         try:
             batch = assemble(plan, self.page, self.device, self.config.deterministic, drawn)
-            return Flying(plan, batch, self.model(batch, plan.copies), start)
+            return Flying(plan, batch, self.model(batch, plan.copies), began, start)
         except Exception as e:
             self._fail(plan, e)
             return None
@@ -237,12 +239,12 @@ class Engine:
         and penalties are. None: there is no step, or it failed."""
         if flying is None:
             return None
-        plan, batch, logits, start, _ = flying
+        plan, batch, logits, *_ = flying
         if plan.is_ahead:  # others were taken since it was launched
             self._note_flying()
         try:
             masks = self.guides.masks(batch.drawn, batch.drawing(logits))  # while a GPU computes
-            return Flying(plan, batch, None, start, sample(logits, batch, masks))
+            return flying._replace(logits=None, drawn=sample(logits, batch, masks))
         except Exception as e:
             self._fail(plan, e)
             return None
@@ -250,7 +252,7 @@ class Engine:
     def land(self, flying: Flying | None) -> Step:
         """Wait for the draws of a step, and commit it."""
         if flying is not None:
-            plan, batch, _, start, drawn = flying
+            plan, batch, _, began, start, drawn = flying
             assert drawn is not None, "a step lands when its draws are launched"
             self._note_flying()  # others may have been taken meanwhile
             try:
@@ -264,9 +266,13 @@ class Engine:
                 self._fail(plan, e)
             else:
                 self._flying.remove(plan)
-                self.scheduler.commit(plan, result)
+                n_tokens = self.scheduler.commit(plan, result)
                 self.model.store.copy_slots(self.scheduler.moves)
                 self.scheduler.moves.clear()
+                if self.drafting.drafters:
+                    now = self.stopwatch()
+                    self.drafting.settle(plan.bet, n_tokens, now - max(began, self._landed))
+                    self._landed = now
         step, failed = self.scheduler.report()
         self.failed += failed
         return step

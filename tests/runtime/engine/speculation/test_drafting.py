@@ -56,10 +56,11 @@ class Bench:
         for r in self.requests:
             r.lease = Endless()  # type: ignore[assignment]
 
-    def step(self, model: Any) -> list[int]:
-        """The depth of each draft. model: its k-th token behind the present end."""
+    def step(self, model: Any, seconds: Any = lambda n_rows: 0.0) -> list[int]:
+        """The depth of each draft. model: its k-th token behind the present end. seconds: what the step takes."""
         works = [Work(r, r.lease, r.n_total - 1, 1, True) for r in self.requests]
-        self.drafting.widen(works, 512)
+        bet = self.drafting.widen(works, 512)
+        n_came = 0
         for work in works:
             depth = [0]
             for parent in work.parents or range(-1, len(work.draft) - 1):
@@ -68,6 +69,8 @@ class Bench:
             path, said = follow(work.draft, work.parents, drawn)
             self.drafting.judge(work.request, said, path)
             work.request.extend(drawn[:1])
+            n_came += len(said)
+        self.drafting.settle(bet, n_came, seconds(sum(1 + len(work.draft) for work in works)))
         return [len(work.draft) for work in works]
 
 
@@ -96,6 +99,35 @@ def test_the_price_of_a_row_decides(fake: ModuleType, n: int, per_row: float, is
         depths = b.step(lambda k, i=i: 1 if k == 0 or i % 2 else 2)
     assert (max(depths) > 1) == is_deep
     assert is_deep or max(depths) <= 1
+
+
+def test_a_prompt_beside_them_makes_drafts_no_cheaper(fake: ModuleType) -> None:
+    """Its rows are computed in any case, and a step that is long for them is no reason to compute what is unlikely."""
+    b = Bench(fake, Drafting([Always()], cost=Cost(16, 0.1, 9.0)), 8)
+    for i in range(60):
+        b.step(lambda k, i=i: 1 if k == 0 and i % 4 else 2)
+    prompt = Request(fake.run(99, range(500), Sampling(max_tokens=1)), 501)
+    for rows in (0, 200, 500):
+        works = [Work(r, r.lease, r.n_total - 1, 1, True) for r in b.requests]
+        works += [Work(prompt, Endless(), 0, rows, rows == 500)] if rows else []  # type: ignore[arg-type]
+        b.drafting.widen(works, 4096)
+        assert sum(len(work.draft) for work in works) == 0
+
+
+@pytest.mark.parametrize("n", [1, 16])
+def test_drafts_that_ought_to_pay_and_do_not_end(fake: ModuleType, n: int) -> None:
+    """A row more is thought to take a hundredth of a step, and takes more than one; one token of each is right."""
+    b = Bench(fake, Drafting([Always()], cost=Cost(100, 0, 1)), n)
+
+    def run(n_steps: int, per_row: float) -> list[int]:
+        return [max(b.step(lambda k: 1 if k == 0 else 2, lambda n_rows: 100 + per_row * (n_rows - n)))
+                for _ in range(n_steps)]  # fmt: skip
+
+    assert sum(depth > 0 for depth in run(100, 1)) > 80, "as long as it is as thought, all is well"
+    run(100, 150)
+    assert sum(depth > 0 for depth in run(400, 150)) < 40
+    run(400, 1)
+    assert sum(depth > 0 for depth in run(100, 1)) > 80, "and what was seen is forgotten"
 
 
 def test_of_two_drafters_the_better_is_taken(fake: ModuleType) -> None:

@@ -60,6 +60,7 @@ def test_the_same_outputs(
     jobs = fake.forked(6, sampling)
     plain = fake.drive(engine(large, None, page=page), jobs)
     e = engine(large, large if is_itself else other, page=page)
+    fake.asked(e)
     for _ in range(2):
         drafted = fake.drive(e, jobs, check=True)
         for rid, output in plain.items():
@@ -77,6 +78,7 @@ def test_the_same_outputs(
 
 def test_what_one_computed_the_next_one_finds(fake: ModuleType, large: Model) -> None:
     e = engine(large, large, page=4)
+    fake.asked(e)
     drafter: Any = e.drafting.drafters[0]
     fake.drive(e, fake.forked(1, GREEDY))
     e.take(fake.forked(3, GREEDY)[2])
@@ -99,6 +101,7 @@ def test_pages_that_became_anothers_are_computed_again(
     plain = fake.drive(engine(large, None), fake.forked(6, sampling))
     for page, n_pages in ((4, 28), (16, 8)):
         e = engine(large, large, n_pages, page=page)
+        fake.asked(e)
         drafted = fake.drive(e, fake.forked(6, sampling), check=True)
         assert {rid: o.ids for rid, o in drafted.items()} == {rid: o.ids for rid, o in plain.items()}
         assert e.scheduler.counts["retractions"] > 0
@@ -123,7 +126,9 @@ def test_a_shorter_context_than_the_large_models(
     small = load(tiny_model("qwen3"), max_context=60)
     small.spec = small.spec.__class__(**{**_fields(small.spec), "max_context": 50})
     plain = fake.drive(engine(large, None), fake.forked(4, GREEDY))
-    drafted = fake.drive(engine(large, small), fake.forked(4, GREEDY), check=True)
+    e = engine(large, small)
+    fake.asked(e)
+    drafted = fake.drive(e, fake.forked(4, GREEDY), check=True)
     assert {rid: o.ids for rid, o in drafted.items()} == {rid: o.ids for rid, o in plain.items()}
 
 
