@@ -12,6 +12,9 @@ from banyan.kernels.attention.plan import DRAFT, Subtree, subtrees
 FEW = 128
 """Rows up to which they are laid out one by one: numpy's calls cost more than its work."""
 
+WORTH = 64
+"""So many rows that nobody wants are worth a tail: two plans, and not one."""
+
 ALL = (1 << DRAFT) - 1
 """The mask of a row that sees all up to its own."""
 
@@ -37,6 +40,7 @@ class Ragged(NamedTuple):
     n_drafted: int = 0  # rows of the largest tree of drafts
     deterministic: bool = False  # a row's result is the same to the bit in whatever batch it stands
     plans: dict[Hashable, Any] | None = None  # what a path derived from the above, kept for the step's other layers
+    tail: "Ragged | None" = None  # the rows that are wanted, where these are far fewer: a last layer computes no others
 
     def check(self, window: int) -> None:
         """Raise ValueError where a tree of drafts does not fit into a layer's window."""
@@ -52,6 +56,7 @@ def ragged(
     device: torch.device | str = "cpu",
     parents: Sequence[Sequence[int] | None] | None = None,
     deterministic: bool = False,
+    wanted: Sequence[int] | None = None,
 ) -> Ragged:
     """Build a batch from counts and page ids.
 
@@ -60,6 +65,8 @@ def ragged(
 
     parents: for a request whose rows are a tree of drafts, the row that each row follows, counted from its first (-1:
     it follows what was there before); None: each row follows the one before it. At most 64 rows; parents come first.
+
+    wanted: of how many of each request's last rows a model's result is wanted; None: of whichever.
 
     Raises ValueError when a request has fewer tokens than rows, fewer pages than its tokens need, or no such tree.
     """
@@ -70,6 +77,12 @@ def ragged(
             raise ValueError(f"a request has {q} new rows but only {kv} tokens in all")
         if need > len(have):
             raise ValueError(f"{kv} tokens need {need} pages of {page_size}, the request has {len(have)}")
+
+    def tail(wanted: Sequence[int]) -> Ragged:
+        at = [i for i, n_wanted in enumerate(wanted) if n_wanted]
+        trees = None if parents is None else [_cut(parents[i], wanted[i]) for i in at]
+        lens = [[of[i] for i in at] for of in (wanted, kv_lens)]
+        return ragged(*lens, [pages[i] for i in at], page_size, device, trees, deterministic)
 
     table = np.zeros((n, max(n_pages, default=0) or 1), np.int32)
     for row, own, need in zip(table, pages, n_pages, strict=True):
@@ -103,6 +116,7 @@ def ragged(
         n_drafted=max((len(own) for own in parents or () if own is not None), default=0),
         deterministic=deterministic,
         plans={},
+        tail=None if wanted is None or sum(q_lens) - sum(wanted) < WORTH else tail(wanted),
     )
 
 
@@ -129,6 +143,11 @@ def _few_rows(
             position.append(at)
             slots.append(own[at // page_size] * page_size + at % page_size)
     return np.array(q_start, np.int32), np.array(position, np.int32), np.array(slots, np.int64)
+
+
+def _cut(parents: Sequence[int] | None, n: int) -> list[int] | None:
+    """A tree's last n rows. Rows before them are one behind the other."""
+    return None if parents is None else [max(-1, parent - len(parents) + n) for parent in parents[len(parents) - n :]]
 
 
 def _trees(

@@ -35,8 +35,8 @@ struct Pass {  // one pass over all layers; pointers to elements of one type
     void *x, *h;                             // [n, hidden]: the residual stream, and what is added to it next
     void *qkv, *q, *attended, *both, *gated; // [n, ...], scratch
     const float *cos, *sin;
-    const int64_t* slots;
-    int64_t n, n_heads, n_kv_heads, dim, half;
+    const int64_t *slots, *last;             // last: rows, ascending, that alone the last layer computes
+    int64_t n, n_last, last_plan, n_heads, n_kv_heads, dim, half;
     int64_t row_numbers, product_work;  // below which one thread does a pass over rows, and a product
     float eps;
     int32_t n_threads;
@@ -48,8 +48,16 @@ void multiply(const Pass& p, const Weight& w, const void* x, void* out) {
     multiply((const T*)x, w.panels, w.scale, (const T*)w.bias, (T*)out, p.n, w.n_in, w.n_out, w.n_in, n_threads);
 }
 
+// Of rows of w numbers those that are picked, one behind the other, in place.
+template <class T>
+void pick(void* all, const int64_t* rows, int64_t n, int64_t w) {
+    T* at = (T*)all;
+    for (int64_t i = 0; i < n; i++)
+        if (rows[i] != i) std::memcpy(at + i * w, at + rows[i] * w, w * sizeof(T));
+}
+
 template <class T, class P>
-void layers(const Pass& p, const Layer* all, int n_layers, Planned* plans) {
+void layers(Pass p, const Layer* all, int n_layers, Planned* plans) {
     const auto threads = [&](int64_t n_numbers) { return n_numbers < p.row_numbers ? 1 : p.n_threads; };
     for (const Layer* l = all; l < all + n_layers; l++) {
         const int64_t hidden = l->qkv.n_in, intermediate = l->down.n_in;
@@ -62,7 +70,14 @@ void layers(const Pass& p, const Layer* all, int n_layers, Planned* plans) {
         const RopeKv rope{p.qkv, l->q_norm, l->k_norm, p.cos, p.sin, p.slots, p.q, l->k, l->v, l->k_scale, l->v_scale,
                           p.n, p.n_heads, p.n_kv_heads, p.dim, p.half, l->qkv.n_out, p.eps};
         rope_kv<T, P>(rope, threads(p.n * l->qkv.n_out));
-        Planned& planned = plans[l->plan];
+        const bool is_last = l + 1 == all + n_layers;
+        if (is_last && p.n_last < p.n) {
+            pick<T>(p.q, p.last, p.n_last, p.n_heads * p.dim);
+            pick<T>(p.x, p.last, p.n_last, hidden);
+            p.n = p.n_last;
+        }
+        if (!p.n) return;
+        Planned& planned = plans[is_last ? p.last_plan : l->plan];
         Call& c = planned.call;
         c.q = p.q, c.out = p.attended, c.k = l->k, c.v = l->v, c.k_scale = l->k_scale, c.v_scale = l->v_scale;
         run<T, P>(c, planned.small, planned.n_small, planned.large, planned.n_large, planned.merges, planned.n_merges,

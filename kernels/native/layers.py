@@ -45,8 +45,9 @@ class _Planned(ctypes.Structure):
 
 class _Pass(ctypes.Structure):
     _fields_ = (
-        *((name, _P) for name in ("x", "h", "qkv", "q", "attended", "both", "gated", "cos", "sin", "slots")),
-        *((name, _N) for name in ("n", "n_heads", "n_kv_heads", "dim", "half", "row_numbers", "product_work")),
+        *((name, _P) for name in ("x", "h", "qkv", "q", "attended", "both", "gated", "cos", "sin", "slots", "last")),
+        *((name, _N) for name in ("n", "n_last", "last_plan", "n_heads", "n_kv_heads", "dim", "half")),
+        *((name, _N) for name in ("row_numbers", "product_work")),
         ("eps", ctypes.c_float),
         ("n_threads", _I),
     )
@@ -113,9 +114,15 @@ class Layers:
             (layer.k, layer.k_scale), (layer.v, layer.v_scale) = pools.pointers(k), pools.pointers(v)
         return True
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, ragged: Ragged) -> Tensor:
-        """All layers over x, [n, hidden], which becomes the residual stream; returns what is to be added to it. cos and
-        sin: float32 [n, turned / 2]. The pools are those that `holds` was asked for last."""
+    def __call__(
+        self, x: Tensor, cos: Tensor, sin: Tensor, ragged: Ragged, last: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """All layers over x, [n, hidden], which becomes the residual stream: what is to be added to that, and it.
+
+        cos and sin: float32 [n, turned / 2]. last: int64, ascending: the rows of `ragged.tail`, which alone the last
+        layer computes, once all rows have their keys there; None: it computes all. The pools are those that `holds` was
+        asked for last.
+        """
         n = len(x)
         n_heads, n_kv_heads, dim = self.sizes
         parts = [n * width for width in self.widths]
@@ -123,6 +130,11 @@ class Layers:
         h, *others = buffers.split(parts)
         h.zero_()
         kept = [self._planned(ragged, window) for window in self.windows]
+        n_last = n
+        if last is not None:
+            assert ragged.tail is not None
+            n_last = len(last)
+            kept.append(self._planned(ragged.tail, self._weights[-1].window))
         plans = (_Planned * len(kept))(*(planned for planned, _ in kept))
         call = _Pass(
             x.data_ptr(),
@@ -131,7 +143,10 @@ class Layers:
             cos.data_ptr(),
             sin.data_ptr(),
             ragged.slots.data_ptr(),
+            None if last is None else last.data_ptr(),
             n,
+            n_last,
+            len(self.windows) if last is not None else self._layers[-1].plan,
             n_heads,
             n_kv_heads,
             dim,
@@ -145,7 +160,7 @@ class Layers:
             x.dtype == torch.bfloat16, self._kind, ctypes.addressof(call), ctypes.addressof(self._layers),
             len(self._layers), ctypes.addressof(plans),
         )  # fmt: skip
-        return h.view(n, -1)
+        return h.view(n, -1)[:n_last], x[:n_last]
 
     def _planned(self, ragged: Ragged, window: int) -> tuple[_Planned, Tensor]:
         """Attention with one window, and the memory of its partial results."""

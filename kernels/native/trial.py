@@ -144,7 +144,10 @@ def _layers(library: ctypes.CDLL, chance: torch.Generator, dtype: torch.dtype, t
     ]  # fmt: skip
     all_layers = layers.Layers(library, laid, heads, kv_heads, dim, 1e-5)
     assert all_layers.holds(kv)
-    _near("a layer", all_layers(x, cos, sin, batch) + x, h + total, 3 * tolerance)
+    for last, tail in ((None, None), (torch.tensor([0, 3]), ragged([1, 1], [9, 6], [[0], [1]], 16))):
+        added, stream = all_layers(x.clone(), cos, sin, batch._replace(tail=tail), last)
+        want = h + total
+        _near("a layer", added + stream, want if last is None else want[last], 3 * tolerance)
 
 
 def _masks(library: ctypes.CDLL, chance: torch.Generator) -> None:

@@ -64,24 +64,33 @@ class Decoder:
         angles = positions[:, None].float() * self.frequencies  # [n_rows, head_dim / 2]
         turn = angles.cos() * self.rope_scale, angles.sin() * self.rope_scale
         x = F.embedding(ids, self.embed)  # [n_rows, hidden]
+        last = rows if ragged.tail is not None and self.features is None else None
         if self.fused is not None and self.fused.holds(kv):
-            h = self.fused(x, *turn, ragged)
+            h, x = self.fused(x, *turn, ragged, last)
         else:
-            h, x = self._layer_by_layer(x, turn, ragged, kv)
+            h, x = self._layer_by_layer(x, turn, ragged, kv, last)
         if self.features is None:
-            h, _ = ops.rms_norm(h, self.norm, self.eps, residual=x, rows=rows)
+            h, _ = ops.rms_norm(h, self.norm, self.eps, residual=x, rows=rows if last is None else None)
             return self.head(h).float()
         h, _ = ops.rms_norm(h, self.norm, self.eps, residual=x)
         self.features[ragged.slots] = h
         return self.head(h[rows]).float()
 
     def _layer_by_layer(self, x: Tensor, turn: tuple[Tensor, Tensor], ragged: Ragged,
-                        kv: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """What the last part adds to the residual stream, and that stream."""
+                        kv: Sequence[tuple[Tensor, Tensor]], last: Tensor | None) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """What the last part adds to the residual stream, and that stream. last: rows of `ragged.tail`, which alone the
+        last layer computes, once all rows have their keys there; None: it computes all."""
         h = torch.zeros_like(x)
         for layer, pools in zip(self.layers, kv, strict=True):
             h, x = ops.rms_norm(h, layer.attention_norm, self.eps, residual=x)
-            h = self._attention(layer, h, turn, ragged, pools)
+            q = self._query(layer, h, turn, ragged, pools)
+            if last is not None and layer is self.layers[-1]:
+                assert ragged.tail is not None
+                q, x, ragged = q[last], x[last], ragged.tail
+                if not len(q):
+                    return x, x
+            out = ops.attention(q, *pools, ragged, scale=self.spec.head_dim**-0.5, window=layer.window)
+            h = layer.out(out.view(len(out), -1))
             h, x = ops.rms_norm(h, layer.mlp_norm, self.eps, residual=x)
             h = layer.down(ops.silu_mul(layer.gate_up(h)))
         return h, x
@@ -95,13 +104,11 @@ class Decoder:
         ]  # fmt: skip
         return fused(weights, self.spec.n_heads, self.spec.n_kv_heads, self.spec.head_dim, self.eps)
 
-    def _attention(self, layer: Layer, h: Tensor, turn: tuple[Tensor, Tensor], ragged: Ragged,
-                   pools: tuple[Tensor, Tensor]) -> Tensor:  # fmt: skip
-        s = self.spec
-        qkv = layer.qkv(h).view(len(h), -1, s.head_dim)  # [n_rows, n_heads + 2 n_kv_heads, head_dim]
-        q = ops.rope_kv(qkv, layer.qk_norm, self.eps, *turn, *pools, ragged.slots)
-        out = ops.attention(q, *pools, ragged, scale=s.head_dim**-0.5, window=layer.window)
-        return layer.out(out.view(len(h), -1))
+    def _query(self, layer: Layer, h: Tensor, turn: tuple[Tensor, Tensor], ragged: Ragged,
+               pools: tuple[Tensor, Tensor]) -> Tensor:  # fmt: skip
+        """[n_rows, n_heads, head_dim]. Keys and values go to the pools."""
+        qkv = layer.qkv(h).view(len(h), -1, self.spec.head_dim)  # [n_rows, n_heads + 2 n_kv_heads, head_dim]
+        return ops.rope_kv(qkv, layer.qk_norm, self.eps, *turn, *pools, ragged.slots)
 
 
 def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: torch.dtype, max_context: int,

@@ -71,3 +71,25 @@ def test_requests_that_begin_with_the_same_pages_have_a_subtree_in_common() -> N
     assert found == [([0, 1, 2, 4], 4), ([0, 1, 2], 8), ([1, 2], 12)]
     writes = ragged([1, 9], [13, 13], [[5, 6, 7, 8], [5, 6, 9, 3]], 4)  # 8 of its 13 tokens are not in KV yet
     assert [tree.n_keys for tree in writes.subtrees] == [4]
+
+
+def test_a_tail_has_the_rows_that_are_wanted() -> None:
+    tree = [*range(-1, 33), 33, 34, 33, 36]  # 34 rows of a text, and four drafts behind the last of them
+    pages = [range(8), range(8, 16), range(16, 24)]
+    batch = ragged([90, 38, 1], [90, 47, 20], pages, 16, parents=[None, tree, None], wanted=[0, 5, 1])
+    tail, alone = batch.tail, ragged([5, 1], [47, 20], pages[1:], 16, parents=[[-1, 0, 1, 0, 3], None])
+    assert tail is not None
+    assert (tail.q_lens, tail.kv_lens, tail.tail) == (alone.q_lens, alone.kv_lens, None)
+    for name in ("q_start", "kv_len", "page_table", "seen", "position", "slots"):
+        assert torch.equal(getattr(tail, name), getattr(alone, name)), name
+    assert torch.equal(tail.position, batch.position[[123, 124, 125, 126, 127, 128]])  # type: ignore[arg-type,index]
+
+
+def test_a_tail_is_made_where_it_is_worth_a_second_plan() -> None:
+    pages = [range(8), range(8, 16)]
+    assert ragged([64, 1], [64, 9], pages, 16, wanted=[1, 1]).tail is None
+    assert ragged([65, 1], [65, 9], pages, 16, wanted=[1, 1]).tail is not None
+    assert ragged([65, 1], [65, 9], pages, 16).tail is None
+    nobody = ragged([100], [100], pages[:1], 16, wanted=[0]).tail
+    assert nobody is not None
+    assert nobody.q_lens == ()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from banyan.kernels.attention import batch as batches
 from banyan.kernels.chosen import why_not_deterministic
 from banyan.kernels.ops import ragged
 from banyan.kernels.pool import KINDS, empty, parts
@@ -191,7 +192,10 @@ def test_deterministic_batches_give_a_row_the_same_bits(variant, dtype, tiny_mod
         ("qwen3-windows", "float32", "float32", "auto"),
     ],
 )
-def test_layers_in_one_call_give_the_bits_of_op_after_op(variant, dtype, kv, weights, deterministic, tiny_model):
+def test_layers_in_one_call_give_the_bits_of_op_after_op(
+    variant, dtype, kv, weights, deterministic, tiny_model, monkeypatch
+):
+    monkeypatch.setattr(batches, "WORTH", 1)
     family, options = VARIANTS[variant]
     path = tiny_model(family, **({"head_dim": 32} | options))
     model = load(path, dtype=dtype, weight_dtype=weights, deterministic=deterministic)
@@ -208,11 +212,18 @@ def test_layers_in_one_call_give_the_bits_of_op_after_op(variant, dtype, kv, wei
             part.zero_()
         found = []
         tree = None if deterministic else [None, [-1, 0, 0, -1, 2], None]
-        for q_lens, kv_lens, parents in (([33, 1, 20], [33, 1, 20], None), ([1, 5, 1], [34, 6, 21], tree)):
-            batch = ragged(q_lens, kv_lens, [range(3), range(3, 6), range(6, 9)], 16, "cpu", parents, deterministic)
+        for q_lens, kv_lens, parents, wanted in (
+            ([33, 1, 20], [33, 1, 20], None, None),
+            ([1, 5, 1], [34, 6, 21], tree, None),
+            ([14, 2, 27], [48, 8, 48], None, [1, 2, 0]),
+        ):
+            pages = [range(3), range(3, 6), range(6, 9)]
+            batch = ragged(q_lens, kv_lens, pages, 16, "cpu", parents, deterministic, wanted)
+            assert (batch.tail is None) == (wanted is None)
             n = sum(q_lens)
             ids, at = torch.tensor(some_ids(n)), batch.position.long()
-            found.append(model.forward(ids, at, batch, pools, torch.arange(n)))
+            rows = torch.arange(n) if wanted is None else torch.tensor([13, 14, 15])
+            found.append(model.forward(ids, at, batch, pools, rows))
         return [*found, *of_all]
 
     got = run()
@@ -221,6 +232,41 @@ def test_layers_in_one_call_give_the_bits_of_op_after_op(variant, dtype, kv, wei
         assert torch.equal(mine, other)
     assert got[0].isfinite().all()
     assert got[0].std() > 0.01
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+@pytest.mark.parametrize("variant", ["llama", "qwen2-windows", "qwen3-windows"])
+@pytest.mark.parametrize(
+    ("wanted", "tree"),
+    [((1, 3, 0), None), ((0, 0, 0), None), ((1, 7, 1), [*range(-1, 33), 33, 34, 33, 36, 33, 35]), ((95, 0, 1), None)],
+)
+def test_a_last_layer_without_the_rows_that_nobody_wants(variant, is_fused, wanted, tree, tiny_model):
+    """The same logits, and the same keys and values of all rows."""
+    family, options = VARIANTS[variant]
+    wide = {"sliding_window": 50} if tree and "sliding_window" in options else {}  # a tree has to fit into it
+    model = load(tiny_model(family, **({"head_dim": 32} | options | wide)))
+    model.fused = model.fused if is_fused else None
+    q_lens, kv_lens = [99, 40, 64], [99, 47, 64]
+    parents = None if tree is None else [None, tree, None]
+    shape = 24, 16, model.spec.n_kv_heads, model.spec.head_dim
+    torch.manual_seed(0)
+    before = [torch.randn(2, *shape) for _ in model.layers]
+
+    def run(wanted):
+        pools = [tuple(both.clone()) for both in before]
+        batch = ragged(q_lens, kv_lens, [range(8), range(8, 16), range(16, 24)], 16, "cpu", parents, False, wanted)
+        logits = model.forward(torch.tensor(some_ids(sum(q_lens))), batch.position.long(), batch, pools, rows)
+        return logits, batch, [pool for pair in pools for pool in pair]
+
+    ends = [99, 139, 203]
+    rows = torch.tensor([row for end, n in zip(ends, wanted, strict=True) for row in range(end - n, end)]).long()
+    (got, batch, kv), (want, whole, kept) = run(wanted), run(None)
+    assert batch.tail is not None
+    assert whole.tail is None
+    assert sum(batch.tail.q_lens) == len(rows) == len(got)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    for mine, other in zip(kv, kept, strict=True):
+        assert torch.equal(mine, other)
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
