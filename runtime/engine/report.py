@@ -22,11 +22,6 @@ class Report:
         self._finished: list[Finish] = []
         self._failed: list[Failed] = []
 
-    @property
-    def n_tokens(self) -> int:
-        """Of all requests."""
-        return len(self._ids)
-
     def tokens(self, request: Request, tokens: Sequence[int]) -> None:
         """More tokens of output, which the request has by now."""
         if not tokens:

@@ -204,26 +204,15 @@ def work_of(request: Request, n_new: int) -> Work:
     return Work(request, request.lease, start, n_new, draws, score_at, n_scored)
 
 
-class Bet(NamedTuple):
-    """What is expected of a step."""
-
-    n_draws: int
-    n_tokens: float
-    seconds: float
-    is_drafted: bool
-
-
 class Plan(NamedTuple):
     """One step. moves: between the device and host memory, to be done first, in order. copies: (source page,
     destination page, n_slots), to be done next, before anything is written. is_ahead: it was made while the step before
-    it was computed; where that one draws a token, a work may start with it, unseen. bet: None where nothing
-    is expected."""
+    it was computed; where that one draws a token, a work may start with it, unseen."""
 
     works: tuple[Work, ...]
     copies: tuple[tuple[int, int, int], ...] = ()
     moves: tuple[Move, ...] = ()
     is_ahead: bool = False
-    bet: Bet | None = None
 
     @property
     def n_rows(self) -> int:

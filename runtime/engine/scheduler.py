@@ -121,8 +121,8 @@ class Scheduler:
         works, copies = self._works(now)
         n_rows = sum(work.n_new for work in works)
         self._pace.note(now, n_rows)
-        bet = self.drafting.widen(works, self.limits.step_tokens - n_rows)
-        return Plan(tuple(works), tuple(copies), tuple(self.cache.take_moves()), bet=bet) if works else None
+        self.drafting.widen(works, self.limits.step_tokens - n_rows)
+        return Plan(tuple(works), tuple(copies), tuple(self.cache.take_moves())) if works else None
 
     def follow(self, flying: Plan, now: float) -> Plan | None:
         """The step behind one that is still computed, by counts alone. None where that would not do, or where nothing
@@ -143,8 +143,8 @@ class Scheduler:
             work.request.n_flying = work.request.n_pending = 0
         if not works:
             return None
-        bet = self.drafting.rest(works)
-        return Plan(tuple(works), tuple(copies), tuple(self.cache.take_moves()), is_ahead=True, bet=bet)
+        self.drafting.rest(work.request for work in works)
+        return Plan(tuple(works), tuple(copies), tuple(self.cache.take_moves()), is_ahead=True)
 
     def _can_follow(self, work: Work) -> bool:
         """Whether what comes behind it depends on no token that it draws: not on how much of a draft is right, on what
@@ -302,10 +302,8 @@ class Scheduler:
 
     # ---- commit ----------------------------------------------------------------------------------------------------
 
-    def commit(self, plan: Plan, result: Result) -> int:
-        """Tokens and counts move here, and only here. `result` must be of this plan, and its forward completed. Returns
-        how many tokens of output came."""
-        n_said = self._said.n_tokens
+    def commit(self, plan: Plan, result: Result) -> None:
+        """Tokens and counts move here, and only here. `result` must be of this plan, and its forward completed."""
         self.counts["steps"] += 1
         self.counts["steps_ahead"] += plan.is_ahead
         ids = iter(result.ids)
@@ -334,7 +332,6 @@ class Scheduler:
                 self._publish(request)
                 if draft:
                     request.lease.shrink(request.n_total)
-        return self._said.n_tokens - n_said
 
     def _draw(self, request: Request, drawn: Sequence[int], tops: Sequence[TopLogprobs]) -> None:
         """Append what was drawn, up to an end; all but the last of it was foreseen by a draft, and computed."""

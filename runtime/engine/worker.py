@@ -71,13 +71,12 @@ class Outbox(Protocol):
 
 
 class Flying(NamedTuple):
-    """A step that the device computes. began, start: by the stopwatch, planning and computing. logits: until its draws
-    are launched; drawn: from then on."""
+    """A step that the device computes. start: by the stopwatch. logits: until its draws are launched; drawn: from then
+    on."""
 
     plan: Plan
     batch: Batch
     logits: Tensor | None
-    began: float
     start: float
     drawn: Drawn | None = None
 
@@ -136,7 +135,7 @@ class Engine:
         self.steering = Steering(self.cache)
         self.is_ahead = self.device.type == "cuda"  # the device computes while this process does something else
         self._flying: list[Plan] = []  # what the device computes, one behind the other
-        self._ended = self._landed = 0.0  # when the last step was computed, and committed, by the stopwatch
+        self._ended = 0.0  # when the last step had, by the stopwatch
         self.answers: list[Answer | Pong] = []
         self.failed: list[Failed] = []
 
@@ -210,7 +209,6 @@ class Engine:
     def launch(self, before: Flying | None = None) -> Flying | None:
         """Plan a step and give it to the device, which may still compute when this returns. None: there is nothing to
         do, or it failed. before: what the device still computes; None also where this has to land first."""
-        began = self.stopwatch()
         for run, guide, ends, error in self.guides.ready():
             if error is not None:
                 self.failed.append(Failed(run.rid, 0, error.code, error.message))
@@ -229,7 +227,7 @@ class Engine:
         drawn = (before.batch.drawn, before.drawn.ids) if before is not None else None
         try:
             batch = assemble(plan, self.page, self.device, self.config.deterministic, drawn)
-            return Flying(plan, batch, self.model(batch, plan.copies), began, start)
+            return Flying(plan, batch, self.model(batch, plan.copies), start)
         except Exception as e:
             self._fail(plan, e)
             return None
@@ -239,12 +237,12 @@ class Engine:
         and penalties are. None: there is no step, or it failed."""
         if flying is None:
             return None
-        plan, batch, logits, *_ = flying
+        plan, batch, logits, start, _ = flying
         if plan.is_ahead:  # others were taken since it was launched
             self._note_flying()
         try:
             masks = self.guides.masks(batch.drawn, batch.drawing(logits))  # while a GPU computes
-            return flying._replace(logits=None, drawn=sample(logits, batch, masks))
+            return Flying(plan, batch, None, start, sample(logits, batch, masks))
         except Exception as e:
             self._fail(plan, e)
             return None
@@ -252,27 +250,23 @@ class Engine:
     def land(self, flying: Flying | None) -> Step:
         """Wait for the draws of a step, and commit it."""
         if flying is not None:
-            plan, batch, _, began, start, drawn = flying
+            plan, batch, _, start, drawn = flying
             assert drawn is not None, "a step lands when its draws are launched"
             self._note_flying()  # others may have been taken meanwhile
             try:
                 result = drawn.read()
-                if self.drafting.drafters:
-                    n_works, now = len(plan.works), self.stopwatch()
-                    seconds = now - max(start, self._ended)  # it may have waited for the one before it
-                    self.drafting.cost.note(n_works, sum(batch.ragged.q_lens) - n_works, seconds)
-                    self._ended = now
             except Exception as e:
                 self._fail(plan, e)
             else:
                 self._flying.remove(plan)
-                n_tokens = self.scheduler.commit(plan, result)
+                self.scheduler.commit(plan, result)
                 self.model.store.copy_slots(self.scheduler.moves)
                 self.scheduler.moves.clear()
                 if self.drafting.drafters:
                     now = self.stopwatch()
-                    self.drafting.settle(plan.bet, n_tokens, now - max(began, self._landed))
-                    self._landed = now
+                    seconds = now - max(start, self._ended)  # it may have waited for the one before it
+                    self.drafting.note(plan, sum(batch.ragged.q_lens), seconds)
+                    self._ended = now
         step, failed = self.scheduler.report()
         self.failed += failed
         return step

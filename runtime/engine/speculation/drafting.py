@@ -3,9 +3,9 @@
 The chance of a draft's token is learned: per drafter and kind from all requests, per request from its own. A token at
 depth k comes with the chance that it and all before it are right, and what all drafters say is one tree. Drafts end at
 the chance at which a step, as it was measured, gives the most tokens a second; so they are deep where outputs are
-foreseen and rows are cheap, wide where nobody is sure, and there are none where neither is so; and what came is held
-against what was expected (`gain.py`). What a drafter says is compared with what comes also where it is not computed, so
-that it can earn its way back; and one that computes is asked where that pays itself, and now and then.
+foreseen and rows are cheap, wide where nobody is sure, and there are none where neither is so. What a drafter says is
+compared with what comes also where it is not computed, so that it can earn its way back; and one that computes is asked
+where that pays itself, and now and then.
 
 Drafts take what is left: the budget behind all prompts, pages that are there.
 """
@@ -13,14 +13,13 @@ Drafts take what is left: the budget behind all prompts, pages that are there.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import log
 
-from banyan.runtime.engine.request import MAX_TREE, Bet, Request, Work
+from banyan.runtime.engine.request import MAX_TREE, Plan, Request, Work
 from banyan.runtime.engine.speculation.branches import SURE, Branch, Chain, Laid, lay, merge, prune
 from banyan.runtime.engine.speculation.cost import Cost
 from banyan.runtime.engine.speculation.draft import Drafter
-from banyan.runtime.engine.speculation.gain import Gain
 
 MAX_DEPTH = 24
 HOPE, OTHER_HOPE = 0.7, 0.2
@@ -46,7 +45,7 @@ its first ask. The weight of an ask in this share."""
 DEPTHS = (1, 2, 3, 4, 6, 8)
 """How deep a drafter that computes may look."""
 FEW = 4
-"""Rows for each token drawn, up to which a step says what those behind it will give: one of prompts does not."""
+"""Rows for each token drawn, drafts not counted, up to which a step says what decodes cost: one of prompts does not."""
 SHARE = 0.01
 """Of all time, that such a drafter gets where it does not pay."""
 AHEAD = 8
@@ -96,7 +95,7 @@ class Drafting:
                  max_depth: int = MAX_DEPTH) -> None:  # fmt: skip
         """jumps: what a constraint forces is appended without being drawn. max_depth: tokens of a draft."""
         self.drafters, self.jumps, self.max_depth = tuple(drafters), jumps, max_depth
-        self.cost, self.gain = cost or Cost(), Gain()
+        self.cost = cost or Cost()
         self.max_tree = MAX_TREE  # rows of a work whose draft branches
         self._trails: dict[int, _Trail] = {}  # by rid
         self._kinds = [[Record(TRUST, TRUST * HOPE) for _ in range(d.n_kinds)] for d in self.drafters]
@@ -112,20 +111,10 @@ class Drafting:
 
     # ---- plan ------------------------------------------------------------------------------------------------------
 
-    def widen(self, works: list[Work], budget: int) -> Bet | None:
-        """Give drafts to the works that draw, in place, of at most `budget` tokens together. What is expected then."""
-        n_draws = sum(work.draws for work in works)
-        if not self.drafters or not n_draws:
-            return None
-        n_extra = sum(work.n_new for work in works) - len(works)
-        is_telling = n_extra <= FEW * n_draws
-        n_tokens, n_rows = float(n_draws), 0
-        if budget > 0 and not (is_telling and self.gain.has_to_rest(n_draws)):
-            n_tokens, n_rows = self._propose(works, budget, n_draws)
-        return Bet(n_draws, n_tokens, self.cost.step(len(works), n_extra + n_rows), n_rows > 0) if is_telling else None
-
-    def _propose(self, works: list[Work], budget: int, n_draws: int) -> tuple[float, int]:
-        """`widen`. How many tokens are expected, and how many rows the drafts have."""
+    def widen(self, works: list[Work], budget: int) -> None:
+        """Give drafts to the works that draw, in place, of at most `budget` tokens together."""
+        if not self.drafters or budget <= 0:
+            return
         turns: list[tuple[int, _Trail, int]] = []  # work, trail, most tokens
         trails = self._trails
         for i, work in enumerate(works):
@@ -136,8 +125,9 @@ class Drafting:
                 elif n := self._turn(work.request, trail):
                     turns.append((i, trails[work.request.rid], n))
         if not turns:
-            return n_draws, 0
-        # Rows of prompts are computed in any case. A token is worth what it costs in a step of decodes.
+            return
+        n_draws = sum(work.draws for work in works)
+        # Rows of prompts are computed in any case: a token is worth what it costs in a step of decodes.
         seconds = self.cost.step(n_draws, 0)
         for d, drafter in enumerate(self.drafters):
             if drafter.cost is None:
@@ -149,18 +139,17 @@ class Drafting:
         for _, trail in asked:
             trail.chains.sort(key=_minus_chance)
             trail.branches = merge(trail.chains)
-        least, n_tokens = self._least([trail.branches for _, trail in asked], n_draws, seconds)
-        n_left = budget
+        least = self._least([trail.branches for _, trail in asked], n_draws, seconds)
         for i, trail in asked:
-            n_left -= self._draft(works, i, trail, least, n_left)
+            budget -= self._draft(works, i, trail, least, budget)
         for _, trail, _ in turns:
             self._paid += RECENTLY * (bool(trail.drafters) - self._paid)
-        return (n_tokens, budget - n_left) if n_left < budget else (n_draws, 0)
 
-    def settle(self, bet: Bet | None, n_tokens: int, seconds: float) -> None:
-        """A step gave so many tokens, and took so long with all that belongs to it."""
-        if bet is not None and seconds > 0:
-            self.gain.note(bet.n_draws, bet.is_drafted, n_tokens, bet.n_tokens * seconds / bet.seconds)
+    def note(self, plan: Plan, n_rows: int, seconds: float) -> None:
+        """A step took so long, from its plan to its commit. It had n_rows rows with its drafts."""
+        n_works = len(plan.works)
+        if plan.n_rows - n_works <= FEW * sum(work.draws for work in plan.works):
+            self.cost.note(n_works, n_rows - n_works, seconds)
 
     def _turn(self, request: Request, trail: _Trail | None) -> int:
         """How many tokens may be proposed for it; 0: nobody is asked."""
@@ -188,12 +177,11 @@ class Drafting:
         trail = self._trails.get(request.rid)
         return trail is not None and trail.idle > IDLE and trail.skip > -PATIENCE
 
-    def rest(self, works: Sequence[Work]) -> Bet | None:
-        """Nobody is asked in this step. What is expected then."""
-        for work in works:
-            if trail := self._trails.get(work.request.rid):
+    def rest(self, requests: Iterable[Request]) -> None:
+        """Nobody is asked for these in this step."""
+        for request in requests:
+            if trail := self._trails.get(request.rid):
                 trail.skip -= 1
-        return self.widen(list(works), 0)
 
     def _ask(self, d: int, asks: Sequence[tuple[_Trail, Request, int]]) -> None:
         drafter = self.drafters[d]
@@ -242,12 +230,10 @@ class Drafting:
         self._saved[d] -= price
         return [(asks[i][0], asks[i][1], 1)]
 
-    def _least(self, trees: Sequence[list[Branch]], n_draws: int, seconds: float) -> tuple[float, float]:
+    def _least(self, trees: Sequence[list[Branch]], n_draws: int, seconds: float) -> float:
         """The chance, its logarithm, down to which tokens are computed, the same for all requests: of some such chances
-        the one at which a second gives the most; and how many tokens are expected then. 0.0 where that is hardly more
-        than without any."""
-        factor, plain = self.gain.factor(n_draws), n_draws / seconds
-        best, best_tokens, best_rate = 0.0, float(n_draws), EDGE * plain / factor
+        the one at which a second gives the most. 0.0 where that is hardly more than without any."""
+        best, best_rate = 0.0, EDGE * n_draws / seconds
         for least in LEVELS:
             n_tokens, n_rows = float(n_draws), 0
             for branches in trees:
@@ -257,9 +243,8 @@ class Drafting:
                         n_rows += n
             rate = n_tokens / (seconds + n_rows * self.cost.per_row)
             if rate > best_rate:
-                best, best_tokens, best_rate = least, n_tokens, rate
-        self.gain.expect(n_draws, factor * best_rate / plain)
-        return best, best_tokens
+                best, best_rate = least, rate
+        return best
 
     def _draft(self, works: list[Work], i: int, trail: _Trail, least: float, budget: int) -> int:
         """Give a work its draft. Returns how many tokens it has."""

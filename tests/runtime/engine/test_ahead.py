@@ -348,11 +348,11 @@ def test_what_a_step_costs_is_counted_from_the_end_of_the_one_before_it(fake: Mo
     e.stopwatch = e.clock = lambda: float(len(e.model.model.steps))
     costs: list[tuple[int, int, float]] = []
     begun: list[tuple[float, int]] = []
-    e.drafting.cost.note = lambda *noted: costs.append(noted)
+    e.drafting.note = lambda plan, n_rows, seconds: costs.append((len(plan.works), n_rows, seconds))
     e.scheduler._pace.note = lambda *noted: begun.append(noted)
     late.play(e, {0: [fake.run(0, range(20))], 4: [fake.run(1, range(30, 45))]})
     rows = [(len(step), sum(step)) for step in e.model.model.steps]
-    assert costs == [(n, n_rows - n, 1.0) for n, n_rows in rows]
+    assert costs == [(n, n_rows, 1.0) for n, n_rows in rows]
     assert begun == [(step, n_rows) for step, (_, n_rows) in enumerate(rows)]
 
 

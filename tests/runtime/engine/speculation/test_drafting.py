@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from banyan.runtime.engine.request import Request, Work
+from banyan.runtime.engine.request import Plan, Request, Work
 from banyan.runtime.engine.speculation.cost import Cost
 from banyan.runtime.engine.speculation.draft import Drafter, Proposal, follow
 from banyan.runtime.engine.speculation.drafting import Drafting
@@ -56,11 +56,10 @@ class Bench:
         for r in self.requests:
             r.lease = Endless()  # type: ignore[assignment]
 
-    def step(self, model: Any, seconds: Any = lambda n_rows: 0.0) -> list[int]:
-        """The depth of each draft. model: its k-th token behind the present end. seconds: what the step takes."""
+    def step(self, model: Any) -> list[int]:
+        """The depth of each draft. model: its k-th token behind the present end."""
         works = [Work(r, r.lease, r.n_total - 1, 1, True) for r in self.requests]
-        bet = self.drafting.widen(works, 512)
-        n_came = 0
+        self.drafting.widen(works, 512)
         for work in works:
             depth = [0]
             for parent in work.parents or range(-1, len(work.draft) - 1):
@@ -69,8 +68,6 @@ class Bench:
             path, said = follow(work.draft, work.parents, drawn)
             self.drafting.judge(work.request, said, path)
             work.request.extend(drawn[:1])
-            n_came += len(said)
-        self.drafting.settle(bet, n_came, seconds(sum(1 + len(work.draft) for work in works)))
         return [len(work.draft) for work in works]
 
 
@@ -114,20 +111,20 @@ def test_a_prompt_beside_them_makes_drafts_no_cheaper(fake: ModuleType) -> None:
         assert sum(len(work.draft) for work in works) == 0
 
 
-@pytest.mark.parametrize("n", [1, 16])
-def test_drafts_that_ought_to_pay_and_do_not_end(fake: ModuleType, n: int) -> None:
-    """A row more is thought to take a hundredth of a step, and takes more than one; one token of each is right."""
-    b = Bench(fake, Drafting([Always()], cost=Cost(100, 0, 1)), n)
-
-    def run(n_steps: int, per_row: float) -> list[int]:
-        return [max(b.step(lambda k: 1 if k == 0 else 2, lambda n_rows: 100 + per_row * (n_rows - n)))
-                for _ in range(n_steps)]  # fmt: skip
-
-    assert sum(depth > 0 for depth in run(100, 1)) > 80, "as long as it is as thought, all is well"
-    run(100, 150)
-    assert sum(depth > 0 for depth in run(400, 150)) < 40
-    run(400, 1)
-    assert sum(depth > 0 for depth in run(100, 1)) > 80, "and what was seen is forgotten"
+def test_steps_of_prompts_say_nothing_of_decodes(fake: ModuleType) -> None:
+    """A row of theirs costs less: a last layer leaves it out, and nobody draws there."""
+    drafting = Drafting([Always()])
+    requests = [Request(fake.run(rid, range(500), Sampling(max_tokens=99)), 600) for rid in range(9)]
+    decodes = tuple(Work(r, Endless(), 499, 1, True) for r in requests[:8])  # type: ignore[arg-type]
+    prompt = Work(requests[8], Endless(), 0, 400, False)  # type: ignore[arg-type]
+    forced = decodes[0]._replace(start=490, n_new=10)
+    for _ in range(50):
+        drafting.note(Plan((*decodes, prompt)), 408, 40e-3)
+        drafting.note(Plan(decodes), 8 + 16, 1e-3 + 16e-4)
+        drafting.note(Plan((forced, *decodes[1:])), 17, 1e-3 + 9e-4)
+        drafting.note(Plan(decodes), 8, 1e-3)
+    assert drafting.cost.per_row == pytest.approx(1e-4, rel=0.1)
+    assert drafting.cost.step(8, 0) == pytest.approx(1e-3, rel=0.1)
 
 
 def test_of_two_drafters_the_better_is_taken(fake: ModuleType) -> None:
