@@ -119,7 +119,7 @@ def test_steps_of_prompts_say_nothing_of_decodes(fake: ModuleType) -> None:
     prompt = Work(requests[8], Endless(), 0, 400, False)  # type: ignore[arg-type]
     forced = decodes[0]._replace(start=490, n_new=10)
     for _ in range(50):
-        drafting.note(Plan((*decodes, prompt)), 408, 40e-3)
+        drafting.note(Plan((*decodes, prompt)), 408, 9e-3)
         drafting.note(Plan(decodes), 8 + 16, 1e-3 + 16e-4)
         drafting.note(Plan((forced, *decodes[1:])), 17, 1e-3 + 9e-4)
         drafting.note(Plan(decodes), 8, 1e-3)
