@@ -230,10 +230,11 @@ def test_every_drafter(model: Model, truth: dict[Text, list[int]], speculate: st
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("step_tokens", [7, WHOLE])
 def test_a_smaller_model(
-    model: Model, truth: dict[Text, list[int]], speculate: str, page: int, step_tokens: int
+    model: Model, truth: dict[Text, list[int]], fake: ModuleType, speculate: str, page: int, step_tokens: int
 ) -> None:
     """The model itself, so that much is right."""
     e = engine(model, small=model, page=page, step_tokens=step_tokens, speculate=speculate)
+    fake.asked(e)
     for _ in range(2):
         assert answers(e, truth) == truth
     assert step_tokens == 7 or e.drafting.stats()["accepted_model"] > N_OUT

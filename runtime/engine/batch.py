@@ -64,7 +64,7 @@ def assemble(
     scored: list[tuple[int, int, int]] = []
     drawn: list[Request | Ahead] = []
     unseen: list[tuple[int, int]] = []  # row, rid
-    q_lens, kv_lens, pages, wanted = [], [], [], []
+    q_lens, kv_lens, pages = [], [], []
     parents: list[list[int] | None] = []  # of the rows of a draft that branches
     is_ahead = plan.is_ahead
     for request, lease, done, n_new, draws, score_at, n_scored, draft, above in plan.works:
@@ -86,7 +86,6 @@ def assemble(
         q_lens.append(n_new + len(draft))
         kv_lens.append(done + n_new + len(draft))
         pages.append(lease.pages)
-        wanted.append(draws + len(draft))
         parents.append([*range(-1, n_new - 1), *(n_new + i if i >= 0 else n_new - 1 for i in above)] if above else None)
         if n_scored:
             first = start + score_at - 1 - done  # a token's logprob stands in the row before it
@@ -94,10 +93,9 @@ def assemble(
             targets.extend(request.ids[score_at : score_at + n_scored])
             scored.append((request.rid, n_scored, request.sampling.top_logprobs))
 
-    shape = ragged(
-        q_lens, kv_lens, pages, page, device, parents if any(parents) else None, deterministic,
-        None if scored else wanted,
-    )  # fmt: skip
+    wanted = None if scored else [work.draws + len(work.draft) for work in plan.works]
+    trees = parents if any(parents) else None
+    shape = ragged(q_lens, kv_lens, pages, page, device, trees, deterministic, wanted)
     assert shape.position is not None
     return Batch(
         to_device(np.array(ids, np.int64), device),

@@ -40,6 +40,8 @@ def prove(runner: Runner, n_most: int) -> None:
         _compare(chunk, want[end], f"a chunk of {n_chunk} tokens beside another text")
         if n_decoded in want:
             _compare(decode, want[n_decoded], "one token beside a chunk")
+    (last,) = _step(runner, [(two, 0, n)], [n], wanted=[1])
+    _compare(last, want[n], "a last layer without the rows that nobody wants")
     n_shared = max(0, per_text - 2)
     tails = [(*one[:n_shared], *own[n_shared:]) for own in (two, three)]
     n_new = n - n_shared * store.page
@@ -47,14 +49,14 @@ def prove(runner: Runner, n_most: int) -> None:
         _compare(logits, want[n], "two texts that read the same pages")
 
 
-def _step(runner: Runner, parts: Sequence[Part], counts: Sequence[int]) -> Tensor:
-    """Logits [len(counts), vocab] behind so many rows of the step."""
+def _step(runner: Runner, parts: Sequence[Part], counts: Sequence[int], wanted: Sequence[int] | None = None) -> Tensor:
+    """Logits [len(counts), vocab] behind so many rows of the step. wanted: see `ragged`."""
     store = runner.store
     at = torch.cat([torch.arange(first, end) for _, first, end in parts])
     ids = at * 7919 % runner.model.spec.vocab_size
     batch = ragged(
         [end - first for _, first, end in parts], [end for *_, end in parts], [pages for pages, *_ in parts],
-        store.page, store.device, deterministic=True,
+        store.page, store.device, deterministic=True, wanted=wanted,
     )  # fmt: skip
     rows = torch.tensor(counts) - 1
     ids, at, rows = (x.to(store.device) for x in (ids, at, rows))

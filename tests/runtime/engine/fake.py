@@ -210,8 +210,8 @@ def _judge(judge: Callable[..., None], drafting: Drafting, request: Request, *dr
 
 
 def asked(e: Engine) -> Any:
-    """The engine's one drafter, which from now on is asked whenever it can draft."""
-    (drafter,) = e.drafting.drafters
+    """The engine's drafter that computes, which from now on is asked whenever it can draft."""
+    (drafter,) = (drafter for drafter in e.drafting.drafters if drafter.cost is not None)
     e.drafting.cost, drafter.cost = Cost(1.0, 0.0, 1e-9), Cost(1e-9, 0.0, 0.0)
     for cost in (e.drafting.cost, drafter.cost):
         cost.note = lambda *_: None  # type: ignore[method-assign]

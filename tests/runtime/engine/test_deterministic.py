@@ -277,13 +277,27 @@ def test_tiles_are_all_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(seen) == 1 + 1 + 1 + 2 + 3
 
 
-def test_an_engine_proves_it_before_it_begins(native: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("is_off", "what"),
+    [
+        (lambda rows, last: len(rows) == 7, "a chunk of 6 tokens beside another text"),
+        (lambda rows, last: last is not None, "a last layer without the rows that nobody wants"),
+    ],
+)
+def test_an_engine_proves_it_before_it_begins(
+    native: None, monkeypatch: pytest.MonkeyPatch, is_off: Callable[..., bool], what: str
+) -> None:
     config = configs.make(deterministic=True, device="cpu", kv_memory="64MB", threads=1)
     e = build(config)
     assert any("deterministic" in line and "drafts are chains" in line for line in e.resolved.decisions)
     plain = Layers.__call__
-    monkeypatch.setattr(Layers, "__call__", lambda self, x, *rest: plain(self, x, *rest) * (1 + (len(x) == 7) * 1e-6))
-    with pytest.raises(ConfigError, match="a chunk of 6 tokens beside another text changed logits by up to"):
+
+    def off_by_little(self: Layers, x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        h, stream = plain(self, x, *rest)
+        return h * (1 + is_off(x, rest[-1]) * 1e-6), stream
+
+    monkeypatch.setattr(Layers, "__call__", off_by_little)
+    with pytest.raises(ConfigError, match=f"{what} changed logits by up to"):
         prove(e.model, 300)
 
 
