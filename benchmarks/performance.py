@@ -4,7 +4,7 @@
     python benchmarks/performance.py models --vllm PYTHON --sglang PYTHON --transformers PYTHON --llamacpp LLAMA_SERVER
 
 Each benchmark is a command of its own, shown as it is run; one that fails keeps its old table. Peers that are not named
-are left out. An idle machine takes half an hour with vLLM, and as long again for one run each of SGLang and llama.cpp.
+are left out. An idle machine takes half an hour with vLLM, and an hour more with all others.
 --quick: one run of each workload, and 1,000 items.
 """
 
@@ -39,7 +39,7 @@ def main() -> None:
     failed = []
     for name, *words in (
         ["serving.py", wide, *first, "--times", times],
-        *([["serving.py", wide, *others, "--times", "1"]] if others else []),
+        *([["serving.py", wide, *others, "--times", times]] if others else []),
         ["serving.py", str(args.models / "M1-bfloat16"), *first, "--times", times],
         ["serving.py", str(args.models / "M1-float32"), *first, "--times", times],  # the outputs are comparable
         ["serving_step.py", wide],

@@ -148,8 +148,9 @@ class Drafting:
     def note(self, plan: Plan, n_rows: int, seconds: float) -> None:
         """A step took so long, from its plan to its commit. It had n_rows rows with its drafts."""
         n_works = len(plan.works)
-        if plan.n_rows - n_works <= FEW * sum(work.draws for work in plan.works):
-            self.cost.note(n_works, n_rows - n_works, seconds)
+        n_extra = n_rows - n_works
+        if not n_extra or plan.n_rows - n_works <= FEW * sum(work.draws for work in plan.works):
+            self.cost.note(n_works, n_extra, seconds)
 
     def _turn(self, request: Request, trail: _Trail | None) -> int:
         """How many tokens may be proposed for it; 0: nobody is asked."""
