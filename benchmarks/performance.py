@@ -31,9 +31,9 @@ def main() -> None:
         parser.add_argument(f"--{peer}", help=f"the {what} of an environment that has it")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
-    first = ["--vllm", args.vllm] if args.vllm else []
-    named = {peer: place for peer in PEERS if (place := getattr(args, peer)) and peer != "vllm"}
-    others = [word for peer, place in named.items() for word in (f"--{peer}", place)]
+    named = {peer: [f"--{peer}", place] for peer in PEERS if (place := getattr(args, peer))}
+    first = named.pop("vllm", [])
+    others = [word for words in named.values() for word in words]
     times, items = ("1", "1000") if args.quick else ("3", "10000")
     wide = str(args.models / "M2-bfloat16")
     failed = []

@@ -302,7 +302,7 @@ def write_page(file: Path, model: str, runs: Runs, report: Report) -> None:
         for row in report.rows
         if row["name"].startswith(said) or (" outputs that are " in row["name"] and model.endswith("float32"))
     ]
-    kind = "" if "vllm" in systems else "-others"
+    kind = "-others" if len(systems) > 1 and "vllm" not in systems else ""
     plot = file.with_name(f"{report.name}-{model}{kind}.svg")
     figure, axes = pyplot.subplots(figsize=(8, 3.2), layout="constrained")
     width = 0.8 / len(systems)

@@ -250,8 +250,8 @@ def beside_vllm(bench: Bench, report: Report, python: str) -> None:
 
 def ask_vllm(python: str, task: dict[str, Any]) -> Any:
     command = [python, str(Path(__file__).with_name("speculation_peers.py"))]
-    task |= {"model": str(pocket.path()), "n_out": N_OUT}
-    done = subprocess.run(command, input=json.dumps(task) + "\n", capture_output=True, text=True, check=False)
+    line = json.dumps(task | {"model": str(pocket.path()), "n_out": N_OUT}) + "\n"
+    done = subprocess.run(command, input=line, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"vLLM ended with {done.returncode}: {done.stderr[-2000:]}")
     return json.loads(done.stdout)

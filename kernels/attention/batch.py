@@ -78,11 +78,12 @@ def ragged(
         if need > len(have):
             raise ValueError(f"{kv} tokens need {need} pages of {page_size}, the request has {len(have)}")
 
-    def tail(wanted: Sequence[int]) -> Ragged:
+    tail = None
+    if wanted is not None and sum(q_lens) - sum(wanted) >= WORTH:
         at = [i for i, n_wanted in enumerate(wanted) if n_wanted]
         trees = None if parents is None else [_cut(parents[i], wanted[i]) for i in at]
         lens = [[of[i] for i in at] for of in (wanted, kv_lens)]
-        return ragged(*lens, [pages[i] for i in at], page_size, device, trees, deterministic)
+        tail = ragged(*lens, [pages[i] for i in at], page_size, device, trees, deterministic)
 
     table = np.zeros((n, max(n_pages, default=0) or 1), np.int32)
     for row, own, need in zip(table, pages, n_pages, strict=True):
@@ -116,7 +117,7 @@ def ragged(
         n_drafted=max((len(own) for own in parents or () if own is not None), default=0),
         deterministic=deterministic,
         plans={},
-        tail=None if wanted is None or sum(q_lens) - sum(wanted) < WORTH else tail(wanted),
+        tail=tail,
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from banyan.runtime.constraint.automaton import Automaton
-from banyan.runtime.constraint.guide import Row, Rows, fill_chain, fill_tree, set_bits
+from banyan.runtime.constraint.guide import Row, Rows, fill_chain, fill_tree, set_bits, take
 from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.wire import ConstraintSpec
 
@@ -146,8 +146,7 @@ class DfaGuide:
         return None
 
     def take(self, token: int) -> bool:
-        forced = self._dfa.forced(self._states[-1])
-        return (not forced or token == forced[0]) and self.accept((token,)) == 1
+        return take(self, token)
 
     def fill_chain(self, draft: Sequence[int], out: Rows) -> int:
         return fill_chain(self, draft, out)

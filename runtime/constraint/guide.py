@@ -7,7 +7,7 @@ ids) are never set by a guide: whoever knows them sets them, exactly where `can_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -91,6 +91,12 @@ def clear_bits(row: Row, tokens: Sequence[int]) -> None:
     words = row.view(np.uint32)
     for token in tokens:
         words[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
+
+
+def take(guide: Guide, token: int, ends: Collection[int] = ()) -> bool:
+    """`Guide.take` by what is forced, and else by `accept`. ends: tokens that no mask has, accepted or not."""
+    forced = guide.forced_tokens(1)
+    return (token == forced[0] if forced else token not in ends) and guide.accept((token,)) == 1
 
 
 def fill_chain(guide: Guide, draft: Sequence[int], out: Rows) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import llguidance
 
 from banyan.runtime.constraint import lark
-from banyan.runtime.constraint.guide import Row, Rows, clear_bits, fill_chain, fill_tree
+from banyan.runtime.constraint.guide import Row, Rows, clear_bits, fill_chain, fill_tree, take
 from banyan.runtime.constraint.refusal import explain
 from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.wire import ConstraintSpec
@@ -78,8 +78,7 @@ class LlgGuide:
         clear_bits(out, self._eos)
 
     def take(self, token: int) -> bool:
-        forced = self._forced_tokens()
-        return (token == forced[0] if forced else token not in self._eos) and self.accept((token,)) == 1
+        return take(self, token, self._eos)
 
     def fill_chain(self, draft: Sequence[int], out: Rows) -> int:
         return fill_chain(self, draft, out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from banyan.runtime.constraint.guide import Compiled, Guide, Row, Rows, clear_bits, fill_chain, fill_tree
+from banyan.runtime.constraint.guide import Compiled, Guide, Row, Rows, clear_bits, fill_chain, fill_tree, take
 from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.wire import ConstraintSpec
 
@@ -145,9 +145,7 @@ class TriggerGuide:
         return clear_bits(out, self._compiled.forbidden(self._place))
 
     def take(self, token: int) -> bool:
-        forced = self.forced_tokens(1)
-        is_drawn = token == forced[0] if forced else token not in self._compiled.vocabulary.eos
-        return is_drawn and self.accept((token,)) == 1
+        return take(self, token, self._compiled.vocabulary.eos)
 
     def fill_chain(self, draft: Sequence[int], out: Rows) -> int:
         return fill_chain(self, draft, out)
