@@ -79,6 +79,7 @@ def settled(c: client.Client) -> None:
         assert time.monotonic() < deadline, stats
         time.sleep(0.05)
     assert stats["requests"] == 0
+    assert stats["engine_starts"] == 1, "no message of a client costs an engine its life"
     assert c.ask("check", timeout=60) in ({}, {"running": 0, "engine": {"steps": 1}})
 
 

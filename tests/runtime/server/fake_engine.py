@@ -64,6 +64,8 @@ class FakeEngine:
                 self.steered.append(order)
             case wire.Ping():
                 self.reports.append(wire.Pong())
+            case wire.Ask(id=number, what="tree"):
+                self.reports.append(wire.Answer(id=number, ok=True, body=b'{"nodes": []}'))
             case wire.Ask(id=number):
                 body = json.dumps({"running": len(self.running), "engine": {"steps": 1}}).encode()
                 self.reports.append(wire.Answer(id=number, ok=True, body=body))
