@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
+import secrets
 import socket as sockets
 import stat
 from pathlib import Path
@@ -100,6 +102,8 @@ def listen(context: zmq.Context[zmq.Socket[bytes]], path: Path, max_message: int
     except BaseException:
         lock.release()
         raise
+    for left in path.parent.glob(f"{glob.escape(path.name)}.[ec]-??????"):  # of a server that was killed
+        left.unlink(missing_ok=True)
     door = router(context, max_message)
     door.bind(where)
     return door, lock
@@ -143,6 +147,14 @@ def reach(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> tuple[zmq.Sock
     monitor = watch(ours)
     ours.connect(address(path))
     return ours, monitor
+
+
+def beside(path: Path, kind: str) -> Path:
+    """A path, never used before, for the socket of a child of the server at `path`: "e", an engine; "c", who tries
+    constraints. A child of a server that was killed may look for its own for a while yet; where it found a PAIR of
+    the next server, that would take nobody else, not even when it is gone (libzmq 4.3).
+    """
+    return path.with_name(f"{path.name}.{kind}-{secrets.token_hex(3)}")
 
 
 def pair(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> zmq.Socket[bytes]:

@@ -157,7 +157,7 @@ def _await_report(server: Child, ready: int, deadline: float, log: IO[bytes] | N
     line = b""
     while not line.endswith(b"\n"):
         left = deadline - time.monotonic()
-        if left <= 0 or not select.select([ready], [], [], left)[0]:
+        if left <= 0 or not is_readable(ready, left):
             raise RuntimeLost(f"the server was not ready in time, and was ended{_tail(log)}")
         if not (data := os.read(ready, 1 << 16)):
             code = server.wait(_PATIENCE)
@@ -168,6 +168,13 @@ def _await_report(server: Child, ready: int, deadline: float, log: IO[bytes] | N
         # An engine that died can only be asked what it left on stderr.
         raise from_code(report.code, report.message + (_tail(log) if report.code == EngineLost.code else ""))
     return report
+
+
+def is_readable(fd: int, seconds: float) -> bool:
+    """Wait so long for `fd` to be readable, or at its end. Unlike select() also where a thousand files are open."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
 
 
 def _tail(log: IO[bytes] | None, n_lines: int = 15) -> str:

@@ -136,7 +136,7 @@ class Grammars:
     def _start(self) -> None:
         """Start a preflight; once it is up, it is given all that waits."""
         self._n_starts += 1
-        self._address = Path(f"{self._path}.c{self._n_starts}")
+        self._address = ipc.beside(self._path, "c")
         self._socket = ipc.pair(self._context, self._address)
         options = ["--socket", ipc.address(self._address), "--vocabulary", str(self._n_vocab)]
         options += ["--seconds", str(self._seconds), "--engine", self._engine]

@@ -53,8 +53,7 @@ class Link:
         self.ready: wire.Ready | None = None
         self._early: list[wire.EngineOrder] = []
         self.n_starts += 1
-        # Each engine has a socket of its own: nothing of its predecessor's can reach it.
-        self._address = Path(f"{self._path}.e{self.n_starts}")
+        self._address = ipc.beside(self._path, "e")  # nothing of its predecessor's can reach it
         self.socket = ipc.pair(self._context, self._address)
         options = ["--config", msgspec.json.encode(self._config).decode(), "--socket", ipc.address(self._address)]
         self._n_silent, self._is_hung, self._was_stopped = 0, False, False

@@ -15,7 +15,6 @@ import ctypes
 import gc
 import os
 import resource
-import select
 import signal
 import sys
 import threading
@@ -240,7 +239,7 @@ def _with_engine(spec: wire.ConstraintSpec, vocabulary: Vocabulary, engine: str)
             os._exit(1)
         os._exit(0)
     life = os.pidfd_open(pid)
-    if not select.select([life], [], [], TRY)[0]:
+    if not launch.is_readable(life, TRY):
         os.kill(pid, signal.SIGKILL)
     os.close(life)
     is_done = os.waitpid(pid, 0)[1] == 0

@@ -109,6 +109,43 @@ def test_the_socket_of_a_dead_server_is_replaced(tmp_path: Path, context: Contex
     assert router.recv_multipart()[1] == b"hello"
 
 
+def test_a_child_of_a_killed_server_cannot_come_in_where_the_next_one_waits_for_its_own(
+    tmp_path: Path, context: Context
+) -> None:
+    """A PAIR takes one peer. Whoever of a killed server looks for it still, when the next one binds, must not be it."""
+    path = tmp_path / "s"
+
+    def child(of: Path) -> Any:
+        said = context.socket(zmq.PAIR)
+        said.connect(ipc.address(of))
+        said.send(b"ready")
+        return said
+
+    router, lock = ipc.listen(context, path, 1 << 16)
+    before = ipc.beside(path, "e")
+    killed = ipc.pair(context, before)
+    orphan = child(before)
+    assert killed.poll(5000)
+    for socket in (killed, router):
+        socket.close(0)
+    lock.release()
+    before.touch()  # a server that is killed leaves it
+    (tmp_path / "s.e-mine.txt").touch()
+
+    _, lock = ipc.listen(context, path, 1 << 16)
+    assert not before.exists()
+    assert (tmp_path / "s.e-mine.txt").exists()
+    after = ipc.beside(path, "e")
+    server = ipc.pair(context, after)
+    time.sleep(0.3)  # the orphan tries again each tenth of a second
+    engine = child(after)
+    assert server.poll(5000)
+    assert server.recv() == b"ready"
+    orphan.close(0)
+    engine.close(0)
+    lock.release()
+
+
 def test_a_refused_place_stays_free(tmp_path: Path, context: Context) -> None:
     path = tmp_path / "s"
     path.write_text("a user's file")

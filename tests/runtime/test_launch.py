@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +191,19 @@ def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
     with pytest.raises(RuntimeLost, match="not ready in time"):
         launch.start(config.make(), timeout=0.5, command=stuck)
     assert not is_alive(int(pids.read_text()))
+
+
+def test_a_server_is_awaited_where_a_thousand_files_are_open(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip("this machine lets a process open fewer files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        with pytest.raises(RuntimeLost, match="exit code 3"):
+            launch.start(config.make(), command=command(tmp_path, "sys.exit(3)"))
 
 
 def test_a_child_that_ignores_its_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def program(draw: st.DrawFn, may_drop: bool) -> list[wire.Op]:
                     own.append(c)
         elif kind == "join" and (others := [s for s in states if s != state]):
             ops.append(wire.Join(state, tuple(draw(st.permutations(others))[:2])))
-        elif kind == "adopt" and (others := [s for s in states if s != state]):
+        elif kind == "adopt" and (others := [s for s in states if s != state and s in below[state]]):
             other = draw(st.sampled_from(others))
             ops.append(wire.Join(state, (other,), adopt=True))
             marks[state] = set(marks[other])
