@@ -5,11 +5,11 @@
 replay: conversations of agents with tools, which run again over the tree that the first time left. json: records from
 texts that are new, under a JSON Schema. chat: small talk, memories and readings, new ones. noise: small talk drawn at
 temperature 8, which nobody foresees. All are held out of the model's training; the rest is greedy, and all of it is
-refused where outputs differ. A second is one of CPU of the engine's one thread, so that what else the machine does
-counts for neither side; on an idle one it is a second. That drafts do not cost where they do not pay is measured on
-one engine, with drafting on and off in turns. With --vllm, the python of vLLM's environment: agent replay
-and json beside vLLM without speculation, with its n-grams, and with suffixes where it has arctic-inference; one
-thread each, in float32 and in the checkpoint's own bfloat16, in seconds of the wall, in turn.
+refused where outputs differ (in bfloat16, where more than a tenth do). A second is one of CPU of the engine's one
+thread, so that what else the machine does counts for neither side; on an idle one it is a second. That drafts do not
+cost where they do not pay is measured on one engine, with drafting on and off in turns. With --vllm, the python of
+vLLM's environment: agent replay and json beside vLLM without speculation, with its n-grams, and with suffixes where it
+has arctic-inference; one thread each, in float32 and in the checkpoint's own bfloat16, in seconds of the wall, in turn.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from report import Report, correct
 
 from banyan.runtime import config as configs
 from banyan.runtime.constraint.canonical import canonical
+from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.engine.process import build, settle
 from banyan.runtime.engine.request import Request
 from banyan.runtime.engine.speculation.make import make
@@ -156,14 +157,18 @@ class Bench:
     def noise(self, seed: int) -> list[Job]:
         return [job._replace(temperature=8.0) for job in self.turns("chat", seed)]
 
-    def compare(self, work: Callable[[int], list[Job]], batch: int, names: Sequence[str]) -> dict[str, Arm]:
-        """Each drafters' arm on the same jobs, one after the other in each round, in a new order each time."""
-        arms = {name: Arm(name, batch, self.tokenizer.vocabulary(), self.end) for name in names}
+    def compare(
+        self, work: Callable[[int], list[Job]], batch: int, names: Sequence[str], dtype: str = "float32"
+    ) -> dict[str, Arm]:
+        """Each drafters' arm on the same jobs, one after the other in each round, in a new order each time. In bfloat16
+        rows of a batch are rounded as its size has it, so that some outputs may differ: few, or no figure stands."""
+        arms = {name: Arm(name, batch, self.tokenizer.vocabulary(), self.end, dtype) for name in names}
         for r in range(-1, self.rounds):
             jobs, said = work(r), {}
             for name in sorted(arms, key=lambda name, r=r: hash((name, r))):
                 said[name] = arms[name].run(jobs, counts=r >= 0)
-            if any(one != said["off"] for one in said.values()):
+            equal = min(sum(map(list.__eq__, one, said["off"])) / len(jobs) for one in said.values())
+            if equal < (1.0 if dtype == "float32" else 0.9):
                 sys.exit("outputs differ with drafts and without: no figure stands on that")
         return arms
 
@@ -173,6 +178,9 @@ class Bench:
         arm = Arm("off", batch, self.tokenizer.vocabulary(), self.end)
         engine, chance = arm.engine, random.Random(0)
         kinds = {how: make(configs.drafters(how, "")) for how in ("off", "auto")}
+        known = Vocabulary(self.tokenizer.vocabulary(), engine.model.model.spec.vocab_size)
+        for drafting in kinds.values():
+            drafting.learn(known.spelling, known.control)
         n_at_once, ratios = 4 * batch, []
         for r in range(-1, 2 * self.rounds):
             jobs, seconds = work(r), dict.fromkeys(kinds, 0.0)
@@ -267,7 +275,8 @@ def main() -> int:
         correct(*TESTS)
     bench = Bench(*((12, 2) if args.quick else (24, 3)))
     report = Report(
-        "speculation", f"pocket model, float32, one thread, {bench.n} samples a family, {bench.rounds} rounds"
+        "speculation",
+        f"pocket model, float32 if not said, one thread, {bench.n} samples a family, {bench.rounds} rounds",
     )
     report.row("a look, 1 M tokens: tree", "us", look(Tree(), 512), target="<= 20")
     report.row("a look, 2 k tokens: ngram", "us", look(Ngram(), 0), target="<= 20")
@@ -295,6 +304,11 @@ def main() -> int:
             if workload != "agent replay":  # which lives of what is cached
                 report.row(f"{workload}, batch {batch}, auto on the same engine: speed", "times off",
                            bench.in_turns(work, batch), target=">= 0.97")  # fmt: skip
+    for workload, work in (("agent replay", bench.replay), ("json", bench.records)):
+        for batch, goal in ((1, "ratio >= 2.5"), (16, "ratio >= 1.3")):
+            arms = bench.compare(work, batch, ("off", ours), "bfloat16")
+            report.row(f"{workload}, batch {batch}, {ours}, bfloat16: speed", "tokens/s", arms[ours].speed,
+                       arms["off"].speed, "off", goal, more_is_better=True)  # fmt: skip
     if args.vllm:
         beside_vllm(bench, report, args.vllm)
     return report.end(args.json)

@@ -145,8 +145,8 @@ class DfaGuide:
         out[:] = self._dfa.mask(state)
         return None
 
-    def take(self, token: int) -> bool:
-        return take(self, token)
+    def take(self, tokens: Sequence[int]) -> int:
+        return take(self, tokens)
 
     def fill_chain(self, draft: Sequence[int], out: Rows) -> int:
         return fill_chain(self, draft, out)

@@ -41,8 +41,8 @@ class Guide(Protocol):
         """Write the mask of what may come next, all words of it; of a forced run, its first token alone. All zeros only
         where `must_stop`, or with `error`."""
 
-    def take(self, token: int) -> bool:
-        """Go on by the token, if the mask that `fill` would write has it; whether it has. Quicker than the mask."""
+    def take(self, tokens: Sequence[int]) -> int:
+        """Go on by tokens, as far as the masks that `fill` would write have them; how many. Quicker than the masks."""
 
     def fill_chain(self, draft: Sequence[int], out: Rows) -> int:
         """The masks before draft[0], draft[1], ... and behind the last; out is [len(draft) + 1, n_words].
@@ -93,10 +93,13 @@ def clear_bits(row: Row, tokens: Sequence[int]) -> None:
         words[token >> 5] &= np.uint32(~(1 << (token & 31)) & 0xFFFFFFFF)
 
 
-def take(guide: Guide, token: int, ends: Collection[int] = ()) -> bool:
+def take(guide: Guide, tokens: Sequence[int], ends: Collection[int] = ()) -> int:
     """`Guide.take` by what is forced, and else by `accept`. ends: tokens that no mask has, accepted or not."""
-    forced = guide.forced_tokens(1)
-    return (token == forced[0] if forced else token not in ends) and guide.accept((token,)) == 1
+    for n, token in enumerate(tokens):
+        forced = guide.forced_tokens(1)
+        if (token != forced[0] if forced else token in ends) or not guide.accept((token,)):
+            return n
+    return len(tokens)
 
 
 def fill_chain(guide: Guide, draft: Sequence[int], out: Rows) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import llguidance
 
 from banyan.runtime.constraint import lark
-from banyan.runtime.constraint.guide import Row, Rows, clear_bits, fill_chain, fill_tree, take
+from banyan.runtime.constraint.guide import Row, Rows, clear_bits, fill_chain, fill_tree
 from banyan.runtime.constraint.refusal import explain
 from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.wire import ConstraintSpec
@@ -53,7 +53,10 @@ class LlgGuide:
     def __init__(self, matcher: llguidance.LLMatcher, eos: Sequence[int]) -> None:
         self._matcher, self._eos = matcher, eos
         self._n_accepted = 0
-        self._forced: list[int] | None = None  # as far as known where it stands now
+        # What is forced costs 4 to 10 us to compute, and is asked for by who drafts, who masks and who jumps. So it is
+        # kept of each place on a path, by the tokens before it: also of those behind the place where it stands now.
+        self._path: list[int] = []
+        self._forced: dict[int, list[int]] = {}
         self._given_up = ""
 
     @property
@@ -77,8 +80,32 @@ class LlgGuide:
         self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
         clear_bits(out, self._eos)
 
-    def take(self, token: int) -> bool:
-        return take(self, token, self._eos)
+    def take(self, tokens: Sequence[int]) -> int:
+        """`guide.take`, in a third of the time."""
+        consume, path, known = self._matcher.try_consume_tokens, self._path, self._forced
+        start = at = self._n_accepted
+        for token in tokens:
+            forced = known.get(at)
+            if forced is None:
+                forced = known[at] = self._matcher.compute_ff_tokens()
+            if (token != forced[0] if forced else token in self._eos) or not consume([token]):
+                break
+            if at == len(path):
+                path.append(token)
+            elif path[at] != token:
+                self._turn(at)
+                path.append(token)
+            at += 1
+            if len(forced) > 1:
+                known[at] = forced[1:]
+        self._n_accepted = at
+        return at - start
+
+    def _turn(self, at: int) -> None:
+        """Forget what was known behind this place: it goes on differently."""
+        for place in range(at + 1, len(self._path) + 1):
+            self._forced.pop(place, None)
+        del self._path[at:]
 
     def fill_chain(self, draft: Sequence[int], out: Rows) -> int:
         return fill_chain(self, draft, out)
@@ -87,9 +114,16 @@ class LlgGuide:
         return fill_tree(self, parent, draft, out)
 
     def accept(self, tokens: Sequence[int]) -> int:
-        n: int = self._matcher.try_consume_tokens(list(tokens))
+        tokens = list(tokens)
+        n: int = self._matcher.try_consume_tokens(tokens)
+        start, path = self._n_accepted, self._path
+        if path[start : start + n] != tokens[:n]:
+            self._turn(start)
+            path += tokens[:n]
         self._n_accepted += n
-        self._forced = None
+        forced = self._forced.get(start)
+        if forced and n < len(forced) and forced[:n] == tokens[:n]:
+            self._forced[start + n] = forced[n:]
         return n
 
     def rollback(self, n: int) -> None:
@@ -98,15 +132,12 @@ class LlgGuide:
         if n:
             self._matcher.rollback(n)
             self._n_accepted -= n
-            self._forced = None
 
     def forced_tokens(self, limit: int) -> list[int]:
-        return self._forced_tokens()[:limit]
-
-    def _forced_tokens(self) -> list[int]:
-        if self._forced is None:
-            self._forced = self._matcher.compute_ff_tokens()
-        return self._forced
+        forced = self._forced.get(self._n_accepted)
+        if forced is None:
+            forced = self._forced[self._n_accepted] = self._matcher.compute_ff_tokens()
+        return forced[:limit]
 
 
 def grammar(spec: ConstraintSpec, vocabulary: Vocabulary) -> str:

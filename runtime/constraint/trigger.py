@@ -144,8 +144,8 @@ class TriggerGuide:
         clear_bits(out, self._compiled.vocabulary.eos)
         return clear_bits(out, self._compiled.forbidden(self._place))
 
-    def take(self, token: int) -> bool:
-        return take(self, token, self._compiled.vocabulary.eos)
+    def take(self, tokens: Sequence[int]) -> int:
+        return take(self, tokens, self._compiled.vocabulary.eos)
 
     def fill_chain(self, draft: Sequence[int], out: Rows) -> int:
         return fill_chain(self, draft, out)

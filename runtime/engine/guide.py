@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -92,14 +93,19 @@ class Guides:
         self._n_compiling = 0  # of which `wake` has not told yet
         self._threads: ThreadPoolExecutor | None = None
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        weakref.finalize(self, os.close, self.wake)
 
-    def learn(self, message: VocabularyMessage) -> None:
-        """The tokenizer's vocabulary. Opens it here, where nothing runs yet: that keeps other threads from running."""
+    def learn(self, message: VocabularyMessage) -> Vocabulary | None:
+        """The tokenizer's vocabulary; None where it cannot be used. Opens it here, where nothing runs yet: that keeps
+        other threads from running."""
         try:
-            self._vocabulary = Vocabulary(message, self._n_vocab)
-            _ = self._vocabulary.llg
+            vocabulary = Vocabulary(message, self._n_vocab)
+            _ = vocabulary.llg, vocabulary.spelling
         except Exception as e:  # a tokenizer that llguidance does not take; all but constraints work without
             self._vocabulary = Unsupported(f"constraints on this model: its tokenizer cannot be used for masks ({e})")
+            return None
+        self._vocabulary = vocabulary
+        return vocabulary
 
     # ---- compile ---------------------------------------------------------------------------------------------------
 
@@ -202,7 +208,10 @@ class Guides:
         last, n_ahead, depth = requests[guided[0]].guide, 0, 0  # n_ahead: so many tokens is its guide ahead of its text
         assert last is not None
         drawn: list[int] = []  # along the path to the row in hand: what each draws, or UNKNOWN, or NOTHING
+        n_done = 0  # rows
         for i in guided:
+            if i < n_done:
+                continue
             request = requests[i]
             guide = request.guide
             assert guide is not None
@@ -219,26 +228,35 @@ class Guides:
                 last.rollback(n_ahead)
                 last, n_ahead, depth = guide, 0, 0
                 drawn.clear()
-            if best is not None and takes_best(request) and _take(request, best[i]):
-                drawn.append(best[i])
-                n_ahead += 1
+            taken = _take(request, _foreseen(requests, best, i)) if best is not None and takes_best(request) else []
+            if taken:
+                drawn += taken
+                n_ahead += len(taken)
+                depth += len(taken) - 1
+                n_done = i + len(taken)
             else:
                 drawn.append(UNKNOWN)
                 which[i] = len(out)
                 out.append(_mask(request, self._n_vocab))
-            if watch.lap() > SLOW:
-                slow[request.rid] = n = self._n_slow.get(request.rid, 0) + 1
-                if n >= PATIENCE:
-                    guide.give_up(f"{n} masks in a row took more than {1000 * SLOW:.0f} ms each")
-                    if which[i] < 0:
-                        which[i] = len(out)
-                        out.append(_mask(request, self._n_vocab))
-                    out[which[i]][:] = 0
+            if watch.lap() > SLOW and self._gives_up(request, slow):
+                if which[i] < 0:
+                    which[i] = len(out)
+                    out.append(_mask(request, self._n_vocab))
+                out[which[i]][:] = 0
         last.rollback(n_ahead)
         self._n_slow = slow
         if not out:  # most steps: no call into numpy
             return None
         return Masks(to_device(np.stack(out), self._device), to_device(np.array(which, np.int32), self._device))
+
+    def _gives_up(self, request: Request | Ahead, slow: dict[int, int]) -> bool:
+        """Its mask took long: whether too many in a row did, and its guide goes no further."""
+        slow[request.rid] = n = self._n_slow.get(request.rid, 0) + 1
+        if n < PATIENCE:
+            return False
+        assert request.guide is not None
+        request.guide.give_up(f"{n} masks in a row took more than {1000 * SLOW:.0f} ms each")
+        return True
 
 
 def _begin(run: Run, compiled: Compiled, vocabulary: Vocabulary) -> Guided:
@@ -259,11 +277,23 @@ def takes_best(request: Request | Ahead) -> bool:
     return not (sampling.temperature or sampling.logprobs or request.has_edits)
 
 
-def _take(request: Request | Ahead, token: int) -> bool:
-    """Have its guide go on by the token, if `_mask` has it. May say no of one that ends the output."""
+def _foreseen(requests: Sequence[Request | Ahead], best: Sequence[int], i: int) -> list[int]:
+    """The best token of row i, and those of the rows behind it, as long as each stands behind the best one before."""
+    out = [best[i]]
+    for k in range(i + 1, len(requests)):
+        row = requests[k]
+        if not isinstance(row, Ahead) or row.n_back or row.token != out[-1]:
+            break
+        out.append(best[k])
+    return out
+
+
+def _take(request: Request | Ahead, tokens: list[int]) -> list[int]:
+    """Have its guide go on by the tokens, as far as `_mask` has them. May say no of one that ends the output."""
     guide = request.guide
     assert guide is not None
-    return token not in request.ends and not guide.error and guide.take(token)
+    end = next((n for n, token in enumerate(tokens) if token in request.ends), len(tokens))
+    return tokens[: guide.take(tokens[:end])] if not guide.error else []
 
 
 def _mask(request: Request | Ahead, n_vocab: int) -> np.ndarray:

@@ -118,7 +118,8 @@ class Scheduler:
         """
         if self.cache.quarantined and not self.running:
             self.cache.readmit()  # or a request might not fit that is alone
-        works, copies = self._works(now)
+        n_decoding = sum(request.n_computed >= request.n_given for request in self.running)
+        works, copies = self._works(now, min(self.drafting.appetite(n_decoding), self.limits.step_tokens // 4))
         n_rows = sum(work.n_new for work in works)
         self._pace.note(now, n_rows)
         self.drafting.widen(works, self.limits.step_tokens - n_rows)
@@ -158,8 +159,8 @@ class Scheduler:
             return False
         return work.lease.grow(request.n_total + n_pending)
 
-    def _works(self, now: float) -> tuple[list[Work], list[tuple[int, int, int]]]:
-        """Of a step: what is computed, and the copies of pages that this stands on."""
+    def _works(self, now: float, n_kept: int = 0) -> tuple[list[Work], list[tuple[int, int, int]]]:
+        """Of a step: what is computed, and the copies of pages that this stands on. n_kept: rows that prompts leave."""
         for request in self.following:
             self.waiting.add(request)
         self.following.clear()
@@ -177,6 +178,7 @@ class Scheduler:
             elif n_left:
                 works.append(work_of(request, 1))
                 budget -= 1
+        budget = max(budget - n_kept, 0)
         for request in chunks:
             if request.lease is not None and budget:
                 works.append(work_of(request, min(budget, request.n_left)))

@@ -295,7 +295,8 @@ class Engine:
             case Ask():
                 self.answers.append(self._answer(order))
             case Vocabulary():
-                self.guides.learn(order)
+                if known := self.guides.learn(order):
+                    self.drafting.learn(known.spelling, known.control)
             case Run() if order.sampling.constraint is not None:
                 if self.scheduler.admit(order):
                     self.guides.submit(order)

@@ -16,7 +16,7 @@ the coupling of Daliri et al., Coupling without communication and drafter-invari
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from banyan.runtime.engine.request import Request
@@ -43,6 +43,9 @@ class Drafter:
 
     def warm_up(self, n_rows: int) -> None:
         """Compute n_rows rows and fewer that no one asked for, while pages hold nothing: that shows what they cost."""
+
+    def learn(self, spelling: Sequence[bytes], marks: Collection[int]) -> None:
+        """What the tokens spell, and which are no text. Told once, or never."""
 
     def can_draft(self, request: Request) -> bool:
         """Whether it could say something of this request now."""

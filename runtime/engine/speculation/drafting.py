@@ -13,7 +13,7 @@ Drafts take what is left: the budget behind all prompts, pages that are there.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import log
 
 from banyan.runtime.engine.request import MAX_TREE, Plan, Request, Work
@@ -41,7 +41,7 @@ IDLE = 4
 """Asked so often in a row, and nothing was worth computing: look less often."""
 RARELY, RECENTLY = 0.05, 0.04
 """Where a smaller share of all asks led to a draft, patience is twice as long, and a new request begins with it after
-its first ask. The weight of an ask in this share."""
+its first ask. The weight of an ask in this share, and of a step in how long drafts are."""
 DEPTHS = (1, 2, 3, 4, 6, 8)
 """How deep a drafter that computes may look."""
 FEW = 4
@@ -101,6 +101,7 @@ class Drafting:
         self._kinds = [[Record(TRUST, TRUST * HOPE) for _ in range(d.n_kinds)] for d in self.drafters]
         self._others = [[Record(TRUST, TRUST * OTHER_HOPE) for _ in range(d.n_kinds)] for d in self.drafters]
         self._paid = 1.0  # the share of asks, of all requests, that led to a draft; it fades
+        self._n_laid = 0.0  # tokens of drafts for each who draws, where there is room; it fades
         self._saved = [0.0] * len(self.drafters)  # seconds that each may spend, where it does not pay
         self.counts = {d.name: [0, 0] for d in self.drafters}  # drafted, accepted; of all requests
 
@@ -108,6 +109,11 @@ class Drafting:
         """See `Drafter.warm_up`."""
         for drafter in self.drafters:
             drafter.warm_up(n_rows)
+
+    def learn(self, spelling: Sequence[bytes], marks: Collection[int]) -> None:
+        """See `Drafter.learn`."""
+        for drafter in self.drafters:
+            drafter.learn(spelling, marks)
 
     # ---- plan ------------------------------------------------------------------------------------------------------
 
@@ -125,6 +131,7 @@ class Drafting:
                 elif n := self._turn(work.request, trail):
                     turns.append((i, trails[work.request.rid], n))
         if not turns:
+            self._n_laid *= 1 - RECENTLY
             return
         n_draws = sum(work.draws for work in works)
         # Rows of prompts are computed in any case: a token is worth what it costs in a step of decodes.
@@ -140,10 +147,18 @@ class Drafting:
             trail.chains.sort(key=_minus_chance)
             trail.branches = merge(trail.chains)
         least = self._least([trail.branches for _, trail in asked], n_draws, seconds)
+        n_laid = 0
         for i, trail in asked:
-            budget -= self._draft(works, i, trail, least, budget)
+            n_laid += self._draft(works, i, trail, least, budget - n_laid)
+        if n_laid < budget or n_laid > self._n_laid * n_draws:
+            self._n_laid += RECENTLY * (n_laid / n_draws - self._n_laid)
         for _, trail, _ in turns:
             self._paid += RECENTLY * (bool(trail.drafters) - self._paid)
+
+    def appetite(self, n_decoding: int) -> int:
+        """How many tokens the drafts of so many requests may have, that prompts in the same step should leave to them.
+        They cost the same there, and where prompts are many a step is long: who draws one token waits long for it."""
+        return int(2 * self._n_laid * n_decoding)
 
     def note(self, plan: Plan, n_rows: int, seconds: float) -> None:
         """A step took so long, from its plan to its commit. It had n_rows rows with its drafts."""
@@ -249,7 +264,10 @@ class Drafting:
 
     def _draft(self, works: list[Work], i: int, trail: _Trail, least: float, budget: int) -> int:
         """Give a work its draft. Returns how many tokens it has."""
-        if not least or budget <= 0:
+        if not least:
+            return 0
+        if budget <= 0:
+            trail.idle -= 1  # it is not that nothing was worth computing
             return 0
         work = works[i]
         counts = [branch.upto(least) for branch in trail.branches]

@@ -5,24 +5,31 @@ request that put it there), and the output as it grows. Runs of one program are 
 turns say what the others said; then runs of all who share a namespace, and of nobody else. (Suffix decoding: Oliaro et
 al., SuffixDecoding, 2024; here with runs of fixed lengths in place of a suffix tree, so that memory is bounded and a
 look costs the same at any size.)
+
+Of outputs that a constraint holds it is also known what they quoted of their prompts, and from between what: see
+`quotes`. In free text quotes are few and short.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
 from banyan.runtime.engine.request import Request
 from banyan.runtime.engine.speculation.draft import Drafter, Proposal
 from banyan.runtime.engine.speculation.grams import Grams, put
+from banyan.runtime.engine.speculation.quotes import HOPE, LEAST, Quotes, Quoting
 
 ORDERS = (16, 6, 3)
 """Lengths of the runs that are looked for, in this order. The longest reaches from the start of a turn over its marker,
 which all turns have, into what was asked."""
-STRIDE = 16
-"""So many tokens of a running output become known together."""
+STRIDE = 32
+"""So many tokens of a running output become known together: to put them into the tables takes 60 us."""
+QUOTED = 2 * len(ORDERS)
+HARDLY = frozenset(kind for kind in range(QUOTED) if kind % len(ORDERS))
+"""Kinds of what is found. Where it was by a run shorter than the longest, a quote is likelier."""
 N_TOKENS = 1 << 20
 """Tokens of ended texts that are kept; of more, the oldest texts go."""
 _N_BITS = 24  # of a number: where in its text a run ends. No text is longer, or what is longer is not known.
@@ -39,12 +46,13 @@ class _Text(NamedTuple):
 class _Reader:
     """A request that runs: its text, and where it reads in another."""
 
-    __slots__ = ("at", "first", "kind", "n_known", "n_seen", "number", "salts", "source")
+    __slots__ = ("at", "first", "kind", "n_known", "n_seen", "number", "quoting", "salts", "source")
 
-    def __init__(self, number: int, first: int, salts: tuple[int, int]) -> None:
+    def __init__(self, number: int, first: int, salts: tuple[int, int], quoting: Quoting | None) -> None:
         """first: of its tokens, the first that is not known of another text."""
         self.number, self.first, self.salts = number, first, salts
         self.n_known = first
+        self.quoting = quoting
         self.source: array[int] | None = None
         self.at = self.kind = self.n_seen = 0
 
@@ -53,7 +61,7 @@ class Tree(Drafter):
     """See `draft.Drafter`. A kind is an order, and whose text it was found in."""
 
     name = "tree"
-    n_kinds = 2 * len(ORDERS)
+    n_kinds = QUOTED + 1
 
     def __init__(self, n_tokens: int = N_TOKENS) -> None:
         self._n_max, self._n_kept = n_tokens, 0
@@ -61,7 +69,11 @@ class Tree(Drafter):
         self._texts: dict[int, _Text] = {}  # by number, oldest first
         self._ended: dict[int, int] = {}  # number -> tokens, oldest first
         self._readers: dict[int, _Reader] = {}
+        self._quotes = Quotes()
         self._n_texts = 0
+
+    def learn(self, spelling: Sequence[bytes], marks: Collection[int]) -> None:
+        self._quotes.learn(spelling, marks)
 
     @property
     def n_tokens(self) -> int:
@@ -76,8 +88,18 @@ class Tree(Drafter):
         if n_ids - reader.n_known > STRIDE:
             self._learn(reader, ids)
         at, source = reader.at + n_ids - reader.n_seen, reader.source
-        if source is None or at >= len(source) or source[at - 2 : at] != ids[n_ids - 2 :]:
+        quoting = reader.quoting
+        if quoting is not None and reader.kind == QUOTED:
+            quoting.judge(ids[n_ids - at :])
+        if source is not None and (at >= len(source) or source[at - 2 : at] != ids[n_ids - 2 :]):
+            source = None
+        least = LEAST if source is None else HOPE
+        if source is None:
             source, at, reader.kind = self._look(request, reader)
+        if quoting is not None and (source is None or reader.kind in HARDLY):
+            quotes = self._quotes.propose(quoting, request, n, least)
+            if quotes and (source is None or source[at : at + len(quotes)] != quotes):  # else it says more
+                source, at, reader.kind = quotes, 0, QUOTED
         reader.source, reader.at, reader.n_seen = source, at, n_ids
         return () if source is None else (Proposal(source[at : at + n], reader.kind),)
 
@@ -88,6 +110,8 @@ class Tree(Drafter):
                 return
             reader = self._begin(request)
         self._learn(reader, request.ids)
+        if reader.quoting is not None:
+            self._quotes.end(reader.quoting, request)
         base = max(0, reader.first - max(ORDERS))
         kept = request.ids[base:]
         self._texts[reader.number] = _Text(kept, base, request.run.namespace)
@@ -104,7 +128,7 @@ class Tree(Drafter):
         self._texts[number] = _Text(request.ids, 0, run.namespace)
         everyone = crc32(run.namespace)
         kin = crc32(repr((run.client, run.order[:1])).encode(), everyone)
-        return _Reader(number, request.n_cached, (kin, everyone))
+        return _Reader(number, request.n_cached, (kin, everyone), None if request.guide is None else Quoting(request))
 
     def _learn(self, reader: _Reader, ids: array[int]) -> None:
         """All its tokens but the last, behind which stands nothing yet."""

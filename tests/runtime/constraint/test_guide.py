@@ -65,7 +65,7 @@ def test_a_mask_says_what_is_accepted(bench: Any, compiled: Any, seed: int) -> N
         assert n == (token in allowed) or (forced and n), bench.spell([token])
         guide.rollback(n)
     for token in range(bench.vocabulary.n_vocab):
-        is_taken = guide.take(token)
+        is_taken = guide.take([token]) == 1
         assert is_taken == (token in allowed), bench.spell([token])
         guide.rollback(is_taken)
     assert bench.allowed(guide) == allowed
@@ -90,6 +90,35 @@ def test_what_was_taken_back_never_happened(bench: Any, compiled: Any, seed: int
     with pytest.raises(IndexError):
         guide.rollback(len(taken) - n + 1)
     assert guide.accept(taken[len(taken) - n :]) == n
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_forced_is_known_of_a_place_however_it_was_reached(bench: Any, compiled: Any, seed: int) -> None:
+    """Against a guide that never took anything back: forth and back along texts that part, by both ways forth."""
+    chance = random.Random(200 + seed)
+    texts = [walk(bench, compiled, chance, 16)[1] for _ in range(4)]
+    guide, at, text = compiled.guide(), 0, texts[0]
+    for _ in range(40):
+        if chance.random() < 0.4:
+            back = chance.randint(0, at)
+            guide.rollback(back)
+            at -= back
+            text = chance.choice([other for other in texts if other[:at] == text[:at]])
+        n = chance.randint(0, len(text) - at)
+        assert (guide.take if chance.random() < 0.5 else guide.accept)(text[at : at + n]) == n
+        at += n
+        fresh = compiled.guide()
+        assert fresh.accept(text[:at]) == at
+        assert guide.forced_tokens(99) == fresh.forced_tokens(99)
+
+
+def test_tokens_are_taken_as_far_as_masks_have_them(bench: Any) -> None:
+    guide = bench.guide("regex", "yes please|no")
+    (first, *rest) = guide.forced_tokens(99) or bench.ids("yes")
+    assert guide.take([first, *rest, *bench.ids("!")]) == 1 + len(rest)
+    guide.rollback(1 + len(rest))
+    assert guide.take(bench.ids("!")) == 0
+    assert guide.take([]) == 0
 
 
 def test_a_refused_token_leaves_the_state(bench: Any) -> None:

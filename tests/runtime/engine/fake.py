@@ -117,8 +117,8 @@ class Pattern:
         if token is not None:
             set_bits(out, [token])
 
-    def take(self, token: int) -> bool:
-        return self.accept((token,)) == 1
+    def take(self, tokens: Sequence[int]) -> int:
+        return self.accept(tokens)
 
     def accept(self, tokens: Sequence[int]) -> int:
         for n, token in enumerate(tokens):

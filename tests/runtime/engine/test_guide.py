@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import threading
@@ -310,6 +311,18 @@ def test_the_loop_wakes_up_for_a_guide(bench: Bench, slow_build: threading.Event
         assert e.guides.ready() == []
     with pytest.raises(BlockingIOError):  # each event was read once: an idle loop may sleep
         os.eventfd_read(e.guides.wake)
+
+
+def test_an_engine_that_is_gone_leaves_no_file_open(bench: Bench) -> None:
+    def n_open() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    e = bench.engine()
+    bench.drive(e, bench.run(1, REGEX, max_tokens=2))
+    before = n_open()
+    del e
+    assert n_open() == before - 1
 
 
 def test_what_does_not_compile_fails_alone(bench: Bench) -> None:

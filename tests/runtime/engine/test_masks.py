@@ -35,9 +35,13 @@ class Even:
         out[:] = 0
         set_bits(out, range(0, N_VOCAB, 2))
 
-    def take(self, token: int) -> bool:
-        self.asked.append(tuple(self.path))
-        return token % 2 == 0 and self.accept((token,)) == 1
+    def take(self, tokens: Sequence[int]) -> int:
+        for n, token in enumerate(tokens):
+            self.asked.append(tuple(self.path))
+            if token % 2:
+                return n
+            self.accept((token,))
+        return len(tokens)
 
     def accept(self, tokens: Sequence[int]) -> int:
         self.path += tokens

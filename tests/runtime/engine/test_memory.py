@@ -14,6 +14,7 @@ import pytest
 
 from banyan.radix_cache import stats
 from banyan.runtime.engine import queue
+from banyan.runtime.engine.speculation import quotes
 from banyan.runtime.engine.speculation.drafting import Drafting
 from banyan.runtime.engine.speculation.ngram import Ngram
 from banyan.runtime.engine.speculation.tree import Tree
@@ -78,6 +79,7 @@ def main() -> None:
 
     n_first, n_last = map(int, sys.argv[1:])
     queue.N_KNOWN = stats.N_OWNERS = 128  # programs are remembered for a while, which fills
+    quotes.N_KEYS = 8  # and so are rules of quotes, of which texts as short as these have few
     tracemalloc.start()
     first, last = held(fake, n_first, n_last)
     print((last - first) / (n_last - n_first))

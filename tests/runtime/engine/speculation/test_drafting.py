@@ -11,7 +11,7 @@ import pytest
 from banyan.runtime.engine.request import Plan, Request, Work
 from banyan.runtime.engine.speculation.cost import Cost
 from banyan.runtime.engine.speculation.draft import Drafter, Proposal, follow
-from banyan.runtime.engine.speculation.drafting import Drafting
+from banyan.runtime.engine.speculation.drafting import IDLE, Drafting
 from banyan.runtime.wire import Sampling
 
 
@@ -56,10 +56,10 @@ class Bench:
         for r in self.requests:
             r.lease = Endless()  # type: ignore[assignment]
 
-    def step(self, model: Any) -> list[int]:
+    def step(self, model: Any, budget: int = 512) -> list[int]:
         """The depth of each draft. model: its k-th token behind the present end."""
         works = [Work(r, r.lease, r.n_total - 1, 1, True) for r in self.requests]
-        self.drafting.widen(works, 512)
+        self.drafting.widen(works, budget)
         for work in works:
             depth = [0]
             for parent in work.parents or range(-1, len(work.draft) - 1):
@@ -180,6 +180,26 @@ def test_what_can_be_foreseen_again_is_found_at_once(fake: ModuleType) -> None:
     for _ in range(4):
         b.step(lambda k: 2)
     assert drafter.n_asked - before >= 3, "and nobody is patient any more"
+
+
+def test_prompts_leave_room_to_drafts_that_come(fake: ModuleType) -> None:
+    drafting = Drafting([Always()], cost=Cost(16, 1, 1))
+    b = Bench(fake, drafting, 4)
+    assert drafting.appetite(4) == 0
+    for _ in range(60):
+        n_laid = sum(b.step(lambda k: 1))
+    assert n_laid <= drafting.appetite(4) <= 2 * n_laid
+    for _ in range(200):
+        b.step(lambda k: 2)
+    assert drafting.appetite(4) <= 2
+
+
+def test_who_finds_no_room_is_asked_again(fake: ModuleType) -> None:
+    """Drafts that a step full of prompts has no room for are not drafts that were not worth it."""
+    b = Bench(fake, Drafting([Always()], cost=Cost(16, 1, 1)), 8)
+    for _ in range(3 * IDLE):
+        b.step(lambda k: 1, budget=8)
+    assert all(b.step(lambda k: 1))
 
 
 def test_without_drafters_works_stay_as_they_are(fake: ModuleType) -> None:
