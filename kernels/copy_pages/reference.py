@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from banyan.kernels.pools import stacks
+
 
 def copy_pages(pools: Sequence[Tensor], copies: Tensor) -> None:
     """For each (source page, destination page, n_slots) of `copies`, int32 [n, 3], and each pool, copy n_slots slots.
 
     pools [n_pages, page_size, ...], changed in place. Destinations are distinct and none is also a source.
     """
-    for source, destination, n_slots in copies.tolist():
-        for pool in pools:
-            pool[destination, :n_slots] = pool[source, :n_slots]
+    for stack in stacks(pools):
+        for source, destination, n_slots in copies.tolist():
+            stack[:, destination, :n_slots] = stack[:, source, :n_slots]

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from banyan.kernels.pools import stacks
+
 
 def copy_slots(pools: Sequence[Tensor], sources: Tensor, destinations: Tensor) -> None:
     """Copy each source slot to its destination, in each pool, as if all sources were read first.
@@ -15,6 +17,6 @@ def copy_slots(pools: Sequence[Tensor], sources: Tensor, destinations: Tensor) -
     """
     m = (sources >= 0) & (sources != destinations)
     source, destination = sources[m], destinations[m]
-    for pool in pools:
-        slots = pool.view(-1, *pool.shape[2:])
-        slots.index_copy_(0, destination, slots.index_select(0, source))
+    for stack in stacks(pools):
+        slots = stack.flatten(1, 2)
+        slots.index_copy_(1, destination, slots.index_select(1, source))
