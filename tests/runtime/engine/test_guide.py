@@ -349,7 +349,7 @@ def test_kept_constraints_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_guide_that_gives_up_fails_its_request_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LlgGuide, "error", property(lambda self: "a limit" if self._n_accepted == 3 else ""))
+    monkeypatch.setattr(LlgGuide, "error", property(lambda self: "a limit" if self._at == 3 else ""))
     runs = bench.run(1, ConstraintSpec("regex", "[ab]{9}")), bench.run(2, None, max_tokens=9)
     said = bench.drive(bench.engine(), *runs)
     assert said[1].error is not None
