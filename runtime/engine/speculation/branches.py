@@ -1,14 +1,16 @@
 """Chains of several drafters as one tree: what they have in common stands once, and where they differ it branches.
 
-A tree is kept as its branches, runs of tokens, since nearly all are one or two: how many tokens of each are worth their
-rows follows then from one logarithm each.
+A tree is kept as its branches, runs of tokens, since nearly all are one or two, with the chance that each is right as
+far as each of its tokens.
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
-from math import log
+from itertools import accumulate
+from operator import mul, neg
 from typing import NamedTuple
 
 SURE = 0.99
@@ -16,8 +18,8 @@ SURE = 0.99
 
 
 class Chain(NamedTuple):
-    """A proposal, and the chances of its tokens: each of them, behind the one before; and `other`, of one that is
-    proposed beside another. is_first: it is what its drafter thinks likeliest."""
+    """A proposal, and the chances of its tokens, behind the ones before them: of those in doubt; and `other`, of one
+    that is proposed beside another. is_first: it is what its drafter thinks likeliest."""
 
     tokens: Sequence[int]
     drafter: int
@@ -25,34 +27,55 @@ class Chain(NamedTuple):
     chance: float
     other: float
     is_first: bool = True
+    doubts: Sequence[int] | None = None  # see `draft.Proposal`
+
+    def chances(self) -> list[float]:
+        """Of each token, behind the one before."""
+        chance = min(self.chance, SURE)
+        if self.doubts is None:
+            return [chance] * len(self.tokens)
+        out = [SURE] * len(self.tokens)
+        for i in self.doubts:
+            out[i] = chance
+        return out
+
+    def n_right(self, said: Sequence[int]) -> tuple[int, bool]:
+        """How many of its doubts came out right, of those that what was said decides; and whether none was wrong."""
+        n = next((k for k, (a, b) in enumerate(zip(self.tokens, said, strict=False)) if a != b), -1)
+        is_whole = n < 0
+        n = min(len(self.tokens), len(said)) if is_whole else n
+        if self.doubts is None:
+            return n, is_whole
+        n_met = bisect_right(self.doubts, n - is_whole)
+        return (n_met if is_whole else max(0, n_met - 1)), is_whole
 
 
 class Branch:
     """A run of tokens: `at` tokens deep it leaves the branch number `above` (-1: the text), or goes on from its end."""
 
-    __slots__ = ("_log", "_log_first", "above", "at", "chain", "chance", "first", "is_other", "tokens")
+    __slots__ = ("_gains", "_negated", "above", "at", "chain", "chances", "is_other", "tokens")
 
     def __init__(self, chain: Chain, above: int, at: int, first: float, is_other: bool) -> None:
         """first: the chance that its first token is right, and with it all before. is_other: another token is proposed
         in the same place, and is likelier."""
         self.chain, self.tokens = chain, chain.tokens[at:] if at else chain.tokens
-        self.above, self.at, self.first, self.is_other = above, at, first, is_other
-        self.chance = min(chain.chance, SURE)
-        self._log, self._log_first = log(self.chance), log(first)
+        self.above, self.at, self.is_other = above, at, is_other
+        self.chances = chain.chances()[at:]
+        upto: list[float] = list(accumulate((first, *self.chances[1:]), mul))
+        self._negated: list[float] = list(map(neg, upto))  # ascending
+        self._gains: list[float] = list(accumulate(upto))
 
     def upto(self, least: float) -> int:
-        """How many of its tokens have at least the chance exp(least)."""
-        if self._log_first < least:
-            return 0
-        return min(len(self.tokens), 1 + int((least - self._log_first) / self._log))
+        """How many of its tokens have at least that chance."""
+        return bisect_right(self._negated, -least)
 
     def gain(self, n: int) -> float:
-        """How many of its first n tokens will be right."""
-        return self.first * (1 - self.chance**n) / (1 - self.chance)
+        """How many of its first n tokens will be right. n >= 1."""
+        return self._gains[n - 1]
 
     def chance_at(self, depth: int) -> float:
         """That the draft is right up to its token at that depth."""
-        return self.first * self.chance ** (depth - self.at)
+        return -self._negated[depth - self.at]
 
 
 def merge(chains: Sequence[Chain]) -> list[Branch]:
@@ -72,10 +95,10 @@ def merge(chains: Sequence[Chain]) -> list[Branch]:
         if k == n:
             continue
         before = branches[above].chance_at(k - 1) if above >= 0 else 1.0
-        beside = [b.chance for b in branches if b.above == above and b.at == k]
+        beside = [b.chances[0] for b in branches if b.above == above and b.at == k]
         if above >= 0 and k - branches[above].at < len(branches[above].tokens):
-            beside.append(branches[above].chance)
-        chance = min(chain.other, 1 - max(beside)) if beside else min(chain.chance, SURE)
+            beside.append(branches[above].chances[k - branches[above].at])
+        chance = min(chain.other, 1 - max(beside)) if beside else chain.chances()[k]
         branches.append(Branch(chain, above, k, before * chance, bool(beside)))
     return branches
 

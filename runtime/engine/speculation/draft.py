@@ -24,10 +24,13 @@ from banyan.runtime.engine.speculation.cost import Cost
 
 
 class Proposal(NamedTuple):
-    """One chain. kind: how the drafter came by it, 0 .. Drafter.n_kinds - 1; each kind's record is kept apart."""
+    """One chain. kind: how the drafter came by it, 0 .. Drafter.n_kinds - 1; each kind's record is kept apart. doubts:
+    the tokens, by number and ascending, at which it may go wrong, where the others follow from those before them; None:
+    each may."""
 
     tokens: Sequence[int]
     kind: int = 0
+    doubts: Sequence[int] | None = None
 
 
 class Drafter:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Sequence
-from math import log
+from itertools import accumulate
+from operator import mul
 
 from banyan.runtime.engine.request import MAX_TREE, Plan, Request, Work
 from banyan.runtime.engine.speculation.branches import SURE, Branch, Chain, Laid, lay, merge, prune
@@ -30,7 +31,7 @@ MEMORY, LONG_MEMORY = 0.9, 0.998
 """How much of the own record, and of a kind's, counts when another draft is judged."""
 ENOUGH = 4
 """So many right tokens count of one draft: a long one shall not outweigh all that come after it."""
-LEVELS = tuple(map(log, (0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05)))
+LEVELS = 0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05
 """Chances at which drafts may end."""
 EDGE = 1.03
 """Times what a second gives without drafts it has to give with them: chances and costs are guesses."""
@@ -203,9 +204,9 @@ class Drafting:
         drafter = self.drafters[d]
         for trail, request, n in asks:
             is_first = True
-            for tokens, kind in drafter.propose(request, n):
+            for tokens, kind, doubts in drafter.propose(request, n):
                 chance = self._chance(trail, d, kind if is_first else 0)
-                trail.chains.append(Chain(tokens, d, kind, chance, self._others[d][kind].share, is_first))
+                trail.chains.append(Chain(tokens, d, kind, chance, self._others[d][kind].share, is_first, doubts))
                 is_first = False
 
     def _chance(self, trail: _Trail, d: int, kind: int) -> float:
@@ -222,7 +223,7 @@ class Drafting:
         asks = [ask for ask in asks if drafter.can_draft(ask[1])]
         if not asks:
             return []
-        free = [max((_gain(c.chance, len(c.tokens)) for c in trail.chains), default=0.0) for trail, _, _ in asks]
+        free = [max((sum(accumulate(c.chances(), mul)) for c in trail.chains), default=0.0) for trail, _, _ in asks]
         chances = [self._chance(trail, d, 0) for trail, _, _ in asks]
         behind = [drafter.n_behind(request) for _, request, _ in asks]
         base = n_draws + sum(free)
@@ -247,8 +248,8 @@ class Drafting:
         return [(asks[i][0], asks[i][1], 1)]
 
     def _least(self, trees: Sequence[list[Branch]], n_draws: int, seconds: float) -> float:
-        """The chance, its logarithm, down to which tokens are computed, the same for all requests: of some such chances
-        the one at which a second gives the most. 0.0 where that is hardly more than without any."""
+        """The chance down to which tokens are computed, the same for all requests: of some such chances the one at
+        which a second gives the most. 0.0 where that is hardly more than without any."""
         best, best_rate = 0.0, EDGE * n_draws / seconds
         for least in LEVELS:
             n_tokens, n_rows = float(n_draws), 0
@@ -295,9 +296,7 @@ class Drafting:
                     counts[0], counts[1] = counts[0] + n, counts[1] + n_right
         for chain in trail.chains:
             if chain.is_first:
-                n_right = next((k for k, (a, b) in enumerate(zip(chain.tokens, said, strict=False)) if a != b), -1)
-                is_whole = n_right < 0
-                n_right = min(len(chain.tokens), len(said)) if is_whole else n_right
+                n_right, is_whole = chain.n_right(said)
                 trail.own[chain.drafter].add(n_right, is_whole, MEMORY)
                 self._kinds[chain.drafter][chain.kind].add(n_right, is_whole, LONG_MEMORY)
         for branch in trail.branches:

@@ -203,7 +203,7 @@ class Model(Drafter):
 
     def propose(self, request: Request, n: int) -> Sequence[Proposal]:
         text = self._texts.get(request.rid)
-        return [] if text is None else [Proposal(tokens[:n], kind) for tokens, kind in text.proposals]
+        return [] if text is None else [one._replace(tokens=one.tokens[:n]) for one in text.proposals]
 
     def end(self, request: Request) -> None:
         self._texts.pop(request.rid, None)

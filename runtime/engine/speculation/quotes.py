@@ -198,12 +198,13 @@ class Quotes:
 
     # ---- find ------------------------------------------------------------------------------------------------------
 
-    def propose(self, quoting: Quoting, request: Request, n: int, least: float) -> array[int]:
+    def propose(self, quoting: Quoting, request: Request, n: int, least: float) -> tuple[array[int], list[int]]:
         """What the request may quote next of its prompt; and, where its constraint says what comes between, what it may
-        quote then: about n tokens. least: the share of such quotes that has to be right."""
+        quote then: about n tokens, and which of them are in doubt: where a quote begins, and what comes behind it.
+        least: the share of such quotes that has to be right."""
         ids, guide = request.ids, request.guide
         assert guide is not None
-        out, n_in = array("i"), 0
+        out, doubts, n_in = array("i"), list[int](), 0
         quoting.pending = None
         while len(out) < n:
             last = out[-N_BEFORE:] if len(out) >= N_BEFORE else ids[-N_BEFORE:] + out
@@ -213,6 +214,7 @@ class Quotes:
             if not out:
                 quoting.pending = quote
             quoting.has_guessed |= quote.is_guess
+            doubts.append(len(out) + quote.n_lead)
             out.extend(quote.tokens)
             n_in += guide.accept(quote.tokens)
             if n_in < len(out):
@@ -222,10 +224,11 @@ class Quotes:
                 break
             forced = guide.forced_tokens(n)
             n_in += 1 + guide.accept(forced)
+            doubts.append(len(out))
             out.append(behind)
             out.extend(forced)
         guide.rollback(n_in)
-        return out
+        return out, doubts
 
     def find(self, last: array[int], quoting: Quoting, namespace: bytes, least: float = LEAST) -> Quote | None:
         """What a text may quote of its prompt whose last tokens are `last`. None: nobody knows."""

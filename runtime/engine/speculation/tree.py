@@ -46,7 +46,7 @@ class _Text(NamedTuple):
 class _Reader:
     """A request that runs: its text, and where it reads in another."""
 
-    __slots__ = ("at", "first", "kind", "n_known", "n_seen", "number", "quoting", "salts", "source")
+    __slots__ = ("at", "doubts", "first", "kind", "n_known", "n_seen", "number", "quoting", "salts", "source")
 
     def __init__(self, number: int, first: int, salts: tuple[int, int], quoting: Quoting | None) -> None:
         """first: of its tokens, the first that is not known of another text."""
@@ -54,6 +54,7 @@ class _Reader:
         self.n_known = first
         self.quoting = quoting
         self.source: array[int] | None = None
+        self.doubts: list[int] = []  # of a quote: tokens of the source
         self.at = self.kind = self.n_seen = 0
 
 
@@ -97,11 +98,14 @@ class Tree(Drafter):
         if source is None:
             source, at, reader.kind = self._look(request, reader)
         if quoting is not None and (source is None or reader.kind in HARDLY):
-            quotes = self._quotes.propose(quoting, request, n, least)
+            quotes, doubts = self._quotes.propose(quoting, request, n, least)
             if quotes and (source is None or source[at : at + len(quotes)] != quotes):  # else it says more
-                source, at, reader.kind = quotes, 0, QUOTED
+                source, at, reader.kind, reader.doubts = quotes, 0, QUOTED, doubts
         reader.source, reader.at, reader.n_seen = source, at, n_ids
-        return () if source is None else (Proposal(source[at : at + n], reader.kind),)
+        if source is None:
+            return ()
+        doubtful = [i - at for i in reader.doubts if at <= i < at + n] if reader.kind == QUOTED else None
+        return (Proposal(source[at : at + n], reader.kind, doubtful),)
 
     def end(self, request: Request) -> None:
         reader = self._readers.pop(request.rid, None)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from banyan.runtime.engine.request import Plan, Request, Work
+from banyan.runtime.engine.speculation.branches import SURE, Chain, merge
 from banyan.runtime.engine.speculation.cost import Cost
 from banyan.runtime.engine.speculation.draft import Drafter, Proposal, follow
 from banyan.runtime.engine.speculation.drafting import IDLE, Drafting
@@ -29,6 +30,18 @@ class Always(Drafter):
 
     def end(self, request: Request) -> None:
         pass
+
+
+class Parts(Always):
+    """Of what it says, every sixth token is in doubt, where `knows` that."""
+
+    def __init__(self, knows: bool) -> None:
+        super().__init__()
+        self.knows = knows
+
+    def propose(self, request: Request, n: int) -> list[Proposal]:
+        (one,) = super().propose(request, n)
+        return [one._replace(doubts=range(0, n, 6) if self.knows else None)]
 
 
 class Endless:
@@ -84,6 +97,44 @@ def test_what_is_right_gets_longer_and_what_is_wrong_stops(fake: ModuleType) -> 
     assert last == 0
     depths = [b.step(lambda k: 1)[0] for _ in range(400)]
     assert depths[-1] == 24, "what it says is looked at now and then, and it earns its way back"
+
+
+def test_only_what_is_in_doubt_counts(fake: ModuleType) -> None:
+    """A draft goes on behind a doubt as far as nothing can go wrong; a doubt is judged once, however long its part."""
+    depths = {}
+    for knows in (True, False):
+        b = Bench(fake, Drafting([Parts(knows)], cost=Cost(16, 1, 1), max_depth=24))
+        for i in range(80):
+            (depths[knows],) = b.step(lambda k, i=i: 1 if k < 6 or i % 2 else 2)  # at every other draft's second doubt
+    assert depths[True] > depths[False]
+
+
+def test_doubts_by_what_was_said() -> None:
+    chain = Chain([1, 2, 3, 4, 5, 6], 0, 0, 0.5, 0.1, doubts=(1, 4))
+    assert chain.chances() == [SURE, 0.5, SURE, SURE, 0.5, SURE]
+    for said, n_right, is_whole in (
+        ([], 0, True),
+        ([1], 0, True),
+        ([1, 2], 1, True),
+        ([1, 2, 3, 4], 1, True),
+        ([1, 2, 3, 4, 5, 6, 7], 2, True),
+        ([9], 0, False),
+        ([1, 9], 0, False),
+        ([1, 2, 9], 0, False),  # of its part a token was wrong
+        ([1, 2, 3, 4, 9], 1, False),
+        ([1, 2, 3, 4, 5, 9], 1, False),
+    ):
+        assert chain.n_right(said) == (n_right, is_whole), said
+
+
+def test_of_a_branch_the_tokens_that_are_likely_enough() -> None:
+    first = Chain([1, 2, 3, 4], 0, 0, 0.5, 0.1, doubts=(0, 2))
+    other = Chain([1, 2, 9], 1, 0, 0.4, 0.3)
+    stem, leaf = merge([first, other])
+    assert [stem.upto(least) for least in (0.6, 0.5, 0.495, 0.24)] == [0, 1, 2, 4]
+    assert stem.gain(2) == pytest.approx(0.5 + 0.5 * SURE)
+    assert (leaf.above, leaf.at, leaf.is_other) == (0, 2, True)
+    assert leaf.chance_at(2) == pytest.approx(0.5 * SURE * 0.3)
 
 
 @pytest.mark.parametrize(

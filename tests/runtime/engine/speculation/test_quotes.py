@@ -187,6 +187,13 @@ def test_a_constraint_says_what_stands_between_quotes(fake: ModuleType) -> None:
     r.guide = fake.Pattern(form)
     assert foreseen(tree, r) == ids(' "|Ed|",|"city":| "|Kiew|"}')
     assert r.guide.at == 0
+    (whole,) = tree.propose(r, 16)
+    assert whole.doubts == [1, 2, 5, 6], "where a quote begins and where it ends"
+    assert tree.propose(r, 6)[0].doubts == [1, 2, 5]
+    r.guide.accept(whole.tokens[:3])
+    r.extend(whole.tokens[:3])
+    (rest,) = tree.propose(r, 16)
+    assert (rest.tokens, rest.doubts) == (whole.tokens[3:], [2, 3])
     teach(fake, tree, ORDER.format("Di"), SAYS.format("Di"), 3)
     r = begun(fake, ids(text.format("Ed", "Kiew")), ids('{|"name":'), 10)
     r.guide = fake.Pattern([*ids(' "'), None, *ids('",')])
