@@ -22,7 +22,7 @@ from banyan.runtime.engine.speculation.branches import SURE, Branch, Chain, Laid
 from banyan.runtime.engine.speculation.cost import Cost
 from banyan.runtime.engine.speculation.draft import Drafter
 
-MAX_DEPTH = 24
+MAX_DEPTH = 40
 HOPE, OTHER_HOPE = 0.7, 0.2
 """The chance of a token of which nothing is known, and of one that another drafter contradicts."""
 TRUST = 1.0
@@ -86,7 +86,7 @@ class _Trail:
         self.branches: list[Branch] = []
         self.drafters: Sequence[int] = ()  # of what is computed, token by token
         self.idle, self.skip = idle, 0  # asks in vain, one behind the other; steps in which it is not asked
-        self.reach = reach  # no draft is longer: twice what was right of the last
+        self.reach = reach  # no draft is longer: twice what was right of the last, or as before if all was
 
 
 class Drafting:
@@ -289,7 +289,8 @@ class Drafting:
         if trail is None or not trail.chains:
             return
         if trail.drafters:
-            trail.reach = min(2 * len(path) + 2, self.max_depth)
+            was_wrong = len(path) < len(trail.drafters)
+            trail.reach = min(max(2 * len(path) + 2, 0 if was_wrong else trail.reach), self.max_depth)
             for d in set(trail.drafters):
                 n, n_right = trail.drafters.count(d), sum(trail.drafters[i] == d for i in path)
                 for counts in (trail.counts[d], self.counts[self.drafters[d].name]):

@@ -51,8 +51,8 @@ _SIZE = array("i").itemsize
 
 class _Rule(NamedTuple):
     """lead: what comes before the quote. left, right: what stands beside what is quoted, plain. is_plain: it is quoted
-    so. behind: the tokens that came next, the latest first. weight: words in left and right. is_shared: of several
-    texts."""
+    so. behind: the tokens that came next, the latest first. weight: words in left and right. last: what was quoted
+    last, plain. has_right: what is quoted may have in it what stands to its right. is_shared: of several texts."""
 
     lead: array[int]
     left: bytes
@@ -60,6 +60,8 @@ class _Rule(NamedTuple):
     is_plain: bool
     behind: tuple[int, ...]
     weight: int
+    last: bytes
+    has_right: bool = False
     is_shared: bool = False
 
 
@@ -162,8 +164,10 @@ class Quotes:
             right = prompt[_SIZE * (source + n) : _SIZE * (source + n + N_RIGHT)]
             if left and right and at + n < len(ids):
                 is_plain, weight = ids[at] != ids[first + source], self._weight(left) + self._weight(right)
+                last = prompt[_SIZE * source : _SIZE * (source + n)]
+                has_right = _find(last, right[:_SIZE], 0) >= 0
                 for start in (at, at - 1):
-                    rule = _Rule(ids[start:at], left, right, is_plain, (ids[at + n],), weight)
+                    rule = _Rule(ids[start:at], left, right, is_plain, (ids[at + n],), weight, last, has_right)
                     self._put((namespace, ids[max(0, at - N_BEFORE) : start].tobytes()), rule)
             at += n or 1
 
@@ -186,7 +190,9 @@ class Quotes:
                 says_enough = in_left or weight > 1 or (weight and len(left) + len(right) > 2 * _SIZE)
                 if left and right and says_enough and (n_common < 0 or weight > common.weight):
                     behind = tuple(dict.fromkeys(new.behind + rule.behind))[:N_BEHIND]
-                    common = _Rule(rule.lead, left, right, rule.is_plain, behind, weight, is_shared=True)
+                    has_right = any(_find(one.last, right, 0) >= 0 for one in (rule, new))
+                    has_right |= rule.is_shared and rule.has_right
+                    common = _Rule(rule.lead, left, right, rule.is_plain, behind, weight, new.last, has_right, True)
                     n_common = n
         if n_common >= 0:
             del rules.items[n_common]
@@ -217,7 +223,9 @@ class Quotes:
             doubts.append(len(out) + quote.n_lead)
             out.extend(quote.tokens)
             n_in += guide.accept(quote.tokens)
-            if n_in < len(out):
+            del out[n_in:]  # of a number the constraint takes the digits, and no word behind them
+            if n_in <= doubts[-1]:
+                del doubts[-1]
                 break
             behind = next((token for token in quote.behind if guide.accept((token,))), None)
             if behind is None:
@@ -278,7 +286,7 @@ def _place(prompt: bytes, rule: _Rule) -> tuple[int, int]:
             break
         start = _rfind(prompt, left, stop - n_left) + n_left
         if n_left <= start and stop <= start + LONGEST:
-            return start, stop
+            return start, stop if rule.has_right else _find(prompt, right, start + 1)
     return 0, 0
 
 
@@ -300,6 +308,14 @@ def _source(prompt: bytes, text: bytes, at: int) -> tuple[int, int]:
         if place >= 0 and _rfind(prompt, run[:_SIZE], place) < 0:
             return place, 1
     return best, longest
+
+
+def _find(text: bytes, run: bytes, after: int) -> int:
+    """Where the run of tokens stands first that begins at token `after` or behind it; -1: nowhere."""
+    at = text.find(run, _SIZE * after)
+    while at > 0 and at % _SIZE:
+        at = text.find(run, at + 1)
+    return at // _SIZE
 
 
 def _rfind(text: bytes, run: bytes, before: int) -> int:

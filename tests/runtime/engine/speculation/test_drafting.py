@@ -22,11 +22,11 @@ class Always(Drafter):
     n_kinds = 2
 
     def __init__(self, name: str = "always", token: int = 1) -> None:
-        self.name, self.token, self.n_asked, self.kind = name, token, 0, 0
+        self.name, self.token, self.n_asked, self.kind, self.most = name, token, 0, 0, 1000
 
     def propose(self, request: Request, n: int) -> list[Proposal]:
         self.n_asked += 1
-        return [Proposal(array("i", [self.token] * n), self.kind)]
+        return [Proposal(array("i", [self.token] * min(n, self.most)), self.kind)]
 
     def end(self, request: Request) -> None:
         pass
@@ -135,6 +135,19 @@ def test_of_a_branch_the_tokens_that_are_likely_enough() -> None:
     assert stem.gain(2) == pytest.approx(0.5 + 0.5 * SURE)
     assert (leaf.above, leaf.at, leaf.is_other) == (0, 2, True)
     assert leaf.chance_at(2) == pytest.approx(0.5 * SURE * 0.3)
+
+
+def test_a_short_draft_that_was_right_makes_the_next_no_shorter(fake: ModuleType) -> None:
+    always = Always()
+    b = Bench(fake, Drafting([always], cost=Cost(16, 1, 1), max_depth=24))
+    for _ in range(30):
+        b.step(lambda k: 1)
+    always.most = 1
+    assert b.step(lambda k: 1) == [1]
+    always.most = 1000
+    assert b.step(lambda k: 1) == [24]
+    assert b.step(lambda k: 1 if k < 5 else 2) == [24]
+    assert b.step(lambda k: 1) == [12], "as opposed to one of which 5 were right"
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,17 @@ def test_of_two_places_the_last_is_quoted(fake: ModuleType) -> None:
     assert foreseen(tree, begun(fake, ids(text), ids('{|"name":'), 9)) == ids(' "|Di|"}')
 
 
+def test_a_quote_ends_where_it_did_before(fake: ModuleType) -> None:
+    """Before the first place of what stood behind it; or before the last, where quotes had that in themselves."""
+    new = ids("the| order| of| Flo| has| Di| has| Lima")
+    for between, said in (("", ' "|Flo|"}'), ("| has| Cy", ' "|Flo| has| Di|"}')):
+        tree = told()
+        for rid, (name, city) in enumerate((("Ada", "Rome"), ("Bo", "Oslo"), ("Ed", "Bonn"))):
+            text = f"the| order| of| {name}{between}| has| {city}"
+            teach(fake, tree, text, f'{{|"name":| "|{name}{between}|"}}', rid)
+        assert foreseen(tree, begun(fake, new, ids('{|"name":'), 9)) == ids(said)
+
+
 def test_rules_agree_on_what_several_texts_have(fake: ModuleType) -> None:
     """What differs from text to text is no part of a rule: neither names beside a value, nor which came before."""
     tree = told()
@@ -174,6 +185,8 @@ def test_runs_are_found_at_tokens_and_not_between_them() -> None:
         before = chance.randint(0, 299)
         places = [i for i in range(before) if text[i : i + len(run)] == run]
         assert quotes._rfind(data, array("i", run).tobytes(), before) == max(places, default=-1)
+        places = [i for i in range(before, 300) if text[i : i + len(run)] == run]
+        assert quotes._find(data, array("i", run).tobytes(), before) == min(places, default=-1)
 
 
 def test_a_constraint_says_what_stands_between_quotes(fake: ModuleType) -> None:
@@ -198,6 +211,22 @@ def test_a_constraint_says_what_stands_between_quotes(fake: ModuleType) -> None:
     r = begun(fake, ids(text.format("Ed", "Kiew")), ids('{|"name":'), 10)
     r.guide = fake.Pattern([*ids(' "'), None, *ids('",')])
     assert foreseen(tree, r) == ids(' "|Ed|",'), "of what came behind such quotes, what the constraint has"
+
+
+def test_of_a_quote_that_is_too_long_the_constraint_has_a_part(fake: ModuleType) -> None:
+    """Of "63 euros" a number takes 63; and the draft goes on behind that."""
+    tree = told()
+    text, record = "the| order| of| {}| has| lives| in| {}|.", '{{|"name":| "|{}|",|"city":| "|{}|"}}'
+    for rid, pair in enumerate((("Ada", "Rome"), ("Bo", "Oslo"), ("Cy", "Lima"))):
+        teach(fake, tree, text.format(*pair), record.format(*pair), rid)
+    r = begun(fake, ids(text.format("Ed| Flo", "Kiew")), ids('{|"name":'), 9)
+    r.guide = fake.Pattern([*ids(' "'), None, *ids('",|"city":| "'), None, *ids('"}')])
+    (chain,) = tree.propose(r, 16)
+    assert (list(chain.tokens), chain.doubts) == (ids(' "|Ed|",|"city":| "|Kiew|"}'), [1, 2, 5, 6])
+    r = begun(fake, ids(text.format("Ed", "Kiew")), ids('{|"name":'), 10)
+    r.guide = fake.Pattern([*ids(' "|",'), None])
+    said, doubts = tree._quotes.propose(Quoting(r), r, 16, 0.5)
+    assert (list(said), doubts, r.guide.at) == (ids(' "'), [], 0), "nothing of the quote: nobody knows what comes next"
 
 
 def test_records_of_rules() -> None:
