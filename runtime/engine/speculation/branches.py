@@ -55,13 +55,12 @@ class Branch:
 
     __slots__ = ("_gains", "_negated", "above", "at", "chain", "chances", "is_other", "tokens")
 
-    def __init__(self, chain: Chain, above: int, at: int, first: float, is_other: bool) -> None:
-        """first: the chance that its first token is right, and with it all before. is_other: another token is proposed
-        in the same place, and is likelier."""
-        self.chain, self.tokens = chain, chain.tokens[at:] if at else chain.tokens
+    def __init__(self, chain: Chain, chances: list[float], above: int, at: int, first: float, is_other: bool) -> None:
+        """chances: of its tokens, behind the ones before. first: that its first token is right, and with it all before.
+        is_other: another token is proposed in the same place, and is likelier."""
+        self.chain, self.tokens, self.chances = chain, chain.tokens[at:] if at else chain.tokens, chances
         self.above, self.at, self.is_other = above, at, is_other
-        self.chances = chain.chances()[at:]
-        upto: list[float] = list(accumulate((first, *self.chances[1:]), mul))
+        upto: list[float] = list(accumulate((first, *chances[1:]), mul))
         self._negated: list[float] = list(map(neg, upto))  # ascending
         self._gains: list[float] = list(accumulate(upto))
 
@@ -98,8 +97,9 @@ def merge(chains: Sequence[Chain]) -> list[Branch]:
         beside = [b.chances[0] for b in branches if b.above == above and b.at == k]
         if above >= 0 and k - branches[above].at < len(branches[above].tokens):
             beside.append(branches[above].chances[k - branches[above].at])
-        chance = min(chain.other, 1 - max(beside)) if beside else chain.chances()[k]
-        branches.append(Branch(chain, above, k, before * chance, bool(beside)))
+        chances = chain.chances()[k:]
+        chance = min(chain.other, 1 - max(beside)) if beside else chances[0]
+        branches.append(Branch(chain, chances, above, k, before * chance, bool(beside)))
     return branches
 
 
