@@ -14,7 +14,7 @@ from typing import Any
 import llguidance
 
 from banyan.runtime.constraint import lark
-from banyan.runtime.constraint.guide import Row, Rows, clear_bits, fill_chain, fill_tree
+from banyan.runtime.constraint.guide import Row, Rows, clear_bits, fill_chain, fill_tree, take
 from banyan.runtime.constraint.refusal import explain
 from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.wire import ConstraintSpec
@@ -85,22 +85,7 @@ class LlgGuide:
         clear_bits(out, self._eos)
 
     def take(self, tokens: Sequence[int]) -> int:
-        """`guide.take`, in a tenth of the time."""
-        path, known, start = self._path, self._forced, self._at
-        for token in tokens:
-            at = self._at
-            forced = known.get(at)
-            if forced is None:
-                forced = known[at] = self._here().compute_ff_tokens()
-            if token != forced[0] if forced else token in self._eos:
-                break
-            if at < len(path) and path[at] == token:
-                self._at += 1
-            elif not self._go_on(token):
-                break
-            if len(forced) > 1:
-                known[at + 1] = forced[1:]
-        return self._at - start
+        return take(self, tokens, self._eos)
 
     def fill_chain(self, draft: Sequence[int], out: Rows) -> int:
         return fill_chain(self, draft, out)
