@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from banyan.limits import GRACE, BatchLimits
 from banyan.running import Run
 from banyan.runtime.errors import BatchError, DeadlineExceeded
+from banyan.runtime.waiting import naps
 from banyan.state import State
 
 if TYPE_CHECKING:
@@ -92,9 +93,11 @@ class Batch:
         seen: set[int] = set()
         while len(seen) < self._n:
             left = self._limits.left
-            try:
-                i, state = self._finished.get(timeout=None if left is None or self._is_stopped else left + GRACE)
-            except Empty:
+            for nap in naps(None if left is None or self._is_stopped else left + GRACE):
+                with suppress(Empty):
+                    i, state = self._finished.get(timeout=nap)
+                    break
+            else:
                 self._expire()
                 continue
             if isinstance(state, BaseException):  # no run can begin

@@ -22,6 +22,7 @@ import msgspec
 from banyan.runtime import config as configs
 from banyan.runtime.config import SERVER_KEY, TOKEN, Config
 from banyan.runtime.errors import BanyanError, ConfigError
+from banyan.runtime.waiting import NAP
 
 if TYPE_CHECKING:
     from banyan.backends.runtime import Server
@@ -269,7 +270,8 @@ def _serve(options: argparse.Namespace) -> int:
         print(f"listening on {server.socket}; Ctrl-C ends it. To use it:")
         print(f'  import banyan as bn; bn.set_default_backend(bn.connect("{server.socket}"))')
         print(f"  banyan chat --socket {server.socket}", flush=True)
-        status = server.process.wait()
+        while (status := server.wait(NAP)) is None:  # in naps: no signal is missed
+            pass
         print(f"banyan: the server ended by itself (exit status {status})", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

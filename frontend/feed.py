@@ -7,6 +7,8 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
+from banyan.runtime.waiting import until
+
 T = TypeVar("T")
 
 
@@ -76,7 +78,7 @@ class Feed(Generic[T]):
                 event = threading.Event()
                 self._waiters.append(event.set)
                 if self._has(i) is None:
-                    event.wait()
+                    until(event)
             if not known:
                 return
             yield self.items[i]

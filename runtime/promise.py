@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from banyan.runtime.waiting import until
+
 T = TypeVar("T")
 
 _log = logging.getLogger("banyan")
@@ -70,7 +72,7 @@ class Promise(Generic[T]):
             return
         kept = threading.Event()
         self.add_done_callback(lambda _: kept.set())
-        if not kept.wait(timeout):
+        if not until(kept, timeout):
             raise TimeoutError(f"not known after {timeout:g} s")
 
     def result(self, timeout: float | None = None) -> T:

@@ -26,7 +26,9 @@ class Room(NamedTuple):
 
 
 RUNTIME = "banyan.runtime"
-CORE = tuple(f"{RUNTIME}.{name}" for name in ("wire", "errors", "config", "promise", "reasoning", "template"))
+CORE = tuple(
+    f"{RUNTIME}.{name}" for name in ("wire", "errors", "config", "promise", "reasoning", "template", "waiting")
+)
 FACE = (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch")
 
 _COMMANDS = ("chat", "check", "kernels", "models", "run", "top", "tree")
@@ -52,7 +54,8 @@ LAW = {
     f"{RUNTIME}.wire": Room((), ("msgspec",)),
     f"{RUNTIME}.errors": Room(),
     f"{RUNTIME}.reasoning": Room((f"{RUNTIME}.wire",)),
-    f"{RUNTIME}.promise": Room(),
+    f"{RUNTIME}.promise": Room((f"{RUNTIME}.waiting",)),
+    f"{RUNTIME}.waiting": Room(),
     f"{RUNTIME}.template": Room((f"{RUNTIME}.wire", f"{RUNTIME}.errors"), ("msgspec",)),  # what a Use stands for
     f"{RUNTIME}.config": Room((f"{RUNTIME}.errors",), ("msgspec",)),
     f"{RUNTIME}.ipc": Room(CORE, ("msgspec", "zmq")),
