@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
 import banyan as bn
@@ -172,7 +173,10 @@ def test_a_batch_sends_its_template_once_and_then_the_arguments(endpoint: bn.Run
     items = traffic.n_bytes(wire.Submit)
     assert len(items) == len(plainly) == len(ITEMS)
     assert max(items) < 150 < min(plainly) / 4
-    assert (sum(items) - sum(len(text) for item in ITEMS for text in item)) / len(ITEMS) < 80, "and little else"
+    texts = sum(len(text) for item in ITEMS for text in item)
+    submits = traffic.of(wire.Submit)  # their numbers are longer where this process has lost a server before
+    numbers = sum(len(msgspec.msgpack.encode(n)) for m in submits for n in (m.program, m.ops[0].template))
+    assert (sum(items) - texts - numbers) / len(ITEMS) < 78, "and little else"
     assert [(s.text(), s["good"], s["more"], s.usage.prompt) for s in states] == expected
 
 
