@@ -238,7 +238,8 @@ def _gather(
     n = len(pages) * page.numel()
     buffer = getattr(_buffers, "kv", None)
     if buffer is None or buffer.dtype != dtype or buffer.shape[1] < n:
-        buffer = _buffers.kv = torch.empty(2, 2 * n, dtype=dtype)
+        with torch.inference_mode(False):  # or none could write to it outside of that mode
+            buffer = _buffers.kv = torch.empty(2, 2 * n, dtype=dtype)
     slots = []
     for pool, flat in zip((k_pool, v_pool), buffer, strict=True):
         own = flat[:n].view(len(pages), *page)

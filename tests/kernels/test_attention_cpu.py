@@ -9,7 +9,7 @@ from banyan.kernels import ops
 from banyan.kernels.attention import cpu, native, plain
 from banyan.kernels.attention.batch import ragged
 from banyan.kernels.attention.plan import MERGE_KEYS
-from banyan.kernels.native import build
+from banyan.kernels.native import build, threads
 from banyan.kernels.pool import KINDS, Quantized, quantize
 from banyan.kernels.testing.cases import Case, attention_case, check_deterministic, random_trees
 
@@ -51,7 +51,7 @@ def test_what_the_library_does_not_know_goes_to_torch(dtype: torch.dtype, dim: i
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("dtype", build.DTYPES, ids=str)
 def test_long_reads_are_split_among_threads_and_merged(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(threads, "_n_threads", 2)
     case = attention_case(6, [1, 3, 1], [1500, 900, 64], dtype=dtype, sinks=True)
     case.check(cpu.attention(*case[:4], **case.options))
     (work,) = case.ragged.plans.values()
@@ -193,14 +193,14 @@ def test_layers_with_and_without_window_share_a_batch() -> None:
 
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("dtype", build.DTYPES, ids=str)
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("n_threads", [1, 2])
 @pytest.mark.parametrize(
     "options", [{}, {"window": 90}, {"window": 400, "softcap": 5.0, "sinks": torch.ones(4)}], ids=str
 )
 def test_a_deterministic_row_has_the_same_bits_in_every_batch(
-    options: dict, threads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    options: dict, n_threads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(threads, "_n_threads", n_threads)
     for merge_keys in (0.0, 1e9):
         monkeypatch.setitem(MERGE_KEYS, "cpu", merge_keys)
         for seed in range(3):
@@ -214,7 +214,7 @@ def test_in_float32_a_row_has_the_same_bits_among_few_and_among_many(
     kv: str | None, options: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They go different ways; and a text is computed again as a chunk when an engine has died."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # or reads are split
+    monkeypatch.setattr(threads, "_n_threads", 1)  # or reads are split
     for heads, n_kv_heads, dim in ((6, 2, 80), (8, 8, 64)):
         k, v = torch.randn(2, 32, 16, n_kv_heads, dim)
         pools = (k, v) if kv is None else [Quantized(*quantize(pool, KINDS[kv])) for pool in (k, v)]
@@ -223,6 +223,15 @@ def test_in_float32_a_row_has_the_same_bits_among_few_and_among_many(
         for i in (0, 30, 60):
             one = ragged([1], [440 + i], [range(32)], 16)
             assert torch.equal(cpu.attention(q[i : i + 1], *pools, one, scale=0.3, **options)[0], many[i])
+
+
+@pytest.mark.parametrize("kv", ["", "int8"])
+def test_plain_attention_outside_inference_mode_behind_one_in_it(kv: str) -> None:
+    case = attention_case(8, [3], [20], kv=kv)
+    plain._buffers.__dict__.clear()
+    with torch.inference_mode():
+        first = plain.attention(*case[:4], **case.options)
+    assert torch.equal(plain.attention(*case[:4], **case.options), first)
 
 
 def test_without_a_compiler_attention_is_not_deterministic_and_says_so() -> None:
