@@ -66,22 +66,33 @@ inline void store_pairs(bf16* to, vf a, vf b) {
 
 // A block of keys and what a task knows of it.
 struct Block {
-    int at, n;  // first key, how many
+    int at, n;      // first key, how many: up to the last that a row sees
+    int all;        // keys that all rows see, but for windows and trees
     bool is_whole;  // every row sees all of them
 };
 
-// What rows may not see of a block: scores are brought to base 2, and -inf where it is so. by: their scale.
+// Scores [key][row] of a block as they are before the softmax, in base 2; by: their scale.
 template <class P, int V>
-void hide(const Call& c, const Item& item, Scratch& x, const Block block, int p, float by) {
-    float* score = x.weight;  // [key][row]
-    for (int s = 0; s < block.n; s++)
+inline void bend(const Call& c, Scratch& x, int n, float by) {
+    for (int s = 0; s < n; s++)
         for (int v = 0; v < V; v++) {
-            vf value = load(score + s * PANEL + v * W) * by;
+            vf value = load(x.weight + s * PANEL + v * W) * by;
             if constexpr (is_scaled<P>) value *= x.k_scale[s];
             if (c.softcap > 0) value = capped(c, value);
+            store(x.weight + s * PANEL + v * W, value);
+        }
+}
+
+// -inf for what rows may not see of a block.
+template <int V>
+inline void hide(const Call& c, const Item& item, Scratch& x, const Block block, int p) {
+    float* score = x.weight;  // [key][row]
+    for (int s = c.window ? 0 : std::max(0, block.all - block.at); s < block.n; s++)
+        for (int v = 0; v < V; v++) {
+            vf value = load(score + s * PANEL + v * W);
             const float key = float(block.at + s);  // exact below 2^24 tokens
             value = load(x.last + p * PANEL + v * W) < key ? vf{} - INFINITY : value;
-            value = load(x.oldest + p * PANEL + v * W) > key ? vf{} - INFINITY : value;
+            if (c.window) value = load(x.oldest + p * PANEL + v * W) > key ? vf{} - INFINITY : value;
             store(score + s * PANEL + v * W, value);
         }
     const int from = item.tail > block.at ? item.tail - block.at : 0, to = std::min(block.n, item.tail + 64 - block.at);
@@ -141,10 +152,11 @@ inline void panel_across(const Call& c, const Item& item, Scratch& x, const Bloc
     const T* q = x.panels<T>() + p * PANEL * dim;
     across<T, R, V>(0, block.n, x.weight, q, dim, [=](int r, int k) { return k_row[r] + k; }, nullptr);
     float by = sizeof(T) == 2 ? c.scale : 1.0f;
-    if (c.softcap > 0 || is_scaled<P> || !block.is_whole) {
-        hide<P, V>(c, item, x, block, p, by);
+    if (c.softcap > 0 || is_scaled<P>) {
+        bend<P, V>(c, x, block.n, by);
         by = 1.0f;
     }
+    if (!block.is_whole) hide<V>(c, item, x, block, p);
     weigh_across<T, P, V>(x.weight, block.n, by, x.best + p * NV, x.total + p * PANEL, x.v_scale, shrink);
     const auto* weight = reinterpret_cast<const T*>(x.weight);
     float* acc = x.acc + p * PANEL * dim;
@@ -170,13 +182,13 @@ inline void turn_rows(const Call& c, const Item& item, int head, Scratch& x) {
 
 // Where a block's K and V stand: in the pages, or widened; V in pairs of keys for bfloat16.
 template <class T, class P>
-inline void lay(const Call& c, const Item& item, const Block& block, int head, Scratch& x) {
-    find(c, item, block.at, block.n, x);
+inline void lay(const Call& c, const Item& item, int at, int n, int head, Scratch& x) {
+    find(c, item, at, n, x);
     find_scales<P>(c, head, x);
     const int dim = c.dim;
     const int64_t first = int64_t(head) * dim;
     const auto from = [&](const void* pool, int s) { return static_cast<const P*>(pool) + x.place[s] + first; };
-    for (int s = 0; s < block.n; s++) {
+    for (int s = 0; s < n; s++) {
         x.k_row[s] = from(c.k, s), x.v_row[s] = from(c.v, s);
         if constexpr (sizeof(T) == 2) {
             bf16* to = x.v_pairs + s / 2 * 2 * dim;
@@ -239,12 +251,14 @@ void attend_many(const Call& c, const Item& item, int head, Scratch& x) {
     for (int i = 0; i < n_panels * PANEL; i++) x.total[i] = vf{};
     std::memset(x.acc, 0, sizeof(float) * n_panels * PANEL * c.dim);
     for (int at = item.start; at < item.end; at += BLOCK) {
-        Block block{at, item.end - at < BLOCK ? item.end - at : BLOCK, false};
-        lay<T, P>(c, item, block, head, x);
+        const int n_keys = item.end - at < BLOCK ? item.end - at : BLOCK;
+        lay<T, P>(c, item, at, n_keys, head, x);
         for (int p = 0; p < n_panels; p++) {
-            const int n_rows = n - p * PANEL, first = item.position + p * PANEL / group;
-            if (float(at) > x.last[p * PANEL + PANEL - 1]) continue;
-            block.is_whole = at + block.n <= first + 1 && at >= newest && !(c.seen && at + block.n > item.tail);
+            const int n_rows = n - p * PANEL, first = item.position + p * PANEL / group + 1;
+            const int end = std::min(at + n_keys, int(x.last[p * PANEL + PANEL - 1]) + 1);  // of what its last row sees
+            if (end <= at) continue;
+            const bool is_whole = end <= first && at >= newest && !(c.seen && end > item.tail);
+            const Block block{at, end - at, first, is_whole};
             // with fewer vectors to a number of K or V, reading the numbers is what takes the time
             if (n_rows > 3 * PANEL / 4) panel_across<T, P, NV>(c, item, x, block, p);
             else if (n_rows > PANEL / 2) panel_across<T, P, (3 * NV + 3) / 4>(c, item, x, block, p);
