@@ -71,7 +71,9 @@ LAW = {
     f"{RUNTIME}.window": Room(),
     f"{RUNTIME}.flight": Room(),
     f"{RUNTIME}.launch": Room((*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.client"), ("msgspec", "psutil", "zmq")),
-    f"{RUNTIME}.constraint": Room(CORE, ("jsonschema", "llguidance", "msgspec", "numpy", "outlines_core")),
+    f"{RUNTIME}.constraint": Room(
+        CORE, ("jsonschema", "jsonschema_specifications", "llguidance", "msgspec", "numpy", "outlines_core")
+    ),
     f"{RUNTIME}.server": Room(
         (
             *CORE,

@@ -14,8 +14,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
-import jsonschema
-
+from banyan.runtime.constraint.schema.form import check_form
 from banyan.runtime.errors import ConstraintSyntax, ConstraintTooLarge, ConstraintUnsupported
 
 Schema = bool | dict[str, Any]
@@ -66,7 +65,7 @@ class Document:
         found = re.search(r"draft-0([3-7])", dialect) if isinstance(dialect, str) else None
         self._draft = int(found[1]) if found else 2020
         _check_depth(schema)
-        _check_form(schema)
+        check_form(schema)
         self._roots: dict[str, _Place] = {}  # address -> the schema that has it
         self._anchors: dict[str, _Place] = {}
         self._dynamic: dict[str, set[str]] = {}  # name of a dynamic anchor -> where it is one
@@ -329,16 +328,3 @@ def _check_depth(schema: Any) -> None:
             elif isinstance(one, list):
                 below += one
         level = [one for one in below if isinstance(one, dict | list)]
-
-
-def _check_form(schema: Any) -> None:
-    """Against the metaschema of its draft."""
-    validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    try:
-        validator.check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))
-    except jsonschema.SchemaError as e:
-        path = "".join(f"/{part}" for part in e.absolute_path)
-        why = f"{str(e.instance)[:80]!r} is no type" if path.endswith("/type") else e.message[:200]
-        raise ConstraintSyntax(f"invalid JSON Schema: {why} at {path or '/'}") from None
-    except RecursionError:
-        raise ConstraintTooLarge("the schema is nested too deeply") from None
