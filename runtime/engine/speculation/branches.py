@@ -30,11 +30,12 @@ class Chain(NamedTuple):
     doubts: Sequence[int] | None = None  # see `draft.Proposal`
 
     def chances(self) -> list[float]:
-        """Of each token, behind the one before."""
+        """Of each token, behind the one before. What follows from that is certain: a long draft with little in doubt
+        would end early for it."""
         chance = min(self.chance, SURE)
         if self.doubts is None:
             return [chance] * len(self.tokens)
-        out = [SURE] * len(self.tokens)
+        out = [1.0] * len(self.tokens)
         for i in self.doubts:
             out[i] = chance
         return out

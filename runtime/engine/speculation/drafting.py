@@ -22,7 +22,7 @@ from banyan.runtime.engine.speculation.branches import SURE, Branch, Chain, Laid
 from banyan.runtime.engine.speculation.cost import Cost
 from banyan.runtime.engine.speculation.draft import Drafter
 
-MAX_DEPTH = 40
+MAX_DEPTH = 64
 HOPE, OTHER_HOPE = 0.7, 0.2
 """The chance of a token of which nothing is known, and of one that another drafter contradicts."""
 TRUST = 1.0
@@ -30,7 +30,7 @@ TRUST = 1.0
 MEMORY, LONG_MEMORY = 0.9, 0.998
 """How much of the own record, and of a kind's, counts when another draft is judged."""
 ENOUGH = 4
-"""So many right tokens count of one draft: a long one shall not outweigh all that come after it."""
+"""So many right tokens count of one draft that is all in doubt: a long one shall not outweigh all that come after."""
 LEVELS = 0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05
 """Chances at which drafts may end."""
 EDGE = 1.03
@@ -65,7 +65,6 @@ class Record:
 
     def add(self, n_right: int, is_whole: bool, memory: float) -> None:
         """A draft was judged, up to the first wrong token, if there was one."""
-        n_right = min(n_right, ENOUGH)
         self.n_judged = memory * self.n_judged + n_right + (not is_whole)
         self.n_right = memory * self.n_right + n_right
 
@@ -86,7 +85,8 @@ class _Trail:
         self.branches: list[Branch] = []
         self.drafters: Sequence[int] = ()  # of what is computed, token by token
         self.idle, self.skip = idle, 0  # asks in vain, one behind the other; steps in which it is not asked
-        self.reach = reach  # no draft is longer: twice what was right of the last, or as before if all was
+        # No draft that is all in doubt is longer: twice what was right of the last such, or as before if all was.
+        self.reach = reach
 
 
 class Drafting:
@@ -138,9 +138,10 @@ class Drafting:
         # Rows of prompts are computed in any case: a token is worth what it costs in a step of decodes.
         seconds = self.cost.step(n_draws, 0)
         for d, drafter in enumerate(self.drafters):
+            asks = [(trail, works[i].request, n) for i, trail, n in turns]
             if drafter.cost is None:
-                self._ask(d, [(trail, works[i].request, n) for i, trail, n in turns])
-            elif asks := self._worth(d, [(trail, works[i].request, n) for i, trail, n in turns], n_draws, seconds):
+                self._ask(d, asks)
+            elif asks := self._worth(d, asks, n_draws, seconds):
                 drafter.prepare([(request, n) for _, request, n in asks])
                 self._ask(d, asks)
         asked = [(i, trail) for i, trail, _ in turns if trail.chains]
@@ -176,7 +177,7 @@ class Drafting:
             trail = self._trails[request.rid] = _Trail(len(self.drafters), self.max_depth, idle)
         if trail.chains:  # of a step that failed
             trail.chains, trail.branches, trail.drafters = [], [], ()
-        n = min(trail.reach, request.end - request.n_total - 1)
+        n = min(self.max_depth, request.end - request.n_total - 1)
         if n <= 0:
             return 0
         trail.idle += 1
@@ -205,6 +206,8 @@ class Drafting:
         for trail, request, n in asks:
             is_first = True
             for tokens, kind, doubts in drafter.propose(request, n):
+                if doubts is None:
+                    tokens = tokens[: trail.reach]
                 chance = self._chance(trail, d, kind if is_first else 0)
                 trail.chains.append(Chain(tokens, d, kind, chance, self._others[d][kind].share, is_first, doubts))
                 is_first = False
@@ -220,7 +223,7 @@ class Drafting:
         """
         drafter, cost = self.drafters[d], self.cost
         assert drafter.cost is not None
-        asks = [ask for ask in asks if drafter.can_draft(ask[1])]
+        asks = [(trail, request, min(n, trail.reach)) for trail, request, n in asks if drafter.can_draft(request)]
         if not asks:
             return []
         free = [max((sum(accumulate(c.chances(), mul)) for c in trail.chains), default=0.0) for trail, _, _ in asks]
@@ -289,8 +292,9 @@ class Drafting:
         if trail is None or not trail.chains:
             return
         if trail.drafters:
-            was_wrong = len(path) < len(trail.drafters)
-            trail.reach = min(max(2 * len(path) + 2, 0 if was_wrong else trail.reach), self.max_depth)
+            if trail.branches[0].chain.doubts is None:
+                was_wrong = len(path) < len(trail.drafters)
+                trail.reach = min(max(2 * len(path) + 2, 0 if was_wrong else trail.reach), self.max_depth)
             for d in set(trail.drafters):
                 n, n_right = trail.drafters.count(d), sum(trail.drafters[i] == d for i in path)
                 for counts in (trail.counts[d], self.counts[self.drafters[d].name]):
@@ -298,6 +302,8 @@ class Drafting:
         for chain in trail.chains:
             if chain.is_first:
                 n_right, is_whole = chain.n_right(said)
+                if chain.doubts is None:
+                    n_right = min(n_right, ENOUGH)
                 trail.own[chain.drafter].add(n_right, is_whole, MEMORY)
                 self._kinds[chain.drafter][chain.kind].add(n_right, is_whole, LONG_MEMORY)
         for branch in trail.branches:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from banyan.runtime.engine.request import Plan, Request, Work
-from banyan.runtime.engine.speculation.branches import SURE, Chain, merge
+from banyan.runtime.engine.speculation.branches import Chain, merge
 from banyan.runtime.engine.speculation.cost import Cost
 from banyan.runtime.engine.speculation.draft import Drafter, Proposal, follow
 from banyan.runtime.engine.speculation.drafting import IDLE, Drafting
@@ -109,9 +109,19 @@ def test_only_what_is_in_doubt_counts(fake: ModuleType) -> None:
     assert depths[True] > depths[False]
 
 
+def test_one_wrong_doubt_makes_the_next_draft_no_shorter(fake: ModuleType) -> None:
+    for knows in (True, False):
+        b = Bench(fake, Drafting([Parts(knows)], cost=Cost(16, 1, 1), max_depth=24))
+        for _ in range(30):
+            (before,) = b.step(lambda k: 1)
+        b.step(lambda k: 2)
+        (after,) = b.step(lambda k: 1)
+        assert (after == before) == knows, "what is all in doubt begins anew"
+
+
 def test_doubts_by_what_was_said() -> None:
     chain = Chain([1, 2, 3, 4, 5, 6], 0, 0, 0.5, 0.1, doubts=(1, 4))
-    assert chain.chances() == [SURE, 0.5, SURE, SURE, 0.5, SURE]
+    assert chain.chances() == [1, 0.5, 1, 1, 0.5, 1], "what is not in doubt is no reason to end a draft"
     for said, n_right, is_whole in (
         ([], 0, True),
         ([1], 0, True),
@@ -131,10 +141,10 @@ def test_of_a_branch_the_tokens_that_are_likely_enough() -> None:
     first = Chain([1, 2, 3, 4], 0, 0, 0.5, 0.1, doubts=(0, 2))
     other = Chain([1, 2, 9], 1, 0, 0.4, 0.3)
     stem, leaf = merge([first, other])
-    assert [stem.upto(least) for least in (0.6, 0.5, 0.495, 0.24)] == [0, 1, 2, 4]
-    assert stem.gain(2) == pytest.approx(0.5 + 0.5 * SURE)
+    assert [stem.upto(least) for least in (0.6, 0.5, 0.26, 0.24)] == [0, 2, 2, 4]
+    assert stem.gain(2) == 0.5 + 0.5
     assert (leaf.above, leaf.at, leaf.is_other) == (0, 2, True)
-    assert leaf.chance_at(2) == pytest.approx(0.5 * SURE * 0.3)
+    assert leaf.chance_at(2) == pytest.approx(0.5 * 0.3)
 
 
 def test_a_short_draft_that_was_right_makes_the_next_no_shorter(fake: ModuleType) -> None:
