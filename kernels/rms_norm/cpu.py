@@ -12,7 +12,7 @@ from banyan.kernels.rms_norm import reference
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, rows: Tensor | None = None) -> Any:
     """See `reference.rms_norm`."""
     if rows is not None:
-        x, residual = x[rows], None if residual is None else residual[rows]
+        x, residual = x.index_select(0, rows), None if residual is None else residual.index_select(0, rows)
     library = build.library()
     if (
         library is None
