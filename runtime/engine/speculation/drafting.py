@@ -144,14 +144,15 @@ class Drafting:
             elif asks := self._worth(d, asks, n_draws, seconds):
                 drafter.prepare([(request, n) for _, request, n in asks])
                 self._ask(d, asks)
-        asked = [(i, trail) for i, trail, _ in turns if trail.chains]
-        for _, trail in asked:
+        asked = [turn for turn in turns if turn[1].chains]
+        for _, trail, _ in asked:
             trail.chains.sort(key=_minus_chance)
             trail.branches = merge(trail.chains)
-        least = self._least([trail.branches for _, trail in asked], n_draws, seconds)
+        least = self._least([trail.branches for _, trail, _ in asked], n_draws, seconds)
         n_laid = 0
-        for i, trail in asked:
-            n_laid += self._draft(works, i, trail, least, budget - n_laid)
+        for i, trail, n in asked:
+            counts = self._counts(trail.branches, least, n, seconds / n_draws) if least else ()
+            n_laid += self._draft(works, i, trail, counts, budget - n_laid)
         if n_laid < budget or n_laid > self._n_laid * n_draws:
             self._n_laid += RECENTLY * (n_laid / n_draws - self._n_laid)
         for _, trail, _ in turns:
@@ -266,17 +267,29 @@ class Drafting:
                 best, best_rate = least, rate
         return best
 
-    def _draft(self, works: list[Work], i: int, trail: _Trail, least: float, budget: int) -> int:
-        """Give a work its draft. Returns how many tokens it has."""
-        if not least:
+    def _counts(self, branches: Sequence[Branch], least: float, n: int, share: float) -> list[int]:
+        """How many tokens of each branch are computed: down to the chance `least`; and of the likeliest all, where that
+        is as far as anybody knows (n could have been said), and the rest costs less, if it is wrong, than the step that
+        it spares, if it is right. share: one request's, of the seconds of such a step."""
+        counts = [branch.upto(least) for branch in branches]
+        first = branches[0]
+        n_left = len(first.tokens) - counts[0]
+        if n_left and len(first.tokens) < n:
+            chance = first.chance_at(len(first.tokens) - 1)
+            if (1 - chance) * n_left * self.cost.per_row < chance * share:
+                counts[0] += n_left
+        return counts
+
+    def _draft(self, works: list[Work], i: int, trail: _Trail, counts: Sequence[int], budget: int) -> int:
+        """Give a work its draft, so many tokens of each branch. Returns how many it has."""
+        if not any(counts):
             return 0
         if budget <= 0:
             trail.idle -= 1  # it is not that nothing was worth computing
             return 0
         work = works[i]
-        counts = [branch.upto(least) for branch in trail.branches]
         if work.n_new + sum(counts) > self.max_tree:
-            counts[1:] = [0] * (len(counts) - 1)
+            counts = [counts[0], *[0] * (len(counts) - 1)]
         laid = lay(trail.branches, counts)
         laid = _fit(work.request, laid, budget)
         if laid.tokens:

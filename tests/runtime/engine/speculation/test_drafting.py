@@ -109,6 +109,21 @@ def test_only_what_is_in_doubt_counts(fake: ModuleType) -> None:
     assert depths[True] > depths[False]
 
 
+def test_what_is_left_of_a_chain_that_ends_is_computed_where_that_may_spare_a_step(fake: ModuleType) -> None:
+    """With every other draft wrong at its second token."""
+    depths = {}
+    for per_row, most in ((2.0, 8), (2.0, 1000), (4.0, 8)):
+        always = Always()
+        b = Bench(fake, Drafting([always], cost=Cost(16, 1, per_row), max_depth=24))
+        for i in range(100):
+            b.step(lambda k, i=i: 1 if k < 1 or i % 2 else 2)
+        always.most = most
+        (depths[per_row, most],) = b.step(lambda k: 1)
+    assert depths[2.0, 8] == 8, "all that it says"
+    assert depths[2.0, 1000] == 7, "of what goes on and on"
+    assert depths[4.0, 8] < 7, "where rows cost more than the step"
+
+
 def test_one_wrong_doubt_makes_the_next_draft_no_shorter(fake: ModuleType) -> None:
     for knows in (True, False):
         b = Bench(fake, Drafting([Parts(knows)], cost=Cost(16, 1, 1), max_depth=24))
