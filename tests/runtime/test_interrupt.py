@@ -51,7 +51,7 @@ WAITS = {
 
 @pytest.mark.parametrize("how", WAITS)
 def test_an_interrupt_ends_the_wait_and_the_work(serve: Callable[..., launch.ServerProcess], how: str) -> None:
-    server = serve(step_ms=100)  # 40 s of work: far more than any machine is late
+    server = serve(step_ms=20)
     mine = connect(server.socket)
     code = BODY.replace("WAIT", WAITS[how])
     command = [sys.executable, "-c", code, str(server.socket)]
@@ -66,11 +66,11 @@ def test_an_interrupt_ends_the_wait_and_the_work(serve: Callable[..., launch.Ser
         user.send_signal(signal.SIGINT)
         assert user.stdout.readline() == "interrupted\n", user.stderr.read()
         while mine.ask("stats")["server"]["requests"]:
-            assert time.monotonic() - start < 15, "the server works on"
+            assert time.monotonic() - start < 5, "the server works on"
             time.sleep(0.01)
         took = time.monotonic() - start
         out, err = user.communicate("\n", timeout=20)
-        assert took < 10
+        assert took < 2.0
         assert err == ""
         assert user.returncode == 0
         assert out.startswith("threads MainThread ")

@@ -14,7 +14,7 @@ from operator import mul, neg
 from typing import NamedTuple
 
 SURE = 0.99
-"""No token's chance is higher."""
+"""The chance of no token in doubt is higher."""
 
 
 class Chain(NamedTuple):
