@@ -144,7 +144,7 @@ class Scheduler:
             work.request.n_flying = work.request.n_pending = 0
         if not works:
             return None
-        self.drafting.rest(work.request for work in works)
+        self.drafting.rest()
         return Plan(tuple(works), tuple(copies), tuple(self.cache.take_moves()), is_ahead=True)
 
     def _can_follow(self, work: Work) -> bool:
@@ -326,7 +326,8 @@ class Scheduler:
                     self._finish(request, "length")
                 continue
             path, drawn = follow(draft, parents, said)
-            self.drafting.judge(request, drawn, path)
+            if self.drafting.proposed:
+                self.drafting.judge(request, drawn, path)
             self.moves += moved(request, parents, path)
             tops = result.logprobs.get(request.rid, ())
             self._draw(request, drawn, [tops[at] for at in (0, *(1 + i for i in path))] if tops else ())

@@ -45,7 +45,8 @@ class Drafter:
     cost: Cost | None = None
 
     def warm_up(self, n_rows: int) -> None:
-        """Compute n_rows rows and fewer that no one asked for, while pages hold nothing: that shows what they cost."""
+        """Before anybody is served: have all memory; and who computes, computes n_rows rows and fewer that no one asked
+        for, while pages hold nothing: that shows what they cost."""
 
     def learn(self, spelling: Sequence[bytes], marks: Collection[int]) -> None:
         """What the tokens spell, and which are no text. Told once, or never."""
@@ -59,7 +60,8 @@ class Drafter:
         return 0
 
     def prepare(self, asks: Sequence[tuple[Request, int]]) -> None:
-        """`propose` will be called for these requests in this step, with this n: for who computes them together."""
+        """`propose` will be called for these requests in this step, with this n: for who computes or looks up for
+        all of them together."""
 
     def propose(self, request: Request, n: int) -> Sequence[Proposal]:
         """Chains of at most n tokens that may follow those of the request, the likeliest first. Changes no output."""

@@ -13,7 +13,7 @@ Drafts take what is left: the budget behind all prompts, pages that are there.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from operator import mul
 
@@ -76,7 +76,7 @@ class Record:
 class _Trail:
     """What was proposed for one request."""
 
-    __slots__ = ("branches", "chains", "counts", "drafters", "idle", "own", "reach", "skip")
+    __slots__ = ("branches", "chains", "counts", "drafters", "idle", "own", "reach")
 
     def __init__(self, n_drafters: int, reach: int, idle: int) -> None:
         self.own = [Record() for _ in range(n_drafters)]
@@ -84,7 +84,7 @@ class _Trail:
         self.chains: list[Chain] = []  # what was proposed for this step
         self.branches: list[Branch] = []
         self.drafters: Sequence[int] = ()  # of what is computed, token by token
-        self.idle, self.skip = idle, 0  # asks in vain, one behind the other; steps in which it is not asked
+        self.idle = idle  # asks in vain, one behind the other
         # No draft that is all in doubt is longer: twice what was right of the last such, or as before if all was.
         self.reach = reach
 
@@ -99,6 +99,9 @@ class Drafting:
         self.cost = cost or Cost()
         self.max_tree = MAX_TREE  # rows of a work whose draft branches
         self._trails: dict[int, _Trail] = {}  # by rid
+        self._n_steps = 0  # that were planned
+        self._due: dict[int, int] = {}  # by rid: the step before which nobody is asked for it
+        self.proposed: dict[int, _Trail] = {}  # by rid: for whom something was proposed in this step, to be judged
         self._kinds = [[Record(TRUST, TRUST * HOPE) for _ in range(d.n_kinds)] for d in self.drafters]
         self._others = [[Record(TRUST, TRUST * OTHER_HOPE) for _ in range(d.n_kinds)] for d in self.drafters]
         self._paid = 1.0  # the share of asks, of all requests, that led to a draft; it fades
@@ -120,17 +123,17 @@ class Drafting:
 
     def widen(self, works: list[Work], budget: int) -> None:
         """Give drafts to the works that draw, in place, of at most `budget` tokens together."""
+        self._n_steps = step = self._n_steps + 1
+        for trail in self.proposed.values():  # in a step of which nothing came
+            trail.chains, trail.branches, trail.drafters = [], [], ()
+        self.proposed.clear()
         if not self.drafters or budget <= 0:
             return
+        due, trails = self._due, self._trails
         turns: list[tuple[int, _Trail, int]] = []  # work, trail, most tokens
-        trails = self._trails
         for i, work in enumerate(works):
-            if work.draws:
-                trail = trails.get(work.request.rid)
-                if trail is not None and trail.skip > 0:
-                    trail.skip -= 1
-                elif n := self._turn(work.request, trail):
-                    turns.append((i, trails[work.request.rid], n))
+            if work.draws and due.get(work.request.rid, 0) <= step and (n := self._turn(work.request)):
+                turns.append((i, trails[work.request.rid], n))
         if not turns:
             self._n_laid *= 1 - RECENTLY
             return
@@ -139,15 +142,15 @@ class Drafting:
         seconds = self.cost.step(n_draws, 0)
         for d, drafter in enumerate(self.drafters):
             asks = [(trail, works[i].request, n) for i, trail, n in turns]
-            if drafter.cost is None:
-                self._ask(d, asks)
-            elif asks := self._worth(d, asks, n_draws, seconds):
-                drafter.prepare([(request, n) for _, request, n in asks])
+            if drafter.cost is not None:
+                asks = self._worth(d, asks, n_draws, seconds)
+            if asks:
                 self._ask(d, asks)
         asked = [turn for turn in turns if turn[1].chains]
-        for _, trail, _ in asked:
+        for i, trail, _ in asked:
             trail.chains.sort(key=_minus_chance)
             trail.branches = merge(trail.chains)
+            self.proposed[works[i].request.rid] = trail
         least = self._least([trail.branches for _, trail, _ in asked], n_draws, seconds)
         n_laid = 0
         for i, trail, n in asked:
@@ -170,20 +173,20 @@ class Drafting:
         if not n_extra or plan.n_rows - n_works <= FEW * sum(work.draws for work in plan.works):
             self.cost.note(n_works, n_extra, seconds)
 
-    def _turn(self, request: Request, trail: _Trail | None) -> int:
+    def _turn(self, request: Request) -> int:
         """How many tokens may be proposed for it; 0: nobody is asked."""
-        patience = PATIENCE if self._paid >= RARELY else 2 * PATIENCE
+        rid, is_rare = request.rid, self._paid < RARELY
+        patience = 2 * PATIENCE if is_rare else PATIENCE
+        trail = self._trails.get(rid)
         if trail is None:
-            idle = 0 if patience == PATIENCE else patience.bit_length()
-            trail = self._trails[request.rid] = _Trail(len(self.drafters), self.max_depth, idle)
-        if trail.chains:  # of a step that failed
-            trail.chains, trail.branches, trail.drafters = [], [], ()
+            idle = patience.bit_length() if is_rare else 0
+            trail = self._trails[rid] = _Trail(len(self.drafters), self.max_depth, idle)
         n = min(self.max_depth, request.end - request.n_total - 1)
         if n <= 0:
             return 0
         trail.idle += 1
         if trail.idle > IDLE:
-            trail.skip = min(1 << trail.idle - 1, patience)
+            self._due[rid] = self._n_steps + 1 + min(1 << trail.idle - 1, patience)
         return n
 
     def can_rest(self, request: Request) -> bool:
@@ -194,16 +197,16 @@ class Drafting:
         if not self.drafters:
             return True
         trail = self._trails.get(request.rid)
-        return trail is not None and trail.idle > IDLE and trail.skip > -PATIENCE
+        is_idle = trail is not None and trail.idle > IDLE
+        return is_idle and self._n_steps + 1 < self._due.get(request.rid, 0) + PATIENCE
 
-    def rest(self, requests: Iterable[Request]) -> None:
-        """Nobody is asked for these in this step."""
-        for request in requests:
-            if trail := self._trails.get(request.rid):
-                trail.skip -= 1
+    def rest(self) -> None:
+        """Nobody is asked for anybody in the step that is planned now."""
+        self._n_steps += 1
 
     def _ask(self, d: int, asks: Sequence[tuple[_Trail, Request, int]]) -> None:
         drafter = self.drafters[d]
+        drafter.prepare([(request, n) for _, request, n in asks])
         for trail, request, n in asks:
             is_first = True
             for tokens, kind, doubts in drafter.propose(request, n):
@@ -293,7 +296,8 @@ class Drafting:
         laid = lay(trail.branches, counts)
         laid = _fit(work.request, laid, budget)
         if laid.tokens:
-            trail.drafters, trail.idle, trail.skip = laid.drafters, 0, 0
+            trail.drafters, trail.idle = laid.drafters, 0
+            self._due.pop(work.request.rid, None)
             works[i] = work._replace(draft=laid.tokens, parents=laid.parents)
         return len(laid.tokens)
 
@@ -301,8 +305,8 @@ class Drafting:
 
     def judge(self, request: Request, said: Sequence[int], path: Sequence[int]) -> None:
         """Compare what was proposed with what was drawn: see `draft.follow`, which gives both."""
-        trail = self._trails.get(request.rid)
-        if trail is None or not trail.chains:
+        trail = self.proposed.pop(request.rid, None)
+        if trail is None:
             return
         if trail.drafters:
             if trail.branches[0].chain.doubts is None:
@@ -333,6 +337,8 @@ class Drafting:
         """It has ended: what was (drafted, accepted) for it, by drafter. All that was kept for it goes."""
         for drafter in self.drafters:
             drafter.end(request)
+        for kept in (self._due, self.proposed):
+            kept.pop(request.rid, None)
         trail = self._trails.pop(request.rid, None)
         if trail is None:
             return {}
@@ -347,7 +353,8 @@ class Drafting:
 
     def check(self, living: set[int]) -> None:
         """Raises AssertionError where something is kept of a request that is not `living`."""
-        assert self._trails.keys() <= living, "drafts of a request that has ended"
+        kept = self._trails.keys() | self._due.keys() | self.proposed.keys()
+        assert kept <= living, "drafts of a request that has ended"
 
 
 def _minus_chance(chain: Chain) -> float:

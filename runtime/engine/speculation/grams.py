@@ -6,55 +6,81 @@ recent is found. What it says is a hint; who asks compares the tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from array import array
+from collections.abc import Iterator, Sequence
 from operator import mul
+from typing import NamedTuple
 
 import numpy as np
 
 _WORD = (1 << 64) - 1
 _FACTOR = 0x9E3779B97F4A7C15  # odd; Fibonacci hashing
 _STRIDE = 0xD1342543DE82EF95  # odd; of the polynomial over the tokens
+_NO_TOKEN = 1 << 32  # what stands before a text
 
 
-@cache
-def _factors(order: int) -> tuple[int, list[int], np.ndarray]:
-    """What salt and tokens of a run are multiplied with: their sum modulo 2^64 begins with its place."""
-    salting, *factors = (_FACTOR * pow(_STRIDE, order - k, 1 << 64) & _WORD for k in range(order + 1))
-    return salting, factors, np.array(factors, np.uint64)
+class Piece(NamedTuple):
+    """Of a text, for each i in start .. stop: the runs before ids[i] have the number base + i, for each of the salts.
+    0 <= base + i < 2^63 - 1."""
+
+    ids: array[int]
+    start: int
+    stop: int
+    salts: tuple[int, ...] = (1,)
+    base: int = 0
 
 
 class Grams:
-    """From `order` tokens in a row to a number, the last that was put for them. salt: runs of two salts differ."""
+    """From runs of tokens of some lengths to a number, the last that was put for them. Runs of two salts differ."""
 
-    __slots__ = ("_factors", "_places", "_shift", "order", "row", "salting", "shift", "slots")
+    __slots__ = ("_factors", "_places", "_rows", "_salting", "_shift", "_slots", "orders")
 
-    def __init__(self, order: int, n_places: int) -> None:
-        """n_places: about how many runs it remembers; 8 bytes each, of which only those written to are claimed."""
+    def __init__(self, orders: Sequence[int], n_places: int) -> None:
+        """orders: the lengths, the longest first. n_places: about how many runs it remembers; 8 bytes each, of which
+        only those written to are claimed."""
+        self.orders = tuple(orders)
+        # Salt and tokens of a run are multiplied with these; the sum modulo 2^64 begins with its place.
+        powers = [_FACTOR * pow(_STRIDE, k, 1 << 64) & _WORD for k in range(self.orders[0] + 1)]
+        self._factors = [powers[:order][::-1] for order in self.orders]
+        self._rows = [np.array(factors, np.uint64) for factors in self._factors]
+        self._salting = [powers[order] for order in self.orders]
         bits = max(4, (n_places - 1).bit_length())
-        self.order, self._shift, self.shift = order, 64 - bits, np.uint64(64 - bits)
-        self.salting, self._factors, self.row = _factors(order)
-        self.slots = np.zeros(1 << bits, np.int64)  # the number + 1; 0: none
-        self._places = memoryview(self.slots.data)  # faster than numpy for one
+        self._shift = 64 - bits
+        self._slots = np.zeros(1 << bits, np.int64)  # the number + 1; 0: none
+        self._places = memoryview(self._slots.data)  # faster than numpy for one
 
-    def find(self, ids: Sequence[int], *salts: int) -> list[int]:
-        """For each salt the number put for the last `order` of `ids`, or for others; -1 for none."""
-        run = sum(map(mul, ids[-self.order :], self._factors))
-        return [self._places[(run + salt * self.salting & _WORD) >> self._shift] - 1 for salt in salts]
+    def claim(self) -> None:
+        """Have all its memory now, and forget everything: a virtual machine may take 6 ms for each 2 MiB at first."""
+        self._slots.fill(0)
 
+    def find(self, ids: Sequence[int], *salts: int) -> Iterator[int]:
+        """For each salt, and for each length in turn: the number put for the last tokens of `ids`, or for others; -1
+        for none."""
+        runs = [sum(map(mul, ids[-order:], by)) for order, by in zip(self.orders, self._factors, strict=True)]
+        shift, places = self._shift, self._places
+        for salt in salts:
+            for run, salting in zip(runs, self._salting, strict=True):
+                yield places[(run + salt * salting & _WORD) >> shift] - 1
 
-def put(tables: Sequence[Grams], ids: Sequence[int], start: int, stop: int, salts: Sequence[int],
-        base: int = 0) -> None:  # fmt: skip
-    """In each table, for each i in start .. stop: the run before ids[i] has the number base + i. 0 <= base + i <
-    2^63 - 1. The table of the longest runs comes first."""
-    first = max(0, start - tables[0].order)
-    tokens = np.array(ids[first:stop], np.uint64)
-    numbers = np.arange(base + start + 1, base + stop + 2)
-    for table in tables:
-        skipped = max(0, table.order - start)  # before it stand fewer tokens than a run has
-        if skipped > stop - start:
-            continue
-        runs = np.correlate(tokens[start + skipped - table.order - first :], table.row)  # modulo 2^64
-        salted = np.array([[salt * table.salting & _WORD] for salt in salts], np.uint64)
+    def put(self, pieces: Sequence[Piece]) -> None:
+        """All pieces, the later ones over the earlier; as many salts for each. One call costs little more for many.
+
+        Runs that begin before a piece's first token are put with it too, as if what happens to stand there were theirs:
+        to leave them out takes longer than to find, should somebody meet one, that it is none.
+        """
+        longest = self.orders[0]
+        joined, lengths, numbers = array("i", bytes(longest * array("i").itemsize)), [], []
+        for ids, start, stop, _, base in pieces:
+            first = max(0, start - longest)
+            numbers.append(base + first + 1 - len(joined))
+            joined += ids[first:stop]
+            lengths.append(stop - first)
+        tokens = np.array(joined, np.uint64)
+        tokens[:longest] = _NO_TOKEN
+        salts = np.array([piece.salts for piece in pieces], np.uint64).T[:, None]
+        places = np.repeat(salts * np.array(self._salting, np.uint64)[:, None], lengths, axis=2)
+        for k, row in enumerate(self._rows):
+            places[:, k] += np.correlate(tokens[longest + 1 - len(row) :], row)  # modulo 2^64
+        places >>= np.uint64(self._shift)
         # Of a run that comes twice the later stays: numpy assigns in order.
-        table.slots[(runs + salted) >> table.shift] = numbers[skipped:]
+        self._slots[places.view(np.int64)] = np.repeat(numbers, lengths) + np.arange(longest + 1, len(joined) + 1)

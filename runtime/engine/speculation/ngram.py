@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 from banyan.runtime.engine.request import Request
 from banyan.runtime.engine.speculation.draft import Drafter, Proposal
-from banyan.runtime.engine.speculation.grams import Grams, put
+from banyan.runtime.engine.speculation.grams import Grams, Piece
 
 ORDERS = (4, 2, 1)
 """Lengths of the runs that are looked for, in this order: the longer says more."""
 STRIDE = 8
 """So many tokens become known together: one call of numpy costs as much for one as for a hundred."""
+N_PLACES = 1 << 21
+"""Of the index. It is one for all texts that run, as one call then serves many of them; each has its own salt."""
 
 
 class Ngram(Drafter):
@@ -22,49 +23,51 @@ class Ngram(Drafter):
     n_kinds = len(ORDERS)
 
     def __init__(self) -> None:
-        self._texts: dict[int, _Text] = {}
+        self._grams = Grams(ORDERS, N_PLACES)
+        self._texts: dict[int, _Text] = {}  # by rid
+        self._n_texts = 0
+
+    def warm_up(self, n_rows: int) -> None:
+        self._grams.claim()
+
+    def prepare(self, asks: Sequence[tuple[Request, int]]) -> None:
+        pieces = []
+        for request, _ in asks:
+            text, n = self._texts.get(request.rid), len(request.ids)
+            if text is None:
+                self._n_texts += 1
+                text = self._texts[request.rid] = _Text(self._n_texts)
+            if n - text.n_known > STRIDE:  # behind the last token stands nothing yet
+                pieces.append(Piece(request.ids, text.n_known, n - 1, (text.salt,)))
+                text.n_known = n
+        if pieces:
+            self._grams.put(pieces)
 
     def propose(self, request: Request, n: int) -> Sequence[Proposal]:
         text = self._texts.get(request.rid)
-        if text is None:
-            text = self._texts[request.rid] = _Text(request.ids)
-        at = text.find()
-        return (Proposal(request.ids[at : at + n], text.kind),) if at else ()
+        if text is None or len(request.ids) - text.n_known > STRIDE:
+            self.prepare([(request, n)])
+            text = self._texts[request.rid]
+        ids, n_ids = request.ids, len(request.ids)
+        at = text.at + n_ids - text.n_seen  # where the last find leads, if the text went on as it does
+        if not text.at or at >= n_ids or ids[at - 1] != ids[-1]:
+            at = 0
+            for kind, (order, hint) in enumerate(zip(ORDERS, self._grams.find(ids, text.salt), strict=True)):
+                if order <= hint < n_ids and ids[hint - order : hint] == ids[n_ids - order :]:
+                    at, text.kind = hint, kind
+                    break
+        text.at, text.n_seen = at, n_ids
+        return (Proposal(ids[at : at + n], text.kind),) if at else ()
 
     def end(self, request: Request) -> None:
         self._texts.pop(request.rid, None)
 
 
 class _Text:
-    """One request's tokens, which grow, and where runs of them stand."""
+    """Of a request: how many of its tokens are known, and where it stood when it had n_seen; 0: nowhere."""
 
-    __slots__ = ("_at", "_grams", "_ids", "_n_known", "_n_max", "_n_seen", "kind")
+    __slots__ = ("at", "kind", "n_known", "n_seen", "salt")
 
-    def __init__(self, ids: array[int]) -> None:
-        self._ids, self.kind = ids, 0
-        self._at = self._n_seen = 0
-        self._make()
-
-    def _make(self) -> None:
-        """Tables for twice the text."""
-        self._n_known, self._n_max = 0, 2 * len(self._ids)
-        self._grams = [Grams(order, 2 * self._n_max) for order in ORDERS]
-
-    def find(self) -> int:
-        """Where what may come next stands; 0: nowhere."""
-        ids, n = self._ids, len(self._ids)
-        if n - self._n_known > STRIDE:
-            if n > self._n_max:
-                self._make()
-            put(self._grams, ids, self._n_known, n - 1, (0,))  # behind the last token stands nothing yet
-            self._n_known = n
-        at = self._at + n - self._n_seen  # where the last find leads, if the text went on as it does
-        if not self._at or at >= n or ids[at - 1] != ids[-1]:
-            at = 0
-            for kind, grams in enumerate(self._grams):
-                (hint,), order = grams.find(ids, 0), grams.order
-                if order <= hint < n and ids[hint - order : hint] == ids[n - order :]:
-                    at, self.kind = hint, kind
-                    break
-        self._at, self._n_seen = at, n
-        return at
+    def __init__(self, salt: int) -> None:
+        self.salt = salt
+        self.at = self.kind = self.n_known = self.n_seen = 0

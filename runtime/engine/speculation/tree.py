@@ -19,19 +19,22 @@ from zlib import crc32
 
 from banyan.runtime.engine.request import Request
 from banyan.runtime.engine.speculation.draft import Drafter, Proposal
-from banyan.runtime.engine.speculation.grams import Grams, put
+from banyan.runtime.engine.speculation.grams import Grams, Piece
 from banyan.runtime.engine.speculation.quotes import HOPE, LEAST, Quotes, Quoting
 
 ORDERS = (16, 6, 3)
 """Lengths of the runs that are looked for, in this order. The longest reaches from the start of a turn over its marker,
 which all turns have, into what was asked."""
-STRIDE = 32
-"""So many tokens of a running output become known together: to put them into the tables takes 60 us."""
+STRIDE, MOST = 32, 1 << 13
+"""So many tokens of a running output become known together, and of all texts together at most: to put them into the
+index takes 0.1 ms, of few as of many. What has ended is put when somebody is asked about."""
 QUOTED = 2 * len(ORDERS)
 HARDLY = frozenset(kind for kind in range(QUOTED) if kind % len(ORDERS))
 """Kinds of what is found. Where it was by a run shorter than the longest, a quote is likelier."""
 N_TOKENS = 1 << 20
 """Tokens of ended texts that are kept; of more, the oldest texts go."""
+N_PLACES = 8
+"""Of the index, for each of them: the runs of three lengths before it are put, for its program and for everyone."""
 _N_BITS = 24  # of a number: where in its text a run ends. No text is longer, or what is longer is not known.
 
 
@@ -66,12 +69,17 @@ class Tree(Drafter):
 
     def __init__(self, n_tokens: int = N_TOKENS) -> None:
         self._n_max, self._n_kept = n_tokens, 0
-        self._grams = [Grams(order, 4 * n_tokens) for order in ORDERS]
+        self._grams = Grams(ORDERS, N_PLACES * n_tokens)
+        self._pieces: list[Piece] = []  # to be put
+        self._n_pending = 0  # tokens of these
         self._texts: dict[int, _Text] = {}  # by number, oldest first
         self._ended: dict[int, int] = {}  # number -> tokens, oldest first
         self._readers: dict[int, _Reader] = {}
         self._quotes = Quotes()
         self._n_texts = 0
+
+    def warm_up(self, n_rows: int) -> None:
+        self._grams.claim()
 
     def learn(self, spelling: Sequence[bytes], marks: Collection[int]) -> None:
         self._quotes.learn(spelling, marks)
@@ -81,13 +89,15 @@ class Tree(Drafter):
         """Of ended texts, that are kept."""
         return self._n_kept
 
+    def prepare(self, asks: Sequence[tuple[Request, int]]) -> None:
+        for request, _ in asks:
+            self._reader(request)
+
     def propose(self, request: Request, n: int) -> Sequence[Proposal]:
-        reader = self._readers.get(request.rid)
-        if reader is None:
-            reader = self._readers[request.rid] = self._begin(request)
+        reader = self._reader(request)
+        if self._pieces:
+            self._put()
         ids, n_ids = request.ids, len(request.ids)
-        if n_ids - reader.n_known > STRIDE:
-            self._learn(reader, ids)
         at, source = reader.at + n_ids - reader.n_seen, reader.source
         quoting = reader.quoting
         if quoting is not None and reader.kind == QUOTED:
@@ -126,6 +136,14 @@ class Tree(Drafter):
             self._n_kept -= self._ended.pop(number)
             del self._texts[number]
 
+    def _reader(self, request: Request) -> _Reader:
+        reader = self._readers.get(request.rid)
+        if reader is None:
+            reader = self._readers[request.rid] = self._begin(request)
+        if len(request.ids) - reader.n_known > STRIDE:
+            self._learn(reader, request.ids)
+        return reader
+
     def _begin(self, request: Request) -> _Reader:
         run = request.run
         number, self._n_texts = self._n_texts, self._n_texts + 1
@@ -137,19 +155,24 @@ class Tree(Drafter):
     def _learn(self, reader: _Reader, ids: array[int]) -> None:
         """All its tokens but the last, behind which stands nothing yet."""
         n = min(len(ids), 1 << _N_BITS) - 1
-        put(self._grams, ids, reader.n_known, n, reader.salts, reader.number << _N_BITS)
+        if n >= reader.n_known:
+            self._pieces.append(Piece(ids, reader.n_known, n, reader.salts, reader.number << _N_BITS))
+            self._n_pending += n - reader.n_known
         reader.n_known = n + 1
+        if self._n_pending > MOST:
+            self._put()
+
+    def _put(self) -> None:
+        self._grams.put(self._pieces)
+        self._pieces, self._n_pending = [], 0
 
     def _look(self, request: Request, reader: _Reader) -> tuple[array[int] | None, int, int]:
         """(text, where in it what may come next stands, kind); (None, 0, 0): it is nowhere."""
         ids, n = request.ids, len(request.ids)
-        kind = 0
-        for found in zip(*(grams.find(ids, *reader.salts) for grams in self._grams), strict=True):  # of each salt
-            for number, order in zip(found, ORDERS, strict=True):
-                text = self._texts.get(number >> _N_BITS)
-                if text is not None and text.namespace == request.run.namespace:
-                    at = (number & (1 << _N_BITS) - 1) - text.base
-                    if order <= at < len(text.ids) and text.ids[at - order : at] == ids[n - order :]:
-                        return text.ids, at, kind
-                kind += 1
+        for kind, number in enumerate(self._grams.find(ids, *reader.salts)):
+            text = self._texts.get(number >> _N_BITS)
+            if text is not None and text.namespace == request.run.namespace:
+                at, order = (number & (1 << _N_BITS) - 1) - text.base, ORDERS[kind % len(ORDERS)]
+                if order <= at < len(text.ids) and text.ids[at - order : at] == ids[n - order :]:
+                    return text.ids, at, kind
         return None, 0, 0

@@ -21,7 +21,7 @@ from torch import Tensor
 from banyan.runtime import config as configs
 from banyan.runtime.config import Resolved
 from banyan.runtime.constraint.guide import set_bits
-from banyan.runtime.engine.request import Request
+from banyan.runtime.engine.request import Request, Work
 from banyan.runtime.engine.speculation.cost import Cost
 from banyan.runtime.engine.speculation.draft import Drafter, Proposal
 from banyan.runtime.engine.speculation.drafting import Drafting, Record
@@ -195,18 +195,19 @@ def tell(e: Engine, says: Says | Sequence[Says], jumps: bool = True) -> None:
     drafters = [Told(says, name) for says, name in zip(several, names, strict=False)]
     drafting = Drafting(drafters, jumps, Cost(1.0, 0.0, 1e-9), max_depth=8)
     drafting.cost.note = lambda *_: None  # type: ignore[method-assign]
-    drafting.judge = partial(_judge, drafting.judge, drafting)  # type: ignore[method-assign]
+    drafting.widen = partial(_widen, drafting.widen, drafting)  # type: ignore[method-assign]
     drafting.max_tree = e.drafting.max_tree
     e.drafting = e.scheduler.drafting = drafting
 
 
-def _judge(judge: Callable[..., None], drafting: Drafting, request: Request, *drawn: Any) -> None:
-    """Tells what was right, but learns nothing from it."""
-    judge(request, *drawn)
+def _widen(widen: Callable[..., None], drafting: Drafting, works: list[Work], budget: int) -> None:
+    """As if nothing had been learned from what was right in other steps."""
+    drafting._paid = 1.0
     for trail in drafting._trails.values():
         trail.reach, trail.idle, trail.own = 8, 0, [Record() for _ in drafting.drafters]
     drafting._kinds = [[Record(1.0, 0.9)] for _ in drafting.drafters]
     drafting._others = [[Record(1.0, 0.2)] for _ in drafting.drafters]
+    widen(works, budget)
 
 
 def asked(e: Engine) -> Any:

@@ -13,7 +13,7 @@ import pytest
 
 from banyan.runtime.engine.request import Request
 from banyan.runtime.engine.speculation import ngram, tree
-from banyan.runtime.engine.speculation.grams import Grams, put
+from banyan.runtime.engine.speculation.grams import Grams, Piece
 from banyan.runtime.engine.speculation.ngram import Ngram
 from banyan.runtime.engine.speculation.tree import Tree
 from banyan.runtime.wire import Sampling
@@ -47,23 +47,37 @@ def some(n: int, seed: int = 0, vocab: int = 1 << 30) -> list[int]:
 # ---- the index -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", [1, 2, 4, 7])
-def test_runs_are_found_where_they_stood_last(order: int) -> None:
+@pytest.mark.parametrize("orders", [(1,), (2,), (7, 4, 2)])
+@pytest.mark.parametrize("together", [False, True])
+def test_runs_are_found_where_they_stood_last(orders: tuple[int, ...], together: bool) -> None:
     ids = array("i", some(300, vocab=4) + some(50))
-    grams = Grams(order, 1 << 22)  # so large that hardly two runs share a place
-    put([grams], ids, 0, 200, (5,), 1000)
-    put([grams], ids, 200, len(ids), (5,), 1000)
-    for i in range(order, len(ids) + 1):
-        run = ids[i - order : i]
-        last = max(j for j in range(order, len(ids) + 1) if ids[j - order : j] == run)
-        assert grams.find(ids[:i], 5) == [1000 + last]
-        assert grams.find(ids[:i], 6)[0] in (-1, *range(1000, 1400))  # another salt: nothing, or another's place
+    grams = Grams(orders, 1 << 22)  # so large that hardly two runs share a place
+    pieces = [Piece(ids, start, stop, (5,), 1000) for start, stop in ((0, 199), (200, len(ids)))]
+    for some_pieces in [pieces] if together else [[piece] for piece in pieces]:
+        grams.put(some_pieces)
+    for i in range(max(orders), len(ids) + 1):
+        found, others = list(grams.find(ids[:i], 5)), list(grams.find(ids[:i], 6))
+        for order, number in zip(orders, found, strict=True):
+            run = ids[i - order : i]
+            assert number == 1000 + max(j for j in range(order, len(ids) + 1) if ids[j - order : j] == run)
+        assert set(others) <= {-1, *range(1000, 1400)}, "another salt: nothing, or another's place"
+
+
+def test_each_piece_has_its_salts_and_numbers() -> None:
+    ours, theirs = array("i", some(40)), array("i", some(40, seed=1))
+    grams = Grams((3,), 1 << 22)
+    grams.put([Piece(ours, 0, 40, (5, 1), 1000), Piece(theirs, 20, 40, (6, 1), 2000)])
+
+    assert list(grams.find(ours[:30], 5, 1, 6)) == [1030, 1030, -1]
+    assert list(grams.find(theirs[:30], 5, 1, 6)) == [-1, 2030, 2030]
+    assert list(grams.find(theirs[:20], 6)) == [2020], "the first is of what comes before its start"
+    assert list(grams.find(theirs[:10], 6)) == [-1], "what ended long before is not put"
 
 
 def test_short_texts_have_no_runs() -> None:
-    grams = Grams(4, 16)
-    put([grams], array("i", [1, 2, 3]), 0, 3, (0,))
-    assert grams.find(array("i", [1, 2, 3]), 0, 7) == [-1, -1]
+    grams = Grams((4,), 16)
+    grams.put([Piece(array("i", [1, 2, 3]), 0, 3)])
+    assert list(grams.find(array("i", [1, 2, 3]), 1, 7)) == [-1, -1]
 
 
 # ---- the own text --------------------------------------------------------------------------------------------------
@@ -124,6 +138,31 @@ def test_tree_copies_from_ended_and_running_texts(fake: ModuleType) -> None:
     proposed(drafter, runs)
     beside = request(fake, some(3 * tree.STRIDE, seed=3)[:10], 3)
     assert proposed(drafter, beside) == some(3 * tree.STRIDE, seed=3)[10:18]
+
+
+def test_tree_knows_what_ended_though_nobody_asked(fake: ModuleType) -> None:
+    """What ends is put into the index with others, and before it is more than some pages."""
+    drafter = Tree()
+    texts = [some(1000, seed=rid) for rid in range(20)]
+    for rid, text in enumerate(texts):
+        ended(drafter, request(fake, text[:900], rid), text[900:])
+        assert sum(len(piece.ids) for piece in drafter._pieces) <= tree.MOST + 1000
+    for rid, text in enumerate(texts):
+        assert proposed(drafter, request(fake, text[:900], 100 + rid)) == text[900:908]
+    assert not drafter._pieces
+
+
+def test_many_are_learned_together(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    put = Grams.put
+    monkeypatch.setattr(Grams, "put", lambda self, pieces: (calls.append(len(pieces)), put(self, pieces)))
+    for drafter in (Tree(), Ngram()):
+        calls.clear()
+        texts = [some(60, seed=rid) for rid in range(10)]
+        asks = [(request(fake, text + text[:20], rid), 8) for rid, text in enumerate(texts)]
+        drafter.prepare(asks)
+        assert [proposed(drafter, r, n) for r, n in asks] == [text[20:28] for text in texts]
+        assert calls == [10]
 
 
 def test_tree_prefers_its_own_program(fake: ModuleType) -> None:

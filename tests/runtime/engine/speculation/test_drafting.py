@@ -245,6 +245,20 @@ def in_vain(fake: ModuleType) -> tuple[Bench, Always]:
     return b, drafter
 
 
+def test_what_is_of_a_step_that_failed_is_not_judged(fake: ModuleType) -> None:
+    b = Bench(fake, Drafting([Always()], cost=Cost(16, 1, 1)), 2)
+    works = [Work(r, r.lease, r.n_total - 1, 1, True) for r in b.requests]
+    b.drafting.widen(works, 512)
+    assert b.drafting.proposed.keys() == {0, 1}
+    b.drafting.end(b.requests.pop())
+    b.drafting.check({0})
+    b.drafting.widen([works[0]._replace(draws=False)], 0)
+    b.drafting.judge(b.requests[0], [2], ())
+    assert not b.drafting.proposed
+    assert b.drafting.stats() == {"drafted_always": 0, "accepted_always": 0}
+    assert b.step(lambda k: 1)[0] > 0
+
+
 def test_where_nothing_is_foreseen_new_requests_are_seldom_asked_about(fake: ModuleType) -> None:
     b, drafter = in_vain(fake)
     before = drafter.n_asked
