@@ -194,11 +194,7 @@ class Drafting:
 
         Who is looked at less often waits up to PATIENCE steps longer for its turn, and has it together with others: in
         a large batch it would always be the turn of some."""
-        if not self.drafters:
-            return True
-        trail = self._trails.get(request.rid)
-        is_idle = trail is not None and trail.idle > IDLE
-        return is_idle and self._n_steps + 1 < self._due.get(request.rid, 0) + PATIENCE
+        return not self.drafters or self._n_steps + 1 < self._due.get(request.rid, -PATIENCE) + PATIENCE
 
     def rest(self) -> None:
         """Nobody is asked for anybody in the step that is planned now."""
