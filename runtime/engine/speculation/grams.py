@@ -26,7 +26,7 @@ class Piece(NamedTuple):
     ids: array[int]
     start: int
     stop: int
-    salts: tuple[int, ...] = (1,)
+    salts: tuple[int, ...]
     base: int = 0
 
 
