@@ -81,12 +81,16 @@ class _Trail:
     def __init__(self, n_drafters: int, reach: int, idle: int) -> None:
         self.own = [Record() for _ in range(n_drafters)]
         self.counts = [[0, 0] for _ in range(n_drafters)]  # drafted, accepted
-        self.chains: list[Chain] = []  # what was proposed for this step
-        self.branches: list[Branch] = []
-        self.drafters: Sequence[int] = ()  # of what is computed, token by token
+        self.clear()
         self.idle = idle  # asks in vain, one behind the other
         # No draft that is all in doubt is longer: twice what was right of the last such, or as before if all was.
         self.reach = reach
+
+    def clear(self) -> None:
+        """Nothing is proposed for the next step yet."""
+        self.chains: list[Chain] = []
+        self.branches: list[Branch] = []
+        self.drafters: Sequence[int] = ()  # of what is computed, token by token
 
 
 class Drafting:
@@ -125,7 +129,7 @@ class Drafting:
         """Give drafts to the works that draw, in place, of at most `budget` tokens together."""
         self._n_steps = step = self._n_steps + 1
         for trail in self.proposed.values():  # in a step of which nothing came
-            trail.chains, trail.branches, trail.drafters = [], [], ()
+            trail.clear()
         self.proposed.clear()
         if not self.drafters or budget <= 0:
             return
@@ -327,7 +331,7 @@ class Drafting:
             ):
                 is_right = branch.tokens[0] == said[branch.at]
                 self._others[branch.chain.drafter][branch.chain.kind].add(is_right, is_right, LONG_MEMORY)
-        trail.chains, trail.branches, trail.drafters = [], [], ()
+        trail.clear()
 
     def end(self, request: Request) -> dict[str, tuple[int, int]]:
         """It has ended: what was (drafted, accepted) for it, by drafter. All that was kept for it goes."""

@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 class Grams:
     """From runs of tokens of some lengths to a number, the last that was put for them. Runs of two salts differ."""
 
-    __slots__ = ("_factors", "_places", "_rows", "_salting", "_shift", "_slots", "orders")
+    __slots__ = ("_factors", "_places", "_rows", "_salting", "_salting_rows", "_shift", "_slots", "orders")
 
     def __init__(self, orders: Sequence[int], n_places: int) -> None:
         """orders: the lengths, the longest first. n_places: about how many runs it remembers; 8 bytes each, of which
@@ -44,6 +44,7 @@ class Grams:
         self._factors = [powers[:order][::-1] for order in self.orders]
         self._rows = [np.array(factors, np.uint64) for factors in self._factors]
         self._salting = [powers[order] for order in self.orders]
+        self._salting_rows = np.array(self._salting, np.uint64)[:, None]
         bits = max(4, (n_places - 1).bit_length())
         self._shift = 64 - bits
         self._slots = np.zeros(1 << bits, np.int64)  # the number + 1; 0: none
@@ -78,7 +79,7 @@ class Grams:
         tokens = np.array(joined, np.uint64)
         tokens[:longest] = _NO_TOKEN
         salts = np.array([piece.salts for piece in pieces], np.uint64).T[:, None]
-        places = np.repeat(salts * np.array(self._salting, np.uint64)[:, None], lengths, axis=2)
+        places = np.repeat(salts * self._salting_rows, lengths, axis=2)
         for k, row in enumerate(self._rows):
             places[:, k] += np.correlate(tokens[longest + 1 - len(row) :], row)  # modulo 2^64
         places >>= np.uint64(self._shift)
