@@ -30,8 +30,8 @@ from chaos_latency import Latency, measure
 from report import ROOT, Report, correct, passes
 
 GATE = (
-    "tests/runtime/engine/test_pressure.py",
-    "tests/runtime/engine/test_workset.py",
+    "tests/runtime/engine/scheduling/test_pressure.py",
+    "tests/runtime/engine/scheduling/test_admission.py",
     "tests/runtime/test_recovery.py",
 )
 

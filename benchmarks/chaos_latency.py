@@ -107,7 +107,7 @@ async def answer(model: str, dtype: str, write: Callable[[Any], None]) -> None:
 
     from banyan.runtime import config as configs
     from banyan.runtime.engine.process import build
-    from banyan.runtime.wire import Ask, Run, Sampling
+    from banyan.runtime.protocol.wire import Ask, Run, Sampling
 
     e = build(configs.make(model=model, dtype=dtype, device="cpu", kv_memory="2GiB", speculate="off",
                            step_tokens=STEP_TOKENS))  # fmt: skip

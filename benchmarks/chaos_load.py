@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from simulate import STOP, Cost, Machine, ids
 from simulate_work import Body, Crowd, Gen, State, Steps, Wait, words
 
-from banyan.runtime.wire import Finish, Over, Run, Sampling
+from banyan.runtime.protocol.wire import Finish, Over, Run, Sampling
 
 GPU = Cost(step=10e-3, row=0.06e-3, read=1e-9)
 """A model of 8 GB on a GPU: the weights are read in 10 ms; up to 160 rows a step cost next to nothing more."""

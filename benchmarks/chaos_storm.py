@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import msgspec
 import psutil
 
-from banyan.runtime import client as clients
-from banyan.runtime import config, launch, wire
+from banyan.runtime import config, launch
+from banyan.runtime.client import client as clients
 from banyan.runtime.errors import BanyanError
-from banyan.runtime.wire import Append, ConstraintSpec, Fork, Gen, Join, Read, Sampling, Select
+from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.wire import Append, ConstraintSpec, Fork, Gen, Join, Read, Sampling, Select
 
 VANISHING = """
 import sys, time

@@ -26,7 +26,11 @@ import banyan as bn
 LONGEST = 300.0
 """Seconds that a measure may take on the slowest machine."""
 N_PROGRAMS, N_BRANCHES, N_THREADS = 32, 4, 32
-TESTS = ("tests/frontend/test_async.py", "tests/frontend/test_async_batch.py", "tests/frontend/test_batch.py")
+TESTS = (
+    "tests/frontend/lang/test_async_state.py",
+    "tests/frontend/execution/test_async_batch.py",
+    "tests/frontend/execution/test_batch.py",
+)
 
 
 @bn.function

@@ -20,13 +20,13 @@ import tokenizers
 from banyan.runtime import config as configs
 from banyan.runtime.config import Resolved
 from banyan.runtime.constraint.canonical import canonical
-from banyan.runtime.engine.worker import Engine
+from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.model.load import load
 from banyan.runtime.model.pocket.chat import GENERATE, render
 from banyan.runtime.model.pocket.data import samples
 from banyan.runtime.model.spec import resolve
-from banyan.runtime.server.tokenizer import Files, Span, Tokenizer
-from banyan.runtime.wire import ConstraintSpec, Run, Sampling
+from banyan.runtime.protocol.wire import ConstraintSpec, Run, Sampling
+from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer
 
 # ---- random schemas ------------------------------------------------------------------------------------------------
 
@@ -235,12 +235,12 @@ class Bench:
         self.tokenizer, made = Tokenizer(directory, Files.read(directory)), load(directory)
         context = min(1024, made.spec.max_context)
         resolved = Resolved(device="cpu", dtype="float32", context=context, n_pages=8192, threads=threads, decisions=())
-        self.engine = Engine(configs.make(**options), made, resolved)
+        self.engine = EngineLoop(configs.make(**options), made, resolved)
         self.engine.take(self.tokenizer.vocabulary())
         self._n_runs = 0
 
     def ids(self, text: str) -> list[int]:
-        return self.tokenizer.encode([Span(text, meant=True)])
+        return self.tokenizer.encode([TextSpan(text, meant=True)])
 
     def begin(self, prompt: str, sampling: Sampling, seed: int = 0) -> int:
         """Hand the engine a run; its rid."""

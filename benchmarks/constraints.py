@@ -32,13 +32,13 @@ from report import ROOT, Report, correct
 from banyan.kernels.ops import mask_logits
 from banyan.runtime.constraint.build import build
 from banyan.runtime.constraint.canonical import canonical
-from banyan.runtime.constraint.guide import Compiled, set_bits
+from banyan.runtime.constraint.guide import CompiledConstraint, set_bits
 from banyan.runtime.constraint.vocabulary import Vocabulary
-from banyan.runtime.server.tokenizer import Files, Tokenizer
-from banyan.runtime.wire import ConstraintSpec
+from banyan.runtime.protocol.wire import ConstraintSpec
+from banyan.runtime.server.text.tokenizer import Files, Tokenizer
 
 SCHEMAS = ROOT / "tests" / "runtime" / "constraint" / "schema"
-TESTS = ("tests/runtime/constraint", "tests/runtime/engine/test_guide.py", "tests/runtime/engine/test_hostile.py")
+TESTS = ("tests/runtime/constraint", "tests/runtime/engine/test_guides.py", "tests/runtime/engine/test_hostile.py")
 
 PARTS = ("schemas", "outputs", "speed", "masks")
 
@@ -122,7 +122,7 @@ def masks(report: Report, folder: Path, n_schemas: int) -> None:
     report.row("mask: applied to a row of logits", "us", 1e6 * took / 16)
 
 
-def along(compiled: Compiled, vocabulary: Vocabulary, ids: list[int], n: int = 5) -> list[float]:
+def along(compiled: CompiledConstraint, vocabulary: Vocabulary, ids: list[int], n: int = 5) -> list[float]:
     """Seconds of fill and accept at each token of a text, of `n` walks the quickest: other work on the machine is not
     the mask's."""
     row = np.empty(vocabulary.n_words, np.int32)

@@ -30,15 +30,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels import ops
-from banyan.kernels.attention import merging
-from banyan.kernels.chosen import count
+from banyan.kernels.attention import share_threshold
+from banyan.kernels.dispatch_report import count
 from banyan.kernels.draw.rows import draw_rows
+from banyan.kernels.kv_layout import KINDS, Quantized, quantize
 from banyan.kernels.ops import TABLE
-from banyan.kernels.pool import KINDS, Quantized, quantize
 from banyan.runtime.engine.batch import Batch
-from banyan.runtime.engine.graphs import Captured, Graphs, cuda_capture
-from banyan.runtime.engine.runner import Runner
-from banyan.runtime.engine.store import Store, bytes_per_token
+from banyan.runtime.engine.cuda_graphs import Captured, Graphs, cuda_capture
+from banyan.runtime.engine.kv_pool import KVPool, bytes_per_token
+from banyan.runtime.engine.model_runner import ModelRunner
 
 TESTS = ("tests/kernels/test_small_ops.py", "tests/kernels/test_on_device.py")
 
@@ -135,8 +135,8 @@ def chunks(run: Run, roof: dict[str, float]) -> None:
 
 def shared_reads(run: Run) -> None:
     if not run.is_dry:
-        shape = merging.Shape(32, 8, 128, work.PAGE, run.dtype, run.dtype)
-        run.row("a partial result more", "keys", merging.settle(shape, run.device))
+        shape = share_threshold.AttentionShape(32, 8, 128, work.PAGE, run.dtype, run.dtype)
+        run.row("a partial result more", "keys", share_threshold.settle(shape, run.device))
     own, few = run.size(64, 3), run.size(64, 3)
     thoughts = work.thoughts(run.size(2048, 32), run.size(512, 16), own, run.size(4, 2))
     suffixes = work.branches(run.size(128, 2), run.size(2048, 32), own)
@@ -253,7 +253,7 @@ class Steps:
     def __init__(self, run: Run, shape: str, laid: work.Laid) -> None:
         self.run, self.laid = run, laid
         self.model = work.random_model("tiny" if run.is_dry else shape, run.device, run.dtype)
-        self.store = Store(self.model.spec, laid.n_pages, work.PAGE, str(run.device))
+        self.store = KVPool(self.model.spec, laid.n_pages, work.PAGE, str(run.device))
         for pool in (pool for pair in self.store.kv for pool in pair):
             pool.normal_()
 
@@ -268,7 +268,7 @@ class Steps:
         if captured:
             capture = _again if self.run.is_dry else cuda_capture()
             graphs = Graphs(self.model, self.store, max(self.laid.kv_lens), capture)
-        runner = Runner(self.model, self.store, graphs)
+        runner = ModelRunner(self.model, self.store, graphs)
         return lambda: runner(batch, ())
 
     @property

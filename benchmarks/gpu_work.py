@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels import ops
-from banyan.kernels.attention.batch import Ragged, ragged
+from banyan.kernels.attention.ragged import Ragged, ragged
 from banyan.runtime.engine.batch import Batch
 from banyan.runtime.model import decoder, families
 from banyan.runtime.model.spec import ModelSpec

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import zmq
 
-from banyan.runtime import ipc, wire
+from banyan.runtime.protocol import ipc, wire
 
 LONGEST = 60.0
 """Seconds that a server may take to listen."""
@@ -72,7 +72,7 @@ class Instant:
                 seq = self._seqs.get((who, message.program), 0)
                 self._seqs[who, message.program] = seq + 1
                 text = op.choices[0] if isinstance(op, wire.Select) else TEXT
-                usage = wire.Usage(len(message.ops), 0, 6)
+                usage = wire.TokenUsage(len(message.ops), 0, 6)
                 yield who, wire.Value(message.program, seq, op.ref, (wire.Sample(text, "stop", n_tokens=6),), usage)
 
 

@@ -31,18 +31,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels import ops
-from banyan.kernels.attention import cpu, merging, native, plain
+from banyan.kernels.attention import cpu, native, share_threshold, torch_cpu
 from banyan.kernels.attention import plan as planner
-from banyan.kernels.attention.batch import Ragged, ragged
 from banyan.kernels.attention.plan import Subtree, Tiles
-from banyan.kernels.pool import KINDS, Quantized, quantize
+from banyan.kernels.attention.ragged import Ragged, ragged
+from banyan.kernels.kv_layout import KINDS, Quantized, quantize
 from banyan.runtime.engine.batch import assemble
-from banyan.runtime.engine.request import Plan, Request, Work
-from banyan.runtime.engine.runner import Runner
+from banyan.runtime.engine.kv_pool import KVPool
+from banyan.runtime.engine.model_runner import ModelRunner
 from banyan.runtime.engine.sampler import sample
-from banyan.runtime.engine.store import Store
+from banyan.runtime.engine.scheduling.request import Plan, Request, Work
 from banyan.runtime.model.load import load
-from banyan.runtime.wire import Run, Sampling
+from banyan.runtime.protocol.wire import Run, Sampling
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 64, 16
 N_STEPS = 10  # decode steps of one kind in a row, as they follow each other in use: small weights stay in L3
@@ -97,7 +97,7 @@ class Case:
         return other
 
     def fallback(self) -> Tensor:
-        return plain.attention(self.q, self.k, self.v, self.batch, scale=DIM**-0.5)
+        return torch_cpu.attention(self.q, self.k, self.v, self.batch, scale=DIM**-0.5)
 
     def sdpa(self) -> Tensor:
         """What one writes first: gather each request's pages, and let torch share K and V among the query heads."""
@@ -160,7 +160,9 @@ def chunks(report: Report, share: dict[str, float], seconds: float) -> None:
 def shared_reads(report: Report, seconds: float) -> None:
     kept = "ratio >= 0.97"  # where sharing hardly pays, it must not cost
     for dtype in (torch.float32, torch.bfloat16):
-        found = merging.settle(merging.Shape(HEADS, KV_HEADS, DIM, PAGE, dtype, dtype), torch.device("cpu"))
+        found = share_threshold.settle(
+            share_threshold.AttentionShape(HEADS, KV_HEADS, DIM, PAGE, dtype, dtype), torch.device("cpu")
+        )
         report.row(f"a partial result more, {str(dtype)[6:]}", "keys", found)
     for n, prefix, target in ((2, 64, kept), (4, 64, kept), (4, 256, kept), (16, 2048, ""), (64, 2048, "ratio >= 2")):
         for dtype in (torch.float32, torch.bfloat16):
@@ -275,11 +277,11 @@ def steps(report: Report, seconds: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         weights = write_model(Path(folder))
         model = load(folder)
-    store = Store(model.spec, 1024, PAGE, "cpu")
+    store = KVPool(model.spec, 1024, PAGE, "cpu")
     for pools in store.kv:
         for pool in pools:
             pool.normal_()
-    runner, naive = Runner(model, store), Naive(weights, store.kv)
+    runner, naive = ModelRunner(model, store), Naive(weights, store.kv)
     for n, context in ((1, 128), (8, 128), (8, 512), (32, 256)):
         n_pages = context // PAGE
         works = []

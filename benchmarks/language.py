@@ -31,13 +31,17 @@ from report import ROOT, Report, correct
 
 import banyan as bn
 from banyan.backends.base import Quiet
-from banyan.runtime import wire
-from banyan.runtime.promise import Promise
+from banyan.runtime.future import ValueFuture
+from banyan.runtime.protocol import wire
 
 HERE = Path(__file__).resolve().parent
 LONGEST = 600.0
 """Seconds that one figure may take on the slowest machine. Beyond that the run ends, and shows where it is."""
-FAULTS = ("tests/frontend/test_faults.py", "tests/runtime/test_faults.py", "tests/runtime/test_lost_messages.py")
+FAULTS = (
+    "tests/frontend/execution/test_faults.py",
+    "tests/runtime/test_faults.py",
+    "tests/runtime/protocol/test_lost_messages.py",
+)
 
 
 # ---- a backend that costs next to nothing --------------------------------------------------------------------------
@@ -58,16 +62,16 @@ class Instant:
 
 class Open(Quiet):
     def __init__(self, backend: Instant) -> None:
-        self._backend, self._futures = backend, dict[int, Promise[wire.Value]]()
+        self._backend, self._futures = backend, dict[int, ValueFuture[wire.Value]]()
 
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
         for op in ops:
             if isinstance(op, wire.Gen):
                 self.future(op.ref).set_result(ANSWER)
 
-    def future(self, ref: int) -> Promise[wire.Value]:
+    def future(self, ref: int) -> ValueFuture[wire.Value]:
         if ref not in self._futures:
-            self._futures[ref] = Promise()
+            self._futures[ref] = ValueFuture()
         return self._futures[ref]
 
 
@@ -275,7 +279,11 @@ def main() -> int:
     args = parser.parse_args()
     n, n_times = (200, 15) if args.quick else (500, 15)
     if not args.quick:
-        correct("tests/frontend/test_compiled.py", "tests/frontend/test_batch.py", "tests/runtime/test_traffic.py")
+        correct(
+            "tests/frontend/templates/test_compiled.py",
+            "tests/frontend/execution/test_batch.py",
+            "tests/runtime/protocol/test_traffic.py",
+        )
     report = Bounded("language", f"{N_TURNS} turns a program, batches of {n}")
     faulthandler.dump_traceback_later(LONGEST, exit=True)
     peer = sglang(args.sglang, n)

@@ -23,11 +23,11 @@ from serving_floor import Shape, ceilings
 
 from banyan.kernels import ops
 from banyan.runtime import config as configs
-from banyan.runtime.engine import worker
+from banyan.runtime.engine import loop
+from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.process import build, settle
-from banyan.runtime.engine.worker import Engine
 from banyan.runtime.model.linear import Linear
-from banyan.runtime.wire import Run, Sampling
+from banyan.runtime.protocol.wire import Run, Sampling
 
 N_PROMPT, N_OUT = 300, 64
 OPS = ("attention", "rms_norm", "rope_kv", "silu_mul")
@@ -54,7 +54,7 @@ class Clock:
         setattr(owner, name, timed)
 
 
-def decode(engine: Engine, clock: Clock, batch: int, seed: int) -> dict[str, float]:
+def decode(engine: EngineLoop, clock: Clock, batch: int, seed: int) -> dict[str, float]:
     """us a step by part, of a batch that decodes."""
     chance = random.Random(seed)
     for i in range(batch):
@@ -91,7 +91,7 @@ def main() -> None:
     clock.watch(Linear, "__call__", "linear")
     clock.watch(engine.model.model, "forward", "model")
     for name in ("assemble", "sample"):
-        clock.watch(worker, name, name)
+        clock.watch(loop, name, name)
     for name in ("plan", "commit", "report"):
         clock.watch(engine.scheduler, name, name)
     report = Report("serving step", f"{args.model.name}, one thread, the quickest of {args.times}")

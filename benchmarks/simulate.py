@@ -14,11 +14,11 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from banyan.radix_cache.cache import Cache
-from banyan.runtime.engine.admit import Limits
-from banyan.runtime.engine.request import Plan, Result
-from banyan.runtime.engine.scheduler import Scheduler
-from banyan.runtime.engine.steer import Steering
-from banyan.runtime.wire import Abort, Bury, EngineOrder, Failed, Finish, Hold, Over, Release, Run, Step
+from banyan.runtime.engine.scheduling.kv_hints import KVHintReceiver
+from banyan.runtime.engine.scheduling.request import Plan, Result
+from banyan.runtime.engine.scheduling.scheduler import Scheduler
+from banyan.runtime.engine.scheduling.validate import EngineLimits
+from banyan.runtime.protocol.wire import Abort, Bury, EngineOrder, Failed, Finish, Hold, Over, Release, Run, Step
 
 VOCABULARY = 1 << 20
 
@@ -67,9 +67,9 @@ class Machine:
         **options: object,
     ) -> None:
         self.cache = Cache(n_pages, page, cache, policy)
-        limits = Limits(context, VOCABULARY + 1, max_running, step_tokens)
+        limits = EngineLimits(context, VOCABULARY + 1, max_running, step_tokens)
         self.scheduler = Scheduler(self.cache, limits, **options)  # type: ignore[arg-type]
-        self.steering = Steering(self.cache)
+        self.steering = KVHintReceiver(self.cache)
         self.cost = cost or Cost()
         self.now = self.busy = self.cpu = 0.0
         self.n_steps = 0

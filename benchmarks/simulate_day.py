@@ -26,7 +26,7 @@ from tree_work import resident
 
 from banyan.radix_cache.cache import Cache, Lease
 from banyan.radix_cache.check import check
-from banyan.radix_cache.handles import Handle
+from banyan.radix_cache.hints import KVHint
 
 DAY = 86_400.0
 N_REQUESTS = 10_000_000
@@ -44,7 +44,7 @@ class Session:
 
     def __init__(self, number: int, namespace: bytes, text: bytes) -> None:
         self.number, self.namespace, self.text = number, namespace, text
-        self.handle: Handle | None = None
+        self.handle: KVHint | None = None
 
 
 class Tenth(NamedTuple):

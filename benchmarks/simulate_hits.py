@@ -11,7 +11,7 @@ the most: all queued, those of the whole work; arriving, what a run with a cache
 smaller than the longest request.
 
 "aware" is LRU for what nobody waits for; the paths of programs that wait for a tool, or whose users think, go last, and
-of these the farthest first. When they go on is guessed, as a server does it (runtime/server/keeper.py).
+of these the farthest first. When they go on is guessed, as a server does it (runtime/server/engine_link/kv_hints.py).
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from simulate import STOP, VOCABULARY, Machine, token
 
 from banyan.radix_cache.node import n_common
-from banyan.runtime.server.keeper import Keeper
-from banyan.runtime.wire import Finish, Over, Run, Sampling
+from banyan.runtime.protocol.wire import Finish, Over, Run, Sampling
+from banyan.runtime.server.engine_link.kv_hints import KVHintSender
 
 MAX_TOKENS = 512
 """Of every request: none says beforehand how long its output will be."""
@@ -89,7 +89,7 @@ class Crowd:
         self, machine: Machine, bodies: Iterable[tuple[float, Body]], foresees: bool = False, is_measured: bool = False
     ) -> None:
         self.machine, self.is_measured = machine, is_measured
-        self.keeper = Keeper(machine.take, lambda: machine.now) if foresees else None
+        self.keeper = KVHintSender(machine.take, lambda: machine.now) if foresees else None
         self.n_prompt = self.n_present = 0
         self._open: dict[int, tuple[Run, State, int, Steps, Callable[[], None]]] = {}
         self.present: dict[int, Program] = {}  # by serial

@@ -35,18 +35,18 @@ from report import Report, correct
 from banyan.runtime import config as configs
 from banyan.runtime.constraint.canonical import canonical
 from banyan.runtime.constraint.vocabulary import Vocabulary
+from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.process import build, settle
-from banyan.runtime.engine.request import Request
-from banyan.runtime.engine.speculation.make import make
-from banyan.runtime.engine.speculation.ngram import Ngram
-from banyan.runtime.engine.speculation.tree import Tree
-from banyan.runtime.engine.worker import Engine
+from banyan.runtime.engine.scheduling.request import Request
+from banyan.runtime.engine.speculation.ngram import NgramDrafter
+from banyan.runtime.engine.speculation.registry import make
+from banyan.runtime.engine.speculation.tree import TreeDrafter
 from banyan.runtime.model import pocket
 from banyan.runtime.model.pocket.chat import Sample, render
 from banyan.runtime.model.pocket.data import samples
 from banyan.runtime.model.pocket.score import acceptance
-from banyan.runtime.server.tokenizer import Files, Span, Tokenizer
-from banyan.runtime.wire import ConstraintSpec, Over, Run, Sampling
+from banyan.runtime.protocol.wire import ConstraintSpec, Over, Run, Sampling
+from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer
 
 N_OUT = 96
 TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
@@ -72,7 +72,7 @@ class Arm:
     def __init__(self, speculate: str, batch: int, vocabulary: Any, end: int, dtype: str = "float32") -> None:
         draft_model = "draft" if "model" in speculate else ""
         options = {"speculate": speculate, "draft_model": draft_model, "max_running": batch, "dtype": dtype}
-        self.engine: Engine = build(configs.make(device="cpu", threads=1, kv_memory="128MB", **options))
+        self.engine: EngineLoop = build(configs.make(device="cpu", threads=1, kv_memory="128MB", **options))
         settle()
         self.engine.take(vocabulary)
         self.stops, self.n_runs = array("i", [end]).tobytes(), 0
@@ -121,12 +121,12 @@ class Bench:
         directory = pocket.path()
         self.tokenizer = Tokenizer(directory, Files.read(directory))
         self.n, self.rounds = n, rounds
-        (self.end,) = self.tokenizer.encode([Span("<|im_end|>", meant=True)])
+        (self.end,) = self.tokenizer.encode([TextSpan("<|im_end|>", meant=True)])
 
     def ids(self, sample: Sample, n_turns: int) -> bytes:
         """The prompt of an assistant's turn: all before it, and its marker."""
         text = "".join(span.text for span in render(sample.messages[:n_turns], sample.tools))
-        return array("i", self.tokenizer.encode([Span(f"{text}<|im_start|>assistant\n", meant=True)])).tobytes()
+        return array("i", self.tokenizer.encode([TextSpan(f"{text}<|im_start|>assistant\n", meant=True)])).tobytes()
 
     def turns(self, family: str, seed: int) -> list[Job]:
         """Of new conversations, each turn that the model has."""
@@ -289,8 +289,8 @@ def main() -> int:
         "speculation",
         f"pocket model, float32 if not said, one thread, {bench.n} samples a family, {bench.rounds} rounds",
     )
-    report.row("a look, 1 M tokens: tree", "us", look(Tree(), 512), target="<= 20")
-    report.row("a look, 2 k tokens: ngram", "us", look(Ngram(), 0), target="<= 20")
+    report.row("a look, 1 M tokens: tree", "us", look(TreeDrafter(), 512), target="<= 20")
+    report.row("a look, 2 k tokens: ngram", "us", look(NgramDrafter(), 0), target="<= 20")
     if not args.quick:
         share = acceptance(pocket.path(), pocket.path("draft"), n=12)
         report.row("the pocket draft's tokens at depth 3, greedy: accepted", "share", share, target=">= 0.6")

@@ -27,22 +27,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from report import Report, correct
 
 from banyan.runtime import config as configs
-from banyan.runtime.engine import worker
+from banyan.runtime.engine import loop
+from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.process import build
-from banyan.runtime.engine.worker import Engine
-from banyan.runtime.wire import Run, Sampling, Step, encode
+from banyan.runtime.protocol.wire import Run, Sampling, Step, encode
 
-TESTS = ("tests/runtime/engine/test_deterministic.py", "tests/runtime/engine/test_scheduler.py")
+TESTS = ("tests/runtime/engine/test_deterministic.py", "tests/runtime/engine/scheduling/test_scheduler.py")
 MOST = {1: 0.3, 64: 1.5}
 """ms outside the model, by the size of the batch."""
 
 
-def engine(n_running: int, **options: Any) -> Engine:
+def engine(n_running: int, **options: Any) -> EngineLoop:
     made = configs.make(device="cpu", threads=1, kv_memory="512MB", max_running=n_running, speculate="off", **options)
     return build(made)
 
 
-def send(e: Engine, n: int, n_prompt: int, n_shared: int = 0, n_out: int = 400) -> None:
+def send(e: EngineLoop, n: int, n_prompt: int, n_shared: int = 0, n_out: int = 400) -> None:
     """n requests, whose prompts begin with the same n_shared tokens."""
     chance = random.Random(0)
     shared = chance.choices(range(3, e.spec.vocab_size), k=n_shared)
@@ -52,7 +52,7 @@ def send(e: Engine, n: int, n_prompt: int, n_shared: int = 0, n_out: int = 400) 
         e.take(Run(rid, ids.tobytes(), sampling, order=(rid,)))
 
 
-def decodes(e: Engine, n: int, n_prompt: int, n_shared: int = 0) -> None:
+def decodes(e: EngineLoop, n: int, n_prompt: int, n_shared: int = 0) -> None:
     """The same, and compute the prompts."""
     send(e, n, n_prompt, n_shared)
     while len(e.scheduler.running) < n or any(r.is_prefilling for r in e.scheduler.running):
@@ -62,10 +62,10 @@ def decodes(e: Engine, n: int, n_prompt: int, n_shared: int = 0) -> None:
 class Laps:
     """CPU seconds of the parts of each step."""
 
-    def __init__(self, e: Engine) -> None:
+    def __init__(self, e: EngineLoop) -> None:
         self.of: dict[str, list[float]] = defaultdict(list)
         for owner, name in ((e.scheduler, "plan"), (e.scheduler, "commit"), (e.model.model, "forward"),
-                            (worker, "assemble"), (worker, "sample")):  # fmt: skip
+                            (loop, "assemble"), (loop, "sample")):  # fmt: skip
             setattr(owner, name, self._timed(getattr(owner, name), name))
 
     def _timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -82,7 +82,7 @@ class Laps:
 
 
 def outside(report: Report, n_steps: int) -> None:
-    plain = worker.assemble, worker.sample
+    plain = loop.assemble, loop.sample
     for n in (1, 16, 64):
         e = engine(n)
         decodes(e, n, 100)
@@ -96,7 +96,7 @@ def outside(report: Report, n_steps: int) -> None:
             after = time.thread_time()
             laps.of["report"].append(after - between)
             laps.of["outside"].append(after - before - laps.of["forward"][-1])
-        worker.assemble, worker.sample = plain
+        loop.assemble, loop.sample = plain
         target = f"<= {MOST[n]}" if n in MOST else ""
         report.row(f"outside the model, {n} decode{'s' * (n > 1)}", "ms", laps.ms("outside"), laps.ms("forward"),
                    "the model", target)  # fmt: skip
@@ -124,7 +124,7 @@ def exact(report: Report, n_steps: int) -> None:
     report.row("deterministic, a prompt of 1,500", "ms", *_medians(found), "without it")
 
 
-def _prompt(e: Engine) -> None:
+def _prompt(e: EngineLoop) -> None:
     send(e, 1, 1500, n_out=1)
     while not e.scheduler.is_idle:
         e.step()

@@ -23,7 +23,7 @@ from report import Report, correct
 from tree_work import Adapter, Ids, measure
 
 from banyan.radix_cache.cache import Cache, Lease
-from banyan.radix_cache.pages import Pool
+from banyan.radix_cache.pages import PagePool
 
 HERE = Path(__file__).resolve().parent
 TARGETS = {  # of figures at 100k nodes, microseconds
@@ -116,7 +116,7 @@ def here(n_nodes: int) -> dict[str, float]:
 
 def allocation() -> float:
     """Microseconds to take a page and give it back."""
-    pool, times = Pool(100_000), []
+    pool, times = PagePool(100_000), []
     for _ in range(2000):
         before = time.perf_counter_ns()
         pool.give(pool.take(1))

@@ -17,63 +17,57 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from banyan.async_branch import AsyncBranches as AsyncBranches
-    from banyan.async_state import AsyncState as AsyncState
     from banyan.backends.base import Backend as Backend
     from banyan.backends.default import flush_cache as flush_cache
     from banyan.backends.default import get_server_info as get_server_info
     from banyan.backends.default import set_default_backend as set_default_backend
     from banyan.backends.default import using as using
     from banyan.backends.mock import Mock as Mock
-    from banyan.backends.openai import OpenAI as OpenAI
-    from banyan.backends.recording import Record as Record
-    from banyan.backends.replay import Replay as Replay
+    from banyan.backends.openai.backend import OpenAI as OpenAI
+    from banyan.backends.replay.record import Record as Record
+    from banyan.backends.replay.replay import Replay as Replay
     from banyan.backends.runtime import Engine as Engine
     from banyan.backends.runtime import Runtime as Runtime
     from banyan.backends.runtime import RuntimeEndpoint as RuntimeEndpoint
     from banyan.backends.runtime import connect as connect
-    from banyan.branch import Branches as Branches
-    from banyan.choices import ChoicesDecision as ChoicesDecision
-    from banyan.choices import ChoicesSamplingMethod as ChoicesSamplingMethod
-    from banyan.choices import greedy_token_selection as greedy_token_selection
-    from banyan.choices import token_length_normalized as token_length_normalized
-    from banyan.choices import unconditional_likelihood_normalized as unconditional_likelihood_normalized
-    from banyan.compiled import AsyncCompiled as AsyncCompiled
-    from banyan.compiled import Compiled as Compiled
-    from banyan.compiled import compile as compile
-    from banyan.elsewhere import Anthropic as Anthropic
-    from banyan.elsewhere import Crusoe as Crusoe
-    from banyan.elsewhere import LiteLLM as LiteLLM
-    from banyan.elsewhere import VertexAI as VertexAI
-    from banyan.elsewhere import video as video
-    from banyan.events import Events as Events
-    from banyan.events import ForkStart as ForkStart
-    from banyan.events import Token as Token
-    from banyan.events import VarDone as VarDone
-    from banyan.expr import assistant as assistant
-    from banyan.expr import assistant_begin as assistant_begin
-    from banyan.expr import assistant_end as assistant_end
-    from banyan.expr import gen as gen
-    from banyan.expr import gen_int as gen_int
-    from banyan.expr import gen_string as gen_string
-    from banyan.expr import image as image
-    from banyan.expr import raw as raw
-    from banyan.expr import role as role
-    from banyan.expr import select as select
-    from banyan.expr import system as system
-    from banyan.expr import system_begin as system_begin
-    from banyan.expr import system_end as system_end
-    from banyan.expr import user as user
-    from banyan.expr import user_begin as user_begin
-    from banyan.expr import user_end as user_end
-    from banyan.graph import Graph as Graph
-    from banyan.group import Group as Group
-    from banyan.kv import StateKV as StateKV
-    from banyan.process_options import global_config as global_config
-    from banyan.program import AsyncProgram as AsyncProgram
-    from banyan.program import Program as Program
-    from banyan.program import function as function
-    from banyan.reasoning import separate_reasoning as separate_reasoning
+    from banyan.execution.events import Events as Events
+    from banyan.execution.events import ForkStart as ForkStart
+    from banyan.execution.events import Token as Token
+    from banyan.execution.events import VarDone as VarDone
+    from banyan.execution.streaming import Stream as Stream
+    from banyan.execution.streaming import stream as stream
+    from banyan.lang.async_branches import AsyncBranches as AsyncBranches
+    from banyan.lang.async_state import AsyncState as AsyncState
+    from banyan.lang.branches import Branches as Branches
+    from banyan.lang.choices import ChoicesDecision as ChoicesDecision
+    from banyan.lang.choices import ChoicesSamplingMethod as ChoicesSamplingMethod
+    from banyan.lang.choices import greedy_token_selection as greedy_token_selection
+    from banyan.lang.choices import token_length_normalized as token_length_normalized
+    from banyan.lang.choices import unconditional_likelihood_normalized as unconditional_likelihood_normalized
+    from banyan.lang.expr import assistant as assistant
+    from banyan.lang.expr import assistant_begin as assistant_begin
+    from banyan.lang.expr import assistant_end as assistant_end
+    from banyan.lang.expr import gen as gen
+    from banyan.lang.expr import gen_int as gen_int
+    from banyan.lang.expr import gen_string as gen_string
+    from banyan.lang.expr import image as image
+    from banyan.lang.expr import raw as raw
+    from banyan.lang.expr import role as role
+    from banyan.lang.expr import select as select
+    from banyan.lang.expr import system as system
+    from banyan.lang.expr import system_begin as system_begin
+    from banyan.lang.expr import system_end as system_end
+    from banyan.lang.expr import user as user
+    from banyan.lang.expr import user_begin as user_begin
+    from banyan.lang.expr import user_end as user_end
+    from banyan.lang.group import Group as Group
+    from banyan.lang.program import AsyncProgram as AsyncProgram
+    from banyan.lang.program import Program as Program
+    from banyan.lang.program import function as function
+    from banyan.lang.reasoning import separate_reasoning as separate_reasoning
+    from banyan.lang.sampling import Options as Options
+    from banyan.lang.state import State as State
+    from banyan.lang.state_kv import StateKV as StateKV
     from banyan.runtime.errors import BadMessage as BadMessage
     from banyan.runtime.errors import BadModel as BadModel
     from banyan.runtime.errors import BadOutput as BadOutput
@@ -107,44 +101,50 @@ if TYPE_CHECKING:
     from banyan.runtime.errors import ToolError as ToolError
     from banyan.runtime.errors import UnknownVariable as UnknownVariable
     from banyan.runtime.errors import Unsupported as Unsupported
-    from banyan.sampling import Options as Options
-    from banyan.state import State as State
-    from banyan.streaming import Stream as Stream
-    from banyan.streaming import stream as stream
-    from banyan.tools import Tool as Tool
-    from banyan.tools import ToolCall as ToolCall
-    from banyan.tools import tool as tool
-    from banyan.usage import Usage as Usage
+    from banyan.sglang.global_config import global_config as global_config
+    from banyan.sglang.unsupported import Anthropic as Anthropic
+    from banyan.sglang.unsupported import Crusoe as Crusoe
+    from banyan.sglang.unsupported import LiteLLM as LiteLLM
+    from banyan.sglang.unsupported import VertexAI as VertexAI
+    from banyan.sglang.unsupported import video as video
+    from banyan.templates.compiled import AsyncCompiled as AsyncCompiled
+    from banyan.templates.compiled import Compiled as Compiled
+    from banyan.templates.compiled import compile as compile
+    from banyan.tools.toolbox import Tool as Tool
+    from banyan.tools.toolbox import ToolCall as ToolCall
+    from banyan.tools.toolbox import tool as tool
+    from banyan.views.graph import Graph as Graph
+    from banyan.views.usage import Usage as Usage
 
 _WHERE = {
-    "async_branch": ("AsyncBranches",),
-    "async_state": ("AsyncState",),
+    "lang.async_branches": ("AsyncBranches",),
+    "lang.async_state": ("AsyncState",),
     "backends.base": ("Backend",),
     "backends.default": ("flush_cache", "get_server_info", "set_default_backend", "using"),
     "backends.mock": ("Mock",),
-    "backends.openai": ("OpenAI",),
+    "backends.openai.backend": ("OpenAI",),
     "backends.runtime": ("Engine", "Runtime", "RuntimeEndpoint", "connect"),
-    "backends.recording": ("Record",),
-    "backends.replay": ("Replay",),
-    "branch": ("Branches",),
-    "choices": (
+    "backends.replay.record": ("Record",),
+    "backends.replay.replay": ("Replay",),
+    "lang.branches": ("Branches",),
+    "lang.choices": (
         *("ChoicesDecision", "ChoicesSamplingMethod"),
         *("greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized"),
     ),
-    "compiled": ("AsyncCompiled", "Compiled", "compile"),
-    "events": ("Events", "ForkStart", "Token", "VarDone"),
-    "elsewhere": ("Anthropic", "Crusoe", "LiteLLM", "VertexAI", "video"),
-    "expr": (
+    "templates.compiled": ("AsyncCompiled", "Compiled", "compile"),
+    "execution.events": ("Events", "ForkStart", "Token", "VarDone"),
+    "sglang.unsupported": ("Anthropic", "Crusoe", "LiteLLM", "VertexAI", "video"),
+    "lang.expr": (
         *("gen", "gen_int", "gen_string", "image", "raw", "role", "select"),
         *("assistant", "assistant_begin", "assistant_end", "system", "system_begin", "system_end"),
         *("user", "user_begin", "user_end"),
     ),
-    "graph": ("Graph",),
-    "group": ("Group",),
-    "kv": ("StateKV",),
-    "process_options": ("global_config",),
-    "program": ("AsyncProgram", "Program", "function"),
-    "reasoning": ("separate_reasoning",),
+    "views.graph": ("Graph",),
+    "lang.group": ("Group",),
+    "lang.state_kv": ("StateKV",),
+    "sglang.global_config": ("global_config",),
+    "lang.program": ("AsyncProgram", "Program", "function"),
+    "lang.reasoning": ("separate_reasoning",),
     "runtime.errors": (
         *("BadMessage", "BadModel", "BadOutput", "BadProgram", "BanyanError", "BatchError", "BudgetExceeded"),
         *("Cancelled", "ConfigError"),
@@ -154,11 +154,11 @@ _WHERE = {
         *("Overloaded", "ProgramError", "PromptTooLong", "Quarantined", "ReplayMismatch", "RuntimeLost", "ToolError"),
         *("UnknownVariable", "Unsupported"),
     ),
-    "sampling": ("Options",),
-    "state": ("State",),
-    "usage": ("Usage",),
-    "streaming": ("Stream", "stream"),
-    "tools": ("Tool", "ToolCall", "tool"),
+    "lang.sampling": ("Options",),
+    "lang.state": ("State",),
+    "views.usage": ("Usage",),
+    "execution.streaming": ("Stream", "stream"),
+    "tools.toolbox": ("Tool", "ToolCall", "tool"),
 }
 _HOME = {name: f"{__name__}.{module}" for module, names in _WHERE.items() for name in names}
 

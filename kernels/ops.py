@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, overload
 from torch import Tensor
 
 from banyan.kernels.accept.reference import Accepted
-from banyan.kernels.attention.batch import Ragged, ragged
+from banyan.kernels.attention.ragged import Ragged, ragged
 from banyan.kernels.device import INTERPRETED
 from banyan.kernels.draw.rows import Rows
+from banyan.kernels.kv_layout import Pool
 from banyan.kernels.linear.cpu import linear as cpu_linear
 from banyan.kernels.linear.cpu import pack
 from banyan.kernels.linear.packed import Packed
 from banyan.kernels.linear.reference import linear as reference_linear
-from banyan.kernels.pool import Pool
 
 __all__ = [
     "TABLE",

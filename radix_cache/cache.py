@@ -30,13 +30,13 @@ from collections.abc import Hashable
 from types import TracebackType
 from typing import Any
 
-from banyan.radix_cache.events import Events
-from banyan.radix_cache.handles import Handle, Holds
-from banyan.radix_cache.host import Host, Move
+from banyan.radix_cache.events import CacheEvents
+from banyan.radix_cache.hints import KVHint, KVHints
+from banyan.radix_cache.host_tier import Host, Move
 from banyan.radix_cache.inflight import InFlight
 from banyan.radix_cache.node import Node
 from banyan.radix_cache.pagefile import PageFile
-from banyan.radix_cache.pages import Pool
+from banyan.radix_cache.pages import PagePool
 from banyan.radix_cache.policy import POLICIES
 from banyan.radix_cache.stats import Stats, Tally
 from banyan.radix_cache.tree import Tree
@@ -192,14 +192,14 @@ class Cache:
         self.enabled = enabled
         if policy not in POLICIES:
             raise ValueError(f"there is no policy {policy!r}; there are {', '.join(POLICIES)}")
-        self.pool = Pool(n_pages)
+        self.pool = PagePool(n_pages)
         self.tree = Tree(self.pool, page, POLICIES[policy](n_pages))
-        self.holds = Holds(self)
+        self.holds = KVHints(self)
         self.tree.give_up = self.holds.give_up
         self.tally = Tally()
         self.host = Host(self.tree, n_host, file) if n_host and enabled else None
         self.tree.below = self.host
-        self.events: Events | None = None  # until somebody listens
+        self.events: CacheEvents | None = None  # until somebody listens
         self.leases: dict[Lease, None] = {}  # the open ones, in the order they were opened
         self.in_flight: InFlight[Any] = InFlight()
         self._n_leased = 0  # pages that leases own
@@ -281,7 +281,7 @@ class Cache:
 
     # ---- handles ---------------------------------------------------------------------------------------------------
 
-    def handle(self, ids: bytes, namespace: bytes = b"") -> Handle:
+    def handle(self, ids: bytes, namespace: bytes = b"") -> KVHint:
         """A handle on the prefix `ids`, wherever it lies, and if it lies nowhere."""
         _n_tokens(ids)
         return self.holds.make(ids, namespace)
@@ -421,10 +421,10 @@ class Cache:
         self._n_leased -= len(pages)
         self.pool.give(pages)
 
-    def listen(self, first: int = 0) -> Events:
+    def listen(self, first: int = 0) -> CacheEvents:
         """Who says what comes to the device and leaves it; from the first call on, whose events count from `first`."""
         if self.events is None:
-            self.events = self.tree.log = Events(self.tree, first)
+            self.events = self.tree.log = CacheEvents(self.tree, first)
         return self.events
 
     # ---- what can be asked -----------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class Event(NamedTuple):
     digests: tuple[str, ...]
 
 
-class Said(NamedTuple):
+class EventPage(NamedTuple):
     """next: what to ask for next time. is_all: the events are not what happened, but what is there."""
 
     next: int
@@ -42,7 +42,7 @@ class Said(NamedTuple):
     events: list[Event]
 
 
-class Events:
+class CacheEvents:
     """The last things that happened to a tree. Implements `tree.Log`."""
 
     def __init__(self, tree: Tree, first: int = 0, n_kept: int = N_KEPT) -> None:
@@ -75,12 +75,12 @@ class Events:
         while self._n_digests > self._n_kept:
             self._n_digests -= len(self._kept.popleft().digests)
 
-    def since(self, number: int) -> Said:
+    def since(self, number: int) -> EventPage:
         """What has happened since `since` gave this number; -1: all that is there."""
         n_new = self._next - number
         if number >= 0 and 0 <= n_new <= len(self._kept):
-            return Said(self._next, False, list(self._kept)[len(self._kept) - n_new :])
-        return Said(self._next, True, self._all())
+            return EventPage(self._next, False, list(self._kept)[len(self._kept) - n_new :])
+        return EventPage(self._next, True, self._all())
 
     def forget(self) -> None:
         """What was said does not hold: everybody gets all that is there."""

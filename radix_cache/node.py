@@ -31,7 +31,7 @@ class Node:
     prev: Node  # in its lane, if it stands there
     next: Node
 
-    def __init__(self, parent: Node | None, start: int, key: bytes, pages: list[int], lane: Lane) -> None:
+    def __init__(self, parent: Node | None, start: int, key: bytes, pages: list[int], lane: EvictionQueue) -> None:
         self.parent = parent
         self.start = start  # of its first token, counted from the root
         self.key = key
@@ -56,7 +56,7 @@ class Node:
         return b"".join(reversed(parts))
 
 
-class Lane(Node):
+class EvictionQueue(Node):
     """Nodes of one level, neither locked nor held, longest unused first: a circle that this object closes.
 
     Of two lanes the lower level is evicted first. reason: what eviction from here is counted as.
@@ -79,12 +79,12 @@ class Root(Node):
 
     __slots__ = ("namespace",)
 
-    def __init__(self, namespace: bytes, lane: Lane) -> None:
+    def __init__(self, namespace: bytes, lane: EvictionQueue) -> None:
         super().__init__(None, 0, b"", NO_PAGES, lane)
         self.namespace = namespace
 
 
-def link(node: Node, lane: Lane) -> None:
+def link(node: Node, lane: EvictionQueue) -> None:
     """Make a node the youngest of a lane."""
     youngest = lane.prev
     node.lane, node.prev, node.next = lane, youngest, lane

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Pool:
+class PagePool:
     """The free pages, as a stack: what was given back last is taken first, while its memory is warm."""
 
     __slots__ = ("free", "n_pages")

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from banyan.radix_cache.cache import Cache, Lease
 from banyan.radix_cache.check import check, check_lease, check_shape, private
-from banyan.radix_cache.node import DEAD, NO_CHILDREN, NO_ORDER, NO_PAGES, Lane, Node, link
+from banyan.radix_cache.node import DEAD, NO_CHILDREN, NO_ORDER, NO_PAGES, EvictionQueue, Node, link
 from banyan.radix_cache.tree import Tree
 
 Age = tuple[float, int]
@@ -150,7 +150,7 @@ def _line_up(tree: Tree, sound: list[Node], ages: dict[Node, Age]) -> None:
     for node in reversed(sound):  # children first
         own = ages.get(node) or (node.lane.level if node.lane in tree.levels.values() else 0.0, _YOUNGEST)
         late[node] = max([own, *(late[child] for child in node.children.values())])
-    tree.dead = Lane(DEAD, "dead")
+    tree.dead = EvictionQueue(DEAD, "dead")
     tree.levels, tree.lanes = {}, []
     tree.lane(0)
     for root in tree.roots.values():

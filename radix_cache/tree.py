@@ -26,8 +26,8 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Protocol
 
-from banyan.radix_cache.node import DEAD, NO_CHILDREN, NO_ORDER, Lane, Node, Root, link, n_common, unlink
-from banyan.radix_cache.pages import Pool
+from banyan.radix_cache.node import DEAD, NO_CHILDREN, NO_ORDER, EvictionQueue, Node, Root, link, n_common, unlink
+from banyan.radix_cache.pages import PagePool
 from banyan.radix_cache.policy import Lru, Policy
 
 _LONG = 64  # pages: of a longer leaf the end is cut off before pages are taken from it, as each time copies its key
@@ -69,15 +69,15 @@ class Tree:
     __slots__ = ("below", "dead", "give_up", "lanes", "levels", "log", "n_evicted", "n_held", "n_nodes", "n_pages",
                  "n_stored", "n_tokens", "page", "policy", "pool", "roots", "width")  # fmt: skip
 
-    def __init__(self, pool: Pool, page: int, policy: Policy | None = None) -> None:
+    def __init__(self, pool: PagePool, page: int, policy: Policy | None = None) -> None:
         self.pool = pool
         self.page = page
         self.width = 4 * page  # bytes of ids a page
         self.policy = policy or Lru(pool.n_pages)
         self.roots: dict[bytes, Root] = {}
-        self.dead = Lane(DEAD, "dead")  # never open: what is unlocked has been used, and lives
-        self.levels: dict[float, Lane] = {}
-        self.lanes: list[Lane] = []  # by level: all that have a node, and at least one
+        self.dead = EvictionQueue(DEAD, "dead")  # never open: what is unlocked has been used, and lives
+        self.levels: dict[float, EvictionQueue] = {}
+        self.lanes: list[EvictionQueue] = []  # by level: all that have a node, and at least one
         self.lane(0)
         self.give_up: Callable[[], str] = str  # let go of one more held node, and say why; "" if there is none
         self.below: Below | None = None
@@ -121,11 +121,11 @@ class Tree:
 
     # ---- lanes -----------------------------------------------------------------------------------------------------
 
-    def lane(self, level: float) -> Lane:
+    def lane(self, level: float) -> EvictionQueue:
         """The lane of a level, open."""
-        return self._open(self.levels.get(level) or Lane(level, "unused"))
+        return self._open(self.levels.get(level) or EvictionQueue(level, "unused"))
 
-    def _open(self, lane: Lane) -> Lane:
+    def _open(self, lane: EvictionQueue) -> EvictionQueue:
         """Put a lane into the list. The dead one, to which nobody goes back, gives way to that of new nodes."""
         if lane is self.dead:
             return self.lane(self.policy.stored(self.n_stored, 0))
@@ -135,7 +135,7 @@ class Tree:
             insort(self.lanes, lane, key=_level)
         return lane
 
-    def _shut(self, lane: Lane) -> None:
+    def _shut(self, lane: EvictionQueue) -> None:
         """Take an empty lane out of the list. Locked nodes may still refer to it: see `_open`."""
         self.lanes.remove(lane)
         lane.is_open = False
@@ -263,7 +263,7 @@ class Tree:
         if len(node.key) < self.width:
             self._tidy(node)
 
-    def _alive(self, node: Node) -> Lane:
+    def _alive(self, node: Node) -> EvictionQueue:
         """A node's lane; of a dead one that was held, that of the first above it that lives."""
         while node.lane is self.dead and node.parent:
             node = node.parent

@@ -39,7 +39,7 @@ _PATIENCE = 5.0  # seconds for a child to end by itself before it is killed
 _PR_SET_PDEATHSIG = 1
 
 
-class Report(msgspec.Struct, frozen=True):
+class StartReport(msgspec.Struct, frozen=True):
     """What a child writes to its ready pipe: who it is and what it decided, or (code not empty) why it ended."""
 
     pid: int
@@ -48,7 +48,7 @@ class Report(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class Child:
+class ChildProcess:
     """A process that this one started and will end. Its life is tied to ours."""
 
     def __init__(
@@ -109,7 +109,7 @@ def _end(process: subprocess.Popen[bytes], hold: int, directory: Path | None) ->
         shutil.rmtree(directory, ignore_errors=True)
 
 
-class ServerProcess(Child):
+class ServerProcess(ChildProcess):
     """A running server. `socket` is where it listens; `report`, what it decided, one line each."""
 
     socket: Path
@@ -153,7 +153,7 @@ def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVE
     return server
 
 
-def _await_report(server: Child, ready: int, deadline: float, log: IO[bytes] | None) -> Report:
+def _await_report(server: ChildProcess, ready: int, deadline: float, log: IO[bytes] | None) -> StartReport:
     line = b""
     while not line.endswith(b"\n"):
         left = deadline - time.monotonic()
@@ -163,7 +163,7 @@ def _await_report(server: Child, ready: int, deadline: float, log: IO[bytes] | N
             code = server.wait(_PATIENCE)
             raise RuntimeLost(f"the server died as it started (exit code {code}){_tail(log)}")
         line += data
-    report = msgspec.json.decode(line, type=Report)
+    report = msgspec.json.decode(line, type=StartReport)
     if report.code:
         # An engine that died can only be asked what it left on stderr.
         raise from_code(report.code, report.message + (_tail(log) if report.code == EngineLost.code else ""))
@@ -196,7 +196,7 @@ def tie_to_parent(signum: signal.Signals = signal.SIGKILL) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
-def tell(ready_fd: int, report: Report) -> None:
+def tell(ready_fd: int, report: StartReport) -> None:
     """Write the one line that the parent waits for. A parent that is gone does not matter: the alive pipe tells."""
     with contextlib.suppress(BrokenPipeError):
         os.write(ready_fd, msgspec.json.encode(report) + b"\n")

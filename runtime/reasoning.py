@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from banyan.runtime.wire import Reasoning
+from banyan.runtime.protocol.wire import Reasoning
 
 
 class Thoughts:

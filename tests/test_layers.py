@@ -26,83 +26,65 @@ class Room(NamedTuple):
 
 
 RUNTIME = "banyan.runtime"
-CORE = tuple(
-    f"{RUNTIME}.{name}" for name in ("wire", "errors", "config", "promise", "reasoning", "template", "waiting")
+PROTOCOL = f"{RUNTIME}.protocol"
+CORE = (
+    *(f"{RUNTIME}.{name}" for name in ("config", "errors", "future", "reasoning", "waiting")),
+    *(f"{PROTOCOL}.{name}" for name in ("op_template", "wire")),
 )
-FACE = (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch")
+"""What both ends of a socket share."""
+PUBLIC = (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch")
+"""What the language may import of the runtime."""
 
-_COMMANDS = ("chat", "check", "kernels", "models", "run", "top", "tree")
-COMMAND_LINE = ("banyan.cli", *(f"banyan.cli_{name}" for name in _COMMANDS))
-
-PLANNING = tuple(
-    f"{RUNTIME}.engine.{name}"
-    for name in ("admit", "check", "lengths", "orders", "queue", "report", "request", "scheduler", "steer", "workset")
-)
-"""Runs without a device, and so is tested without one."""
-DRAFTING = f"{RUNTIME}.engine.speculation"
-COMPUTING = tuple(f"{DRAFTING}.{name}" for name in ("heads", "model", "smaller"))
-"""Drafters that compute, and what loads them."""
+SCHEDULING = f"{RUNTIME}.engine.scheduling"
+SPECULATION = f"{RUNTIME}.engine.speculation"
+MODEL_DRAFTERS = tuple(f"{SPECULATION}.{name}" for name in ("draft_models", "heads", "model"))
+"""Drafters that run a model."""
 
 # The longest prefix of a module's name decides.
 LAW = {
-    "banyan": Room((*FACE, "banyan.progress", "banyan.typed"), ("msgspec",)),
-    "banyan.constraint": Room(FACE, ("jsonschema", "msgspec", "outlines")),  # loaded when a type needs outlines
-    "banyan.typed": Room((*FACE, "banyan.constraint"), ("msgspec", "pydantic", "pydantic_core")),  # at a typed gen
-    "banyan.progress": Room(FACE, ("rich",)),  # loaded when a bar is asked for
-    **dict.fromkeys(COMMAND_LINE, Room((*FACE, *COMMAND_LINE, "banyan"), ("msgspec", "rich"))),
+    "banyan": Room((*PUBLIC, "banyan.execution.progress", "banyan.lang.output_types"), ("msgspec",)),
+    # Loaded when a type needs outlines.
+    "banyan.lang.outlines_terms": Room(PUBLIC, ("jsonschema", "msgspec", "outlines")),
+    # Loaded at the first typed gen.
+    "banyan.lang.output_types": Room((*PUBLIC, "banyan.lang.outlines_terms"), ("msgspec", "pydantic", "pydantic_core")),
+    # Loaded when a progress bar is asked for.
+    "banyan.execution.progress": Room(PUBLIC, ("rich",)),
+    "banyan.cli": Room((*PUBLIC, "banyan"), ("msgspec", "rich")),
     RUNTIME: Room(),
-    f"{RUNTIME}.wire": Room((), ("msgspec",)),
-    f"{RUNTIME}.errors": Room(),
-    f"{RUNTIME}.reasoning": Room((f"{RUNTIME}.wire",)),
-    f"{RUNTIME}.promise": Room((f"{RUNTIME}.waiting",)),
-    f"{RUNTIME}.waiting": Room(),
-    f"{RUNTIME}.template": Room((f"{RUNTIME}.wire", f"{RUNTIME}.errors"), ("msgspec",)),  # what a Use stands for
     f"{RUNTIME}.config": Room((f"{RUNTIME}.errors",), ("msgspec",)),
-    f"{RUNTIME}.ipc": Room(CORE, ("msgspec", "zmq")),
-    f"{RUNTIME}.curve": Room((*CORE, f"{RUNTIME}.ipc"), ("zmq",)),
-    f"{RUNTIME}.client": Room(
-        (*CORE, *(f"{RUNTIME}.{name}" for name in ("credit", "curve", "handle", "ipc", "inbox", "rejoin", "window"))),
-        ("msgspec", "zmq"),
-    ),
-    f"{RUNTIME}.handle": Room((*CORE, f"{RUNTIME}.inbox")),
-    f"{RUNTIME}.credit": Room((*CORE, f"{RUNTIME}.inbox")),
-    f"{RUNTIME}.rejoin": Room((*CORE, f"{RUNTIME}.inbox")),
-    f"{RUNTIME}.inbox": Room((*CORE, f"{RUNTIME}.window"), ("msgspec",)),
-    f"{RUNTIME}.window": Room(),
-    f"{RUNTIME}.flight": Room(),
-    f"{RUNTIME}.launch": Room((*CORE, f"{RUNTIME}.ipc", f"{RUNTIME}.client"), ("msgspec", "psutil", "zmq")),
+    f"{RUNTIME}.errors": Room(),
+    f"{RUNTIME}.future": Room((f"{RUNTIME}.waiting",)),
+    f"{RUNTIME}.launch": Room((*CORE, f"{PROTOCOL}.ipc", f"{RUNTIME}.client"), ("msgspec", "psutil", "zmq")),
+    f"{RUNTIME}.reasoning": Room((f"{PROTOCOL}.wire",)),
+    PROTOCOL: Room(CORE, ("msgspec",)),
+    f"{PROTOCOL}.wire": Room((), ("msgspec",)),
+    f"{PROTOCOL}.ipc": Room(CORE, ("msgspec", "zmq")),
+    f"{PROTOCOL}.tcp_auth": Room((*CORE, f"{PROTOCOL}.ipc"), ("zmq",)),
+    f"{RUNTIME}.client": Room((*CORE, PROTOCOL), ("msgspec",)),
+    f"{RUNTIME}.client.client": Room((*CORE, PROTOCOL, f"{RUNTIME}.client"), ("msgspec", "zmq")),
     f"{RUNTIME}.constraint": Room(
         CORE, ("jsonschema", "jsonschema_specifications", "llguidance", "msgspec", "numpy", "outlines_core")
     ),
     f"{RUNTIME}.server": Room(
-        (
-            *CORE,
-            *(
-                f"{RUNTIME}.{name}"
-                for name in ("constraint.limits", "curve", "flight", "ipc", "launch", "metrics", "window")
-            ),
-        ),
+        (*CORE, PROTOCOL, f"{RUNTIME}.constraint.limits", f"{RUNTIME}.launch"),
         ("jinja2", "msgspec", "psutil", "re2", "tokenizers", "zmq"),
     ),
-    f"{RUNTIME}.server.preflight": Room(  # a process of its own
+    # A process of its own.
+    f"{RUNTIME}.server.constraints.preflight": Room(
         (*CORE, f"{RUNTIME}.constraint", f"{RUNTIME}.launch"), ("msgspec", "numpy", "zmq")
     ),
+    # Scheduling runs without a device, and so is tested without one.
+    SCHEDULING: Room((*CORE, f"{RUNTIME}.constraint.guide", SPECULATION, "banyan.radix_cache")),
+    # Drafting runs without a device too.
+    SPECULATION: Room((f"{RUNTIME}.config", f"{SCHEDULING}.request"), ("numpy",)),
     **dict.fromkeys(
-        PLANNING,
-        Room((*CORE, f"{RUNTIME}.constraint.guide", *PLANNING, DRAFTING, "banyan.radix_cache")),
-    ),
-    DRAFTING: Room((f"{RUNTIME}.config", f"{RUNTIME}.engine.request"), ("numpy",)),  # without a device too
-    **dict.fromkeys(
-        COMPUTING,
+        MODEL_DRAFTERS,
         Room(
             (*CORE, f"{RUNTIME}.engine", f"{RUNTIME}.model", "banyan.radix_cache", "banyan.kernels"), ("numpy", "torch")
         ),
     ),
     f"{RUNTIME}.engine": Room(
-        (
-            *(*CORE, *(f"{RUNTIME}.{name}" for name in ("constraint", "flight", "ipc", "metrics", "model"))),
-            *("banyan.radix_cache", "banyan.kernels"),
-        ),
+        (*CORE, PROTOCOL, f"{RUNTIME}.constraint", f"{RUNTIME}.model", "banyan.radix_cache", "banyan.kernels"),
         ("msgspec", "numpy", "psutil", "torch", "zmq"),
     ),
     f"{RUNTIME}.model": Room(
@@ -120,19 +102,19 @@ LAW = {
 
 # module -> import -> why it may, all the same.
 EXCEPTIONS = {
-    "banyan.cli": {f"{RUNTIME}.curve": "`banyan keys` makes them"},
+    "banyan.cli.main": {f"{RUNTIME}.protocol.tcp_auth": "`banyan keys` makes them"},
     "banyan.backends.runtime": {"transformers": "Runtime.get_tokenizer gives the tokenizer that transformers has"},
-    "banyan.backends.openai": {"openai": "an extra, loaded where that backend is made"},
-    "banyan.backends.openai_format": {
-        f"{RUNTIME}.server.select": "a select is scored by the same three readings here and there; arithmetic, no more"
+    "banyan.backends.openai.backend": {"openai": "an extra, loaded where that backend is made"},
+    "banyan.backends.openai.format": {
+        f"{RUNTIME}.server.programs.select_scoring": ("a select is scored by the same arithmetic here and there")
     },
-    "banyan.cli_kernels": {"banyan.kernels.chosen": "`banyan kernels` tells what computes here: torch knows"},
-    "banyan.cli_models": {
+    "banyan.cli.kernels": {"banyan.kernels.dispatch_report": "`banyan kernels` tells what computes here: torch knows"},
+    "banyan.cli.models": {
         f"{RUNTIME}.model.families": "`banyan models` lists what the native decoder runs; no torch in it",
         f"{RUNTIME}.model.spec": "`banyan models` reads headers of local models; no torch in it",
     },
     f"{RUNTIME}.server.worker": {f"{RUNTIME}.model.spec": "a hub id becomes a directory before there is an engine"},
-    f"{RUNTIME}.server.traces": dict.fromkeys(
+    f"{RUNTIME}.server.telemetry.traces": dict.fromkeys(
         (
             "opentelemetry",
             *(f"opentelemetry.sdk.{name}" for name in ("resources", "trace", "trace.export")),
@@ -140,8 +122,10 @@ EXCEPTIONS = {
         ),
         "an extra, loaded where --traces asks for it",
     ),
-    f"{RUNTIME}.server.metrics": {"prometheus_client": "an extra, loaded where --metrics asks for it"},
-    f"{RUNTIME}.server.tokenizer": {"transformers": "formats before tokenizer.json need its converters, loaded then"},
+    f"{RUNTIME}.server.telemetry.metrics": {"prometheus_client": "an extra, loaded where --metrics asks for it"},
+    f"{RUNTIME}.server.text.tokenizer": {
+        "transformers": "formats before tokenizer.json need its converters, loaded then"
+    },
     f"{RUNTIME}.model.pocket.score": {"transformers": "a model is scored as others run it, not by our decoder"},
 }
 
@@ -222,15 +206,15 @@ def test_a_room_imports_only_what_the_law_allows() -> None:
 @pytest.mark.parametrize(
     ("module", "target"),
     [
-        ("banyan.state", "torch"),
-        ("banyan.state", "zmq"),
-        ("banyan.state", "banyan.runtime.engine.worker"),
+        ("banyan.lang.state", "torch"),
+        ("banyan.lang.state", "zmq"),
+        ("banyan.lang.state", "banyan.runtime.engine.loop"),
         ("banyan.radix_cache.tree", "torch"),
-        ("banyan.radix_cache.tree", "banyan.runtime.wire"),
-        ("banyan.kernels.ops", "banyan.runtime.wire"),
-        ("banyan.runtime.engine.scheduler", "torch"),
-        ("banyan.runtime.engine.worker", "tokenizers"),
-        ("banyan.runtime.server.worker", "banyan.runtime.engine.worker"),
+        ("banyan.radix_cache.tree", "banyan.runtime.protocol.wire"),
+        ("banyan.kernels.ops", "banyan.runtime.protocol.wire"),
+        ("banyan.runtime.engine.scheduling.scheduler", "torch"),
+        ("banyan.runtime.engine.loop", "tokenizers"),
+        ("banyan.runtime.server.worker", "banyan.runtime.engine.loop"),
         ("banyan.runtime.server.worker", "torch"),
         ("banyan.runtime.server.worker", "banyan"),
     ],
@@ -294,7 +278,7 @@ print(spent, *(name for name in {HEAVY} if name in sys.modules))
     assert float(best[0]) < 0.3, "`import banyan` must cost less than 300 ms of CPU"
 
 
-@pytest.mark.parametrize("room", ["banyan.radix_cache", "banyan.runtime.wire", "banyan.kernels.ops"])
+@pytest.mark.parametrize("room", ["banyan.radix_cache", "banyan.runtime.protocol.wire", "banyan.kernels.ops"])
 def test_a_room_loads_no_frontend_file(room: str) -> None:
     folder = ROOT / "frontend"
     frontend = sorted(name for name, path in modules().items() if path.is_relative_to(folder) and name != "banyan")

@@ -30,13 +30,14 @@ from banyan.runtime.config import Resolved
 from banyan.runtime.constraint.build import build
 from banyan.runtime.constraint.llg import LlgGuide
 from banyan.runtime.constraint.vocabulary import Vocabulary
-from banyan.runtime.engine import guide, scheduler
-from banyan.runtime.engine.request import Request
-from banyan.runtime.engine.speculation import drafting
-from banyan.runtime.engine.worker import Engine
+from banyan.runtime.engine import guides
+from banyan.runtime.engine.loop import EngineLoop
+from banyan.runtime.engine.scheduling import scheduler
+from banyan.runtime.engine.scheduling.request import Request
+from banyan.runtime.engine.speculation import depth_control
 from banyan.runtime.model.load import Model, load
-from banyan.runtime.server.tokenizer import Files, Tokenizer
-from banyan.runtime.wire import ConstraintSpec, Run, Sampling
+from banyan.runtime.protocol.wire import ConstraintSpec, Run, Sampling
+from banyan.runtime.server.text.tokenizer import Files, Tokenizer
 
 N_OUT = 12
 WHOLE = 512
@@ -78,7 +79,7 @@ def naive(oracle: Any, vocab: int) -> dict[Text, list[int]]:
     return said
 
 
-def engine(model: Model, n_pages: int = 0, n_host: int = 0, small: Model | None = None, **options: Any) -> Engine:
+def engine(model: Model, n_pages: int = 0, n_host: int = 0, small: Model | None = None, **options: Any) -> EngineLoop:
     """small: a model that drafts."""
     options |= {"draft_model": "it"} if small else {}
     config = configs.make(**options)
@@ -86,10 +87,10 @@ def engine(model: Model, n_pages: int = 0, n_host: int = 0, small: Model | None 
     resolved = Resolved(
         device="cpu", dtype="float32", context=256, n_pages=n_pages, n_host=n_host, threads=1, decisions=()
     )
-    return Engine(config, model, resolved, stopwatch=lambda: 0.0, draft_model=small)
+    return EngineLoop(config, model, resolved, stopwatch=lambda: 0.0, draft_model=small)
 
 
-def answers(e: Engine, some: Iterable[Text]) -> dict[Text, list[int]]:
+def answers(e: EngineLoop, some: Iterable[Text]) -> dict[Text, list[int]]:
     """Run all at once, and check the engine's books."""
     by_rid = dict(enumerate(some))
     for rid, text in by_rid.items():
@@ -326,28 +327,28 @@ def held_truth(
     """What the naive loop says after each text, where a mask leaves the tokens that the constraint allows."""
     oracle, said = reference(tiny_model("llama")), {}
     for text, spec in zip(texts(model.spec.vocab_size), SPECS, strict=False):
-        ids, guide, reason = list(text), build(spec, vocabulary).guide(), "length"
+        ids, guides, reason = list(text), build(spec, vocabulary).guide(), "length"
         row = np.empty(vocabulary.n_words, np.int32)
         while len(ids) < len(text) + N_HELD:
-            guide.fill(row)
+            guides.fill(row)
             allowed = np.unpackbits(row.view(np.uint8), bitorder="little")[: model.spec.vocab_size].astype(bool)
-            allowed[list(vocabulary.eos)] = guide.can_stop
+            allowed[list(vocabulary.eos)] = guides.can_stop
             with torch.inference_mode():
                 logits = oracle(torch.tensor([ids])).logits[0, -1].numpy()
             token = int(np.where(allowed, logits, -np.inf).argmax())
             if token in vocabulary.eos:
                 reason = "stop"
                 break
-            assert guide.accept([token]) == 1
+            assert guides.accept([token]) == 1
             ids.append(token)
-            if guide.must_stop:
+            if guides.must_stop:
                 reason = "stop"
                 break
         said[text] = ids[len(text) :], reason
     return said
 
 
-def held_answers(e: Engine, vocabulary: Vocabulary, some: Held, n_done: int = 0) -> Held:
+def held_answers(e: EngineLoop, vocabulary: Vocabulary, some: Held, n_done: int = 0) -> Held:
     """Run all at once under their constraints, after the first `n_done` tokens of what they said in another engine."""
     specs = dict(zip(texts(vocabulary.n_vocab), SPECS, strict=False))
     said: dict[int, list[int]] = {}
@@ -457,14 +458,14 @@ def test_constrained_by_masks_alone(
 ) -> None:  # fmt: skip
     """As on a GPU: no row is spared its mask because its best token is allowed."""
     n_rows = []
-    whole = guide.Guides.masks
+    whole = guides.Guides.masks
 
-    def masks(self: guide.Guides, requests: Any, logits: Any) -> Any:
+    def masks(self: guides.Guides, requests: Any, logits: Any) -> Any:
         made = whole(self, requests, None)
         n_rows.append((len(made.masks), len(requests)) if made else (0, 0))
         return made
 
-    monkeypatch.setattr(guide.Guides, "masks", masks)
+    monkeypatch.setattr(guides.Guides, "masks", masks)
     e = engine(model)
     fake.tell(e, nearly({text: said for text, (said, _) in held_truth.items()}, model.spec.vocab_size, shape))
     assert held_answers(e, vocabulary, held_truth) == held_truth
@@ -484,7 +485,7 @@ def test_constrained_with_a_smaller_model(
     model: Model, vocabulary: Vocabulary, held_truth: Held, monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
     for margin in ("GAIN", "EDGE"):  # who is in a batch with whom is up to the threads that compile: drafts always pay
-        monkeypatch.setattr(drafting, margin, 0.0)
+        monkeypatch.setattr(depth_control, margin, 0.0)
     e = engine(model, small=model, page=page, speculate="model,grammar")
     for _ in range(3):
         assert held_answers(e, vocabulary, held_truth) == held_truth

@@ -1,6 +1,6 @@
 """What a backend is to the language: something that takes the ops of programs and promises their values.
 
-`banyan.runtime.client.Client` has this shape by itself; so has `Mock`.
+`banyan.runtime.client.client.Client` has this shape by itself; so has `Mock`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
-from banyan.runtime import wire
-from banyan.runtime.promise import Promise
+from banyan.runtime.future import ValueFuture
+from banyan.runtime.protocol import wire
 
 Question = Literal["stats", "flush", "check", "info"]
 
@@ -24,13 +24,13 @@ class OpenProgram(Protocol):
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
         """Run `ops` after those sent before. Does not wait for them."""
 
-    def future(self, ref: int) -> Promise[wire.Value]:
+    def future(self, ref: int) -> ValueFuture[wire.Value]:
         """The value `ref`; may be asked for before it was submitted."""
 
     def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
         """Call `callback`, which must not wait, with each piece of text of the streaming gen `ref`."""
 
-    def limit(self, limits: wire.Limits) -> None:
+    def limit(self, limits: wire.ProgramLimits) -> None:
         """Hold the program to `limits`. To be called before the first `submit`.
 
         The language keeps them itself: this is for backends that can stop at the token, or when the language is gone.
@@ -83,7 +83,7 @@ class Quiet:
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
         """Nothing calls."""
 
-    def limit(self, limits: wire.Limits) -> None:
+    def limit(self, limits: wire.ProgramLimits) -> None:
         """The language keeps them."""
 
     def foresee(self, n_tokens: int) -> None:

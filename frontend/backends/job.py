@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from msgspec import NODEFAULT
 from msgspec.structs import fields, replace
 
-from banyan.runtime import wire
 from banyan.runtime.errors import BanyanError, BudgetExceeded, ProgramError
+from banyan.runtime.protocol import wire
 from banyan.runtime.reasoning import Thoughts
 
 if TYPE_CHECKING:
     from banyan.backends.local import Program
     from banyan.backends.states import State
-    from banyan.clock import Alarm
+    from banyan.execution.clock import Alarm
 
 CHATML = wire.ChatMarkers(
     roles={name: (f"<|im_start|>{name}\n", "<|im_end|>\n") for name in ("system", "user", "assistant", "tool")},
@@ -46,10 +46,10 @@ class Outcome(NamedTuple):
     to be called; the text of the first sample is what the model said with them."""
 
     samples: tuple[wire.Sample, ...]
-    usage: wire.Usage = wire.Usage()
+    usage: wire.TokenUsage = wire.TokenUsage()
     scores: wire.Scores | None = None
     first: float = 0.0
-    calls: tuple[wire.ToolCall, ...] = ()
+    calls: tuple[wire.WireToolCall, ...] = ()
 
 
 class Job:
@@ -67,7 +67,7 @@ class Job:
         """before: the round before this one."""
         self._program, self._state, self.op = program, state, op
         self.round: int = 0 if before is None else before.round + 1
-        self.spent: wire.Usage = wire.Usage() if before is None else before.spent
+        self.spent: wire.TokenUsage = wire.TokenUsage() if before is None else before.spent
         """By the rounds before this one."""
         self.called: wire.Called | None = None
         self.outcome: Outcome | None = None
@@ -140,7 +140,7 @@ class Job:
             outcome = outcome._replace(samples=tuple(map(self._told_apart, outcome.samples)))
         self._program.finish(self, self._state, outcome)
 
-    def show(self, outcome: Outcome, spent: wire.Usage) -> wire.Called | None:
+    def show(self, outcome: Outcome, spent: wire.TokenUsage) -> wire.Called | None:
         """How an output of a gen with retries is shown to the client; None: it is the last, and counts anyway."""
         assert isinstance(self.op, wire.Gen)
         self.spent, self.outcome = spent, outcome._replace(usage=spent)

@@ -19,10 +19,10 @@ import msgspec
 from banyan.backends.base import Quiet
 from banyan.backends.job import Answers, Backend, Job, Made, Outcome, Piece, again, open_role, render, within
 from banyan.backends.states import End, Gathering, Joining, Point, State, Step
-from banyan.clock import clock
-from banyan.runtime import wire
+from banyan.execution.clock import clock
 from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, DeadlineExceeded, ToolError, Unsupported
-from banyan.runtime.promise import Promise
+from banyan.runtime.future import ValueFuture
+from banyan.runtime.protocol import wire
 
 _numbers = count()
 
@@ -36,7 +36,7 @@ class Program(Quiet):
         self._states = {0: State(0, is_born=True)}
         self._values: dict[int, str | BanyanError] = {}
         self._makers: dict[int, State] = {}  # ref -> the state whose op makes it
-        self._futures: dict[int, Promise[wire.Value]] = {}
+        self._futures: dict[int, ValueFuture[wire.Value]] = {}
         self._listeners: dict[int, Callable[[wire.Delta], None]] = {}
         self._heard: dict[int, list[wire.Delta]] = {}
         self._callers: dict[int, Callable[[wire.Called], None]] = {}
@@ -45,7 +45,7 @@ class Program(Quiet):
         self._ready: deque[State] = deque()
         self._waiting: dict[int | Gathering, list[State]] = {}
         self._starts: deque[Job] = deque()
-        self._resolved: deque[tuple[Promise[wire.Value], wire.Value | BanyanError]] = deque()
+        self._resolved: deque[tuple[ValueFuture[wire.Value], wire.Value | BanyanError]] = deque()
         self._pumping: set[int] = set()  # threads inside `_pump`
         self._is_cancelled = False
         self.first_error: BaseException | None = None
@@ -68,11 +68,11 @@ class Program(Quiet):
         """Call `callback`, which must not wait, each time that the gen `ref` calls tools."""
         self._callers[ref] = callback
 
-    def future(self, ref: int) -> Promise[wire.Value]:
+    def future(self, ref: int) -> ValueFuture[wire.Value]:
         with self._lock:
             future = self._futures.get(ref)
             if future is None:
-                future = self._futures[ref] = Promise()
+                future = self._futures[ref] = ValueFuture()
                 if self._is_cancelled:
                     future.set_exception(self._cancelled())
             return future
@@ -138,7 +138,7 @@ class Program(Quiet):
         op = job.op
         if isinstance(op, wire.Select):
             return self._show_scores(job, op, outcome)
-        spent = wire.Usage(*map(sum, zip(*map(msgspec.structs.astuple, (job.spent, outcome.usage)), strict=True)))
+        spent = wire.TokenUsage(*map(sum, zip(*map(msgspec.structs.astuple, (job.spent, outcome.usage)), strict=True)))
         if op.tools is None:
             if (called := job.show(outcome, spent)) is not None:
                 self._callers[op.ref](called)
@@ -381,7 +381,7 @@ class Program(Quiet):
 
     def _resolve(self, ref: int, outcome: wire.Value | BanyanError) -> None:
         if ref not in self._futures:
-            self._futures[ref] = Promise()
+            self._futures[ref] = ValueFuture()
         self._resolved.append((self._futures[ref], outcome))
         self._wake(ref)
 
@@ -437,7 +437,7 @@ class Program(Quiet):
                         yield state.number
 
 
-def _settle(future: Promise[wire.Value], outcome: wire.Value | BanyanError) -> None:
+def _settle(future: ValueFuture[wire.Value], outcome: wire.Value | BanyanError) -> None:
     if future.done():
         return
     if isinstance(outcome, BanyanError):

@@ -16,9 +16,9 @@ import msgspec
 from banyan.backends.base import Question
 from banyan.backends.job import ALL, CHATML, Job, Outcome, asked_for
 from banyan.backends.local import Program
-from banyan.clock import clock
-from banyan.runtime import wire
+from banyan.execution.clock import clock
 from banyan.runtime.errors import BanyanError, ConfigError, ProgramError, Unsupported
+from banyan.runtime.protocol import wire
 
 CHAT = CHATML
 """The markers that a Mock writes around turns."""
@@ -29,7 +29,7 @@ Answers: TypeAlias = "Answer | Sequence[Answer] | Callable[[str, str], Answer]"
 Script: TypeAlias = "Answers | Mapping[str | re.Pattern[str], Answers]"
 
 
-class Call(NamedTuple):
+class MockCall(NamedTuple):
     """One gen or select that a Mock answered: the prompt it stood at, and what it asked for."""
 
     prompt: str
@@ -70,7 +70,7 @@ class Mock:
         script: Script = "",
         *,
         chat: wire.ChatMarkers | None = CHAT,
-        latency: float | Callable[[Call], float] = 0.0,
+        latency: float | Callable[[MockCall], float] = 0.0,
         refuses: Collection[str] = ("image",),
     ) -> None:
         self.refuses = frozenset(refuses)
@@ -79,7 +79,7 @@ class Mock:
         self.welcome = wire.Welcome(
             version=wire.VERSION, model="mock", max_context=1 << 31, chat=chat, images="image" not in self.refuses
         )
-        self.calls: list[Call] = []
+        self.calls: list[MockCall] = []
         """All gens and selects so far, in the order of their answers."""
         self.submits: list[tuple[wire.Op, ...]] = []
         """All messages so far."""
@@ -104,7 +104,7 @@ class Mock:
         for what in asked_for(job):
             if what in self.refuses:
                 raise Unsupported(f"{what}: this Mock was made to refuse it (refuses=)")
-        call = Call(job.text, job.op.name, job.op)
+        call = MockCall(job.text, job.op.name, job.op)
         self.calls.append(call)
         seconds = self._latency(call) if callable(self._latency) else self._latency
         if seconds:
@@ -114,13 +114,13 @@ class Mock:
 
     # ---- answering -------------------------------------------------------------------------------------------------
 
-    def _answer(self, job: Job, call: Call) -> None:
+    def _answer(self, job: Job, call: MockCall) -> None:
         if (outcome := self._outcome(job, call)) is not None:
             for piece in _pieces(job, outcome):
                 job.deliver(piece)
             job.give(outcome)
 
-    def _later(self, job: Job, call: Call, seconds: float) -> None:
+    def _later(self, job: Job, call: MockCall, seconds: float) -> None:
         """The same, spread over time."""
         if (outcome := self._outcome(job, call, seconds)) is None:
             return
@@ -137,7 +137,7 @@ class Mock:
         alarm = clock().call(now + seconds, lambda: job.give(outcome._replace(first=firsts[0] if firsts else 0.0)))
         job.on_stop(alarm.cancel)
 
-    def _outcome(self, job: Job, call: Call, wait: float = 0.0) -> Outcome | None:
+    def _outcome(self, job: Job, call: MockCall, wait: float = 0.0) -> Outcome | None:
         """The script's answer; None where it failed, and the job with it, after `wait` seconds."""
         try:
             return self._scripted(job, call)
@@ -152,7 +152,7 @@ class Mock:
                 job.fail(error)
             return None
 
-    def _scripted(self, job: Job, call: Call) -> Outcome:
+    def _scripted(self, job: Job, call: MockCall) -> Outcome:
         op = job.op
         if isinstance(op, wire.Select):
             answer = self.answer(call.prompt, call.name)
@@ -167,7 +167,7 @@ class Mock:
         if op.tools is not None and isinstance(answers[0], Mapping | tuple):
             return Outcome((wire.Sample("", "stop"),), calls=_calls(answers[0], job.round))
         samples = tuple(_sample(answer, stops, op.sampling.stop_regex) for answer in answers)
-        return Outcome(samples, wire.Usage(generated=sum(sample.n_tokens for sample in samples)))
+        return Outcome(samples, wire.TokenUsage(generated=sum(sample.n_tokens for sample in samples)))
 
     def answer(self, prompt: str, name: str) -> Answer:
         """The script's next answer."""
@@ -245,10 +245,10 @@ def _chosen(op: wire.Select, logprobs: Mapping[str, Any]) -> Outcome:
     return Outcome((wire.Sample(chosen, "stop"),), scores=scores)
 
 
-def _calls(answer: Calls | tuple[Calls, ...], number: int) -> tuple[wire.ToolCall, ...]:
+def _calls(answer: Calls | tuple[Calls, ...], number: int) -> tuple[wire.WireToolCall, ...]:
     pairs = [pair for calls in (answer if isinstance(answer, tuple) else (answer,)) for pair in calls.items()]
     return tuple(
-        wire.ToolCall(f"call_{number}_{i}", name, msgspec.json.encode(arguments).decode())
+        wire.WireToolCall(f"call_{number}_{i}", name, msgspec.json.encode(arguments).decode())
         for i, (name, arguments) in enumerate(pairs)
     )
 

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from weakref import WeakKeyDictionary, WeakSet
 
 from banyan.backends.base import OpenProgram, Question
-from banyan.elsewhere import refuse_options
 from banyan.runtime import config as configs
-from banyan.runtime import wire
 from banyan.runtime.errors import ConfigError, RuntimeLost, Unsupported
-from banyan.runtime.template import ProgramTemplate
+from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.op_template import ProgramTemplate
+from banyan.sglang.unsupported import refuse_options
 
 if TYPE_CHECKING:
-    from banyan.runtime.client import Client
+    from banyan.runtime.client.client import Client
 
 
 _holding = threading.Lock()
-_holders: WeakKeyDictionary[Client, WeakSet[Server]] = WeakKeyDictionary()
+_holders: WeakKeyDictionary[Client, WeakSet[ServerBackend]] = WeakKeyDictionary()
 """Who is on a connection: it is closed when the last of them leaves."""
 
 
-class Server:
+class ServerBackend:
     """A running server, as a backend. Programs run there, side by side with those of its other clients."""
 
     client: Client
@@ -111,7 +111,7 @@ class Server:
         program.future(0).result()
 
 
-class RuntimeEndpoint(Server):
+class RuntimeEndpoint(ServerBackend):
     """A running server, by the path of its socket (also as ipc://path), or as tcp://HOST:PORT.
 
     token, server_key: as of `connect`. An http(s) URL gives an `OpenAI` backend instead, of the model that the server
@@ -164,7 +164,7 @@ def connect(
     return RuntimeEndpoint(socket, timeout=timeout, token=token, server_key=server_key)
 
 
-class Runtime(Server):
+class Runtime(ServerBackend):
     """A server of one's own: it starts here, and ends with `close`, with a `with` block, or with this process.
 
     model: a directory or hub id in Hugging Face format; None: the pocket model that comes with Banyan. The other
@@ -244,7 +244,7 @@ class Runtime(Server):
 
     async def async_generate(self, prompt: str, sampling_params: Mapping[str, Any] | None = None) -> AsyncIterator[str]:
         """What the model writes behind a prompt, as it comes."""
-        from banyan.completions import Completion  # here, as below
+        from banyan.sglang.completions import Completion  # here, as below
 
         completion = Completion(self, prompt, sampling_params or {}, stream=True)
         async for piece in completion.pieces:
@@ -272,7 +272,7 @@ class Runtime(Server):
         top_logprobs_num: int | None,
         lora_path: str | None,
     ) -> dict[str, Any] | list[dict[str, Any]]:
-        from banyan.completions import complete  # here: programs do not need it
+        from banyan.sglang.completions import complete  # here: programs do not need it
 
         if lora_path is not None:
             raise Unsupported("lora_path: this runtime has no adapters")
@@ -307,7 +307,7 @@ class Engine(Runtime):
             return self._complete(
                 prompt, sampling_params, return_logprob, logprob_start_len, top_logprobs_num, lora_path
             )
-        from banyan.completions import Completion
+        from banyan.sglang.completions import Completion
 
         if not isinstance(prompt, str) or not isinstance(sampling_params, Mapping | None) or return_logprob:
             raise Unsupported("stream: of one prompt, without logprobs; write a program for more")
@@ -330,7 +330,7 @@ def _over_http(
     url: str, api_key: str | None, verify: str | None, chat_template_name: str | None, timeout: float
 ) -> Any:
     """The model that the server at `url` names first, through OpenAI's API. ConnectFailed: nobody answers there."""
-    from banyan.backends.openai import served
+    from banyan.backends.openai.backend import served
 
     if verify is not None:
         raise Unsupported("verify: name the certificates in the environment, as SSL_CERT_FILE")
@@ -342,7 +342,7 @@ def _over_http(
 def _connect(path: str | Path, timeout: float, token: str | None, server_key: str | None) -> Client:
     if path == Path("."):
         raise ConfigError("the path of the socket is empty")
-    from banyan.runtime.client import connect  # here: it loads zmq
+    from banyan.runtime.client.client import connect  # here: it loads zmq
 
     return connect(path, timeout, token or "", server_key or "")
 

@@ -6,8 +6,8 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from banyan.backends.job import Piece, open_role, render
-from banyan.runtime import wire
 from banyan.runtime.errors import BanyanError
+from banyan.runtime.protocol import wire
 
 if TYPE_CHECKING:
     from banyan.backends.job import Job

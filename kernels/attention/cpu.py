@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from banyan.kernels.attention import native, plain
-from banyan.kernels.attention.batch import Ragged
-from banyan.kernels.native import build, pools
-from banyan.kernels.pool import Pool
+from banyan.kernels.attention import native, torch_cpu
+from banyan.kernels.attention.ragged import Ragged
+from banyan.kernels.kv_layout import Pool
+from banyan.kernels.native import build, kv_pointers
 
 MAX_DIM = 256  # as attention.h has it
 
@@ -24,7 +24,7 @@ def attention(
     """See `reference.attention`."""
     library = build.library()
     if library is None or not is_known(q, k_pool, v_pool):
-        return plain.attention(q, k_pool, v_pool, ragged, scale=scale, softcap=softcap, window=window, sinks=sinks)
+        return torch_cpu.attention(q, k_pool, v_pool, ragged, scale=scale, softcap=softcap, window=window, sinks=sinks)
     return native.attend(library, q, k_pool, v_pool, ragged, scale=scale, softcap=softcap, window=window, sinks=sinks)
 
 
@@ -33,9 +33,9 @@ def is_known(q: Tensor, k_pool: Pool, v_pool: Pool) -> bool:
     _, n_heads, dim = q.shape
     return (
         q.dtype in build.DTYPES
-        and pools.holds(k_pool, q.dtype)
-        and pools.holds(v_pool, q.dtype)
-        and pools.kind(k_pool) == pools.kind(v_pool)
+        and kv_pointers.holds(k_pool, q.dtype)
+        and kv_pointers.holds(v_pool, q.dtype)
+        and kv_pointers.kind(k_pool) == kv_pointers.kind(v_pool)
         and dim % 16 == 0
         and dim <= MAX_DIM
         and n_heads <= native.MAX_ROWS

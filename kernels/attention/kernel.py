@@ -16,12 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from banyan.kernels import eight_bits
-from banyan.kernels.attention.batch import Ragged, to_device
-from banyan.kernels.attention.plan import MERGE_KEYS, Plan, Tiles, plan
+from banyan.kernels import quantized
+from banyan.kernels.attention.plan import MERGE_KEYS, AttentionPlan, Tiles, plan
+from banyan.kernels.attention.ragged import Ragged, to_device
 from banyan.kernels.device import architecture, n_processors
-from banyan.kernels.eight_bits import widen
-from banyan.kernels.pool import Pool
+from banyan.kernels.kv_layout import Pool
+from banyan.kernels.quantized import widen
 
 LOG2E = 1.4426950408889634
 
@@ -279,7 +279,7 @@ def attention(
     assert 16 <= dim <= 256, f"head_dim {dim} is outside 16..256"
     assert n_heads == group * n_kv_heads, f"{n_heads} heads do not divide into {n_kv_heads} KV heads"
     arch = architecture()
-    (k, k_scale, kind), (v, v_scale, _) = eight_bits.parts(k_pool, arch), eight_bits.parts(v_pool, arch)
+    (k, k_scale, kind), (v, v_scale, _) = quantized.parts(k_pool, arch), quantized.parts(v_pool, arch)
     assert k.dtype == v.dtype, f"{k.dtype}, {v.dtype}: one dtype for both pools"
     assert kind or q.dtype == k.dtype, f"{q.dtype}, {k.dtype}: queries and pools are of one dtype, or pools of 8 bits"
     assert q.stride(2) == k.stride(3) == 1, "rows must be contiguous"
@@ -343,7 +343,7 @@ class Key(NamedTuple):
     window: int
 
 
-def host_plan(ragged: Ragged, key: Key) -> Plan:
+def host_plan(ragged: Ragged, key: Key) -> AttentionPlan:
     return plan(
         ragged.q_lens,
         ragged.kv_lens,

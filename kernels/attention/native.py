@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from banyan.kernels.attention.batch import Ragged
 from banyan.kernels.attention.plan import MERGE_KEYS, Tiles, plan
-from banyan.kernels.native import pools, threads
-from banyan.kernels.pool import Pool
+from banyan.kernels.attention.ragged import Ragged
+from banyan.kernels.kv_layout import Pool
+from banyan.kernels.native import kv_pointers, threads
 
 LOG2E = 1.4426950408889634
 ROWS = 192  # of a chunk's tile: tokens times heads of a group; K and V of a block are prepared once for all of them
@@ -20,7 +20,7 @@ SMALL_WORK = 1 << 17  # multiply-adds below which waking a second thread costs m
 _POINTERS = ("q", "k", "v", "out", "sinks", "table", "rows", "position", "seen", "part", "lse", "k_scale", "v_scale")
 
 
-class Call(ctypes.Structure):
+class AttentionCall(ctypes.Structure):
     """Call of attention.h."""
 
     _fields_ = (
@@ -31,7 +31,7 @@ class Call(ctypes.Structure):
     )
 
 
-class Work(NamedTuple):
+class NativeWork(NamedTuple):
     """A plan as the library takes it."""
 
     tables: tuple[Any, ...]  # arrays whose memory `arguments` points to
@@ -60,20 +60,22 @@ def attend(
     if sinks is not None:
         sinks = sinks.to(torch.float32).contiguous()
         call.sinks = sinks.data_ptr()
-    (call.k, call.k_scale), (call.v, call.v_scale) = pools.pointers(k_pool), pools.pointers(v_pool)
+    (call.k, call.k_scale), (call.v, call.v_scale) = kv_pointers.pointers(k_pool), kv_pointers.pointers(v_pool)
     call.q, call.out, call.s_q = q.data_ptr(), out.data_ptr(), q.stride(0)
-    library.banyan_attention(q.dtype == torch.bfloat16, pools.kind(k_pool), ctypes.addressof(call), *work.arguments)
+    library.banyan_attention(
+        q.dtype == torch.bfloat16, kv_pointers.kind(k_pool), ctypes.addressof(call), *work.arguments
+    )
     return out
 
 
 def described(
     ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, page: int, window: int, scale: float, softcap: float = 0.0
-) -> tuple[Call, Work, Tensor]:
+) -> tuple[AttentionCall, NativeWork, Tensor]:
     """A call without its tensors (rows of q are taken to be contiguous), its plan, and the memory that it points to."""
     work = laid_out(ragged, n_heads, n_kv_heads, dim, window)
     n_partials = work.n_partials * n_heads
     part = torch.empty(n_partials * (dim + 1))  # one buffer: results, then their log-sum-exps
-    call = Call(
+    call = AttentionCall(
         table=ragged.page_table.data_ptr(),
         rows=work.rows,
         position=ragged.position.data_ptr(),  # type: ignore[union-attr]  # `ragged` gives one
@@ -97,7 +99,7 @@ def described(
     return call, work, part
 
 
-def laid_out(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int) -> Work:
+def laid_out(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int) -> NativeWork:
     """A batch's plan, made once for the layers that share `window`."""
     n_threads = threads.most()
     key = ("native", n_heads, n_kv_heads, dim, window, n_threads)
@@ -120,6 +122,6 @@ def laid_out(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: in
         )
         tables = made.small, made.large, made.merges
         arguments = (x for table in tables for x in (table.ctypes.data, len(table)))
-        plans[key] = Work(made[:4], made.rows.ctypes.data, (*arguments, n_threads), made.n_partials)
-    work: Work = plans[key]
+        plans[key] = NativeWork(made[:4], made.rows.ctypes.data, (*arguments, n_threads), made.n_partials)
+    work: NativeWork = plans[key]
     return work

@@ -28,7 +28,7 @@ class Subtree(NamedTuple):
     n_keys: int
 
 
-class Plan(NamedTuple):
+class AttentionPlan(NamedTuple):
     """A step's attention, the same for all layers that share window and head counts.
 
     small, large  items by tile shape, longest read first. int32 [n_items, 8]: first entry of `rows`, how many, request
@@ -94,7 +94,7 @@ def plan(
     shared: Sequence[Subtree] = (),
     merge_keys: float = 0.0,
     deterministic: bool = False,
-) -> Plan:
+) -> AttentionPlan:
     """Cut a ragged batch into items, and long reads into splits where there are too few items for the machine.
 
     A request whose rows fit a small tile is one small item, any other a row of large ones. A row's partial results lie
@@ -231,7 +231,7 @@ def _n_keys(item: _Item) -> int:
     return item[3] - item[2]
 
 
-def _tables(small: list[_Item], large: list[_Item], n_rows: int) -> Plan:
+def _tables(small: list[_Item], large: list[_Item], n_rows: int) -> AttentionPlan:
     """Number the partial results, a row's own side by side, and write all down."""
     parts = [item for items in (small, large) for item in items if item[6]]  # they read some of their rows' keys
     counts = [len(item[0]) for item in parts]
@@ -246,7 +246,7 @@ def _tables(small: list[_Item], large: list[_Item], n_rows: int) -> Plan:
     all_rows = np.full((n_rows + sum(counts), 2), -1, np.int32)
     all_rows[:n_rows, 0] = np.arange(n_rows)
     if not parts:
-        return Plan(tables[0], tables[1], all_rows, np.empty((0, 4), np.int32), 0)
+        return AttentionPlan(tables[0], tables[1], all_rows, np.empty((0, 4), np.int32), 0)
     all_rows[n_rows:, 0] = listed = np.fromiter(itertools.chain.from_iterable([item[0] for item in parts]), np.int32)
     keys = listed.astype(np.int64) << 32 | np.repeat(np.array([item[2] for item in parts]), counts)
     all_rows[n_rows + np.argsort(keys), 1] = np.arange(len(listed))
@@ -255,4 +255,4 @@ def _tables(small: list[_Item], large: list[_Item], n_rows: int) -> Plan:
     merges = np.zeros((len(split), 4), np.int32)
     merges[:, 0], merges[:, 2] = split, n_parts[split]
     merges[:, 1] = np.cumsum(merges[:, 2]) - merges[:, 2]
-    return Plan(tables[0], tables[1], all_rows, merges, len(listed))
+    return AttentionPlan(tables[0], tables[1], all_rows, merges, len(listed))

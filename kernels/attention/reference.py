@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from banyan.kernels.attention.batch import Ragged
 from banyan.kernels.attention.plan import DRAFT
-from banyan.kernels.pool import Pool, read
+from banyan.kernels.attention.ragged import Ragged
+from banyan.kernels.kv_layout import Pool, read
 
 
 def attention(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from banyan.kernels.pools import stacks
+from banyan.kernels.kv_view import stacks
 
 
 def copy_pages(pools: Sequence[Tensor], copies: Tensor) -> None:

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from banyan.kernels.kv_view import stacks
 from banyan.kernels.launch import launch
-from banyan.kernels.pools import stacks
 
 
 @triton.jit

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from banyan.kernels.attention.batch import to_device
+from banyan.kernels.attention.ragged import to_device
 
 HOTTEST = 1e30
 """A temperature above this changes nothing more. Infinite in float32, it made -inf / inf of what is forbidden."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from banyan.kernels.native import threads, trial
+from banyan.kernels.native import self_test, threads
 
 SOURCE = Path(__file__).with_name("ops.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread", "-fPIC", "-shared")
@@ -53,7 +53,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "banyan" / "kernels"
 
 
-def load(compiler: str, folder: Path, check: Callable[[ctypes.CDLL], None] = trial.run) -> ctypes.CDLL:
+def load(compiler: str, folder: Path, check: Callable[[ctypes.CDLL], None] = self_test.run) -> ctypes.CDLL:
     """Build what `folder` does not have yet, try it, and load it.
 
     Raises CalledProcessError when the compiler fails, AssertionError when the trial does, OSError when the library does

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from banyan.kernels.attention.batch import Ragged
-from banyan.kernels.attention.native import Call, described
+from banyan.kernels.attention.native import AttentionCall, described
+from banyan.kernels.attention.ragged import Ragged
+from banyan.kernels.kv_layout import Pool
 from banyan.kernels.linear.packed import Packed
-from banyan.kernels.native import pools, threads
-from banyan.kernels.pool import Pool
+from banyan.kernels.native import kv_pointers, threads
 
 _P, _I, _N = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
@@ -37,7 +37,7 @@ class _Layer(ctypes.Structure):
 
 class _Planned(ctypes.Structure):
     _fields_ = (
-        ("call", Call),
+        ("call", AttentionCall),
         *((name, _P) for name in ("small", "large", "merges")),
         *((name, _I) for name in ("n_small", "n_large", "n_merges", "n_threads")),
     )
@@ -82,7 +82,7 @@ class Layers:
     def __init__(
         self, library: ctypes.CDLL, weights: Sequence[Weights], n_heads: int, n_kv_heads: int, dim: int, eps: float
     ) -> None:
-        """For weights that the library knows (`kernels/fused.py` looks)."""
+        """For weights that the library knows (`kernels/fused_layers.py` looks)."""
         self.library = library
         self.sizes = n_heads, n_kv_heads, dim
         self.eps = eps
@@ -106,12 +106,16 @@ class Layers:
         if kv is self._kv:
             return True
         every = [pool for pair in kv for pool in pair]
-        kinds = {pools.kind(pool) for pool in every}
-        if len(kv) != len(self._layers) or len(kinds) > 1 or not all(pools.holds(pool, self.dtype) for pool in every):
+        kinds = {kv_pointers.kind(pool) for pool in every}
+        if (
+            len(kv) != len(self._layers)
+            or len(kinds) > 1
+            or not all(kv_pointers.holds(pool, self.dtype) for pool in every)
+        ):
             return False
         self._kv, self._kind = kv, kinds.pop()
         for layer, (k, v) in zip(self._layers, kv, strict=True):
-            (layer.k, layer.k_scale), (layer.v, layer.v_scale) = pools.pointers(k), pools.pointers(v)
+            (layer.k, layer.k_scale), (layer.v, layer.v_scale) = kv_pointers.pointers(k), kv_pointers.pointers(v)
         return True
 
     def __call__(

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from banyan.kernels.native import build, pools
-from banyan.kernels.pool import Pool
+from banyan.kernels.kv_layout import Pool
+from banyan.kernels.native import build, kv_pointers
 from banyan.kernels.rope_kv import native, reference
 
 MAX_HEAD = 512  # as rows.h has it
@@ -34,8 +34,8 @@ def _is_known(
     dtype, dim = qkv.dtype, qkv.shape[2]
     return (
         dtype in build.DTYPES
-        and all(pools.holds(pool, dtype) for pool in (k_pool, v_pool))
-        and pools.kind(k_pool) == pools.kind(v_pool)
+        and all(kv_pointers.holds(pool, dtype) for pool in (k_pool, v_pool))
+        and kv_pointers.kind(k_pool) == kv_pointers.kind(v_pool)
         and (norms is None or all(norm.dtype == dtype and norm.is_contiguous() for norm in norms))
         and cos.dtype == sin.dtype == torch.float32
         and qkv.stride()[1:] == (dim, 1)

@@ -5,10 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from banyan.kernels import eight_bits
+from banyan.kernels import quantized
 from banyan.kernels.device import architecture
-from banyan.kernels.eight_bits import most, narrow, scale_of
-from banyan.kernels.pool import Pool
+from banyan.kernels.kv_layout import Pool
+from banyan.kernels.quantized import most, narrow, scale_of
 from banyan.kernels.write_kv.kernel import put
 
 
@@ -103,7 +103,7 @@ def rope_kv(
     n_heads = n_all - 2 * n_kv_heads
     assert qkv.stride()[1:] == (dim, 1), "rows must be contiguous"
     arch = architecture()
-    (k, k_scale, kind), (v, v_scale, _) = eight_bits.parts(k_pool, arch), eight_bits.parts(v_pool, arch)
+    (k, k_scale, kind), (v, v_scale, _) = quantized.parts(k_pool, arch), quantized.parts(v_pool, arch)
     assert k.is_contiguous(), "the K pool must be contiguous"
     assert v.is_contiguous(), "the V pool must be contiguous"
     assert k.dtype == v.dtype, "K and V pools differ in dtype"

@@ -5,8 +5,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from banyan.kernels.native import pools
-from banyan.kernels.pool import Pool
+from banyan.kernels.kv_layout import Pool
+from banyan.kernels.native import kv_pointers
 
 
 class _Call(ctypes.Structure):
@@ -39,7 +39,7 @@ def rope_kv(
     n_kv_heads = k_pool.shape[2]
     n_heads = n_all - 2 * n_kv_heads
     q = qkv.new_empty((n, n_heads, dim))
-    (k, k_scale), (v, v_scale) = pools.pointers(k_pool), pools.pointers(v_pool)
+    (k, k_scale), (v, v_scale) = kv_pointers.pointers(k_pool), kv_pointers.pointers(v_pool)
     call = _Call(
         qkv.data_ptr(),
         None if norms is None else norms[0].data_ptr(),
@@ -60,5 +60,5 @@ def rope_kv(
         qkv.stride(0),
         eps,
     )
-    library.banyan_rope_kv(qkv.dtype == torch.bfloat16, pools.kind(k_pool), ctypes.addressof(call), n_threads)
+    library.banyan_rope_kv(qkv.dtype == torch.bfloat16, kv_pointers.kind(k_pool), ctypes.addressof(call), n_threads)
     return q

@@ -6,7 +6,7 @@ Rotary position embedding (Su et al., 2021), half-split layout: dimension i turn
 import torch
 from torch import Tensor
 
-from banyan.kernels.pool import Pool
+from banyan.kernels.kv_layout import Pool
 from banyan.kernels.rms_norm import reference as rms_norm
 from banyan.kernels.write_kv import reference as write_kv
 

@@ -34,7 +34,7 @@ memory, in one variant of ten: those that live over the loop, written before and
 _CUOBJDUMP = os.path.join(os.path.dirname(triton.__file__), "backends/nvidia/bin/cuobjdump")
 
 
-class Compiled(NamedTuple):
+class CompiledKernel(NamedTuple):
     """One kernel for one target."""
 
     kernel: str
@@ -53,14 +53,15 @@ class Compiled(NamedTuple):
         assert self.shared <= limit, f"{self.kernel} on {self.target} takes {self.shared} B shared, limit {limit}"
 
 
-def compile_launcher(target: str, launch: Callable[..., Any], *args: Any, **options: Any) -> list[Compiled]:
+def compile_launcher(target: str, launch: Callable[..., Any], *args: Any, **options: Any) -> list[CompiledKernel]:
     """Call `launch(*args, **options)` for a target with its launches turned into compilations."""
     found: list[tuple[str, Any, float]] = []
     with _compile_only(TARGETS[target], found):
         launch(*args, **options)
     read = _read_hip if target.startswith("gfx") else _read_cuda
     return [
-        Compiled(kernel, target, seconds, *read(binary), binary.metadata.num_warps) for kernel, binary, seconds in found
+        CompiledKernel(kernel, target, seconds, *read(binary), binary.metadata.num_warps)
+        for kernel, binary, seconds in found
     ]
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.attention import reference
-from banyan.kernels.attention.batch import Ragged, ragged
 from banyan.kernels.attention.plan import DRAFT
-from banyan.kernels.pool import KINDS, Pool, Quantized, quantize
+from banyan.kernels.attention.ragged import Ragged, ragged
+from banyan.kernels.kv_layout import KINDS, Pool, Quantized, quantize
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 

@@ -6,7 +6,7 @@ figures of chips are their makers' (bandwidth, registers, shared memory) and pub
 
 from typing import NamedTuple
 
-from banyan.kernels.testing.aot import Compiled
+from banyan.kernels.testing.aot import CompiledKernel
 
 
 class Chip(NamedTuple):
@@ -30,7 +30,7 @@ CHIPS = {
 }
 
 
-def programs(compiled: Compiled) -> int:
+def programs(compiled: CompiledKernel) -> int:
     """That fit on a multiprocessor at once."""
     chip = CHIPS[compiled.target]
     if compiled.target.startswith("gfx"):  # 512 registers of a lane, in each of four units
@@ -41,7 +41,7 @@ def programs(compiled: Compiled) -> int:
     return min(fit // compiled.warps, by_shared, 32)
 
 
-def share_in_flight(compiled: Compiled, n_bytes: int) -> float:
+def share_in_flight(compiled: CompiledKernel, n_bytes: int) -> float:
     """Of the bytes that the chip needs on their way, those that the programs of a multiprocessor ask for at once, each
     of them n_bytes."""
     return programs(compiled) * n_bytes / CHIPS[compiled.target].bytes_needed

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from banyan.kernels import ops
+from banyan.kernels.kv_layout import KINDS, LIMIT, Quantized, empty, parts
 from banyan.kernels.mask_logits import reference as mask_logits
-from banyan.kernels.pool import KINDS, LIMIT, Quantized, empty, parts
 from banyan.kernels.rms_norm import reference as rms_norm
 from banyan.kernels.rope_kv import reference as rope_kv
 from banyan.kernels.silu_mul import reference as silu_mul

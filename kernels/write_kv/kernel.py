@@ -4,10 +4,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from banyan.kernels import eight_bits
+from banyan.kernels import quantized
 from banyan.kernels.device import architecture
-from banyan.kernels.eight_bits import narrow, scale_of
-from banyan.kernels.pool import Pool
+from banyan.kernels.kv_layout import Pool
+from banyan.kernels.quantized import narrow, scale_of
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def write_kv(k: Tensor, v: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor) ->
     """See `reference.write_kv`. k and v may be views of a wider tensor, with contiguous rows."""
     n_rows, n_heads, dim = k.shape
     arch = architecture()
-    (k_to, k_scale, kind), (v_to, v_scale, _) = eight_bits.parts(k_pool, arch), eight_bits.parts(v_pool, arch)
+    (k_to, k_scale, kind), (v_to, v_scale, _) = quantized.parts(k_pool, arch), quantized.parts(v_pool, arch)
     assert k_to.is_contiguous(), "the K pool must be contiguous"
     assert v_to.is_contiguous(), "the V pool must be contiguous"
     assert k_to.dtype == v_to.dtype, "K and V pools differ in dtype"

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from banyan.kernels.pool import Pool, Quantized, parts, quantize
+from banyan.kernels.kv_layout import Pool, Quantized, parts, quantize
 
 
 def write_kv(k: Tensor, v: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor) -> None:

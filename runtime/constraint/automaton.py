@@ -17,7 +17,7 @@ import numpy.typing as npt
 import outlines_core
 
 from banyan.runtime.errors import ConstraintTooLarge, ConstraintUnsupported
-from banyan.runtime.wire import ConstraintSpec
+from banyan.runtime.protocol.wire import ConstraintSpec
 
 STATES = 4096
 _END = 256

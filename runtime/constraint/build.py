@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from banyan.runtime.constraint.guide import Compiled
+from banyan.runtime.constraint.guide import CompiledConstraint
 from banyan.runtime.constraint.llg import Matcher
 from banyan.runtime.constraint.trigger import Triggered
 from banyan.runtime.constraint.vocabulary import Vocabulary
-from banyan.runtime.wire import ConstraintSpec
+from banyan.runtime.protocol.wire import ConstraintSpec
 
 
-def build(spec: ConstraintSpec, vocabulary: Vocabulary) -> Compiled:
+def build(spec: ConstraintSpec, vocabulary: Vocabulary) -> CompiledConstraint:
     """Compile a spec that has passed `canonical`. Raises a ConstraintError that says why it cannot be."""
     if spec.engine == "outlines_core":
         from banyan.runtime.constraint.dfa import Dfa  # here: who does not ask for it does not load it

@@ -11,7 +11,7 @@ from banyan.runtime.constraint import lark
 from banyan.runtime.constraint.limits import CHOICES
 from banyan.runtime.constraint.schema.rewrite import rewrite
 from banyan.runtime.errors import ConstraintSyntax, ConstraintTooLarge, ConstraintUnsupported
-from banyan.runtime.wire import ConstraintSpec
+from banyan.runtime.protocol.wire import ConstraintSpec
 
 
 def canonical(spec: ConstraintSpec) -> ConstraintSpec:

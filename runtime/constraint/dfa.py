@@ -11,7 +11,7 @@ import numpy.typing as npt
 from banyan.runtime.constraint.automaton import Automaton
 from banyan.runtime.constraint.guide import Row, Rows, fill_chain, fill_tree, set_bits, take
 from banyan.runtime.constraint.vocabulary import Vocabulary
-from banyan.runtime.wire import ConstraintSpec
+from banyan.runtime.protocol.wire import ConstraintSpec
 
 ROWS = 16 << 20
 """Bytes of masks that one constraint keeps."""
@@ -19,7 +19,7 @@ _LOOK = 64
 """Bytes that a forced run is followed for at once."""
 
 
-class Tokens(NamedTuple):
+class VocabularyArrays(NamedTuple):
     """The vocabulary for arrays. ids: of tokens that are text, by their first byte. text, starts, lengths: what all ids
     spell."""
 
@@ -29,7 +29,7 @@ class Tokens(NamedTuple):
     lengths: npt.NDArray[np.int64]
 
 
-def tokens_of(vocabulary: Vocabulary) -> Tokens:
+def tokens_of(vocabulary: Vocabulary) -> VocabularyArrays:
     ends = np.frombuffer(vocabulary.message.ends, np.int32)[: vocabulary.n_vocab].astype(np.int64)
     starts = np.concatenate([[0], ends[:-1]])
     lengths = ends - starts
@@ -37,7 +37,7 @@ def tokens_of(vocabulary: Vocabulary) -> Tokens:
     marks = vocabulary.special | vocabulary.control | set(vocabulary.eos)
     is_text[[i for i in marks if i < len(is_text)]] = False
     text, ids = np.frombuffer(vocabulary.message.text, np.uint8), np.flatnonzero(is_text)
-    return Tokens([ids[text[starts[ids]] == byte] for byte in range(256)], text, starts, lengths)
+    return VocabularyArrays([ids[text[starts[ids]] == byte] for byte in range(256)], text, starts, lengths)
 
 
 class Dfa:

@@ -1,8 +1,8 @@
 """What the engine asks of a constraint, whatever engine is underneath.
 
-A `Compiled` is made once per constraint and shared; a `Guide` is one output's state in it, O(1) to make. A mask is a
-row of int32 words: bit t & 31 of word t >> 5 says whether token t may come next. Tokens that end an output (eos, stop
-ids) are never set by a guide: whoever knows them sets them, exactly where `can_stop`.
+A `CompiledConstraint` is made once per constraint and shared; a `Guide` is one output's state in it, O(1) to make. A
+mask is a row of int32 words: bit t & 31 of word t >> 5 says whether token t may come next. A guide never sets tokens
+that end an output (eos, stop ids): the caller sets them, exactly where `can_stop`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Guide(Protocol):
         tokens, and only as far as no other token could begin inside them."""
 
 
-class Compiled(Protocol):
+class CompiledConstraint(Protocol):
     """A constraint, ready for any number of outputs. Immutable; threads may share it."""
 
     @property

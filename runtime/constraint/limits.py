@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from banyan.runtime.errors import ConstraintTooLarge
-from banyan.runtime.wire import ConstraintSpec
+from banyan.runtime.protocol.wire import ConstraintSpec
 
 REGEX = 8 << 10
 CHOICES = 10_000

@@ -17,7 +17,7 @@ from banyan.runtime.constraint import lark
 from banyan.runtime.constraint.guide import Row, Rows, clear_bits, fill_chain, fill_tree, take
 from banyan.runtime.constraint.refusal import explain
 from banyan.runtime.constraint.vocabulary import Vocabulary
-from banyan.runtime.wire import ConstraintSpec
+from banyan.runtime.protocol.wire import ConstraintSpec
 
 _LIMITS = llguidance.LLParserLimits(max_items_in_row=20_000, max_lexer_states=50_000, verbose_errors=False)
 _STYLES: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ from banyan.runtime.errors import (
     ConstraintUnsatisfiable,
     ConstraintUnsupported,
 )
-from banyan.runtime.wire import ConstraintSpec
+from banyan.runtime.protocol.wire import ConstraintSpec
 
 _NAMES = {"regex": "regex", "json_schema": "JSON Schema", "grammar": "grammar", "choices": "list of choices"}
 _MOST = 200  # characters that are echoed

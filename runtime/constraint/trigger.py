@@ -9,9 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from banyan.runtime.constraint.guide import Compiled, Guide, Row, Rows, clear_bits, fill_chain, fill_tree, take
+from banyan.runtime.constraint.guide import (
+    CompiledConstraint,
+    Guide,
+    Row,
+    Rows,
+    clear_bits,
+    fill_chain,
+    fill_tree,
+    take,
+)
 from banyan.runtime.constraint.vocabulary import Vocabulary
-from banyan.runtime.wire import ConstraintSpec
+from banyan.runtime.protocol.wire import ConstraintSpec
 
 
 class Hit(NamedTuple):
@@ -54,7 +63,7 @@ class _Watch:
         return sorted(found)
 
 
-class Place(NamedTuple):
+class TriggerState(NamedTuple):
     """In a value, with its guide; or in free text: the last bytes of it that matter, and what is waited for."""
 
     value: Guide | None
@@ -65,7 +74,7 @@ class Place(NamedTuple):
 class Triggered:
     """A compiled value behind its triggers. stages: what free text waits for, one after the other."""
 
-    def __init__(self, spec: ConstraintSpec, value: Compiled, vocabulary: Vocabulary) -> None:
+    def __init__(self, spec: ConstraintSpec, value: CompiledConstraint, vocabulary: Vocabulary) -> None:
         self.value, self.scope, self.vocabulary = value, spec.scope, vocabulary
         self.stages = [_Watch(strings) for strings in ((spec.since,), spec.after) if strings != ("",)]
         self._forbidden: dict[tuple[int, bytes], list[int]] = {}
@@ -78,11 +87,11 @@ class Triggered:
     def guide(self) -> TriggerGuide:
         return TriggerGuide(self)
 
-    def free(self) -> Place:
+    def free(self) -> TriggerState:
         """Free text in which the triggers count."""
-        return Place(None, b"", len(self.stages) - 1)
+        return TriggerState(None, b"", len(self.stages) - 1)
 
-    def go_on(self, place: Place, spelled: bytes) -> Place | None:
+    def go_on(self, place: TriggerState, spelled: bytes) -> TriggerState | None:
         """Where bytes lead from free text; None where they complete a trigger and go on as no value begins."""
         watch = self.stages[place.stage]
         if (hit := watch.find(place.tail, spelled)) is None:
@@ -91,9 +100,9 @@ class Triggered:
             return self.go_on(self.free(), hit.rest)
         guide = self.value.guide()
         tokens = self.vocabulary.llg.tokenize_bytes(hit.rest) if hit.rest else []
-        return Place(guide) if guide.accept(tokens) == len(tokens) else None
+        return TriggerState(guide) if guide.accept(tokens) == len(tokens) else None
 
-    def forbidden(self, place: Place) -> list[int]:
+    def forbidden(self, place: TriggerState) -> list[int]:
         """Tokens that may not come next in free text."""
         key = place.stage, place.tail
         if key not in self._forbidden:
@@ -101,7 +110,7 @@ class Triggered:
             self._forbidden[key] = [token for token in found if not self._is_right(place, token)]
         return self._forbidden[key]
 
-    def _is_right(self, place: Place, token: int) -> bool:
+    def _is_right(self, place: TriggerState, token: int) -> bool:
         spelled = self.vocabulary.spelling[token]
         hit = self.stages[place.stage].find(place.tail, spelled)
         assert hit is not None
@@ -117,8 +126,8 @@ class TriggerGuide:
 
     def __init__(self, compiled: Triggered) -> None:
         self._compiled = compiled
-        self._place = Place(None)
-        self._before: list[Place] = []  # one place per accepted token: where it was accepted
+        self._place = TriggerState(None)
+        self._before: list[TriggerState] = []  # one place per accepted token: where it was accepted
 
     @property
     def can_stop(self) -> bool:
@@ -162,7 +171,7 @@ class TriggerGuide:
             self._place = place
         return len(tokens)
 
-    def _after(self, token: int) -> Place | None:
+    def _after(self, token: int) -> TriggerState | None:
         """Where a token leads; None where it is not allowed. A value's guide moves."""
         compiled, value = self._compiled, self._place.value
         if value is None:

@@ -13,8 +13,8 @@ from typing import Any
 import llguidance
 import msgspec
 
-from banyan.runtime import wire
 from banyan.runtime.errors import Unsupported
+from banyan.runtime.protocol import wire
 
 _BORDER = b"\xff"  # in no UTF-8 text
 
@@ -29,7 +29,7 @@ class Vocabulary:
     n_vocab    rows of the model's logits; a mask has ceil(n_vocab / 32) words
     """
 
-    def __init__(self, message: wire.Vocabulary, n_vocab: int) -> None:
+    def __init__(self, message: wire.SetVocabulary, n_vocab: int) -> None:
         self.message, self.n_vocab = message, n_vocab
         self.n_words = -(-n_vocab // 32)
         self.special, self.control = frozenset(array("i", message.special)), frozenset(array("i", message.control))

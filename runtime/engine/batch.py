@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from banyan.kernels.attention.batch import to_device
+from banyan.kernels.attention.ragged import to_device
 from banyan.kernels.ops import Ragged, ragged
-from banyan.runtime.engine.request import Plan, Request
-from banyan.runtime.engine.speculation.draft import Ahead, rows_of
+from banyan.runtime.engine.scheduling.request import Plan, Request
+from banyan.runtime.engine.speculation.draft import DraftPosition, rows_of
 
 
 class Unseen(NamedTuple):
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     rows: Tensor  # int64 [n_scored + n_drawn]
     targets: Tensor  # int64 [n_scored]: the tokens whose logprobs are asked for
     scored: tuple[tuple[int, int, int], ...]  # (rid, how many of the targets, how many alternatives), in order
-    drawn: tuple[Request | Ahead, ...]  # who draws from each of the last rows
+    drawn: tuple[Request | DraftPosition, ...]  # who draws from each of the last rows
     unseen: Unseen | None = None
 
     def drawing(self, logits: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def assemble(
     page: int,
     device: torch.device,
     deterministic: bool = False,
-    before: tuple[Sequence[Request | Ahead], Tensor] | None = None,
+    before: tuple[Sequence[Request | DraftPosition], Tensor] | None = None,
 ) -> Batch:
     """Lay the works' rows one behind the other. Copies to a GPU are asynchronous.
 
@@ -62,7 +62,7 @@ def assemble(
     rows: list[int] = []
     score_rows: list[int] = []
     scored: list[tuple[int, int, int]] = []
-    drawn: list[Request | Ahead] = []
+    drawn: list[Request | DraftPosition] = []
     unseen: list[tuple[int, int]] = []  # row, rid
     q_lens, kv_lens, pages = [], [], []
     parents: list[list[int] | None] = []  # of the rows of a draft that branches
@@ -110,7 +110,7 @@ def assemble(
 
 
 def _unseen(
-    tokens: list[tuple[int, int]], before: tuple[Sequence[Request | Ahead], Tensor] | None, device: torch.device
+    tokens: list[tuple[int, int]], before: tuple[Sequence[Request | DraftPosition], Tensor] | None, device: torch.device
 ) -> Unseen | None:
     """tokens: row and rid of each. before: as in `assemble`."""
     if not tokens:

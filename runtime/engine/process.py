@@ -25,12 +25,12 @@ import zmq
 from banyan.runtime import config as configs
 from banyan.runtime.config import Config
 from banyan.runtime.engine.hardware import facts, probe
-from banyan.runtime.engine.speculation import smaller
-from banyan.runtime.engine.worker import Engine
+from banyan.runtime.engine.loop import EngineLoop
+from banyan.runtime.engine.speculation import draft_models
 from banyan.runtime.errors import BanyanError
-from banyan.runtime.flight import Flight
 from banyan.runtime.model import load, spec, weights
-from banyan.runtime.wire import UNREADABLE, EngineOrder, EngineReport, Failed, decode_order, encode
+from banyan.runtime.protocol.flight_record import FlightRecord
+from banyan.runtime.protocol.wire import UNREADABLE, EngineOrder, EngineReport, Failed, decode_order, encode
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -50,9 +50,9 @@ def main(argv: list[str]) -> int:
     if args.alive_fd is not None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with zmq.Context() as context:
-        link = Link(context, args.socket, args.alive_fd)
+        link = ServerLink(context, args.socket, args.alive_fd)
         try:
-            flight = None if args.flight_fd is None else Flight(args.flight_fd)
+            flight = None if args.flight_fd is None else FlightRecord(args.flight_fd)
             engine = build(msgspec.json.decode(args.config, type=Config), flight)
             settle()
             engine.run(link, link)
@@ -69,10 +69,10 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def build(config: Config, flight: Flight | None = None) -> Engine:
+def build(config: Config, flight: FlightRecord | None = None) -> EngineLoop:
     """An engine from options: the model read from disk, "auto" resolved by what the machine has now."""
     path = spec.resolve(config.model)
-    drafts = smaller.find(config, path)
+    drafts = draft_models.find(config, path)
     known = facts(spec.read_spec(path), *((drafts.n_parameters, drafts.kv_elements) if drafts else ()))
     resolved = configs.resolve(config, probe(gpus=config.device != "cpu"), known)
     with weights.bar(f"loading {config.model}") as progress:
@@ -87,8 +87,8 @@ def build(config: Config, flight: Flight | None = None) -> Engine:
         )
     kind = "" if config.weight_dtype == "auto" else f" {config.weight_dtype}"
     known_as = weights.version(path) + kind, weights.fingerprint(path) + kind.encode()
-    draft_model = smaller.read(drafts, resolved, model) if drafts else None
-    engine = Engine(
+    draft_model = draft_models.read(drafts, resolved, model) if drafts else None
+    engine = EngineLoop(
         config, model, resolved, flight=flight, draft_model=draft_model, weights=known_as[0], fingerprint=known_as[1]
     )
     engine.warm_up()
@@ -106,7 +106,7 @@ def settle() -> None:
         mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
-class Link:
+class ServerLink:
     """Inbox and outbox of the engine: one PAIR socket, and the pipe that tells of the parent's end."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, alive_fd: int | None) -> None:

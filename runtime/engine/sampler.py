@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from banyan.kernels.attention.batch import to_device
+from banyan.kernels.attention.ragged import to_device
 from banyan.kernels.draw.rows import Rows, draw_rows
 from banyan.kernels.ops import draw, edit_logits, mask_logits
 from banyan.runtime.engine.batch import Batch
-from banyan.runtime.engine.guide import Masks, takes_best
-from banyan.runtime.engine.request import Request, Result
-from banyan.runtime.engine.speculation.draft import Ahead
-from banyan.runtime.wire import TopLogprobs
+from banyan.runtime.engine.guides import Masks, takes_best
+from banyan.runtime.engine.scheduling.request import Request, Result
+from banyan.runtime.engine.speculation.draft import DraftPosition
+from banyan.runtime.protocol.wire import TopLogprobs
 
 Logprobs = dict[int, list[TopLogprobs]]
 
@@ -58,7 +58,7 @@ def sample(logits: Tensor, batch: Batch, masks: Masks | None = None) -> Drawn:
 
 @torch.inference_mode()
 def choose(
-    logits: Tensor, requests: Sequence[Request | Ahead], masks: Masks | None = None
+    logits: Tensor, requests: Sequence[Request | DraftPosition], masks: Masks | None = None
 ) -> tuple[list[int], Logprobs]:
     """One token for each row of `logits`, [n, vocab], and the logprobs that were asked for, by rid.
 
@@ -70,7 +70,7 @@ def choose(
 
 
 def _choose(
-    logits: Tensor, requests: Sequence[Request | Ahead], masks: Masks | None
+    logits: Tensor, requests: Sequence[Request | DraftPosition], masks: Masks | None
 ) -> tuple[Tensor | None, Callable[[], tuple[list[int], Logprobs]]]:
     """`choose`, in two: the tokens on the device, None where they are known; and what is to be read of them."""
     if not logits.is_cuda and all(r.is_plain or takes_best(r) for r in requests):
@@ -114,7 +114,7 @@ def _nothing() -> None:
     pass
 
 
-def _rows(requests: Sequence[Request | Ahead], device: torch.device) -> Rows:
+def _rows(requests: Sequence[Request | DraftPosition], device: torch.device) -> Rows:
     """What the draw has to know of them."""
     s = [r.sampling for r in requests]
     runs = [r.run for r in requests]
@@ -130,7 +130,7 @@ def _rows(requests: Sequence[Request | Ahead], device: torch.device) -> Rows:
     )
 
 
-def edit(logits: Tensor, requests: Sequence[Request | Ahead]) -> None:
+def edit(logits: Tensor, requests: Sequence[Request | DraftPosition]) -> None:
     """Penalties, bias and min_tokens, in place."""
     penalties, biases = _Cells(), _Cells()  # apart, as a token may have both
     for row, r in enumerate(requests):
@@ -203,7 +203,7 @@ def _scores(logits: Tensor, batch: Batch) -> Callable[[], tuple[dict[int, list[f
     return read
 
 
-def _logprobs(own: Tensor, ids: Tensor, requests: Sequence[Request | Ahead]) -> Callable[[], Logprobs]:
+def _logprobs(own: Tensor, ids: Tensor, requests: Sequence[Request | DraftPosition]) -> Callable[[], Logprobs]:
     """own: the model's logprobs, [n, vocab]; ids [n]: the tokens chosen. By rid, row by row."""
     chosen = _to_host(own.gather(1, ids[:, None]).squeeze(1))
     values, best = own.topk(min(max(r.sampling.top_logprobs for r in requests), own.shape[1]))

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels import ops
-from banyan.kernels.fused import Layers, Weights, fused
+from banyan.kernels.fused_layers import Layers, Weights, fused
 from banyan.kernels.ops import Ragged
 from banyan.runtime.model.linear import Linear
 from banyan.runtime.model.rope import frequencies

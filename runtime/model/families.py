@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from banyan.runtime.errors import BadModel, Unsupported
-from banyan.runtime.model.rope import Default, Rope, parse_rope
+from banyan.runtime.model.rope import NoScaling, Rope, parse_rope
 
 
 class Dense(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +29,7 @@ class Dense(msgspec.Struct, frozen=True, kw_only=True):
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
-    rope: Rope = Default()
+    rope: Rope = NoScaling()
 
     @property
     def n_kv_heads(self) -> int:

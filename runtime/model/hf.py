@@ -28,8 +28,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging
 
 from banyan.kernels import ops
+from banyan.kernels.kv_layout import Pool, Quantized
 from banyan.kernels.ops import Ragged, ragged
-from banyan.kernels.pool import Pool, Quantized
 from banyan.runtime.errors import BadModel, BanyanError, Unsupported
 from banyan.runtime.model.facts import DTYPES, ModelSpec
 from banyan.runtime.model.weights import Checkpoint, Progress
@@ -47,7 +47,7 @@ class Rule(NamedTuple):
     softcap: float
 
 
-class Step(NamedTuple):
+class HfStep(NamedTuple):
     """What our attention function must know of the forward pass that is running."""
 
     family: str
@@ -57,7 +57,7 @@ class Step(NamedTuple):
     max_context: int
 
 
-_STEP: ContextVar[Step] = ContextVar("step")
+_STEP: ContextVar[HfStep] = ContextVar("step")
 
 
 class Borrowed:
@@ -77,7 +77,7 @@ class Borrowed:
     def forward(
         self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Pool, Pool]], rows: Tensor
     ) -> Tensor:
-        token = _STEP.set(Step(self.spec.family, ragged, kv, self.rules, self.spec.max_context))
+        token = _STEP.set(HfStep(self.spec.family, ragged, kv, self.rules, self.spec.max_context))
         try:
             out = self._model(
                 input_ids=ids[None],
@@ -175,7 +175,7 @@ _KNOWN_OPTIONS = {"scaling", "softcap", "s_aux", "sliding_window", "is_causal", 
 
 
 def _rule(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any], step: Step
+    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any], step: HfStep
 ) -> Rule:
     """The rule of a layer from the call it makes; Unsupported names what pages or kernels cannot do."""
     name = type(module).__name__

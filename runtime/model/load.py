@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from banyan.kernels.chosen import why_not_deterministic
+from banyan.kernels.dispatch_report import why_not_deterministic
 from banyan.kernels.ops import Pool, Ragged
 from banyan.runtime.errors import ConfigError, OutOfMemory, Unsupported
 from banyan.runtime.model import decoder

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class _Kind(msgspec.Struct, frozen=True, kw_only=True, tag_field="rope_type", forbid_unknown_fields=True):
+class _ScalingType(msgspec.Struct, frozen=True, kw_only=True, tag_field="rope_type", forbid_unknown_fields=True):
     rope_theta: float = 10000.0
 
     def reach(self, trained: int) -> int:
@@ -34,27 +34,27 @@ class _Kind(msgspec.Struct, frozen=True, kw_only=True, tag_field="rope_type", fo
         return trained
 
 
-class Default(_Kind, tag="default", frozen=True, kw_only=True):
+class NoScaling(_ScalingType, tag="default", frozen=True, kw_only=True):
     pass
 
 
-class Linear(_Kind, tag="linear", frozen=True, kw_only=True):
+class LinearScaling(_ScalingType, tag="linear", frozen=True, kw_only=True):
     factor: float
 
     def reach(self, trained: int) -> int:
         return int(trained * self.factor)
 
 
-class Dynamic(_Kind, tag="dynamic", frozen=True, kw_only=True):
+class DynamicScaling(_ScalingType, tag="dynamic", frozen=True, kw_only=True):
     factor: float
 
 
-class Proportional(_Kind, tag="proportional", frozen=True, kw_only=True):
+class Proportional(_ScalingType, tag="proportional", frozen=True, kw_only=True):
     factor: float = 1.0
     partial_rotary_factor: float = 1.0
 
 
-class Yarn(_Kind, tag="yarn", frozen=True, kw_only=True):
+class Yarn(_ScalingType, tag="yarn", frozen=True, kw_only=True):
     factor: float
     original_max_position_embeddings: int
     attention_factor: float | None = None
@@ -68,7 +68,7 @@ class Yarn(_Kind, tag="yarn", frozen=True, kw_only=True):
         return int(self.original_max_position_embeddings * self.factor)
 
 
-class LongRope(_Kind, tag="longrope", frozen=True, kw_only=True):
+class LongRope(_ScalingType, tag="longrope", frozen=True, kw_only=True):
     short_factor: list[float]
     long_factor: list[float]
     original_max_position_embeddings: int
@@ -76,14 +76,14 @@ class LongRope(_Kind, tag="longrope", frozen=True, kw_only=True):
     attention_factor: float | None = None
 
 
-class Llama3(_Kind, tag="llama3", frozen=True, kw_only=True):
+class Llama3(_ScalingType, tag="llama3", frozen=True, kw_only=True):
     factor: float
     low_freq_factor: float
     high_freq_factor: float
     original_max_position_embeddings: int
 
 
-Rope = Default | Linear | Dynamic | Proportional | Yarn | LongRope | Llama3
+Rope = NoScaling | LinearScaling | DynamicScaling | Proportional | Yarn | LongRope | Llama3
 
 
 def parse_rope(config: dict[str, Any]) -> Rope:
@@ -127,7 +127,7 @@ def frequencies(rope: Rope, dim: int, max_context: int) -> tuple[Tensor, float]:
     n = torch.arange(0, dim, 2, dtype=torch.float32)
     inverse = 1.0 / rope.rope_theta ** (n / dim)  # [dim / 2]
     match rope:
-        case Linear():
+        case LinearScaling():
             return inverse / rope.factor, 1.0
         case Proportional():
             turning = int(rope.partial_rotary_factor * dim // 2)
@@ -142,7 +142,7 @@ def frequencies(rope: Rope, dim: int, max_context: int) -> tuple[Tensor, float]:
             return inverse / factors, _longrope_scale(rope)
         case Llama3():
             return _llama3(rope, inverse), 1.0
-        case Default() | Dynamic():
+        case NoScaling() | DynamicScaling():
             return inverse, 1.0
 
 

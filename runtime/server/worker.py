@@ -28,25 +28,26 @@ from typing import Any, Literal
 import msgspec
 import zmq
 
-from banyan.runtime import ipc, launch, wire
+from banyan.runtime import launch
 from banyan.runtime.config import Config, parse_bytes
 from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, from_code
 from banyan.runtime.model.spec import resolve
-from banyan.runtime.server import quota
-from banyan.runtime.server.chat import Template
-from banyan.runtime.server.front import Front
-from banyan.runtime.server.generate import Error, Generator
-from banyan.runtime.server.grammar import Grammars
-from banyan.runtime.server.journal import Journal
-from banyan.runtime.server.limits import Timers
-from banyan.runtime.server.link import Link
-from banyan.runtime.server.observed import Observed
-from banyan.runtime.server.program import Program
-from banyan.runtime.server.programs import Programs
-from banyan.runtime.server.questions import OURSELVES, Questions
-from banyan.runtime.server.requests import Requests
-from banyan.runtime.server.tenants import Tenant, Tenants, configured
-from banyan.runtime.server.tokenizer import Files, Tokenizer
+from banyan.runtime.protocol import ipc, wire
+from banyan.runtime.server.constraints.constraint_checker import ConstraintChecker
+from banyan.runtime.server.engine_link.link import EngineLink
+from banyan.runtime.server.engine_link.questions import OURSELVES, Questions
+from banyan.runtime.server.engine_link.requests import EngineRequests
+from banyan.runtime.server.listeners import Listeners
+from banyan.runtime.server.policy import quota
+from banyan.runtime.server.policy.run_limits import Timers
+from banyan.runtime.server.policy.tenants import Tenant, Tenants, configured
+from banyan.runtime.server.programs.generation import Error, Generator
+from banyan.runtime.server.programs.journal import Journal
+from banyan.runtime.server.programs.programs import Programs
+from banyan.runtime.server.programs.running_program import RunningProgram
+from banyan.runtime.server.telemetry.observer import Observer
+from banyan.runtime.server.text.chat_template import ChatTemplate
+from banyan.runtime.server.text.tokenizer import Files, Tokenizer
 
 LONG = 4096
 """Characters that are encoded on the loop at most: about 1 ms. A thread's round trip takes 0.1 ms."""
@@ -104,7 +105,7 @@ class Server:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         undo.callback(self._context.destroy, 0)
         path = Path(self.config.socket)
-        self.front = Front(self._context, self.config)
+        self.front = Listeners(self._context, self.config)
         if self._is_private:
             undo.callback(shutil.rmtree, path.parent, ignore_errors=True)
         undo.callback(self.front.release)
@@ -112,7 +113,7 @@ class Server:
         directory = resolve(self.config.model)
         self.directory = directory
         self.name = self.config.model if self.config.model == "pocket" else directory.name
-        self.link = Link(self._context, msgspec.structs.replace(self.config, model=str(directory)), path, engine)
+        self.link = EngineLink(self._context, msgspec.structs.replace(self.config, model=str(directory)), path, engine)
         undo.callback(self.link.close)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="banyan-encode")
         undo.callback(self._threads.shutdown, wait=False, cancel_futures=True)
@@ -121,12 +122,12 @@ class Server:
     def _load(self, directory: Path, undo: contextlib.ExitStack) -> None:
         files = Files.read(directory)
         self.tokenizer = Tokenizer(directory, files)
-        template = Template(files.template, files.special_tokens) if files.template else None
+        template = ChatTemplate(files.template, files.special_tokens) if files.template else None
         text_config = files.config.get("text_config") or files.config
-        self.requests = Requests(self.tokenizer, text_config.get("vocab_size"), self._order)
+        self.requests = EngineRequests(self.tokenizer, text_config.get("vocab_size"), self._order)
         vocabulary = self.tokenizer.vocabulary()
         self.link.first = (vocabulary,)
-        self.grammars = Grammars(
+        self.grammars = ConstraintChecker(
             self._context,
             Path(self.config.socket),
             vocabulary,
@@ -139,7 +140,7 @@ class Server:
         undo.callback(self.grammars.close)
         generator = Generator(self.tokenizer, template, self.requests, self._offload, Random(), self.grammars.check)
         self.timers = Timers()
-        self.programs = Programs(generator, self._say, self.timers, quota.Limits.of(self.config))
+        self.programs = Programs(generator, self._say, self.timers, quota.QuotaLimits.of(self.config))
         self.requests.spend, self.requests.standing = self.programs.spend, self.programs.standing
         self.programs.over, self.programs.root = self._over, self.tenants.root
         self._keep_a_journal(undo)
@@ -152,7 +153,7 @@ class Server:
             info=self._info,
             check=lambda: self.programs.check(self.requests),
         )
-        self.observed = Observed(self.config, self.name, undo)
+        self.observed = Observer(self.config, self.name, undo)
         self.requests.ended, self.questions.noted = self.observed.ended, self.observed.note
         self.programs.generated = self.observed.generated
         self.chat = self.programs.tooling.told(template.chat_markers()) if template else None
@@ -333,7 +334,7 @@ class Server:
         for client in list(self._peers):
             self._say(client, wire.Pong())
 
-    def _over(self, program: Program, error: Error | None) -> None:
+    def _over(self, program: RunningProgram, error: Error | None) -> None:
         self.requests.end(program.serial)
         self.observed.over(program, error)
 
@@ -381,7 +382,7 @@ class Server:
                 lines = (*report.report, *self.front.lines)
                 for line in lines:
                     self._note("info", line)
-                self._tell(launch.Report(pid=os.getpid(), lines=lines))
+                self._tell(launch.StartReport(pid=os.getpid(), lines=lines))
                 self._welcome(report)
 
     def _stats(self) -> dict[str, float]:
@@ -414,7 +415,7 @@ class Server:
         self._watch()
         self.requests.replay(death)
 
-    def _tell(self, report: launch.Report) -> None:
+    def _tell(self, report: launch.StartReport) -> None:
         """Report to who started us; only the first time."""
         if self._ready_fd is not None:
             launch.tell(self._ready_fd, report)
@@ -441,7 +442,7 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
     except BanyanError as e:
         pending = ready_fd if server is None else server._ready_fd
         if pending is not None:
-            launch.tell(pending, launch.Report(pid=os.getpid(), code=e.code, message=e.message))
+            launch.tell(pending, launch.StartReport(pid=os.getpid(), code=e.code, message=e.message))
         print(f"banyan: {e.message}", file=sys.stderr, flush=True)
         return 1
     return 0

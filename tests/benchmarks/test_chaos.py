@@ -53,6 +53,8 @@ def test_who_waits_costs_next_to_nothing(load: ModuleType, has_turnover: bool) -
 
 
 def test_the_loop_keeps_nothing_of_what_ended(load: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("banyan.runtime.engine.queue.N_KNOWN", 128)  # programs are remembered for a while; that fills
+    monkeypatch.setattr(
+        "banyan.runtime.engine.scheduling.queue.N_KNOWN", 128
+    )  # programs are remembered for a while; that fills
     first, last = load.memory(500, 2000)
     assert last < 1.05 * first

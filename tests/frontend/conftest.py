@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import banyan as bn
-from banyan import ticker
+from banyan.execution import auto_flush
 
 
 class _Silent:
@@ -20,7 +20,7 @@ class _Silent:
 
 @pytest.fixture(autouse=True)
 def _no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ticker, "_ticker", _Silent())
+    monkeypatch.setattr(auto_flush, "_ticker", _Silent())
 
 
 @pytest.fixture(autouse=True)

@@ -7,14 +7,14 @@ import torch
 
 from banyan.kernels.accept import kernel as accept
 from banyan.kernels.attention import kernel as attention
-from banyan.kernels.attention.batch import ragged
+from banyan.kernels.attention.ragged import ragged
 from banyan.kernels.copy_pages import kernel as copy_pages
 from banyan.kernels.copy_slots import kernel as copy_slots
 from banyan.kernels.draw import kernel as draw
 from banyan.kernels.draw.rows import Rows
 from banyan.kernels.edit_logits import kernel as edit_logits
+from banyan.kernels.kv_layout import KINDS, empty
 from banyan.kernels.mask_logits import kernel as mask_logits
-from banyan.kernels.pool import KINDS, empty
 from banyan.kernels.rms_norm import kernel as rms_norm
 from banyan.kernels.rope_kv import kernel as rope_kv
 from banyan.kernels.silu_mul import kernel as silu_mul

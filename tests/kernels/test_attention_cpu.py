@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from banyan.kernels import ops
-from banyan.kernels.attention import cpu, native, plain
-from banyan.kernels.attention.batch import ragged
+from banyan.kernels.attention import cpu, native, torch_cpu
 from banyan.kernels.attention.plan import MERGE_KEYS
+from banyan.kernels.attention.ragged import ragged
+from banyan.kernels.kv_layout import KINDS, Quantized, quantize
 from banyan.kernels.native import build, threads
-from banyan.kernels.pool import KINDS, Quantized, quantize
 from banyan.kernels.testing.cases import Case, attention_case, check_deterministic, random_trees
 
 BATCHES = {
@@ -28,7 +28,7 @@ BATCHES = {
 def run(case: Case) -> None:
     """By both paths; the compiled one where there is a compiler."""
     args = case[:4]
-    case.check(plain.attention(*args, **case.options))
+    case.check(torch_cpu.attention(*args, **case.options))
     library = build.library()
     if library is not None and cpu.is_known(*case[:3]):
         case.check(native.attend(library, *args, **case.options))
@@ -36,7 +36,7 @@ def run(case: Case) -> None:
 
 @pytest.mark.usefixtures("native")
 def test_the_compiled_path_is_taken_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "attention", None)
+    monkeypatch.setattr(torch_cpu, "attention", None)
     for dtype in build.DTYPES:
         case = attention_case(1, [1, 20], [40, 33], dtype=dtype, window=30, softcap=3.0, sinks=True)
         case.check(cpu.attention(*case[:4], **case.options))
@@ -228,13 +228,13 @@ def test_in_float32_a_row_has_the_same_bits_among_few_and_among_many(
 @pytest.mark.parametrize("kv", ["", "int8"])
 def test_plain_attention_outside_inference_mode_behind_one_in_it(kv: str) -> None:
     case = attention_case(8, [3], [20], kv=kv)
-    plain._buffers.__dict__.clear()
+    torch_cpu._buffers.__dict__.clear()
     with torch.inference_mode():
-        first = plain.attention(*case[:4], **case.options)
-    assert torch.equal(plain.attention(*case[:4], **case.options), first)
+        first = torch_cpu.attention(*case[:4], **case.options)
+    assert torch.equal(torch_cpu.attention(*case[:4], **case.options), first)
 
 
 def test_without_a_compiler_attention_is_not_deterministic_and_says_so() -> None:
     case = attention_case(1, [1], [30])
     with pytest.raises(ValueError, match="install a C"):
-        plain.attention(*case[:3], case.ragged._replace(deterministic=True), **case.options)
+        torch_cpu.attention(*case[:3], case.ragged._replace(deterministic=True), **case.options)

@@ -10,11 +10,11 @@ from random import Random
 import pytest
 import torch
 
-from banyan.kernels.attention import merging, plan
-from banyan.kernels.attention.merging import N_KEYS, N_ROWS, OWN, Shape, measure
+from banyan.kernels.attention import plan, share_threshold
+from banyan.kernels.attention.share_threshold import N_KEYS, N_ROWS, OWN, AttentionShape, measure
 
 CPU = torch.device("cpu")
-SHAPE = Shape(4, 2, 16, 16, torch.float32, torch.float32)
+SHAPE = AttentionShape(4, 2, 16, 16, torch.float32, torch.float32)
 
 
 def seconds(merge_keys: float, noise: Random | None, n: int, n_keys: int) -> tuple[float, float]:
@@ -40,14 +40,14 @@ def lost(cut: float, merge_keys: float) -> tuple[float, float]:
 def test_what_is_shared_pays_and_little_that_would_is_left(merge_keys: float) -> None:
     shared, alone = lost(measure(partial(seconds, merge_keys, None)), merge_keys)
     assert shared == 0
-    assert alone < 2 * merging.MARGIN
+    assert alone < 2 * share_threshold.MARGIN
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_misleads_only_where_it_hardly_matters(seed: int) -> None:
     shared, alone = lost(measure(partial(seconds, 100.0, Random(seed))), 100.0)
     assert shared < 0.03
-    assert alone < 2 * merging.MARGIN
+    assert alone < 2 * share_threshold.MARGIN
 
 
 def test_where_sharing_never_pays_little_is_shared() -> None:
@@ -62,22 +62,22 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_is_measured_once_and_plans_go_by_it(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = merging.settle(SHAPE, CPU)
+    found = share_threshold.settle(SHAPE, CPU)
     assert 0 < found <= max(N_KEYS)
     assert plan.MERGE_KEYS["cpu"] == found
     assert list(json.loads(kept.read_text()).values()) == [found]
     plan.MERGE_KEYS["cpu"] = 48.0
-    monkeypatch.setattr(merging, "measure", lambda seconds: pytest.fail("it was measured before"))
-    assert merging.settle(SHAPE, CPU) == plan.MERGE_KEYS["cpu"] == found
+    monkeypatch.setattr(share_threshold, "measure", lambda seconds: pytest.fail("it was measured before"))
+    assert share_threshold.settle(SHAPE, CPU) == plan.MERGE_KEYS["cpu"] == found
 
 
 def test_each_shape_and_number_of_threads_has_its_own(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter((1.0, 2.0, 3.0))
-    monkeypatch.setattr(merging, "measure", lambda seconds: next(found))
-    assert merging.settle(SHAPE, CPU) == 1.0
-    assert merging.settle(SHAPE._replace(head_dim=32), CPU) == 2.0
-    monkeypatch.setattr(merging.threads, "most", lambda: 3)
-    assert merging.settle(SHAPE, CPU) == 3.0
+    monkeypatch.setattr(share_threshold, "measure", lambda seconds: next(found))
+    assert share_threshold.settle(SHAPE, CPU) == 1.0
+    assert share_threshold.settle(SHAPE._replace(head_dim=32), CPU) == 2.0
+    monkeypatch.setattr(share_threshold.threads, "most", lambda: 3)
+    assert share_threshold.settle(SHAPE, CPU) == 3.0
     assert sorted(json.loads(kept.read_text()).values()) == [1.0, 2.0, 3.0]
 
 
@@ -85,8 +85,8 @@ def test_each_shape_and_number_of_threads_has_its_own(kept: Path, monkeypatch: p
 def test_a_file_that_cannot_be_read_is_measured_again(kept: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.parent.mkdir(parents=True)
     kept.write_text(text)
-    monkeypatch.setattr(merging, "measure", lambda seconds: 7.0)
-    assert merging.settle(SHAPE, CPU) == 7.0
+    monkeypatch.setattr(share_threshold, "measure", lambda seconds: 7.0)
+    assert share_threshold.settle(SHAPE, CPU) == 7.0
     assert list(json.loads(kept.read_text()).values()) == [7.0]
 
 
@@ -94,23 +94,23 @@ def test_where_nothing_can_be_kept_it_is_measured_each_time(kept: Path, monkeypa
     kept.parent.parent.mkdir(parents=True)
     kept.parent.write_text("not a folder")
     found = iter((7.0, 8.0))
-    monkeypatch.setattr(merging, "measure", lambda seconds: next(found))
-    assert [merging.settle(SHAPE, CPU) for _ in range(2)] == [7.0, 8.0]
+    monkeypatch.setattr(share_threshold, "measure", lambda seconds: next(found))
+    assert [share_threshold.settle(SHAPE, CPU) for _ in range(2)] == [7.0, 8.0]
 
 
 def test_what_is_timed_is_not_shared_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[plan.Plan] = []
-    monkeypatch.setattr(merging, "REPEATS", 1)
-    attention = merging.ops.attention
+    made: list[plan.AttentionPlan] = []
+    monkeypatch.setattr(share_threshold, "REPEATS", 1)
+    attention = share_threshold.ops.attention
 
     def look(q, k, v, batch, **options):  # type: ignore[no-untyped-def]
         out = attention(q, k, v, batch, **options)
         made.extend(work.n_partials for work in batch.plans.values())  # type: ignore[union-attr]
         return out
 
-    monkeypatch.setattr(merging.ops, "attention", look)
+    monkeypatch.setattr(share_threshold.ops, "attention", look)
     before = dict(plan.MERGE_KEYS)
-    assert min(merging._seconds(SHAPE, CPU, 4, 128)) > 0
+    assert min(share_threshold._seconds(SHAPE, CPU, 4, 128)) > 0
     assert set(made) == {0, 8}, "partial results, of what is timed first and second"
     assert made[0] == 0
     assert before == plan.MERGE_KEYS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from banyan.kernels import chosen, ops
+from banyan.kernels import dispatch_report, ops
 from banyan.kernels.attention import native
 from banyan.kernels.native import build, threads
 from banyan.kernels.testing.cases import attention_case
@@ -119,16 +119,16 @@ def test_helping_threads_serve_callers_in_parallel_and_are_not_missed_in_a_forke
 
 @pytest.mark.usefixtures("native")
 def test_what_cannot_be_deterministic_is_told() -> None:
-    assert chosen.why_not_deterministic("cpu", torch.float32, 64) == ""
-    assert "vendor" in chosen.why_not_deterministic("cuda", torch.bfloat16, 64)
-    assert "float16" in chosen.why_not_deterministic("cpu", torch.float16, 64)
-    assert "heads of 24" in chosen.why_not_deterministic("cpu", torch.float32, 24)
+    assert dispatch_report.why_not_deterministic("cpu", torch.float32, 64) == ""
+    assert "vendor" in dispatch_report.why_not_deterministic("cuda", torch.bfloat16, 64)
+    assert "float16" in dispatch_report.why_not_deterministic("cpu", torch.float16, 64)
+    assert "heads of 24" in dispatch_report.why_not_deterministic("cpu", torch.float32, 24)
 
 
 @pytest.mark.usefixtures("fresh")
 def test_without_a_compiler_nothing_is_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "C++ compiler" in chosen.why_not_deterministic("cpu", torch.float32, 64)
+    assert "C++ compiler" in dispatch_report.why_not_deterministic("cpu", torch.float32, 64)
 
 
 def test_the_library_has_its_own_number_of_threads() -> None:

@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from banyan.kernels import ops
-from banyan.kernels.pool import KINDS
+from banyan.kernels.kv_layout import KINDS
 from banyan.kernels.testing.cases import Case, attention_case, random_trees
 from banyan.runtime import config as configs
 from banyan.runtime.config import Resolved
-from banyan.runtime.engine.graphs import Graphs, cuda_capture
-from banyan.runtime.engine.runner import Runner, decodes
-from banyan.runtime.engine.store import Store
-from banyan.runtime.engine.worker import Engine
+from banyan.runtime.engine.cuda_graphs import Graphs, cuda_capture
+from banyan.runtime.engine.kv_pool import KVPool
+from banyan.runtime.engine.loop import EngineLoop
+from banyan.runtime.engine.model_runner import ModelRunner, decodes
 from banyan.runtime.model.load import load
-from banyan.runtime.wire import Sampling
+from banyan.runtime.protocol.wire import Sampling
 
 OPTIONS = [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}, {"window": 90, "softcap": 9.0, "sinks": True}]
 calls = st.fixed_dictionaries(
@@ -72,8 +72,8 @@ def test_captured_steps_are_right(device: str, tiny_model: Callable[..., Path]) 
     if device != "cuda":
         pytest.skip("CUDA graphs need --device=cuda")
     model = load(tiny_model(head_dim=16), device=device)
-    store = Store(model.spec, 64, 16, device)
-    runner = Runner(model, store, Graphs(model, store, 256, cuda_capture()))
+    store = KVPool(model.spec, 64, 16, device)
+    runner = ModelRunner(model, store, Graphs(model, store, 256, cuda_capture()))
     for n in (3, 4, 1, 3):
         batch = decodes(n, store)
         got = runner(batch, ()).clone()
@@ -98,7 +98,7 @@ def test_a_step_ahead_says_what_one_that_waits_says(
     said = []
     for is_ahead in (False, device == "cuda"):
         resolved = Resolved(device=device, dtype="float32", context=256, n_pages=64, n_host=0, threads=1, decisions=())
-        e = Engine(configs.make(speculate="off", step_tokens=32, deterministic=deterministic), model, resolved)
+        e = EngineLoop(configs.make(speculate="off", step_tokens=32, deterministic=deterministic), model, resolved)
         e.is_ahead = is_ahead
         box = late.loop(e, {2 * i: [run] for i, run in enumerate(runs)})
         said.append((box.said, {rid: len(tops) for rid, tops in box.logprobs.items()}))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from banyan.kernels.attention import plan
-from banyan.kernels.attention.plan import Plan, Tiles
+from banyan.kernels.attention.plan import AttentionPlan, Tiles
 
 lengths = st.one_of(st.integers(0, 40), st.integers(0, 5000))
 PAGE = 16
@@ -74,7 +74,11 @@ def page_table(kv_lens: list[int], common: list[int]) -> np.ndarray:
 
 
 def check_reads(
-    made: Plan, reads: dict[int, list[tuple[int, int, int]]], q_lens: list[int], kv_lens: list[int], window: int
+    made: AttentionPlan,
+    reads: dict[int, list[tuple[int, int, int]]],
+    q_lens: list[int],
+    kv_lens: list[int],
+    window: int,
 ) -> None:
     merged = {row: [part + i for i in range(n)] for row, part, n, _ in made.merges.tolist()}
     assert len(merged) == len(made.merges)

@@ -28,8 +28,8 @@ from hypothesis.stateful import (
 
 from banyan.radix_cache.cache import Cache, Lease
 from banyan.radix_cache.check import check
-from banyan.radix_cache.handles import Handle
-from banyan.radix_cache.host import Move
+from banyan.radix_cache.hints import KVHint
+from banyan.radix_cache.host_tier import Move
 from banyan.radix_cache.node import Node
 from banyan.radix_cache.pagefile import PageFile
 from banyan.radix_cache.policy import POLICIES
@@ -91,7 +91,7 @@ class Machine(RuleBasedStateMachine):
         n_host = self.options[-1]
         self.file = None if self.path is None else PageFile(self.path, n_host, self.page, 16, bytes(32))
         self.cache = Cache(*self.options, self.file)
-        self.handles: list[Handle] = []
+        self.handles: list[KVHint] = []
         self.now = 0
         self.kv: Slots = {}
         self.running: list[Running] = []

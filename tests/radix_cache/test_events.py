@@ -8,7 +8,7 @@ from array import array
 import pytest
 
 from banyan.radix_cache.cache import Cache, Lease
-from banyan.radix_cache.events import Events, Said
+from banyan.radix_cache.events import CacheEvents, EventPage
 from banyan.radix_cache.node import Node
 from banyan.radix_cache.pagefile import prefix_digests
 
@@ -44,11 +44,11 @@ def truth(cache: Cache) -> set[str]:
 class Mirror:
     """A router's view of one cache."""
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: CacheEvents) -> None:
         self.events, self.at, self.n_all = events, -1, 0
         self.there: set[str] = set()
 
-    def look(self) -> Said:
+    def look(self) -> EventPage:
         said = self.events.since(self.at)
         self.at = said.next
         if said.is_all:
@@ -101,7 +101,7 @@ def test_namespaces_are_told_apart_however_long() -> None:
 
 def test_who_comes_too_late_gets_all_that_is_there() -> None:
     cache = Cache(100, PAGE)
-    events = cache.events = cache.tree.log = Events(cache.tree, first=1000, n_kept=10)
+    events = cache.events = cache.tree.log = CacheEvents(cache.tree, first=1000, n_kept=10)
     slow, quick, other = Mirror(events), Mirror(events), Mirror(events)
     other.at = 999  # a number of a process before this one
     slow.look()

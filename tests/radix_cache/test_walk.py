@@ -17,8 +17,8 @@ import pytest
 
 from banyan.radix_cache.cache import Cache, Lease
 from banyan.radix_cache.check import Corrupt, check
-from banyan.radix_cache.handles import Handle
-from banyan.radix_cache.host import Move
+from banyan.radix_cache.hints import KVHint
+from banyan.radix_cache.host_tier import Move
 from banyan.radix_cache.node import Node
 from banyan.radix_cache.pagefile import PageFile
 from banyan.radix_cache.policy import POLICIES
@@ -60,7 +60,7 @@ class Walk:
         self.cache = Cache(N_PAGES, PAGE, policy=self.policy, n_host=N_HOST, file=self.file)
         self.memory = bytearray(N_PAGES * PAGE * SLOT)
         self.running: list[Running] = []
-        self.handles: list[Handle] = []
+        self.handles: list[KVHint] = []
         self.now = 0
 
     def tokens(self, n: int) -> bytes:

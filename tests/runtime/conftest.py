@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from banyan.runtime import client, config, launch
+from banyan.runtime import config, launch
+from banyan.runtime.client import client
 
 FAKE = Path(__file__).parent / "server" / "fake_engine.py"
 BOOT = f"""

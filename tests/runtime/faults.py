@@ -12,8 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from banyan.runtime import wire
-from banyan.runtime.client import Client
+from banyan.runtime.client.client import Client
+from banyan.runtime.protocol import wire
 
 SAFE = (wire.Hello, wire.Welcome, wire.Ask, wire.Answer, wire.Undefine)
 """Messages outside of programs: who asked is told, or asks again."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from banyan.runtime import wire
+from banyan.runtime.protocol import wire
 
 ODD_INTS = (-1, -2, 2**31 - 1, 2**31, -(2**31), 2**40, 2**63 - 1, -(2**63), 2**64 - 1)
 ODD_FLOATS = (0.0, -1.0, 1e308, float("nan"), float("inf"), float("-inf"), 1e-308)

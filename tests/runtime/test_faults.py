@@ -26,8 +26,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import banyan as bn
-from banyan.runtime import config, ipc, launch
-from banyan.runtime.client import Client, connect
+from banyan.runtime import config, launch
+from banyan.runtime.client.client import Client, connect
+from banyan.runtime.protocol import ipc
 
 DEADLINE = 15.0
 """Seconds of each run. The tests' machine may be slow; what is to be seen at once is measured apart."""

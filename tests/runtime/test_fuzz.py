@@ -15,8 +15,10 @@ import psutil
 import pytest
 import zmq
 
-from banyan.runtime import client, ipc, launch, wire
+from banyan.runtime import launch
+from banyan.runtime.client import client
 from banyan.runtime.engine import process
+from banyan.runtime.protocol import ipc, wire
 from banyan.runtime.server import worker
 
 COUNT = " ".join(map(str, range(30)))
@@ -152,7 +154,7 @@ class Loop:
         self.engine = fake.engine(n_pages=64, context=128, max_running=8)
         self.socket = ipc.pair(self.context, tmp_path / "e")
         self._alive, self._hold = os.pipe()
-        self.link = process.Link(self.context, ipc.address(tmp_path / "e"), self._alive)
+        self.link = process.ServerLink(self.context, ipc.address(tmp_path / "e"), self._alive)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -187,7 +189,7 @@ class Loop:
 def run_engine_storm(fake: ModuleType, fuzz: ModuleType, tmp_path: Path, n: int) -> None:
     loop = Loop(fake, tmp_path)
     try:
-        kinds = (wire.Run, wire.Run, wire.Run, wire.Abort, wire.Over, wire.Ask, wire.Vocabulary, wire.Ping)
+        kinds = (wire.Run, wire.Run, wire.Run, wire.Abort, wire.Over, wire.Ask, wire.SetVocabulary, wire.Ping)
         fuzzer = fuzz.Fuzzer(1, kinds)
         for k in range(n // 500):
             for _ in range(500):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from banyan.runtime import launch
-from banyan.runtime.client import connect
+from banyan.runtime.client.client import connect
 
 BODY = """
 import asyncio, sys, threading

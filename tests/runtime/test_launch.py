@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from banyan.runtime import client, config, launch, wire
+from banyan.runtime import config, launch
+from banyan.runtime.client import client
 from banyan.runtime.errors import ConfigError, EngineLost, ModelNotFound, OutOfMemory, Quarantined, RuntimeLost
+from banyan.runtime.protocol import wire
 
 Serve = Callable[..., launch.ServerProcess]
 
@@ -208,7 +210,7 @@ def test_a_server_is_awaited_where_a_thousand_files_are_open(tmp_path: Path) -> 
 
 def test_a_child_that_ignores_its_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_PATIENCE", 0.2)
-    child = launch.Child([*command(tmp_path, "time.sleep(60)"), "--config", "x", "--ready-fd", "0"])
+    child = launch.ChildProcess([*command(tmp_path, "time.sleep(60)"), "--config", "x", "--ready-fd", "0"])
     assert child.wait(0.1) is None
     child.close()
     assert child.wait(0) == -9
@@ -262,7 +264,7 @@ def test_an_engine_killed_in_the_middle_costs_no_text(join: Callable[..., client
 def test_a_prompt_that_kills_every_engine_fails_and_others_go_on(join: Callable[..., client.Client]) -> None:
     with pytest.raises(Quarantined, match="2 engines died"):
         gen(join, "kill me", die_on="kill")
-    (c,) = client._Loop.of_this_process().clients.values()
+    (c,) = client._ClientLoop.of_this_process().clients.values()
     program = c.program()
     program.submit([wire.Append(0, ("live",)), wire.Gen(0, 0, wire.Sampling(max_tokens=2))])
     assert program.future(0).result(20).samples[0].n_tokens == 2

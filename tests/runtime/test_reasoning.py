@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from banyan.runtime.protocol.wire import Reasoning
 from banyan.runtime.reasoning import Thoughts
-from banyan.runtime.wire import Reasoning
 
 
 def whole(text: str, marks: Reasoning, is_open: bool) -> tuple[str, str]:

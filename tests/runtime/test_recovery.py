@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from banyan.runtime import client, wire
+from banyan.runtime.client import client
 from banyan.runtime.errors import Quarantined
-from banyan.runtime.server import link, recovery
+from banyan.runtime.protocol import wire
+from banyan.runtime.server.engine_link import link, recovery
 
 Join = Callable[..., client.Client]
 COUNT = " ".join(map(str, range(60)))

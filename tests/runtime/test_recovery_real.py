@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from banyan.runtime import client, config, launch, wire
+from banyan.runtime import config, launch
+from banyan.runtime.client import client
 from banyan.runtime.errors import BanyanError
-from banyan.runtime.wire import Append, ConstraintSpec, Fork, Gen, Join, Read, Sampling, Select
+from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.wire import Append, ConstraintSpec, Fork, Gen, Join, Read, Sampling, Select
 
 N_KILLS = 3
 

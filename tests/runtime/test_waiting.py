@@ -11,13 +11,13 @@ from collections.abc import Callable
 import pytest
 
 import banyan as bn
-from banyan.feed import Feed
+from banyan.execution.feed import Feed
 from banyan.runtime import waiting
-from banyan.runtime.promise import Promise
+from banyan.runtime.future import ValueFuture
 
 
 def promise(gone: threading.Event) -> None:
-    kept = Promise[int]()
+    kept = ValueFuture[int]()
     threading.Thread(target=lambda: (gone.wait(), kept.set_result(1))).start()
     kept.wait()
 

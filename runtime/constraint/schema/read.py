@@ -44,7 +44,7 @@ ANNOTATING = frozenset((
 """Formats that say something to a reader only, which is what the standard makes of all of them by default."""
 
 
-class _Place(NamedTuple):
+class _SchemaLocation(NamedTuple):
     """A schema in the document: itself, the address that its references are relative to, and where it stands."""
 
     schema: Any
@@ -66,16 +66,16 @@ class Document:
         self._draft = int(found[1]) if found else 2020
         _check_depth(schema)
         check_form(schema)
-        self._roots: dict[str, _Place] = {}  # address -> the schema that has it
-        self._anchors: dict[str, _Place] = {}
+        self._roots: dict[str, _SchemaLocation] = {}  # address -> the schema that has it
+        self._anchors: dict[str, _SchemaLocation] = {}
         self._dynamic: dict[str, set[str]] = {}  # name of a dynamic anchor -> where it is one
-        self._index(_Place(schema, "", ""))
-        self._roots.setdefault("", _Place(schema, self._base_of(schema, ""), ""))
+        self._index(_SchemaLocation(schema, "", ""))
+        self._roots.setdefault("", _SchemaLocation(schema, self._base_of(schema, ""), ""))
         self._names: dict[int, str] = {}  # id of a schema that is referred to -> its name
-        self._todo: list[tuple[str, _Place]] = []
+        self._todo: list[tuple[str, _SchemaLocation]] = []
         self._n_nodes = 0
         self.defs: dict[str, Schema] = {}
-        self.root = self._read(_Place(schema, "", ""))
+        self.root = self._read(_SchemaLocation(schema, "", ""))
         while self._todo:
             name, place = self._todo.pop()
             self.defs[name] = self._read(place)
@@ -93,15 +93,15 @@ class Document:
             return base
         return urldefrag(urljoin(base, own)).url
 
-    def _index(self, place: _Place) -> None:
+    def _index(self, place: _SchemaLocation) -> None:
         """Note all addresses and anchors below a schema."""
         schema = place.schema
         if not isinstance(schema, dict):
             return
         base = self._base_of(schema, place.base)
         if base != place.base or not place.path:
-            self._roots[base] = _Place(schema, base, place.path)
-        here = _Place(schema, place.base, place.path)
+            self._roots[base] = _SchemaLocation(schema, base, place.path)
+        here = _SchemaLocation(schema, place.base, place.path)
         for key in ("$anchor", "$dynamicAnchor"):
             if isinstance(schema.get(key), str):
                 self._anchors[f"{base}#{schema[key]}"] = here
@@ -113,7 +113,7 @@ class Document:
         for below in _below(schema, place.path, base, (*NAMED, *DEFS)):
             self._index(below)
 
-    def _find(self, ref: str, base: str, path: str) -> _Place:
+    def _find(self, ref: str, base: str, path: str) -> _SchemaLocation:
         address, fragment = urldefrag(urljoin(base, ref))
         root = self._roots.get(address)
         if root is None:
@@ -138,9 +138,9 @@ class Document:
             where += f"/{part}"
         if not isinstance(at, dict | bool):
             raise ConstraintSyntax(f"invalid JSON Schema: {ref[:200]!r} at {path or '/'} leads to no schema")
-        return _Place(at, base, where)
+        return _SchemaLocation(at, base, where)
 
-    def _name(self, ref: str, place: _Place) -> str:
+    def _name(self, ref: str, place: _SchemaLocation) -> str:
         """A definition's name for what a reference leads to. References to references are followed."""
         seen = set()
         while True:
@@ -166,7 +166,7 @@ class Document:
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
-    def _read(self, place: _Place) -> Schema:
+    def _read(self, place: _SchemaLocation) -> Schema:
         self._n_nodes += 1
         if self._n_nodes > NODES:
             raise ConstraintTooLarge(f"the schema has more than {NODES} subschemas")
@@ -228,19 +228,19 @@ class Document:
                 stack += [(below, depth + 1) for below in links[name]]
 
 
-def _below(schema: dict[str, Any], path: str, base: str, named: tuple[str, ...]) -> Iterator[_Place]:
+def _below(schema: dict[str, Any], path: str, base: str, named: tuple[str, ...]) -> Iterator[_SchemaLocation]:
     """The subschemas of a schema, in the keywords of ONE and MANY and `named`."""
     for key in named:
         value = schema.get(key)
         for name, one in (value if isinstance(value, dict) else {}).items():
-            yield _Place(one, base, f"{path}/{key}/{name.replace('~', '~0').replace('/', '~1')}")
+            yield _SchemaLocation(one, base, f"{path}/{key}/{name.replace('~', '~0').replace('/', '~1')}")
     for key in ONE:
         if key in schema:
-            yield _Place(schema[key], base, f"{path}/{key}")
+            yield _SchemaLocation(schema[key], base, f"{path}/{key}")
     for key in MANY:
         value = schema.get(key)
         for i, one in enumerate(value if isinstance(value, list) else ()):
-            yield _Place(one, base, f"{path}/{key}/{i}")
+            yield _SchemaLocation(one, base, f"{path}/{key}/{i}")
 
 
 def _refs(schema: Any) -> set[str]:

@@ -30,7 +30,7 @@ def rewrite(schema: Schema) -> dict[str, Any]:
     Raises a ConstraintError that names what is wrong, or what cannot be enforced.
     """
     document = Document(schema)
-    writer = _Writer(document)
+    writer = _SchemaWriter(document)
     root = writer.write(document.root, set(TYPES))
     if root is False:
         raise ConstraintUnsatisfiable("no value can satisfy the constraint: the schema is false for all of them")
@@ -40,7 +40,7 @@ def rewrite(schema: Schema) -> dict[str, Any]:
     return root | ({"$defs": defs} if defs else {})
 
 
-class _Writer:
+class _SchemaWriter:
     def __init__(self, document: Document) -> None:
         self._document = document
         self._n_written = 0
@@ -232,13 +232,13 @@ class _Writer:
             ways.append(all_of([*way.when, True if way.all_items else close]))
         return [any_of(ways)]
 
-    def _ways(self, schema: Schema, depth: int) -> list[_Way]:
+    def _ways(self, schema: Schema, depth: int) -> list[_RewritePath]:
         """The ways to fit a schema that differ in what they evaluate."""
         if depth > 16:
             raise ConstraintUnsupported('JSON Schema keyword "unevaluated..." beside a loop of "$ref" is not supported')
         if isinstance(schema, bool):
-            return [_Way()]
-        way = _Way(
+            return [_RewritePath()]
+        way = _RewritePath(
             tuple(schema.get("properties", ())),
             tuple(schema.get("patternProperties", ())),
             len(schema.get("prefixItems", ())),
@@ -259,11 +259,11 @@ class _Writer:
             no = self._under([schema.get("else", True)], depth, negation(condition, self._document))
             sets.append(yes + no)
         for name, one in schema.get("dependentSchemas", {}).items():
-            without = _Way(when=({"properties": {name: False}},))
+            without = _RewritePath(when=({"properties": {name: False}},))
             sets.append([without, *self._under([one], depth, {"required": [name]})])
         return self._product(sets)
 
-    def _branches(self, branches: list[Schema], depth: int, most: int) -> list[_Way]:
+    def _branches(self, branches: list[Schema], depth: int, most: int) -> list[_RewritePath]:
         """Every choice of branches that hold together: of as many as `most`, the larger ones evaluate more."""
         ways = []
         for n in range(1, min(most, 3) + 1):
@@ -271,14 +271,14 @@ class _Writer:
                 ways += self._under(list(some), depth)
         return ways
 
-    def _under(self, schemas: list[Schema], depth: int, when: Schema = True) -> list[_Way]:
+    def _under(self, schemas: list[Schema], depth: int, when: Schema = True) -> list[_RewritePath]:
         """The ways of all of the schemas at once, and only where they hold."""
         found = self._product([self._ways(one, depth + 1) for one in schemas])
         held = tuple(one for one in (when, *schemas) if one is not True)
         return [way._replace(when=(*held, *way.when)) for way in found]
 
-    def _product(self, sets: list[list[_Way]]) -> list[_Way]:
-        ways = [_Way()]
+    def _product(self, sets: list[list[_RewritePath]]) -> list[_RewritePath]:
+        ways = [_RewritePath()]
         for some in sets:
             ways = [way.beside(other) for way in ways for other in some]
             if len(ways) > _WAYS:
@@ -295,7 +295,7 @@ def _longest(schema: dict[str, Any]) -> int | None:
     return min(bounds, default=None)
 
 
-class _Way(NamedTuple):
+class _RewritePath(NamedTuple):
     """Properties and items that are evaluated, where all of `when` holds."""
 
     names: tuple[str, ...] = ()
@@ -306,8 +306,8 @@ class _Way(NamedTuple):
     some_items: bool = False
     when: tuple[Schema, ...] = ()
 
-    def beside(self, other: _Way) -> _Way:
-        return _Way(
+    def beside(self, other: _RewritePath) -> _RewritePath:
+        return _RewritePath(
             tuple(dict.fromkeys((*self.names, *other.names))),
             tuple(dict.fromkeys((*self.patterns, *other.patterns))),
             max(self.n_items, other.n_items),
@@ -319,20 +319,20 @@ class _Way(NamedTuple):
 
 
 _STEPS = {
-    "unevaluatedProperties": _Writer._unevaluated_properties,  # first: these read what the others take away
-    "unevaluatedItems": _Writer._unevaluated_items,
-    "not": _Writer._not,
-    "if": _Writer._if,
-    "then": _Writer._orphan,
-    "else": _Writer._orphan,
-    "dependentRequired": _Writer._dependent_required,
-    "dependentSchemas": _Writer._dependent_schemas,
-    "oneOf": _Writer._one_of,
-    "propertyNames": _Writer._property_names,
-    "contains": _Writer._contains,
-    "minContains": _Writer._stray,
-    "maxContains": _Writer._stray,
-    "uniqueItems": _Writer._unique,
-    "minProperties": _Writer._fewest,
-    "format": _Writer._format,
+    "unevaluatedProperties": _SchemaWriter._unevaluated_properties,  # first: these read what the others take away
+    "unevaluatedItems": _SchemaWriter._unevaluated_items,
+    "not": _SchemaWriter._not,
+    "if": _SchemaWriter._if,
+    "then": _SchemaWriter._orphan,
+    "else": _SchemaWriter._orphan,
+    "dependentRequired": _SchemaWriter._dependent_required,
+    "dependentSchemas": _SchemaWriter._dependent_schemas,
+    "oneOf": _SchemaWriter._one_of,
+    "propertyNames": _SchemaWriter._property_names,
+    "contains": _SchemaWriter._contains,
+    "minContains": _SchemaWriter._stray,
+    "maxContains": _SchemaWriter._stray,
+    "uniqueItems": _SchemaWriter._unique,
+    "minProperties": _SchemaWriter._fewest,
+    "format": _SchemaWriter._format,
 }

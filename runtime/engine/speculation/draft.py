@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from banyan.runtime.engine.request import Request
-from banyan.runtime.engine.speculation.cost import Cost
+from banyan.runtime.engine.scheduling.request import Request
+from banyan.runtime.engine.speculation.step_cost import Cost
 
 
 class Proposal(NamedTuple):
@@ -71,7 +71,7 @@ class Drafter:
         """The request has ended, or failed; it may have never been proposed for."""
 
 
-class Ahead:
+class DraftPosition:
     """A request as it stands behind a token of its draft: a `Request` as far as the sampler asks."""
 
     __slots__ = ("ends", "guide", "has_edits", "is_plain", "n_back", "n_out", "n_total", "rid", "run", "sampling",
@@ -87,11 +87,11 @@ class Ahead:
         self.is_plain, self.has_edits = request.is_plain, request.has_edits
 
 
-def rows_of(draft: Sequence[int], parents: Sequence[int], request: Request) -> list[Request | Ahead]:
+def rows_of(draft: Sequence[int], parents: Sequence[int], request: Request) -> list[Request | DraftPosition]:
     """Who draws from the rows of a request's draft, one for each of its tokens. For `parents` see `Work`."""
     if request.is_plain:
         return [request] * len(draft)  # the argmax, wherever it stands
-    out: list[Request | Ahead] = []
+    out: list[Request | DraftPosition] = []
     seen = [request.seen]  # at the last token, then behind each of the draft's
     depth = [0]
     for i, token in enumerate(draft):
@@ -99,7 +99,7 @@ def rows_of(draft: Sequence[int], parents: Sequence[int], request: Request) -> l
         n = depth[above] + 1
         was = seen[above]
         seen.append(None if was is None else was | {token: was.get(token, 0) + 1})
-        out.append(Ahead(request, n, token, seen[-1], depth[-1] - n + 1))
+        out.append(DraftPosition(request, n, token, seen[-1], depth[-1] - n + 1))
         depth.append(n)
     return out
 

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from banyan.kernels.attention.batch import to_device
+from banyan.kernels.attention.ragged import to_device
 from banyan.kernels.ops import ragged
-from banyan.runtime.engine.request import Request
-from banyan.runtime.engine.speculation.cost import Cost
+from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation.draft import Drafter, Proposal
-from banyan.runtime.engine.speculation.model import Model
+from banyan.runtime.engine.speculation.model import ModelDrafter
+from banyan.runtime.engine.speculation.step_cost import Cost
 from banyan.runtime.model import heads
 
 
-class Eagle(Model):
+class EagleDrafter(ModelDrafter):
     """As a smaller model, but for what it reads: the token, and the feature of the one before it; behind the text that
     is the feature that it foresaw itself. What it computed so is computed again once the true one is there."""
 
@@ -31,7 +31,7 @@ class Eagle(Model):
 
     def __init__(self, head: heads.Eagle, features: Tensor, n_pages: int, page: int, n_vocab: int, device: str,
                  stopwatch: Callable[[], float]) -> None:  # fmt: skip
-        """features: the large model's, [n_slots, hidden]; all else as for `Model`."""
+        """features: the large model's, [n_slots, hidden]; all else as for `ModelDrafter`."""
         self._head, self._features = head, features
         self._foreseen = torch.zeros_like(features)
         super().__init__(head, n_pages, page, n_vocab, device, stopwatch)
@@ -59,7 +59,7 @@ class Eagle(Model):
         return logits
 
 
-class Medusa(Drafter):
+class MedusaDrafter(Drafter):
     """Each head's best token as a chain, and the second best of the first heads beside it. A kind is whether a token is
     the best, or the second."""
 

@@ -21,14 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from banyan.kernels.attention.batch import to_device
+from banyan.kernels.attention.ragged import to_device
 from banyan.kernels.ops import ragged
 from banyan.radix_cache.cache import Lease
-from banyan.runtime.engine.request import Request
+from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.sampler import choose
-from banyan.runtime.engine.speculation.cost import Cost
-from banyan.runtime.engine.speculation.draft import Ahead, Drafter, Proposal
-from banyan.runtime.engine.store import Store
+from banyan.runtime.engine.scheduling.request import Request
+from banyan.runtime.engine.speculation.draft import Drafter, DraftPosition, Proposal
+from banyan.runtime.engine.speculation.step_cost import Cost
 from banyan.runtime.model.load import Model as Network
 
 MOST_BEHIND = 512
@@ -37,7 +37,7 @@ N_SECOND = 3
 """Tokens beside which the second best is proposed too."""
 
 
-class _Text:
+class _DrafterText:
     """What is in the small model's pools of one request."""
 
     __slots__ = ("digests", "lease", "number", "proposals", "tail", "upto")
@@ -51,7 +51,7 @@ class _Text:
         self.proposals: list[Proposal] = []
 
 
-class _Turn:
+class _DraftTurn:
     """One request in the passes of a step."""
 
     __slots__ = ("computed", "end", "head", "n", "pages", "request", "seconds", "start", "view")
@@ -60,12 +60,12 @@ class _Turn:
         self.request, self.n, self.pages = request, n, request.pages
         self.computed = list(request.ids[start : start + MOST_BEHIND])  # tokens from `start` on
         self.start, self.end = start, start + len(self.computed)
-        self.view: Request | Ahead = request  # as it stands behind what is proposed
+        self.view: Request | DraftPosition = request  # as it stands behind what is proposed
         self.head: list[int] = []
         self.seconds: list[int] = []  # beside the first of them
 
 
-class Model(Drafter):
+class ModelDrafter(Drafter):
     """See `draft.Drafter`. A kind is whether a token is the best, or the second."""
 
     name = "model"
@@ -77,11 +77,11 @@ class Model(Drafter):
         """n_pages, page: as the large model's. n_vocab: of the large model; what is beyond it is not proposed. Raises
         OutOfMemory."""
         self._network, self._n_vocab, self._stopwatch = network, n_vocab, stopwatch
-        self._store = Store(network.spec, n_pages, page, device)
+        self._store = KVPool(network.spec, n_pages, page, device)
         self._device, self._page = torch.device(device), page
         self._digests = array("L", bytes(8 * n_pages))  # of the text up to the page's end; 0: it is not whole
         self._writers = array("L", bytes(8 * n_pages))
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, _DrafterText] = {}
         self._n_writers = 0
         self.cost: Cost = Cost(8.0, 0.25, 0.25)
 
@@ -99,7 +99,7 @@ class Model(Drafter):
 
     def _known(self, request: Request) -> int:
         """How many of its first tokens are in its pages, the last not counted."""
-        text = self._texts.setdefault(request.rid, _Text())
+        text = self._texts.setdefault(request.rid, _DrafterText())
         if text.lease is not request.lease:
             self._n_writers += 1
             text.lease, text.number = request.lease, self._n_writers
@@ -128,7 +128,7 @@ class Model(Drafter):
             i, known = i + 1, end
         return min(known, len(ids) - 1)
 
-    def _note(self, turn: _Turn) -> None:
+    def _note(self, turn: _DraftTurn) -> None:
         """What its slots hold now."""
         request, page = turn.request, self._page
         text = self._texts[request.rid]
@@ -155,7 +155,7 @@ class Model(Drafter):
             if n > 0 and not request.lease.grow(request.n_total + n - 1):
                 n = request.lease.n_slots - request.n_total + 1
             if n > 0:
-                turns.append(_Turn(request, n, known))
+                turns.append(_DraftTurn(request, n, known))
         if not turns:
             return
         logits = self._forward(
@@ -179,7 +179,7 @@ class Model(Drafter):
         n_behind = sum(turn.end - turn.start - 1 for turn in turns)
         self.cost.note(len(turns), n_behind // n_passes, (self._stopwatch() - start) / n_passes)
 
-    def _take(self, turns: Sequence[_Turn], logits: Tensor) -> list[_Turn]:
+    def _take(self, turns: Sequence[_DraftTurn], logits: Tensor) -> list[_DraftTurn]:
         """Choose the next token of each, as the large model's sampler would. Returns who wants one more."""
         ready = [i for i, turn in enumerate(turns) if turn.end >= turn.request.n_total]
         if len(ready) < len(turns):  # some are still behind
@@ -198,7 +198,7 @@ class Model(Drafter):
             if not turn.request.is_plain:
                 token, seen = turn.head[-1], turn.view.seen
                 seen = None if seen is None else seen | {token: seen.get(token, 0) + 1}
-                turn.view = Ahead(turn.request, len(turn.head), token, seen)
+                turn.view = DraftPosition(turn.request, len(turn.head), token, seen)
         return [turn for turn in turns if len(turn.head) < turn.n and 0 <= turn.head[-1] < self._n_vocab]
 
     def propose(self, request: Request, n: int) -> Sequence[Proposal]:

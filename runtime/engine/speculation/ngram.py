@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from banyan.runtime.engine.request import Request
+from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation.draft import Drafter, Proposal
-from banyan.runtime.engine.speculation.grams import Grams, Piece
+from banyan.runtime.engine.speculation.ngram_index import NgramIndex, Piece
 
 ORDERS = (4, 2, 1)
 """Lengths of the runs that are looked for, in this order: the longer says more."""
@@ -16,15 +16,15 @@ N_PLACES = 1 << 21
 """Of the index. It is one for all texts that run, as one call then serves many of them; each has its own salt."""
 
 
-class Ngram(Drafter):
+class NgramDrafter(Drafter):
     """See `draft.Drafter`. A kind is an order."""
 
     name = "ngram"
     n_kinds = len(ORDERS)
 
     def __init__(self) -> None:
-        self._grams = Grams(ORDERS, N_PLACES)
-        self._texts: dict[int, _Text] = {}  # by rid
+        self._grams = NgramIndex(ORDERS, N_PLACES)
+        self._texts: dict[int, _NgramText] = {}  # by rid
         self._n_texts = 0
 
     def warm_up(self, n_rows: int) -> None:
@@ -36,7 +36,7 @@ class Ngram(Drafter):
             text, n = self._texts.get(request.rid), len(request.ids)
             if text is None:
                 self._n_texts += 1
-                text = self._texts[request.rid] = _Text(self._n_texts)
+                text = self._texts[request.rid] = _NgramText(self._n_texts)
             if n - text.n_known > STRIDE:  # behind the last token stands nothing yet
                 pieces.append(Piece(request.ids, text.n_known, n - 1, (text.salt,)))
                 text.n_known = n
@@ -63,7 +63,7 @@ class Ngram(Drafter):
         self._texts.pop(request.rid, None)
 
 
-class _Text:
+class _NgramText:
     """Of a request: how many of its tokens are known, and where it stood when it had n_seen; 0: nowhere."""
 
     __slots__ = ("at", "kind", "n_known", "n_seen", "salt")

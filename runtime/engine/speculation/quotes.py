@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from banyan.runtime.engine.request import Request
+from banyan.runtime.engine.scheduling.request import Request
 
 N_BEFORE = 3
 """Tokens before a quote that say which it is. The last of them may also be the quote's own: all values have a quotation

@@ -17,9 +17,9 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
-from banyan.runtime.engine.request import Request
+from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation.draft import Drafter, Proposal
-from banyan.runtime.engine.speculation.grams import Grams, Piece
+from banyan.runtime.engine.speculation.ngram_index import NgramIndex, Piece
 from banyan.runtime.engine.speculation.quotes import HOPE, LEAST, Quotes, Quoting
 
 ORDERS = (16, 6, 3)
@@ -38,7 +38,7 @@ N_PLACES = 8
 _N_BITS = 24  # of a number: where in its text a run ends. No text is longer, or what is longer is not known.
 
 
-class _Text(NamedTuple):
+class _TreeText(NamedTuple):
     """Token `base + i` of a text is ids[i]; of one that runs, ids grow."""
 
     ids: array[int]
@@ -61,7 +61,7 @@ class _Reader:
         self.at = self.kind = self.n_seen = 0
 
 
-class Tree(Drafter):
+class TreeDrafter(Drafter):
     """See `draft.Drafter`. A kind is an order, and whose text it was found in."""
 
     name = "tree"
@@ -69,10 +69,10 @@ class Tree(Drafter):
 
     def __init__(self, n_tokens: int = N_TOKENS) -> None:
         self._n_max, self._n_kept = n_tokens, 0
-        self._grams = Grams(ORDERS, N_PLACES * n_tokens)
+        self._grams = NgramIndex(ORDERS, N_PLACES * n_tokens)
         self._pieces: list[Piece] = []  # to be put
         self._n_pending = 0  # tokens of these
-        self._texts: dict[int, _Text] = {}  # by number, oldest first
+        self._texts: dict[int, _TreeText] = {}  # by number, oldest first
         self._ended: dict[int, int] = {}  # number -> tokens, oldest first
         self._readers: dict[int, _Reader] = {}
         self._quotes = Quotes()
@@ -128,7 +128,7 @@ class Tree(Drafter):
             self._quotes.end(reader.quoting, request)
         base = max(0, reader.first - max(ORDERS))
         kept = request.ids[base:]
-        self._texts[reader.number] = _Text(kept, base, request.run.namespace)
+        self._texts[reader.number] = _TreeText(kept, base, request.run.namespace)
         self._ended[reader.number] = len(kept)
         self._n_kept += len(kept)
         while self._n_kept > self._n_max:
@@ -147,7 +147,7 @@ class Tree(Drafter):
     def _begin(self, request: Request) -> _Reader:
         run = request.run
         number, self._n_texts = self._n_texts, self._n_texts + 1
-        self._texts[number] = _Text(request.ids, 0, run.namespace)
+        self._texts[number] = _TreeText(request.ids, 0, run.namespace)
         everyone = crc32(run.namespace)
         kin = crc32(repr((run.client, run.order[:1])).encode(), everyone)
         return _Reader(number, request.n_cached, (kin, everyone), None if request.guide is None else Quoting(request))

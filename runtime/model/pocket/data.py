@@ -15,15 +15,7 @@ from banyan.runtime.model.pocket.chat import Message, Sample, Target
 from banyan.runtime.model.pocket.few_shot import few_shot
 from banyan.runtime.model.pocket.records import extraction
 from banyan.runtime.model.pocket.transcripts import SYSTEMS, tool_calls
-from banyan.runtime.model.pocket.words import (
-    ANIMALS,
-    COLOURS,
-    DAYS,
-    JOBS,
-    TOPICS,
-    Draw,
-    Phrases,
-)
+from banyan.runtime.model.pocket.words import ANIMALS, COLOURS, DAYS, JOBS, TOPICS, Draw, Phrases
 
 # --- reading, recall, chat -------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import banyan as bn
 from banyan.backends.job import CHATML, Job, Outcome
 from banyan.backends.local import Program
-from banyan.runtime import wire
+from banyan.runtime.protocol import wire
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.fixture(scope="session")
 def any_program(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     """Random programs and what they say, as the server's own test has them."""
-    return module_at(ROOT / "tests/runtime/server/test_any_program.py")
+    return module_at(ROOT / "tests/runtime/server/programs/test_any_program.py")
 
 
 class Slow:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import banyan as bn
-from banyan.runtime import wire
+from banyan.runtime.protocol import wire
 
 
 @bn.function

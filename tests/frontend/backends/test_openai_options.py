@@ -14,7 +14,7 @@ from msgspec.structs import fields
 
 import banyan as bn
 from banyan.backends.job import ALL, NAMES
-from banyan.runtime import wire
+from banyan.runtime.protocol import wire
 
 pytest.importorskip("openai")
 

@@ -14,7 +14,7 @@ import zmq
 from msgspec.structs import replace
 
 import banyan as bn
-from banyan.runtime import ipc, wire
+from banyan.runtime.protocol import ipc, wire
 
 
 class MockServer:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.attention import kernel
-from banyan.kernels.attention.fixed import Fixed
+from banyan.kernels.attention.graph_batch import Fixed
 from banyan.kernels.attention.plan import MERGE_KEYS
 from banyan.kernels.testing.cases import Case, attention_case
-from banyan.runtime.engine.graphs import Captured, Graphs
+from banyan.runtime.engine.cuda_graphs import Captured, Graphs
 from banyan.runtime.model.load import load
 
 ENGINE = Path(__file__).parents[2] / "runtime" / "engine"

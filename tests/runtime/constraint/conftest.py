@@ -14,10 +14,10 @@ import tokenizers
 
 from banyan.runtime.constraint.build import build
 from banyan.runtime.constraint.canonical import canonical
-from banyan.runtime.constraint.guide import Compiled, Guide
+from banyan.runtime.constraint.guide import CompiledConstraint, Guide
 from banyan.runtime.constraint.vocabulary import Vocabulary
-from banyan.runtime.server.tokenizer import Files, Span, Tokenizer
-from banyan.runtime.wire import ConstraintSpec
+from banyan.runtime.protocol.wire import ConstraintSpec
+from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer
 
 N_VOCAB = 330
 """Rows of the model's logits: more than the tokenizer has."""
@@ -31,7 +31,7 @@ class Bench:
         self.vocabulary = Vocabulary(self.tokenizer.vocabulary(), N_VOCAB)
         self.n_words = self.vocabulary.n_words
 
-    def compile(self, kind: Any, text: Any, **options: Any) -> Compiled:
+    def compile(self, kind: Any, text: Any, **options: Any) -> CompiledConstraint:
         text = text if isinstance(text, str) else json.dumps(text)
         return build(canonical(ConstraintSpec(kind, text, **options)), self.vocabulary)
 
@@ -42,7 +42,7 @@ class Bench:
         """The canonical tokens of a text; what spells a control token is that token."""
         if isinstance(text, bytes):
             return list(self.vocabulary.llg.tokenize_bytes(text))
-        return self.tokenizer.encode([Span(text, meant=True)])
+        return self.tokenizer.encode([TextSpan(text, meant=True)])
 
     def spell(self, ids: list[int]) -> bytes:
         return b"".join(self.vocabulary.spelling[i] for i in ids)

@@ -21,13 +21,13 @@ from torch import Tensor
 from banyan.runtime import config as configs
 from banyan.runtime.config import Resolved
 from banyan.runtime.constraint.guide import set_bits
-from banyan.runtime.engine.request import Request, Work
-from banyan.runtime.engine.speculation.cost import Cost
+from banyan.runtime.engine.loop import EngineLoop
+from banyan.runtime.engine.scheduling.request import Request, Work
+from banyan.runtime.engine.speculation.depth_control import AcceptanceRate, DepthController
 from banyan.runtime.engine.speculation.draft import Drafter, Proposal
-from banyan.runtime.engine.speculation.drafting import Drafting, Record
-from banyan.runtime.engine.worker import Engine
+from banyan.runtime.engine.speculation.step_cost import Cost
 from banyan.runtime.model.spec import ModelSpec
-from banyan.runtime.wire import Abort, Failed, Finish, Run, Sampling, TopLogprobs
+from banyan.runtime.protocol.wire import Abort, Failed, Finish, Run, Sampling, TopLogprobs
 
 VOCAB = 50
 GREEDY = Sampling(temperature=0.0, max_tokens=8)
@@ -158,14 +158,14 @@ def forked(n: int, sampling: Sampling) -> list[Run]:
 def engine(
     model: Any = None, *, n_pages: int = 256, n_host: int = 0, context: int | None = None, weights: str = "",
     **options: Any,
-) -> Engine:  # fmt: skip
+) -> EngineLoop:  # fmt: skip
     model = model or FakeModel()
     resolved = Resolved(
         device="cpu", dtype="float32", context=context or model.spec.max_context, n_pages=n_pages,
         n_host=n_host, threads=1, decisions=(),
     )  # fmt: skip
     config = configs.make(**({"speculate": "grammar"} | options))  # of the rest, tests say what they want
-    return Engine(config, model, resolved, clock=lambda: 0.0, weights=weights, stopwatch=lambda: 0.0)
+    return EngineLoop(config, model, resolved, clock=lambda: 0.0, weights=weights, stopwatch=lambda: 0.0)
 
 
 Says = Callable[[Request, int], Sequence[int]]
@@ -188,29 +188,29 @@ class Told(Drafter):
         self.ended.append(request.rid)
 
 
-def tell(e: Engine, says: Says | Sequence[Says], jumps: bool = True) -> None:
+def tell(e: EngineLoop, says: Says | Sequence[Says], jumps: bool = True) -> None:
     """From now on the engine's drafts are those, of up to 8 tokens, whatever they cost. Of several, a tree."""
     several = [says] if callable(says) else says
     names = ("told", "other", "third")
     drafters = [Told(says, name) for says, name in zip(several, names, strict=False)]
-    drafting = Drafting(drafters, jumps, Cost(1.0, 0.0, 1e-9), max_depth=8)
+    drafting = DepthController(drafters, jumps, Cost(1.0, 0.0, 1e-9), max_depth=8)
     drafting.cost.note = lambda *_: None  # type: ignore[method-assign]
     drafting.widen = partial(_widen, drafting.widen, drafting)  # type: ignore[method-assign]
     drafting.max_tree = e.drafting.max_tree
     e.drafting = e.scheduler.drafting = drafting
 
 
-def _widen(widen: Callable[..., None], drafting: Drafting, works: list[Work], budget: int) -> None:
+def _widen(widen: Callable[..., None], drafting: DepthController, works: list[Work], budget: int) -> None:
     """As if nothing had been learned from what was right in other steps."""
     drafting._paid = 1.0
     for trail in drafting._trails.values():
-        trail.reach, trail.idle, trail.own = 8, 0, [Record() for _ in drafting.drafters]
-    drafting._kinds = [[Record(1.0, 0.9)] for _ in drafting.drafters]
-    drafting._others = [[Record(1.0, 0.2)] for _ in drafting.drafters]
+        trail.reach, trail.idle, trail.own = 8, 0, [AcceptanceRate() for _ in drafting.drafters]
+    drafting._kinds = [[AcceptanceRate(1.0, 0.9)] for _ in drafting.drafters]
+    drafting._others = [[AcceptanceRate(1.0, 0.2)] for _ in drafting.drafters]
     widen(works, budget)
 
 
-def asked(e: Engine) -> Any:
+def asked(e: EngineLoop) -> Any:
     """The engine's drafter that computes, which from now on is asked whenever it can draft."""
     (drafter,) = (drafter for drafter in e.drafting.drafters if drafter.cost is not None)
     e.drafting.cost, drafter.cost = Cost(1.0, 0.0, 1e-9), Cost(1e-9, 0.0, 0.0)
@@ -220,13 +220,13 @@ def asked(e: Engine) -> Any:
     return drafter
 
 
-def told(says: Says | Sequence[Says], model: Any = None, **options: Any) -> Engine:
+def told(says: Says | Sequence[Says], model: Any = None, **options: Any) -> EngineLoop:
     e = engine(model, **options)
     tell(e, says)
     return e
 
 
-def step(e: Engine, outputs: dict[int, Output]) -> None:
+def step(e: EngineLoop, outputs: dict[int, Output]) -> None:
     """One step, its report sorted by request."""
     report = e.step()
     ids = iter(array("i", report.ids))
@@ -241,7 +241,7 @@ def step(e: Engine, outputs: dict[int, Output]) -> None:
     e.failed.clear()
 
 
-def drive(e: Engine, orders: Iterable[Run | Abort], outputs: dict[int, Output] | None = None, check: bool = False,
+def drive(e: EngineLoop, orders: Iterable[Run | Abort], outputs: dict[int, Output] | None = None, check: bool = False,
           limit: int = 10_000) -> dict[int, Output]:  # fmt: skip
     """Take all orders at once and step until nothing is left to do."""
     outputs = {} if outputs is None else outputs

@@ -17,13 +17,13 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from banyan.runtime.engine import worker
+from banyan.runtime.engine import loop as worker
 from banyan.runtime.engine.batch import Batch
-from banyan.runtime.engine.request import NO_TOKEN, Result
-from banyan.runtime.engine.runner import Runner
+from banyan.runtime.engine.model_runner import ModelRunner
 from banyan.runtime.engine.sampler import Drawn, sample
-from banyan.runtime.engine.speculation.draft import Ahead
-from banyan.runtime.wire import Failed, Finish, Ready, Step, TopLogprobs
+from banyan.runtime.engine.scheduling.request import NO_TOKEN, Result
+from banyan.runtime.engine.speculation.draft import DraftPosition
+from banyan.runtime.protocol.wire import Failed, Finish, Ready, Step, TopLogprobs
 
 POISON = 1 << 40
 
@@ -35,10 +35,10 @@ class Event(NamedTuple):
     step: int
 
 
-class Device(Runner):
+class Device(ModelRunner):
     """Takes the place of an engine's model. See the module."""
 
-    def __init__(self, e: worker.Engine, is_lazy: bool = True) -> None:
+    def __init__(self, e: worker.EngineLoop, is_lazy: bool = True) -> None:
         super().__init__(e.model.model, e.model.store, e.model.graphs)
         self.log: list[Event] = []
         self.is_lazy = is_lazy
@@ -78,7 +78,7 @@ class Device(Runner):
 
     def sample(self, logits: Tensor, batch: Batch, masks: Any = None) -> Drawn:
         """In the place of the sampler's: what the host knows is taken now, what the device computes comes later."""
-        drawn = tuple(Ahead(r, 0, NO_TOKEN, None if r.seen is None else dict(r.seen)) for r in batch.drawn)
+        drawn = tuple(DraftPosition(r, 0, NO_TOKEN, None if r.seen is None else dict(r.seen)) for r in batch.drawn)
         ids = torch.full((len(drawn),), POISON)
         told: list[Result | Exception] = []
         step = self._n_drawn
@@ -111,7 +111,7 @@ class Device(Runner):
 class Box:
     """Inbox and outbox. orders: by the number of steps that are launched when they come."""
 
-    def __init__(self, e: worker.Engine, orders: dict[int, list[Any]]) -> None:
+    def __init__(self, e: worker.EngineLoop, orders: dict[int, list[Any]]) -> None:
         self.e, self.orders = e, orders
         self.n_launched = 0
         self.said: dict[int, list[int]] = {}
@@ -150,14 +150,14 @@ class Box:
                     self.others.append(report)
 
 
-def play(e: worker.Engine, orders: dict[int, list[Any]], is_lazy: bool = True, check: bool = True) -> Box:
+def play(e: worker.EngineLoop, orders: dict[int, list[Any]], is_lazy: bool = True, check: bool = True) -> Box:
     """Run the loop to its end on such a device."""
     device = Device(e, is_lazy)
     with patch.object(worker, "sample", device.sample):
         return loop(e, orders, check)
 
 
-def loop(e: worker.Engine, orders: dict[int, list[Any]], check: bool = True) -> Box:
+def loop(e: worker.EngineLoop, orders: dict[int, list[Any]], check: bool = True) -> Box:
     """Run the loop to its end. check: every invariant, whenever a step has landed."""
     box = Box(e, orders)
     launch, land = e.launch, e.land

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from banyan.runtime.engine import scheduler
-from banyan.runtime.engine.guide import Guided
-from banyan.runtime.flight import LOOP
-from banyan.runtime.wire import Abort, Ask, ConstraintSpec, Ping, Pong, Sampling
+from banyan.runtime.engine.guides import Guided
+from banyan.runtime.engine.scheduling import scheduler
+from banyan.runtime.protocol.flight_record import LOOP
+from banyan.runtime.protocol.wire import Abort, Ask, ConstraintSpec, Ping, Pong, Sampling
 
 LONG = Sampling(temperature=0.0, max_tokens=40)
 

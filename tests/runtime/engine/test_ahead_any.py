@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from banyan.runtime.engine import scheduler
-from banyan.runtime.engine.guide import Guided
-from banyan.runtime.wire import Abort, Ask, ConstraintSpec, Run, Sampling
+from banyan.runtime.engine.guides import Guided
+from banyan.runtime.engine.scheduling import scheduler
+from banyan.runtime.protocol.wire import Abort, Ask, ConstraintSpec, Run, Sampling
 
 HELD = ConstraintSpec("regex", "a stand-in for the pattern")
 ROOTS = ([1, 2, 3], [5] * 20, [*range(8, 40)])

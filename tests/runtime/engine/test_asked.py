@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from banyan.radix_cache.pagefile import prefix_digests
-from banyan.runtime.wire import Ask
+from banyan.runtime.protocol.wire import Ask
 
 LENGTH, PAGE = 40, 4
 

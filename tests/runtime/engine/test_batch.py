@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from banyan.runtime.engine.batch import Batch, assemble
-from banyan.runtime.engine.request import Plan, Request, Work
-from banyan.runtime.wire import Sampling
+from banyan.runtime.engine.scheduling.request import Plan, Request, Work
+from banyan.runtime.protocol.wire import Sampling
 
 
 class Lease:

@@ -18,20 +18,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from banyan.kernels.fused import Layers
+from banyan.kernels.fused_layers import Layers
 from banyan.runtime import config as configs
 from banyan.runtime.config import Resolved
-from banyan.runtime.engine import scheduler
 from banyan.runtime.engine.batch import Batch
+from banyan.runtime.engine.determinism import prove
+from banyan.runtime.engine.loop import EngineLoop
+from banyan.runtime.engine.model_runner import ModelRunner
 from banyan.runtime.engine.process import build
-from banyan.runtime.engine.prove import prove
-from banyan.runtime.engine.runner import Runner
-from banyan.runtime.engine.worker import Engine
+from banyan.runtime.engine.scheduling import scheduler
 from banyan.runtime.errors import ConfigError, Unsupported
 from banyan.runtime.model import linear
 from banyan.runtime.model.linear import TILE, Linear, tiled
 from banyan.runtime.model.load import Model, load
-from banyan.runtime.wire import Run, Sampling
+from banyan.runtime.protocol.wire import Run, Sampling
 
 N_OUT = 10
 DTYPES = ("float32", "bfloat16")
@@ -67,7 +67,7 @@ class Rows:
         self.n_again = 0
         self.differ: list[int] = []  # lengths of texts that had other bits this time
 
-    def watch(self, e: Engine) -> Engine:
+    def watch(self, e: EngineLoop) -> EngineLoop:
         e.model = Watched(e, self)
         return e
 
@@ -78,8 +78,8 @@ class Rows:
                 self.differ.append(len(text) // 4)
 
 
-class Watched(Runner):
-    def __init__(self, e: Engine, seen: Rows) -> None:
+class Watched(ModelRunner):
+    def __init__(self, e: EngineLoop, seen: Rows) -> None:
         super().__init__(e.model.model, e.model.store)
         self.requests, self.seen = e.scheduler.requests, seen
 
@@ -95,18 +95,18 @@ class Watched(Runner):
 
 
 def engine(dtype: str, rows: Rows, n_pages: int = 0, n_host: int = 0, deterministic: bool = True,
-           **options: Any) -> Engine:  # fmt: skip
+           **options: Any) -> EngineLoop:  # fmt: skip
     config = configs.make(deterministic=deterministic, dtype=dtype, **({"speculate": "off"} | options))
     resolved = Resolved(
         device="cpu", dtype=dtype, context=512, n_pages=n_pages or 4096 // config.page, n_host=n_host,
         threads=1, decisions=(),
     )  # fmt: skip
-    e = Engine(config, model(dtype), resolved, stopwatch=lambda: 0.0)
+    e = EngineLoop(config, model(dtype), resolved, stopwatch=lambda: 0.0)
     e.model.store.kv = [(k.zero_(), v.zero_()) for k, v in e.model.store.kv]
     return rows.watch(e)
 
 
-def answers(e: Engine, some: list[Text], known: Said | None = None, n_done: int = 0) -> Said:
+def answers(e: EngineLoop, some: list[Text], known: Said | None = None, n_done: int = 0) -> Said:
     """Run all at once: every other one greedy, the others drawn. With `known`, after its first `n_done` tokens."""
     said: Said = {text: ([], []) for text in some}
     by_rid = dict(enumerate(some))
@@ -141,7 +141,7 @@ def cold(request: pytest.FixtureRequest, native: None) -> Iterator[tuple[str, Ro
     assert not rows.differ, f"texts of {sorted(set(rows.differ))} tokens had other bits by some road"
 
 
-def same(cold: tuple[str, Rows, Said], e: Engine, n_times: int = 1) -> None:
+def same(cold: tuple[str, Rows, Said], e: EngineLoop, n_times: int = 1) -> None:
     _, rows, said = cold
     for _ in range(n_times):
         n_again = rows.n_again

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from banyan.runtime.wire import Sampling
+from banyan.runtime.protocol.wire import Sampling
 
 FREE = None  # of a pattern: any token
 

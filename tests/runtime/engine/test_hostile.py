@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from banyan.runtime.wire import ConstraintSpec, Sampling
+from banyan.runtime.protocol.wire import ConstraintSpec, Sampling
 
 TESTS = Path(__file__).parents[2]
 BESIDE = Sampling(temperature=0.0, max_tokens=40, ignore_eos=True)
@@ -20,7 +20,7 @@ AT_ONCE = 8
 @pytest.fixture(scope="module")
 def hostile(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     """Hostile inputs, and the desk that tries them."""
-    return module_at(TESTS / "runtime" / "server" / "test_grammar.py")
+    return module_at(TESTS / "runtime" / "server" / "constraints" / "test_constraint_checker.py")
 
 
 @pytest.fixture(scope="module")

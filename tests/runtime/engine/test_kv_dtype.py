@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from banyan.kernels.pool import Quantized, parts
-from banyan.radix_cache.host import Move
+from banyan.kernels.kv_layout import Quantized, parts
+from banyan.radix_cache.host_tier import Move
 from banyan.runtime.config import Resolved, make
-from banyan.runtime.engine.store import Store, bytes_per_token
-from banyan.runtime.engine.worker import Engine
+from banyan.runtime.engine.kv_pool import KVPool, bytes_per_token
+from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.model.load import Model, load
-from banyan.runtime.wire import Run, Sampling
+from banyan.runtime.protocol.wire import Run, Sampling
 
 KINDS = ["int8", "fp8"]
 N_OUT = 10
@@ -28,12 +28,12 @@ def model() -> Model:
     return load("pocket")
 
 
-def engine(model: Model, n_pages: int = 256, n_host: int = 0, **options: object) -> Engine:
+def engine(model: Model, n_pages: int = 256, n_host: int = 0, **options: object) -> EngineLoop:
     resolved = Resolved(
         device="cpu", dtype="float32", context=512, n_pages=n_pages, n_host=n_host, threads=1, decisions=()
     )
     config = make(**({"speculate": "off", "host_memory": "1GiB"} | options))
-    return Engine(config, model, resolved, clock=lambda: 0.0, weights="w", stopwatch=lambda: 0.0)
+    return EngineLoop(config, model, resolved, clock=lambda: 0.0, weights="w", stopwatch=lambda: 0.0)
 
 
 def texts(vocab: int) -> list[list[int]]:
@@ -47,7 +47,7 @@ def texts(vocab: int) -> list[list[int]]:
     return [some(5), some(90), root, root + some(9), root[:64] + some(30), root[:41] + some(3)]
 
 
-def answers(fake: ModuleType, e: Engine, asked: list[list[int]]) -> list[list[int]]:
+def answers(fake: ModuleType, e: EngineLoop, asked: list[list[int]]) -> list[list[int]]:
     sampling = Sampling(temperature=0.0, max_tokens=N_OUT, ignore_eos=True)
     runs = [Run(rid, array("i", ids).tobytes(), sampling) for rid, ids in enumerate(asked)]
     outputs = fake.drive(e, runs, check=True)
@@ -57,7 +57,7 @@ def answers(fake: ModuleType, e: Engine, asked: list[list[int]]) -> list[list[in
 @pytest.mark.parametrize("kv", KINDS)
 def test_pages_move_with_their_scales(kv: str, model: Model) -> None:
     """Page 1 is copied in part, a slot moves, and page 2 goes to the host and comes back as page 4."""
-    store = Store(model.spec, 5, 4, "cpu", n_host=2, kv_dtype=kv)  # type: ignore[arg-type]
+    store = KVPool(model.spec, 5, 4, "cpu", n_host=2, kv_dtype=kv)  # type: ignore[arg-type]
     pools = [part for pair in store.kv for pool in pair for part in parts(pool)]
     assert all(isinstance(pool, Quantized) for pair in store.kv for pool in pair)
     assert sum(part[0].numel() * part.element_size() for part in pools) == 4 * bytes_per_token(model.spec, kv)  # type: ignore[arg-type]

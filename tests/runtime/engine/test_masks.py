@@ -12,10 +12,10 @@ import torch
 
 from banyan.kernels.ops import mask_logits
 from banyan.runtime.constraint.guide import set_bits
-from banyan.runtime.engine.guide import Guides
-from banyan.runtime.engine.request import Request
+from banyan.runtime.engine.guides import Guides
+from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation.draft import follow, rows_of
-from banyan.runtime.wire import Sampling
+from banyan.runtime.protocol.wire import Sampling
 
 N_VOCAB = 64
 

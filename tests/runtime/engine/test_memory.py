@@ -13,19 +13,21 @@ from types import ModuleType
 import pytest
 
 from banyan.radix_cache import stats
-from banyan.runtime.engine import queue
+from banyan.runtime.engine.scheduling import queue
 from banyan.runtime.engine.speculation import quotes
-from banyan.runtime.engine.speculation.drafting import Drafting
-from banyan.runtime.engine.speculation.ngram import Ngram
-from banyan.runtime.engine.speculation.tree import Tree
-from banyan.runtime.wire import Abort, Over, Sampling
+from banyan.runtime.engine.speculation.depth_control import DepthController
+from banyan.runtime.engine.speculation.ngram import NgramDrafter
+from banyan.runtime.engine.speculation.tree import TreeDrafter
+from banyan.runtime.protocol.wire import Abort, Over, Sampling
 
 
 def held(fake: ModuleType, n_first: int, n_last: int) -> tuple[int, int]:
     """Bytes that are traced after so many steps of an engine with all its drafters, while programs come, fork, end and
     are given up."""
     e = fake.engine(n_pages=24, context=64, max_running=2)
-    e.drafting = e.scheduler.drafting = Drafting([Tree(1024), Ngram()])  # it remembers texts, and that fills too
+    e.drafting = e.scheduler.drafting = DepthController(
+        [TreeDrafter(1024), NgramDrafter()]
+    )  # it remembers texts, and that fills too
     chance, rids = random.Random(0), count()
     living: dict[int, int] = {}
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from banyan.radix_cache.node import Node
-from banyan.runtime.wire import Ask, Sampling
+from banyan.runtime.protocol.wire import Ask, Sampling
 
 LONG = Sampling(max_tokens=30, temperature=0.0)
 

@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from banyan.runtime import config as configs
-from banyan.runtime.wire import (
+from banyan.runtime.protocol.wire import (
     Abort,
     Answer,
     Ask,

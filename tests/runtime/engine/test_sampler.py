@@ -13,8 +13,8 @@ import torch
 
 from banyan.kernels.draw.reference import uniform
 from banyan.runtime.engine import sampler
-from banyan.runtime.engine.request import NO_TOKEN, Request
-from banyan.runtime.wire import Sampling
+from banyan.runtime.engine.scheduling.request import NO_TOKEN, Request
+from banyan.runtime.protocol.wire import Sampling
 
 LOGITS = np.array([2.0, 1.0, 0.5, 0.5, 0.0, -1.0, -1.5, -3.0], np.float32)
 N = 4000

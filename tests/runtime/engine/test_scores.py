@@ -8,7 +8,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from banyan.runtime.wire import Sampling
+from banyan.runtime.protocol.wire import Sampling
 
 
 @pytest.mark.parametrize("step_tokens", [7, 512])

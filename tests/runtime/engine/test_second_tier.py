@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from banyan.runtime.errors import ConfigError
-from banyan.runtime.wire import Sampling
+from banyan.runtime.protocol.wire import Sampling
 
 
 def prompts(n: int, length: int = 40) -> list[list[int]]:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from banyan.runtime.engine import scheduler
-from banyan.runtime.engine.request import Request
-from banyan.runtime.wire import Abort, Sampling
+from banyan.runtime.engine.scheduling import scheduler
+from banyan.runtime.engine.scheduling.request import Request
+from banyan.runtime.protocol.wire import Abort, Sampling
 
 PROMPT = range(1, 12)
 

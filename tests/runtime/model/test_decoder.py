@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from banyan.kernels.attention import batch as batches
-from banyan.kernels.chosen import why_not_deterministic
+from banyan.kernels.attention import ragged as batches
+from banyan.kernels.dispatch_report import why_not_deterministic
+from banyan.kernels.kv_layout import KINDS, empty, parts
 from banyan.kernels.ops import ragged
-from banyan.kernels.pool import KINDS, empty, parts
 from banyan.runtime.errors import ConfigError
 from banyan.runtime.model.decoder import Decoder
 from banyan.runtime.model.load import load

@@ -58,8 +58,8 @@ def test_the_older_form_means_the_same_as_the_newer():
     scaling = {"type": "linear", "factor": 2.0}
     older = parse_rope({"rope_theta": 5e5, "rope_scaling": scaling, "max_position_embeddings": 64})
     newer = parse_rope({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}})
-    assert older == newer == rope.Linear(factor=2.0, rope_theta=5e5)
-    assert parse_rope({}) == parse_rope({"rope_scaling": None}) == rope.Default(rope_theta=10000.0)
+    assert older == newer == rope.LinearScaling(factor=2.0, rope_theta=5e5)
+    assert parse_rope({}) == parse_rope({"rope_scaling": None}) == rope.NoScaling(rope_theta=10000.0)
 
 
 @pytest.mark.parametrize("inside", [None, 512])

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import tokenizers
 
-from banyan.runtime import wire
 from banyan.runtime.errors import BanyanError
-from banyan.runtime.server.chat import Template
-from banyan.runtime.server.generate import Generator
-from banyan.runtime.server.limits import Timers
-from banyan.runtime.server.programs import Programs
-from banyan.runtime.server.requests import Requests
-from banyan.runtime.server.state import unpack
-from banyan.runtime.server.tokenizer import Files, Span, Tokenizer
+from banyan.runtime.protocol import wire
+from banyan.runtime.server.engine_link.requests import EngineRequests
+from banyan.runtime.server.policy.run_limits import Timers
+from banyan.runtime.server.programs.generation import Generator
+from banyan.runtime.server.programs.programs import Programs
+from banyan.runtime.server.text.chat_template import ChatTemplate
+from banyan.runtime.server.text.prompt import unpack
+from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -51,10 +51,10 @@ def marked(words_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokeniz
 
 
 @pytest.fixture(scope="session")
-def chatml(words_dir: Path) -> Template:
+def chatml(words_dir: Path) -> ChatTemplate:
     files = Files.read(words_dir)
     assert files.template is not None
-    return Template(files.template, files.special_tokens)
+    return ChatTemplate(files.template, files.special_tokens)
 
 
 class Bench:
@@ -63,7 +63,7 @@ class Bench:
     `submit` runs nothing in the engine; `run` does, until all is idle or `n_steps` are done.
     """
 
-    def __init__(self, fake: ModuleType, words: Tokenizer, template: Template | None, say: dict[str, str]) -> None:
+    def __init__(self, fake: ModuleType, words: Tokenizer, template: ChatTemplate | None, say: dict[str, str]) -> None:
         self.words, self.say = words, dict(say)
         self.engine = fake.FakeEngine(self._speak)
         self.sent: list[tuple[bytes, wire.ServerMessage]] = []
@@ -71,7 +71,7 @@ class Bench:
         """Set to a list, and encoding waits in it as it would for a thread."""
         self.checks: list[Any] | None = None
         """Set to a list, and constraints wait in it as they would for another process."""
-        self.requests = Requests(words, None, self.engine.take)
+        self.requests = EngineRequests(words, None, self.engine.take)
         generator = Generator(words, template, self.requests, self._offload, Random(0), self._check)
         self.now = 0.0
         self.timers = Timers(lambda: self.now)
@@ -84,7 +84,7 @@ class Bench:
         text = self.words.text_of(ids)
         for key in sorted(self.say, key=len, reverse=True):
             if text.endswith(key):
-                return self.words.encode([Span(self.say[key], meant=True)])
+                return self.words.encode([TextSpan(self.say[key], meant=True)])
         return [68] * 1000
 
     def _check(
@@ -143,11 +143,11 @@ class Bench:
 
 
 @pytest.fixture
-def bench(fake_engine: ModuleType, words: Tokenizer, chatml: Template) -> Callable[..., Bench]:
+def bench(fake_engine: ModuleType, words: Tokenizer, chatml: ChatTemplate) -> Callable[..., Bench]:
     """`bench({"end of a prompt": "what is said"}, template=..., tokenizer=...) -> Bench`"""
 
     def make(
-        say: dict[str, str] | None = None, template: Template | None = chatml, tokenizer: Tokenizer = words
+        say: dict[str, str] | None = None, template: ChatTemplate | None = chatml, tokenizer: Tokenizer = words
     ) -> Bench:
         return Bench(fake_engine, tokenizer, template, say or {})
 

@@ -22,8 +22,8 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from banyan.runtime import wire
-from banyan.runtime.flight import LOOP, Flight
+from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.flight_record import LOOP, FlightRecord
 
 Speak = Callable[[list[int]], Iterable[int]]
 """The prompt's ids -> the ids of the whole output."""
@@ -141,7 +141,7 @@ def main() -> None:
     def decode(ids: list[int]) -> str:
         return tokenizer.decode(ids, skip_special_tokens=False)
 
-    flight = Flight(args.flight_fd)
+    flight = FlightRecord(args.flight_fd)
     speak = table(rule.get("say", {}), lambda text: tokenizer.encode(text).ids, decode)
     engine = FakeEngine(speak, rule.get("context", 512))
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from banyan.runtime import client, config, launch, wire
-from banyan.runtime.client import Client
+from banyan.runtime import config, launch
+from banyan.runtime.client import client
+from banyan.runtime.client.client import Client
 from banyan.runtime.errors import BanyanError, PromptTooLong
-from banyan.runtime.wire import Append, Begin, End, Fork, Gen, Join, Keep, Read, Select
+from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.wire import Append, Begin, End, Fork, Gen, Join, Keep, Read, Select
 
 GREEDY = wire.Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import zmq
 
-from banyan.runtime import config, ipc, launch, wire
+from banyan.runtime import config, launch
+from banyan.runtime.protocol import ipc, wire
 
 Serve = Callable[..., launch.ServerProcess]
 GEN = (wire.Append(0, ("a",)), wire.Gen(0, 0, wire.Sampling(max_tokens=3)))

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from banyan.runtime.engine.request import Request
+from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation import ngram, tree
-from banyan.runtime.engine.speculation.grams import Grams, Piece
-from banyan.runtime.engine.speculation.ngram import Ngram
-from banyan.runtime.engine.speculation.tree import Tree
-from banyan.runtime.wire import Sampling
+from banyan.runtime.engine.speculation.ngram import NgramDrafter
+from banyan.runtime.engine.speculation.ngram_index import NgramIndex, Piece
+from banyan.runtime.engine.speculation.tree import TreeDrafter
+from banyan.runtime.protocol.wire import Sampling
 
 SAMPLING = Sampling(max_tokens=10_000)
 
@@ -51,7 +51,7 @@ def some(n: int, seed: int = 0, vocab: int = 1 << 30) -> list[int]:
 @pytest.mark.parametrize("together", [False, True])
 def test_runs_are_found_where_they_stood_last(orders: tuple[int, ...], together: bool) -> None:
     ids = array("i", some(300, vocab=4) + some(50))
-    grams = Grams(orders, 1 << 22)  # so large that hardly two runs share a place
+    grams = NgramIndex(orders, 1 << 22)  # so large that hardly two runs share a place
     pieces = [Piece(ids, start, stop, (5,), 1000) for start, stop in ((0, 199), (200, len(ids)))]
     for some_pieces in [pieces] if together else [[piece] for piece in pieces]:
         grams.put(some_pieces)
@@ -66,7 +66,7 @@ def test_runs_are_found_where_they_stood_last(orders: tuple[int, ...], together:
 
 def test_each_piece_has_its_salts_and_numbers() -> None:
     ours, theirs = array("i", some(40)), array("i", some(40, seed=1))
-    grams = Grams((3,), 1 << 22)
+    grams = NgramIndex((3,), 1 << 22)
     grams.put([Piece(ours, 0, 40, (5, 1), 1000), Piece(theirs, 20, 40, (6, 1), 2000)])
     assert list(grams.find(ours[:30], 5, 1, 6)) == [1030, 1030, -1]
     assert list(grams.find(theirs[:30], 5, 1, 6)) == [-1, 2030, 2030]
@@ -75,7 +75,7 @@ def test_each_piece_has_its_salts_and_numbers() -> None:
 
 
 def test_short_texts_have_no_runs() -> None:
-    grams = Grams((4,), 16)
+    grams = NgramIndex((4,), 16)
     grams.put([Piece(array("i", [1, 2, 3]), 0, 3, (1,))])
     assert list(grams.find(array("i", [1, 2, 3]), 1, 7)) == [-1, -1]
 
@@ -85,7 +85,7 @@ def test_short_texts_have_no_runs() -> None:
 
 def test_ngram_copies_what_followed(fake: ModuleType) -> None:
     text = some(40)
-    drafter = Ngram()
+    drafter = NgramDrafter()
     assert proposed(drafter, request(fake, text + text[10:14], 0)) == text[14:22]
     assert proposed(drafter, request(fake, text + text[10:12], 1), 3) == text[12:15]
     assert proposed(drafter, request(fake, text, 2)) == []
@@ -95,7 +95,7 @@ def test_ngram_copies_what_followed(fake: ModuleType) -> None:
 def test_ngram_goes_on_reading_and_sees_what_is_new(fake: ModuleType) -> None:
     text = some(60)
     r = request(fake, text + text[10:14])
-    drafter = Ngram()
+    drafter = NgramDrafter()
     for i in range(14, 40):
         assert proposed(drafter, r, 4) == text[i : i + 4]
         r.extend((text[i],))
@@ -111,7 +111,7 @@ def test_ngram_proposes_only_what_stands_in_the_text(fake: ModuleType) -> None:
     """Against a plain search: where a run of an order stood before, something that followed such a run is proposed."""
     chance = random.Random(5)
     r = request(fake, some(20, vocab=3))
-    drafter = Ngram()
+    drafter = NgramDrafter()
     for _ in range(400):
         r.extend((chance.randrange(3),))
         ids = list(r.ids)
@@ -126,7 +126,7 @@ def test_ngram_proposes_only_what_stands_in_the_text(fake: ModuleType) -> None:
 
 
 def test_tree_copies_from_ended_and_running_texts(fake: ModuleType) -> None:
-    drafter = Tree()
+    drafter = TreeDrafter()
     prompt, said = some(30), some(40, seed=1)
     ended(drafter, request(fake, prompt), said)
     again = request(fake, prompt, 1)
@@ -142,7 +142,7 @@ def test_tree_copies_from_ended_and_running_texts(fake: ModuleType) -> None:
 
 def test_tree_knows_what_ended_though_nobody_asked(fake: ModuleType) -> None:
     """What ends is put into the index with others, and before it is more than some pages."""
-    drafter = Tree()
+    drafter = TreeDrafter()
     texts = [some(1000, seed=rid) for rid in range(20)]
     for rid, text in enumerate(texts):
         ended(drafter, request(fake, text[:900], rid), text[900:])
@@ -154,9 +154,9 @@ def test_tree_knows_what_ended_though_nobody_asked(fake: ModuleType) -> None:
 
 def test_many_are_learned_together(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    put = Grams.put
-    monkeypatch.setattr(Grams, "put", lambda self, pieces: (calls.append(len(pieces)), put(self, pieces)))
-    for drafter in (Tree(), Ngram()):
+    put = NgramIndex.put
+    monkeypatch.setattr(NgramIndex, "put", lambda self, pieces: (calls.append(len(pieces)), put(self, pieces)))
+    for drafter in (TreeDrafter(), NgramDrafter()):
         calls.clear()
         texts = [some(60, seed=rid) for rid in range(10)]
         asks = [(request(fake, text + text[:20], rid), 8) for rid, text in enumerate(texts)]
@@ -166,7 +166,7 @@ def test_many_are_learned_together(fake: ModuleType, monkeypatch: pytest.MonkeyP
 
 
 def test_tree_prefers_its_own_program(fake: ModuleType) -> None:
-    drafter = Tree()
+    drafter = TreeDrafter()
     head, ours, others = some(10), some(10, seed=1), some(10, seed=2)
     ended(drafter, request(fake, head, 0, order=(7, 0, 0), client=1), ours)
     ended(drafter, request(fake, head, 1, order=(8, 0, 0), client=1), others)
@@ -176,7 +176,7 @@ def test_tree_prefers_its_own_program(fake: ModuleType) -> None:
 
 
 def test_tree_tells_nobody_of_another_namespace(fake: ModuleType) -> None:
-    drafter = Tree(256)  # a small table, so that runs share places
+    drafter = TreeDrafter(256)  # a small table, so that runs share places
     for rid in range(20):
         ended(drafter, request(fake, some(30, seed=rid), rid, namespace=b"a"), some(30, seed=rid + 100))
     for rid in range(20):
@@ -185,7 +185,7 @@ def test_tree_tells_nobody_of_another_namespace(fake: ModuleType) -> None:
 
 
 def test_tree_is_bounded_and_forgets_the_oldest(fake: ModuleType) -> None:
-    drafter = Tree(1000)
+    drafter = TreeDrafter(1000)
     for rid in range(50):
         ended(drafter, request(fake, some(50, seed=rid), rid), some(50, seed=1000 + rid))
         assert drafter.n_tokens <= 1000
@@ -195,7 +195,7 @@ def test_tree_is_bounded_and_forgets_the_oldest(fake: ModuleType) -> None:
 
 
 def test_tree_learns_of_a_prompt_what_was_not_in_the_tree(fake: ModuleType) -> None:
-    drafter = Tree()
+    drafter = TreeDrafter()
     prompt, said = some(100), some(20, seed=1)
     ended(drafter, request(fake, prompt, 0, n_cached=90), said)
     assert drafter.n_tokens == 30 + max(tree.ORDERS)
@@ -204,7 +204,7 @@ def test_tree_learns_of_a_prompt_what_was_not_in_the_tree(fake: ModuleType) -> N
 
 
 def test_tree_keeps_nothing_of_one_that_never_ran(fake: ModuleType) -> None:
-    drafter = Tree()
+    drafter = TreeDrafter()
     ended(drafter, request(fake, some(30), n_cached=-1))
     assert drafter.n_tokens == 0
     assert not drafter._texts
@@ -212,7 +212,7 @@ def test_tree_keeps_nothing_of_one_that_never_ran(fake: ModuleType) -> None:
 
 def test_a_look_is_quick_in_a_million_tokens(fake: ModuleType) -> None:
     """Per request and step; the best of some rounds, as the machine may be busy."""
-    drafters: Sequence[Any] = (Tree(), Ngram())
+    drafters: Sequence[Any] = (TreeDrafter(), NgramDrafter())
     for rid in range(512):
         ended(drafters[0], request(fake, some(1024, seed=rid), rid), some(1024, seed=1000 + rid))
     assert drafters[0].n_tokens == 1 << 20

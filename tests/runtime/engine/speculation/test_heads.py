@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from banyan.runtime import config as configs
+from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.process import build
-from banyan.runtime.engine.worker import Engine
 from banyan.runtime.errors import BadModel, Unsupported
 from banyan.runtime.model.heads import kind_of
-from banyan.runtime.wire import Run, Sampling
+from banyan.runtime.protocol.wire import Run, Sampling
 
 HIDDEN, VOCAB, N_HEADS = 64, 320, 3
 SAMPLINGS = {
@@ -72,7 +72,7 @@ def folders(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
     return {name: make(base / name, tiny_model("llama")) for name, make in MAKERS.items()}
 
 
-def engine(large: Path, head: Path | None, **options: Any) -> Engine:
+def engine(large: Path, head: Path | None, **options: Any) -> EngineLoop:
     options |= {"draft_model": str(head), "speculate": "model"} if head else {"speculate": "off"}
     return build(configs.make(model=str(large), device="cpu", threads=1, kv_memory="4MB", **options))
 

@@ -13,14 +13,14 @@ import pytest
 
 from banyan.runtime import config as configs
 from banyan.runtime.config import Resolved
-from banyan.runtime.engine import scheduler
+from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.process import build
-from banyan.runtime.engine.request import Request
-from banyan.runtime.engine.speculation import smaller
-from banyan.runtime.engine.worker import Engine
+from banyan.runtime.engine.scheduling import scheduler
+from banyan.runtime.engine.scheduling.request import Request
+from banyan.runtime.engine.speculation import draft_models
 from banyan.runtime.errors import ConfigError
 from banyan.runtime.model.load import Model, load
-from banyan.runtime.wire import Abort, Run, Sampling
+from banyan.runtime.protocol.wire import Abort, Run, Sampling
 
 GREEDY = Sampling(temperature=0.0, max_tokens=20)
 SAMPLINGS = {
@@ -42,13 +42,13 @@ def other(tiny_model: Callable[..., Path]) -> Model:
     return load(tiny_model("qwen3"))
 
 
-def engine(large: Model, small: Model | None, n_pages: int = 0, **options: Any) -> Engine:
+def engine(large: Model, small: Model | None, n_pages: int = 0, **options: Any) -> EngineLoop:
     options |= {"speculate": "model", "draft_model": "it"} if small else {"speculate": "off"}
     config = configs.make(**options)
     resolved = Resolved(
         device="cpu", dtype="float32", context=256, n_pages=n_pages or 2048 // config.page, threads=1, decisions=()
     )
-    return Engine(config, large, resolved, stopwatch=lambda: 0.0, draft_model=small)
+    return EngineLoop(config, large, resolved, stopwatch=lambda: 0.0, draft_model=small)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
@@ -139,7 +139,7 @@ def _fields(spec: Any) -> dict[str, Any]:
 def test_its_tokenizer_must_be_the_same(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     large = tiny_model("llama")
     config = configs.make(model=str(large), draft_model=str(tiny_model("qwen3")))
-    found = smaller.find(config, large)
+    found = draft_models.find(config, large)
     assert found is not None
     assert (found.path, found.kind) == (tiny_model("qwen3"), "model")
     shutil.copytree(large, tmp_path / "copy")
@@ -150,7 +150,7 @@ def test_its_tokenizer_must_be_the_same(tiny_model: Callable[..., Path], tmp_pat
     vocab[a], vocab[b] = vocab[b], vocab[a]
     file.write_text(json.dumps(known))
     with pytest.raises(ConfigError, match=r"has another tokenizer than .*: token .* name a model of the same family"):
-        smaller.find(configs.make(model=str(large), draft_model=str(tmp_path / "copy")), large)
+        draft_models.find(configs.make(model=str(large), draft_model=str(tmp_path / "copy")), large)
 
 
 def test_an_engine_by_options(fake: ModuleType, tiny_model: Callable[..., Path]) -> None:

@@ -13,15 +13,15 @@ import pytest
 
 from banyan.runtime import config as configs
 from banyan.runtime.engine.process import build
-from banyan.runtime.engine.request import Request
+from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation import quotes
 from banyan.runtime.engine.speculation.quotes import Quotes, Quoting, Rules
-from banyan.runtime.engine.speculation.tree import QUOTED, Tree
+from banyan.runtime.engine.speculation.tree import QUOTED, TreeDrafter
 from banyan.runtime.model import pocket
 from banyan.runtime.model.pocket.chat import render
 from banyan.runtime.model.pocket.data import samples
-from banyan.runtime.server.tokenizer import Files, Span, Tokenizer
-from banyan.runtime.wire import ConstraintSpec, Run, Sampling
+from banyan.runtime.protocol.wire import ConstraintSpec, Run, Sampling
+from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer
 
 SAMPLING = Sampling(max_tokens=10_000)
 WORDS = (
@@ -38,8 +38,8 @@ def ids(text: str) -> list[int]:
     return [WORDS.index(word) for word in text.split("|")]
 
 
-def told() -> Tree:
-    tree = Tree()
+def told() -> TreeDrafter:
+    tree = TreeDrafter()
     tree.learn(SPELLING, [END])
     return tree
 
@@ -52,11 +52,11 @@ def begun(fake: ModuleType, prompt: Sequence[int], said: Sequence[int], rid: int
     return r
 
 
-def teach(fake: ModuleType, tree: Tree, text: str, said: str, rid: int, **fields: Any) -> None:
+def teach(fake: ModuleType, tree: TreeDrafter, text: str, said: str, rid: int, **fields: Any) -> None:
     tree.end(begun(fake, ids(text), ids(said), rid, **fields))
 
 
-def foreseen(tree: Tree, r: Request, n: int = 16) -> list[int]:
+def foreseen(tree: TreeDrafter, r: Request, n: int = 16) -> list[int]:
     """What is proposed as a quote."""
     return [token for proposal in tree.propose(r, n) if proposal.kind == QUOTED for token in proposal.tokens]
 
@@ -148,7 +148,7 @@ def test_what_is_wrong_again_and_again_is_seldom_proposed(fake: ModuleType) -> N
 
 def test_rules_are_bounded(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quotes, "N_KEYS", 20)
-    tree, chance = Tree(), random.Random(0)
+    tree, chance = TreeDrafter(), random.Random(0)
     for rid in range(50):
         prompt = [chance.randrange(1000) for _ in range(60)]
         tree.end(begun(fake, prompt, [*prompt[10:14], 5, *prompt[30:33], 6, *prompt[40:44], 7], rid))
@@ -243,7 +243,7 @@ def test_records_of_the_pocket_model_are_the_same_and_take_fewer_steps() -> None
     """New texts under a JSON Schema: token for token what is said without drafts, with most of it foreseen."""
     directory = pocket.path()
     tokenizer = Tokenizer(directory, Files.read(directory))
-    (end,) = tokenizer.encode([Span("<|im_end|>", meant=True)])
+    (end,) = tokenizer.encode([TextSpan("<|im_end|>", meant=True)])
 
     def said(speculate: str) -> tuple[list[list[int]], int]:
         made = configs.make(device="cpu", threads=1, kv_memory="32MB", speculate=speculate, max_running=4)
@@ -262,7 +262,7 @@ def test_records_of_the_pocket_model_are_the_same_and_take_fewer_steps() -> None
                     "additionalProperties": False,
                 }
                 text = "".join(span.text for span in render(sample.messages[:-1], sample.tools))
-                prompt = tokenizer.encode([Span(f"{text}<|im_start|>assistant\n", meant=True)])
+                prompt = tokenizer.encode([TextSpan(f"{text}<|im_start|>assistant\n", meant=True)])
                 sampling = Sampling(max_tokens=96, constraint=ConstraintSpec("json_schema", json.dumps(schema)))
                 rid = len(out)
                 out[rid] = []

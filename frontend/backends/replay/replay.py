@@ -1,0 +1,163 @@
+"""Replay a recording: a backend without a model that answers what was answered before, and says what does not fit."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from banyan.backends.base import Question
+from banyan.backends.job import Answers, Job, Made, Outcome, Piece, n_alike
+from banyan.backends.local import Program
+from banyan.backends.replay.recording_file import Asked, Digest, TapeEntry, asked_of, read
+from banyan.runtime.errors import ReplayMismatch, from_code
+from banyan.runtime.protocol import wire
+
+
+class Replay:
+    """Answers gens and selects with what a `Record` wrote to `path`.
+
+    Each entry answers once, the same question asked again gets the next one that was recorded for it, those of the same
+    branch first. ReplayMismatch, which names the first difference: something else is asked than was recorded.
+    ConfigError: the file cannot be read, is no recording, or is of another version.
+    """
+
+    refuses: frozenset[str] = frozenset()
+    """Nothing by name: what was not recorded is a ReplayMismatch."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        header, entries = read(self.path)
+        self.welcome = wire.Welcome(
+            version=wire.VERSION, model=header.model, max_context=header.max_context, chat=header.chat
+        )
+        self._entries = entries
+        self._left: dict[str, list[TapeEntry]] = defaultdict(list)
+        for entry in entries:
+            self._left[entry.key].append(entry)
+        self._by_key = {entry.key: entry for entry in entries}
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Replay of {self.path}, {len(self._entries)} gens>"
+
+    @property
+    def unused(self) -> list[tuple[str, str]]:
+        """(program, gen) of each entry that was not asked for, in the order of the recording."""
+        with self._lock:
+            left = {id(entry) for entries in self._left.values() for entry in entries}
+        return [(entry.program, entry.name) for entry in self._entries if id(entry) in left]
+
+    def program(self, name: str = "") -> Program:
+        return Program(self, name)
+
+    def ask(self, what: Question) -> Any:
+        """ "info" and "stats" tell the model's name and how much is left; there is nothing to flush or to check."""
+        return {"model": self.welcome.model, "n_entries": len(self._entries), "n_unused": len(self.unused)}
+
+    def start(self, job: Job) -> None:
+        """Answer a gen or select. For the executor of programs, not for users."""
+        digest = Digest()
+        for piece in job.pieces:
+            digest.put(piece)
+        key = digest.key(asked_of(job.op))
+        with self._lock:
+            left = self._left.get(key, [])
+            found = next((entry for entry in left if entry.state == job.state), left[0] if left else None)
+            if found is not None:
+                left[:] = [entry for entry in left if entry is not found]
+        if found is None:
+            raise self._mismatch(job, key)
+        if found.error is not None:
+            raise from_code(found.error.code, found.error.message)
+        if isinstance(job.op, wire.Gen) and job.op.stream:
+            for text in found.thoughts or (found.samples[0].reasoning,):
+                job.pass_on(text, is_thought=True)
+            for text in found.pieces or (() if found.calls else (found.samples[0].text,)):
+                job.pass_on(text)
+        job.give(Outcome(found.samples, found.usage, found.scores, calls=found.calls), is_apart=True)
+
+    # ---- what does not fit -----------------------------------------------------------------------------------------
+
+    def _mismatch(self, job: Job, key: str) -> ReplayMismatch:
+        what = f"gen {job.op.name!r}" if isinstance(job.op, wire.Gen) else f"select {job.op.name!r}"
+        if key in self._by_key:
+            n = sum(entry.key == key for entry in self._entries)
+            return ReplayMismatch(f"{self.path}: {what} was recorded {n} times with this prompt, and this is one more")
+        same = [entry for entry in self._entries if (entry.program, entry.name) == (job.program, job.op.name)]
+        if not same:
+            names = ", ".join(dict.fromkeys(repr(e.name) for e in self._entries if e.program == job.program))
+            have = f"; of this program it has {names}" if names else "; it has nothing of this program"
+            return ReplayMismatch(f"{self.path} has no {what} of program {job.program!r}{have}")
+        now = _plain(job.pieces)
+        prompts = {id(entry): _plain(self._prompt(entry)) for entry in same}
+        # The nearest: the prompt that agrees for longest and, of those, the one with the fewest other options.
+        asked = asked_of(job.op)
+        nearest = max(
+            same,
+            key=lambda entry: (n_alike(prompts[id(entry)], now), -len(_differences(entry.asked, asked))),
+        )
+        then = prompts[id(nearest)]
+        if then != now:
+            at = n_alike(then, now)
+            return ReplayMismatch(
+                f"{self.path}: the prompt of {what} differs from the recorded one at character {at}: "
+                f"recorded {_around(then, at)}, now {_around(now, at)}"
+            )
+        differences = "; ".join(_differences(nearest.asked, asked)) or "its turns differ, though not their text"
+        return ReplayMismatch(f"{self.path}: {what} has the recorded prompt, but other options: {differences}")
+
+    def _prompt(self, entry: TapeEntry) -> list[Piece]:
+        before = self._by_key.get(entry.after)
+        chain: list[TapeEntry] = []
+        while before is not None:
+            chain.append(before)
+            before = self._by_key.get(before.after)
+        pieces: list[Piece] = []
+        for one in reversed(chain):
+            pieces += [*one.answers, *one.parts]
+            pieces += [Made(sample.text) for sample in one.samples[:1]]
+        tries = [text for pair in entry.refused for text in pair]
+        return [*pieces, *entry.answers, *entry.parts, *tries]
+
+
+def _plain(pieces: Iterable[Piece]) -> str:
+    """The prompt for a message: turns in brackets."""
+    shown = []
+    for piece in pieces:
+        match piece:
+            case str():
+                shown.append(piece)
+            case wire.Begin(role=role):
+                shown.append(f"[{role}: ")
+            case wire.End():
+                shown.append("]")
+            case Made(text=text) | wire.Raw(text=text):
+                shown.append(text)
+            case wire.Called(text=text):
+                shown.append(f"{text}]")
+            case Answers(texts=texts):
+                shown += [*(f"[tool: {text}]" for _, text in texts), "[assistant: "]
+    return "".join(shown)
+
+
+def _around(text: str, at: int) -> str:
+    if at >= len(text):
+        return f"the end, after {text[-20:]!r}"
+    return repr(text[max(0, at - 20) : at + 30])
+
+
+def _differences(then: Asked, now: Asked) -> list[str]:
+    if type(then) is not type(now):
+        return [f"a {'gen' if isinstance(then, wire.Gen) else 'select'} was recorded"]
+    found = []
+    for name in then.__struct_fields__:
+        one, other = getattr(then, name), getattr(now, name)
+        if isinstance(one, wire.Sampling):
+            pairs = [(field, getattr(one, field), getattr(other, field)) for field in one.__struct_fields__]
+        else:
+            pairs = [(name, one, other)]
+        found += [f"{field}: recorded {a!r}, now {b!r}" for field, a, b in pairs if a != b]
+    return found

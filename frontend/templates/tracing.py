@@ -1,0 +1,155 @@
+"""A program looked at without a model: what its body appends, with names where arguments will stand.
+
+`Program.graph` tells more; this is what SGLang's `trace` and `cache` are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import BoundArguments, Parameter, Signature
+from typing import Any
+
+from banyan.backends.base import Backend
+from banyan.lang.sampling import Options
+from banyan.lang.state_base import StateBase
+from banyan.runtime.protocol import wire
+from banyan.templates.argument_slot import ArgumentObserved, Slot
+from banyan.templates.recorder import Recording, record
+
+
+class TraceNode:
+    """A piece that was appended. before: the one that it stands behind, in its state or in that of its parent."""
+
+    __slots__ = ("before", "label", "number")
+
+    def __init__(self, number: int, label: str, before: TraceNode | None) -> None:
+        self.number, self.label, self.before = number, label, before
+
+    def __repr__(self) -> str:
+        return self.label
+
+    def print_graph_dfs(self) -> str:
+        """All that leads to it, a line each: "%1 = %0 + Gen('x')"."""
+        lines, node = [], self
+        while node.before is not None:
+            lines.append(f"%{node.number} = %{node.before.number} + {node.label}\n")
+            node = node.before
+        return "".join([f"%{node.number} = {node.label}\n", *reversed(lines)])
+
+
+class Trace:
+    """What a body appended. variables: the names that it made. ended: why it ended before its end: it looked at an
+    argument or at a value, which are not there; None if it did not."""
+
+    def __init__(self, recording: Recording, names: Sequence[str]) -> None:
+        self.variables: Mapping[str, Any] = dict.fromkeys(recording.state._values)
+        self.ended: ArgumentObserved | None = recording.ended
+        self.ret_value = recording.value
+        self._nodes: list[TraceNode] = []
+        self._last: dict[int, TraceNode] = {}
+        for op in recording.ops:
+            for label in _labels(op, names):
+                self._add(op.state, label)
+            if isinstance(op, wire.Fork):
+                parent = self._last[op.state]
+                for i, child in enumerate(op.children):
+                    self._last[child] = parent
+                    self._add(child, f"GetForkItem({i})")
+
+    def _add(self, state: int, label: str) -> None:
+        node = TraceNode(len(self._nodes), label, self._last.get(state))
+        self._nodes.append(node)
+        self._last[state] = node
+
+    @property
+    def last_node(self) -> TraceNode | None:
+        """The last piece of the body's own state; None if it appended nothing."""
+        return self._last.get(0)
+
+    def flatten_nodes(self) -> list[TraceNode]:
+        """All pieces, in the order in which they were appended."""
+        return list(self._nodes)
+
+
+def _labels(op: wire.Op, names: Sequence[str]) -> Iterator[str]:
+    match op:
+        case wire.Append(parts=parts):
+            for part in parts:
+                yield _label(part, names)
+        case wire.Gen(name=name):
+            yield f"Gen({name!r})"
+        case wire.Select(name=name, choices=choices):
+            yield f"Select({name!r}, choices={list(choices)})"
+        case wire.Fork(children=children):
+            yield f"Fork({len(children)})"
+        case wire.Join(children=children):
+            yield f"Join({len(children)})"
+
+
+def _label(part: wire.Part, names: Sequence[str]) -> str:
+    match part:
+        case wire.Arg(i=i):
+            return f"Argument({names[i]!r})"
+        case wire.Ref(ref=ref):
+            return f"Value({ref})"
+        case wire.Begin(role=role):
+            return f"RoleBegin({role!r})"
+        case wire.End():
+            return "RoleEnd()"
+        case wire.Raw(text=text) | str(text):
+            return f"Constant({text!r})"
+        case wire.Image(kind=kind):
+            return f"Image({kind!r})"
+
+
+def recorded(
+    name: str,
+    func: Callable[..., Any],
+    signature: Signature,
+    given: Mapping[str, Any],
+    welcome: wire.Welcome,
+    kind: type[StateBase],
+) -> tuple[Recording, list[str]]:
+    """The body run without a model, on a state of `kind`, and the names of the arguments that were not given.
+    `signature`: of the body, without its state."""
+    missing = [
+        p.name
+        for p in signature.parameters.values()
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in given and p.default is Parameter.empty
+    ]
+    slots = {slot: Slot(i, slot) for i, slot in enumerate(missing)}
+    arguments = BoundArguments(signature, {**given, **slots})
+
+    def body(state: StateBase) -> Any:
+        return func(state, *arguments.args, **arguments.kwargs)
+
+    return record(name, body, Options(), welcome, kind), missing
+
+
+def cache_prefix(recording: Recording, backend: Backend, name: str) -> int:
+    """Have what all runs begin with computed now. Waits; gives the characters of its text. 0: there is nothing."""
+    parts: list[wire.Part] = []
+    for op in recording.ops:
+        if not isinstance(op, wire.Append) or op.state != 0:
+            break
+        constant = [*_until_open(op.parts)]
+        parts += constant
+        if len(constant) < len(op.parts):
+            break
+    texts = (part if isinstance(part, str) else part.text for part in parts if isinstance(part, str | wire.Raw))
+    n_chars = sum(map(len, texts))
+    if n_chars:
+        program = backend.program(name)
+        program.submit([wire.Append(0, tuple(parts)), wire.Gen(0, 0, wire.Sampling(max_tokens=0))])
+        try:
+            program.future(0).result()
+        finally:
+            program.cancel()
+    return n_chars
+
+
+def _until_open(parts: Sequence[wire.Part]) -> Iterator[wire.Part]:
+    for part in parts:
+        if isinstance(part, wire.Arg | wire.Ref):
+            return
+        yield part

@@ -1,0 +1,98 @@
+"""Decode steps as CUDA graphs: a step of few rows is launched as one thing, not as some hundred.
+
+A graph is captured for each of some sizes, the first time that a step of up to so many requests decodes; a step fills
+the next larger one. All other steps (prompts, drafts, scores) run as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from banyan.runtime.engine.batch import Batch
+from banyan.runtime.engine.kv_pool import KVPool
+from banyan.runtime.model.load import Model
+
+if TYPE_CHECKING:
+    from banyan.kernels.attention.graph_batch import Fixed
+
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+
+class Captured(NamedTuple):
+    replay: Callable[[], None]
+    out: Tensor  # what the captured function returned; each replay writes it anew
+
+
+Capture = Callable[[Callable[[], Tensor]], Captured]
+
+
+def cuda_capture() -> Capture:
+    """Captures whose memory is one pool, as no two of them run at once."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def capture(run: Callable[[], Tensor]) -> Captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            out = run()
+        return Captured(graph.replay, out)
+
+    return capture
+
+
+class _Step(NamedTuple):
+    fixed: Fixed
+    ids: Tensor  # int64 [size]
+    positions: Tensor  # int64 [size]
+    captured: Captured
+
+
+class Graphs:
+    """The captured steps of a model over a store's pages."""
+
+    def __init__(self, model: Model, store: KVPool, context: int, capture: Capture) -> None:
+        """context: tokens of the longest request. capture: `cuda_capture()`."""
+        self.model, self.store, self.capture = model, store, capture
+        self.n_pages = -(-context // store.page)
+        self.steps: dict[int, _Step] = {}  # by size
+        self.n_captured = 0
+
+    def __call__(self, batch: Batch) -> Tensor | None:
+        """The logits of a step in which every request decodes one token; None: it is no such step. They are overwritten
+        by the next."""
+        n = len(batch.drawn)
+        is_decode = set(batch.ragged.q_lens) == {1} and n == len(batch.ids) and not batch.scored
+        size = next((size for size in SIZES if size >= n), 0)
+        if not is_decode or not size:
+            return None
+        step = self.steps.get(size)
+        if step is None or not step.fixed.fill(batch.ragged):
+            step = self.steps[size] = self._make(batch, size)
+        step.ids[:n].copy_(batch.ids)
+        step.positions[:n].copy_(batch.positions)
+        step.captured.replay()
+        return step.captured.out[:n]
+
+    def _make(self, batch: Batch, size: int) -> _Step:
+        """Compute the step as it is, which compiles kernels and shows what the layers plan; then capture it."""
+        from banyan.kernels.attention.graph_batch import Fixed  # loads Triton, which a CPU does without
+
+        if self.steps.pop(size, None) is not None and batch.ids.is_cuda:  # its memory goes to the next
+            torch.cuda.synchronize(batch.ids.device)  # when it has been replayed: a step ahead it may still be
+        model, kv = self.model, self.store.kv
+        model.forward(batch.ids, batch.positions, batch.ragged, kv, batch.rows)
+        fixed = Fixed(batch.ragged, size, self.n_pages, self.store.spare)
+        ids, positions = (torch.zeros(size, dtype=torch.int64, device=batch.ids.device) for _ in range(2))
+        ids[: len(batch.ids)].copy_(batch.ids)
+        positions[: len(batch.ids)].copy_(batch.positions)
+        rows = torch.arange(size, device=batch.ids.device)
+
+        def run() -> Tensor:
+            return model.forward(ids, positions, fixed.ragged, kv, rows)
+
+        run()  # the padded shapes too may have something to compile; it writes what the step itself writes
+        self.n_captured += 1
+        return _Step(fixed, ids, positions, self.capture(run))

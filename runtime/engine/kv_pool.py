@@ -1,0 +1,171 @@
+"""The KV pool: where the pages, which everyone else knows as numbers, really lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from itertools import groupby
+from math import prod
+from operator import attrgetter
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from banyan.kernels import ops
+from banyan.kernels.attention.ragged import to_device
+from banyan.kernels.kv_layout import KINDS, Pool, parts, slot_bytes, stacked
+from banyan.radix_cache.host_tier import Move
+from banyan.radix_cache.pagefile import PageFile
+from banyan.runtime.config import Config, KVDtype, Resolved
+from banyan.runtime.errors import ConfigError, OutOfMemory
+from banyan.runtime.model.spec import ModelSpec
+
+
+class KVPool:
+    """K and V of all pages, per layer: [n_pages, page, n_kv_heads, head_dim], on the model's device. They are in the
+    model's dtype, or in 8 bits with a scale per slot and head.
+
+    Memory is claimed here, once; on a CPU the kernel hands it out page by page as it is first written.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        n_pages: int,
+        page: int,
+        device: str,
+        n_host: int = 0,
+        file: PageFile | None = None,
+        kv_dtype: KVDtype = "auto",
+    ) -> None:
+        """n_host: pages of the second tier, in `file` if there is one."""
+        shape = n_pages + 1, page, spec.n_kv_heads, spec.head_dim
+        self.dtype = getattr(torch, spec.dtype)  # that is computed in
+        self.kv_dtype = KINDS.get(kv_dtype, self.dtype)
+        self.n_pages, self.page = n_pages, page
+        self.spare = range(n_pages * page, (n_pages + 1) * page)  # slots that nobody has, for rows that fill up a graph
+        self.device = torch.device(device)
+        try:
+            layers = stacked(2 * spec.n_layers, shape, self.kv_dtype, device)
+        except (torch.OutOfMemoryError, RuntimeError) as e:
+            size = n_pages * page * bytes_per_token(spec, kv_dtype) / 2**20
+            raise OutOfMemory(
+                f"{n_pages} KV pages are {size:.0f} MiB and do not fit on {device}; lower `kv_memory`"
+            ) from e
+        self.kv: list[tuple[Pool, Pool]] = list(zip(layers[::2], layers[1::2], strict=True))
+        self._pools = [part for pool in layers for part in parts(pool)]
+        self.features: Tensor | None = None
+        self.file = file
+        self.host = self._claim_host(n_host, page * bytes_per_token(spec, kv_dtype)) if n_host else None
+
+    def _claim_host(self, n_host: int, n_bytes: int) -> Tensor:
+        """The second tier: uint8 [n_host, bytes of a page], of a page what all pools have, one behind the other."""
+        shape = n_host, n_bytes
+        if self.file is not None:
+            return torch.frombuffer(self.file.pages, dtype=torch.uint8, count=prod(shape)).view(shape)
+        try:
+            return torch.empty(shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        except RuntimeError as e:
+            size = prod(shape) / 2**20
+            raise OutOfMemory(f"{size:.0f} MiB of host memory cannot be had; lower `host_memory`") from e
+
+    def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copy the first n_slots of pages: (source, destination, n_slots), in all layers."""
+        if copies:
+            table = to_device(np.array(copies, np.int32), self.device)
+            for pools in self._kinds():
+                ops.copy_pages(pools, table)
+
+    def copy_slots(self, paths: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
+        """Move slots, page * page_size + offset, along paths of (sources, destinations), in all layers; see the op."""
+        if paths:
+            lists = np.full((2, len(paths), max(len(sources) for sources, _ in paths)), -1, np.int64)
+            for i, path in enumerate(paths):
+                for own, slots in zip(lists[:, i], path, strict=True):
+                    own[: len(slots)] = slots
+            for pools in self._kinds():
+                ops.copy_slots(pools, *to_device(lists, self.device))
+
+    def keep_features(self, width: int) -> Tensor:
+        """Room for a hidden state beside each slot's keys: [n_slots, width]. They go where the slots go, but not to
+        host memory: those who draft from them draft badly then."""
+        shape = self._pools[0].shape[0], self.page, 1, width
+        self.features = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        return self.features.view(-1, width)
+
+    def _kinds(self) -> list[Sequence[Tensor]]:
+        return [self._pools] if self.features is None else [self._pools, (self.features,)]
+
+    def release(self) -> None:
+        """Let another process have the file. Nothing may be moved any more."""
+        self.host = None
+        if self.file is not None:
+            self.file.close()
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Move pages between the device and host memory, in order. Before any copy and any write of the same plan."""
+        for is_out, run in groupby(moves, attrgetter("is_out")):
+            (self._move_out if is_out else self._move_in)(list(run))
+
+    def _move_out(self, moves: list[Move]) -> None:
+        assert self.host is not None
+        last = {move.host: move for move in moves}  # of two into one place, the later one counts
+        if self.file is not None:
+            for i in last:
+                self.file.begin(i)
+        device = torch.tensor([move.device for move in last.values()], device=self.device)
+        host = torch.tensor(list(last))
+        for pool, place in self._places():
+            self.host[host, place] = pool[device].flatten(1).view(torch.uint8).cpu()
+        if self.file is not None:
+            for i, move in last.items():
+                self.file.seal(i, move.label)
+
+    def _move_in(self, moves: list[Move]) -> None:
+        assert self.host is not None
+        last = {move.device: move for move in moves}
+        device = torch.tensor(list(last), device=self.device)
+        host = torch.tensor([move.host for move in last.values()])
+        for pool, place in self._places():
+            pool[device] = self.host[host, place].view(pool.dtype).view(-1, *pool.shape[1:]).to(self.device)
+
+    def _places(self) -> Iterator[tuple[Tensor, slice]]:
+        """Each pool, and where its part of a page stands among the page's bytes."""
+        at = 0
+        for pool in self._pools:
+            end = at + pool[0].numel() * pool.element_size()
+            yield pool, slice(at, end)
+            at = end
+
+
+def bytes_per_token(spec: ModelSpec, kv_dtype: KVDtype) -> int:
+    """What a token takes in all pools of a model, scales included."""
+    dtype = KINDS.get(kv_dtype, getattr(torch, spec.dtype))
+    return 2 * spec.n_layers * slot_bytes(spec.n_kv_heads, spec.head_dim, dtype)
+
+
+LAYOUT = 1
+"""Of a page in the second tier, and of what is computed into it. Another number makes all files begin anew."""
+
+
+def open_file(config: Config, resolved: Resolved, spec: ModelSpec, weights: str) -> PageFile:
+    """The second tier's file. What it holds of other weights, of another context (some models' positions depend on
+    it), or of another layout is forgotten. Raises ConfigError: it cannot be had."""
+    facts: tuple[object, ...] = (
+        LAYOUT, weights, resolved.context, spec.n_layers, spec.n_kv_heads, spec.head_dim, spec.dtype
+    )  # fmt: skip
+    if config.kv_dtype != "auto":
+        facts += (config.kv_dtype,)
+    if config.deterministic:  # takes no keys that were computed in another way
+        facts += ("deterministic",)
+    identity = blake2b(repr(facts).encode(), digest_size=32).digest()
+    page_bytes = config.page * bytes_per_token(spec, config.kv_dtype)
+    try:
+        return PageFile(Path(config.host_file), resolved.n_host, config.page, page_bytes, identity)
+    except BlockingIOError as e:
+        raise ConfigError(f"host_file {config.host_file} is another server's; name another file") from e
+    except OSError as e:
+        size = resolved.n_host * page_bytes / 2**20
+        raise ConfigError(f"host_file {config.host_file} cannot hold {size:.0f} MiB: {e.strerror}") from e

@@ -1,0 +1,77 @@
+"""Which Runs can be served at all. Who cannot is told so at once, with numbers, and costs nobody else anything."""
+
+from __future__ import annotations
+
+from array import array
+from math import inf
+from typing import NamedTuple
+
+from banyan.runtime.errors import BadMessage, BadProgram, OutOfMemory, PromptTooLong
+from banyan.runtime.protocol.wire import Run, Sampling
+
+
+class EngineLimits(NamedTuple):
+    """What bounds requests and plans. context in tokens, prompt and output together."""
+
+    context: int
+    vocab_size: int
+    max_running: int
+    step_tokens: int
+
+
+def admit(run: Run, limits: EngineLimits, n_pages: int, page: int) -> int:
+    """The n_total at which the request's length ends it. Raises what keeps it from being served."""
+    if len(run.ids) % 4 or len(run.stop_ids) % 4:
+        raise BadMessage("ids and stop_ids are int32, but their bytes are no multiple of 4")
+    if not 0 <= run.rid < 1 << 63:
+        raise BadMessage(f"the request's number is {run.rid}; it must be in 0 .. 2**63 - 1")
+    ids, s = array("i", run.ids), run.sampling
+    if not ids:
+        raise BadProgram("the prompt is empty; a model needs at least one token to go on from")
+    if any(i < 0 for i in array("i", run.stop_ids)):
+        raise BadMessage("stop_ids has a negative id")
+    if not 0 <= run.n_done < len(ids):
+        raise BadMessage(f"n_done is {run.n_done}, of {len(ids)} ids")
+    if run.score_from > len(ids) or run.score_from == 0:
+        raise BadMessage(f"score_from is {run.score_from}; it must be in 1 .. {len(ids)}: the first token has none")
+    if not -inf < run.deadline < inf:
+        raise BadMessage(f"deadline is {run.deadline}; it must be finite")
+    for what, some in (("prompt", ids), ("logit_bias", s.logit_bias)):
+        if some and not 0 <= min(some) <= max(some) < limits.vocab_size:
+            raise BadProgram(
+                f"{what} has token {min(some) if min(some) < 0 else max(some)}; "
+                f"the model's vocabulary is 0 .. {limits.vocab_size - 1}"
+            )
+    check_sampling(s)
+    if not all(-inf < bias < inf for bias in s.logit_bias.values()):
+        raise BadProgram("a value of logit_bias is not finite; -100 is enough to forbid a token")
+    if len(ids) + (s.max_tokens > 0) > limits.context:
+        raise PromptTooLong(
+            f"the prompt has {len(ids)} tokens, but the context is {limits.context}, the output included"
+        )
+    end = max(len(ids), min(len(ids) - run.n_done + s.max_tokens, limits.context))
+    need = -(-max(end - 1, len(ids)) // page)  # the last token drawn is never computed
+    if need > n_pages:
+        raise OutOfMemory(
+            f"the request needs {need} pages ({len(ids)} tokens, and up to {end} with its output), but there are "
+            f"{n_pages} of {page} slots; lower max_tokens or raise `kv_memory`"
+        )
+    return end
+
+
+def check_sampling(s: Sampling) -> None:
+    """Raises BadProgram for a value that the sampler cannot follow."""
+    for name, value, ok, meant in (
+        ("max_tokens", s.max_tokens, s.max_tokens >= 0, "at least 0"),
+        ("min_tokens", s.min_tokens, s.min_tokens >= 0, "at least 0"),
+        ("temperature", s.temperature, 0 <= s.temperature < inf, "at least 0"),
+        ("top_p", s.top_p, 0 < s.top_p <= 1, "in (0, 1]"),
+        ("top_k", s.top_k, s.top_k == -1 or s.top_k >= 1, "-1 (off) or at least 1"),
+        ("min_p", s.min_p, 0 <= s.min_p <= 1, "in [0, 1]"),
+        ("repetition_penalty", s.repetition_penalty, 0 < s.repetition_penalty < inf, "above 0"),
+        ("frequency_penalty", s.frequency_penalty, abs(s.frequency_penalty) < inf, "a finite number"),
+        ("presence_penalty", s.presence_penalty, abs(s.presence_penalty) < inf, "a finite number"),
+        ("top_logprobs", s.top_logprobs, s.top_logprobs >= 0, "at least 0"),
+    ):
+        if not ok:
+            raise BadProgram(f"{name} is {value}; it must be {meant}")

@@ -1,0 +1,106 @@
+"""OpenTelemetry traces: a span for each program, and below it one for each gen and select.
+
+Spans are made on the server's loop, with times that are known already, and leave it on a thread of the SDK's, through a
+queue that is bounded: where nobody takes them they are dropped, and nothing waits.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from banyan.runtime.errors import ConfigError
+from banyan.runtime.protocol import wire
+from banyan.runtime.server.programs.generation import Error, GenOutcome
+from banyan.runtime.server.programs.running_program import RunningProgram
+
+_SHUTDOWN_MS = 2000
+
+
+def exporter(where: str) -> Any:
+    """What takes the spans: "console" (stderr), or the URL of a collector that speaks OTLP over HTTP."""
+    try:
+        if where == "console":
+            from opentelemetry.sdk.trace.export import ConsoleSpanExporter
+
+            return ConsoleSpanExporter(out=sys.stderr)
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ModuleNotFoundError:
+        raise ConfigError("traces need OpenTelemetry: pip install 'banyan[otel]'") from None
+    if not where.startswith(("http://", "https://")):
+        raise ConfigError(f"traces is {where!r}; it must be console, or a URL such as http://localhost:4318/v1/traces")
+    return OTLPSpanExporter(endpoint=where)
+
+
+class Traces:
+    """Makes the spans. taker: an OpenTelemetry SpanExporter."""
+
+    def __init__(self, taker: Any, model: str) -> None:
+        from opentelemetry import trace
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        self._trace = trace
+        self._provider = TracerProvider(
+            resource=Resource.create({"service.name": "banyan", "banyan.model": model}), shutdown_on_exit=False
+        )
+        self._processor = BatchSpanProcessor(taker)
+        self._provider.add_span_processor(self._processor)
+        self._tracer = self._provider.get_tracer("banyan")
+        self._programs: dict[int, Any] = {}  # by serial: its span
+
+    def generated(self, program: RunningProgram, op: wire.Gen | wire.Select, outcome: GenOutcome | Error) -> None:
+        """A gen or select has ended."""
+        parent = self._trace.set_span_in_context(self._span(program))
+        times = outcome.times if isinstance(outcome, GenOutcome) else wire.Times()
+        kind = type(op).__name__.lower()
+        span = self._tracer.start_span(
+            f"{kind} {op.name}".rstrip(),
+            parent,
+            start_time=_ns(times.ready) if times.ready else None,
+            attributes={"banyan.kind": kind, "banyan.name": op.name, "banyan.line": op.line, "banyan.state": op.state},
+        )
+        for name in ("sent", "started", "first"):
+            if at := getattr(times, name):
+                span.add_event(name, timestamp=_ns(at))
+        if isinstance(outcome, GenOutcome):
+            for name in wire.TokenUsage.__struct_fields__:
+                span.set_attribute(f"banyan.tokens.{name}", getattr(outcome.usage, name))
+            span.set_attribute("banyan.finish_reason", outcome.samples[0].finish_reason)
+        else:
+            self._fail(span, outcome)
+        span.end(_ns(times.ended) if times.ended else None)
+
+    def over(self, program: RunningProgram, error: Error | None) -> None:
+        """A program has ended."""
+        span = self._span(program)
+        if error is not None:
+            self._fail(span, error)
+        del self._programs[program.serial]
+        span.end()
+
+    def close(self) -> None:
+        """Send what is there still, as far as somebody takes it soon."""
+        self._provider.force_flush(_SHUTDOWN_MS)
+        self._provider.shutdown()
+
+    def _span(self, program: RunningProgram) -> Any:
+        span = self._programs.get(program.serial)
+        if span is None:
+            span = self._programs[program.serial] = self._tracer.start_span(
+                f"program {program.name}".rstrip(),
+                start_time=int(program.started.timestamp() * 1e9),
+                attributes={"banyan.program": program.name, "banyan.serial": program.serial},
+            )
+        return span
+
+    def _fail(self, span: Any, error: Error) -> None:
+        span.set_attribute("banyan.error", error.code)
+        span.set_status(self._trace.StatusCode.ERROR, error.message)
+
+
+def _ns(monotonic: float) -> int:
+    """A time of wire.Times, as the nanoseconds since 1970 that spans have."""
+    return time.time_ns() - int((time.monotonic() - monotonic) * 1e9)

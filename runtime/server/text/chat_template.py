@@ -1,0 +1,241 @@
+"""The model's own chat template: what it writes for a conversation, and around each turn of it.
+
+The environment is the one that Hugging Face templates are written for (sandboxed Jinja, trimmed blocks, `tojson`,
+`raise_exception`, `strftime_now`, generation tags), so a template renders here to the same text as there.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from banyan.runtime.errors import BadModel, BadProgram
+from banyan.runtime.protocol import wire
+
+ASSISTANT = "assistant"
+
+
+class ChatMessage(NamedTuple):
+    """A turn. calls: those that the template is to write into an assistant's. answers: the call that a tool's is of."""
+
+    role: str
+    content: str = ""
+    calls: tuple[wire.WireToolCall, ...] = ()
+    answers: wire.WireToolCall | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As templates are given it. They ask whether a key is there: no key without a value."""
+        turn: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.calls:
+            turn["tool_calls"] = [
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": json.loads(c.arguments)}}
+                for c in self.calls
+            ]
+        if self.answers is not None:
+            turn |= {"tool_call_id": self.answers.id, "name": self.answers.name}
+        return turn
+
+
+Turns = Sequence[str | ChatMessage]
+"""Turns whatever they say: a role alone, or a message with its calls."""
+
+
+def message(turn: str | ChatMessage) -> ChatMessage:
+    return ChatMessage(turn) if isinstance(turn, str) else turn
+
+
+class _Generation(jinja2.ext.Extension):
+    """{% generation %} ... {% endgeneration %}: marks an assistant's text for training; here it is just its text."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own interface
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    # Without jinja's own escaping of <, > and &, which are common in prompts.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class ChatTemplate:
+    """A compiled chat template. `names`: the special tokens it may use, bos_token and so on, as text.
+
+    Every method raises BadProgram, with the template's own words, where it refuses the conversation.
+    """
+
+    def __init__(self, source: str, names: dict[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as e:
+            raise BadModel(f"the model's chat template cannot be compiled: {e}") from e
+        self._names = names
+        self._tells_time = "strftime_now" in source
+        self._tools: list[Any] | None = None
+        self._probe = lru_cache(maxsize=512)(self._probe_afresh)
+        self.told = lru_cache(maxsize=64)(self._told_afresh)
+
+    def _told_afresh(self, specs: tuple[str, ...]) -> ChatTemplate:
+        """The same template in conversations with these tools (see wire.Tools), which it writes where it sees fit."""
+        if not specs:
+            return self
+        told = copy.copy(self)
+        told._tools = [json.loads(spec) for spec in specs]
+        told._probe = lru_cache(maxsize=512)(told._probe_afresh)
+        return told
+
+    def render(self, messages: Sequence[ChatMessage], prompt: bool = False, now: datetime | None = None) -> str:
+        """The whole conversation as text; `prompt`: and the beginning of an assistant's turn behind it."""
+        clock = now or datetime.now()
+        try:
+            return self._template.render(
+                messages=[m.as_dict() for m in messages],
+                add_generation_prompt=prompt,
+                tools=self._tools,
+                documents=None,
+                strftime_now=clock.strftime,
+                **self._names,
+            )
+        except jinja2.TemplateError as e:
+            raise BadProgram(f"the model's chat template refuses this conversation: {e.message or e}") from e
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as e:
+            raise BadProgram(f"the model's chat template fails on this conversation: {type(e).__name__}: {e}") from e
+
+    def markers(
+        self, roles: tuple[str | ChatMessage, ...], opening: str | None = None, now: datetime | None = None
+    ) -> tuple[str, ...] | None:
+        """The text before each turn of `roles`, whatever the turns say, and behind the last one.
+
+        `opening`: a turn of that role begins behind them, and the last marker ends where its content starts.
+        None if the template does not write the turns' contents once each, in their order.
+        """
+        return self._probe(roles, opening, now if self._tells_time else None)
+
+    def _probe_afresh(self, roles: Turns, opening: str | None, now: datetime | None) -> tuple[str, ...] | None:
+        signs = [f"\ue000{k}\ue001" for k in range(len(roles) + 1)]
+        turns = [message(role) for role in roles]
+        messages = [
+            turn if turn.calls else turn._replace(content=sign) for turn, sign in zip(turns, signs, strict=False)
+        ]
+        text = self.prefix(messages, opening, now) if opening is not None else self.render(messages, now=now)
+        at = 0
+        for turn, sign in zip(turns, signs, strict=False):
+            if turn.calls:  # what is written for them stands where the content would
+                written = self.calling(turn.calls, now)
+                start = text.find(written, at)
+                if start < 0:
+                    return None
+                text = text[:start] + sign + text[start + len(written) :]
+            at = text.find(sign, at)
+            if at < 0:
+                return None
+        return _split(text, signs[: len(roles)])
+
+    def calling(self, calls: tuple[wire.WireToolCall, ...], now: datetime | None = None) -> str:
+        """What it writes as the content of an assistant's turn that makes these calls.
+
+        The thoughts that some templates put into the last turn are no part of it.
+        """
+        question = ChatMessage("user", "?")
+        before = self.prefix([question], ASSISTANT, now)
+        whole = self.render([question, ChatMessage(ASSISTANT, "", calls)], now=now)
+        if not whole.startswith(before):
+            raise BadProgram("the model's chat template begins a turn with calls unlike one without")
+        written = whole[len(before) :].rpartition("</think>")[2].strip()
+        return written.removesuffix(self.ending(("user", ASSISTANT), now).strip()).rstrip()
+
+    def prefix(self, messages: Sequence[ChatMessage], opening: str, now: datetime | None = None) -> str:
+        """The conversation up to where the content of a new turn of role `opening` starts."""
+        sign = "\ue000+\ue001"
+        closed = ""
+        if opening == ASSISTANT and messages:
+            closed = self.render(messages, now=now)
+            prompted = self.render(messages, prompt=True, now=now)
+            if prompted != closed:
+                return prompted
+        before, found, _ = self.render([*messages, ChatMessage(opening, sign)], now=now).partition(sign)
+        if closed and not (before.startswith(closed) and before[len(closed) :].strip()):
+            # The template knows no prompt, and no marker of this role either: space alone is for the model to write.
+            return closed
+        if not found:
+            raise BadProgram(f"the model's chat template does not write the turns of role {opening!r}")
+        return before
+
+    def ending(self, roles: tuple[str | ChatMessage, ...], now: datetime | None = None) -> str:
+        """What ends the last of these turns where another follows it. ("" where that cannot be told.)"""
+        found = self._try(roles, None, now)
+        after = self._try(roles, "user" if message(roles[-1]).role == ASSISTANT else ASSISTANT, now)
+        if found is None or after is None or after[-1].startswith(found[-1]):
+            return found[-1] if found else ""
+        # Some templates write an end-of-text token behind the last turn, and only there.
+        shorter = (found[-1].removesuffix(name) for name in self._names.values() if name)
+        return next((end for end in shorter if end and after[-1].startswith(end)), "")
+
+    def chat_markers(self) -> wire.ChatMarkers:
+        """The prefix and suffix of each role that the template knows, and what ends an assistant's turn."""
+        pair = self._try(("user", ASSISTANT, "user"))
+        if pair is None:
+            return wire.ChatMarkers(roles={})
+        user_end, assistant_end = self.ending(("user",)), self.ending(("user", ASSISTANT))
+        opened = self._try(("user",), ASSISTANT)
+        roles = {
+            "user": (pair[2].removeprefix(assistant_end), user_end),
+            ASSISTANT: ((opened or pair)[1].removeprefix(user_end), assistant_end),
+        }
+        default = ""
+        if (systemic := self._try(("system", "user"))) is not None:
+            roles["system"] = systemic[0], systemic[1].removesuffix(roles["user"][0])
+            alone = self._try(("user",))
+            if alone and alone[0].startswith(systemic[0]) and alone[0].endswith(systemic[1]):
+                default = alone[0][len(systemic[0]) : len(alone[0]) - len(systemic[1])]
+        call = wire.WireToolCall("000000000", "f")
+        for talk in (
+            ("user", ASSISTANT, "tool"),
+            ("user", ChatMessage(ASSISTANT, calls=(call,)), ChatMessage("tool", answers=call)),
+        ):
+            if (m := self._try(talk)) is not None:
+                roles["tool"] = m[2].removeprefix(assistant_end), self.ending(talk)
+                break
+        stop = assistant_end.strip()
+        return wire.ChatMarkers(roles=roles, default_system=default, stop=(stop,) if stop else ())
+
+    def _try(
+        self, roles: tuple[str | ChatMessage, ...], opening: str | None = None, now: datetime | None = None
+    ) -> tuple[str, ...] | None:
+        try:
+            return self.markers(roles, opening, now)
+        except BadProgram:
+            return None
+
+
+def _split(text: str, signs: Sequence[str]) -> tuple[str, ...] | None:
+    parts, at = [], 0
+    for sign in signs:
+        start = text.find(sign, at)
+        if start < 0 or text.count(sign) != 1:
+            return None
+        parts.append(text[at:start])
+        at = start + len(sign)
+    return (*parts, text[at:])

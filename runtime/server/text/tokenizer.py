@@ -1,0 +1,345 @@
+"""Text to ids, and what each id spells. The only place where text becomes ids.
+
+Text comes as spans: where a span is *meant*, the control tokens that it spells are those tokens; elsewhere it is data,
+and `<|im_end|>` in it is ten characters. Spans are joined before they are encoded, so that a border between them
+leaves no mark in the tokens.
+
+A control token is one that was added to the vocabulary, but for those that are plain words or white space (some
+vocabularies add runs of spaces). Whether its makers call it special says nothing: `<tool_call>` and `<think>` often are
+not, and what they do to a model is no text.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import tokenizers
+
+from banyan.runtime.errors import BadModel, Unsupported
+from banyan.runtime.protocol import wire
+from banyan.runtime.server.text.token_cache import TokenCache
+
+
+class TextSpan(NamedTuple):
+    text: str
+    meant: bool = False
+    """Control tokens in it are meant."""
+
+
+class _Facts(msgspec.Struct):
+    """The parts of tokenizer.json that decide how ids are spelled; the rest (megabytes) is skipped."""
+
+    decoder: Any = None
+
+
+class Files(msgspec.Struct, frozen=True):
+    """What a model directory says about text, besides tokenizer.json. Missing files are empty."""
+
+    config: dict[str, Any]
+    generation: dict[str, Any]
+    tokenizer: dict[str, Any]
+    template: str | None
+
+    @classmethod
+    def read(cls, directory: Path) -> Files:
+        tokenizer = _json(directory / "tokenizer_config.json")
+        tokenizer = _json(directory / "special_tokens_map.json") | tokenizer
+        template: Any = tokenizer.get("chat_template")
+        if isinstance(template, list):  # several, by name
+            template = {t["name"]: t["template"] for t in template}.get("default")
+        if (file := directory / "chat_template.jinja").is_file():
+            template = file.read_text(encoding="utf-8")
+        config = _json(directory / "config.json")
+        return cls(config, _json(directory / "generation_config.json"), tokenizer, template)
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """bos_token, eos_token ... -> their text: what a chat template may name."""
+        found = {}
+        for name, value in self.tokenizer.items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if name.endswith("_token") and isinstance(text, str):
+                found[name] = text
+        return found
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except msgspec.DecodeError as e:
+        raise BadModel(f"{file} is not JSON: {e}") from e
+    if not isinstance(value, dict):
+        raise BadModel(f"{file} holds no JSON object")
+    return value
+
+
+class Tokenizer:
+    """One model's vocabulary. Thread-safe.
+
+    spelling    bytes of each id; special tokens spell their own name, unused ids nothing
+    special     ids that are never shown in generated text
+    eos_ids     ids that end an output by themselves
+    blank       the prompt that stands for no text at all
+    """
+
+    def __init__(self, directory: Path, files: Files) -> None:
+        self._tokenizer, decoder = _load(directory)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special = frozenset(i for i, token in added.items() if token.special)
+        self.added = {token.content: i for i, token in added.items()}
+        self._control = frozenset(i for i, t in added.items() if t.special or is_control(t.content))
+        self.spelling = _spellings(self._tokenizer, {i: token.content for i, token in added.items()}, decoder)
+        self._marks = Marks({added[i].content: i for i in self._control})
+        self.eos_ids = self._find_eos(files)
+        self._start = self._prefix()
+        bos = self._tokenizer.token_to_id(files.special_tokens.get("bos_token", ""))
+        self.blank = self._start or ([bos] if bos is not None else list(self.eos_ids[:1]))
+        self._anchor = self._find_anchor()
+        plain = partial(self._tokenizer.encode, add_special_tokens=False)
+        reaching = [i for i in self._control if _reaches_out(added[i])]
+        self._pieces = None if self._anchor or reaching else TokenCache(plain)
+        """None: how text is encoded may depend on the control token beside it."""
+        self._stop_ids: dict[str, frozenset[int]] = {}
+        self._vocabulary: tuple[bytes, list[int]] | None = None
+
+    def encode(self, spans: Iterable[TextSpan], at_start: bool = False) -> list[int]:
+        """The ids of the spans' joined text. `at_start`: nothing stands before it, so what the tokenizer puts in front
+        of every text (a begin-of-text id) comes first, unless the text spells it itself."""
+        parts = [span for span in spans if span.text]
+        text, spans = "".join(span.text for span in parts), merge(parts)
+        spelled = spans and spans[0].meant and text.startswith(self.text_of(self._start))
+        ids = list(self._start if at_start and not spelled else ())
+        if not text:
+            return ids
+        meant, are_all = self._meant(text, spans)
+        if are_all and self._pieces is None:
+            return ids + self._encode(text, at_start)
+        borders = list(accumulate(len(part.text) for part in parts))
+        done = 0
+        for start, end, token in (*meant, (len(text), len(text), None)):
+            piece = text[done:start]
+            if self._pieces is not None and (are_all or not any(self.controls(piece))):
+                ids += self._pieces.ids(piece, [border - done for border in borders if done < border < start])
+            elif piece:
+                ids += self._encode_data(piece, at_start and not done)
+            ids += [] if token is None else [token]
+            done = end
+        return ids
+
+    def text_of(self, ids: Iterable[int]) -> str:
+        """What the ids spell, special tokens included."""
+        return b"".join(self.spelling[i] for i in ids).decode(errors="replace")
+
+    def controls(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """(start, end, id) of each control token that `text` spells, in order."""
+        return self._marks.find(text)
+
+    def vocabulary(self) -> wire.SetVocabulary:
+        """What guides need to know of it."""
+        return wire.SetVocabulary(
+            text=b"".join(self.spelling),
+            ends=array("i", accumulate(map(len, self.spelling))).tobytes(),
+            special=array("i", sorted(self.special)).tobytes(),
+            control=array("i", sorted(self._control)).tobytes(),
+            eos=array("i", self.eos_ids).tobytes(),
+            tokenizer=self._tokenizer.to_str().encode(),
+        )
+
+    def stop_ids(self, stop: str) -> frozenset[int]:
+        """Every id whose spelling contains `stop` whole. Kept per string; the first time scans the vocabulary."""
+        if stop not in self._stop_ids:
+            if self._vocabulary is None:
+                # 0xFF is in no UTF-8 text, so no match reaches over two tokens.
+                ends = list(accumulate(len(s) + 1 for s in self.spelling))
+                self._vocabulary = b"\xff".join(self.spelling), ends
+            blob, ends = self._vocabulary
+            wanted, found, at = stop.encode(), set(), -1
+            while (at := blob.find(wanted, at + 1)) >= 0:
+                found.add(i := bisect_right(ends, at))
+                at = ends[i] - 1
+            self._stop_ids[stop] = frozenset(found - self.special)
+        return self._stop_ids[stop]
+
+    # ---- how ------------------------------------------------------------------------------------------------------
+
+    def _encode(self, text: str, at_start: bool) -> list[int]:
+        # Vocabularies of the SentencePiece kind put a space before every text; inside a state only its start is one.
+        if self._anchor is None or at_start:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        anchor, ids = self._anchor
+        return self._tokenizer.encode(anchor + text, add_special_tokens=False).ids[len(ids) :]
+
+    def _encode_data(self, text: str, at_start: bool) -> list[int]:
+        """No control token is among these ids: where the text spells one, it is cut behind its first character."""
+        cuts: Sequence[int] = [start + 1 for start, *_ in self.controls(text)]
+        if not cuts:
+            ids = self._encode(text, at_start)
+            if self._control.isdisjoint(ids) or len(text) < 2:
+                return ids
+            cuts = range(1, len(text))  # the tokenizer's normalizer leads to one
+        pieces = [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
+        return [i for k, piece in enumerate(pieces) for i in self._encode_data(piece, at_start and not k)]
+
+    def _meant(self, text: str, spans: Sequence[TextSpan]) -> tuple[list[tuple[int, int, int]], bool]:
+        """(start, end, id) of each control token that is meant, and whether all are that the text spells."""
+        ends = list(accumulate(len(span.text) for span in spans))
+        found = list(self.controls(text))
+        kinds = [(bisect_right(ends, start), end) for start, end, _ in found]
+        meant = [one for one, (k, end) in zip(found, kinds, strict=True) if spans[k].meant and end <= ends[k]]
+        return meant, len(meant) == len(found)
+
+    def _prefix(self) -> list[int]:
+        """Ids that the tokenizer puts before every text."""
+        plain = self._tokenizer.encode("a", add_special_tokens=False).ids
+        full = self._tokenizer.encode("a", add_special_tokens=True).ids
+        for k in range(len(full) - len(plain) + 1):
+            if full[k : k + len(plain)] == plain:
+                return full[:k]
+        return []
+
+    def _find_anchor(self) -> tuple[str, list[int]] | None:
+        """A string to put before text that continues, and its ids: only where the tokenizer adds a space to starts."""
+        if self.text_of(self._tokenizer.encode("a", add_special_tokens=False).ids) == "a":
+            return None
+        for anchor in ("\n", "\0", "."):
+            ids = self._tokenizer.encode(anchor, add_special_tokens=False).ids
+            both = self._tokenizer.encode(anchor + "a", add_special_tokens=False).ids
+            if both[: len(ids)] == ids and self.text_of(both[len(ids) :]) == "a":
+                return anchor, ids
+        raise Unsupported("this tokenizer changes the start of a text in a way that cannot be undone inside a prompt")
+
+    def _find_eos(self, files: Files) -> tuple[int, ...]:
+        found: list[int] = []
+        text_config = files.config.get("text_config") or {}
+        for place in (files.generation, files.config, text_config):
+            value = place.get("eos_token_id")
+            found += value if isinstance(value, list) else [value] if isinstance(value, int) else []
+        eos = files.special_tokens.get("eos_token")
+        if eos is not None and (i := self._tokenizer.token_to_id(eos)) is not None:
+            found.append(i)
+        return tuple(dict.fromkeys(found))
+
+
+class Marks:
+    """Finds control tokens in text. `ids`: how each is written -> its id.
+
+    One pass over the text, whatever the number of tokens (some vocabularies have thousands); of those that begin at one
+    place, the longest.
+    """
+
+    def __init__(self, ids: dict[str, int]) -> None:
+        self._ids = ids
+        self._lengths: dict[str, list[int]] = {}  # first character -> lengths, the longest first
+        for first in {token[0] for token in ids}:
+            self._lengths[first] = sorted({len(token) for token in ids if token[0] == first}, reverse=True)
+        self._firsts = re.compile("|".join(map(re.escape, self._lengths))) if ids else None
+
+    def find(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """(start, end, id) of each, in order; they do not overlap."""
+        done = 0
+        for match in self._firsts.finditer(text) if self._firsts is not None else ():
+            if (start := match.start()) < done:
+                continue
+            for length in self._lengths[match[0]]:
+                token = text[start : start + length]
+                if (i := self._ids.get(token)) is not None:
+                    done = start + len(token)
+                    yield start, done, i
+                    break
+
+
+def is_control(token: str) -> bool:
+    """Whether an added token is a mark, not text: it holds a character that is no letter, digit or space."""
+    return len(token) > 1 and re.search(r"[^\w\s\u2581]", token) is not None
+
+
+def _reaches_out(token: Any) -> bool:
+    """Whether an added token takes blanks beside it, or is searched for in text that was changed before."""
+    return bool(token.lstrip or token.rstrip or token.single_word or token.normalized)
+
+
+def merge(spans: Iterable[TextSpan]) -> list[TextSpan]:
+    """Neighbours of one kind as one span; no empty ones."""
+    merged: list[TextSpan] = []
+    for span in spans:
+        if not span.text:
+            continue
+        if merged and merged[-1].meant == span.meant:
+            merged[-1] = TextSpan(merged[-1].text + span.text, span.meant)
+        else:
+            merged.append(span)
+    return merged
+
+
+def _load(directory: Path) -> tuple[tokenizers.Tokenizer, Any]:
+    """The tokenizer and its decoder's description."""
+    file = directory / "tokenizer.json"
+    if not file.is_file():
+        return _convert(directory)
+    try:
+        data = file.read_bytes()
+        loaded = tokenizers.Tokenizer.from_buffer(data)
+        loaded.no_truncation()
+        loaded.no_padding()
+        return loaded, msgspec.json.decode(data, type=_Facts).decoder
+    except Exception as e:  # the Rust library raises bare Exceptions
+        raise BadModel(f"{file} cannot be read as a tokenizer: {e}") from e
+
+
+def _convert(directory: Path) -> tuple[tokenizers.Tokenizer, Any]:
+    """A tokenizer in another format than tokenizer.json, through transformers. Slow to import; so only here."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True).backend_tokenizer
+    except Exception as e:  # many kinds, none in common
+        raise BadModel(f"{directory} has no tokenizer.json, and transformers cannot make one: {e}") from e
+    return tokenizer, msgspec.json.decode(tokenizer.to_str(), type=_Facts).decoder
+
+
+def _spellings(tokenizer: tokenizers.Tokenizer, added: dict[int, str], decoder: Any) -> list[bytes]:
+    kinds = set(_kinds(decoder))
+    if "ByteLevel" in kinds:
+        table = _byte_level()
+
+        def spell(token: str) -> bytes:
+            return token.translate(table).encode("latin-1")
+    elif kinds & {"ByteFallback", "Metaspace", "Replace"}:
+        byte = re.compile(r"<0x([0-9A-F]{2})>")
+
+        def spell(token: str) -> bytes:
+            match = byte.fullmatch(token)
+            return bytes([int(match[1], 16)]) if match else token.replace("\u2581", " ").encode()
+    else:
+        raise Unsupported(
+            f"a tokenizer whose decoder is {' + '.join(sorted(kinds)) or 'missing'}; byte-level BPE is known"
+        )
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    spelling = [b""] * (max(vocabulary.values(), default=-1) + 1)
+    for token, i in vocabulary.items():
+        spelling[i] = added[i].encode() if i in added else spell(token)
+    return spelling
+
+
+def _kinds(decoder: Any) -> Iterable[str]:
+    if isinstance(decoder, dict):
+        yield decoder.get("type", "")
+        for part in decoder.get("decoders", ()):
+            yield from _kinds(part)
+
+
+def _byte_level() -> dict[int, int]:
+    """The character by which byte-level BPE (GPT-2) writes a byte -> the byte."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in set(plain)]
+    return {b: b for b in plain} | {0x100 + k: b for k, b in enumerate(others)}

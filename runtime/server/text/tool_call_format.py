@@ -1,0 +1,273 @@
+"""How a model writes calls of tools: read off its own chat template, and read back from what the model says.
+
+The template is shown a conversation in which the assistant makes a call. What it writes there is the form, if it is one
+of these; and the form must read back, call for call, what the template wrote.
+
+    <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>   a mark before each call, JSON behind it (Hermes, Qwen)
+    {"name": "f", "parameters": {"x": 1}}                         the turn is JSON and nothing else (Llama 3)
+    [TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}}]           a mark before a list (Mistral)
+    [TOOL_CALLS]f[ARGS]{"x": 1}                                   the name between two marks (Mistral's later models)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Literal, NamedTuple
+
+from banyan.runtime.errors import BadProgram, ToolError
+from banyan.runtime.protocol import wire
+from banyan.runtime.server.text.chat_template import ASSISTANT, ChatMessage, ChatTemplate
+from banyan.runtime.server.text.tokenizer import Tokenizer
+
+_decode = json.JSONDecoder(strict=False).raw_decode
+_BETWEEN = re.compile(r"[\s,;]*")
+N_CALLS = 32
+"""Most calls of one turn; those behind them are answered with an error."""
+ANY = {"type": "object"}
+
+
+class Form(NamedTuple):
+    """mark: what begins a call; "" where the whole turn is the call. name, arguments: the keys of its JSON; name None:
+    it stands in front of `split`, and the JSON is the arguments. close: what stands behind a call.
+
+    is_list: the template writes calls as a list; a single one is read too.
+    is_hidden: mark or split is a control token, which texts do not show.
+    is_plain: the template writes a turn that says a call as it writes one that makes it. If not it must be told.
+    """
+
+    mark: str
+    name: str | None = "name"
+    arguments: str = "arguments"
+    split: str = ""
+    close: str = ""
+    is_list: bool = False
+    is_hidden: bool = False
+    is_plain: bool = True
+    style: Literal["spaced", "compact"] = "spaced"
+
+    def read(self, shown: str, spelled: str, n_before: int = 0) -> tuple[wire.WireToolCall, ...]:
+        """The calls of an assistant's turn, in order; () if it makes none.
+
+        shown: its text. spelled: the same with the control tokens that texts do not show. n_before: calls that the
+        conversation had before, for their ids.
+        """
+        text = (spelled if self.is_hidden else shown).rpartition("</think>")[2]
+        found = self._marked(text) if self.mark else self._bare(text)
+        return tuple(
+            call._replace(id=f"{n_before + k:09d}").message(k >= N_CALLS) for k, call in enumerate(found)
+        )  # ids of nine digits: what Mistral's templates insist on
+
+    def constraint(self, specs: tuple[str, ...], since: str, is_strict: bool) -> wire.ConstraintSpec | None:
+        """What holds the calls of a turn to the tools, from their mark on; None where no mark in the text begins one.
+
+        since: what ends a model's thoughts, if it has any. is_strict: the arguments fit the tool's parameters; else
+        they are any object.
+        """
+        if not self.mark or (self.name is None and (not self.split or self.is_hidden)):
+            return None
+        tools = []
+        for one in specs:
+            function = json.loads(one)["function"]
+            parameters = function.get("parameters")
+            is_told = is_strict and isinstance(parameters, dict) and parameters.get("type") == "object"
+            tools.append((function["name"], {"additionalProperties": False} | parameters if is_told else ANY))
+        kind: Literal["grammar", "json_schema"] = "json_schema" if self.name is not None else "grammar"
+        if kind == "grammar":
+            ways = (f"{json.dumps(f'{name}{self.split}')} %json {json.dumps(schema)}" for name, schema in tools)
+            text = f"start: {' | '.join(ways)}"
+        else:
+            text = json.dumps(self._call_schema(tools))
+        after = (self.mark,)
+        return wire.ConstraintSpec(kind, text, self.style, after, scope="repeat", end=self.close, since=since)
+
+    def _call_schema(self, tools: list[tuple[str, Any]]) -> Any:
+        """Of one call, or of a list of them. What tools define in `$defs` gets a name that is theirs alone."""
+        defs: dict[str, Any] = {}
+        calls = []
+        for k, (name, schema) in enumerate(tools):
+            if "$defs" in schema:
+                defs |= {f"{k}.{key}": _renamed(one, k) for key, one in schema["$defs"].items()}
+                schema = _renamed({key: value for key, value in schema.items() if key != "$defs"}, k)
+            fields = {self.name or "": {"const": name}, self.arguments: schema}
+            calls.append(
+                {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+            )
+        call: Any = {"anyOf": calls}
+        if self.is_list:
+            call = {"type": "array", "items": call, "minItems": 1, "maxItems": N_CALLS}
+        return call | ({"$defs": defs} if defs else {})
+
+    def _marked(self, text: str) -> list[_Found]:
+        found: list[_Found] = []
+        at = 0
+        while (start := text.find(self.mark, at)) >= 0:
+            at = start + len(self.mark)
+            name = None
+            try:
+                if self.name is None:
+                    end = text.index(self.split or "{", at)
+                    name, at = text[at:end].strip(), end + len(self.split)
+                value, at = _decode(text, _skip(text, at))
+            except (ValueError, RecursionError) as e:
+                found.append(_Found(error=f"the call cannot be read, its JSON is broken: {_reason(e)}"))
+                continue
+            values = value if isinstance(value, list) and name is None else [value]
+            found += [self._call(one, name) for one in values]
+        return found
+
+    def _bare(self, text: str) -> list[_Found]:
+        """Calls, if the text is nothing but JSON objects that are calls, perhaps in a list."""
+        found: list[_Found] = []
+        at = _skip(text, 0)
+        while at < len(text):
+            try:
+                value, at = _decode(text, at)
+            except (ValueError, RecursionError):
+                return []
+            found += [self._call(one) for one in (value if isinstance(value, list) else [value])]
+            at = _skip(text, at)
+        return [] if any(call.error for call in found) else found
+
+    def _call(self, value: Any, name: str | None = None) -> _Found:
+        arguments = value
+        if name is None:
+            if not isinstance(value, dict) or not isinstance(name := value.get(self.name), str):
+                return _Found(error=f"the call names no tool; it must be an object with {self.name!r}")
+            arguments = value.get(self.arguments, {})
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments, strict=False)
+            except (ValueError, RecursionError) as e:
+                return _Found(name, error=f"the arguments cannot be read, their JSON is broken: {_reason(e)}")
+        if not isinstance(arguments, dict):
+            return _Found(name, error="the arguments must be a JSON object")
+        return _Found(name, json.dumps(arguments, ensure_ascii=False))
+
+
+def _renamed(schema: Any, k: int) -> Any:
+    """The schema, with references to the definitions of tool `k`."""
+    if isinstance(schema, list):
+        return [_renamed(one, k) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = {key: _renamed(value, k) for key, value in schema.items()}
+    if isinstance(ref := out.get("$ref"), str):
+        out["$ref"] = ref.replace("#/$defs/", f"#/$defs/{k}.", 1)
+    return out
+
+
+class _Found(NamedTuple):
+    name: str = ""
+    arguments: str = "{}"
+    error: str = ""
+    id: str = ""
+
+    def message(self, is_too_many: bool) -> wire.WireToolCall:
+        error = f"a turn can make {N_CALLS} calls, and this is one more" if is_too_many else self.error
+        return wire.WireToolCall(self.id, self.name, self.arguments, error)
+
+
+def _skip(text: str, at: int) -> int:
+    match = _BETWEEN.match(text, at)
+    return at if match is None else match.end()
+
+
+def _reason(error: Exception) -> str:
+    return "it is too deep" if isinstance(error, RecursionError) else str(error)
+
+
+# ---- reading it off a template -------------------------------------------------------------------------------------
+
+_NAME, _KEY, _VALUE = "zqnamezq", "zqkeyzq", "zqvaluezq"
+_SPEC = {"name": _NAME, "description": "?", "parameters": {"type": "object", "properties": {_KEY: {"type": "string"}}}}
+_SPECS = (json.dumps({"type": "function", "function": _SPEC}),)
+
+
+def _sample(k: int) -> wire.WireToolCall:
+    return wire.WireToolCall(f"{k:09d}", f"{_NAME}{k}", json.dumps({_KEY: f"{_VALUE}{k}"}))
+
+
+def form_of(template: ChatTemplate | None, tokenizer: Tokenizer) -> Form:
+    """ToolError: the template takes no tools, or writes calls in a form that is none of these."""
+    if template is None:
+        raise ToolError("the model has no chat template, and so no form for calls of tools")
+    question = ChatMessage("user", "?")
+    told = template.told(_SPECS)
+    try:
+        if told.render([question]) == template.render([question]):
+            raise ToolError("the model's chat template writes no tools; it was not made for them")
+        one = told.calling((_sample(0),))
+        form = _form(one)
+    except BadProgram as e:
+        raise ToolError(f"the model's chat template takes no calls of tools: {e.message}") from e
+    if form is None or not _reads(form, one, 1):
+        raise ToolError(f"the model's chat template writes calls in a form that is not known here: {one!r}")
+    try:
+        two = told.calling((_sample(0), _sample(1)))
+    except BadProgram:  # one call a turn is all that some know
+        two = ""
+    if two and not _reads(form, two, 2):
+        raise ToolError(f"the model's chat template writes two calls in a form that is not known here: {two!r}")
+    hidden = any(token in tokenizer.special for *_, token in tokenizer.controls(form.mark + form.split))
+    return form._replace(is_hidden=hidden, is_plain=_is_plain(told, one))
+
+
+def _form(written: str) -> Form | None:
+    """The form of a call as the template wrote it; None if there is no JSON about it."""
+    at = written.find(_NAME)
+    for start in (k for k, character in enumerate(written[: max(at, 0)]) if character in "[{"):
+        try:
+            value, end = _decode(written, start)
+        except ValueError:
+            continue
+        is_list = isinstance(value, list) and len(value) == 1
+        value = value[0] if is_list else value
+        if end > at and isinstance(value, dict):
+            name = next((k for k, v in value.items() if isinstance(v, str) and v.startswith(_NAME)), None)
+            arguments = next((k for k, v in value.items() if isinstance(v, dict) or _KEY in str(v)), None)
+            if name is not None and arguments is not None:
+                style: Literal["spaced", "compact"] = "spaced" if f'"{name}": ' in written else "compact"
+                mark, close = written[:start].strip(), written[end:].rstrip()
+                return Form(mark, name, arguments, close=close, is_list=is_list, style=style)
+    mark, found, rest = written.partition(f"{_NAME}0")
+    start = rest.find("{")
+    if not (found and mark.strip() and start >= 0):
+        return None
+    try:
+        _, end = _decode(rest, start)
+    except ValueError:
+        return None
+    style = "spaced" if f'"{_KEY}": ' in rest else "compact"
+    return Form(mark.strip(), None, "", split=rest[:start].strip(), close=rest[end:].rstrip(), style=style)
+
+
+def _reads(form: Form, written: str, n: int) -> bool:
+    return form.read(written, written) == tuple(_sample(k) for k in range(n))
+
+
+def _is_plain(told: ChatTemplate, written: str) -> bool:
+    call = _sample(0)
+    talks = [
+        [
+            ChatMessage("user", "?"),
+            said,
+            ChatMessage("tool", "1", answers=call),
+            ChatMessage(ASSISTANT, "yes"),
+            ChatMessage("user", "!"),
+        ]
+        for said in (ChatMessage(ASSISTANT, written), ChatMessage(ASSISTANT, calls=(call,)))
+    ]
+    try:
+        said, made = map(told.render, talks)
+    except BadProgram:
+        return False
+    return said == made
+
+
+def example(form: Form) -> str:
+    """How it writes a call of f with x = 1, for people."""
+    if form.name is None:
+        return f'{form.mark}f{form.split}{{"x": 1}}{form.close.strip()}'
+    call = f'{{"{form.name}": "f", "{form.arguments}": {{"x": 1}}}}'
+    return f"{form.mark}{f'[{call}]' if form.is_list else call}{form.close.strip()}"

@@ -1,0 +1,445 @@
+"""OpenAI's API as a backend, against a server that stands in for it on this machine. No network."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import banyan as bn
+from banyan.runtime.protocol import wire
+
+pytest.importorskip("openai")
+
+
+@bn.function
+def chat(s: bn.State, **options: Any) -> None:
+    s += bn.system("Be brief.") + bn.user("6*7?") + bn.assistant(bn.gen("a", **options))
+
+
+@bn.function
+def plain(s: bn.State, **options: Any) -> None:
+    s += "6*7=" + bn.gen("a", **options)
+
+
+def run(program: Any, backend: Any, stream: bool = False, **options: Any) -> bn.State:
+    """The program with options of its gen."""
+    state: bn.State = program.bind(**options).run(opts=bn.Options(backend=backend, stream=stream))
+    return state
+
+
+# ---- chat ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_becomes_messages(serve: Any, fake: ModuleType) -> None:
+    api, backend = serve(lambda path, body: fake.chat(f"answer {len(body['messages'])}"))
+
+    @bn.function
+    def talk(s: bn.State) -> None:
+        s += bn.system("Be brief.") + bn.user("one") + bn.assistant(bn.gen("a", max_tokens=9) + ".")
+        s += bn.user(["two ", s.ref("a")]) + bn.assistant(bn.gen("b", temperature=0, stop="\n"))
+
+    state = talk.run(backend=backend)
+    assert (state["a"], state["b"]) == ("answer 2", "answer 4")
+    first, second = api.bodies
+    assert first == {
+        "model": "m",
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}],
+        "max_tokens": 9,
+    }
+    assert second["messages"][2:] == [
+        {"role": "assistant", "content": "answer 2."},
+        {"role": "user", "content": "two answer 2"},
+    ]
+    assert (second["temperature"], second["stop"], second["max_tokens"]) == (0, ["\n"], 128)
+    assert api.paths == ["/v1/chat/completions"] * 2
+    assert api.headers[0]["authorization"] == "Bearer key"
+    assert state.messages()[-1] == {"role": "assistant", "content": "answer 4"}
+    assert "answer 2.<|im_end|>" in state.text()
+
+
+def test_forks_ask_side_by_side(serve: Any, fake: ModuleType) -> None:
+    gate = threading.Barrier(4, timeout=30)
+
+    def answer(path: str, body: Any) -> Any:
+        gate.wait()
+        return fake.chat(body["messages"][-1]["content"])
+
+    _, backend = serve(answer)
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        forks = s.fork(4)
+        forks += [bn.user(f"{i}") + bn.assistant(bn.gen("a")) for i in range(4)]
+        forks.join()
+
+    assert program.run(backend=backend)["a"] == ["0", "1", "2", "3"]
+
+
+def test_no_more_than_max_in_flight(serve: Any, fake: ModuleType) -> None:
+    def answer(path: str, body: Any) -> Any:
+        time.sleep(0.02)
+        return fake.chat("x")
+
+    api, backend = serve(answer, max_in_flight=3)
+    states = chat.run_batch([()] * 20, backend=backend)
+    assert [s["a"] for s in states] == ["x"] * 20
+    assert api.n_most == 3
+
+
+def chunk(text: str | None = None, *, index: int = 0, finish: str | None = None, **delta: Any) -> Any:
+    choice = {"index": index, "finish_reason": finish, "delta": {"content": text, **delta}}
+    return {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m", "choices": [choice]}
+
+
+def test_streams(serve: Any) -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
+    usage["prompt_tokens_details"] = {"cached_tokens": 4}  # type: ignore[assignment]
+    last = chunk() | {"choices": [], "usage": usage}
+    gate = threading.Event()
+
+    def chunks(path: str, body: Any) -> Any:
+        yield chunk("One")
+        gate.wait(30)
+        yield from [chunk(" two"), chunk("other", index=1), chunk(finish="length"), last]
+
+    api, backend = serve(chunks)
+    state = run(chat, backend, stream=True, n=2)
+    pieces = state.text_iter("a")
+    assert next(pieces) == "One", "before there is more"
+    gate.set()
+    assert list(pieces) == [" two"]
+    assert state["a"] == ["One two", "other"]
+    assert api.bodies[0]["stream_options"] == {"include_usage": True}
+    assert api.bodies[0]["n"] == 2
+    assert (state.usage.prompt, state.usage.cached, state.usage.generated) == (9, 4, 3)
+    assert state.get_meta_info("a")[0]["finish_reason"] == {"type": "length", "length": 0}
+    times = state._record.program.future(0).result().times
+    assert times.ready < times.first < times.ended
+
+
+def test_samples_logprobs_and_usage(serve: Any, fake: ModuleType) -> None:
+    other = {"token": "5", "logprob": -2.0, "bytes": None}
+    content = [{"token": "4", "logprob": -0.1, "bytes": None, "top_logprobs": [other]}]
+    told = fake.chat("4", "4", usage={"prompt_tokens": 8, "completion_tokens": 2, "total_tokens": 10})
+    for choice in told["choices"]:
+        choice["logprobs"] = {"content": content}
+    api, backend = serve(lambda path, body: told)
+    state = run(chat, backend, n=2, return_logprob=True, top_logprobs_num=1, return_text_in_logprobs=True)
+    assert state["a"] == ["4", "4"]
+    assert (api.bodies[0]["logprobs"], api.bodies[0]["top_logprobs"]) == (True, 1)
+    for meta in state.get_meta_info("a"):
+        assert meta["output_token_logprobs"] == [(-0.1, -1, "4")]
+        assert meta["output_top_logprobs"] == [[(-2.0, -1, "5")]]
+        assert meta["completion_tokens"] == 1
+    assert (backend.token_usage.prompt_tokens, backend.token_usage.completion_tokens) == (8, 2)
+    assert bn.get_server_info(backend)["requests"] == 1
+    backend.token_usage.reset()
+    assert repr(backend.token_usage) == "TokenUsage(prompt_tokens=0, completion_tokens=0)"
+
+
+def test_token_usage_of_a_batch(serve: Any, fake: ModuleType) -> None:
+    _, backend = serve(lambda path, body: fake.chat("x"))
+    chat.run_batch([()] * 50, backend=backend)
+    assert (backend.token_usage.prompt_tokens, backend.token_usage.n_requests) == (450, 50)
+
+
+def test_a_json_schema_is_a_response_format(serve: Any, fake: ModuleType) -> None:
+    api, backend = serve(lambda path, body: fake.chat('{"x": 1}'))
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
+    gen = wire.Gen(0, 0, wire.Sampling(constraint=wire.ConstraintSpec("json_schema", json.dumps(schema))))
+    program = backend.program()
+    program.submit([wire.Append(0, (wire.Begin("assistant"),)), gen])
+    assert program.future(0).result(30).samples[0].text == '{"x": 1}'
+    assert api.bodies[0]["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "output", "schema": schema, "strict": True},
+    }
+
+
+def test_a_refusal_is_an_error(serve: Any, fake: ModuleType) -> None:
+    _, backend = serve(lambda path, body: fake.chat(None, refusal="I cannot help with that."))
+    with pytest.raises(bn.ProgramError, match="the model refused: I cannot") as raised:
+        chat.run(backend=backend)["a"]
+    assert raised.value.gen == "a"
+
+
+# ---- tools ---------------------------------------------------------------------------------------------------------
+
+SPEC = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_go_and_come(serve: Any, fake: ModuleType, stream: bool) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+
+    def answer(path: str, body: Any) -> Any:
+        if body["messages"][-1]["role"] == "tool":
+            return [chunk("3"), chunk(finish="stop")] if stream else fake.chat("3")
+        if stream:
+            first = {"index": 0, "id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a"'}}
+            return [
+                chunk(tool_calls=[first]),
+                chunk(tool_calls=[{"index": 0, "function": {"arguments": ": 1}"}}]),
+                chunk(finish="tool_calls"),
+            ]
+        return fake.chat(None, finish="tool_calls", tool_calls=[call])
+
+    api, backend = serve(answer)
+    program = backend.program()
+    called: list[wire.Called] = []
+
+    def execute(message: wire.Called) -> None:
+        called.append(message)
+        program.submit([wire.Results(0, 0, message.round, ("three",))])
+
+    program.on_call(0, execute)
+    tools = wire.Tools((json.dumps(SPEC),), max_rounds=1)
+    turn = (wire.Begin("user"), "1+2?", wire.End(), wire.Begin("assistant"))
+    program.submit([wire.Append(0, turn), wire.Gen(0, 0, tools=tools, stream=stream)])
+    value = program.future(0).result(30)
+    assert value.samples[0].text == "3"
+    assert [c.calls for c in called] == [(wire.WireToolCall("c1", "add", '{"a": 1}'),)]
+    first, second = api.bodies
+    assert first["tools"] == second["tools"] == [SPEC]
+    assert "tool_choice" not in first
+    assert second["tool_choice"] == "none", "the last round must answer"
+    assert second["messages"] == [
+        {"role": "user", "content": "1+2?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "three"},
+    ]
+    if not stream:
+        assert value.usage == wire.TokenUsage(18, 0, 4), "of both rounds"
+
+
+def test_a_model_that_does_not_stop_to_call(serve: Any, fake: ModuleType) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    _, backend = serve(lambda path, body: fake.chat(None, tool_calls=[call]))
+    program = backend.program()
+    program.on_call(0, lambda m: program.submit([wire.Results(0, 0, m.round, ("x",))]))
+    tools = wire.Tools((json.dumps(SPEC),), max_rounds=2)
+    program.submit([wire.Append(0, (wire.Begin("assistant"),)), wire.Gen(0, 0, tools=tools)])
+    with pytest.raises(bn.ToolError, match=r"calls tools \(add\) still after 2 rounds"):
+        program.future(0).result(30)
+
+
+# ---- completions ---------------------------------------------------------------------------------------------------
+
+
+def test_text_goes_to_a_completion_model(serve: Any, fake: ModuleType) -> None:
+    logprobs = {"tokens": ["4", "2"], "token_logprobs": [-0.5, -0.25], "text_offset": [4, 5]}
+    logprobs["top_logprobs"] = [{"5": -1.5}, {}]
+    api, backend = serve(lambda path, body: fake.completion("42", logprobs=[logprobs]), is_chat_model=False)
+    state = run(plain, backend, return_logprob=True, top_logprobs_num=1)
+    assert state.text() == "6*7=42"
+    assert api.paths == ["/v1/completions"]
+    assert api.bodies == [{"model": "m", "prompt": "6*7=", "max_tokens": 128, "logprobs": 1}]
+    meta = state.get_meta_info("a")
+    assert meta["output_token_logprobs"] == [(-0.5, -1, None), (-0.25, -1, None)]
+    assert meta["finish_reason"] == {"type": "length", "length": 3}
+
+
+def test_a_completion_streams(serve: Any, fake: ModuleType) -> None:
+    chunks = [fake.completion(text) for text in ("for", "ty", "-two")]
+    _, backend = serve(lambda path, body: chunks, is_chat_model=False)
+    state = run(plain, backend, stream=True)
+    assert list(state.text_iter("a")) == ["for", "ty", "-two"]
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        ("chatml", "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"),
+        ({"user": ("U:", "\n"), "assistant": ("A:", "</s>")}, "U:hi\nA:"),
+    ],
+)
+def test_turns_on_a_completion_model_need_a_template(serve: Any, fake: ModuleType, template: Any, prompt: str) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("hi") + bn.assistant(bn.gen("a"))
+
+    api, backend = serve(lambda path, body: fake.completion("x"), is_chat_model=False, chat_template=template)
+    assert program.run(backend=backend)["a"] == "x"
+    assert api.bodies[0]["prompt"] == prompt
+    _, without = serve(lambda path, body: fake.completion("x"), is_chat_model=False)
+    with pytest.raises(bn.BadProgram, match="no chat template"):
+        program.run(backend=without)["a"]
+
+
+def test_which_models_take_text() -> None:
+    kinds = {name: bn.OpenAI(name, api_key="x").kind for name in ("gpt-4o", "gpt-3.5-turbo-instruct")}
+    assert kinds == {"gpt-4o": "chat", "gpt-3.5-turbo-instruct": "completion"}
+    assert "<OpenAI gpt-4o (chat) at https://api.openai.com" in repr(bn.OpenAI("gpt-4o", api_key="x"))
+
+
+# ---- select --------------------------------------------------------------------------------------------------------
+
+
+@bn.function
+def choose(s: bn.State, method: str = bn.token_length_normalized, temperature: float = 0.0) -> None:
+    s += "The sky is" + bn.select("c", [" blue", " green today"], temperature, method, seed=3)  # type: ignore[arg-type]
+
+
+LOGPROBS = {" blue": -1.0, " green": -3.0, " today": 0.0, "is": -0.5, " sky": -0.5, " is": -0.5}
+ALONE = {" blue": -0.5, " green": -4.0, " today": -4.0}
+
+
+@pytest.mark.parametrize(
+    ("method", "chosen", "normalized"),
+    [
+        (bn.token_length_normalized, " blue", [-1.0, -1.5]),
+        (bn.greedy_token_selection, " blue", [-1.0, -1.5]),
+        (bn.unconditional_likelihood_normalized, " green today", [-1.0, -1.5]),
+    ],
+)
+def test_a_select_scores_its_choices(
+    serve: Any, fake: ModuleType, method: str, chosen: str, normalized: list[float]
+) -> None:
+    def answer(path: str, body: Any) -> Any:
+        assert (body["echo"], body["max_tokens"]) == (True, 0)
+        alone = not body["prompt"][0].startswith("The")
+        told = [fake.scored(p, lambda t: ALONE[t] if alone else LOGPROBS[t]) for p in body["prompt"]]
+        return fake.completion(*body["prompt"], logprobs=told)
+
+    api, backend = serve(answer, is_chat_model=False)
+    state = choose.run(method, backend=backend)
+    assert state["c"] == chosen
+    meta = state.get_meta_info("c")
+    assert meta["normalized_prompt_logprobs"] == normalized
+    assert len(api.bodies) == 1 + (method == bn.unconditional_likelihood_normalized)
+    assert meta["input_token_logprobs"][0] == [(-1.0, -1, None)]
+
+
+def test_a_select_draws(serve: Any, fake: ModuleType) -> None:
+    def answer(path: str, body: Any) -> Any:
+        return fake.completion(*body["prompt"], logprobs=[fake.scored(p, LOGPROBS.__getitem__) for p in body["prompt"]])
+
+    _, backend = serve(answer, is_chat_model=False)
+    state = choose.run(temperature=0.5, backend=backend)
+    assert state["c"] in (" blue", " green today")
+    assert sum(state.get_meta_info("c")["weights"]) == pytest.approx(1.0)
+    assert 0.5 < state.get_meta_info("c")["weights"][0] < 1
+
+
+def test_a_select_without_logprobs_is_an_error(serve: Any, fake: ModuleType) -> None:
+    _, backend = serve(lambda path, body: fake.completion("x", "y"), is_chat_model=False)
+    with pytest.raises(bn.ProgramError, match="no log-probabilities of the prompt"):
+        choose.run(backend=backend)["c"]
+
+
+def test_a_chat_model_selects_under_a_schema(serve: Any, fake: ModuleType) -> None:
+    said = ['{"choice": "no"}', '{"choice": "maybe"}', "yes"]
+    api, backend = serve(lambda path, body: fake.chat(said[len(api.bodies) - 1]))
+
+    @bn.function
+    def program(s: bn.State, method: str = bn.token_length_normalized) -> None:
+        s += bn.user("?") + bn.assistant(bn.select("c", ["yes", "no"], choices_method=method))  # type: ignore[arg-type]
+
+    assert program.run(backend=backend)["c"] == "no"
+    schema = api.bodies[0]["response_format"]["json_schema"]["schema"]
+    assert schema["properties"]["choice"]["enum"] == ["yes", "no"]
+    assert api.bodies[0]["temperature"] == 0
+    for _ in range(2):
+        with pytest.raises(bn.ProgramError, match="was to answer with one of the choices"):
+            program.run(backend=backend)["c"]
+    with pytest.raises(bn.Unsupported, match="use greedy_token_selection"):
+        program.run(bn.unconditional_likelihood_normalized, backend=backend)["c"]
+
+
+def test_cancel_closes_the_request(serve: Any, fake: ModuleType) -> None:
+    def slow(path: str, body: Any) -> Any:
+        for _ in range(200):
+            yield chunk("x")
+            yield 0.05
+        finished.append(True)
+
+    finished: list[bool] = []
+    api, backend = serve(slow)
+    state = run(chat, backend, stream=True)
+    assert next(iter(state.text_iter("a"))) == "x"
+    state.cancel()
+    with pytest.raises(bn.Cancelled):
+        state["a"]
+    deadline = time.monotonic() + 20
+    while api.n_now:
+        assert time.monotonic() < deadline, "the server still writes"
+        time.sleep(0.01)
+    assert not finished
+
+
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154789c6360000002000001e221bc33"
+    "0000000049454e44ae426082"
+)
+
+
+def test_pictures_are_parts_of_a_message(serve: Any, fake: ModuleType) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("What is this? " + bn.image(PIXEL) + " Be brief.") + bn.assistant(bn.gen("a"))
+
+    api, backend = serve(lambda path, body: fake.chat("a dot"))
+    assert program.run(backend=backend)["a"] == "a dot"
+    before, picture, after = api.bodies[0]["messages"][0]["content"]
+    assert (before, after) == ({"type": "text", "text": "What is this? "}, {"type": "text", "text": " Be brief."})
+    assert picture["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
+    _, text_only = serve(lambda path, body: fake.completion("x"), is_chat_model=False, chat_template="chatml")
+    with pytest.raises(bn.Unsupported, match="image"):
+        program.run(backend=text_only)["a"]
+    direct = text_only.program()
+    direct.submit([wire.Append(0, (wire.Image(PIXEL, "image/png"),)), wire.Gen(0, 0)])
+    with pytest.raises(bn.Unsupported, match=r"^image: OpenAI's completion API"):
+        direct.future(0).result(30)
+
+
+def test_an_answer_of_the_wrong_form_is_asked_for_again(serve: Any, fake: ModuleType) -> None:
+    said = ["not json", '{"x": 1}']
+    api, backend = serve(lambda path, body: fake.chat(said[len(api.bodies) - 1]))
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("?") + bn.assistant(bn.gen("a", type=dict[str, int], retries=2))
+
+    state = program.run(backend=backend)
+    assert state.value("a") == {"x": 1}
+    assert [m["role"] for m in api.bodies[1]["messages"]] == ["user", "assistant", "user"]
+    assert api.bodies[1]["messages"][1]["content"] == "not json"
+    assert state.messages() == [{"role": "user", "content": "?"}, {"role": "assistant", "content": '{"x": 1}'}]
+
+
+def test_an_endpoint_over_http_is_the_model_that_the_server_names(serve: Callable[..., Any]) -> None:
+    def answer(path: str, body: Any) -> Any:
+        if path == "/v1/models":
+            return {"object": "list", "data": [{"id": "served", "object": "model", "created": 0, "owned_by": "x"}]}
+        return {"id": "1", "object": "chat.completion", "created": 0, "model": "served",
+                "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "yes"}}],
+                "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}}  # fmt: skip
+
+    api, _ = serve(answer)
+    for url in (api.url, api.url.removesuffix("/v1"), api.url + "/"):
+        with bn.RuntimeEndpoint(url, api_key="secret") as backend:
+            assert isinstance(backend, bn.OpenAI)
+            assert backend.model_name == "served"
+            state = bn.function(lambda s: s.user("Q") + s.assistant(bn.gen("x", top_k=5))).run(backend=backend)
+            assert state["x"] == "yes"
+    assert api.bodies[-1]["top_k"] == 5, "options that such servers know"
+    assert all(headers["authorization"] == "Bearer secret" for headers in api.headers)
+
+
+def test_an_endpoint_over_http_that_serves_nothing(serve: Callable[..., Any], fake: ModuleType) -> None:
+    api, _ = serve(lambda path, body: {"object": "list", "data": []})
+    with pytest.raises(bn.ModelNotFound, match="names no model"):
+        bn.RuntimeEndpoint(api.url)
+
+    def refuse(path: str, body: Any) -> Any:
+        raise fake.Refusal(404)
+
+    api, _ = serve(refuse)
+    with pytest.raises(bn.ConnectFailed, match="does not tell its models"):
+        bn.RuntimeEndpoint(api.url)

@@ -1,0 +1,347 @@
+"""Record and Replay: a run comes back without its backend, and what does not fit is named."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import banyan as bn
+from banyan.backends.job import Outcome
+from banyan.runtime.protocol import wire
+
+
+@bn.function
+def talk(s: bn.State, topic: str, temperature: float = 1.0) -> None:
+    s += bn.system("Be brief.") + bn.user(topic)
+    s += bn.assistant("So: " + bn.gen("a", temperature=temperature, stop=["\n"]))
+    forks = s.fork(3)
+    forks += bn.user("more") + bn.assistant(bn.gen("b"))
+    forks.join()
+    s += bn.user(["again ", s.ref("a")]) + bn.assistant(bn.select("c", ["yes", "no"]))
+    with s.var_scope("v"), s.copy() as t:
+        t += bn.raw("<|x|>") + bn.gen("d")
+    s += bn.gen("e")
+
+
+class Counting(bn.Mock):
+    """Every answer another, with usage, scores and logprobs."""
+
+    def start(self, job: Any) -> None:
+        self.calls.append(None)  # type: ignore[arg-type]
+        if isinstance(job.op, wire.Select):
+            scores = wire.Scores((-0.5, -1.0), (((-0.5, 7),), ((-1.0, 8),)), (0.6, 0.4))
+            return job.give(Outcome((wire.Sample("no", "stop"),), wire.TokenUsage(9, 3, 0), scores))  # type: ignore[no-any-return]
+        text = f"answer {len(self.calls)} ✓\0"
+        for piece in (text[:3], text[3:]) if job.op.stream else ():
+            job.deliver(piece)
+        logprobs = (wire.TokenLogprob(5, "a", -0.25, ((6, "b", -1.5),)),)
+        return job.give(  # type: ignore[no-any-return]
+            Outcome((wire.Sample(text, "length", n_tokens=4, logprobs=logprobs),), wire.TokenUsage(10, 5, 4))
+        )
+
+
+def all_of(state: bn.State) -> Any:
+    names = ("a", "b", "c", "d", "e", "v")
+    metas = repr([state.get_meta_info(name) for name in names])
+    metas = re.sub(r"'(id|e2e_latency|time_to_first_token)': [^,}]*", "", metas)  # of the run
+    return state.text(), state.messages(), [state[name] for name in names], metas, state.usage
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.jsonl"
+
+
+def test_a_run_comes_back(path: Path) -> None:
+    with bn.Record(Counting(), path) as recorder:
+        assert "Record of <Mock" in repr(recorder)
+        first = all_of(talk.run("trees", backend=recorder, return_logprob=True))
+        assert bn.get_server_info(recorder) == {"model": "mock", "n_calls": 7, "n_submits": 2}
+    replay = bn.Replay(path)
+    assert (replay.welcome.model, replay.welcome.chat) == ("mock", recorder.welcome.chat)
+    assert len(replay.unused) == 7
+    assert replay.unused[0] == ("talk", "a")
+    assert all_of(talk.run("trees", backend=replay, return_logprob=True)) == first
+    assert replay.unused == []
+    assert replay.ask("info") == {"model": "mock", "n_entries": 7, "n_unused": 0}
+    assert "7 gens" in repr(replay)
+
+
+def test_a_recording_of_a_replay_is_the_same(path: Path) -> None:
+    with bn.Record(Counting(), path) as recorder:
+        talk.run("trees", backend=recorder).sync()
+    again = path.with_name("again")
+    with bn.Record(bn.Replay(path), again) as recorder:
+        talk.run("trees", backend=recorder).sync()
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_streams_come_in_the_same_pieces(path: Path) -> None:
+    with bn.Record(Counting(), path) as recorder:
+        state = talk.run("trees", backend=recorder, stream=True)
+        first = list(state.text_iter("a"))
+        state.sync()
+    assert len(first) == 2
+    state = talk.run("trees", backend=bn.Replay(path), stream=True)
+    assert list(state.text_iter("a")) == first
+    assert talk.run("trees", backend=bn.Replay(path))["a"] == "".join(first), "streamed or not is no difference"
+
+
+def test_a_batch_comes_back_in_any_order(path: Path) -> None:
+    topics = [(f"topic {i % 7}",) for i in range(40)]
+    with bn.Record(bn.Mock(lambda prompt, name: f"{len(prompt)}" if name != "c" else "yes"), path) as recorder:
+        first = [s.text() for s in talk.run_batch(topics, backend=recorder)]
+    assert [s.text() for s in talk.run_batch(topics, backend=bn.Replay(path))] == first
+    backwards = talk.run_batch(topics[::-1], backend=bn.Replay(path), num_threads=3)
+    assert [s.text() for s in backwards] == first[::-1]
+
+
+def test_a_prompt_is_stored_once(path: Path) -> None:
+    @bn.function
+    def long(s: bn.State) -> None:
+        for _ in range(50):
+            s += bn.user("x" * 200) + bn.assistant(bn.gen("a"))
+
+    with bn.Record(bn.Mock("y"), path) as recorder:
+        long.run(backend=recorder).sync()
+    assert path.stat().st_size < 50 * 700
+    assert long.run(backend=bn.Replay(path))["a"] == "y"
+
+
+def test_failures_are_recorded_too(path: Path) -> None:
+    @bn.function
+    def fails(s: bn.State) -> None:
+        s += "Q" + bn.gen("a") + bn.gen("bad") + bn.gen("after")
+
+    mock = bn.Mock({"a": "x", "bad": bn.PromptTooLong("9 tokens too many")})
+    with bn.Record(mock, path) as recorder, pytest.raises(bn.PromptTooLong):
+        fails.run(backend=recorder).sync()
+    assert len(path.read_text().splitlines()) == 3, "what only follows from it is not"
+    state = fails.run(backend=bn.Replay(path))
+    assert state["a"] == "x"
+    with pytest.raises(bn.PromptTooLong, match="9 tokens too many") as raised:
+        state["after"]
+    assert raised.value.gen == "bad"
+
+
+# ---- what does not fit ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def replay(path: Path) -> bn.Replay:
+    with bn.Record(Counting(), path) as recorder:
+        talk.run("trees", backend=recorder).sync()
+    return bn.Replay(path)
+
+
+@pytest.mark.parametrize(
+    ("run", "why"),
+    [
+        (
+            lambda b: talk.run("traps", backend=b),
+            r"the prompt of gen 'a' differs from the recorded one at character 28: "
+            r"recorded '.*trees\]\[assistant: So: ', now '.*traps\]\[assistant: So: '",
+        ),
+        (lambda b: talk.run("trees", 0.5, backend=b), r"but other options: temperature: recorded 1.0, now 0.5 "),
+        (lambda b: talk.run("trees", top_k=4, backend=b), "other options: top_k: recorded -1, now 4"),
+        (
+            lambda b: bn.function(lambda s: s.__iadd__(bn.gen("a"))).run(backend=b),
+            "has no gen 'a' of program '<lambda>'; it has nothing of this program",
+        ),
+    ],
+)
+def test_the_first_difference_is_named(replay: bn.Replay, run: Callable[[Any], bn.State], why: str) -> None:
+    state = run(replay)
+    with pytest.raises(bn.ReplayMismatch, match=why) as raised:
+        state["a"]
+    assert raised.value.gen == "a"
+    assert raised.value.line.startswith("test_tape.py:")
+
+
+def test_an_entry_answers_once(replay: bn.Replay) -> None:
+    talk.run("trees", backend=replay).sync()
+    with pytest.raises(bn.ReplayMismatch, match="gen 'a' was recorded 1 times with this prompt, and this is one more"):
+        talk.run("trees", backend=replay).sync()
+
+
+def test_a_gen_that_was_never_recorded(replay: bn.Replay) -> None:
+    @bn.function
+    def talk(s: bn.State) -> None:
+        s += bn.gen("other")
+
+    with pytest.raises(bn.ReplayMismatch, match="no gen 'other' of program 'talk'; of this program it has 'a'"):
+        talk.run(backend=replay)["other"]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "cannot be read"),
+        (b"", "no recording"),
+        (b"hello\n", "no recording"),
+        (b'{"model":"x"}\n', "no recording"),
+        (b'{"banyan":"recording","version":99}\n', "version 99, this reads 1"),
+        (b'{"banyan":"recording","version":1}\n{"program":"x"}\n', "line 2 .* missing required field"),
+    ],
+)
+def test_files_that_are_none(path: Path, content: bytes | None, why: str) -> None:
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(bn.ConfigError, match=why):
+        bn.Replay(path)
+
+
+def test_where_nothing_can_be_written(tmp_path: Path) -> None:
+    with pytest.raises(bn.ConfigError, match="cannot be written"):
+        bn.Record(bn.Mock(), tmp_path / "no" / "such" / "folder")
+
+
+def test_a_block_waits_at_its_end_for_what_was_asked(path: Path) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        forks = s.fork(2)
+        forks += "Q" + bn.gen("a")
+        forks.join()
+
+    with bn.Record(bn.Mock("yes", latency=0.3), path) as recorder:
+        program.run(backend=recorder).sync()  # of the branches nobody looked at anything
+        kept = program.run(backend=recorder)
+    assert kept["a"] == ["yes", "yes"]
+    assert program.run(backend=bn.Replay(path))["a"] == ["yes", "yes"]
+
+
+def test_a_block_that_raises_does_not_wait(path: Path) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += "Q" + bn.gen("a")
+
+    start = time.monotonic()
+    with suppress(KeyError), bn.Record(bn.Mock("late", latency=60), path) as recorder:
+        state = program.run(backend=recorder)
+        raise KeyError
+    assert time.monotonic() - start < 30
+    state.cancel()
+
+
+def test_a_block_on_an_event_loop_does_not_hold_it_up(path: Path) -> None:
+    @bn.function
+    async def program(s: bn.AsyncState) -> None:
+        s += "Q" + bn.gen("a")
+        await s.value("a")
+
+    async def main() -> None:
+        with bn.Record(bn.Mock("late", latency=60), path) as recorder:
+            task = asyncio.create_task(program.run_async(backend=recorder))
+            await asyncio.sleep(0.1)
+        task.cancel()
+
+    start = time.monotonic()
+    asyncio.run(main())
+    assert time.monotonic() - start < 30
+
+
+def test_a_closed_recording_is_left_alone(path: Path) -> None:
+    recorder = bn.Record(bn.Mock("x"), path)
+    recorder.close()
+    recorder.close()
+    size = path.stat().st_size
+    assert talk.run("trees", backend=bn.Record(bn.Mock("yes"), path.with_name("b")))["a"] == "yes"
+    assert bn.function(lambda s: s.__iadd__(bn.gen("a"))).run(backend=recorder)["a"] == "x"
+    assert path.stat().st_size == size
+
+
+def test_the_file_is_json_a_line(path: Path) -> None:
+    with bn.Record(bn.Mock({"a": "x", "b": "y", "c": "yes", "d": "z", "e": "e"}), path) as recorder:
+        talk.run("trees", backend=recorder).sync()
+    header, *entries = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (header["banyan"], header["version"]) == ("recording", 1)
+    assert [entry["name"] for entry in entries] == ["a", "b", "b", "b", "c", "d", "e"]
+    assert entries[1]["after"] == entries[0]["key"]
+
+
+# ---- rounds --------------------------------------------------------------------------------------------------------
+
+
+def test_tools_are_called_again_and_the_model_is_not_asked(path: Path) -> None:
+    made: list[int] = []
+
+    @bn.tool
+    def add(a: int, b: int) -> int:
+        "Adds."
+        made.append(a + b)
+        return a + b
+
+    @bn.function
+    def sums(s: bn.State) -> None:
+        s += bn.user("1+2+3?") + bn.assistant(bn.gen("a", tools=[add])) + bn.user("sure?")
+        s += bn.assistant(bn.gen("b"))
+
+    mock = bn.Mock({"a": [{"add": {"a": 1, "b": 2}}, {"add": {"a": 3, "b": 3}}, "6"], "b": "yes"})
+    with bn.Record(mock, path) as recorder:
+        first = sums.run(backend=recorder)
+        texts = first.text(), first["b"]
+    assert [json.loads(line).get("name") for line in path.read_text().splitlines()[1:]] == ["a", "a", "a", "b"]
+    state = sums.run(backend=bn.Replay(path))
+    assert (state.text(), state["b"]) == texts
+    assert made == [3, 6, 3, 6]
+    with pytest.raises(bn.ReplayMismatch, match="prompt of gen 'a' differs"):
+        bn.function(name_of(sums, add)).run(backend=bn.Replay(path))["a"]
+
+
+def name_of(program: Any, add: Any) -> Any:
+    """The same program, with a tool that gives something else."""
+
+    @bn.tool(name="add", description="Adds.")
+    def wrong(a: int, b: int) -> int:
+        return -1
+
+    def sums(s: bn.State) -> None:
+        s += bn.user("1+2+3?") + bn.assistant(bn.gen("a", tools=[wrong]))
+
+    return sums
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_retries_come_back(path: Path, in_turn: bool) -> None:
+    @bn.function
+    def asks(s: bn.State) -> None:
+        gen = bn.gen("n", type=int, retries=3)
+        s += bn.user("?") + bn.assistant(gen) if in_turn else "?" + gen
+        s += bn.gen("after")
+
+    with bn.Record(bn.Mock({"n": ["one", "two", "3"], "after": "x"}), path) as recorder:
+        state = asks.run(backend=recorder)
+        assert state.value("n") == 3
+        text = state.text()
+    state = asks.run(backend=bn.Replay(path))
+    assert (state.value("n"), state.text()) == (3, text)
+
+
+def test_an_adopted_branch_comes_back(path: Path) -> None:
+    @bn.function
+    def tree(s: bn.State) -> None:
+        outer = s.fork(1)[0]
+        outer += "Q" + bn.gen("q")
+        first = outer.fork(2)
+        first += lambda i: f"{i}:" + bn.gen("a")
+        inner = first[1].fork(2)
+        inner += bn.gen("b")
+        first[1].adopt(inner.best(lambda s: s["b"]))
+        outer.adopt(first[1])
+        outer += "!" + bn.gen("c")
+        s += "back: "
+        s["outer"] = outer
+
+    mock = bn.Mock({"q": "q", "a": ["x", "y"], "b": ["1", "2"], "c": "z"})
+    with bn.Record(mock, path) as recorder:
+        first = tree.run(backend=recorder)["outer"].text()
+    assert first == "Qq1:y2!z"
+    assert tree.run(backend=bn.Replay(path))["outer"].text() == first

@@ -1,0 +1,390 @@
+"""The `banyan` command: flags from the tree of options, errors in one line, and each command once for real."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from banyan import Mock
+from banyan.cli import chat as cli_chat
+from banyan.cli import check as cli_check
+from banyan.cli import main as cli
+from banyan.runtime.config import Config, make
+from banyan.runtime.errors import BanyanError
+from banyan.runtime.protocol import wire
+
+BANYAN = (sys.executable, "-m", "banyan.cli.main")
+
+
+def parse(*argv: str) -> dict[str, object]:
+    return cli.given(cli._parser().parse_args(argv))
+
+
+# ---- flags ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_option_of_a_runtime_is_a_flag_with_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["serve", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    hints = typing.get_type_hints(Config, include_extras=True)
+    for field in msgspec.structs.fields(Config):
+        assert f"--{field.name.replace('_', '-')}" in shown
+        assert typing.get_args(hints[field.name])[1].description in shown
+
+
+def test_what_is_not_given_is_left_to_the_tree() -> None:
+    assert parse("check") == {}
+    assert make(**parse("check")) == Config()
+    assert make(**parse("serve")) == Config(log="info"), "a shared server says who comes and goes"
+
+
+def test_each_flag_reaches_the_tree() -> None:
+    argv = "--model m --device cpu --dtype float16 --context 512 --kv-memory 1GiB --page 8 --cache --max-running 3"
+    argv += " --eviction lfu --host-memory 2GiB --host-file f"
+    argv += " --schedule lpm --step-tokens 99 --threads 2 --engine-timeout 7 --constraint-bytes 999"
+    argv += " --constraint-seconds 3 --socket s --max-message 70000 --log debug --max-programs 9 --max-width 8"
+    argv += " --max-program 7777 --max-client 9999 --metrics 9090 --speculate tree,model"
+    argv += " --constraint-engine outlines_core --token-file t --isolate connection"
+    argv += " --bind tcp://10.0.0.1:7100 --curve-key k --durable-bytes 1GiB --slo ttft=1s --traces console"
+    argv += " --weight-dtype int8 --kv-dtype int8 --deterministic --draft-model d"
+    assert not make(**parse("serve", "--no-cache")).cache
+    assert make(**parse("serve", *argv.split())) == Config(
+        model="m",
+        device="cpu",
+        dtype="float16",
+        context=512,
+        kv_memory="1GiB",
+        page=8,
+        cache=True,
+        eviction="lfu",
+        host_memory="2GiB",
+        host_file="f",
+        max_running=3,
+        schedule="lpm",
+        step_tokens=99,
+        threads=2,
+        engine_timeout=7.0,
+        constraint_bytes=999,
+        constraint_seconds=3.0,
+        socket="s",
+        max_message=70000,
+        max_programs=9,
+        max_width=8,
+        max_program=7777,
+        max_client=9999,
+        metrics="9090",
+        speculate="tree,model",
+        constraint_engine="outlines_core",
+        token_file="t",
+        isolate="connection",
+        bind="tcp://10.0.0.1:7100",
+        curve_key="k",
+        durable_bytes="1GiB",
+        slo="ttft=1s",
+        traces="console",
+        kv_dtype="int8",
+        weight_dtype="int8",
+        deterministic=True,
+        draft_model="d",
+        log="debug",
+    )
+    assert {f"--{f.name.replace('_', '-')}" for f in msgspec.structs.fields(Config)} == {
+        word for word in argv.split() if word.startswith("--")
+    }, "a new option is to be tried here"
+
+
+def test_a_model_may_be_named_by_its_place() -> None:
+    for command in ("serve", "chat"):
+        assert parse(command, "some/model", "--page", "32")["model"] == "some/model"
+        assert parse(command, "some/model") == parse(command, "--model", "some/model")
+        assert parse(command, "a", "--model", "a")["model"] == "a"
+        assert "model" not in parse(command)
+
+
+# ---- errors --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "required: COMMAND"),
+        (["serv"], "invalid choice: 'serv'"),
+        (["serve", "--pages", "8"], "unrecognized arguments: --pages"),
+        (["serve", "--sock", "x"], "unrecognized arguments: --sock"),
+        (["serve", "--page", "many"], "invalid int value: 'many'"),
+        (["serve", "--page", "12"], "page is 12; it must be a power of two"),
+        (["serve", "--kv-memory", "much"], "cannot read 'much' as a size"),
+        (["serve", "--device", "tpu"], "invalid choice: 'tpu'"),
+        (["check", "--socket", "x", "--device", "cpu"], "--device: the server at x decided that"),
+        (["serve", "a", "--model", "b"], "two models are named: a and --model b; give one"),
+        (["serve", "a", "b"], "unrecognized arguments: b"),
+        (["run", "no-such-program.py"], "there is no program file no-such-program.py"),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_status_2(argv: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = cli.main(argv)
+    except SystemExit as e:  # argparse's own
+        status = int(e.code or 0)
+    out, err = capfd.readouterr()
+    assert status == 2
+    assert out == ""
+    assert err.startswith("banyan: ")
+    assert err.count("\n") == 1
+    assert words in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["check", "--model", "no/such/model/here"], "there is no model directory"),
+        (["check", "--socket", "no-such-socket"], "no-such-socket"),
+    ],
+)
+def test_a_failed_call_is_one_line_and_status_1(argv: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == 1
+    err = capfd.readouterr().err
+    assert err.startswith("banyan: ")
+    assert err.count("\n") == 1
+    assert words in err
+
+
+def test_help_is_instant() -> None:
+    """No command's own imports before the command is known."""
+    code = (
+        "import sys, banyan.cli.main; print(*(m for m in ('torch', 'rich', 'zmq', 'transformers') if m in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
+
+
+# ---- models --------------------------------------------------------------------------------------------------------
+
+
+def test_models_lists_what_ships_and_what_lies_in_the_cache(
+    tmp_path: Path,
+    tiny_model: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    snapshots = tmp_path / "hub" / "models--someone--tiny" / "snapshots"
+    snapshots.mkdir(parents=True)
+    (snapshots / "abc").symlink_to(tiny_model("llama"))
+    broken = tmp_path / "hub" / "models--someone--broken" / "snapshots" / "abc"
+    broken.mkdir(parents=True)
+    (broken / "config.json").write_text("{}")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("pocket" in line and "ships with Banyan" in line for line in lines)
+    assert any("draft" in line and "ships with Banyan" in line for line in lines)
+    assert any("someone/tiny" in line and "llama" in line and "hub cache" in line for line in lines)
+    assert any("someone/broken" in line and "cannot be run" in line for line in lines)
+    assert any(line.startswith("Native: llama, mistral") for line in lines)
+
+
+# ---- serve ---------------------------------------------------------------------------------------------------------
+
+
+def until(lines: Iterable[str], start: str) -> Iterator[str]:
+    """The lines up to the first that begins with `start`."""
+    for line in lines:
+        yield line
+        if line.startswith(start):
+            return
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+def test_serve_says_how_to_connect_and_ends_cleanly(
+    signum: signal.Signals, tmp_path: Path, tiny_model: Callable[..., Path]
+) -> None:
+    socket = tmp_path / "s"
+    command = [*BANYAN, "serve", "--model", str(tiny_model("llama")), "--socket", str(socket), "--threads", "1"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as server:
+        try:
+            assert server.stdout
+            said = "".join(until(server.stdout, "  banyan chat"))
+            checked = subprocess.run(
+                [*BANYAN, "check", "--socket", str(socket)], capture_output=True, text=True, timeout=60
+            )
+            server.send_signal(signum)
+            rest, _ = server.communicate(timeout=30)
+        finally:
+            server.kill()
+    assert "banyan: KV: " in said
+    assert "pages of 16 slots" in said
+    assert f'bn.connect("{socket}")' in said
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert server.returncode == 0
+    assert "banyan: client pid" in rest
+    assert "is gone" in rest
+    assert rest.endswith("\nended\n")
+    assert not socket.exists()
+
+
+# ---- chat ----------------------------------------------------------------------------------------------------------
+
+
+def talk(lines: str, mock: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    assert cli_chat.talk(mock, system="Be brief.", temperature=0.0, max_tokens=9) == 0  # type: ignore[arg-type]
+    return capsys.readouterr().out
+
+
+def test_chat_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    mock = Mock(["one reply", "another"])
+    out = talk("Hi\n\nAnd now?\n/history\n/quit\nnever", mock, monkeypatch, capsys)
+    assert "one reply\n0 tokens" in out
+    assert out.endswith("system  Be brief.\nuser  Hi\nassistant  one reply\nuser  And now?\nassistant  another\n")
+    assert [(call.op.sampling.temperature, call.op.sampling.max_tokens) for call in mock.calls] == [(0.0, 9)] * 2
+    assert "<|im_start|>assistant\none reply<|im_end|>\n<|im_start|>user\nAnd now?" in mock.calls[1].prompt
+
+
+def test_chat_forgets_at_a_reset(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    mock = Mock("yes")
+    talk("First\n/reset\nSecond\n", mock, monkeypatch, capsys)
+    assert "First" not in mock.calls[1].prompt
+    assert mock.calls[1].prompt.startswith("<|im_start|>system\nBe brief.")
+
+
+def test_chat_survives_a_turn_that_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    mock = Mock(["good", wire.Sample("never seen", "stop"), "good again"])
+    answer = mock.answer
+
+    def break_once(prompt: str, name: str) -> object:
+        if "Break" in prompt.rpartition("user")[2]:
+            raise ValueError("boom")
+        return answer(prompt, name)
+
+    mock.answer = break_once  # type: ignore[assignment, method-assign]
+    out = talk("Hi\nBreak\nGo on\n/history\n", mock, monkeypatch, capsys)
+    assert "boom; /reset starts anew" in out
+    assert "Break" not in mock.calls[-1].prompt
+    assert "good" in mock.calls[-1].prompt
+    assert "user  Break" not in out
+
+
+def test_chat_says_what_a_slash_can_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert talk("/what\n", Mock(), monkeypatch, capsys).count("/reset starts anew") == 2
+
+
+def test_ctrl_c_stops_a_reply_and_not_the_chat(tiny_model: Callable[..., Path]) -> None:
+    command = [*BANYAN, "chat", "--model", str(tiny_model("llama")), "--threads", "1", "--max-tokens", "480"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "300"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, env=environment) as chat:  # type: ignore[call-overload]
+        chat.stdout.readline()  # what model
+        chat.stdout.readline()  # and how to use it
+        chat.stdin.write(b"hi\n")
+        chat.stdin.flush()
+        assert chat.stdout.read(1)
+        chat.send_signal(signal.SIGINT)
+        out, errors = chat.communicate(b"/history\n/quit\n", timeout=30)
+        assert (chat.returncode, errors) == (0, b"")
+    assert b" ... stopped\n" in out
+    assert b"user  hi\nassistant  " in out
+
+
+# ---- run -----------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import sys, helper
+import banyan as bn
+
+@bn.function
+def say(s, text):
+    s += text + bn.gen("a", max_tokens=3, temperature=0)
+
+if __name__ == "__main__":
+    print(sys.argv[1:], helper.WORD)
+    if sys.argv[1] == "gen":
+        print(len(say.run("Hello")["a"]) > 0)
+    if sys.argv[1] == "raise":
+        say.run("Hello", no_such_option=1)
+    if sys.argv[1] == "long":
+        say.run("Hello " * 1000)["a"]
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    (tmp_path / "helper.py").write_text("WORD = 'beside it'")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return str(tmp_path / "program.py")
+
+
+def banyan(*argv: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run([*BANYAN, *argv], capture_output=True, text=True, timeout=60, env=environment)
+
+
+def test_run_gives_a_program_its_arguments_and_a_runtime(program: str, tiny_model: Callable[..., Path]) -> None:
+    done = banyan("run", "--model", str(tiny_model("llama")), "--threads", "1", program, "gen", "--device", "x")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "['gen', '--device', 'x'] beside it\nTrue\n"
+
+
+def test_run_starts_nothing_for_a_program_that_needs_nothing(program: str) -> None:
+    done = banyan("run", "--model", "/no/such/model", program, "nothing")
+    assert (done.returncode, done.stdout) == (0, "['nothing'] beside it\n")
+
+
+def test_run_shows_the_traceback_of_a_wrong_program_and_one_line_of_a_failed_one(
+    program: str, tiny_model: Callable[..., Path]
+) -> None:
+    wrong = banyan("run", program, "raise")
+    assert wrong.returncode == 1
+    assert "Traceback" in wrong.stderr
+    assert "no_such_option" in wrong.stderr
+    failed = banyan("run", "--model", str(tiny_model("llama")), "--threads", "1", program, "long")
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("banyan: ")
+    assert "program.py:7" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+# ---- check ---------------------------------------------------------------------------------------------------------
+
+
+def test_check_runs_a_load_and_says_what_it_stands_on(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert cli.main(["check", "--model", str(tiny_model("llama")), "--threads", "1", "--page", "8"]) == 0
+    out = capsys.readouterr().out
+    assert "pages of 8 slots" in out
+    assert "tokens cached" in out
+    assert out.splitlines()[-1].startswith("invariants hold")
+
+
+class Broken(Mock):
+    """A runtime whose books do not balance."""
+
+    def ask(self, what: str) -> object:
+        if what == "check":
+            raise BanyanError("the engine's books do not balance: page 7 is free and leased")
+        return {"pid": 1, "engine_pid": 2, "protocol": 1, "config": {"cache": False}, "engine": {"report": ["a mock"]}}
+
+
+def test_check_fails_where_an_invariant_does_not_hold() -> None:
+    with pytest.raises(BanyanError, match="page 7 is free and leased"):
+        cli_check.check(Broken("text"), is_private=True)
+
+
+def test_check_fails_where_the_warm_answer_differs() -> None:
+    answers = iter(f"answer {i}" for i in range(8))
+    with pytest.raises(BanyanError, match="said two things"):
+        cli_check.check(Broken(lambda prompt, name: next(answers)), is_private=True)

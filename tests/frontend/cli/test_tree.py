@@ -1,0 +1,170 @@
+"""`banyan tree`: of a real server, and of trees that are hard to draw."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+import banyan as bn
+from banyan.cli import main as cli
+from banyan.cli import tree
+from banyan.views import tree_page
+
+
+def node(parent: int, text: str, n_tokens: int = 16, **facts: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "parent": parent, "text": text, "n_tokens": n_tokens, "n_pages": -(-n_tokens // 16), "n_host": 0, "n_locks": 0,
+        "n_before": -1, "is_pinned": False, "is_expected": False, "n_folded": 0, "n_folded_tokens": 0, "namespace": "",
+    }  # fmt: skip
+    return plain | facts
+
+
+def sketch(*nodes: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    plain = {"page": 16, "n_pages": 100, "n_free": 50, "n_leased": 4, "n_cached": 46, "n_held": 0, "n_host_pages": 0,
+             "n_host_cached": 0, "n_nodes": len(nodes) - 1, "n_roots": 1, "nodes": list(nodes)}  # fmt: skip
+    return plain | facts
+
+
+TREE = sketch(
+    node(-1, "", 0),
+    node(0, "You are kind.", 160, n_locks=3),
+    node(1, " What is it?", 64, n_before=0),
+    node(2, " And then?", 32, n_host=2, n_before=7),
+    node(1, " Who is it?", 48, is_pinned=True, n_folded=12, n_folded_tokens=3456),
+    node(0, "Other", 16, n_pages=0, n_host=1),
+    n_host_pages=10,
+    n_host_cached=3,
+)
+
+
+def drawn(one: dict[str, Any], width: int = 120) -> list[str]:
+    out = io.StringIO()
+    tree.draw(one, tree_page.nodes(one), Console(file=out, width=width, highlight=False))
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def page(one: dict[str, Any]) -> str:
+    return tree_page.page(one, tree_page.nodes(one)).html
+
+
+def svg(html: str) -> ElementTree.Element:
+    return ElementTree.fromstring(html[html.index("<svg") : html.index("</svg>") + 6])
+
+
+def test_nodes_stand_below_their_parents_with_what_is_known_of_them() -> None:
+    lines = drawn(TREE)
+    assert lines[0] == (
+        "5 nodes, 46 pages in the tree, 4 pages being written, 50 pages free, 3 of 10 pages in host memory; "
+        "a page is 16 tokens"
+    )
+    body = [re.sub(r" {2,}", " | ", line.replace("│  ", "│__").replace("   ├", "___├")) for line in lines[3:]]
+    assert body == [
+        "tree",
+        "├─ You are kind. | 160 | 3 | in use | device",
+        "│__├─ | What is it? | 64 | next | device",
+        "│__│__ And then? | 32 | 7 pages | both",
+        "│__└─ | Who is it? | 48 | pinned | device",
+        "│__ | … 12 more | 3,456",
+        "└─ Other | 16 | host",
+    ]
+
+
+def test_a_narrow_terminal_cuts_the_text_and_not_the_figures() -> None:
+    for width in (80, 90):
+        lines = drawn(sketch(node(-1, "", 0), node(0, "long " * 50, 123456, n_before=1234567)), width)
+        assert "123,456" in lines[-1]
+        assert "1,234,567 pages" in lines[-1] or "1,234,567 p…" in lines[-1]
+        assert max(map(len, lines[1:])) <= width
+
+
+def test_a_long_path_is_no_staircase() -> None:
+    deep = [node(i - 1, f"text {i}") for i in range(300)]
+    lines = drawn(sketch(*deep))
+    assert len(lines) == 303
+    assert lines[-1].startswith("   text 299")
+    assert len(svg(page(sketch(*deep)))) == 299
+
+
+def test_a_text_steers_no_terminal_and_no_page() -> None:
+    evil = "\x1b[2J[red]<script>alert(1)</script>\n\t\u202e"
+    line = drawn(sketch(node(-1, "", 0), node(0, evil)))[-1]
+    assert "·[2J[red]<script>alert(1)</script>⏎··" in line
+    html = page(sketch(node(-1, "", 0), node(0, evil, 4000)))
+    assert "<script>alert" not in html
+    assert "&lt;script&gt;alert(1)" in html
+
+
+def test_an_empty_tree_says_so() -> None:
+    nothing = sketch(n_nodes=0, n_roots=0)
+    assert drawn(nothing)[0].startswith("0 nodes")
+    assert "Nothing is stored yet" in page(nothing)
+
+
+def test_namespaces_that_are_not_shown_are_counted() -> None:
+    one = sketch(node(-1, "", 0, namespace="00ff"), node(0, "x"), n_roots=4)
+    assert "namespace 00ff" in drawn(one)[3]
+    assert drawn(one)[-1] == "… 3 more namespaces"
+    assert "3 more namespaces" in page(one)
+
+
+def test_blocks_of_children_stand_beside_their_parent_and_none_overlap() -> None:
+    def boxes(shape: ElementTree.Element) -> list[tuple[float, float, float, float]]:
+        found = [rect.attrib for rect in shape.iter("rect")]
+        return [(float(r["x"]), float(r["y"]), float(r["width"]), float(r["height"])) for r in found]
+
+    shape = svg(page(TREE))
+    some = boxes(shape)
+    assert len(some) == 5
+    width, height = map(float, shape.attrib["viewBox"].split()[2:])
+    for i, (x, y, w, h) in enumerate(some):
+        assert 0 <= x <= x + w <= width + 1
+        assert 0 <= y <= y + h <= height
+        for x2, y2, w2, h2 in some[:i]:
+            assert x >= x2 + w2 or x2 >= x + w or y >= y2 + h2 or y2 >= y + h
+    assert {text for text in shape.itertext() if text.startswith("+")} == {"+ 12"}
+
+
+def test_a_wrong_call_and_a_page_that_cannot_be_written_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["tree", "--socket", str(tmp_path / "nobody")]) == 1
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["tree", "--socket", "s", "--most", "0"])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["tree"])
+    runtime = SimpleNamespace(client=SimpleNamespace(ask=lambda what, most: TREE))
+    with pytest.raises(bn.ConfigError, match="cannot be written"):
+        tree.show(runtime, html=tmp_path / "no" / "where.html")
+    assert all(line.startswith("banyan: ") for line in capsys.readouterr().err.splitlines())
+
+
+def test_a_running_server_shows_what_its_programs_share(
+    tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    with bn.Runtime(model=str(tiny_model("llama")), threads=1, page=8) as runtime:
+
+        @bn.function
+        def ask(s: Any, question: str) -> None:
+            s += "the same words stand before each of these questions: " + question
+            s += bn.gen("answer", max_tokens=4)
+
+        for question in ("one", "two"):
+            assert ask.run(question, backend=runtime).text()
+        socket = str(runtime.client.path)
+        assert cli.main(["tree", "--socket", socket]) == 0
+        out = capsys.readouterr().out
+        assert cli.main(["tree", "--socket", socket, "--html", str(tmp_path / "tree.html")]) == 0
+        assert cli.main(["tree", "--socket", socket, "--most", "2"]) == 0
+    assert "the same words" in out
+    assert out.count("├─") == 1, "two continuations below what both begin with"
+    assert "… 2 more" in capsys.readouterr().out
+    assert "the same words" in (tmp_path / "tree.html").read_text()

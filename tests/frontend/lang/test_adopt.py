@@ -1,0 +1,253 @@
+"""What becomes of branches: adopted, dropped, joined. On a Mock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import banyan as bn
+from banyan.runtime.protocol import wire
+
+# ---- adopt, drop ---------------------------------------------------------------------------------------------------
+
+
+def test_a_state_goes_on_as_its_branch(run: Any) -> None:
+    mock = bn.Mock(lambda prompt, name: f"<{name}{len(prompt)}>")
+
+    def body(s: bn.State) -> None:
+        s += bn.user("q") + bn.gen("before")
+        s["v"] = "old"
+        forks = s.fork(2)
+        forks += lambda i: bn.assistant(f"#{i}:" + bn.gen("a"))
+        forks[1]["v"] = "new"
+        text = forks[1].text()
+        s.adopt(forks[1])
+        s += bn.user("on")
+        assert s.text() == text + "<|im_start|>user\non<|im_end|>\n"
+        assert (s["a"], s["v"], "before" in s) == (forks[1]["a"], "new", True)
+        assert s.messages()[-2]["content"].startswith("#1:")
+        with pytest.raises(bn.BadProgram, match="was adopted by its parent"):
+            forks[1].user("late")
+        forks[0].user("still here")
+
+    run(body, mock)
+    assert sum(isinstance(op, wire.Join) for ops in mock.submits for op in ops) == 1
+
+
+def test_in_the_middle_of_a_turn_and_at_any_depth(run: Any) -> None:
+    def body(s: bn.State) -> None:
+        s += bn.assistant_begin() + "a"
+        (child,) = s.fork()
+        child += "b" + bn.assistant_end()
+        (leaf,) = child.fork()
+        leaf += bn.user_begin() + bn.gen("x")
+        s.adopt(leaf)
+        s += "!" + bn.user_end()
+        assert s.messages() == [{"role": "assistant", "content": "ab"}, {"role": "user", "content": "<x>!"}]
+        again = s.fork(2)
+        again += bn.gen("y")
+        s.adopt(again[1])
+        assert s.text().endswith("<x>!<|im_end|>\n<y>")
+
+    run(body)
+
+
+def test_what_cannot_be_adopted(run: Any) -> None:
+    def body(s: bn.State) -> None:
+        forks = s.fork(2)
+        s += "more"
+        with pytest.raises(bn.BadProgram, match="only while nothing was appended here since its fork"):
+            s.adopt(forks[0])
+        with pytest.raises(bn.BadProgram, match="only a branch of this state"):
+            s.adopt(s)
+        with pytest.raises(bn.BadProgram, match="only a branch of this state"):
+            forks[0].adopt(forks[1])
+        forks[1].drop()
+        with pytest.raises(bn.BadProgram, match="was dropped"):
+            s.adopt(forks[1])
+
+        def other(t: bn.State) -> None:
+            with pytest.raises(bn.BadProgram, match="only a branch of this state"):
+                t.adopt(forks[0])
+
+        run(other)
+
+    run(body)
+
+
+def test_a_stream_goes_on_through_an_adoption() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("q")
+        forks = s.fork(3)
+        forks += lambda i: bn.assistant(f"#{i} " + bn.gen("a"))
+        s.adopt(forks.best(lambda branch: branch["a"]))
+        s += bn.user("on") + bn.assistant(bn.gen("b"))
+
+    state = program.run(backend=bn.Mock(lambda prompt, name: f"{name} {len(prompt)}"), stream=True)
+    assert "".join(state.text_iter()) == state.text()
+    assert "#0" in state.text()
+    assert state["b"].startswith("b ")
+
+
+def test_drop_is_for_a_subtree_and_at_once(run: Any) -> None:
+    mock = bn.Mock(lambda prompt, name: name, latency=600.0)
+
+    def body(s: bn.State) -> None:
+        forks = s.fork(2)
+        forks += bn.gen("a")
+        inner = forks[0].fork(2)
+        inner += bn.gen("b")
+        forks[0].drop()
+        forks[0].drop()
+        for branch, name in ((forks[0], "a"), (inner[0], "b"), (inner[1], "b")):
+            with pytest.raises(bn.Cancelled):
+                branch[name]
+        inner.drop()
+
+    run(body, mock)
+    assert [op for ops in mock.submits for op in ops if op == wire.Drop(1, True)] == [wire.Drop(1, True)]
+
+
+# ---- join ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["concat", "concate_and_append"])
+def test_join_by_either_name_is_exact(mode: Any, run: Any) -> None:
+    def body(s: bn.State) -> None:
+        s += "list:"
+        forks = s.fork(3)
+        forks += lambda i: f" {i}." + bn.gen("x")
+        forks.join(mode)
+
+    assert run(body).text() == "list: 0.<x> 1.<x> 2.<x>"
+
+
+def test_gathering_says_which_branch_failed(run: Any, echo: Any, branches: Any) -> None:
+    def body(s: bn.State) -> None:
+        branches(s, "0", "1!", "2").join()
+
+    state = run(body, bn.Mock(echo))
+    with pytest.raises(bn.ForkError, match="branch 1 failed") as e:
+        state["a"]
+    assert e.value.index == 1
+    with pytest.raises(bn.ForkError):
+        state.value("a")
+    with pytest.raises(bn.ForkError):
+        state.get_meta_info("a")
+
+
+def test_gathering_may_collect_what_failed(run: Any, echo: Any, branches: Any) -> None:
+    def body(s: bn.State) -> None:
+        branches(s, "0", "1!", "2").join(on_error="collect")
+
+    state = run(body, bn.Mock(echo))
+    first, error, last = state["a"]
+    assert (first, last) == ("0", "2")
+    assert isinstance(error, bn.ForkError)
+    assert error.index == 1
+    assert isinstance(error.__cause__, bn.ProgramError)
+
+
+def test_a_program_that_was_cancelled_is_no_branch_that_failed(run: Any, echo: Any, branches: Any) -> None:
+    def body(s: bn.State) -> None:
+        branches(s, "0", "1").join(on_error="collect")
+
+    state = run(body, bn.Mock(echo, latency=600.0))
+    state.cancel()
+    with pytest.raises(bn.Cancelled):
+        state["a"]
+
+
+def test_what_join_refuses(run: Any) -> None:
+    def body(s: bn.State) -> None:
+        forks = s.fork(2)
+        with pytest.raises(bn.BadProgram, match="gather_variable and concat"):
+            forks.join("sum")  # type: ignore[arg-type]
+        with pytest.raises(bn.BadProgram, match="gather instead"):
+            forks.join("concat", on_error="collect")
+        with pytest.raises(bn.BadProgram, match="adopt one of them"):
+            s.beam(1, "x", depth=2).join("concat")
+
+    run(body)
+
+
+# ---- any order of it all -------------------------------------------------------------------------------------------
+
+STEP = st.tuples(
+    st.integers(0, 7), st.sampled_from(["text", "gen", "fork", "adopt", "drop", "concat"]), st.integers(1, 3)
+)
+
+
+class Oracle:
+    """A state as a string; `parent` and where it stood when this was forked from it."""
+
+    def __init__(self, text: str, parent: Oracle | None = None) -> None:
+        self.text, self.parent, self.start = text, parent, len(text)
+        self.is_open, self.is_lost = True, parent is not None and parent.is_lost
+
+    def descends_from(self, other: Oracle) -> bool:
+        """Whether it went on from all that `other` has now."""
+        at: Oracle = self
+        while at.parent is not None and at.parent is not other:
+            at = at.parent
+        return at.parent is other and other.text == at.text[: at.start]
+
+    def below(self, other: Oracle) -> bool:
+        at: Oracle | None = self
+        while at is not None and at is not other:
+            at = at.parent
+        return at is other
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(STEP, max_size=30))
+@example([(0, "fork", 1), (1, "fork", 1), (1, "drop", 1), (2, "fork", 1)])
+def test_any_tree_of_branches_is_what_plain_strings_are(steps: list[tuple[int, str, int]]) -> None:
+    def body(s: bn.State) -> None:
+        states, oracles = [s], [Oracle("")]
+        for number, (at, what, n) in enumerate(steps):
+            i = at % len(states)
+            j = (i + n) % len(states)
+            state, oracle, other = states[i], oracles[i], oracles[j]
+            if not oracle.is_open:
+                with pytest.raises(bn.BadProgram):
+                    state += "late"
+            elif what == "text":
+                state += f"t{number}."
+                oracle.text += f"t{number}."
+            elif what == "gen":
+                state += bn.gen("x")
+                oracle.text += f"[{len(oracle.text)}]"
+            elif what == "fork":
+                states += state.fork(n)
+                oracles += [Oracle(oracle.text, oracle) for _ in range(n)]
+            elif what == "adopt":
+                if other.is_open and i != j and other.descends_from(oracle):
+                    state.adopt(states[j])
+                    oracle.text, other.is_open = other.text, False
+                    oracle.is_lost |= other.is_lost
+                else:
+                    with pytest.raises(bn.BadProgram):
+                        state.adopt(states[j])
+            elif what == "drop" and i:
+                state.drop()
+                for one in oracles:
+                    one.is_open = one.is_open and one is not oracle
+                    one.is_lost = one.is_lost or one.below(oracle)
+            elif what == "concat":
+                state += "|"
+                group = state.fork(2)
+                group += lambda k: f"({k}{bn.gen('y')})"
+                group.join("concat")
+                n_chars = len(oracle.text) + 1
+                oracle.text += "|" + "".join(f"({k}[{n_chars + 2}])" for k in range(2))
+        for state, oracle in zip(states, oracles, strict=True):
+            if oracle.is_lost:
+                continue
+            assert state.text() == oracle.text
+
+    bn.function(body).run(backend=bn.Mock(lambda prompt, name: f"[{len(prompt)}]"))

@@ -1,0 +1,343 @@
+"""Programs on an event loop: awaited, cancelled, many at once, and never in the loop's way."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+import banyan as bn
+from banyan.execution import thread_pool
+from banyan.runtime.protocol import wire
+
+
+def run(main: Coroutine[Any, Any, Any]) -> Any:
+    """Run it on a loop that notices when somebody holds it up."""
+
+    async def watched() -> Any:
+        return await asyncio.wait_for(main, 60)
+
+    return asyncio.run(watched())
+
+
+@bn.function
+async def chat(s: bn.AsyncState, question: str) -> str:
+    """Answers."""
+    s += bn.user(question)
+    s += bn.assistant(bn.gen("a", max_tokens=8))
+    return f"{await s.value('a')}!"
+
+
+@bn.function
+def plain(s: bn.State, question: str) -> str:
+    s += question + bn.gen("a")
+    return f"{s['a']}!"
+
+
+@pytest.fixture
+def late() -> bn.Mock:
+    """Answers after a moment; the default backend of the test."""
+    backend = bn.Mock(lambda prompt, name: f"<{name}>", latency=0.02)
+    bn.set_default_backend(backend)
+    return backend
+
+
+@pytest.mark.parametrize("program", [chat, plain])
+def test_a_program_is_awaited(late: bn.Mock, program: bn.Program) -> None:
+    async def main() -> None:
+        state = await program.run_async("hi", temperature=0)
+        assert isinstance(state, bn.AsyncState)
+        assert (state.ret_value, state["a"], await state.value("a")) == ("<a>!", "<a>", "<a>")
+        assert (await state.text()).endswith("<a>" + "<|im_end|>\n" * (program is chat))
+        assert await state.error() is None
+        assert (await state.get_meta_info("a"))["finish_reason"] == {"type": "stop"}
+        assert state.usage.prompt == 0
+
+    run(main())
+    assert isinstance(op := late.calls[0].op, wire.Gen)
+    assert op.sampling.temperature == 0
+
+
+def test_a_call_of_an_async_program_is_awaited_too(late: bn.Mock) -> None:
+    @bn.function
+    async def panel(s: bn.AsyncState) -> list[str]:
+        children = await asyncio.gather(*(chat(topic) for topic in "abc"))
+        for child in children:
+            s += child["a"]
+        return [child.ret_value for child in children]
+
+    async def main() -> None:
+        state = await panel()
+        assert state.ret_value == ["<a>!"] * 3
+        assert await state.text() == "<a>" * 3
+
+    run(main())
+
+
+def test_messages_variables_and_branches(late: bn.Mock) -> None:
+    @bn.function
+    async def program(s: bn.AsyncState) -> None:
+        with s.user():
+            s += "U"
+        with s.var_scope("block"):
+            s += bn.assistant(bn.gen("a"))
+        forks = s.fork(2)
+        forks += lambda i: bn.user(str(i)) + bn.assistant(bn.gen("b"))
+        forks.join()
+        assert await s.value("b") == ["<b>"] * 2
+        assert s["b"] == ["<b>"] * 2
+        s["own"] = 7
+        assert await s.value("own") == s["own"] == 7
+        assert await s.value("block") == "<|im_start|>assistant\n<a><|im_end|>\n"
+        assert [turn["role"] for turn in await forks[1].messages()] == ["user", "assistant", "user", "assistant"]
+        await s.sync()
+
+    async def main() -> None:
+        state = await program()
+        assert "own" in state
+        with pytest.raises(bn.UnknownVariable, match="'c'; there are: 'a', 'block', 'b', 'own'"):
+            state["c"]
+        with pytest.raises(bn.UnknownVariable):
+            await state.value("c")
+
+    run(main())
+
+
+def test_what_would_hold_up_the_loop_is_refused(late: bn.Mock) -> None:
+    @bn.function
+    async def program(s: bn.AsyncState) -> None:
+        s += bn.gen("a")
+        with pytest.raises(bn.BadProgram, match=r"write `await s.value\('a'\)`"):
+            s["a"]
+        await s.value("a")
+        assert s["a"] == "<a>"
+
+    run(program.run_async())
+    with pytest.raises(bn.BadProgram, match=r"`await chat.run_async\(...\)`"):
+        chat.run("q")
+    with pytest.raises(bn.BadProgram, match=r"`asyncio.run\(chat.run_batch_async\(...\)\)`"):
+        chat.run_batch([("q",)])
+
+
+def test_methods_and_bound_programs_are_async_too(late: bn.Mock) -> None:
+    class Agent:
+        @bn.function
+        async def ask(self, s: bn.AsyncState, question: str) -> str:
+            s += question + bn.gen("a")
+            return await s.value("a")  # type: ignore[no-any-return]
+
+    assert run(Agent().ask.run_async("q")).ret_value == "<a>"
+    assert run(chat.bind(question="b").run_async()).ret_value == "<a>!"
+    assert (chat.__doc__, repr(chat)) == ("Answers.", "<program chat>")
+
+
+def test_a_coroutine_that_nobody_awaits_is_an_error(mock: bn.Mock) -> None:
+    @bn.function
+    def program(s: bn.State) -> Any:
+        async def inner() -> None: ...
+
+        return inner()
+
+    with pytest.raises(bn.BadProgram, match="nobody awaits"):
+        program.run()
+
+
+def test_text_comes_in_pieces_while_the_body_runs() -> None:
+    backend = bn.Mock("one two three", latency=0.05)
+    heard: list[str] = []
+
+    @bn.function
+    async def program(s: bn.AsyncState) -> None:
+        s += "say: " + bn.gen("a")
+        async for piece in s.text_iter("a"):
+            heard.append(piece)
+
+    async def main() -> None:
+        state = await program.run_async(backend=backend, stream=True)
+        assert [piece async for piece in state.text_iter()] == ["say: ", *heard]
+
+    run(main())
+    assert heard == ["one ", "two ", "three"]
+
+
+# ---- many --------------------------------------------------------------------------------------------------------
+
+
+def test_many_at_once_need_no_threads(late: bn.Mock) -> None:
+    before = threading.active_count()
+    most = 0
+
+    async def main() -> None:
+        nonlocal most
+        tasks = [asyncio.create_task(chat(str(i))) for i in range(200)]
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0.001)
+            most = max(most, threading.active_count())
+        assert {task.result().ret_value for task in tasks} == {"<a>!"}
+
+    run(main())
+    assert most <= before + 1, "the Mock's clock"
+
+
+def test_bodies_without_async_share_a_bounded_pool(monkeypatch: pytest.MonkeyPatch, late: bn.Mock) -> None:
+    monkeypatch.setattr(thread_pool, "_bodies", thread_pool.ThreadPool(n_threads=3))
+    most, n, lock = 0, 0, threading.Lock()
+
+    @bn.function
+    def program(s: bn.State, x: int) -> int:
+        nonlocal most, n
+        with lock:
+            n += 1
+            most = max(most, n)
+        s += bn.gen("a")
+        assert s["a"] == "<a>"
+        with lock:
+            n -= 1
+        return x
+
+    async def main() -> None:
+        states = await asyncio.gather(*(program.run_async(i) for i in range(20)))
+        assert [state.ret_value for state in states] == list(range(20))
+
+    run(main())
+    assert most == 3
+
+
+def test_a_body_that_waits_for_another_does_not_wait_for_its_thread(
+    monkeypatch: pytest.MonkeyPatch, late: bn.Mock
+) -> None:
+    monkeypatch.setattr(thread_pool, "_bodies", thread_pool.ThreadPool(n_threads=2))
+
+    @bn.function
+    def deep(s: bn.State, depth: int) -> str:
+        s += bn.gen("a")
+        if depth:
+            return "".join(deep.run(depth - 1, stream=True).text_iter()) + str(depth)
+        return s["a"]  # type: ignore[no-any-return]
+
+    async def main() -> None:
+        states = await asyncio.gather(*(deep.run_async(3) for _ in range(4)))
+        assert [state.ret_value for state in states] == ["<a>3"] * 4
+
+    run(main())
+
+
+def test_threads_of_the_pool_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch, late: bn.Mock) -> None:
+    monkeypatch.setattr(thread_pool, "LINGER", 0.05)
+    monkeypatch.setattr(thread_pool, "_bodies", thread_pool.ThreadPool())
+    run(plain.run_async("q"))
+    deadline = time.monotonic() + 10
+    while any(thread.name == "banyan-body" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert run(plain.run_async("q")).ret_value == "<a>!"
+
+
+# ---- ends --------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_body_raises_is_raised(late: bn.Mock) -> None:
+    @bn.function
+    async def program(s: bn.AsyncState) -> None:
+        s += bn.gen("a")
+        await s.value("a")
+        s += bn.gen("b")
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        run(program.run_async())
+    assert [call.name for call in late.calls] == ["a"], "what was not sent never is"
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_gen_that_fails_is_raised_where_the_run_is_awaited(is_async: bool) -> None:
+    def script(prompt: str, name: str) -> str:
+        raise OSError("no luck")
+
+    def body(s: bn.State) -> None:
+        s += "the prompt" + bn.gen("bad")
+
+    async def async_body(s: bn.AsyncState) -> None:
+        body(s)  # type: ignore[arg-type]
+
+    program = bn.function(async_body if is_async else body)
+    with pytest.raises(bn.ProgramError, match="no luck") as raised:
+        run(program.run_async(backend=bn.Mock(script)))
+    assert (raised.value.gen, raised.value.prompt_tail) == ("bad", "the prompt")
+
+
+def test_a_cancelled_task_stops_its_program() -> None:
+    backend = bn.Mock("late", latency=30)
+    kept: list[bn.AsyncState] = []
+
+    @bn.function
+    async def program(s: bn.AsyncState) -> None:
+        kept.append(s)
+        s += bn.gen("a")
+        await s.value("a")
+
+    async def main() -> None:
+        for body in (program, chat.bind(question="q"), plain.bind(question="q")):
+            task = asyncio.create_task(body.run_async(backend=backend))
+            while len(backend.calls) == 0:
+                await asyncio.sleep(0.001)
+            start = time.monotonic()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert time.monotonic() - start < 1
+            backend.calls.clear()
+        with pytest.raises(bn.Cancelled):
+            await kept[0].value("a")
+
+    run(main())
+
+
+def test_a_timeout_of_the_loop_stops_its_program() -> None:
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await chat.run_async("q", backend=bn.Mock("late", latency=30))
+
+    start = time.monotonic()
+    run(main())
+    assert time.monotonic() - start < 5
+
+
+def test_a_state_can_be_cancelled_from_anywhere() -> None:
+    backend = bn.Mock("late", latency=30)
+
+    @bn.function
+    async def program(s: bn.AsyncState) -> None:
+        s += bn.gen("a")
+        asyncio.get_running_loop().call_later(0.02, s.cancel)
+        await s.value("a")
+
+    with pytest.raises(bn.Cancelled):
+        run(program.run_async(backend=backend))
+
+
+# ---- where it runs -----------------------------------------------------------------------------------------------
+
+
+def test_using_is_for_this_task_alone() -> None:
+    async def ask(name: str) -> str:
+        with bn.using(bn.Mock(name, latency=0.01)) as backend:
+            state = await chat.run_async("q")
+            assert len(backend.calls) == 1  # type: ignore[attr-defined]
+            return state["a"]  # type: ignore[no-any-return]
+
+    async def main() -> None:
+        assert await asyncio.gather(*map(ask, "abc")) == ["a", "b", "c"]
+        with pytest.raises(bn.ConfigError):
+            await chat.run_async("q")
+
+    run(main())
+    with bn.using(bn.Mock("outer")):
+        with bn.using(bn.Mock("inner")):
+            assert plain.run("q").ret_value == "inner!"
+        assert plain.run("q").ret_value == "outer!"

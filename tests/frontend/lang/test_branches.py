@@ -1,0 +1,463 @@
+"""Choosing among branches: who wins, who is dropped, and what a state that adopts one goes on with. On a Mock."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import banyan as bn
+from banyan.runtime.protocol import wire
+
+
+class Gate:
+    """A Mock whose answers come in the order of `order`; those of no number there never come."""
+
+    def __init__(self, answer: Any, *order: int) -> None:
+        self.mock = bn.Mock(answer, latency=self._latency)
+        self._order = order
+
+    def _latency(self, call: Any) -> float:
+        i = int(call.prompt.rsplit("#", 1)[-1].strip("!"))
+        return 0.03 * (1 + self._order.index(i)) if i in self._order else 600.0
+
+
+def dropped(mock: bn.Mock) -> set[int]:
+    return {op.state for ops in mock.submits for op in ops if isinstance(op, wire.Drop) and op.tree}
+
+
+# ---- best ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_wins_and_the_others_are_dropped(run: Any, echo: Any, branches: Any) -> None:
+    mock = bn.Mock(echo)
+
+    def body(s: bn.State) -> None:
+        forks = branches(s, "3", "9", "4")
+        best = forks.best(lambda branch: int(branch["a"]))
+        assert best is forks[1]
+        assert dropped(mock) == {1, 3}
+        assert forks[0]["a"] == "3", "what is known stays known"
+        with pytest.raises(bn.BadProgram, match="was dropped; it takes no more text"):
+            forks[0].user("late")
+        best += bn.gen("more")
+        assert best["more"] == "99"
+
+    run(body, mock)
+
+
+def test_among_equals_the_first_wins(run: Any, echo: Any, branches: Any) -> None:
+    def body(s: bn.State) -> None:
+        forks = branches(s, "3", "9", "9")
+        assert forks.best(lambda branch: branch["a"]) is forks[1]
+
+    run(body, bn.Mock(echo))
+
+
+def test_a_key_may_ask_the_model(run: Any, echo: Any, branches: Any) -> None:
+    def judge(branch: bn.State) -> float:
+        branch += bn.user("Rate it.") + bn.assistant(bn.gen("score"))
+        return float(branch["score"])
+
+    def body(s: bn.State) -> None:
+        forks = branches(s, "a", "b")
+        assert forks.best(judge)["a"] == "b"
+
+    run(body, bn.Mock(lambda prompt, name: echo(prompt, name) if name == "a" else "9" if "#b" in prompt else "1"))
+
+
+def test_best_with_a_branch_that_failed(run: Any, echo: Any, branches: Any) -> None:
+    def body(s: bn.State) -> None:
+        forks = branches(s, "3", "9!", "4")
+        with pytest.raises(bn.ForkError, match="branch 1 failed: the script of the Mock raised ValueError") as e:
+            forks.best(lambda branch: branch["a"])
+        assert e.value.index == 1
+        assert isinstance(e.value.__cause__, bn.ProgramError)
+        assert e.value.gen == "a"
+        assert e.value.line.startswith("conftest.py:"), "of the append"
+        assert forks.best(lambda branch: branch["a"], on_error="collect") is forks[2]
+
+    run(body, bn.Mock(echo))
+
+
+def test_best_where_all_failed(run: Any, echo: Any, branches: Any) -> None:
+    def body(s: bn.State) -> None:
+        with pytest.raises(bn.ForkError, match="2 of 2 branches failed; branch 0 failed"):
+            branches(s, "1!", "2!").best(lambda branch: branch["a"], on_error="collect")
+
+    run(body, bn.Mock(echo))
+
+
+def test_an_error_of_the_key_is_the_users(run: Any, echo: Any, branches: Any) -> None:
+    def body(s: bn.State) -> None:
+        with pytest.raises(ZeroDivisionError):
+            branches(s, "1", "2").best(lambda branch: 1 / 0)
+        with pytest.raises(bn.UnknownVariable):
+            branches(s, "1", "2").best(lambda branch: branch["nothing"])
+
+    run(body, bn.Mock(echo))
+
+
+# ---- first, as_completed -------------------------------------------------------------------------------------------
+
+
+def test_the_first_to_finish(run: Any, echo: Any, branches: Any) -> None:
+    gate = Gate(echo, 2, 0)
+
+    def body(s: bn.State) -> None:
+        forks = branches(s, "0", "1", "2", "3")
+        assert forks.first() is forks[2]
+        assert dropped(gate.mock) == {1, 2, 4}
+        with pytest.raises(bn.Cancelled, match="dropped"):
+            forks[1]["a"]
+
+    run(body, gate.mock)
+
+
+def test_the_first_few_that_do_not_fail(run: Any, echo: Any, branches: Any) -> None:
+    gate = Gate(echo, 1, 3, 0)
+
+    def body(s: bn.State) -> None:
+        forks = branches(s, "0", "1!", "2", "3")
+        assert forks.first(2) == [forks[3], forks[0]]
+
+    run(body, gate.mock)
+
+
+def test_too_few_that_do_not_fail(run: Any, echo: Any, branches: Any) -> None:
+    def body(s: bn.State) -> None:
+        with pytest.raises(bn.ForkError, match="2 of 3 branches failed") as e:
+            branches(s, "0!", "1!", "2").first(2)
+        assert e.value.index == 0
+        for k in (0, 4):
+            with pytest.raises(bn.BadProgram, match="of 3 branches"):
+                branches(s, "0", "1", "2").first(k)
+
+    run(body, bn.Mock(echo))
+
+
+def test_each_as_it_is_finished(run: Any, echo: Any, branches: Any) -> None:
+    gate = Gate(echo, 2, 1, 0)
+
+    def body(s: bn.State) -> None:
+        forks = branches(s, "0", "1!", "2")
+        seen = list(forks.as_completed())
+        assert seen == [forks[2], forks[1], forks[0]]
+        assert [branch.error() is None for branch in seen] == [True, False, True]
+        assert dropped(gate.mock) == set()
+
+    run(body, gate.mock)
+
+
+def test_a_branch_is_finished_when_its_own_branches_are(run: Any, echo: Any, branches: Any) -> None:
+    gate = Gate(echo, 0, 2, 1)
+
+    def body(s: bn.State) -> None:
+        forks = s.fork(2)
+        forks += "start"
+        inner = branches(forks[0], "1")
+        forks[1].__iadd__("#2" + bn.gen("a"))
+        assert list(forks.as_completed()) == [forks[1], forks[0]]
+        assert inner[0]["a"] == "1"
+        empty = s.fork(2)
+        assert empty.first() is empty[0], "nothing to wait for"
+
+    run(body, gate.mock)
+
+
+# ---- vote ----------------------------------------------------------------------------------------------------------
+
+
+def test_most_votes_win(run: Any, branches: Any) -> None:
+    def body(s: bn.State) -> None:
+        forks = branches(s, "x", "y ", " y", "x", "y")
+        winner = forks.vote("a")
+        assert winner is forks[1]
+        assert winner["a"].strip() == "y"
+
+    run(body, bn.Mock(lambda prompt, name: prompt.rsplit("#", 1)[-1]))
+
+
+def test_what_of_a_value_counts(run: Any, echo: Any, branches: Any) -> None:
+    def body(s: bn.State) -> None:
+        assert branches(s, "1", "3", "2", "5").vote("a", key=lambda value: int(value) % 2)["a"] == "1"
+
+    run(body, bn.Mock(echo))
+
+
+def test_votes_of_typed_values(run: Any) -> None:
+    def body(s: bn.State) -> None:
+        forks = s.fork(3)
+        forks += lambda i: f"#{i}" + bn.gen("a", type=list[int])
+        assert forks.vote("a").value("a") == [1, 2]
+
+    run(
+        body,
+        bn.Mock(lambda prompt, name: "[3]" if prompt.endswith("0") else "[1,2]" if prompt.endswith("1") else "[1, 2]"),
+    )
+
+
+def test_a_vote_that_is_decided_waits_for_nobody(run: Any, echo: Any) -> None:
+    gate = Gate(echo, 4, 3, 1)
+
+    def body(s: bn.State) -> None:
+        forks = s.fork(5)
+        forks += lambda i: f"same#{i}" + bn.gen("a")
+        assert forks.vote("a", key=lambda value: 0) is forks[1]
+        assert dropped(gate.mock) == {1, 3, 4, 5}
+
+    run(body, gate.mock)
+
+
+def test_a_tie_goes_to_the_first_branch_that_holds_one(run: Any, echo: Any, branches: Any) -> None:
+    gate = Gate(echo, 3, 2, 1, 0)
+
+    def body(s: bn.State) -> None:
+        forks = branches(s, "0", "1", "2", "3")
+        assert forks.vote("a", key=lambda value: int(value) // 2) is forks[0]
+
+    run(body, gate.mock)
+
+
+def test_those_that_fail_have_no_vote(run: Any, echo: Any, branches: Any) -> None:
+    def body(s: bn.State) -> None:
+        forks = branches(s, "1!", "2!", "3")
+        with pytest.raises(bn.ForkError):
+            forks.vote("a")
+        assert forks.vote("a", on_error="collect") is forks[2]
+        with pytest.raises(bn.BadProgram, match="on_error is 'skip'"):
+            forks.vote("a", on_error="skip")  # type: ignore[arg-type]
+
+    run(body, bn.Mock(echo))
+
+
+@settings(deadline=None, max_examples=50)
+@given(values=st.lists(st.sampled_from("abc"), min_size=1, max_size=8), random=st.randoms())
+def test_a_vote_is_what_counting_all_gives(
+    values: list[str], random: Random, run: Any, echo: Any, branches: Any
+) -> None:
+    """Whatever the order in which branches finish."""
+    from banyan.lang.branches import Ballot
+
+    def body(s: bn.State) -> None:
+        forks = branches(s, *values)
+        s.sync()
+        order = list(range(len(values)))
+        random.shuffle(order)
+        ballot = Ballot(list(forks), "a", None, "raise")
+        any(ballot.takes(i) for i in order)
+        counts = {value: values.count(value) for value in values}
+        leading = [value for value in counts if counts[value] == max(counts.values())]
+        winner = ballot.winner()["a"]
+        assert winner in leading
+        if len(leading) > 1:
+            assert winner == min(leading, key=values.index)
+
+    run(body, bn.Mock(echo))
+
+
+# ---- beam ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_beam_keeps_the_best_of_each_step(run: Any) -> None:
+    letters = iter("bcadefzyxw" * 10)
+    mock = bn.Mock(lambda prompt, name: next(letters))
+
+    def body(s: bn.State) -> None:
+        s += "start:"
+        beams = s.beam(2, bn.gen("x"), depth=3, width=2, key=lambda branch: branch.text())
+        assert len(beams) == 2
+        texts = [branch.text() for branch in beams]
+        assert texts == sorted(texts, reverse=True)
+        s.adopt(beams[0])
+        assert s.text() == texts[0]
+        assert s["x"] == texts[0][-1]
+
+    run(body, mock)
+    assert len(mock.calls) == 2 + 4 + 4
+
+
+def test_a_step_may_look_at_its_branch(run: Any) -> None:
+    def body(s: bn.State) -> None:
+        s["n"] = 0
+        beams = s.beam(1, lambda branch: f"[{len(branch.text())}]", depth=2, width=3, key=lambda branch: 0)
+        assert beams[0].text() == "[0][3]"
+
+    run(body)
+
+
+def test_without_a_key_the_likeliest_wins(run: Any) -> None:
+    likely = {"a": -1.0, "b": -0.1, "c": -3.0, "d": -0.2}
+    answers = iter("acbdcdab")
+
+    def say(prompt: str, name: str) -> wire.Sample:
+        letter = next(answers)
+        logprobs = tuple(wire.TokenLogprob(0, letter, likely[letter]) for _ in range(1))
+        return wire.Sample(letter, "stop", n_tokens=1, logprobs=logprobs)
+
+    mock = bn.Mock(say)
+
+    def body(s: bn.State) -> None:
+        beams = s.beam(2, f"-{bn.gen('x')}", depth=2)
+        assert [branch.text() for branch in beams] == ["-a-b", "-a-d"]
+
+    run(body, mock)
+    assert all(call.op.sampling.logprobs for call in mock.calls)
+
+
+def test_what_a_beam_refuses(run: Any) -> None:
+    def body(s: bn.State) -> None:
+        for wrong in ({"k": 0}, {"depth": 0}, {"width": 0}):
+            with pytest.raises(bn.BadProgram, match="a beam needs at least 1"):
+                s.beam(**{"k": 1, "step": "x"} | wrong)
+        with pytest.raises(bn.Unsupported, match="say what to rank by with key="):
+            s.beam(2, bn.gen("x"))
+
+    run(body)
+
+
+def test_branches_that_fail_fall_out_of_a_beam(run: Any, echo: Any) -> None:
+    def body(s: bn.State) -> None:
+        order = iter(["0!", "1", "2!", "3"])
+        beams = s.beam(2, lambda branch: f"#{next(order)}" + bn.gen("a"), width=4, key=lambda branch: branch["a"])
+        assert [branch["a"] for branch in beams] == ["3", "1"]
+
+    run(body, bn.Mock(echo))
+
+
+# ---- dist ----------------------------------------------------------------------------------------------------------
+
+LAW = {"calc": math.log(0.6), "search": math.log(0.3), "ask": math.log(0.1)}
+
+
+def test_the_law_of_a_select(run: Any) -> None:
+    def body(s: bn.State) -> None:
+        s += bn.select("tool", list(LAW))
+        s += bn.gen("x")
+
+    state = run(body, bn.Mock({"tool": LAW, "x": "x"}))
+    assert state["tool"] == "calc"
+    assert state.dist("tool") == pytest.approx({"calc": 0.6, "search": 0.3, "ask": 0.1})
+    with pytest.raises(bn.BadProgram, match="of a variable that a select made"):
+        state.dist("x")
+    with pytest.raises(bn.UnknownVariable):
+        state.dist("y")
+
+
+def test_a_temperature_draws_and_the_law_stays() -> None:
+    def body(s: bn.State) -> None:
+        forks = s.fork(300)
+        forks += bn.select("tool", list(LAW), temperature=1.0)
+        forks.join()
+
+    state = bn.function(body).run(backend=bn.Mock({"tool": LAW}), seed=1)
+    counts = {choice: state["tool"].count(choice) for choice in LAW}
+    chi2 = sum((counts[choice] - 300 * math.exp(p)) ** 2 / (300 * math.exp(p)) for choice, p in LAW.items())
+    assert chi2 < 13.8, "p < 0.001 for two degrees of freedom"
+    assert state.dist("tool")[7] == pytest.approx({"calc": 0.6, "search": 0.3, "ask": 0.1})
+
+
+def test_a_backend_that_does_not_tell(run: Any) -> None:
+    def body(s: bn.State) -> None:
+        s += bn.select("tool", ["a", "b"])
+        with pytest.raises(bn.Unsupported, match="without telling"):
+            s.dist("tool")
+
+    run(body, bn.Mock("a"))
+
+
+# ---- async programs ------------------------------------------------------------------------------------------------
+
+
+def run_async(body: Callable[[bn.AsyncState], Any], backend: Any) -> Any:
+    return asyncio.run(bn.function(body).run_async(backend=backend)).ret_value
+
+
+def test_all_of_it_on_an_event_loop(echo: Any, branches: Any) -> None:
+    gate = Gate(echo, 3, 1, 0, 2)
+
+    async def body(s: bn.AsyncState) -> None:
+        forks = branches(s, "0", "1", "2", "3")
+        assert [branch async for branch in forks.as_completed()] == [forks[i] for i in (3, 1, 0, 2)]
+        assert await branches(s, "0", "1", "2").best(lambda branch: branch["a"]) is not None
+        forks = branches(s, "0", "1", "3!")
+        assert await forks.first() is forks[1]
+        forks = branches(s, "0", "1", "2")
+        assert await forks.first(2) == [forks[1], forks[0]]
+        forks = branches(s, "0", "1", "2")
+        assert await forks.vote("a", key=lambda value: int(value) > 0) is forks[1]
+        s.adopt(forks[1])
+        assert await s.text() == "#11"
+
+    run_async(body, gate.mock)
+
+
+def test_async_keys_look_side_by_side(echo: Any, branches: Any) -> None:
+    n_looking, most = 0, 0
+
+    async def look(branch: bn.AsyncState) -> int:
+        nonlocal n_looking, most
+        n_looking += 1
+        most = max(most, n_looking)
+        await asyncio.sleep(0.05)
+        n_looking -= 1
+        return int(await branch.value("a"))
+
+    async def body(s: bn.AsyncState) -> None:
+        forks = branches(s, "1", "3", "2")
+        assert await forks.best(look) is forks[1]
+        with pytest.raises(bn.ForkError):
+            await branches(s, "1", "2!").best(look)
+        assert (await s.beam(1, bn.gen("a"), key=lambda branch: 1))[0]["a"] == ""
+
+    run_async(body, bn.Mock(echo))
+    assert most == 3
+
+
+def test_dist_and_gathered_errors_on_an_event_loop() -> None:
+    async def body(s: bn.AsyncState) -> None:
+        forks = s.fork(2)
+        forks += bn.select("tool", list(LAW))
+        forks.join(on_error="collect")
+        assert (await s.dist("tool"))[1]["calc"] == pytest.approx(0.6)
+
+    run_async(body, bn.Mock({"tool": LAW}))
+
+
+def test_a_loop_is_not_held_up_while_branches_are_waited_for(echo: Any, branches: Any) -> None:
+    async def body(s: bn.AsyncState) -> None:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0.005)
+
+        ticking = asyncio.ensure_future(tick())
+        await branches(s, "0", "1").vote("a")
+        ticking.cancel()
+        assert ticks >= 3
+
+    run_async(body, Gate(echo, 1, 0).mock)
+
+
+def test_threads_may_wait_for_branches_of_one_program(run: Any, echo: Any, branches: Any) -> None:
+    def body(s: bn.State) -> None:
+        forks = branches(s, *map(str, range(20)))
+        found: list[Any] = []
+        threads = [threading.Thread(target=lambda: found.append(len(list(forks.as_completed())))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert found == [20] * 4
+
+    run(body, bn.Mock(echo, latency=0.01))

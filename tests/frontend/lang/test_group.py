@@ -1,0 +1,311 @@
+"""Branches: what they begin with, what they cost, and how they come back."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import banyan as bn
+from banyan.runtime.protocol import wire
+
+
+def run(body: Any, backend: Any = None) -> bn.State:
+    return bn.function(body).run(backend=backend)
+
+
+def test_branches_have_all_that_their_parent_has(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        s += bn.user("U") + bn.assistant_begin() + bn.gen("a")
+        s["v"] = 1
+        forks = s.fork(2)
+        for fork in forks:
+            assert "a" in fork
+            fork += "-" + bn.gen("b") + bn.assistant_end()
+        assert [fork["a"] for fork in forks] == ["<a>", "<a>"]
+        assert [fork["v"] for fork in forks] == [1, 1]
+        assert [fork.text() for fork in forks] == [
+            "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n<a>-<b><|im_end|>\n"
+        ] * 2
+        assert forks[0].messages()[1] == {"role": "assistant", "content": "<a>-<b>"}
+        assert "b" not in s
+
+    run(body)
+
+
+def test_a_fork_sends_no_text_again(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        s += "a long text" + bn.gen("a")
+        forks = s.fork(3)
+        forks += lambda i: str(i)
+        forks += bn.gen("b")
+        forks.join()
+        s += "end"
+
+    run(body)
+    (ops,) = mock.submits
+    texts = [part for op in ops if isinstance(op, wire.Append) for part in op.parts]
+    assert texts == ["a long text", "0", "1", "2", "end"]
+    assert wire.Fork(0, (1, 2, 3)) in ops
+
+
+def test_what_is_appended_to_a_group(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        forks = s.fork(2)
+        forks += "all "
+        forks += ["one ", bn.user("two")]
+        forks += lambda i: f"#{i} "
+        forks += bn.raw("!")
+        assert forks[0].text() == "all one #0 !"
+        assert forks[1].text() == "all <|im_start|>user\ntwo<|im_end|>\n#1 !"
+        assert len(forks) == 2
+        assert forks[:1] == [forks[0]]
+        with pytest.raises(bn.BadProgram, match="list of 1 was appended to 2"):
+            forks += ["one"]
+        with pytest.raises(bn.BadProgram, match="int"):
+            forks += 5
+
+    run(body)
+
+
+def test_gather_gives_a_list_for_each_new_variable(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        s += bn.gen("old")
+        forks = s.fork(3)
+        forks += bn.gen("b") + bn.gen("c", n=2)
+        forks[2]["own"] = 7
+        forks[1]["old"] = "changed"
+        forks.join()
+        assert [name for name in ("b", "c", "own") if name in s] == ["b", "c", "own"]
+
+    state = run(body)
+    assert state["b"] == ["<b>"] * 3
+    assert state["c"] == [["<c>", "<c>"]] * 3
+    assert state["own"] == [None, None, 7]
+    assert state["old"] == "<old>"
+    assert [m["completion_tokens"] for m in state.get_meta_info("b")] == [0, 0, 0]
+    assert len(mock.submits) == 1, "join does not wait"
+
+
+def test_a_fork_of_one_gathers_lists_of_one(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        forks = s.fork()
+        forks += bn.gen("x")
+        forks.join()
+        with s.copy() as t:
+            t += "t" + bn.gen("y")
+        assert s.text() == ""
+
+    state = run(body)
+    assert (state["x"], state["y"]) == (["<x>"], ["<y>"])
+
+
+def test_forks_of_forks_gather_lists_of_lists(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        outer = s.fork(2)
+        for branch in outer:
+            inner = branch.fork(3)
+            inner += bn.gen("x")
+            inner.join()
+        outer.join()
+
+    assert run(body)["x"] == [["<x>"] * 3] * 2
+
+
+def test_concatenation_is_exact(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        s += bn.assistant_begin() + "list:"
+        forks = s.fork(2)
+        forks += lambda i: f" {i}." + bn.gen("x")
+        forks.join("concate_and_append")
+        s += " end" + bn.assistant_end()
+        assert "x" not in s
+        with pytest.raises(bn.BadProgram, match="takes no more text"):
+            forks[0].assistant("late")
+
+    state = run(body)
+    assert state.text() == "<|im_start|>assistant\nlist: 0.<x> 1.<x> end<|im_end|>\n"
+    assert state.messages() == [{"role": "assistant", "content": "list: 0.<x> 1.<x> end"}]
+    assert wire.Join(0, (1, 2)) in mock.submits[0]
+
+
+def test_branches_with_another_open_turn_are_not_concatenated(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        s += bn.assistant_begin()
+        forks = s.fork(2)
+        forks[1].__iadd__(bn.assistant_end())
+        with pytest.raises(bn.BadProgram, match="open turn is None in a branch and 'assistant' in its parent"):
+            forks.join("concate_and_append")
+
+    run(body)
+
+
+def test_what_is_refused(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        with pytest.raises(bn.BadProgram, match="gather_variable and concat"):
+            s.fork(1).join("sum")  # type: ignore[arg-type]
+        with pytest.raises(bn.BadProgram, match="0 branches"):
+            s.fork(0)
+        with pytest.raises(bn.Unsupported, match="position_ids_offset"):
+            s.fork(2, position_ids_offset=[1, 2])  # type: ignore[arg-type]
+
+    run(body)
+
+
+def test_a_branch_that_nobody_holds_is_dropped(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        forks = s.fork(3)
+        forks += bn.gen("x")
+        best, second = forks[1], forks[2].ref("x")
+        del forks
+        s += best.ref("x")
+        s.sync()
+        assert wire.Drop(1) in mock.submits[0]
+        assert {op for op in mock.submits[0] if isinstance(op, wire.Drop)} == {wire.Drop(1)}, "2 and 3 are in use"
+        s += second
+        del second
+        assert best.text() == "<x>"
+        assert wire.Drop(3) not in mock.submits[-1], "what was appended is not known yet"
+        assert s.text() == "<x><x>"
+        s["a"] = best["x"]
+
+    run(body)
+
+
+def test_a_parent_lives_as_long_as_its_branches(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        (middle,) = s.fork(1)
+        (leaf,) = middle.fork(1)
+        del middle
+        assert leaf.text() == ""
+        assert not any(isinstance(op, wire.Drop) for ops in mock.submits for op in ops)
+        del leaf
+        s.sync()
+        assert s.text() == ""
+        assert {wire.Drop(1), wire.Drop(2)} <= {op for ops in mock.submits for op in ops if isinstance(op, wire.Drop)}
+
+    run(body)
+
+
+# A tree of states, drawn at random and kept beside plain strings: the same text by both, or an error by both.
+STEP = st.tuples(st.integers(0, 5), st.sampled_from(["text", "gen", "fork", "join", "ref", "read"]), st.integers(1, 3))
+
+
+class Oracle:
+    """A state as a string; None once a gen of it has failed, which is where the prompt's length is a multiple of m."""
+
+    def __init__(self, text: str | None = "") -> None:
+        self.text = text
+
+    def append(self, more: str | None) -> None:
+        self.text = None if self.text is None or more is None else self.text + more
+
+    def generate(self, m: int) -> None:
+        self.append(None if self.text is None or len(self.text) % m == 0 else f"[{len(self.text)}]")
+
+    def agrees(self, state: bn.State) -> bool:
+        if self.text is not None:
+            return state.text() == self.text and state.error() is None
+        with pytest.raises(bn.ProgramError, match="no luck"):
+            state.text()
+        return isinstance(state.error(), bn.ProgramError)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(STEP, max_size=25), st.sampled_from([1, 2, 5, 10**9]))
+def test_any_tree_of_states_is_what_plain_strings_are(steps: list[tuple[int, str, int]], m: int) -> None:
+    def script(prompt: str, name: str) -> str:
+        if (prompt and len(prompt) % m == 0) or m == 1:
+            raise OSError("no luck")
+        return f"[{len(prompt)}]"
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += "start:"
+        states, oracles, forks = [s], [Oracle("start:")], []
+        for k, (at, what, n) in enumerate(steps):
+            i = at % len(states)
+            state, oracle = states[i], oracles[i]
+            match what:
+                case "text":
+                    state += f"t{k}."
+                    oracle.append(f"t{k}.")
+                case "gen":
+                    state += bn.gen("x")
+                    oracle.generate(m)
+                case "fork":
+                    forks.append((oracle, len(oracle.text or ""), len(states), group := state.fork(n)))
+                    states += group
+                    oracles += [Oracle(oracle.text) for _ in group]
+                case "join" if forks:
+                    parent, n_shared, first, group = forks.pop()  # the newest: no branch of it is another's parent
+                    for branch in oracles[first:]:
+                        parent.append(None if branch.text is None else branch.text[n_shared:])
+                    group.join("concate_and_append")
+                    del states[first:], oracles[first:]
+                case "ref" if "x" in state and oracle.text is not None:
+                    oracle.append(state["x"])
+                    state += state.ref("x")
+                case "read":
+                    assert oracle.agrees(state)
+        assert all(oracle.agrees(state) for state, oracle in zip(states, oracles, strict=True))
+
+    program.run(backend=bn.Mock(script))
+
+
+def test_a_branch_can_be_appended_to_by_its_index(mock: bn.Mock) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        forks = s.fork(2)
+        forks[0] += "x" + bn.gen("a")
+        forks[1] += "y"
+        s["texts"] = [fork.text() for fork in forks]
+        with pytest.raises(bn.BadProgram, match="branch 0 is what it is"):
+            forks[0] = forks[1]
+
+    assert program.run()["texts"] == ["x<a>", "y"]
+
+
+@bn.function
+def two_branches(s: bn.State, on_error: Any = "raise", drops: bool = False) -> None:
+    forks = s.fork(2)
+    forks += lambda i: f"{i}" + bn.gen("g")
+    if drops:
+        forks[1].drop()
+    forks.join(on_error=on_error)
+
+
+def second_fails() -> bn.Mock:
+    return bn.Mock({re.compile("0$"): "fine", re.compile("1$"): ValueError("no")})
+
+
+def test_a_failure_in_a_joined_branch_rises_where_its_parent_is_collected() -> None:
+    state = two_branches.run(backend=second_fails())
+    with pytest.raises(bn.ForkError, match="branch 1 failed: the script of the Mock raised ValueError: no"):
+        state.sync()
+    assert isinstance(state.error(), bn.ForkError)
+    with pytest.raises(bn.ForkError):
+        two_branches.run(backend=second_fails(), use_thread=False)
+    with pytest.raises(bn.ForkError):
+        asyncio.run(two_branches.run_async(backend=second_fails()))
+    (returned,) = two_branches.run_batch([()], backend=second_fails(), on_error="return")
+    assert isinstance(returned.error(), bn.ForkError)
+    with pytest.raises(bn.BatchError):
+        two_branches.run_batch([()], backend=second_fails())
+
+
+def test_a_failure_that_is_collected_and_a_branch_that_was_dropped_are_none_of_the_parents() -> None:
+    collected = two_branches.run("collect", backend=second_fails())
+    collected.sync()
+    assert isinstance(collected["g"][1], bn.ForkError)
+    two_branches.run(drops=True, backend=bn.Mock("slow", latency=0.2)).sync()
+
+
+def test_a_parent_is_done_when_its_joined_branches_are() -> None:
+    state = two_branches.run(backend=bn.Mock("late", latency=0.3))
+    state.sync()
+    assert state._values["g"].values[1].is_done

@@ -1,0 +1,65 @@
+"""Pictures: read where they are named, refused where the model takes none."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from PIL import Image
+
+import banyan as bn
+from banyan.lang import images as pictures
+from banyan.runtime.protocol import wire
+
+
+def encoded(kind: str) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (2, 1), "red").save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "gif", "bmp"])
+def test_a_picture_by_path_by_bytes_and_as_an_image(kind: str, tmp_path: Path) -> None:
+    data = encoded(kind)
+    file = tmp_path / "picture"
+    file.write_bytes(data)
+    for given in (str(file), file, data, bytearray(data)):
+        assert bn.image(given) == bn.image(data)
+    assert pictures.kind_of(data) == f"image/{kind}"
+    with Image.open(file) as opened:
+        assert pictures.kind_of(pictures.read(opened)) == "image/png"
+
+
+@pytest.mark.parametrize(
+    ("given", "why"), [("/no/such/file.png", "No such file"), (b"text", "no picture"), (5, "not int")]
+)
+def test_what_is_no_picture_says_so(given: object, why: str) -> None:
+    with pytest.raises(bn.BadProgram, match=why):
+        bn.image(given)
+
+
+@bn.function
+def look(s: bn.State) -> None:
+    s += bn.user(["What is ", bn.image(encoded("png")), f"and {bn.image(encoded('gif'))}?"])
+    s += bn.assistant(bn.gen("x"))
+
+
+def test_a_model_that_takes_text_alone_refuses_it_and_nothing_is_sent(mock: bn.Mock) -> None:
+    with pytest.raises(bn.Unsupported, match="image: the model mock takes text alone"):
+        look.run()
+    assert mock.submits == []
+
+
+def test_a_model_that_looks_gets_the_bytes_in_their_place(mock: bn.Mock) -> None:
+    mock.welcome, mock.refuses = replace(mock.welcome, images=True), frozenset()
+    state = look.run()
+    parts = [part for op in mock.submits[0] if isinstance(op, wire.Append) for part in op.parts]
+    assert [part.kind for part in parts if isinstance(part, wire.Image)] == ["image/png", "image/gif"]
+    assert parts[1:4] == ["What is ", wire.Image(encoded("png"), "image/png"), "and "]
+    text, first, second = state.messages()[0]["content"]
+    assert text == {"type": "text", "text": "What is and ?"}
+    assert first["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
+    assert second["image_url"]["url"].startswith("data:image/gif;base64,")
+    assert state["x"] == "<x>"

@@ -1,0 +1,155 @@
+"""What is told of a value: its text, all its samples, and how it came about."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+import banyan as bn
+from banyan.runtime.protocol import wire
+
+
+def run(sample: wire.Sample, **options: Any) -> bn.State:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += "prompt" + bn.gen("x", **options)
+        s["set"] = 1
+
+    return program.run(backend=bn.Mock(lambda prompt, name: sample))
+
+
+def test_with_n_samples_the_variable_is_a_list_and_the_prompt_goes_on_with_the_first() -> None:
+    backend = bn.Mock(["one", "two", "three"])
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("U") + bn.assistant(bn.gen("x", n=3))
+        s += s.ref("x")
+
+    state = program.run(backend=backend)
+    assert state["x"] == ["one", "two", "three"]
+    assert state.text().endswith("assistant\none<|im_end|>\none")
+    assert state.messages()[1]["content"] == "one"
+    assert [meta["finish_reason"]["type"] for meta in state.get_meta_info("x")] == ["stop"] * 3
+    assert list(state.text_iter("x")) == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("sample", "reason"),
+    [
+        (wire.Sample("t", "stop", matched=".", n_tokens=3), {"type": "stop", "matched": "."}),
+        (wire.Sample("t", "stop", matched=7, n_tokens=3), {"type": "stop", "matched": 7}),
+        (wire.Sample("t", "length", n_tokens=3), {"type": "length", "length": 3}),
+    ],
+)
+def test_meta_info_of_a_gen(sample: wire.Sample, reason: dict[str, Any]) -> None:
+    state = run(sample)
+    meta = state.get_meta_info("x")
+    assert 0 <= meta.pop("time_to_first_token") <= meta.pop("e2e_latency") < 60
+    assert meta.pop("id").endswith("-0-0"), "program, value, sample"
+    assert meta == {
+        "finish_reason": reason,
+        "prompt_tokens": 0,
+        "completion_tokens": 3,
+        "cached_tokens": 0,
+        "spec_verify_ct": 0,
+    }
+    assert state.get_meta_info("set") is None
+    with pytest.raises(bn.UnknownVariable):
+        state.get_meta_info("y")
+
+
+LOGPROBS = (wire.TokenLogprob(5, "t", -0.5, ((5, "t", -0.5), (6, "u", -1.5))),)
+
+
+@pytest.mark.parametrize("with_text", [False, True])
+def test_logprobs(with_text: bool) -> None:
+    state = run(
+        wire.Sample("t", "stop", logprobs=LOGPROBS),
+        return_logprob=True,
+        top_logprobs_num=2,
+        return_text_in_logprobs=with_text,
+    )
+    t, u = ("t", "u") if with_text else (None, None)
+    meta = state.get_meta_info("x")
+    assert meta["output_token_logprobs"] == [(-0.5, 5, t)]
+    assert meta["output_top_logprobs"] == [[(-0.5, 5, t), (-1.5, 6, u)]]
+
+
+def test_logprobs_are_asked_for() -> None:
+    backend = bn.Mock("x")
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("x", max_tokens=0, top_logprobs_num=4)
+
+    program.run(return_logprob=True, return_text_in_logprobs=True, backend=backend)
+    assert isinstance(op := backend.calls[0].op, wire.Gen)
+    assert (op.sampling.logprobs, op.sampling.top_logprobs, op.sampling.max_tokens) == (True, 4, 0)
+
+
+def answered(value: wire.Value, *expr: Any) -> dict[str, Any]:
+    """The meta info of x, where the backend gives `value` for it."""
+
+    class Given(bn.Mock):
+        def program(self, name: str = "") -> Any:
+            made = super().program(name)
+            made.submit = lambda ops, last=False: made.future(0).set_result(value)
+            return made
+
+    state = bn.function(lambda s: s.__iadd__(list(expr))).run(backend=Given())
+    meta: dict[str, Any] = state.get_meta_info("x")
+    return meta
+
+
+def test_meta_info_tells_of_drafts_and_of_the_prompts_tokens() -> None:
+    prompt = (wire.TokenLogprob(3, "a", math.nan), wire.TokenLogprob(4, "b", -1.0, ((5, "c", -0.5), (4, "b", -1.0))))
+    usage = wire.TokenUsage(prompt=2, cached=1, generated=9, drafted=8, accepted=5)
+    times = wire.Times(ready=2.0, first=2.5, ended=3.5)
+    sample = wire.Sample("t", "stop", n_tokens=9, drafts={"tree": (8, 5)})
+    value = wire.Value(7, 0, 0, (sample,), usage, times=times, prompt=prompt)
+    meta = answered(value, "p", bn.gen("x", return_logprob=True, logprob_start_len=0, return_text_in_logprobs=True))
+    assert (meta["id"], meta["spec_verify_ct"]) == ("7-0-0", 4)
+    assert meta["drafts"] == {"tree": {"drafted": 8, "accepted": 5}}
+    assert (meta["time_to_first_token"], meta["e2e_latency"]) == (0.5, 1.5)
+    assert (meta["prompt_tokens"], meta["cached_tokens"], meta["completion_tokens"]) == (2, 1, 9)
+    assert meta["input_token_logprobs"] == [(None, 3, "a"), (-1.0, 4, "b")]
+    assert meta["input_top_logprobs"] == [None, [(-0.5, 5, "c"), (-1.0, 4, "b")]]
+
+
+SCORES = wire.Scores(
+    (-1.5, -2.0), (((-1.0, 3), (-2.0, 5)), ((-2.0, 4),)), (1.0, 0.0), (((-3.0, 3), (-3.0, 5)), ((-4.0, 4),))
+)
+
+
+def test_meta_info_of_a_select() -> None:
+    value = wire.Value(0, 0, 0, (wire.Sample("a", "stop"),), scores=SCORES)
+    assert answered(value, bn.select("x", ["a", "b"])) == {
+        "normalized_prompt_logprobs": [-1.5, -2.0],
+        "input_token_logprobs": [[(-1.0, 3, None), (-2.0, 5, None)], [(-2.0, 4, None)]],
+        "output_token_logprobs": [[], []],
+        "weights": [1.0, 0.0],
+        "unconditional_token_logprobs": [[(-3.0, 3, None), (-3.0, 5, None)], [(-4.0, 4, None)]],
+        "normalized_unconditional_prompt_logprobs": [1.5, 2.0],
+    }
+    greedy = answered(value, bn.select("x", ["a", "b"], choices_method=bn.greedy_token_selection))
+    assert greedy["greedy_logprob_matrix"] == [[-1.0, -2.0], [-2.0, -2.0]]
+
+
+def test_an_error_says_what_was_spent_and_how_often_it_was_tried() -> None:
+    answers = {"a": wire.Sample("x", "stop", n_tokens=7), "b": ["no", "no, again"]}
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("a") + bn.gen("b", type=list[int], retries=1) + bn.gen("c")
+
+    state = program.run(backend=bn.Mock(answers))
+    with pytest.raises(bn.BadOutput, match="told so 1 times") as raised:
+        state.value("b")
+    assert raised.value.attempts == 2
+    assert raised.value.usage.generated == 7
+    with pytest.raises(bn.ProgramError) as other:
+        state["c"]
+    assert (other.value.attempts, other.value.usage.generated) == (1, 7)

@@ -1,0 +1,398 @@
+"""Types of gens: the form that is asked for, and the object that comes of the text."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, NotRequired, TypedDict, TypeVar
+
+import msgspec
+import pydantic
+import pytest
+
+import banyan as bn
+from banyan.lang import output_types
+from banyan.runtime.protocol import wire
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = 2
+
+
+class Point(TypedDict):
+    x: int
+
+
+@dataclass
+class Hero:
+    name: str
+    points: list[Point]
+
+
+class Packed(msgspec.Struct):
+    n: Annotated[int, msgspec.Meta(ge=0)]
+
+
+def even(n: int) -> int:
+    if n % 2:
+        raise ValueError("n must be even")
+    return n
+
+
+class Model(pydantic.BaseModel):
+    n: Annotated[int, pydantic.AfterValidator(even)]
+
+
+def run(answer: bn.Mock | str | wire.Sample, **options: Any) -> bn.State:
+    mock = answer if isinstance(answer, bn.Mock) else bn.Mock(lambda prompt, name: answer)
+    return bn.function(lambda s: s.__iadd__("?" + bn.gen("x", **options))).run(backend=mock)
+
+
+def spec(**options: Any) -> wire.ConstraintSpec:
+    mock = bn.Mock("1")
+    run(mock, **options)
+    op = mock.calls[0].op
+    assert isinstance(op, wire.Gen)
+    assert op.sampling.constraint is not None
+    return op.sampling.constraint
+
+
+TYPES: list[tuple[Any, str, Any]] = [
+    (int, "-42", -42),
+    (float, "2.5", 2.5),
+    (bool, "False", False),
+    (str, "any text", "any text"),
+    (Literal["a", 1, True], "1", 1),
+    (Literal["a", 1, True], "True", True),
+    (Colour, "red", Colour.RED),
+    (Colour, "2", Colour.BLUE),
+    (re.compile("a+"), "aa", "aa"),
+    (list[int], "[1, 2]", [1, 2]),
+    (set[int], "[1, 2, 1]", {1, 2}),
+    (dict[str, float], '{"a": 1.5}', {"a": 1.5}),
+    (list[Decimal], '["-1.50"]', [Decimal("-1.50")]),
+    (bytes, '"aGk="', b"hi"),
+    (int | None, "null", None),
+    (tuple[int, str], '[1, "b"]', (1, "b")),
+    (Point, '{"x": 3}', {"x": 3}),
+    (Hero, '{"name": "A", "points": [{"x": 1}]}', Hero("A", [{"x": 1}])),
+    (Packed, '{"n": 1}', Packed(1)),
+    (Annotated[int, msgspec.Meta(le=3)], "3", 3),
+    (Model, '{"n": 4}', Model(n=4)),
+    (list[Model], '[{"n": 4}]', [Model(n=4)]),
+    ({"type": "array"}, "[1]", [1]),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "expected"), TYPES, ids=str)
+def test_a_type_gives_an_object_and_the_text_stays(kind: Any, text: str, expected: Any) -> None:
+    state = run(text, type=kind)
+    assert state["x"] == text
+    assert state.text() == "?" + text
+    assert state.value("x") == expected
+    assert type(state.value("x")) is type(expected)
+    assert state.value("x") is state.value("x")
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "text"),
+    [
+        ({"type": Literal["a", 1]}, "choices", '["a", "1"]'),
+        ({"type": bool}, "choices", '["True", "False"]'),
+        ({"type": Colour}, "choices", '["red", "2"]'),
+        ({"regex": "a|b"}, "regex", "a|b"),
+        ({"grammar": 'start: "a"'}, "grammar", 'start: "a"'),
+        ({"json_schema": '{"type":   "null"}'}, "json_schema", '{"type": "null"}'),
+        ({"json_schema": {"type": "null"}}, "json_schema", '{"type": "null"}'),
+        ({"type": list[int]}, "json_schema", '{"type": "array", "items": {"type": "integer"}}'),
+        ({"type": set[int]}, "json_schema", '{"type": "array", "items": {"type": "integer"}}'),
+        ({"dtype": "bool"}, "regex", "(True|False)"),
+    ],
+)
+def test_what_the_server_is_asked_to_hold_the_text_to(options: dict[str, Any], kind: str, text: str) -> None:
+    assert (spec(**options).kind, spec(**options).text) == (kind, text)
+
+
+@pytest.mark.parametrize("kind", [Point, Hero, Packed, Model, list[Model]])
+def test_objects_have_the_properties_of_their_type_and_no_others(kind: Any) -> None:
+    schema = json.loads(spec(type=kind).text)
+    objects = [part for part in [schema, *schema.get("$defs", {}).values()] if "properties" in part]
+    assert objects
+    assert all(part["additionalProperties"] is False for part in objects)
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"),
+    [
+        (Decimal, ["0", "-12.50", "3"], ["", "1.", "-", "01", "e3"]),
+        (bytes, ["", "aGk=", "aGkhIQ=="], ["a", "aGk", "=aGk"]),
+    ],
+)
+def test_what_is_written_as_a_string_is_held_to_its_spelling(kind: Any, right: list[str], wrong: list[str]) -> None:
+    pattern = json.loads(spec(type=kind).text)["pattern"]
+    assert all(re.search(pattern, text) for text in right)
+    assert [kind(text) if kind is Decimal else None for text in right]
+    assert not any(re.search(pattern, text) for text in wrong)
+
+
+def test_a_schema_of_the_users_own_is_left_as_it_is() -> None:
+    schema = {"type": "object", "properties": {"a": {}}}
+    assert json.loads(spec(json_schema=schema).text) == schema
+
+
+@pytest.mark.parametrize(("dtype", "text", "expected"), [(int, "7", 7), ("float", ".5", 0.5), (bool, "True", True)])
+def test_a_dtype_is_text_as_in_sglang_and_an_object_too(dtype: Any, text: str, expected: Any) -> None:
+    state = run(text, dtype=dtype)
+    assert state["x"] == text
+    assert state.value("x") == expected
+    assert run('"a b"', dtype=str)["x"] == '"a b"'
+    assert run('"a b"', dtype=str).value("x") == "a b"
+
+
+def test_a_number_ends_at_a_space_beside_the_stops_of_its_gen() -> None:
+    stop = ["!"]
+    mock = bn.Mock("42 apples")
+    state = run(mock, type=int, stop=stop)
+    assert (state["x"], state.value("x"), stop) == ("42", 42, ["!"])
+    assert isinstance(op := mock.calls[0].op, wire.Gen)
+    assert op.sampling.stop == ("!", " ", "\n")
+
+
+def test_what_is_no_such_object_says_so_where_it_is_read() -> None:
+    state = run('{"n": 3}', type=Model)
+    assert state["x"] == '{"n": 3}'
+    with pytest.raises(bn.BadOutput, match=r"(?s)no Model.*n must be even.*gen 'x', test_typed\.py") as caught:
+        state.value("x")
+    assert isinstance(caught.value.__cause__, pydantic.ValidationError)
+    assert state.error() is None, "the program has not failed: its text is what the model wrote"
+
+
+def test_a_value_that_was_cut_is_none() -> None:
+    cut = wire.Sample("12", "length", n_tokens=2)
+    with pytest.raises(bn.BadOutput, match="max_tokens cut it at 2"):
+        run(cut, type=int).value("x")
+    assert run(cut, type=str).value("x") == "12"
+
+
+def test_values_of_several_samples_and_branches() -> None:
+    script = iter(["1", "2", "3", "4"])
+    mock = bn.Mock(lambda prompt, name: next(script))
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("many", type=int, n=2)
+        forks = s.fork(2)
+        forks += bn.gen("one", type=int)
+        forks.join()
+        s["set"] = "by hand"
+
+    state = program.run(backend=mock)
+    assert (state.value("many"), state.value("one"), state.value("set")) == ([1, 2], [3, 4], "by hand")
+    assert (state["many"], state["one"]) == (["1", "2"], ["3", "4"])
+
+
+def test_a_type_goes_through_an_f_string() -> None:
+    mock = bn.Mock({"a": "7", "b": "[1]"})
+
+    @bn.function
+    def program(s: bn.State) -> int:
+        s += f"So {bn.gen('a', type=int)} and {bn.gen('b', type=list[int], retries=1)}."
+        return s.value("a") + s.value("b")[0]  # type: ignore[no-any-return]
+
+    assert program.run(backend=mock).ret_value == 8
+
+
+class Mute:
+    pass
+
+
+@dataclass
+class Keyed:
+    inner: list[Keyed]
+    by: dict[Literal["a"], int] | None
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"type": int, "regex": "a"}, "type, regex|regex, type"),
+        ({"dtype": int, "json_schema": "{}"}, "one form"),
+        ({"dtype": list}, "int, float, bool, str"),
+        ({"dtype": []}, "dtype"),
+        ({"json_schema": "{"}, "not valid JSON"),
+        ({"json_schema": "[1]"}, "JSON text of an object"),
+        ({"json_schema": {"a": object()}}, "not valid JSON"),
+        ({"regex": ""}, "regex"),
+        ({"regex": ["a"]}, "regex"),
+        ({"grammar": 5}, "grammar"),
+        ({"type": Mute}, "Mute"),
+        ({"type": enum.Enum("Empty", [])}, "no value"),
+        ({"type": dict[int, str]}, "keys of a dict are str"),
+        ({"type": list[Keyed]}, "keys of a dict are str"),
+        ({"type": Literal["1", 1]}, "same text"),
+        ({"retries": 1}, "say the form"),
+        ({"type": int, "retries": -1}, "retries"),
+        ({"type": int, "retries": "2"}, "retries"),
+    ],
+)
+def test_a_form_that_cannot_be_is_refused_at_once(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(bn.BadProgram, match=why):
+        bn.gen("x", **options)
+
+
+def test_the_same_type_is_worked_out_once() -> None:
+    assert output_types.answer(Hero) is output_types.answer(Hero)
+    assert output_types.answer(Literal[1]) is not output_types.answer(Literal[True])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"a": 1, "b": "x', {"a": 1, "b": "x"}),
+        ('{"a": [{"b": "c', {"a": [{"b": "c"}]}),
+        ('{"a": tr', {}),
+        ("[1, 2", [1, 2]),
+    ],
+)
+def test_a_part_of_a_value_is_what_has_come_of_it(text: str, value: Any) -> None:
+    assert output_types.partial(text) == value
+    with pytest.raises(ValueError, match="EOF"):
+        output_types.partial("")
+
+
+@bn.function
+def streaming(s: bn.State, retries: int = 0) -> None:
+    s += "?" + bn.gen("hero", type=Hero, retries=retries) + bn.gen("n", type=int)
+
+
+WHOLE = '{"name": "Ada L", "points": [{"x": 1}, {"x": 2}]}'
+PARTS = [
+    {"name": "Ada "},
+    {"name": "Ada L", "points": [{"x": 1}]},
+    Hero("Ada L", [{"x": 1}, {"x": 2}]),
+]
+
+
+def test_partial_objects_grow_and_end_in_the_object() -> None:
+    mock = bn.Mock({"hero": WHOLE, "n": "42"})
+    state = streaming.run(stream=True, backend=mock)
+    seen = list(state.partials("hero"))
+    assert seen[-1] == PARTS[-1]
+    assert [part for part in PARTS[:-1] if part not in seen] == []
+    assert len(seen) == len({repr(part) for part in seen}), "only what is new"
+    assert list(state.partials("n")) == [42]
+    assert list(state.partials("hero")) == seen, "any number of readers"
+    assert list(streaming.run(backend=mock).partials("hero")) == [PARTS[-1]], "in one piece without a stream"
+
+
+def test_partial_objects_begin_anew_where_the_model_does(tmp_path: Path) -> None:
+    wrong = '{"name": "Bob B", "points": 5}'
+    mock = bn.Mock({"hero": [wrong, WHOLE], "n": "42"})
+    with bn.Record(mock, tmp_path / "run.jsonl") as recorder:
+        state = streaming.run(1, stream=True, backend=recorder)
+        seen = list(state.partials("hero"))
+    at = seen.index({"name": "Ada "})
+    assert {"name": "Bob B", "points": 5} in seen[:at]
+    assert [part for part in PARTS if part not in seen[at:]] == []
+    assert seen[-1] == PARTS[-1]
+    assert list(state.text_iter("hero")) == [WHOLE], "text that was shown could not be taken back"
+    replayed = streaming.run(1, stream=True, backend=bn.Replay(tmp_path / "run.jsonl"))
+    assert list(replayed.partials("hero")) == seen
+
+    mock = bn.Mock({"hero": [wrong, WHOLE], "n": "42"})
+    with bn.stream(streaming, 1, backend=mock) as run:
+        tokens = [e for e in run.events() if isinstance(e, bn.Token) and e.name == "hero"]
+    assert ["".join(e.text for e in tokens if e.round == n) for n in range(2)] == [wrong, WHOLE]
+
+
+def test_partial_objects_on_an_event_loop() -> None:
+    async def main() -> list[Any]:
+        state = await streaming.run_async(stream=True, backend=bn.Mock({"hero": WHOLE, "n": "42"}))
+        return [part async for part in state.partials("hero")]
+
+    seen = asyncio.run(main())
+    assert [part for part in PARTS if part not in seen] == []
+    assert seen[-1] == PARTS[-1]
+
+
+def test_partial_objects_of_what_is_none_end_in_the_error() -> None:
+    state = streaming.run(stream=True, backend=bn.Mock({"hero": '{"name": 5}', "n": "1"}))
+    parts = state.partials("hero")
+    assert {"name": 5} in (next(parts), next(parts))
+    with pytest.raises(bn.BadOutput, match="Expected `str`"):
+        list(parts)
+
+
+def test_who_reads_partials_holds_the_program() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("stock", type=dict[str, int])
+
+    mock = bn.Mock('{"lamp": 3, "desk": 12}', latency=0.05)
+    assert list(program.run(backend=mock, stream=True).partials("stock"))[-1] == {"lamp": 3, "desk": 12}
+
+
+def test_types_of_outlines(tmp_path: Any) -> None:
+    code = (
+        "import datetime, sys, warnings; warnings.simplefilter('ignore')\n"
+        "import banyan as bn\n"
+        "assert 'outlines' not in sys.modules\n"
+        "def run(kind, text):\n"
+        "    state = bn.function(lambda s: s.__iadd__(bn.gen('x', type=kind))).run(backend=(mock := bn.Mock(text)))\n"
+        "    print(mock.calls[0].op.sampling.constraint.kind, repr(state.value('x')))\n"
+        "run(int, '4'); assert 'outlines' not in sys.modules\n"
+        "run(datetime.date, '2026-01-02')\n"
+        "from outlines.types import CFG, Choice, JsonSchema, Regex\n"
+        "run(Regex('a+'), 'aa'); run(Choice(['a', 'b']), 'b'); run(JsonSchema({'type': 'integer'}), '5')\n"
+        "run(CFG('start: \"a\"'), 'a')\n"
+        "def weather(city: str, days: int): pass\n"
+        'run(weather, \'{"city": "Rome", "days": 2}\')\n'
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=110)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "regex 4",
+        "regex datetime.date(2026, 1, 2)",
+        "regex 'aa'",
+        "choices 'b'",
+        "json_schema 5",
+        "grammar 'a'",
+        "json_schema {'city': 'Rome', 'days': 2}",
+    ]
+
+
+class Verdict(TypedDict):
+    reason: str
+    again: NotRequired[bool]
+    score: int
+    about: Point
+
+
+T = TypeVar("T")
+
+
+class Boxed(TypedDict, Generic[T]):
+    what: T
+    how: str
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "keys"),
+    [
+        (Verdict, "Verdict", ["reason", "again", "score", "about"]),
+        (list[Verdict], "Verdict", ["reason", "again", "score", "about"]),
+        (Boxed[int], "Boxed_int_", ["what", "how"]),
+    ],
+)
+def test_a_typed_dict_is_written_in_the_order_of_its_definition(kind: Any, name: str, keys: list[str]) -> None:
+    schema = json.loads(output_types.answer(kind).spec.text)  # type: ignore[union-attr]
+    assert list(schema["$defs"][name]["properties"]) == keys, "a reason that comes behind its score is none"

@@ -1,0 +1,123 @@
+"""What a model thinks, told apart from what it says: variables, prompt, messages and streams."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+import banyan as bn
+from banyan.runtime.protocol import wire
+
+SAYS = {"x": "<think>\nhm\n</think>\n\nyes \n", "y": "<think>more</think>no", "z": "plain </think>"}
+
+
+@bn.function
+def program(s: bn.State) -> None:
+    s += bn.user("Q")
+    s += bn.separate_reasoning(bn.assistant("A: " + bn.gen("x") + f", and {bn.gen('y')}!"), model_type="qwen3")
+    s += bn.user("R") + bn.assistant(bn.separate_reasoning(bn.gen("z")))
+
+
+TEXT = (
+    "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\nA: yes, and no!<|im_end|>\n"
+    "<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\nplain </think><|im_end|>\n"
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_two_gens_constants_and_roles(stream: bool) -> None:
+    state = program.run(backend=bn.Mock(SAYS), stream=stream)
+    assert "".join(state.text_iter()) == state.text() == TEXT
+    assert (state["x"], state["x_reasoning_content"]) == ("yes", "hm\n")
+    assert (state["y"], state["y_reasoning_content"]) == ("no", "more")
+    assert (state["z"], state["z_reasoning_content"]) == ("plain </think>", "")
+    assert "".join(state.text_iter("x")) == "yes"
+    assert "".join(state.text_iter("x_reasoning_content")) == "hm\n"
+    assert state.messages()[1]["content"] == "A: yes, and no!"
+    assert "x_reasoning_content" in state
+    assert state.error() is None
+
+
+def test_samples_and_branches() -> None:
+    says = iter(f"<think>{k}</think>{-k}" for k in range(9))
+
+    @bn.function
+    def several(s: bn.State) -> None:
+        s += bn.separate_reasoning(bn.gen("x", n=2))
+        forks = s.fork(2)
+        forks += bn.separate_reasoning(bn.gen("y"))
+        forks.join()
+
+    state = several.run(backend=bn.Mock(lambda prompt, name: next(says)))
+    assert (state["x"], state["x_reasoning_content"]) == (["0", "-1"], ["0", "1"])
+    assert (state["y"], state["y_reasoning_content"]) == (["-2", "-3"], ["2", "3"])
+
+
+def test_thoughts_stream_as_what_is_said_does() -> None:
+    says = {"x": "<think>\nwell, let me see \n</think>\n\nit is so", "y": "no", "z": "no"}
+    state = program.run(backend=bn.Mock(says), stream=True)
+    assert list(state.text_iter("x_reasoning_content")) == ["well,", " let", " me", " see", " \n"]
+    assert list(state.text_iter("x")) == ["it", " is", " so"]
+    assert "".join(state.text_iter()) == state.text()
+    with bn.stream(program, backend=bn.Mock(says)) as run:
+        tokens = [e for e in run.events() if isinstance(e, bn.Token) and e.name == "x"]
+    assert "".join(e.text for e in tokens if e.is_thought) == "well, let me see \n"
+    assert "".join(e.text for e in tokens if not e.is_thought) == "it is so"
+    assert tokens[0].is_thought
+
+    async def follow() -> list[tuple[str, bool]]:
+        state = await program.run_async(backend=bn.Mock(says), stream=True)
+        pairs = state.text_async_iter("x_reasoning_content", return_meta_data=True)
+        return [(text, meta["finish_reason"] is None) async for text, meta in pairs]
+
+    assert asyncio.run(follow())[-2:] == [(" \n", True), ("", False)]
+
+
+def test_a_recording_keeps_what_was_thought(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with bn.Record(bn.Mock(SAYS), path) as recorder:
+        first = program.run(backend=recorder, stream=True)
+        first.sync()
+    again = program.run(backend=bn.Replay(path), stream=True)
+    for name in ("x", "x_reasoning_content", "y", "y_reasoning_content", "z"):
+        assert again[name] == first[name]
+        assert list(again.text_iter(name)) == list(first.text_iter(name))
+    plain = program.run(backend=bn.Replay(path))
+    assert plain["x_reasoning_content"] == "hm\n"
+
+
+def test_async() -> None:
+    async def main() -> list[str]:
+        state = await program.run_async(backend=bn.Mock(SAYS), stream=True)
+        pieces = [piece async for piece in state.text_async_iter("x_reasoning_content")]
+        return [*pieces, await state.value("y_reasoning_content")]
+
+    assert asyncio.run(main()) == ["hm", "\n", "more"]
+
+
+def test_a_type_holds_for_what_is_said_and_the_thinking_is_free() -> None:
+    mock = bn.Mock("<think>2 and 2</think>4")
+    state = bn.function(lambda s: s.__iadd__(bn.separate_reasoning(bn.gen("x", type=list[int])))).run(backend=mock)
+    assert isinstance(op := mock.calls[0].op, wire.Gen)
+    assert op.sampling.constraint is not None
+    assert op.sampling.constraint.after == ("</think>",)
+    assert op.reasoning == wire.Reasoning()
+    with pytest.raises(bn.BadOutput):
+        state.value("x")
+    assert state["x"] == "4"
+
+
+def test_models_that_always_think_need_no_mark_that_says_so() -> None:
+    s = bn.function(lambda s: s.__iadd__(bn.separate_reasoning(bn.gen("x"), "deepseek-r1")))
+    assert s.run(backend=bn.Mock("hm</think>yes"))["x"] == "yes"
+    assert s.run(backend=bn.Mock("hm"))["x_reasoning_content"] == "hm"
+
+
+def test_what_cannot_be_told_apart() -> None:
+    with pytest.raises(bn.Unsupported, match=r"'gpt-oss' is not known; there are .*qwen3"):
+        bn.separate_reasoning(bn.gen("x"), "gpt-oss")
+    with pytest.raises(bn.BadProgram, match="no gen that has a name"):
+        bn.separate_reasoning("text")
+    assert bn.separate_reasoning().parts == ()

@@ -1,0 +1,226 @@
+"""Options: checked where they are given, merged from run to gen, and every one of them arrives."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+
+import banyan as bn
+from banyan.lang.sampling import RUN_OPTIONS, GenOptions, Options, mix
+from banyan.runtime.protocol import wire
+
+# Each option, a value that is not its default, and what it is called on the wire.
+OPTIONS: list[tuple[str, Any, str, Any]] = [
+    ("max_tokens", 7, "max_tokens", 7),
+    ("min_tokens", 3, "min_tokens", 3),
+    ("n", 2, "n", 2),
+    ("stop", ["a", "b"], "stop", ("a", "b")),
+    ("stop", "a", "stop", ("a",)),
+    ("stop_token_ids", [4, 5], "stop_token_ids", (4, 5)),
+    ("temperature", 0, "temperature", 0.0),
+    ("top_p", 0.5, "top_p", 0.5),
+    ("top_k", 3, "top_k", 3),
+    ("min_p", 0.1, "min_p", 0.1),
+    ("frequency_penalty", -1, "frequency_penalty", -1.0),
+    ("presence_penalty", 2.0, "presence_penalty", 2.0),
+    ("repetition_penalty", 1.2, "repetition_penalty", 1.2),
+    ("logit_bias", {3: 1.5}, "logit_bias", {3: 1.5}),
+    ("ignore_eos", True, "ignore_eos", True),
+    ("seed", 11, "seed", 11),
+    ("return_logprob", True, "logprobs", True),
+    ("stop_regex", ["a+", "b"], "stop_regex", ("a+", "b")),
+    ("stop_regex", "a+", "stop_regex", ("a+",)),
+]
+
+
+@bn.function
+def one(s: bn.State, wishes: dict[str, Any]) -> None:
+    s += bn.gen("x", **wishes)
+
+
+def sampling(mock: bn.Mock) -> wire.Sampling:
+    op = mock.calls[-1].op
+    assert isinstance(op, wire.Gen)
+    return op.sampling
+
+
+def test_the_defaults_are_those_of_sglangs_run(mock: bn.Mock) -> None:
+    one.run({})
+    assert sampling(mock) == wire.Sampling(max_tokens=128, temperature=1.0, top_p=1.0, top_k=-1, n=1)
+
+
+@pytest.mark.parametrize(("name", "value", "there", "arrives"), OPTIONS)
+def test_an_option_of_a_gen_arrives(mock: bn.Mock, name: str, value: Any, there: str, arrives: Any) -> None:
+    one.run({name: value})
+    assert getattr(sampling(mock), there) == arrives
+
+
+@pytest.mark.parametrize(("name", "value", "there", "arrives"), [o for o in OPTIONS if o[0] != "seed"])
+def test_an_option_of_a_run_arrives(mock: bn.Mock, name: str, value: Any, there: str, arrives: Any) -> None:
+    keyword = "max_new_tokens" if name == "max_tokens" else name
+    one.run({}, **{keyword: value})
+    one.run({}, opts=bn.Options(**{name: value}))
+    for call in mock.calls:
+        assert isinstance(call.op, wire.Gen)
+        assert getattr(call.op.sampling, there) == arrives
+
+
+def test_a_gens_option_wins_over_the_runs(mock: bn.Mock) -> None:
+    one.run({"temperature": 0.5, "stop": []}, temperature=0.1, top_p=0.9, stop="x")
+    assert (sampling(mock).temperature, sampling(mock).top_p, sampling(mock).stop) == (0.5, 0.9, ())
+
+
+def test_keywords_win_over_opts(mock: bn.Mock) -> None:
+    one.run({}, temperature=0.5, opts=bn.Options(temperature=0.1, top_p=0.9))
+    assert (sampling(mock).temperature, sampling(mock).top_p) == (0.5, 0.9)
+
+
+def test_every_option_of_a_gen_is_an_option_of_a_run() -> None:
+    assert set(RUN_OPTIONS.values()) - {"stream", "backend", "use_thread", "retries", "durable"} == set(
+        GenOptions.__struct_fields__
+    )
+    arriving = {name for name, *_ in OPTIONS}
+    seen_in_meta = {"top_logprobs_num", "return_text_in_logprobs", "logprob_start_len"}  # test_ref.py, and below
+    limits = {"timeout", "budget", "priority", "deadline"}  # test_limits.py, test_urgency.py
+    assert arriving | seen_in_meta | limits == set(GenOptions.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "why"),
+    [
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"n": 0}, r"option n=0: expected `int` >= 1"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": 0}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"frequency_penalty": 3}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"stop": ["a", ""]}, "empty string"),
+        ({"stop": 5}, "stop"),
+        ({"stop_regex": [""]}, "empty string"),
+        ({"stop_regex": 5}, "stop_regex"),
+        ({"logprob_start_len": -2}, "logprob_start_len"),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"seed": "x"}, "seed"),
+        ({"top_logprobs_num": -1}, "top_logprobs_num"),
+    ],
+)
+def test_a_value_that_cannot_be(mock: bn.Mock, wishes: dict[str, Any], why: str) -> None:
+    with pytest.raises(bn.BadProgram, match=why):
+        bn.gen("x", **wishes)
+    of_run = {("max_new_tokens" if name == "max_tokens" else name): value for name, value in wishes.items()}
+    with pytest.raises(bn.BadProgram, match=why):
+        one.run({}, **of_run)
+    assert mock.submits == []
+
+
+@pytest.mark.parametrize(
+    ("wishes", "why"),
+    [({"min_tokens": 9, "max_tokens": 8}, "min_tokens is 9"), ({"top_logprobs_num": 2}, "return_logprob")],
+)
+def test_options_that_do_not_go_together(mock: bn.Mock, wishes: dict[str, Any], why: str) -> None:
+    with pytest.raises(bn.BadProgram, match=why):
+        one.run(wishes)
+
+
+def test_logprobs_of_the_prompt(mock: bn.Mock) -> None:
+    one.run({"logprob_start_len": -1})  # the output alone
+    one.run({"logprob_start_len": 2, "return_logprob": True})
+    assert sampling(mock).logprob_start == 2
+    with pytest.raises(bn.BadProgram, match="logprob_start_len needs return_logprob"):
+        one.run({"logprob_start_len": 0})
+    with pytest.raises(bn.BadProgram, match="top_logprobs_num and logprob_start_len needs return_logprob"):
+        one.run({"logprob_start_len": 0, "top_logprobs_num": 1})
+
+
+def test_use_thread_says_whether_a_run_waits_for_all_that_it_began(mock: bn.Mock) -> None:
+    assert one.run({}, use_thread=True)["x"] == "<x>"
+    state = one.run({}, use_thread=False, backend=bn.Mock("late", latency=0.05))
+    assert state._transcript.last is not None
+    assert state._transcript.last.is_done
+    with pytest.raises(bn.ProgramError, match="out of paper"):
+        one.run({}, use_thread=False, backend=bn.Mock(ValueError("out of paper")))
+    with pytest.raises(bn.Unsupported, match="use_thread=False waits for the end"):
+        one.run({}, use_thread=False, stream=True)
+
+
+# ---- seeds ---------------------------------------------------------------------------------------------------------
+
+
+def test_mix_is_stable_and_spreads() -> None:
+    assert mix(None, 1) is None
+    seeds = [mix(seed, i) for seed in range(8) for i in range(8)]
+    assert len(set(seeds)) == 64
+    assert seeds[0] == mix(0, 0) == 4713302051363070676
+    assert all(seed is not None and 0 <= seed < 1 << 63 for seed in seeds)
+
+
+@bn.function
+def branching(s: bn.State, look: bool) -> None:
+    s += bn.gen("a")
+    if look:
+        assert s.text()
+    forks = s.fork(2)
+    forks += bn.gen("b") + bn.gen("c", seed=5)
+    s += bn.select("d", ["<d>", "x"], temperature=1.0)
+
+
+def seeds(mock: bn.Mock) -> dict[str, list[int | None]]:
+    found: dict[str, list[int | None]] = {}
+    for call in mock.calls:
+        op = call.op
+        found.setdefault(call.name, []).append(op.seed if isinstance(op, wire.Select) else op.sampling.seed)
+    return found
+
+
+def test_a_runs_seed_gives_each_gen_its_own(mock: bn.Mock) -> None:
+    branching.run(False, seed=1)
+    once = seeds(mock)
+    assert once.pop("c") == [5, 5], "a gen's own seed is taken as it is"
+    drawn = [seed for name in once for seed in once[name]]
+    assert len(set(drawn)) == len(drawn) == 4
+    assert None not in drawn
+
+
+def test_seeds_do_not_depend_on_who_looks_when(mock: bn.Mock) -> None:
+    branching.run(False, seed=1)
+    quiet = seeds(mock)
+    mock.calls.clear()
+    branching.run(True, seed=1)
+    assert seeds(mock) == quiet
+
+
+def test_items_of_a_batch_draw_differently_and_the_same_again(mock: bn.Mock) -> None:
+    def drawn() -> list[int | None]:
+        mock.calls.clear()
+        one.run_batch([{"wishes": {}}] * 3, seed=1, num_threads=1)
+        return seeds(mock)["x"]
+
+    first = drawn()
+    assert len(set(first)) == 3
+    assert drawn() == first
+
+
+def test_without_a_seed_the_server_chooses(mock: bn.Mock) -> None:
+    branching.run(False)
+    assert {seed for name, found in seeds(mock).items() if name != "c" for seed in found} == {None}
+
+
+def test_options_of_a_gen_hold_on_to_nothing() -> None:
+    """What runs keep of theirs is by value: a backend among the options of a run is not kept alive by it."""
+    backend = bn.Mock("x")
+    gone = weakref.ref(backend)
+    options = Options(backend=backend, stop_token_ids=[1])  # type: ignore[arg-type]
+    assert options.over(wire.Sampling()).stop_token_ids == [1]
+    del backend, options
+    gc.collect()
+    assert gone() is None

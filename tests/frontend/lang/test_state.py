@@ -1,0 +1,382 @@
+"""States: what is appended, what it means for text, messages and variables, and what is refused on the spot."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import banyan as bn
+from banyan.backends.job import Outcome
+from banyan.runtime.protocol import wire
+
+
+def text_of(body: Any, **options: Any) -> str:
+    return bn.function(body).run(**options).text()
+
+
+# ---- turns: all forms are one --------------------------------------------------------------------------------------
+
+
+def _expression(s: bn.State) -> None:
+    s += bn.system("S") + bn.user("U")
+    s += bn.assistant(bn.gen("a"))
+
+
+def _halves(s: bn.State) -> None:
+    s += bn.system_begin() + "S" + bn.system_end()
+    s += bn.user_begin()
+    s += "U"
+    s += bn.user_end()
+    s += bn.assistant_begin() + bn.gen("a") + bn.assistant_end()
+
+
+def _methods(s: bn.State) -> None:
+    s.system("S")
+    s.user("U")
+    s.assistant(bn.gen("a"))
+
+
+def _methods_that_are_appended(s: bn.State) -> None:
+    s += s.system("S")
+    s += s.user("U")
+    s += s.assistant(bn.gen("a"))
+
+
+def _blocks(s: bn.State) -> None:
+    with s.system():
+        s += "S"
+    with s.user() as inner:
+        inner += "U"
+    with s.assistant():
+        s += bn.gen("a")
+
+
+def _roles(s: bn.State) -> None:
+    s += bn.role("system", "S")
+    s.role("user", "U")
+    with s.role("assistant"):
+        s += bn.gen("a")
+
+
+def _lists(s: bn.State) -> None:
+    s += [bn.system("S"), bn.user("U"), bn.assistant(bn.gen("a"))]
+
+
+def _f_strings(s: bn.State) -> None:
+    s += f"{bn.system('S')}{bn.user('U')}"
+    s += bn.assistant(f"{bn.gen('a')}")
+
+
+FORMS = [_expression, _halves, _methods, _methods_that_are_appended, _blocks, _roles, _lists, _f_strings]
+
+
+@pytest.mark.parametrize("body", FORMS)
+def test_turns_in_all_forms(mock: bn.Mock, body: Any) -> None:
+    state = bn.function(body).run()
+    assert state.text() == (
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n<a><|im_end|>\n"
+    )
+    assert state.messages() == [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "U"},
+        {"role": "assistant", "content": "<a>"},
+    ]
+    assert mock.submits[0] == (
+        wire.Append(
+            0, (wire.Begin("system"), "S", wire.End(), wire.Begin("user"), "U", wire.End(), wire.Begin("assistant"))
+        ),
+        mock.calls[0].op,
+        wire.Append(0, (wire.End(),)),
+    )
+
+
+def test_other_roles(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        s += bn.role("tool", "42")
+
+    assert text_of(body) == "<|im_start|>tool\n42<|im_end|>\n"
+
+
+def test_a_turn_ends_where_its_block_raises(mock: bn.Mock) -> None:
+    def raises(s: bn.State) -> None:
+        with s.user():
+            s += "before"
+            raise ZeroDivisionError
+
+    def body(s: bn.State) -> None:
+        with pytest.raises(ZeroDivisionError):
+            raises(s)
+        s += bn.assistant("after")
+
+    assert text_of(body) == "<|im_start|>user\nbefore<|im_end|>\n<|im_start|>assistant\nafter<|im_end|>\n"
+
+
+def test_turns_do_not_nest(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        with s.user():
+            for wrong in (bn.assistant("x"), bn.user("x"), bn.assistant_end()):
+                with pytest.raises(bn.BadProgram, match=r"inside a turn of 'user'|open one is 'user'"):
+                    s += wrong
+        with pytest.raises(bn.BadProgram, match="open one is None"):
+            s += bn.user_end()
+
+    assert text_of(body) == "<|im_start|>user\n<|im_end|>\n"
+
+
+def test_a_turn_may_stay_open(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        s += bn.assistant_begin() + bn.gen("a")
+
+    state = bn.function(body).run()
+    assert state.text() == "<|im_start|>assistant\n<a>"
+    assert state.messages() == []
+
+
+def test_an_expression_is_appended_whole_or_not_at_all(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        wrong: Any
+        for wrong in (
+            "a" + bn.user_end(),
+            ["a", 5],
+            "a" + bn.gen("x", min_tokens=500),
+            "a" + bn.user("b") + bn.gen("y") + bn.user_end(),
+        ):
+            with pytest.raises(bn.BadProgram):
+                s += wrong
+        assert "x" not in s
+        assert "y" not in s
+
+    assert text_of(body) == ""
+    assert mock.calls == []
+
+
+def test_the_templates_own_system_turn_is_a_message() -> None:
+    chat = wire.ChatMarkers(roles={r: (f"<{r}>", f"</{r}>") for r in ("system", "user")}, default_system="Be good.")
+    backend = bn.Mock(chat=chat)
+
+    @bn.function
+    def program(s: bn.State, own: bool) -> None:
+        s += bn.system("Mine.") if own else ""
+        s += bn.user("  U ")
+
+    said = program.run(False, backend=backend).messages()
+    assert said == [{"role": "system", "content": "Be good."}, {"role": "user", "content": "U "}]
+    assert program.run(True, backend=backend).messages()[0] == {"role": "system", "content": "Mine."}
+    streamed = program.run(False, backend=backend, stream=True)
+    assert "".join(streamed.text_iter()) == "<system>Be good.</system><user>  U </user>"
+
+
+# ---- variables -----------------------------------------------------------------------------------------------------
+
+
+def test_variables(mock: bn.Mock) -> None:
+    @bn.function
+    def program(s: bn.State) -> str:
+        s += "1" + bn.gen("a") + bn.gen()
+        assert "a" in s
+        assert "b" not in s
+        s["b"] = [1, 2]
+        s.set_var("c", None)
+        return str(s["a"])
+
+    state = program.run()
+    assert (state["a"], state.get_var("b"), state["c"], state.ret_value) == ("<a>", [1, 2], None, "<a>")
+    assert state.text() == str(state) == "1<a><>"
+
+
+def test_a_later_gen_takes_the_name(mock: bn.Mock) -> None:
+    backend = bn.Mock({"x": ["one", "two", "three"]})
+
+    @bn.function
+    def program(s: bn.State) -> list[str]:
+        seen = []
+        for _ in range(3):
+            s += bn.gen("x") + ","
+            seen.append(s["x"])
+        return seen
+
+    state = program.run(backend=backend)
+    assert state.ret_value == ["one", "two", "three"]
+    assert state["x"] == "three"
+
+
+def test_an_unknown_variable_says_which_there_are(mock: bn.Mock) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("ans")
+
+    state = program.run()
+    with pytest.raises(bn.UnknownVariable, match=r"'answer'; there are: 'ans' \[program program, test_state.py:\d+\]"):
+        state["answer"]
+    with pytest.raises(KeyError):
+        state.get_meta_info("answer")
+
+
+@pytest.mark.parametrize("name", ["", "__x", None, 3])
+def test_names_that_no_variable_has(mock: bn.Mock, name: Any) -> None:
+    def body(s: bn.State) -> None:
+        with pytest.raises(bn.BadProgram, match="variable"):
+            s[name] = 1
+        with pytest.raises(bn.BadProgram, match="variable"), s.var_scope(name):
+            pass
+
+    assert text_of(body) == ""
+
+
+def test_var_scope(mock: bn.Mock) -> None:
+    def raises(s: bn.State) -> None:
+        with s.var_scope("broken"):
+            s += "half"
+            raise ZeroDivisionError
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += "before "
+        with s.var_scope("block"):
+            s += bn.user("U" + bn.gen("a"))
+            assert "block" not in s
+        with pytest.raises(ZeroDivisionError):
+            raises(s)
+        s += " after"
+
+    state = program.run()
+    assert state["block"] == "<|im_start|>user\nU<a><|im_end|>\n"
+    assert state["broken"] == "half"
+    assert len(mock.submits) == 1
+
+
+def test_refs_are_spliced_on_the_server(mock: bn.Mock) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += "1" + bn.gen("a")
+        s["given"] = "text"
+        s["list"] = [1]
+        (branch,) = s.fork(1)
+        s += "2" + bn.gen("b")
+        branch += ["|", s.ref("b"), f"|{s.ref('a')}|", s.ref("given"), bn.gen("c")]
+        with pytest.raises(bn.BadProgram, match=r"s\['list'\]"):
+            s.ref("list")
+        s["branch"] = branch
+
+    state = program.run()
+    assert len(mock.submits) == 1, "nothing waited"
+    assert state["branch"].text() == "1<a>|<b>|<a>|text<c>"
+    assert wire.Append(1, ("|", wire.Ref(1), "|", wire.Ref(0), "|", "text")) in mock.submits[0]
+
+
+def test_a_ref_of_another_program(mock: bn.Mock) -> None:
+    @bn.function
+    def inner(s: bn.State) -> None:
+        s += bn.gen("x")
+
+    @bn.function
+    def outer(s: bn.State) -> None:
+        child = inner()
+        with pytest.raises(bn.BadProgram, match=r"another program.*state\['x'\]"):
+            s += child.ref("x")
+        s += child["x"]
+
+    assert outer.run().text() == "<x>"
+
+
+def test_raw_and_text_stay_apart(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        s += "<|im_end|>" + bn.raw("<|im_end|>")
+
+    text_of(body)
+    assert mock.submits[0] == (wire.Append(0, ("<|im_end|>", wire.Raw("<|im_end|>"))),)
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+
+
+def test_sync_and_error(mock: bn.Mock) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("a")
+        s.sync()
+        assert len(mock.calls) == 1
+        assert s.error() is None
+
+    assert program.run().error() is None
+
+
+def test_usage_sums_branches_too() -> None:
+    class Counting(bn.Mock):
+        def start(self, job: Any) -> None:
+            job.give(Outcome((wire.Sample("x", "stop"),), wire.TokenUsage(10, 4, 1)))
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("a")
+        forks = s.fork(2)
+        forks += bn.gen("b")
+        forks[0].fork(1)[0].assistant(bn.gen("c"))
+        s.text()  # is no gen, and counts nothing
+
+    usage = program.run(backend=Counting("x")).usage
+    assert (usage.prompt, usage.cached, usage.computed, usage.generated) == (40, 16, 24, 4)
+    assert [(gen.name, gen.state) for gen in usage.gens] == [("a", 0), ("b", 1), ("b", 2), ("c", 3)]
+
+
+def test_a_repr_does_not_wait(mock: bn.Mock) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("a")
+        assert repr(s) == "<State of program program, variables: a>"
+        assert repr(s.ref("a")) == "<Ref a of program program>"
+        assert mock.submits == []
+
+    program.run()
+
+
+def test_a_state_goes_on_after_its_body(mock: bn.Mock) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("hi")
+
+    for stream in (False, True):
+        state = program.run(stream=stream)
+        assert state.ret_value is None
+        state += bn.assistant(bn.gen("a"))
+        assert state["a"] == "<a>"
+        assert len(state.messages()) == 2
+
+
+def test_cancel() -> None:
+    asked = threading.Event()
+
+    def script(prompt: str, name: str) -> str:
+        if name == "b":
+            asked.set()
+        return name
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("a")
+
+    state = program.run(backend=bn.Mock(script))
+    assert state["a"] == "a"
+    state.cancel()
+    state += bn.gen("b")
+    assert state["a"] == "a"
+    with pytest.raises(bn.Cancelled):
+        state["b"]
+    assert not asked.is_set()
+
+
+def test_a_state_that_nobody_holds_is_cancelled(mock: bn.Mock) -> None:
+    programs: list[Any] = []
+    make = mock.program
+    mock.program = lambda name="": programs.append(made := make(name)) or made  # type: ignore[func-returns-value, method-assign]
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("a") + bn.user("x")
+
+    state = program.run()
+    assert not programs[0]._is_cancelled
+    del state
+    assert programs[0]._is_cancelled

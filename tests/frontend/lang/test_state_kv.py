@@ -1,0 +1,91 @@
+"""What a program says of a state's keys and values: the ops that go out, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import banyan as bn
+from banyan.runtime.protocol import wire
+
+
+def keeps(mock: Any) -> list[wire.Keep]:
+    return [op for ops in mock.submits for op in ops if isinstance(op, wire.Keep)]
+
+
+def run(body: Any) -> Any:
+    mock = bn.Mock("yes")
+    state = bn.function(body).run(backend=mock)
+    assert state["x"] == "yes"
+    return mock
+
+
+def test_each_wish_is_one_op_of_its_state() -> None:
+    def body(s: bn.State) -> None:
+        s += "a"
+        s.kv.pin(60)
+        (branch,) = s.fork(1)
+        branch.kv.expect(20)
+        s.kv.prefetch()
+        s.kv.pin(0)
+        s += bn.gen("x")
+
+    mock = run(body)
+    branch = next(op.children[0] for ops in mock.submits for op in ops if isinstance(op, wire.Fork))
+    assert keeps(mock) == [
+        wire.Keep(0, pin=60),
+        wire.Keep(branch, steps=20),
+        wire.Keep(0, prefetch=True),
+        wire.Keep(0, pin=0),
+    ]
+
+
+def test_a_pin_goes_along_and_the_others_at_once() -> None:
+    def body(s: bn.State) -> None:
+        s += "a"
+        s.kv.pin(60)
+        s += bn.gen("x")
+
+    assert len(run(body).submits) == 1
+
+    def twice(s: bn.State) -> None:
+        s += "a"
+        s.kv.expect(5)
+        s += bn.gen("x")
+
+    assert [len(ops) for ops in run(twice).submits] == [2, 1]
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["pin", "expect"])
+def test_what_makes_no_sense_is_refused_where_it_is_said(name: str, value: float) -> None:
+    def body(s: bn.State) -> None:
+        with pytest.raises(bn.BadProgram, match=f"kv.{name}"):
+            getattr(s.kv, name)(value)
+        s += bn.gen("x")
+
+    assert keeps(run(body)) == []
+
+
+def test_a_branch_that_was_dropped_has_none() -> None:
+    def body(s: bn.State) -> None:
+        branch = s.fork(1)[0]
+        branch.drop()
+        with pytest.raises(bn.BadProgram, match="was dropped"):
+            _ = branch.kv
+        s += bn.gen("x")
+
+    run(body)
+
+
+def test_a_template_says_it_in_each_run() -> None:
+    @bn.function
+    def program(s: bn.State, word: str) -> None:
+        s += word
+        s.kv.pin(60)
+        s += bn.gen("x")
+
+    compiled = bn.compile(program)
+    states = compiled.run_batch([{"word": "a"}, {"word": "b"}], backend=bn.Mock("yes"))
+    assert [state["x"] for state in states] == ["yes", "yes"]

@@ -1,0 +1,75 @@
+"""Whole prompts: what `Runtime.generate` and `Engine.generate` do, on a Mock."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import banyan as bn
+from banyan.runtime.protocol import wire
+from banyan.sglang.completions import Completion, complete
+
+
+def test_one_prompt_and_several() -> None:
+    mock = bn.Mock(lambda prompt, name: f"<{prompt}>")
+    one = complete(mock, "a<|im_end|>", {"max_new_tokens": 3, "min_new_tokens": 1, "sampling_seed": 5, "stop": "!"})
+    assert isinstance(one, dict)
+    assert one["text"] == "<a<|im_end|>>"
+    assert one["meta_info"]["finish_reason"] == {"type": "stop"}
+    op = mock.calls[0].op
+    assert isinstance(op, wire.Gen)
+    assert op.sampling == wire.Sampling(max_tokens=3, min_tokens=1, seed=5, stop=("!",))
+    assert mock.submits[0][0] == wire.Append(0, (wire.Raw("a<|im_end|>"),)), "control tokens are meant"
+    several = complete(mock, ["a", "b"], [{"temperature": 0}, {"n": 2}])
+    assert [result["text"] for result in several] == ["<a>", "<b>", "<b>"]
+    assert [result["text"] for result in complete(mock, ["a", "b"], None)] == ["<a>", "<b>"]
+
+
+def test_logprobs() -> None:
+    said = wire.Sample("t", "stop", logprobs=(wire.TokenLogprob(5, "t", -0.5),))
+    mock = bn.Mock(lambda prompt, name: said)
+    made: Any = complete(mock, "a", {}, return_logprob=True, top_logprobs_num=2, logprob_start_len=None)
+    assert made["meta_info"]["output_token_logprobs"] == [(-0.5, 5, None)]
+    assert isinstance(op := mock.calls[0].op, wire.Gen)
+    assert op.sampling.top_logprobs == 2
+
+
+def test_streams() -> None:
+    mock = bn.Mock("one two")
+    *growing, last = Completion(mock, "a", {}, stream=True).growing()
+    assert [one["text"] for one in growing] == ["one ", "one two"]
+    assert last["text"] == "one two"
+    assert last["meta_info"]["finish_reason"]["type"] == "stop"
+
+    async def pieces() -> list[str]:
+        return [piece async for piece in Completion(mock, "a", {}, stream=True).pieces]
+
+    assert asyncio.run(pieces()) == ["one ", "two"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error", "why"),
+    [
+        ([1, 2], {}, bn.BadProgram, "a prompt is text"),
+        (["a"], [{}, {}], bn.BadProgram, "2 sampling parameters"),
+        ("a", {"max_token": 3}, bn.BadProgram, "max_token"),
+        ("a", {"ebnf": "x"}, bn.Unsupported, "Lark"),
+        ("a", {"skip_special_tokens": False}, bn.Unsupported, "skip_special_tokens=False"),
+        ("a", {"choices": ["a"]}, bn.BadProgram, "choices"),
+        ("a", {"temperature": -1}, bn.BadProgram, "temperature"),
+    ],
+)
+def test_what_cannot_be_asked_for(prompt: Any, params: Any, error: type[Exception], why: str) -> None:
+    with pytest.raises(error, match=why):
+        complete(bn.Mock("x"), prompt, params)
+    assert complete(bn.Mock("x"), "a", {"skip_special_tokens": True})["text"] == "x"  # type: ignore[call-overload]
+
+
+def test_a_failure_is_raised() -> None:
+    def fail(prompt: str, name: str) -> str:
+        raise OSError("no luck")
+
+    with pytest.raises(bn.ProgramError, match="no luck"):
+        complete(bn.Mock(fail), "a", {})

@@ -1,0 +1,81 @@
+"""SGLang's names that mean something else here, or nothing: each says what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import banyan as sgl
+from banyan.runtime.config import Config
+from banyan.sglang import unsupported
+from banyan.sglang.global_config import GlobalConfig, global_config
+
+
+@pytest.mark.parametrize("name", ["Anthropic", "LiteLLM", "VertexAI", "Crusoe"])
+def test_backends_that_are_not_here_say_what_to_use(name: str) -> None:
+    with pytest.raises(sgl.Unsupported, match=rf"{name}: .*bn\.OpenAI\("):
+        getattr(sgl, name)("model", chat_template="x", timeout=3)
+
+
+def test_videos() -> None:
+    with pytest.raises(sgl.Unsupported, match=r"video\('a.mp4', 4\): .*bn\.image"):
+        sgl.video("a.mp4", 4)
+
+
+@pytest.fixture
+def config() -> Iterator[GlobalConfig]:
+    yield global_config
+    global_config.verbosity = 0
+
+
+@sgl.function
+def hello(s: sgl.State, n: int = 0) -> None:
+    s += "Hello" + sgl.gen("x")
+
+
+def test_verbosity_prints_what_a_run_made(config: GlobalConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    backend = sgl.Mock(" there")
+    hello.run(backend=backend)
+    config.verbosity = 1
+    hello.run(backend=backend)
+    assert capsys.readouterr().out == ""
+    config.verbosity = 2
+    hello.run(backend=backend)
+    hello.run_batch([(1,), (2,)], backend=backend)
+    assert capsys.readouterr().out == "Hello there\n" * 3
+
+
+def test_the_default_backend(config: GlobalConfig) -> None:
+    backend = sgl.Mock("!")
+    sgl.global_config.default_backend = backend
+    assert hello.run()["x"] == "!"
+    assert config.default_backend is backend
+    sgl.set_default_backend(None)
+    assert config.default_backend is None
+
+
+def test_options_that_have_one_value(config: GlobalConfig) -> None:
+    assert config.skip_special_tokens_in_output
+    assert not config.enable_parallel_encoding
+    config.enable_precache_with_tracing = True
+    config.enable_parallel_encoding = False
+    for name in ("skip_special_tokens_in_output", "enable_precache_with_tracing"):
+        with pytest.raises(sgl.Unsupported, match=f"{name} = False"):
+            setattr(config, name, False)
+    with pytest.raises(sgl.BadProgram, match="verbosity"):
+        config.verbosity = -1
+    with pytest.raises(AttributeError, match="no option 'verbose'"):
+        config.verbose = 2  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="no option 'verbose'"):
+        config.verbose  # noqa: B018
+
+
+def test_options_of_sglangs_server_say_what_they_are_called_here() -> None:
+    for name, ours in unsupported.OPTIONS.items():
+        assert ours in Config.__struct_fields__
+        with pytest.raises(sgl.ConfigError, match=rf"{name} is SGLang's; here it is {ours}="):
+            sgl.Runtime(**{name: 1})
+    for name in unsupported.NOT_HERE:
+        with pytest.raises(sgl.ConfigError, match=f"{name} is SGLang's, and not needed here"):
+            sgl.Engine(**{name: 1})

@@ -1,0 +1,500 @@
+"""Compiled programs: what they give is what the program gives, whatever it does with its arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import functools
+import gc
+import random
+import re
+import textwrap
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import banyan as bn
+from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.op_template import ProgramTemplate
+from banyan.templates.compiled import MOST_TEMPLATES, Compiled, compile, frozen
+
+
+def script(prompt: str, name: str) -> str:
+    return "<b>" if name == "b" else f"<{name}{len(prompt)}>"
+
+
+class Defining(bn.Mock):
+    """A Mock that takes templates, as a runtime does."""
+
+    def __init__(self) -> None:
+        super().__init__(script)
+        self.templates: dict[int, ProgramTemplate] = {}
+        self.sent: list[wire.Op] = []
+        self.n_defined = 0
+
+    def define(self, template: ProgramTemplate) -> int:
+        self.templates[self.n_defined] = template
+        self.n_defined += 1
+        return self.n_defined - 1
+
+    def undefine(self, number: int) -> None:
+        del self.templates[number]
+
+    def program(self, name: str = "") -> Any:
+        made = super().program(name)
+        submit = made.submit
+
+        def expanded(ops: list[wire.Op], last: bool = False) -> None:
+            self.sent += ops
+            submit([new for op in ops for new in self._expanded(op)])
+
+        made.submit = expanded
+        return made
+
+    def _expanded(self, op: wire.Op) -> list[Any]:
+        return list(self.templates[op.template].expand(op)) if isinstance(op, wire.Use) else [op]
+
+
+def seen(state: bn.State) -> dict[str, Any]:
+    """All that a user can see of it."""
+    return {
+        "variables": {name: state[name] for name in state._values},
+        "text": state.text(),
+        "messages": state.messages(),
+        "meta": {name: told(state.get_meta_info(name)) for name in state._values},
+        "value": state.ret_value,
+        "generated": [usage.name for usage in state.usage.gens],
+    }
+
+
+def told(meta: Any) -> Any:
+    """What it tells of, without the numbers that differ from run to run."""
+    return [told(one) for one in meta] if isinstance(meta, list) else meta and list(meta)
+
+
+N_RUNS = [0]
+"""How often bodies were run."""
+
+
+@bn.function
+def straight(s: bn.State, question: str) -> None:
+    N_RUNS[0] += 1
+    s += bn.system("Be brief.") + bn.user(f"Q: {question}!")
+    s += bn.assistant("A: " + bn.gen("a", max_tokens=5) + bn.select("b", choices=["x", "<b>"]))
+    s += bn.user("Again: " + question) + bn.assistant(bn.gen("c"))
+
+
+@bn.function
+def tree(s: bn.State, topic: str, n: int = 3) -> str:
+    s += topic
+    branches = s.fork(n)
+    branches += [f"{i}" for i in range(n)]
+    branches += bn.gen("idea")
+    branches.join()
+    first, second = s.fork(2)
+    first += "f" + bn.gen("x")
+    inner = first.fork(2)
+    inner += bn.gen("deep")
+    inner.join("concate_and_append")
+    second += "s" + first.ref("x") + bn.gen("y")
+    with s.var_scope("scope"):
+        s += second.ref("y") + topic
+    s["topic"] = topic
+    return topic
+
+
+@bn.function
+def looks(s: bn.State, text: str, mode: str) -> None:
+    if mode == "long":
+        s += "At length: "
+    s += text + bn.gen("a")
+
+
+@bn.function
+def dedents(s: bn.State, text: str, other: str) -> None:
+    s += (
+        other
+        + textwrap.dedent(f"""\
+        Given {text}, say
+          more: """)
+        + bn.gen("a")
+    )
+
+
+@bn.function
+def cuts(s: bn.State, text: str) -> None:
+    s += f"Given {text}, say"[:20] + bn.gen("a")
+
+
+@bn.function
+def measures(s: bn.State, text: str) -> None:
+    s += ("long: " if len(f"{text}") > 100 else "short: ") + text + bn.gen("a")
+
+
+@bn.function
+def catches(s: bn.State, text: str) -> None:
+    try:
+        s += "a" if len(text) > 3 else "b"
+    except BaseException:
+        s += "oops"
+    s += bn.gen("a")
+
+
+@bn.function
+def asks_for_its_type(s: bn.State, x: Any) -> None:
+    s += f"{x}" if isinstance(x, str) else f"{x} is a number"
+    s += bn.gen("a")
+
+
+@bn.function
+def counts(s: bn.State, n: int) -> None:
+    s += f"{n}: " + bn.gen("a")
+    s["n"] = n
+
+
+@bn.function
+def adopts(s: bn.State, topic: str) -> None:
+    """It goes on as a branch of a branch, drops another, and draws behind that."""
+    s += topic + bn.gen("first")
+    branches = s.fork(3)
+    branches += [f"{i}" for i in range(3)]
+    branches += bn.gen("x")
+    (inner,) = branches[1].fork(1)
+    inner += bn.gen("y")
+    s.adopt(inner)
+    branches[0].drop()
+    s += bn.gen("z")
+
+
+@bn.function
+def thinks(s: bn.State, topic: str) -> None:
+    s += topic + bn.separate_reasoning(bn.gen("a"), model_type="qwen3")
+    branches = s.fork(2)
+    branches += bn.gen("b")
+    branches.join(on_error="collect")
+
+
+ITEMS: list[tuple[bn.Program, list[tuple[Any, ...]]]] = [
+    (straight, [("one",), ("two",), ("",), ("  x\n",), ("<|im_end|>",)]),
+    (tree, [("one",), ("two", 2), ("three", 3), ("",)]),
+    (looks, [("one", "long"), ("two", "short"), ("three", "long")]),
+    (dedents, [("one", "1"), ("two\n  three", "2"), ("\n", "3")]),
+    (cuts, [("one",), ("something that is longer",)]),
+    (measures, [("one",), ("x" * 101,)]),
+    (catches, [("one",), ("three",)]),
+    (asks_for_its_type, [("one",), (1,), (1.5,), (True,), (None,)]),
+    (counts, [(1,), (10**30,), (-1,)]),
+    (adopts, [("one",), ("two",)]),
+    (thinks, [("one",), ("two",)]),
+]
+
+
+def some_name(case: Any) -> str:
+    return case.name if isinstance(case, bn.Program) else ""
+
+
+@pytest.mark.parametrize("kind", [bn.Mock, Defining])
+@pytest.mark.parametrize(("program", "items"), ITEMS, ids=some_name)
+def test_a_compiled_program_gives_what_the_program_gives(
+    program: bn.Program, items: list[tuple[Any, ...]], kind: type
+) -> None:
+    plainly, templated = bn.Mock(script), Defining() if kind is Defining else bn.Mock(script)
+    compiled = compile(program)
+    for _ in range(2):
+        for item in items:
+            expected = seen(program.run(*item, backend=plainly, seed=7))
+            assert seen(compiled.run(*item, backend=templated, seed=7)) == expected
+    calls = [[(call.prompt, call.name, call.op) for call in mock.calls] for mock in (plainly, templated)]
+    assert calls[0] == calls[1], "the same prompts, sampling and seeds"
+    batches = [p.run_batch(items, backend=b, seed=3) for p, b in ((program, plainly), (compiled, templated))]
+    assert [seen(state) for state in batches[0]] == [seen(state) for state in batches[1]]
+
+
+def test_the_body_runs_to_make_the_template_and_never_again() -> None:
+    backend, compiled = Defining(), compile(straight)
+    compiled.run("one", backend=backend)
+    n_runs = N_RUNS[0]
+    states = compiled.run_batch([(f"{i}",) for i in range(50)], backend=backend)
+    assert N_RUNS[0] == n_runs
+    assert backend.n_defined == 1
+    assert states[7].messages()[1]["content"] == "Q: 7!"
+    assert backend.sent[-1] == wire.Use(0, 0, ("49",))
+    assert compiled.explain().startswith("straight has 1 template\n")
+    assert "a run sends question" in compiled.explain()
+
+
+def test_an_argument_that_is_looked_at_has_a_template_for_each_value() -> None:
+    backend, compiled = Defining(), compile(looks)
+    for i in range(10):
+        compiled.run(f"{i}", "long" if i % 2 else "short", backend=backend)
+    assert backend.n_defined == 2
+    assert "'mode' has a template of its own: it is looked at in test_compiled.py:" in compiled.explain()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("banyan.templates.compiled.MOST_TEMPLATES", 3)
+        for i in range(10):
+            assert compiled.run("x", f"{i}", backend=backend).text().startswith("x<a")
+    assert backend.n_defined == 3, "a bound on how many there are"
+    assert MOST_TEMPLATES > 3
+
+
+def test_an_argument_whose_text_is_worked_on_is_found_out() -> None:
+    backend, compiled = Defining(), compile(dedents)
+    compiled.run("one", "1", backend=backend)
+    assert "'text' has a template of its own" in compiled.explain()
+    assert "value of 'other'" not in compiled.explain()
+
+
+def test_who_has_no_argument_to_send_runs_as_ever() -> None:
+    backend, compiled = Defining(), compile(cuts)
+    for text in ("one", "two", "three"):
+        compiled.run(text, backend=backend)
+    assert backend.n_defined == 0
+
+
+def test_what_is_bound_is_part_of_the_template() -> None:
+    backend = Defining()
+    compiled = compile(looks).bind(mode="long")
+    compiled.run("one", backend=backend)
+    assert backend.templates[0].ops[0] == wire.Append(0, ("At length: ", wire.Arg(0)))
+    compiled.run("one", mode="other", backend=backend)
+    assert backend.sent[-1] == wire.Use(0, 1, ("one",))
+
+
+def test_options_are_part_of_the_template_but_the_seed_is_not() -> None:
+    backend, compiled = Defining(), compile(counts)
+    for seed in (1, 2):
+        compiled.run(1, backend=backend, seed=seed, temperature=0.5)
+    assert backend.n_defined == 1
+    assert [call.op.sampling.temperature for call in backend.calls if isinstance(call.op, wire.Gen)] == [0.5, 0.5]
+    assert len({call.op.sampling.seed for call in backend.calls if isinstance(call.op, wire.Gen)}) == 2
+    compiled.run(1, backend=backend, temperature=0.0)
+    assert backend.n_defined == 2
+
+
+@bn.function
+def observes(s: bn.State, x: str) -> str:
+    N_RUNS[0] += 1
+    s += x + bn.gen("a")
+    return str(s["a"])
+
+
+@bn.function
+def calls_another(s: bn.State, x: str) -> None:
+    s += x + str(straight(x)["a"])
+
+
+@bn.function
+def calls_another_at_once(s: bn.State, x: str) -> None:
+    straight(x)
+    s += x + bn.gen("a")
+
+
+@bn.function
+def draws(s: bn.State, x: str) -> None:
+    s += f"{x} {random.random()}" + bn.gen("a")
+
+
+@bn.function
+def makes(s: bn.State, x: str) -> list[str]:
+    s += x + bn.gen("a")
+    return ["a list"]
+
+
+@bn.function
+def keeps(s: bn.State, x: str) -> None:
+    s["kept"] = f"about {x}"
+    s += x + bn.gen("a")
+
+
+@bn.function
+def hurries(s: bn.State, x: str) -> None:
+    s += x + bn.gen("a", timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (observes, "in test_compiled.py:[0-9]+ it looks at a generated value"),
+        (calls_another, "it looks at a generated value"),
+        (calls_another_at_once, "it calls another program, straight"),
+        (draws, "it does not append the same each time"),
+        (makes, "a list that its body made is kept"),
+        (keeps, "a string that holds an argument or a gen is kept"),
+        (hurries, "gen 'a' .* has a timeout of its own"),
+    ],
+    ids=some_name,
+)
+def test_what_cannot_be_a_template_runs_as_ever(program: bn.Program, why: str) -> None:
+    backend, compiled = Defining(), compile(program)
+    for x in ("1", "2"):
+        assert seen(compiled.run(x, backend=backend))["text"].startswith(x)
+    assert backend.n_defined == 0
+    assert re.search(f"runs its body every time: .*{why}", compiled.explain())
+
+
+def test_a_body_that_raises_raises_what_it_raises() -> None:
+    @bn.function
+    def divides(s: bn.State, x: str, by: int) -> None:
+        s += f"{x} {1 / by}" + bn.gen("a")
+
+    backend, compiled = Defining(), compile(divides)
+    for by in (0, 1, 0, 2):
+        if by:
+            assert compiled.run("x", by, backend=backend).text().startswith(f"x {1 / by}")
+        else:
+            with pytest.raises(ZeroDivisionError):
+                compiled.run("x", by, backend=backend)
+
+
+def test_a_template_goes_with_the_program_and_does_not_keep_its_backend() -> None:
+    backend, compiled = Defining(), compile(straight)
+    compiled.run("one", backend=backend)
+    other = compile(straight)
+    other.run("one", backend=backend)
+    assert len(backend.templates) == 2
+    del other
+    gc.collect()
+    assert len(backend.templates) == 1
+    gone = weakref.ref(backend)
+    del backend
+    gc.collect()
+    assert gone() is None
+    assert compiled.explain() == "straight has 0 templates"
+
+
+def test_it_runs_on_an_event_loop_and_streams_by_its_body() -> None:
+    backend, compiled = Defining(), compile(straight)
+
+    async def main() -> str:
+        state = await compiled.run_async("one", backend=backend)
+        return str(await state.value("a"))
+
+    assert asyncio.run(main()).startswith("<a")
+    assert backend.n_defined == 1
+    assert "".join(compiled.run("one", backend=backend, stream=True).text_iter("a")).startswith("<a")
+
+
+def test_limits_hold_for_it() -> None:
+    class Long(Defining):
+        def answer(self, prompt: str, name: str) -> wire.Sample:
+            return wire.Sample("<b>" if name == "b" else "many words", "stop", n_tokens=100)
+
+    compiled, backend = compile(straight), Long()
+    assert compiled.run("x", backend=backend)["c"] == "many words"
+    with pytest.raises(bn.BudgetExceeded):
+        compiled.run("x", backend=backend, budget=50).sync()
+
+
+def later(program: bn.Program) -> bn.AsyncProgram:
+    """The same as an `async def`."""
+
+    @functools.wraps(program.func)
+    async def body(s: bn.AsyncState, *args: Any, **kwargs: Any) -> Any:
+        return program.func(s, *args, **kwargs)
+
+    return bn.function(body)
+
+
+@pytest.mark.parametrize(("program", "items"), ITEMS, ids=some_name)
+def test_an_async_one_gives_what_the_program_gives(program: bn.Program, items: list[tuple[Any, ...]]) -> None:
+    async def main(one: bn.AsyncProgram, backend: bn.Mock) -> list[Any]:
+        states = await one.run_batch_async([*items, *items], backend=backend, seed=3)
+        return [(await state.text(), state._values.keys(), repr(state.ret_value)[:40]) for state in states]
+
+    backend, compiled = Defining(), compile(later(program))
+    assert isinstance(compiled, bn.AsyncCompiled)
+    plain = asyncio.run(main(later(program), bn.Mock(script)))
+    assert asyncio.run(main(compiled, backend)) == plain
+    same = Defining()
+    compile(program).run_batch([*items, *items], backend=same, seed=3)
+    assert backend.n_defined == same.n_defined
+
+
+def test_an_async_body_is_played_to_its_end_and_never_again() -> None:
+    played = 0
+
+    @bn.function
+    async def ask(s: bn.AsyncState, what: str) -> str:
+        nonlocal played
+        played += 1
+        s += what + bn.gen("a")
+        return "done"
+
+    async def main() -> None:
+        nonlocal played
+        state = await compiled.run_async("one", backend=backend)
+        assert played > 1, "to make the template"
+        played = 0
+        again = await compiled("two", backend=backend)
+        assert (state["a"], again["a"], again.ret_value, await again.text()) == ("<a3>", "<a3>", "done", "two<a3>")
+
+    backend, compiled = Defining(), compile(ask)
+    asyncio.run(main())
+    assert (played, backend.n_defined) == (0, 1)
+    with pytest.raises(bn.BadProgram, match="run_async"):
+        compiled.run("three", backend=backend)
+
+
+def test_an_async_body_that_awaits_runs_as_ever() -> None:
+    @bn.function
+    async def sleeps(s: bn.AsyncState, what: str) -> None:
+        s += what
+        await asyncio.sleep(0)
+        s += bn.gen("a")
+
+    @bn.function
+    async def looks_at_it(s: bn.AsyncState, what: str) -> None:
+        s += what + bn.gen("a")
+        s += await s.value("a") + "!"
+
+    async def main(compiled: bn.AsyncCompiled) -> list[str]:
+        return [await (await compiled.run_async(what, backend=Defining())).text() for what in ("one", "three")]
+
+    compiled = compile(sleeps)
+    assert asyncio.run(main(compiled)) == ["one<a3>", "three<a5>"]
+    assert re.search(r"in test_compiled\.py:\d+ it awaits something", compiled.explain())
+    compiled = compile(looks_at_it)
+    assert asyncio.run(main(compiled)) == ["one<a3><a3>!", "three<a5><a5>!"]
+    assert "looks at a generated value" in compiled.explain()
+
+
+def test_what_is_no_program_is_refused() -> None:
+    with pytest.raises(bn.BadProgram, match="takes a program"):
+        compile(lambda s: None)  # type: ignore[arg-type]
+
+
+def test_a_method_can_be_compiled_where_it_is_bound() -> None:
+    class Tutor:
+        name = "Ann"
+
+        @bn.function
+        def greet(self, s: bn.State, who: str) -> None:
+            s += f"{self.name} greets {who}: " + bn.gen("a")
+
+    backend, compiled = Defining(), compile(Tutor().greet)
+    assert isinstance(compiled, Compiled)
+    assert compiled.run("Bob", backend=backend).text() == "Ann greets Bob: <a16>"
+    assert compiled.run("Eve", backend=backend).text() == "Ann greets Eve: <a16>"
+    assert backend.n_defined == 1
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+def test_what_is_known_to_stay_as_it_is() -> None:
+    same: list[Callable[[], Any]] = [
+        *(lambda: 1, lambda: "a", lambda: None, lambda: [1, (2, {"a": [3]})], lambda: {1, 2}, lambda: Colour.RED),
+        *(lambda: b"x", lambda: {"a": 1.5}, lambda: frozenset([1])),
+    ]
+    keys = [frozen(make()) for make in same]
+    assert keys == [frozen(make()) for make in same]
+    assert (
+        len({*keys, frozen(True), frozen(1.0), frozen((1, (2, {"a": [3]}))), frozen([1, (2, {"a": [4]})])})
+        == len(keys) + 4
+    )
+    for value in (object(), [lambda: 1], {"a": bytearray()}):
+        with pytest.raises(TypeError):
+            frozen(value)

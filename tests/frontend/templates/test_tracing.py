@@ -1,0 +1,114 @@
+"""`trace` and `cache`: a program looked at without a model, and what its runs begin with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import banyan as bn
+from banyan.runtime.protocol import wire
+
+EFFECTS: list[str] = []
+
+
+@bn.function
+def few_shot(s: bn.State, question: str, examples: str = "1+1=2\n") -> str:
+    EFFECTS.append("ran")
+    s += bn.system("Be brief.")
+    s += bn.user(f"Examples: {examples}Now: {question}?")
+    s += bn.assistant("A:" + bn.gen("answer") + bn.select("mood", ["good", "bad"]))
+    forks = s.fork(2)
+    forks += bn.gen("tip")
+    forks.join("concate_and_append")
+    return "done"
+
+
+def test_a_trace_is_what_was_appended() -> None:
+    trace = few_shot.trace()
+    assert [repr(node) for node in trace.flatten_nodes()] == [
+        "RoleBegin('system')",
+        "Constant('Be brief.')",
+        "RoleEnd()",
+        "RoleBegin('user')",
+        "Constant('Examples: 1+1=2\\nNow: ')",
+        "Argument('question')",
+        "Constant('?')",
+        "RoleEnd()",
+        "RoleBegin('assistant')",
+        "Constant('A:')",
+        "Gen('answer')",
+        "Select('mood', choices=['good', 'bad'])",
+        "RoleEnd()",
+        "Fork(2)",
+        "GetForkItem(0)",
+        "GetForkItem(1)",
+        "Gen('tip')",
+        "Gen('tip')",
+        "Join(2)",
+    ]
+    assert list(trace.variables) == ["answer", "mood"]
+    assert (trace.ret_value, trace.ended) == ("done", None)
+    assert trace.last_node is not None
+    lines = trace.last_node.print_graph_dfs().splitlines()
+    assert lines[0] == "%0 = RoleBegin('system')"
+    assert lines[5] == "%5 = %4 + Argument('question')"
+    assert lines[-1] == "%18 = %13 + Join(2)"
+
+
+def test_arguments_that_are_given_and_bound_stand_as_they_are() -> None:
+    program = few_shot.bind(examples="2+2=4\n")
+    nodes = list(map(repr, program.trace(question="3+3").flatten_nodes()))
+    assert "Constant('Examples: 2+2=4\\nNow: 3+3?')" in nodes
+    with pytest.raises(TypeError, match="no parameter 'questoin'; did you mean 'question'"):
+        few_shot.trace(questoin="x")
+
+
+def test_a_trace_ends_where_the_body_looks_at_what_is_not_there() -> None:
+    @bn.function
+    def looks(s: bn.State, q: Any) -> None:
+        s += "a" + bn.gen("x")
+        if s["x"] == "yes" or q:
+            s += "b"
+
+    trace = looks.trace()
+    assert list(map(repr, trace.flatten_nodes())) == ["Constant('a')", "Gen('x')"]
+    assert trace.ended is not None
+    assert "test_tracing.py" in trace.ended.line
+    assert bn.function(lambda s: None).trace().last_node is None
+
+
+def test_what_all_runs_begin_with_is_computed(mock: bn.Mock) -> None:
+    EFFECTS.clear()
+    few_shot.cache()
+    (submit,) = mock.submits
+    append, gen = submit
+    assert append == wire.Append(
+        0, (wire.Begin("system"), "Be brief.", wire.End(), wire.Begin("user"), "Examples: 1+1=2\nNow: ")
+    )
+    assert isinstance(gen, wire.Gen)
+    assert gen.sampling.max_tokens == 0
+    assert EFFECTS == ["ran"]
+
+
+@pytest.mark.parametrize(
+    ("body", "n"),
+    [
+        (lambda s, q: s.__iadd__(q + "text"), 0),
+        (lambda s, q: s.__iadd__(bn.gen("x") + "text"), 0),
+        (lambda s, q: s.__iadd__("one").__iadd__("two" + bn.raw("three") + bn.gen("x")), 1),
+        (lambda s, q: s.__iadd__("one" if q else "two"), 0),
+        (lambda s, q: s.__iadd__("before").__iadd__(q["key"]), 1),
+    ],
+)
+def test_nothing_is_sent_where_nothing_is_common(mock: bn.Mock, body: Any, n: int) -> None:
+    bn.function(body).cache()
+    assert len(mock.submits) == n
+
+
+def test_a_backend_that_fails_says_so() -> None:
+    def fail(prompt: str, name: str) -> str:
+        raise OSError("no luck")
+
+    with pytest.raises(bn.ProgramError, match="no luck"):
+        few_shot.cache(bn.Mock(fail))

@@ -1,0 +1,481 @@
+"""A gen that calls tools. On a Mock, which says its calls as {"tool": {arguments}}."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import dataclasses
+import datetime
+import enum
+import gc
+import threading
+import time
+from typing import Any
+
+import msgspec
+import pydantic
+import pytest
+
+import banyan as bn
+from banyan.runtime.protocol import wire
+from banyan.tools import caller
+
+
+@bn.tool
+def add(a: int, b: int) -> int:
+    "Add two numbers."
+    return a + b
+
+
+@bn.tool
+async def shout(text: str, sign: str = "!") -> str:
+    "Say it louder."
+    await asyncio.sleep(0)
+    return text.upper() + sign
+
+
+def ask(*answers: Any, tools: Any = (add, shout), then: str = "", **options: Any) -> bn.State:
+    """A program with one gen of tools, which the model answers so."""
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("q") + bn.assistant(bn.gen("a", tools=list(tools), **options))
+        if then:
+            s += bn.user(then) + bn.assistant(bn.gen("b"))
+
+    return program.run(backend=bn.Mock({"a": list(answers), "b": "B"}))
+
+
+def result(call: dict[str, Any], **options: Any) -> bn.ToolCall:
+    """What one call gives."""
+    (made,) = ask(call, "done", **options).tool_calls("a")
+    return made
+
+
+class Colour(enum.Enum):
+    red = "red"
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+class Model(pydantic.BaseModel):
+    size: int
+    tags: list[str] = []
+
+
+# ---- a gen that calls ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_called_and_what_is_said() -> None:
+    state = ask(({"add": {"a": 1, "b": 2}}, {"shout": {"text": "hi"}}), {"add": {"a": 3, "b": 4}}, "It is 7.")
+    assert state["a"] == "It is 7."
+    assert [(c.round, c.name, c.arguments, c.result, c.is_error) for c in state.tool_calls("a")] == [
+        (0, "add", {"a": 1, "b": 2}, "3", False),
+        (0, "shout", {"text": "hi"}, "HI!", False),
+        (1, "add", {"a": 3, "b": 4}, "7", False),
+    ]
+    assert [turn["content"] for turn in state.messages() if turn["role"] == "tool"] == ["3", "HI!", "7"]
+    assert state.messages()[-1] == {"role": "assistant", "content": "It is 7."}
+    assert len(state.get_meta_info("a")["rounds"]) == 3
+
+
+def test_a_gen_that_calls_nothing_is_a_gen() -> None:
+    state = ask("42")
+    assert (state["a"], state.tool_calls("a")) == ("42", [])
+    assert len(state.messages()) == 2
+
+
+def test_what_comes_behind_it_is_sent_with_it() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("q") + bn.assistant("So: " + bn.gen("a", tools=[add]) + " Done.") + bn.user("more")
+        forks = s.fork(2)
+        forks += bn.assistant(bn.gen("b"))
+        forks.join()
+
+    mock = bn.Mock({"a": [{"add": {"a": 1, "b": 2}}, "3!"], "b": "B"})
+    state = program.run(backend=mock)
+    assert state["b"] == ["B", "B"]
+    assert state["a"] == "3!"
+    assert [type(op).__name__ for op in mock.submits[0]].count("Gen") == 3
+    assert mock.submits[1:] == [(wire.Results(0, 0, 0, ("3",)),)], "a round costs one message"
+    assert state.messages()[-2]["content"] == "3! Done."
+
+
+def test_another_program_in_a_tool_goes_where_this_one_went() -> None:
+    @bn.function
+    def inner(s: bn.State, x: int) -> str:
+        s += bn.user(f"inner {x}") + bn.assistant(bn.gen("in", tools=[add]))
+        return s["in"]
+
+    @bn.tool
+    def think(x: int) -> str:
+        "Think."
+        return inner.run(x).ret_value
+
+    @bn.function
+    def outer(s: bn.State) -> None:
+        s += bn.user("outer") + bn.assistant(bn.gen("a", tools=[think]))
+
+    n = caller.N_THREADS + 2  # more than there are threads: each holds one while its inner program waits for another
+    answers = ({"think": {"x": 1}},) * n
+    script = {"a": [answers, "end"], "in": [{"add": {"a": 1, "b": 1}}, "two"] * n}
+    state = outer.run(backend=bn.Mock(lambda prompt, name: _in_turn(script, prompt, name)))
+    assert [call.result for call in state.tool_calls("a")] == ["two"] * n
+
+
+def _in_turn(script: dict[str, Any], prompt: str, name: str) -> Any:
+    return script[name][1 if "<|im_start|>tool" in prompt else 0]
+
+
+def test_tools_see_the_context_of_the_append() -> None:
+    user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
+
+    @bn.tool
+    def who() -> str:
+        "Who asks."
+        return user.get()
+
+    @bn.tool
+    async def who_async() -> str:
+        "Who asks."
+        return user.get()
+
+    user.set("Ada")
+    state = ask(({"who": {}}, {"who_async": {}}), "done", tools=[who, who_async])
+    assert [call.result for call in state.tool_calls("a")] == ["Ada", "Ada"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("as it is", "as it is"),
+        (None, "null"),
+        ({"a": [1, 2.5, True]}, '{"a":[1,2.5,true]}'),
+        (Point(1, 2), '{"x":1,"y":2}'),
+        (Model(size=1), '{"size":1,"tags":[]}'),
+        (Colour.red, "red"),
+        (complex(1, 2), "(1+2j)"),
+        ([datetime.date(2027, 3, 6)], '["2027-03-06"]'),
+        (datetime.date(2027, 3, 6), "2027-03-06"),
+    ],
+)
+def test_a_result_as_the_model_reads_it(value: Any, text: str) -> None:
+    @bn.tool
+    def give() -> Any:
+        "Give."
+        return value
+
+    assert result({"give": {}}, tools=[give]).result == text
+
+
+def test_a_result_is_text_and_no_part_of_a_program() -> None:
+    @bn.tool
+    def give() -> str:
+        "Give."
+        return f"and {bn.gen('x')}"
+
+    assert result({"give": {}}, tools=[give]).result == (
+        "error: BadProgram: the result holds an expression, such as a gen; a tool gives text"
+    )
+
+
+def test_a_long_result_is_cut() -> None:
+    @bn.tool
+    def long() -> str:
+        "Long."
+        return "x" * 100
+
+    assert (
+        result({"long": {}}, tools=[long], max_tool_output=10).result == "x" * 10 + "\n[cut here; 90 more characters]"
+    )
+    assert result({"long": {}}, tools=[long]).result == "x" * 100
+
+
+# ---- what goes wrong is said to the model --------------------------------------------------------------------------
+
+
+@bn.tool
+def fail(how: str) -> str:
+    "Fail."
+    raise {"value": ValueError("no luck"), "stop": StopIteration(3), "time": TimeoutError(), "key": KeyError("k")}[how]
+
+
+@bn.tool
+async def fail_async(how: str) -> str:
+    "Fail."
+    if how == "cancel":
+        raise asyncio.CancelledError
+    return fail(how)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        ({"fail": {"how": "value"}}, "error: ValueError: no luck"),
+        ({"fail": {"how": "stop"}}, "error: StopIteration: 3"),
+        ({"fail": {"how": "time"}}, "error: TimeoutError"),
+        ({"fail_async": {"how": "value"}}, "error: ValueError: no luck"),
+        ({"fail_async": {"how": "time"}}, "error: TimeoutError"),
+        ({"fail_async": {"how": "cancel"}}, "error: fail_async was cancelled"),
+        ({"nothing": {}}, "error: there is no tool 'nothing'; there are: fail, fail_async"),
+        ({"fail": {}}, "error: the arguments of fail do not fit: Object missing required field `how`"),
+    ],
+)
+def test_an_error_is_text_for_the_model(call: dict[str, Any], text: str) -> None:
+    made = result(call, tools=[fail, fail_async])
+    assert (made.result.partition(" - at")[0], made.is_error) == (text, True)
+
+
+def test_the_model_may_try_again() -> None:
+    state = ask({"add": {"a": 1}}, {"add": {"a": 1, "b": 2}}, "3")
+    assert [call.is_error for call in state.tool_calls("a")] == [True, False]
+    assert state["a"] == "3"
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_call_whose_time_is_up(is_async: bool) -> None:
+    free = threading.Event()
+
+    @bn.tool
+    def stuck() -> None:
+        "Stuck."
+        free.wait(30)
+
+    @bn.tool
+    async def stuck_async() -> None:
+        "Stuck."
+        await asyncio.sleep(30)
+
+    name = "stuck_async" if is_async else "stuck"
+    start = time.monotonic()
+    made = result({name: {}}, tools=[stuck, stuck_async], tool_timeout=0.05)
+    free.set()
+    assert made.result == f"error: {name} took longer than 0.05 s"
+    assert time.monotonic() - start < 10
+
+
+def test_stuck_tools_do_not_use_up_the_threads() -> None:
+    free = threading.Event()
+
+    @bn.tool
+    def stuck() -> None:
+        "Stuck."
+        free.wait(60)
+
+    n = caller.N_THREADS
+    state = ask(({"stuck": {}},) * n, {"add": {"a": 1, "b": 2}}, "3", tools=[stuck, add], tool_timeout=1.0)
+    assert [call.result for call in state.tool_calls("a")] == ["error: stuck took longer than 1 s"] * n + ["3"]
+    free.set()
+
+
+def test_calls_of_a_round_run_side_by_side() -> None:
+    both = threading.Barrier(4, timeout=20)
+
+    @bn.tool
+    def meet() -> str:
+        "Meet."
+        both.wait()
+        return "met"
+
+    @bn.tool
+    async def meet_async() -> str:
+        "Meet."
+        await asyncio.get_running_loop().run_in_executor(None, both.wait)
+        return "met"
+
+    state = ask(({"meet": {}}, {"meet_async": {}}, {"meet": {}}, {"meet_async": {}}), "done", tools=[meet, meet_async])
+    assert [call.result for call in state.tool_calls("a")] == ["met"] * 4
+
+
+# ---- ends ----------------------------------------------------------------------------------------------------------
+
+
+def test_rounds_have_a_limit_and_what_was_called_can_be_seen() -> None:
+    state = ask(*[{"add": {"a": 1, "b": 2}}] * 3, max_rounds=2)
+    with pytest.raises(bn.ToolError, match=r"calls tools \(add\) still after 2 rounds.*gen 'a'"):
+        state["a"]
+    assert [call.result for call in state.tool_calls("a")] == ["3", "3"]
+
+
+def test_a_tool_that_ends_the_program() -> None:
+    @bn.tool
+    def leave() -> None:
+        "Leave."
+        raise SystemExit("enough")
+
+    with pytest.raises(bn.ToolError, match="tool leave raised SystemExit: enough") as e:
+        ask({"leave": {}}, "never", tools=[leave])["a"]
+    assert isinstance(e.value.__cause__, SystemExit)
+    assert result({"add": {"a": 1, "b": 2}}).result == "3", "and nothing else"
+
+
+def test_an_async_tool_that_exits_does_not_take_the_loop_with_it() -> None:
+    @bn.tool
+    async def leave() -> None:
+        "Leave."
+        raise KeyboardInterrupt
+
+    with pytest.raises(bn.ToolError, match="raised KeyboardInterrupt"):
+        ask({"leave": {}}, "never", tools=[leave])["a"]
+    assert result({"shout": {"text": "on"}}).result == "ON!"
+
+
+def waiting() -> tuple[bn.State, threading.Event]:
+    """A program in a call that waits, and what is set when that ends."""
+    began, ended = threading.Event(), threading.Event()
+
+    @bn.tool
+    async def wait() -> None:
+        "Wait."
+        began.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    state = ask({"wait": {}}, "never", tools=[wait])
+    assert began.wait(10)
+    return state, ended
+
+
+def test_a_program_that_is_cancelled_cancels_its_calls() -> None:
+    state, ended = waiting()
+    state.cancel()
+    assert ended.wait(10)
+    with pytest.raises(bn.Cancelled):
+        state["a"]
+
+
+def test_a_program_that_nobody_holds_cancels_its_calls() -> None:
+    state, ended = waiting()
+    del state
+    gc.collect()
+    assert ended.wait(10)
+
+
+def test_a_gen_outside_of_an_assistants_turn_is_refused() -> None:
+    def body(s: bn.State) -> None:
+        with pytest.raises(bn.BadProgram, match="stands in a turn of the assistant"):
+            s += bn.user(bn.gen("a", tools=[add]))
+        with pytest.raises(bn.BadProgram, match="stands in a turn of the assistant"):
+            s += bn.gen("a", tools=[add])
+        assert s.text() == ""
+
+    bn.function(body).run(backend=bn.Mock())
+
+
+def test_a_model_that_has_no_form_for_calls() -> None:
+    chat = msgspec.structs.replace(bn.Mock().welcome.chat, no_calls="its template writes no tools")
+
+    def body(s: bn.State) -> None:
+        with pytest.raises(bn.ToolError, match="its template writes no tools"):
+            s += bn.assistant(bn.gen("a", tools=[add]))
+
+    bn.function(body).run(backend=bn.Mock(chat=chat))
+
+
+# ---- async programs, streams, batches ------------------------------------------------------------------------------
+
+
+def test_async_tools_run_on_the_programs_loop() -> None:
+    loops: list[Any] = []
+
+    @bn.tool
+    async def where() -> str:
+        "Where."
+        loops.append(asyncio.get_running_loop())
+        return "here"
+
+    @bn.tool
+    def thread() -> str:
+        "Which thread."
+        return threading.current_thread().name
+
+    @bn.function
+    async def program(s: bn.AsyncState) -> list[bn.ToolCall]:
+        loops.append(asyncio.get_running_loop())
+        s += bn.user("q") + bn.assistant(bn.gen("a", tools=[where, thread]))
+        assert await s.value("a") == "done"
+        return await s.tool_calls("a")
+
+    mock = bn.Mock({"a": [({"where": {}}, {"thread": {}}), "done"]})
+    state = asyncio.run(program.run_async(backend=mock))
+    assert loops[0] is loops[1]
+    assert [call.result for call in state.ret_value] == ["here", "banyan-tool"]
+
+
+def test_an_async_program_that_is_cancelled_cancels_its_calls() -> None:
+    ended = threading.Event()
+
+    @bn.tool
+    async def wait() -> None:
+        "Wait."
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    @bn.function
+    async def program(s: bn.AsyncState) -> None:
+        s += bn.assistant(bn.gen("a", tools=[wait]))
+        await s.value("a")
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await program.run_async(backend=bn.Mock({"a": [{"wait": {}}]}))
+        await asyncio.sleep(0.05)
+
+    asyncio.run(main())
+    assert ended.wait(10)
+
+
+def test_streams_show_what_is_said_and_the_whole_prompt() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("q") + bn.assistant(bn.gen("a", tools=[add]) + ".") + bn.user("end")
+
+    for _ in range(3):
+        mock = bn.Mock({"a": [{"add": {"a": 1, "b": 2}}, "It is three"]})
+        state = program.run(backend=mock, stream=True)
+        assert list(state.text_iter("a")) == ["It ", "is ", "three"]
+        assert "".join(state.text_iter()) == state.text()
+
+    async def whole() -> str:
+        return "".join([text async for text in state.text_async_iter()])
+
+    assert asyncio.run(whole()) == state.text()
+
+
+def test_a_batch_of_programs_with_tools() -> None:
+    @bn.function
+    def program(s: bn.State, k: int) -> None:
+        s += bn.user(f"{k}") + bn.assistant(bn.gen("a", tools=[add]))
+
+    def script(prompt: str, name: str) -> Any:
+        k = int(prompt.partition("user\n")[2].partition("<")[0])
+        return str(k + 1) if "<|im_start|>tool" in prompt else {"add": {"a": k, "b": 1}}
+
+    states = program.run_batch([(k,) for k in range(50)], backend=bn.Mock(script))
+    assert [state["a"] for state in states] == [str(k + 1) for k in range(50)]
+    assert [state.tool_calls("a")[0].result for state in states] == [str(k + 1) for k in range(50)]
+
+
+def test_gathered_branches_show_their_calls() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        forks = s.fork(2)
+        forks += bn.assistant(bn.gen("a", tools=[add]))
+        forks.join()
+
+    state = program.run(
+        backend=bn.Mock(lambda prompt, name: "x" if "<|im_start|>tool" in prompt else {"add": {"a": 1, "b": 2}})
+    )
+    assert [[call.result for call in caller] for caller in state.tool_calls("a")] == [["3"], ["3"]]
+    state["v"] = 1
+    assert state.tool_calls("v") == []

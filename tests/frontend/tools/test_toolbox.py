@@ -1,0 +1,305 @@
+"""Tools: what a function becomes, and what a gen takes for one."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import enum
+import json
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypedDict
+
+import msgspec
+import pydantic
+import pytest
+
+import banyan as bn
+from banyan.tools.toolbox import toolbox
+
+
+@bn.tool
+def add(a: int, b: int) -> int:
+    "Add two numbers."
+    return a + b
+
+
+def result(call: dict[str, Any], tools: Any) -> bn.ToolCall:
+    """What one call gives."""
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.assistant(bn.gen("a", tools=tools))
+
+    (made,) = program.run(backend=bn.Mock([call, "done"])).tool_calls("a")
+    return made
+
+
+# ---- what a function becomes ---------------------------------------------------------------------------------------
+
+
+class Colour(enum.Enum):
+    red = "red"
+    blue = "blue"
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+class Row(TypedDict):
+    name: str
+
+
+class Struct(msgspec.Struct):
+    size: float
+
+
+class Model(pydantic.BaseModel):
+    size: int
+    tags: list[str] = []
+
+
+def test_a_tool_is_still_its_function() -> None:
+    assert add(1, b=2) == 3
+    assert (add.__doc__, add.__name__) == ("Add two numbers.", "add")
+    assert repr(add) == "<tool add>"
+
+    @bn.tool
+    async def later(what: str) -> str:
+        "Give it back."
+        return what
+
+    assert asyncio.run(later("hi")) == "hi"
+
+
+def test_what_the_model_is_told() -> None:
+    @bn.tool
+    def repeat(text: str, times: int = 2) -> str:
+        "Say it again."
+        return text * times
+
+    assert json.loads(add.spec) == {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+                "required": ["a", "b"],
+            },
+        },
+    }
+    assert repeat.schema["properties"]["times"] == {"type": "integer", "default": 2}
+    assert repeat.schema["required"] == ["text"]
+
+
+def test_words_beside_a_type_and_a_long_docstring() -> None:
+    @bn.tool
+    def far(metres: Annotated[float, "as the crow flies"], n: Annotated[int, msgspec.Meta(ge=1)] = 1) -> None:
+        """How far it is.
+
+        Args:
+            metres: the distance
+        """
+
+    assert far.description == "How far it is.\n\nArgs:\n    metres: the distance"
+    assert far.schema["properties"]["metres"] == {"type": "number", "description": "as the crow flies"}
+    assert far.schema["properties"]["n"] == {"type": "integer", "minimum": 1, "default": 1}
+    with pytest.raises(ValueError, match=">= 1"):
+        far.arguments('{"metres": 1, "n": 0}')
+
+
+def test_every_type_that_json_holds() -> None:
+    @bn.tool
+    def everything(
+        c: Colour,
+        p: Point,
+        r: Row,
+        s: Struct,
+        k: Literal["a", 1],
+        xs: list[Point],
+        d: dict[str, int],
+        o: int | None = None,
+        anything: Any = None,
+    ) -> None:
+        "All."
+
+    text = '{"c":"red","p":{"x":1},"r":{"name":"n"},"s":{"size":2},"k":1,"xs":[{"x":3,"y":4}],"d":{"z":5}}'
+    assert everything.arguments(text) == {
+        "c": Colour.red,
+        "p": Point(1),
+        "r": {"name": "n"},
+        "s": Struct(2.0),
+        "k": 1,
+        "xs": [Point(3, 4)],
+        "d": {"z": 5},
+    }
+    assert everything.schema["$defs"].keys() == {"Colour", "Point", "Row", "Struct"}
+
+
+def test_pydantic_models() -> None:
+    @bn.tool
+    def make(model: Model, n: Annotated[int, "how many"] = 1) -> None:
+        "Make."
+
+    assert make.arguments('{"model": {"size": "3"}}') == {"model": Model(size=3)}
+    assert make.schema["properties"]["n"] == {"type": "integer", "description": "how many", "default": 1}
+    with pytest.raises(ValueError, match=r"^model\.size: Field required$"):
+        make.arguments('{"model": {}}')
+    with pytest.raises(ValueError, match=r"^more: Extra"):
+        make.arguments('{"model": {"size": 1}, "more": 2}')
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"a": 1}', "missing required field `b`"),
+        ('{"a": 1, "b": "x"}', r"Expected `int`, got `str` - at `\$.b`"),
+        ('{"a": 1, "b": 2, "c": 3}', "unknown field `c`"),
+        ('{"a": 1, "b": 1.5}', "Expected `int`"),
+        ("[]", "Expected `object`"),
+    ],
+)
+def test_arguments_that_do_not_fit(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        add.arguments(text)
+
+
+def test_models_write_numbers_as_text_and_are_understood() -> None:
+    assert add.arguments('{"a": "1", "b": 2.0}') == {"a": 1, "b": 2}
+
+
+class Opaque:
+    pass
+
+
+def _no_hint(x) -> None:  # type: ignore[no-untyped-def]
+    "Doc."
+
+
+def _opaque(x: Opaque) -> None:
+    "Doc."
+
+
+def _opaque_list(x: list[Opaque]) -> None:
+    "Doc."
+
+
+def _callable(x: Callable[[], int]) -> None:
+    "Doc."
+
+
+def _unknown(x: "Nowhere") -> None:  # type: ignore[name-defined]  # noqa: F821, UP037
+    "Doc."
+
+
+def _args(*args: int) -> None:
+    "Doc."
+
+
+def _kwargs(**kwargs: int) -> None:
+    "Doc."
+
+
+def _positional(x: int, /) -> None:
+    "Doc."
+
+
+def _silent(x: int) -> None: ...
+
+
+def _yields(x: int) -> Any:
+    "Doc."
+    yield x
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (_no_hint, "parameter 'x' has no type hint"),
+        (_opaque, "parameter 'x' is a Opaque, which has no JSON form"),
+        (_opaque_list, "no JSON form"),
+        (_callable, "no JSON form"),
+        (_unknown, "'Nowhere' is not defined"),
+        (_args, "'args' cannot be given by name"),
+        (_kwargs, "cannot be given by name"),
+        (_positional, "cannot be given by name"),
+        (_silent, "has no docstring"),
+        (_yields, "holds a `yield`"),
+        (lambda: None, "needs a name="),
+    ],
+)
+def test_what_can_be_no_tool(function: Any, why: str) -> None:
+    with pytest.raises(bn.BadProgram, match=why):
+        bn.tool(function)
+
+
+def test_a_name_and_a_description_of_ones_own() -> None:
+    made = bn.tool(name="twice", description="Doubles.")(lambda: 2)
+    assert json.loads(made.spec)["function"]["name"] == "twice"
+    assert made.description == "Doubles."
+
+
+def test_a_method_is_a_tool_of_its_object() -> None:
+    class Shop:
+        def __init__(self, price: int) -> None:
+            self.price = price
+
+        @bn.tool
+        def cost(self, n: int) -> int:
+            "What n cost."
+            return n * self.price
+
+    shop = Shop(7)
+    assert list(shop.cost.schema["properties"]) == ["n"]
+    assert shop.cost(2) == 14
+    assert result({"cost": {"n": 3}}, tools=[shop.cost]).result == "21"
+
+
+def test_a_plain_function_becomes_a_tool_by_itself() -> None:
+    def half(x: float) -> float:
+        "Half of it."
+        return x / 2
+
+    assert result({"half": {"x": 5}}, tools=[half]).result == "2.5"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"tools": []}, "tools is empty"),
+        ({"tools": add}, "must be a list of tools"),
+        ({"tools": "add"}, "must be a list of tools"),
+        ({"tools": [3]}, "3 is no tool"),
+        ({"tools": [add, bn.tool(add.func)]}, "two of the tools have one name"),
+        ({"tools": [add], "max_rounds": -1}, "max_rounds is -1"),
+        ({"tools": [add], "tool_timeout": 0}, "tool_timeout is 0"),
+        ({"tools": [add], "max_tool_output": 0}, "max_tool_output is 0"),
+        ({"max_rounds": 3}, "max_rounds is of gens with tools"),
+        ({"tools": [add], "n": 2}, "one sample"),
+        ({"tools": [add], "choices": ["a"]}, "takes no tools"),
+    ],
+)
+def test_what_a_gen_refuses(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(bn.BadProgram, match=why):
+        bn.gen("a", **options)
+
+
+@pytest.mark.parametrize("form", [{"type": int}, {"dtype": int}, {"regex": "a"}, {"json_schema": "{}"}])
+def test_a_form_with_tools_is_refused_with_what_to_do(form: dict[str, Any]) -> None:
+    with pytest.raises(bn.Unsupported, match="ask for the object in a gen behind it"):
+        bn.gen("a", tools=[add], **form)
+
+
+def test_one_toolbox_for_many_gens() -> None:
+    @bn.tool
+    def min_of(numbers: list[int]) -> int:
+        "The least of some numbers."
+        return min(numbers)
+
+    assert toolbox([add, min_of]) is toolbox((add, min_of))
+    assert toolbox([add]).timeout == 60.0
+    assert toolbox([add], tool_timeout=float("inf")).timeout is None

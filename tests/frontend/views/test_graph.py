@@ -1,0 +1,219 @@
+"""Graphs: what a run appended and what goes on from what, what was sent when, and where the body waited."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+import banyan as bn
+from banyan.runtime.protocol import wire
+from banyan.templates.compiled import compile
+from banyan.views.graph import Graph, GraphNode, Shared
+
+
+@bn.function
+def tree(s: bn.State, topic: str, n: int = 2) -> None:
+    s += bn.system("You are brief.") + bn.user(f"About {topic}")
+    s += bn.assistant(bn.gen("plan"))
+    if "long" in s["plan"]:
+        s += bn.user("Shorter!")
+    branches = s.fork(n)
+    branches += lambda i: bn.user(f'As "{i}" <b>') + bn.assistant(bn.gen("poem"))
+    branches.join("concate_and_append")
+    s += bn.user("Best? " + branches[0].ref("poem")) + bn.assistant(bn.select("best", ["0", "1"]))
+
+
+def here(text: str) -> str:
+    """The place of the line of this file that holds `text`, as errors and graphs name it."""
+    lines = Path(__file__).read_text().split("\n")
+    return f"test_graph.py:{next(k for k, line in enumerate(lines, 1) if text in line)}"
+
+
+@pytest.fixture
+def full() -> Graph:
+    return tree.graph("sea", backend=bn.Mock(lambda prompt, name: "0" if name == "best" else f"<{name}>"))
+
+
+def test_the_nodes_are_the_program(full: Graph) -> None:
+    kinds = [(node.kind, node.label, node.state, node.message, node.after, node.of) for node in full.nodes]
+    assert kinds == [
+        ("text", "[system] You are brief. [user] About sea [assistant]"[:38] + " ... tant]", 0, 0, (), ()),
+        ("gen", "plan", 0, 0, (0,), ()),
+        ("text", '[user] As "0" <b> [assistant]', 1, 1, (1,), ()),
+        ("gen", "poem", 1, 1, (2,), ()),
+        ("text", '[user] As "1" <b> [assistant]', 2, 1, (1,), ()),
+        ("gen", "poem", 2, 1, (4,), ()),
+        ("join", "join", 0, 1, (1, 3, 5), ()),
+        ("text", "[user] Best? {...} [assistant]", 0, 1, (6,), (3,)),
+        ("select", "best", 0, 1, (7,), ()),
+    ]
+    assert full.nodes[1].line == here('bn.gen("plan")')
+
+
+def test_it_says_what_was_sent_and_why_then(full: Graph) -> None:
+    looked = here('in s["plan"]')
+    assert [message.why for message in full.messages] == [f"{looked} looked at 'plan'", "the body ended"]
+    assert [(span.name, span.line) for span in full.waits] == [("plan", looked)]
+    assert full.shared == [Shared(0, (1, 2), len("You are brief.About sea"), ("plan",))]
+    assert [type(op) for op in full.messages[0].ops] == [wire.Append, wire.Gen, wire.Append]
+    assert full.messages[0].n_bytes == len(wire.encode(wire.Submit(0, 0, full.messages[0].ops)))
+    lines = full.explain().split("\n")
+    assert lines[0] == "tree: 3 gens, 1 select in 3 states, 2 messages"
+    assert re.fullmatch(rf"message 1: 1 text, 1 gen; \d+ bytes, sent when {looked} looked at 'plan'", lines[1])
+    assert re.fullmatch(r"message 2: 3 texts, 2 gens, 1 select, 1 join; \d+ bytes, sent when the body ended", lines[2])
+    assert lines[3] == (
+        "shared: 2 branches of the first state begin with its 23 characters of text and 'plan', sent once and computed "
+        "once"
+    )
+    assert re.fullmatch(rf"waited: {looked} looks at 'plan', 0\.\d+ s; what follows may depend on it", lines[4])
+
+
+def test_a_straight_line_never_waits() -> None:
+    @bn.function
+    def straight(s: bn.State) -> None:
+        for i in range(5):
+            s += f"{i}" + bn.gen(f"a{i}")
+        with s.var_scope("end"):
+            s += "end" + s.ref("a0")
+
+    graph = straight.graph()
+    assert repr(graph) == "<Graph of program straight: 5 gens in 1 state, 1 message>"
+    assert graph.explain().endswith("waited: nowhere; the body ran to its end before any value was there")
+    assert graph.nodes[-1] == GraphNode("read", "text of a scope", 0, 0, "", (10,), ())
+
+
+def test_without_a_model_it_ends_where_a_value_is_looked_at() -> None:
+    graph = tree.graph("sea")
+    assert [node.label for node in graph.nodes if node.kind == "gen"] == ["plan"]
+    assert graph.ended is not None
+    assert graph.ended.line == here('in s["plan"]')
+    assert f"ended: {graph.ended.line} looks at a value" in graph.explain()
+    assert graph.waits == []
+
+
+def test_programs_that_are_called_are_counted() -> None:
+    @bn.function
+    def caller(s: bn.State) -> None:
+        tree("sea", n=1)
+        s += "x" + bn.gen("a")
+
+    assert "ended: " in caller.graph().explain(), "the one that is called looks at a value"
+
+    @bn.function
+    def child(s: bn.State) -> None:
+        s += "y" + bn.gen("b")
+
+    @bn.function
+    def parent(s: bn.State) -> None:
+        child()
+        child()
+        s += "x" + bn.gen("a")
+
+    assert "beside it: 2 other programs that it calls" in parent.graph().explain()
+
+
+def test_a_compiled_program_shows_what_its_template_stands_for() -> None:
+    @bn.function
+    def straight(s: bn.State, question: str) -> None:
+        s += bn.user(question) + bn.assistant(bn.gen("a"))
+
+    compiled = compile(straight)
+    assert compiled.graph("why?").nodes == straight.graph("why?").nodes
+    labels = [node.label for node in compiled.graph("why?", backend=bn.Mock("so")).nodes]
+    assert labels == ["[user] why? [assistant]", "a"]
+
+
+def test_any_state_of_a_run_gives_its_graph() -> None:
+    @bn.function
+    async def later(s: bn.AsyncState) -> None:
+        s += "x" + bn.gen("a")
+        assert await s.value("a") == "hi"
+        s += "y" + bn.gen("b")
+
+    graph = Graph(asyncio.run(later.run_async(backend=bn.Mock("hi"))))
+    line = here('await s.value("a")')
+    assert [message.why for message in graph.messages] == [f"{line} looked at 'a'", "the body ended"]
+    assert [span.line for span in graph.waits] == [line]
+    with pytest.raises(bn.BadProgram, match="run_async"):
+        later.graph(backend=bn.Mock("hi"))
+    unmade = later.graph()
+    assert [node.label for node in unmade.nodes] == ["x", "a"]
+    assert f"ended: {line} looks at a value" in unmade.explain()
+
+
+def test_without_a_model_the_graph_of_an_async_body_ends_where_it_awaits() -> None:
+    @bn.function
+    async def sleeps(s: bn.AsyncState, what: str) -> None:
+        s += what + bn.gen("a")
+        if what == "long":
+            await asyncio.sleep(0)
+        s += bn.gen("b")
+
+    assert sleeps.graph("short").explain().startswith("sleeps: 2 gens in 1 state, 1 message")
+    assert sleeps.trace(what="short").last_node is not None
+    cut = sleeps.graph("long")
+    assert "sleeps: 1 gen in 1 state" in cut.explain()
+    assert f"ended: {here('await asyncio.sleep(0)')} awaits something" in cut.explain()
+
+
+def test_what_is_read_after_the_run_is_no_part_of_it() -> None:
+    @bn.function
+    def straight(s: bn.State) -> None:
+        s += "x" + bn.gen("a")
+
+    state = straight.run(backend=bn.Mock("hi"))
+    assert state.text() == "xhi"
+    assert [node.kind for node in Graph(state).nodes] == ["text", "gen"]
+
+
+def test_what_mermaid_would_take_for_its_own_is_text() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += "`#quot; # &" + bn.gen("a")
+
+    assert '["#96;#35;quot; #35; #amp;"]' in program.graph().mermaid()
+
+
+def test_the_drawing(full: Graph) -> None:
+    drawn = full.mermaid().split("\n")
+    assert drawn[0] == "flowchart TD"
+    assert '    n2["[user] As #quot;0#quot; #lt;b#gt; [assistant]"]' in drawn, "what a user wrote is text in it"
+    assert f'    n1(["plan<br/>{full.nodes[1].line}"])' in drawn
+    assert "  n1 --> n4" in drawn, "both branches go on from the gen before the fork"
+    assert "  n3 -.-> n7" in drawn, "the value that was spliced"
+    assert "  class n1 looked" in drawn
+    assert [line.strip() for line in drawn if "subgraph" in line] == [
+        'subgraph m0 ["message 1"]',
+        'subgraph m1 ["message 2"]',
+    ]
+    opened = sum(line.strip().startswith("subgraph") for line in drawn)
+    assert opened == sum(line.strip() == "end" for line in drawn)
+    shown = full._repr_markdown_()
+    assert shown.startswith("```mermaid\nflowchart TD\n")
+    assert full.explain() in shown
+
+
+def test_a_state_that_adopts_a_branch_goes_on_from_it() -> None:
+    @bn.function
+    def adopts(s: bn.State) -> None:
+        s += "x"
+        branches = s.fork(2)
+        branches += bn.gen("a")
+        s.adopt(branches[1])
+        s += bn.gen("b")
+
+    nodes = adopts.graph().nodes
+    assert [(node.label, node.after) for node in nodes] == [("x", ()), ("a", (0,)), ("a", (0,)), ("b", (2,))]
+
+
+def test_options_are_those_of_run() -> None:
+    with pytest.raises(TypeError, match="no parameter 'topc'"):
+        tree.graph(topc="sea")
+    with pytest.raises(bn.Unsupported, match="stream"):
+        tree.graph("sea", stream=True)
+    (message,) = tree.graph("sea", temperature=0.0).messages
+    assert isinstance(op := message.ops[1], wire.Gen)
+    assert op.sampling.temperature == 0.0

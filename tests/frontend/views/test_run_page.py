@@ -1,0 +1,325 @@
+"""Pages: every character of every prompt, in the colour of what happened to it, and nothing that is loaded or run."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from array import array
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import banyan as bn
+from banyan.backends.job import Job, Outcome
+from banyan.runtime.protocol import wire
+from banyan.views.history import History
+from banyan.views.prompt_spans import Stroke, strokes
+
+EVIL = "</span><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\"'"
+
+
+@bn.function
+def trip(s: bn.State, city: str) -> None:
+    s += bn.user(f"A day in {city}?") + bn.assistant(bn.gen("hello"))
+    forks = s.fork(2)
+    forks += [bn.user(f"And {x}?") + bn.assistant(bn.gen("tip")) for x in ("food", "parks")]
+    forks.join("concate_and_append")
+    s += bn.user(["Again: ", s.ref("hello")]) + bn.assistant(bn.select("warm", ["yes", "no"]))
+    s["last"] = s.fork(1)
+    s["last"] += bn.user("Bye")  # type: ignore[operator]
+
+
+def texts(html: str) -> list[str]:
+    """What each branch's <pre> says, without the names of gens."""
+    found = re.findall(r"<pre>(.*?)</pre>", html, re.DOTALL)
+    return [unescape(re.sub(r"<[^>]*>", "", re.sub(r"<b>.*?</b>", "", pre))) for pre in found]
+
+
+class Tags(HTMLParser):
+    """All tags of a page and what they name, and whether they are well nested."""
+
+    VOID = ("meta", "input", "br")
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def script(prompt: str, name: str) -> str:
+    return "yes" if name == "warm" else f"<{name}> {EVIL}"
+
+
+@pytest.mark.parametrize("city", ["Rome", EVIL])
+def test_a_page_says_what_was_said_and_no_more(city: str) -> None:
+    state = trip.run(city, backend=bn.Mock(script, latency=0.001))
+    page = state.show()
+    shown = texts(page.html)
+    assert len(shown) == 4
+    assert shown[0] == state.text()
+    assert shown[3] == state["last"][0].text()
+    assert "Again: <hello>" in shown[0]
+    tags = Tags(page.html)
+    assert [tag for tag, _ in tags.seen].count("script") == 1, "its own"
+    assert not [tag for tag, _ in tags.seen if tag in ("img", "link", "iframe", "object", "base", "form")]
+    for _, attributes in tags.seen:
+        assert not {name for name in attributes if name in ("src", "href", "style") or name.startswith("on")} - {
+            "style"
+        }
+    assert "http://" not in page.html.replace("http-equiv", "")
+    assert "https://" not in page.html
+    assert "default-src 'none'" in page.html
+
+
+def test_what_a_page_has(tmp_path: Path) -> None:
+    path = tmp_path / "run.html"
+    page = trip.run("Rome", backend=bn.Mock(script, latency=0.001)).show(path)
+    assert path.read_text() == page.html
+    assert repr(page) == f"<Page 'trip on mock', {len(page.html)} characters; save it with .save(path)>"
+    classes = {name for _, a in Tags(page.html).seen for name in (a.get("class") or "").split()}
+    assert {"generated", "chosen", "marker", "shared", "constrained", "row", "edge", "join", "tile"} <= classes
+    for heading in ("Branches", "Prompt", "Time", "Gens"):
+        assert f"<h2>{heading}</h2>" in page.html
+    assert "<td>hello</td>" in page.html
+    frame = page._repr_html_()
+    assert unescape(re.findall(r'srcdoc="(.*?)"', frame, re.DOTALL)[0]) == page.html
+    assert "sandbox" in frame
+    with pytest.raises(bn.ConfigError, match="cannot be written"):
+        page.save(tmp_path / "no" / "folder")
+
+
+def test_a_straight_line_has_no_tree() -> None:
+    page = bn.function(lambda s: s.__iadd__("Q" + bn.gen("a"))).run(backend=bn.Mock("x")).show()
+    assert "<h2>Branches</h2>" not in page.html
+    assert texts(page.html) == ["Qx"]
+    nothing = bn.function(lambda s: None).run(backend=bn.Mock("x")).show()
+    assert texts(nothing.html) == [""]
+
+
+def test_failures_are_shown_and_not_raised() -> None:
+    @bn.function
+    def fails(s: bn.State) -> None:
+        s += "Q" + bn.gen("a") + bn.gen("b")
+
+    page = fails.run(backend=bn.Mock({"a": ValueError("<no>")})).show()
+    assert "a failed: the script of the Mock raised ValueError: &lt;no&gt;" in page.html
+    assert "<no>" not in page.html
+
+
+# ---- colours -------------------------------------------------------------------------------------------------------
+
+
+class Counted(bn.Mock):
+    """Tokens are single characters; of a prompt, those are cached that any prompt or output had before."""
+
+    def __init__(self) -> None:
+        super().__init__("ab")
+        self.seen: list[str] = []
+
+    def start(self, job: Job) -> None:
+        text = job.text
+        n = max((len(common(text, known)) for known in self.seen), default=0)
+        self.seen.append(text + "ab")
+        text_of = job.op.choices[0] if isinstance(job.op, wire.Select) else "ab"
+        job.give(Outcome((wire.Sample(text_of, "stop"),), wire.TokenUsage(len(text), min(n, len(text) - 1), 2)))
+
+
+def common(one: str, other: str) -> str:
+    n = next(
+        (i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
+    )
+    return one[:n]
+
+
+def look(state: bn.State, made: list[tuple[int, bool]]) -> wire.Value:
+    """What a server would say of the state's text, one token a character."""
+    text = state.text()
+    assert sum(n for n, _ in made) == len(text)
+    lengths = array("i", [1] * len(text)).tobytes()
+    return wire.Value(0, 0, 0, (wire.Sample(text, "stop"),), tokens=wire.Tokens(b"", lengths, tuple(made)))
+
+
+def colours(painted: list[Stroke]) -> list[tuple[str, str]]:
+    return [(stroke.how, stroke.text) for stroke in painted if stroke.text]
+
+
+def test_prompts_are_cut_where_the_cache_ended() -> None:
+    @bn.function
+    def program(s: bn.State, tail: str) -> None:
+        s += "shared " + tail + bn.gen("x") + " more " + bn.gen("y") + " end"
+
+    backend = Counted()
+    program.run("one", backend=backend).sync()
+    state = program.run("other", backend=backend)
+    history = History(state._record)
+    made = [(12, False), (2, True), (6, False), (2, True), (4, False)]
+    assert colours(strokes(history.root, look(state, made))) == [
+        ("cached", "shared o"),
+        ("computed", "ther"),
+        ("generated", "ab"),
+        ("computed", " more "),
+        ("generated", "ab"),
+        ("given", " end"),
+    ]
+    assert [len(stroke.tokens) for stroke in strokes(history.root, look(state, made)) if stroke.text] == [
+        8,
+        4,
+        2,
+        6,
+        2,
+        4,
+    ]
+
+
+def test_a_fork_shares_and_a_select_reads() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += "Q" + bn.gen("x")
+        forks = s.fork(2)
+        forks += "?" + bn.select("c", ["yes", "no"])
+        forks += "!!" + bn.gen("z")
+        s["forks"] = forks
+
+    state = program.run(backend=Counted())
+    history = History(state._record)
+    second = history.branches[2]
+    painted = strokes(second, look(state["forks"][1], [(1, False), (2, True), (6, False), (2, True)]))
+    assert [(s.how, s.text, s.is_shared) for s in painted if s.text] == [
+        ("computed", "Q", True),
+        ("generated", "ab", True),
+        ("computed", "?", False),
+        ("chosen", "yes", False),
+        ("cached", "!", False),
+        ("computed", "!", False),
+        ("generated", "ab", False),
+    ]
+
+
+def test_text_that_the_template_wrote_otherwise_is_all_there() -> None:
+    state = trip.run("Rome", backend=bn.Mock("yes"))
+    history = History(state._record)
+    rewritten = "[system] new\n" + state.text().replace("A day in Rome?", "A DAY IN ROME?")
+    value = wire.Value(0, 0, 0, (wire.Sample(rewritten, "stop"),))
+    painted = strokes(history.root, value)
+    assert "".join(stroke.text for stroke in painted) == rewritten
+    assert next(stroke.text for stroke in painted if stroke.how == "generated") == "yes"
+
+
+# ---- notebooks -----------------------------------------------------------------------------------------------------
+
+
+def test_a_state_in_a_notebook_never_waits() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user(EVIL) + bn.assistant(bn.gen("slow"))
+
+    mock = bn.Mock("x", latency=60)
+    state = program.run(backend=mock)
+    start = time.monotonic()
+    html = state._repr_html_()
+    assert time.monotonic() - start < 10
+    assert "[slow is under way]" in html
+    assert "<script>" not in html
+    state.cancel()
+    assert "[slow failed]" in state._repr_html_()
+    done = trip.run("Rome", backend=bn.Mock(script))
+    done.sync()
+    assert "3 branches below it" in done._repr_html_()
+    assert "prompt=0" in done._repr_html_()
+
+
+def test_states_that_are_awaited_show_too(tmp_path: Path) -> None:
+    @bn.function
+    async def program(s: bn.AsyncState) -> None:
+        s += "Q" + bn.gen("a")
+        await s.value("a")
+
+    async def main() -> None:
+        state = await program.run_async(backend=bn.Mock("x", latency=0.01))
+        page = await state.show(tmp_path / "page.html")
+        assert texts(page.html) == ["Qx"]
+        assert [gen.name for gen in state.usage.gens] == ["a"]
+        assert state.timeline(tmp_path / "trace.json")["traceEvents"]
+        assert "Q" in state._repr_html_()
+
+    asyncio.run(main())
+
+
+def test_an_adopted_branch_is_what_the_state_went_on_as() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += "Q" + bn.gen("q")
+        branches = s.fork(2)
+        branches += lambda i: f"{i}:" + bn.gen("a")
+        s.adopt(branches.best(lambda b: b["a"]))
+        s += "!" + bn.gen("z")
+
+    state = program.run(backend=bn.Mock({"q": "q", "a": ["x", "y"], "z": "z"}))
+    history = History(state._record)
+    painted = strokes(history.root)
+    assert "".join(stroke.text for stroke in painted) == state.text() == "Qq1:y!z"
+    assert [stroke.text for stroke in painted if stroke.how == "generated"] == ["q", "y", "z"]
+    assert [gen.name for gen in state.usage.gens] == ["q", "z", "a", "a"], "each once"
+    assert texts(state.show().html)[0] == "Qq1:y!z"
+
+
+def test_what_came_from_a_draft_has_a_color_of_its_own() -> None:
+    class Drafting(Counted):
+        def start(self, job: Job) -> None:
+            drafted = array("i", [1, 2]).tobytes()
+            drafts = {"tree": (1, 1), "ngram": (2, 1)}
+            job.give(
+                Outcome((wire.Sample("abcd", "stop", drafted=drafted, drafts=drafts),), wire.TokenUsage(1, 0, 4, 3, 2))
+            )
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += "Q" + bn.gen("x") + "!"
+
+    state = program.run(backend=Drafting())
+    painted = strokes(History(state._record).root, look(state, [(1, False), (4, True), (1, False)]))
+    assert colours(painted) == [
+        ("computed", "Q"), ("generated", "a"), ("drafted", "bc"), ("generated", "d"), ("given", "!")
+    ]  # fmt: skip
+    assert "67%</b><span>of drafts accepted: tree 1 of 1, ngram 1 of 2" in state.show().html
+
+
+def test_what_a_model_said_as_it_called_tools_was_generated() -> None:
+    @bn.tool
+    def add(a: int, b: int) -> int:
+        "Adds."
+        return a + b
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("1+2?") + bn.assistant(bn.gen("a", tools=[add]))
+
+    state = program.run(backend=bn.Mock({"a": [{"add": {"a": 1, "b": 2}}, "3"]}))
+    text = state.text()
+    assert text.count("assistant") == 2
+    value = wire.Value(0, 0, 0, (wire.Sample(text, "stop"),))
+    assert "".join(stroke.text for stroke in strokes(History(state._record).root, value)) == text
+    at = text.index("assistant") + len("assistant\n")
+    called = text[:at] + "CALL" + text[at:]
+    made = [(at, False), (4, True), (len(text) - at, False)]
+    tokens = wire.Tokens(b"", array("i", [1] * len(called)).tobytes(), tuple(made))
+    painted = strokes(History(state._record).root, wire.Value(0, 0, 0, (wire.Sample(called, "stop"),), tokens=tokens))
+    assert [(s.text, s.is_marker) for s in painted if s.how == "generated"] == [("CALL", False), ("3", False)]

@@ -1,0 +1,100 @@
+"""What states have cost: sums, gens one by one, and nothing that waits for what will never come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import banyan as bn
+from banyan.backends.job import Outcome
+from banyan.runtime.protocol import wire
+from banyan.views.usage import GenUsage, Usage
+
+
+class Costly(bn.Mock):
+    """Each gen costs as much as its number says; those called "bad" fail."""
+
+    def start(self, job: Any) -> None:
+        self.calls.append(None)  # type: ignore[arg-type]
+        n = len(self.calls)
+        if job.op.name == "bad":
+            raise ValueError("no")
+        job.give(Outcome((wire.Sample("x", "stop"),), wire.TokenUsage(10 * n, 4 * n, n, 3 * n, 2 * n)))
+
+
+@bn.function
+def program(s: bn.State) -> None:
+    s += bn.gen("a")
+    forks = s.fork(2)
+    forks += bn.gen("b")
+    s["forks"] = forks
+    s += bn.gen()
+
+
+def test_sums_and_gens() -> None:
+    state = program.run(backend=Costly())
+    usage = state.usage
+    assert usage == Usage.of(usage.gens)
+    assert (usage.prompt, usage.cached, usage.computed) == (100, 40, 60)
+    assert (usage.generated, usage.drafted, usage.accepted) == (10, 30, 20)
+    assert usage.hit_rate == 0.4
+    assert [(g.name, g.state, g.prompt, g.computed) for g in usage.gens] == [
+        ("a", 0, 10, 6),
+        ("", 0, 40, 24),
+        ("b", 1, 20, 12),
+        ("b", 2, 30, 18),
+    ]
+    assert usage.gens[0].line.startswith("test_usage.py:")
+    assert [fork.usage.prompt for fork in state["forks"]] == [20, 30], "a branch counts what is its own"
+
+
+def test_usages_add_up() -> None:
+    states = [program.run(backend=Costly()) for _ in range(3)]
+    total = sum(state.usage for state in states)
+    assert isinstance(total, Usage)
+    assert (total.prompt, len(total.gens)) == (300, 12)
+    with pytest.raises(TypeError):
+        total + 1  # type: ignore[operator]
+    with pytest.raises(TypeError):
+        1 + total  # type: ignore[operator]
+
+
+def test_a_repr_says_what_there_is() -> None:
+    assert repr(Usage(10, 4, 1)) == "Usage(prompt=10, cached=4, computed=6, generated=1)"
+    assert repr(Usage(10, 4, 1, 3, 2)) == "Usage(prompt=10, cached=4, computed=6, generated=1, drafted=3, accepted=2)"
+    assert Usage().hit_rate == 0.0
+
+
+def test_a_table_for_notebooks_is_escaped() -> None:
+    usage = Usage.of([GenUsage("<b>&", "a.py:1", 0, 10, 4, 1)])
+    html = usage._repr_html_()
+    assert "&lt;b&gt;&amp;" in html
+    assert "<td>10</td><td>4</td><td>6</td><td>1</td>" in html
+
+
+def test_what_failed_counts_nothing() -> None:
+    @bn.function
+    def fails(s: bn.State) -> None:
+        s += bn.gen("a") + bn.gen("bad") + bn.gen("after")
+
+    usage = fails.run(backend=Costly()).usage
+    assert [gen.name for gen in usage.gens] == ["a"]
+    assert usage.prompt == 10
+
+
+def test_a_body_that_raised_has_a_usage() -> None:
+    @bn.function
+    def raises(s: bn.State) -> None:
+        s += bn.gen("a")
+        s["a"]
+        raise RuntimeError("no")
+
+    state = raises.run(backend=Costly(), stream=True)
+    with pytest.raises(RuntimeError):
+        state.sync()
+    assert state.usage.prompt == 10
+
+
+def test_nothing_was_generated() -> None:
+    assert bn.function(lambda s: s.__iadd__("x")).run(backend=bn.Mock()).usage == Usage()

@@ -1,0 +1,100 @@
+"""What a Use stands for, op by op, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from banyan.runtime.errors import BadProgram
+from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.op_template import ProgramTemplate, ValueSource
+from banyan.runtime.protocol.wire import (
+    Append,
+    Arg,
+    Begin,
+    Drop,
+    End,
+    Fork,
+    Gen,
+    Join,
+    Mark,
+    Raw,
+    Read,
+    Ref,
+    Sampling,
+    Select,
+    Use,
+)
+
+OPS = (
+    Append(0, (Begin("user"), "about ", Arg(1), End(), Arg(0))),
+    Mark(0, 0),
+    Fork(0, (1, 2)),
+    Gen(1, 0, Sampling(max_tokens=3), name="a", line="x.py:1"),
+    Select(2, 1, ("x", "y"), name="b", line="x.py:2"),
+    Append(0, (Ref(1), Raw("<s>"), Arg(1))),
+    Gen(0, 2, Sampling(seed=5)),
+    Join(0, (2, 1)),
+    Read(0, 3, 0),
+    Read(0, 4),
+    Drop(2),
+)
+
+
+def test_a_template_knows_what_it_takes_and_makes() -> None:
+    template = ProgramTemplate(OPS)
+    assert (template.n_args, template.n_children, template.n_refs, template.n_marks) == (2, 2, 5, 1)
+    assert template.n_draws == 2, "the third has a seed of its own"
+    assert template.places == [
+        ValueSource(0, "a", "x.py:1"),
+        ValueSource(1, "b", "x.py:2"),
+        *(ValueSource(i, "", "") for i in (2, 3, 4)),
+    ]
+
+
+def test_arguments_stand_where_they_belong() -> None:
+    found = list(ProgramTemplate(OPS).expand(Use(0, 9, ("first", "second"))))
+    assert found[0] == Append(0, (Begin("user"), "about ", "second", End(), "first"))
+    assert found[5] == Append(0, (Ref(1), Raw("<s>"), "second"))
+    assert [op for k, op in enumerate(found) if k not in (0, 5)] == [op for k, op in enumerate(OPS) if k not in (0, 5)]
+
+
+def test_numbers_go_on_from_where_it_is_used() -> None:
+    assert list(ProgramTemplate(OPS).expand(Use(4, 9, ("f", "s"), child=10, ref=20, mark=30, seeds=(100, 101)))) == [
+        Append(4, (Begin("user"), "about ", "s", End(), "f")),
+        Mark(4, 30),
+        Fork(4, (10, 11)),
+        Gen(10, 20, Sampling(max_tokens=3, seed=100), name="a", line="x.py:1"),
+        Select(11, 21, ("x", "y"), seed=101, name="b", line="x.py:2"),
+        Append(4, (Ref(21), Raw("<s>"), "s")),
+        Gen(4, 22, Sampling(seed=5)),
+        Join(4, (11, 10)),
+        Read(4, 23, 30),
+        Read(4, 24),
+        Drop(11),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("use", "why"),
+    [
+        (Use(0, 9), "takes 2 arguments, not 0"),
+        (Use(0, 9, ("a", "b", "c")), "takes 2 arguments, not 3"),
+        (Use(0, 9, ("a", "b"), seeds=(1,)), "takes 2 seeds, not 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(use: Use, why: str) -> None:
+    with pytest.raises(BadProgram, match=why):
+        list(ProgramTemplate(OPS).expand(use))
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        *(Append(-1, ("x",)), Append(0, (Arg(-1),)), Append(0, (Ref(-1),))),
+        *(Gen(0, -1), Fork(0, (-1,)), Mark(0, -1), Read(0, 0, -1)),
+    ],
+    ids=repr,
+)
+def test_numbers_below_zero_would_be_those_of_others(op: wire.TemplateOp) -> None:
+    with pytest.raises(BadProgram, match="from 0 on"):
+        ProgramTemplate((op,))

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from banyan.runtime.protocol import wire
+
+ROOT = Path(__file__).parents[3]
+MESSAGES = sorted(
+    (value for value in vars(wire).values() if isinstance(value, type) and issubclass(value, wire.Wire)),
+    key=lambda cls: cls.__name__,
+)
+DIRECTIONS = {
+    "client": (wire.ClientMessage, wire.decode_client),
+    "server": (wire.ServerMessage, wire.decode_server),
+    "order": (wire.EngineOrder, wire.decode_order),
+    "report": (wire.EngineReport, wire.decode_report),
+}
+
+
+def example(kind: Any) -> Any:
+    """A value of a field's type that is not its default."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return args[-1]
+    if origin in (typing.Union, types.UnionType):
+        return example(next(a for a in args if a is not type(None)))
+    if origin is tuple:
+        return (example(args[0]),) if args[-1] is ... else tuple(map(example, args))
+    if origin is dict:
+        return {example(args[0]): example(args[1])}
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return make(kind)
+    return {int: 3, str: "é🙂", bytes: b"\x01\x00\xff", float: 0.25, bool: True}[kind]
+
+
+def make(cls: type[Any]) -> Any:
+    hints = typing.get_type_hints(cls)
+    return cls(**{field: example(hints[field]) for field in cls.__struct_fields__})
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_every_message_comes_back_as_it_went(direction: str) -> None:
+    union, decode = DIRECTIONS[direction]
+    for cls in typing.get_args(union):
+        message = make(cls)
+        assert decode(wire.encode(message)) == message
+        required = {
+            f.name: example(typing.get_type_hints(cls)[f.name]) for f in msgspec.structs.fields(cls) if f.required
+        }
+        assert decode(wire.encode(cls(**required))) == cls(**required)
+
+
+def test_every_op_and_part_comes_back_as_it_went() -> None:
+    ops = tuple(make(op) for op in typing.get_args(wire.Op))
+    parts = ("text", *(make(part) for part in typing.get_args(wire.Part) if part is not str))
+    message = wire.Submit(program=1, seq=2, ops=(*ops, wire.Append(0, parts)), last=True, name="p")
+    assert wire.decode_client(wire.encode(message)) == message
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_message_of_another_direction_is_refused(direction: str) -> None:
+    union, decode = DIRECTIONS[direction]
+    mine = typing.get_args(union)
+    for other, _ in DIRECTIONS.values():
+        for cls in typing.get_args(other):
+            if cls not in mine:
+                with pytest.raises(msgspec.ValidationError):
+                    decode(wire.encode(make(cls)))
+
+
+def test_tags_never_change() -> None:
+    assert sorted(cls.__struct_config__.tag for cls in MESSAGES if cls is not wire.Wire) == [
+        "abort", "answer", "append", "arg", "ask", "begin", "bury", "called", "cancel", "chatmarkers", "check",
+        "constraintspec", "define", "delta", "drop", "end", "failed", "finish", "fork", "gen", "hello", "hold", "image",
+        "join", "keep", "limits", "mark", "over", "ping", "pong", "raw", "read", "ready", "reasoning", "ref", "release",
+        "resend", "results", "run", "sample", "sampling", "scores", "select", "step", "submit", "sync", "times",
+        "tokenlogprob", "tokens", "toolcall", "tools", "toplogprobs", "undefine", "usage", "use", "value",
+        "verdict", "vocabulary", "welcome",
+    ]  # fmt: skip
+    assert wire.VERSION == 1
+
+
+# A message's fields as version 1 began, in order. New ones go behind them, with a default.
+FIRST = {
+    "Submit": ("program", "seq", "ops", "last", "name"),
+    "Gen": ("state", "ref", "sampling", "stream", "name", "line"),
+    "Run": ("rid", "ids", "sampling", "stop_ids", "seed", "sample", "n_done", "score_from", "namespace", "order"),
+    "Step": ("rids", "counts", "ids", "logprobs", "finished"),
+    "Finish": ("rid", "reason", "stop_id", "n_prompt", "n_cached", "scores"),
+    "Value": ("program", "seq", "ref", "samples", "usage", "scores"),
+    "Failed": ("program", "seq", "code", "message", "ref", "prompt_tail"),
+    "Welcome": ("version", "model", "max_context", "chat"),
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_fields_are_only_ever_appended_with_a_default(name: str) -> None:
+    cls = getattr(wire, name)
+    fields = msgspec.structs.fields(cls)
+    n = len(FIRST[name])
+    assert tuple(f.name for f in fields[:n]) == FIRST[name]
+    assert not any(f.required for f in fields[n:])
+
+
+@pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
+def test_a_message_of_a_newer_peer_is_read_without_its_news(cls: type[Any]) -> None:
+    data = msgspec.msgpack.decode(wire.encode(make(cls))) | {"a field of tomorrow": [1, {"x": 2}]}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(data), type=cls) == make(cls)
+
+
+@pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
+def test_messages_are_values(cls: type[Any]) -> None:
+    message = make(cls)
+    for field in cls.__struct_fields__:
+        with pytest.raises(AttributeError):
+            setattr(message, field, None)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"\x80", b"junk", wire.encode(wire.Ping())[:-1], b"\xc1" * 1000])
+def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        wire.decode_client(data)
+
+
+def test_a_wrong_type_is_refused_with_its_place() -> None:
+    data = msgspec.msgpack.encode(
+        {"t": "submit", "program": 0, "seq": 0, "ops": [{"t": "gen", "state": "x", "ref": 1}]}
+    )
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.ops\[0\]\.state"):
+        wire.decode_client(data)
+
+
+def test_defaults_are_not_sent() -> None:
+    assert len(wire.encode(wire.Gen(0, 0))) < 25
+
+
+def test_nothing_in_the_repository_pickles() -> None:
+    word = re.compile(r"^\s*(?:import|from)\s+(?:pickle|cloudpickle|dill|marshal|shelve)\b|\bpickle\.(?:loads?|dumps?)|"
+                      r"send_pyobj|recv_pyobj", re.MULTILINE)  # fmt: skip
+    rooms = ("frontend", "runtime", "radix_cache", "kernels", "examples", "benchmarks")
+    files = [file for room in rooms for file in (ROOT / room).rglob("*.py")]
+    assert len(files) > 20
+    assert [str(file) for file in files if word.search(file.read_text(encoding="utf-8"))] == []

@@ -1,0 +1,93 @@
+"""Whose a program is and how urgent, as the engine is told with each of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.wire import MAX_PRIORITY, Append, Fork, Gen
+
+Sampler = Callable[..., wire.Sampling]
+
+
+def submit(b: Any, number: int, client: bytes = b"me", **limits: Any) -> None:
+    ops = (Append(0, ("a",)), Gen(0, 0, wire.Sampling(max_tokens=2, n=2)), Fork(0, (1,)), Gen(1, 1))
+    b.programs.submit(client, wire.Submit(number, 0, ops, last=True, limits=wire.ProgramLimits(**limits)))
+
+
+def test_all_runs_of_a_program_have_its_priority_and_deadline(bench: Any) -> None:
+    b = bench()
+    b.now = 100.0
+    submit(b, 0, priority=3, deadline=5.0)
+    b.now = 102.0
+    submit(b, 1)
+    b.run()
+    runs = sorted((run.order[0], run.priority, run.deadline) for run in b.engine.runs)
+    assert runs == [(0, 3, 105.0)] * 3 + [(1, 0, 0.0)] * 3
+
+
+def test_a_gen_may_be_of_another_urgency_than_its_program(bench: Any) -> None:
+    b = bench()
+    b.now = 100.0
+    b.requests.clock = lambda: b.now
+    short = wire.Sampling(max_tokens=2)
+    ops = [Append(0, ("a",)), Gen(0, 0, short), Gen(0, 1, short, priority=0), Gen(0, 2, short, deadline=1.5)]
+    b.programs.submit(
+        b"me", wire.Submit(0, 0, tuple(ops), last=True, limits=wire.ProgramLimits(priority=3, deadline=5.0))
+    )
+    b.run()
+    assert [(run.priority, run.deadline) for run in b.engine.runs] == [(3, 105.0), (0, 105.0), (3, 101.5)]
+    b.submit(Append(0, ("a",)), Gen(0, 0, short, priority=MAX_PRIORITY + 1), program=1, last=True)
+    assert "priority is 101" in b.failed(0, program=1).message
+
+
+def test_clients_are_told_apart_and_forgotten(bench: Any) -> None:
+    b = bench()
+    for client in (b"me", b"you", b"me"):
+        submit(b, len(b.engine.runs), client=client)
+    b.run()
+    assert [run.client for run in b.engine.runs[:6]] == [0, 0, 1, 1, 0, 0]
+    b.programs.forget(b"me")
+    submit(b, 77, client=b"me")
+    assert b.engine.runs[-1].client == 2, "who comes back is a new one"
+    b.programs.forget(b"me")
+    b.programs.forget(b"you")
+    assert not b.programs._clients
+    assert not b.programs._standings
+
+
+def test_the_engine_is_told_once_when_a_program_is_over(bench: Any) -> None:
+    b = bench()
+    orders: list[Any] = []
+    send, b.requests._send = b.requests._send, orders.append
+    b.submit(Append(0, ("a",)), last=True)
+    assert not orders, "it never heard of that one"
+    b.requests._send = lambda order: (orders.append(order), send(order))
+    submit(b, 1)
+    b.run()
+    overs = [order for order in orders if isinstance(order, wire.Over)]
+    assert overs == [wire.Over(client=0, program=1)]
+    assert isinstance(orders[-1], wire.Over)
+    assert not b.requests._served
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ({"priority": MAX_PRIORITY + 1}, "priority is 101"),
+        ({"priority": -MAX_PRIORITY - 1}, "priority is -101"),
+        ({"deadline": -1.0}, "deadline is -1.0"),
+        ({"deadline": float("nan")}, "deadline is nan"),
+        ({"deadline": float("inf")}, "deadline is inf"),
+    ],
+)
+def test_what_cannot_be_is_the_programs_error(bench: Any, limits: Any, says: str) -> None:
+    b = bench()
+    submit(b, 0, **limits)
+    assert b.failed(None).code == "bad_program"
+    assert says in b.failed(None).message
+    assert not b.engine.runs
+    assert not b.programs._standings

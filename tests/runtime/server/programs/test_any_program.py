@@ -1,0 +1,214 @@
+"""Random programs, cut into random messages, in any order of arrival and of engine deaths: the texts are those that a
+plain reading of the ops gives, every value resolves, and nothing stays behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from banyan.runtime.protocol import wire
+from banyan.runtime.server.text.tokenizer import TextSpan
+
+
+def answer(prompt: str) -> str:
+    """What the model says after `prompt`."""
+    return f"<{len(prompt)}{prompt[-1:]}>"
+
+
+@st.composite
+def program(draw: st.DrawFn, may_drop: bool) -> list[wire.Op]:
+    """Ops that make sense in this order. Each state is used as long as it was not dropped."""
+    ops: list[wire.Op] = []
+    states, refs = [0], 0
+    marks: dict[int, set[int]] = {0: set()}
+    below: dict[int, list[int]] = {0: [0]}  # a state and all that was forked from it, at any depth
+    for _ in range(draw(st.integers(1, 14))):
+        if not states:
+            break
+        state = draw(st.sampled_from(states))
+        kind = draw(
+            st.sampled_from(["append", "gen", "select", "fork", "join", "adopt", "mark", "read", "drop", "splice"])
+        )
+        if kind == "append":
+            ops.append(wire.Append(state, (draw(st.sampled_from(["a", "bc", " d", ""])),)))
+        elif kind == "gen":
+            ops.append(wire.Gen(state, (refs := refs + 1), wire.Sampling(max_tokens=30), stream=draw(st.booleans())))
+        elif kind == "select":
+            ops.append(wire.Append(state, ("?",)))
+            ops.append(wire.Select(state, (refs := refs + 1), ("x", "yy")))
+        elif kind == "fork":
+            child = 1 + max((c for op in ops if isinstance(op, wire.Fork) for c in op.children), default=0)
+            n = draw(st.integers(1, 3))
+            ops.append(wire.Fork(state, tuple(range(child, child + n))))
+            ops += [wire.Append(c, (f"[{c}",)) for c in range(child, child + n)]
+            states += range(child, child + n)
+            for c in range(child, child + n):
+                marks[c], below[c] = set(marks[state]), []
+                for own in (one for key, one in below.items() if key == c or state in one):
+                    own.append(c)
+        elif kind == "join" and (others := [s for s in states if s != state]):
+            ops.append(wire.Join(state, tuple(draw(st.permutations(others))[:2])))
+        elif kind == "adopt" and (others := [s for s in states if s != state and s in below[state]]):
+            other = draw(st.sampled_from(others))
+            ops.append(wire.Join(state, (other,), adopt=True))
+            marks[state] = set(marks[other])
+        elif kind == "mark":
+            ops.append(wire.Mark(state, mark := draw(st.integers(0, 2))))
+            marks[state].add(mark)
+        elif kind == "read":
+            ops.append(wire.Read(state, (refs := refs + 1), draw(st.sampled_from([None, *sorted(marks[state])]))))
+        elif kind == "splice" and refs:
+            ops.append(wire.Append(state, (wire.Ref(draw(st.integers(1, refs))), "+")))
+        elif kind == "drop" and may_drop:
+            ops.append(wire.Drop(state, tree=draw(st.booleans())))
+            gone = below[state] if ops[-1].tree else [state]
+            states = [s for s in states if s not in gone]
+    return [*ops, *(wire.Read(state, (refs := refs + 1)) for state in states)]
+
+
+def plain(ops: list[wire.Op], chosen: Callable[[int], str]) -> dict[int, str]:
+    """Each value, by doing one op after the other. `chosen`: what a select took."""
+    texts: dict[int, str] = {0: ""}
+    inherited: dict[int, int] = {0: 0}
+    marks: dict[tuple[int, int], int] = {}
+    values: dict[int, str] = {}
+    for op in ops:
+        match op:
+            case wire.Append(state=s, parts=parts):
+                texts[s] += "".join(values[p.ref] if isinstance(p, wire.Ref) else str(p) for p in parts)
+            case wire.Gen(state=s, ref=ref):
+                values[ref] = answer(texts[s])
+                texts[s] += values[ref]
+            case wire.Select(state=s, ref=ref):
+                values[ref] = chosen(ref)
+                texts[s] += values[ref]
+            case wire.Fork(state=s, children=children):
+                for c in children:
+                    texts[c], inherited[c] = texts[s], len(texts[s])
+                    marks |= {(c, m): at for (t, m), at in marks.items() if t == s}
+            case wire.Join(state=s, children=(c,), adopt=True):
+                texts[s] = texts[c]
+                marks = {(t, m): at for (t, m), at in marks.items() if t != s}
+                marks |= {(s, m): at for (t, m), at in marks.items() if t == c}
+            case wire.Join(state=s, children=children):
+                texts[s] += "".join(texts[c][inherited[c] :] for c in children)
+            case wire.Mark(state=s, mark=m):
+                marks[s, m] = len(texts[s])
+            case wire.Read(state=s, ref=ref, mark=m):
+                values[ref] = texts[s][0 if m is None else marks[s, m] :]
+    return values
+
+
+def play(b: Any, ops: list[wire.Op], data: st.DataObject) -> None:
+    """Send `ops` in pieces, and let the engine work, encode late and die in between."""
+    b.engine.speak = lambda ids: b.words.encode([TextSpan(answer(b.words.text_of(ids).removeprefix("<|im_end|>")))])
+    while ops:
+        n = data.draw(st.integers(1, len(ops)), label="ops in this message")
+        b.submit(*ops[:n], last=n == len(ops))
+        ops = ops[n:]
+        for _ in range(data.draw(st.integers(0, 3), label="what happens then")):
+            happening = data.draw(st.sampled_from(["steps", "death", "hold", "let go"]))
+            if happening == "steps":
+                b.run(n_steps=data.draw(st.integers(1, 6)))
+            elif happening == "death" and data.draw(st.booleans()):
+                b.run(n_steps=1)  # so that no request sees two deaths in a row
+                b.engine.running.clear()
+                b.engine.finished.clear()
+                for request in b.requests._living.values():
+                    request.n_deaths = 0
+                b.requests.replay()
+            elif happening == "hold":
+                b.held = b.held or []
+            elif happening == "let go":
+                let_go(b)
+    let_go(b)
+    b.run()
+
+
+def let_go(b: Any) -> None:
+    held, b.held = b.held or [], None
+    for late in held:
+        late()
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ops=program(may_drop=False), data=st.data())
+def test_every_value_is_what_the_ops_say(bench: Any, ops: list[wire.Op], data: st.DataObject) -> None:
+    b = bench()
+    play(b, list(ops), data)
+    assert not b.messages(wire.Failed)
+    expected = plain(ops, chosen=b.text)
+    assert {m.ref: m.samples[0].text for m in b.messages(wire.Value)} == expected
+    for op in ops:
+        if isinstance(op, wire.Gen) and op.stream:
+            assert "".join(m.text for m in b.messages(wire.Delta) if m.ref == op.ref) == expected[op.ref]
+    assert (len(b.programs), len(b.requests)) == (0, 0)
+    assert [m.seq for _, m in b.sent] == list(range(len(b.sent)))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ops=program(may_drop=True), data=st.data())
+def test_every_value_resolves_once_also_where_states_are_dropped(
+    bench: Any, ops: list[wire.Op], data: st.DataObject
+) -> None:
+    b = bench()
+    play(b, list(ops), data)
+    refs = [op.ref for op in ops if isinstance(op, wire.Gen | wire.Select | wire.Read)]
+    answers = b.messages(wire.Value) + b.messages(wire.Failed)
+    assert sorted(m.ref for m in answers) == refs
+    assert {m.code for m in b.messages(wire.Failed)} <= {"cancelled"}
+    expected = plain(ops, chosen=lambda ref: b.text(ref) if any(m.ref == ref for m in b.messages(wire.Value)) else "")
+    selects = {op.ref for op in ops if isinstance(op, wire.Select)}
+    if not selects:
+        assert all(m.samples[0].text == expected[m.ref] for m in b.messages(wire.Value))
+    assert (len(b.programs), len(b.requests)) == (0, 0)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ops=program(may_drop=False), data=st.data())
+def test_a_template_does_what_its_ops_say(bench: Any, ops: list[wire.Op], data: st.DataObject) -> None:
+    """Used by itself and amid another program, with any of its texts as arguments: the same values, the same ids."""
+    args: list[str] = []
+    holed = [_with_holes(op, args, data) for op in ops]
+
+    def values(b: Any, *ops: wire.Op) -> list[wire.Value]:
+        b.engine.speak = lambda ids: b.words.encode([TextSpan(answer(b.words.text_of(ids).removeprefix("<|im_end|>")))])
+        b.submit(*ops, last=True)
+        b.run()
+        assert not b.messages(wire.Failed)
+        return b.messages(wire.Value)
+
+    def defined() -> Any:
+        b = bench()
+        b.programs.define(b"me", wire.Define(7, tuple(holed)))
+        return b
+
+    plainly, alone, within = bench(), defined(), defined()
+    expected = {m.ref: m.samples for m in values(plainly, *ops)}
+    assert {m.ref: m.samples for m in values(alone, wire.Use(0, 7, tuple(args)))} == expected
+    use = wire.Use(1, 7, tuple(args), child=2, ref=1, mark=1)
+    found = {m.ref: m.samples for m in values(within, wire.Read(0, 0), wire.Fork(0, (1,)), wire.Mark(1, 0), use)}
+    assert found.pop(0)[0].text == ""
+    assert found == {ref + 1: samples for ref, samples in expected.items()}
+    assert _asked(alone) == _asked(within) == _asked(plainly)
+
+
+def _with_holes(op: wire.Op, args: list[str], data: st.DataObject) -> wire.Op:
+    if not isinstance(op, wire.Append):
+        return op
+    parts: list[wire.Part] = []
+    for part in op.parts:
+        if isinstance(part, str) and data.draw(st.booleans(), label="an argument"):
+            parts.append(wire.Arg(len(args)))
+            args.append(part)
+        else:
+            parts.append(part)
+    return wire.Append(op.state, tuple(parts))
+
+
+def _asked(b: Any) -> set[tuple[int, ...]]:
+    """The prompts that the engine got, in whatever order."""
+    return {tuple(b.ids(k)) for k in range(len(b.engine.runs))}

@@ -1,0 +1,433 @@
+"""What a program is: forks, joins, values that wait, failures, and messages that come twice. The engine is a table."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.wire import Append, Arg, Begin, Drop, End, Fork, Gen, Join, Mark, Read, Ref, Use
+from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
+
+IM_START, IM_END = 1, 2
+
+Sampler = Callable[..., wire.Sampling]
+
+
+# ---- the DAG -------------------------------------------------------------------------------------------------------
+
+
+def test_forks_go_on_at_once_and_join_in_order(bench: Any, greedy: Sampler) -> None:
+    b = bench({"tips: ": "many", " 1": "one", " 2": "two"})
+    b.submit(
+        Append(0, ("tips: ",)),
+        Fork(0, (1, 2)),
+        Append(1, (" 1",)),
+        Append(2, (" 2",)),
+        Gen(1, 0, greedy()),
+        Gen(2, 1, greedy()),
+        Join(0, (2, 1)),
+        Read(0, 2),
+    )
+    assert len(b.engine.running) == 2, "both run before either has ended"
+    b.run()
+    assert b.text(2) == "tips:  2two 1one"
+
+
+def test_a_fork_of_a_fork_and_text_of_the_parent_after_the_fork(bench: Any, greedy: Sampler) -> None:
+    b = bench()
+    b.submit(
+        Append(0, ("a",)), Fork(0, (1,)), Append(0, ("P",)), Append(1, ("b",)), Fork(1, (2,)), Append(2, ("c",)),
+        Join(1, (2,)), Join(0, (1,)), Read(0, 0), Read(1, 1), Read(2, 2),
+    )  # fmt: skip
+    assert [b.text(k) for k in range(3)] == ["aPbc", "abc", "abc"]
+
+
+def test_a_join_takes_what_the_child_had_where_it_stands(bench: Any, greedy: Sampler) -> None:
+    b = bench({"slow": "x"})
+    b.submit(
+        Append(0, ("0",)), Fork(0, (1, 2)), Append(1, ("early",)), Append(2, ("slow",)), Gen(2, 0, greedy()),
+        Join(0, (1, 2)), Append(1, (" late",)), Read(1, 1), Read(0, 2),
+    )  # fmt: skip
+    b.run()
+    assert b.text(1) == "0early late"
+    assert b.text(2) == "0earlyslowx"
+
+
+def test_a_joined_output_keeps_its_tokens(bench: Any, words: Tokenizer, greedy: Sampler) -> None:
+    b = bench()
+    odd = [*words.encode([TextSpan(" ")]), *words.encode([TextSpan("the")])]
+    b.engine.speak = lambda ids: odd if len(ids) == 1 else []
+    b.submit(Append(0, ("a",)), Fork(0, (1,)), Gen(1, 0, greedy()), Join(0, (1,)), Gen(0, 1, greedy()))
+    b.run()
+    assert b.ids(1) == [*words.encode([TextSpan("a")]), *odd]
+
+
+def test_a_value_is_spliced_where_it_is_used_also_before_it_is_known(bench: Any, greedy: Sampler) -> None:
+    b = bench({"ask": "42", "is 42?": "yes"})
+    b.submit(
+        Append(0, ("",)), Fork(0, (1, 2)), Append(1, ("is ", Ref(7), "?")), Gen(1, 8, greedy()), Append(2, ("ask",)),
+        Gen(2, 7, greedy()),
+    )  # fmt: skip
+    b.run()
+    assert b.text(8) == "yes"
+
+
+def test_a_value_that_comes_with_a_later_message_is_waited_for(bench: Any, greedy: Sampler) -> None:
+    b = bench({"ask": "42"})
+    b.submit(Fork(0, (1,)), Append(0, ("is ", Ref(7))), Read(0, 8))
+    b.submit(Append(1, ("ask",)), Gen(1, 7, greedy()))
+    b.run()
+    assert b.text(8) == "is 42"
+
+
+def test_marks_read_from_where_they_stand(bench: Any, greedy: Sampler, role: SimpleNamespace) -> None:
+    b = bench({"assistant\n": "yes"})
+    b.submit(
+        Append(0, (*role.user("hi"), Begin("assistant"), "Well")), Mark(0, 1), Append(0, (", ",)), Mark(0, 2),
+        Append(0, ("ok", End())), Read(0, 0, 1), Fork(0, (1,)), Append(1, role.user("x")), Read(1, 1, 2), Mark(1, 3),
+        Read(1, 2, 3),
+    )  # fmt: skip
+    assert b.text(0) == ", ok<|im_end|>\n"
+    assert b.text(1) == "ok<|im_end|>\n<|im_start|>user\nx<|im_end|>\n"
+    assert b.text(2) == ""
+
+
+def test_a_program_is_forgotten_when_its_last_op_is_done(bench: Any, greedy: Sampler) -> None:
+    b = bench({"a": "b"})
+    b.submit(Append(0, ("a",)), Gen(0, 0, greedy()), last=True)
+    assert len(b.programs) == 1
+    b.run()
+    assert len(b.programs) == 0
+    b.submit(Append(0, ("a",)), program=1)
+    assert len(b.programs) == 1
+    b.submit(program=1, last=True)
+    assert len(b.programs) == 0
+    assert len(b.requests) == 0
+
+
+# ---- templates ------------------------------------------------------------------------------------------------------
+
+
+def insist(b: Any, message: wire.Submit, client: bytes = b"me") -> None:
+    """Send it as often as it is asked for, without what it lacks."""
+    while True:
+        n = len(b.sent)
+        b.programs.submit(client, message)
+        if [type(m) for _, m in b.sent[n:]] != [wire.Resend]:
+            return
+
+
+def test_a_template_that_was_lost_is_asked_for_with_the_message_that_uses_it(bench: Any, greedy: Sampler) -> None:
+    b = bench({"tea?": "yes"})
+    message = wire.Submit(0, 0, (Use(0, 3, ("tea",)),))
+    b.programs.submit(b"me", message)
+    assert [m for _, m in b.sent] == [wire.Resend(program=0, seq=0)]
+    assert not len(b.programs)
+    b.programs.define(b"me", wire.Define(3, (Append(0, (Arg(0), "?")), Gen(0, 0, greedy(), name="a"))))
+    for _ in range(2):  # duplicates are ignored, as ever
+        b.programs.submit(b"me", message)
+    b.run()
+    assert b.text(0) == "yes"
+    b.programs.submit(b"me", wire.Submit(0, 2, (Use(0, 9, ("tea",)),)))
+    assert b.sent[-1][1] == wire.Resend(program=0, seq=1), "the gap before it is what is asked for"
+
+
+def test_a_template_is_its_clients_own_until_that_takes_it_back(bench: Any, greedy: Sampler) -> None:
+    b = bench({"tea?": "yes"})
+    b.programs.define(b"me", wire.Define(3, (Append(0, (Arg(0), "?")), Gen(0, 0, greedy(), name="a"))))
+    for program, drink in enumerate(("tea", "tea")):
+        b.submit(Use(0, 3, (drink,)), program=program)
+    b.run()
+    assert [b.text(0, program) for program in range(2)] == ["yes"] * 2
+    insist(b, wire.Submit(2, 0, (Use(0, 3, ("tea",)),)), client=b"you")
+    assert "names template 3" in b.failed(None, 2).message
+    b.programs.undefine(b"me", wire.Undefine(3))
+    insist(b, wire.Submit(3, 0, (Use(0, 3, ("tea",)),)))
+    assert b.failed(None, 3).code == "bad_program"
+    b.programs.define(b"me", wire.Define(4, ()))
+    b.programs.forget(b"me")
+    assert not b.programs._quota._shares
+
+
+def test_a_use_that_does_not_fit_ends_its_program(bench: Any) -> None:
+    b = bench()
+    b.programs.define(b"me", wire.Define(0, (Append(0, (Arg(0),)),)))
+    b.submit(Use(0, 0, ()), Read(0, 0))
+    assert "takes 1 arguments, not 0" in b.failed(None).message
+    b.submit(Append(0, (Arg(0),)), Read(0, 0), program=1)
+    assert "outside of" in b.failed(0, 1).message
+
+
+# ---- failures ------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_gen_fails_what_depends_on_it_and_nothing_else(bench: Any, greedy: Sampler) -> None:
+    b = bench({"ok": "fine"})
+    b.engine.max_context = 20
+    b.submit(
+        Fork(0, (1, 2, 3)), Append(1, ("x " * 50,)), Gen(1, 0, greedy()), Append(1, ("y",)), Gen(1, 1, greedy()),
+        Append(2, ("uses ", Ref(0))), Gen(2, 2, greedy()), Append(3, ("ok",)), Gen(3, 3, greedy()),
+        Fork(1, (4,)), Read(4, 4), Join(0, (1,)), Read(0, 5),
+    )  # fmt: skip
+    b.run()
+    assert b.text(3) == "fine"
+    for ref in (0, 1, 2, 4, 5):
+        assert b.failed(ref).code == "prompt_too_long", ref
+        assert "the context 20" in b.failed(ref).message
+    assert "before it in its state" in b.failed(1).message
+    assert "spliced" in b.failed(2).message
+    assert b.failed(0).prompt_tail == "x " * 40
+
+
+def test_one_sample_that_fails_fails_the_gen_and_stops_the_others(bench: Any) -> None:
+    b = bench()
+    b.submit(Append(0, ("a",)), Gen(0, 0, wire.Sampling(n=3)))
+    b.requests.fail(wire.Failed(program=1, seq=0, code="out_of_memory", message="no pages"))
+    assert b.failed(0).code == "out_of_memory"
+    assert sorted(b.engine.aborted) == [0, 2]
+    assert len(b.requests) == 0
+
+
+@pytest.mark.parametrize(
+    ("ops", "what"),
+    [
+        ((Append(3, ("a",)),), "state 3"),
+        ((Fork(0, (1,)), Fork(0, (1,))), "state 1"),
+        ((Fork(0, (0,)),), "state 0"),
+        ((Read(0, 1), Read(0, 1)), "value 1"),
+        ((Join(0, (0,)),), "state 0"),
+        ((Join(0, (5,)),), "state 5"),
+    ],
+)
+def test_a_program_that_contradicts_itself_fails_as_a_whole(bench: Any, ops: tuple[wire.Op, ...], what: str) -> None:
+    b = bench()
+    b.submit(*ops)
+    assert b.failed(None).code == "bad_program"
+    assert what in b.failed(None).message
+    assert len(b.programs) == 0
+
+
+def test_an_unknown_mark_fails_its_read(bench: Any) -> None:
+    b = bench()
+    b.submit(Read(0, 0, mark=9))
+    assert "mark 9" in b.failed(0).message
+
+
+def test_states_that_wait_for_each_other_fail_instead_of_hanging(bench: Any) -> None:
+    b = bench()
+    b.submit(Fork(0, (1, 2)), Append(1, (Ref(2),)), Read(1, 1), Append(2, (Ref(1),)), Read(2, 2))
+    assert b.failed(1).code == b.failed(2).code == "bad_program"
+    assert len(b.programs) == 1
+
+
+def test_a_value_that_never_comes_fails_when_the_program_closes(bench: Any) -> None:
+    b = bench()
+    b.submit(Append(0, (Ref(9),)), Read(0, 0))
+    assert not b.sent
+    b.submit(last=True)
+    assert "value 9" in b.failed(0).message
+    assert len(b.programs) == 0
+
+
+def test_cancel_stops_everything(bench: Any, greedy: Sampler) -> None:
+    b = bench()
+    b.submit(Append(0, ("a",)), Fork(0, (1,)), Gen(0, 0, greedy()), Gen(1, 1, greedy()))
+    b.programs.cancel(b"me", wire.Cancel(program=0, seq=1))
+    assert b.failed(None).code == "cancelled"
+    assert sorted(b.engine.aborted) == [0, 1]
+    assert (len(b.programs), len(b.requests)) == (0, 0)
+    b.programs.cancel(b"me", wire.Cancel(program=0, seq=2))
+    b.run()
+    assert not b.messages(wire.Value)
+
+
+def test_a_client_that_is_gone_leaves_nothing(bench: Any, greedy: Sampler) -> None:
+    b = bench()
+    b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
+    b.submit(Append(0, ("a",)), Gen(0, 0, greedy()), program=1)
+    b.programs.submit(b"other", wire.Submit(0, 0, (Append(0, ("a",)), Gen(0, 0, greedy(max_tokens=2)))))
+    b.programs.forget(b"me")
+    assert sorted(b.engine.aborted) == [0, 1]
+    b.run()
+    assert [(c, m.ref) for c, m in b.sent] == [(b"other", 0)]
+
+
+def test_messages_that_come_twice_are_ignored(bench: Any, greedy: Sampler) -> None:
+    b = bench({"a": "b"})
+    message = wire.Submit(program=0, seq=0, ops=(Append(0, ("a",)), Gen(0, 0, greedy())), last=True)
+    b.programs.submit(b"me", message)
+    b.programs.submit(b"me", message)
+    assert len(b.engine.runs) == 1
+    b.run()
+    b.programs.submit(b"me", message)
+    assert len(b.engine.runs) == 1
+    assert len(b.sent) == 1
+
+
+def test_a_dropped_state_stops_at_once(bench: Any, greedy: Sampler) -> None:
+    b = bench({"a": "b"})
+    b.submit(Append(0, ("a",)), Fork(0, (1, 2)), Gen(1, 0, greedy()), Gen(2, 1, greedy()), Gen(2, 2, greedy()))
+    b.submit(Drop(2))
+    assert b.engine.aborted == [1]
+    assert b.failed(1).code == b.failed(2).code == "cancelled"
+    b.run()
+    assert b.text(0) == "b"
+    b.submit(Gen(2, 3, greedy()))
+    assert b.failed(3).code == "cancelled"
+
+
+def test_a_dropped_state_lives_as_long_as_others_wait_for_it(bench: Any, greedy: Sampler) -> None:
+    b = bench({"a": "b"})
+    b.submit(
+        Append(0, ("a",)), Fork(0, (1, 2, 3)), Gen(1, 0, greedy()), Gen(2, 1, greedy()), Gen(3, 2, greedy()),
+        Join(0, (1,)), Append(0, ("+", Ref(1))), Read(0, 3), Drop(1), Drop(2), Drop(3),
+    )  # fmt: skip
+    assert b.engine.aborted == [2]
+    b.run()
+    assert b.text(3) == "ab+b"
+    assert b.failed(2).code == "cancelled"
+
+
+def test_encoding_on_a_thread_holds_only_its_own_state(bench: Any, greedy: Sampler) -> None:
+    b = bench({"a": "b", "c": "d"})
+    b.submit(Append(0, ("a",)), Fork(0, (1,)))
+    b.held = []
+    b.submit(Gen(0, 0, greedy()))
+    (late,) = b.held
+    b.held = None
+    b.submit(Append(1, ("c",)), Gen(1, 1, greedy()))
+    b.run()
+    assert b.text(1) == "d"
+    assert not b.messages(wire.Failed)
+    late()
+    b.run()
+    assert b.text(0) == "b"
+
+
+def test_encoding_that_ends_after_its_program_did_changes_nothing(bench: Any, greedy: Sampler) -> None:
+    b = bench()
+    b.held = []
+    b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
+    b.programs.cancel(b"me", wire.Cancel(program=0, seq=1))
+    b.held[0]()
+    assert not b.engine.runs
+
+
+def test_many_states_wait_without_a_cost_that_grows_with_their_number(bench: Any, greedy: Sampler) -> None:
+    b = bench({"a": "b"})
+    n = 300
+    children = tuple(range(1, n + 1))
+    b.submit(
+        Append(0, ("a",)), Fork(0, children), *(Gen(k, k, greedy()) for k in children), Join(0, children), Read(0, 0)
+    )
+    advances = 0
+    advance = b.programs._advance
+
+    def count(*args: Any) -> None:
+        nonlocal advances
+        advances += 1
+        advance(*args)
+
+    b.programs._advance = count
+    b.run()
+    assert b.text(0) == "a" + "b" * n
+    assert advances < 6 * n
+
+
+def test_a_program_keeps_nothing_alive_after_its_end(bench: Any, greedy: Sampler) -> None:
+    b = bench({"a": "b"})
+    b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
+    (program,) = b.programs._programs.values()
+    states = program.states
+    b.submit(last=True)
+    b.run()
+    del program
+    gc.collect()
+    assert [r for r in gc.get_referrers(states) if type(r).__name__ == "Program"] == []
+
+
+def test_what_must_hold_is_checked(bench: Any, greedy: Sampler) -> None:
+    b = bench()
+    b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
+    (program,) = b.programs._programs.values()
+    b.requests._living[77] = b.requests._living[0]
+    assert "77" in b.programs.check(b.requests)
+    del b.requests._living[77]
+    program.running.clear()
+    assert "is not counted" in b.programs.check(b.requests)
+    program.running.add(program.states[0])
+    b.programs._ready.append((program, program.states[0]))
+    assert "could go on" in b.programs.check(b.requests)
+    b.programs._ready.clear()
+    assert b.programs.check(b.requests) == ""
+
+
+# ---- a state that goes on as one of its branches -------------------------------------------------------------------
+
+
+def test_a_state_adopts_a_branch_with_its_tokens(bench: Any, greedy: Sampler, role: SimpleNamespace) -> None:
+    b = bench({"start": "made", "go": "gone", "on": "done"})
+    b.submit(
+        *(Append(0, ("start",)), Gen(0, 0, greedy()), Mark(0, 5), Fork(0, (1, 2))),
+        *(Append(1, (*role.user("x"), Begin("assistant"), "go")), Gen(1, 1, greedy())),
+        *(Fork(1, (3,)), Append(3, ("on",)), Gen(3, 2, greedy()), Append(0, ("forgotten",))),
+        *(Join(0, (3,), adopt=True), Append(0, ("!", End())), Read(0, 3), Read(0, 4, mark=5)),
+    )
+    b.run()
+    text = "startmade<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\ngogoneondone!<|im_end|>\n"
+    assert (b.text(3), b.text(4)) == (text, text.removeprefix("startmade"))
+    n = len(b.engine.runs)
+    b.submit(Append(0, ("start",)), Gen(0, 5, greedy()))
+    b.run()
+    ids = b.ids(n)
+    made = b.words.encode([TextSpan("gone")])
+    assert any(ids[k : k + len(made)] == made for k in range(len(ids)))
+
+
+def test_what_a_join_that_adopts_refuses(bench: Any, greedy: Sampler) -> None:
+    b = bench()
+    b.submit(Fork(0, (1, 2)), Join(0, (1, 2), adopt=True))
+    assert "adopts 2 states" in b.failed(None).message
+
+
+def test_a_branch_that_failed_is_not_adopted(bench: Any, greedy: Sampler) -> None:
+    b = bench()
+    b.submit(Fork(0, (1,)), Append(1, (End(),)), Join(0, (1,), adopt=True), Read(0, 0))
+    assert "a turn ends where none is open" in b.failed(0).message
+
+
+def test_a_whole_subtree_is_dropped(bench: Any, greedy: Sampler) -> None:
+    b = bench({"z": "kept"})
+    b.submit(
+        *(Fork(0, (1, 2)), Fork(1, (3,)), Fork(3, (4,)), Append(4, ("x",)), Gen(4, 0, greedy(max_tokens=500))),
+        *(Append(1, ("y",)), Gen(1, 1, greedy(max_tokens=500)), Append(2, ("z",)), Gen(2, 2, greedy())),
+    )
+    b.run(2)
+    assert len(b.requests.living) == 3
+    b.submit(Drop(1, tree=True))
+    assert {b.failed(k).code for k in (0, 1)} == {"cancelled"}
+    assert len(b.requests.living) == 1
+    b.submit(Read(3, 3), Read(0, 4))
+    assert b.failed(3).code == "cancelled"
+    b.run()
+    assert b.text(2) == "kept"
+    assert b.text(4) == ""
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+def test_a_join_takes_what_a_branch_had_there_whatever_it_became_since(
+    adopt: bool, bench: Any, greedy: Sampler
+) -> None:
+    b = bench({"slow": "made"})
+    b.submit(
+        *(Fork(0, (1, 2)), Append(1, ("one",)), Append(2, ("two and more",)), Append(0, ("slow",))),
+        *(Gen(0, 0, greedy()), Join(0, (1,), adopt=adopt), Join(1, (2,), adopt=True), Append(1, ("!",))),
+        *(Read(0, 1), Read(1, 2)),
+    )
+    b.run()
+    assert (b.text(1), b.text(2)) == ("one" if adopt else "slowmadeone", "two and more!")

@@ -1,0 +1,346 @@
+"""Gens with tools on the server: turns, calls, results, and what is computed anew. The engine is a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from banyan.runtime.errors import ConstraintBusy, ConstraintUnsupported, Unsupported
+from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.wire import Append, Begin, Cancel, Drop, End, Fork, Gen, Join, Read, Results
+from banyan.runtime.server.programs.tool_loop import Sieve
+from banyan.runtime.server.text.chat_template import ChatTemplate
+from banyan.runtime.server.text.tokenizer import TextSpan
+from banyan.runtime.server.text.tool_call_format import Form
+
+Sampler = Callable[..., wire.Sampling]
+
+CHATML = (
+    "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t.function.name }};{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls %}"
+    '<tool_call>{"name": {{ c.function.name | tojson }}, "arguments": {{ c.function.arguments | tojson }}}</tool_call>'
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# As Mistral's: calls are no text, turns of others alternate, and results name their call.
+STRICT = (
+    "{% for m in messages | rejectattr('role', 'equalto', 'tool') | selectattr('tool_calls', 'undefined') %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% endfor %}{% if tools %}[T]{{ tools | length }}[/T]{% endif %}{% for m in messages %}"
+    "{% if m.role == 'user' %}[I]{{ m.content }}[/I]{% elif m.tool_calls is defined %}<|im_start|> ["
+    '{% for c in m.tool_calls %}{{ (c.function | tojson)[:-1] }}, "id": "{{ c.id }}"}{{ \', \' if not loop.last }}'
+    "{% endfor %}]<|im_end|>{% elif m.role == 'tool' %}[R]{{ m.content }}, {{ m.tool_call_id }}[/R]"
+    "{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+)
+ESCAPING = CHATML.replace(
+    "{{ m.content }}", "{% if m.role == 'tool' %}{{ {'out': m.content} | tojson }}{% else %}{{ m.content }}{% endif %}"
+)
+
+
+def spec(name: str) -> str:
+    return json.dumps({"type": "function", "function": {"name": name}})
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+TOOLS = wire.Tools((spec("f"), spec("g")))
+ASK = Append(0, (Begin("user"), "ask", End(), Begin("assistant")))
+OPEN = "<|im_start|>assistant\n"
+START = f"<|im_start|>system\nf;g;<|im_end|>\n<|im_start|>user\nask<|im_end|>\n{OPEN}"
+
+
+@pytest.fixture
+def begin(bench: Any, greedy: Sampler) -> Callable[..., Any]:
+    """`begin({"end of a prompt": "what is said"})`: the bench with a gen of tools that was asked and ran."""
+
+    def make(say: dict[str, str], source: str = CHATML, tools: wire.Tools = TOOLS, stream: bool = False) -> Any:
+        b = bench({k: v + "<|im_end|>" for k, v in say.items()}, ChatTemplate(source, {}))
+        b.submit(ASK, Gen(0, 0, greedy(max_tokens=160), stream, "a", tools=tools), Append(0, (End(),)))
+        b.run()
+        return b
+
+    return make
+
+
+def called(b: Any) -> wire.Called:
+    return b.messages(wire.Called)[-1]  # type: ignore[no-any-return]
+
+
+def test_a_gen_that_calls_nothing_is_a_gen(begin: Callable[..., Any]) -> None:
+    b = begin({OPEN: "42"})
+    assert b.text(0) == "42"
+    assert b.messages(wire.Called) == []
+    assert b.prompts() == [START]
+
+
+def test_calls_go_to_the_client_and_results_come_back_as_turns(begin: Callable[..., Any]) -> None:
+    turn = call("f", x=1) + call("g")
+    b = begin({f"ask<|im_end|>\n{OPEN}": turn, f"two<|im_end|>\n{OPEN}": "done"})
+    assert called(b).calls == (
+        wire.WireToolCall("000000000", "f", '{"x": 1}'),
+        wire.WireToolCall("000000001", "g", "{}"),
+    )
+    assert (called(b).round, called(b).text) == (0, turn)
+    assert b.messages(wire.Value) == []
+    b.submit(Results(0, 0, 0, ("one", "two")), Read(0, 1))
+    b.run()
+    assert b.text(0) == "done"
+    answers = "".join(f"<|im_start|>tool\n{said}<|im_end|>\n" for said in ("one", "two"))
+    assert b.prompts()[1] == f"{START}{turn}<|im_end|>\n{answers}{OPEN}"
+    assert b.text(1) == b.prompts()[1] + "done<|im_end|>\n"
+
+
+def test_only_the_new_turns_are_new_tokens(begin: Callable[..., Any]) -> None:
+    turn = call("f", x=1)
+    b = begin({f"ask<|im_end|>\n{OPEN}": turn, f"one<|im_end|>\n{OPEN}": "done"})
+    first = b.ids()
+    b.submit(Results(0, 0, 0, ("one",)))
+    b.run()
+    said = b.words.encode([TextSpan(turn)])
+    assert b.ids()[: len(first) + len(said)] == first + said, "what the model made stands as it made it"
+
+
+def test_the_usage_is_of_all_turns(begin: Callable[..., Any]) -> None:
+    b = begin({f"ask<|im_end|>\n{OPEN}": call("f"), f"one<|im_end|>\n{OPEN}": "done"})
+    n_first, n_said = len(b.ids()), called(b).usage.generated
+    assert called(b).usage.prompt == n_first
+    b.submit(Results(0, 0, 0, ("one",)))
+    b.run()
+    usage = b.value(0).usage
+    assert (usage.prompt, usage.generated) == (n_first + len(b.ids()), n_said + b.value(0).samples[0].n_tokens)
+    assert b.value(0).times.ready < b.value(0).times.ended
+
+
+def test_what_comes_after_waits_and_goes_on(begin: Callable[..., Any], greedy: Sampler) -> None:
+    b = begin(
+        {f"ask<|im_end|>\n{OPEN}": call("f"), f"one<|im_end|>\n{OPEN}": "done", "so ": "and on", "child ": "born"}
+    )
+    b.submit(
+        Append(0, ("so ",)),
+        Gen(0, 1, greedy()),
+        Fork(0, (1,)),
+        Append(1, ("child ",)),
+        Gen(1, 2, greedy()),
+        Join(0, (1,)),
+    )
+    b.run()
+    assert b.messages(wire.Value) == [], "nothing overtakes the tools"
+    b.submit(Results(0, 0, 0, ("one",)))
+    b.run()
+    assert [b.text(k) for k in range(3)] == ["done", "and on", "born"]
+
+
+def test_results_that_nothing_waits_for_are_ignored(begin: Callable[..., Any]) -> None:
+    b = begin(
+        {f"ask<|im_end|>\n{OPEN}": call("f"), f"one<|im_end|>\n{OPEN}": call("g"), f"two<|im_end|>\n{OPEN}": "end"}
+    )
+    b.submit(Results(0, 0, 1, ("too early",)), Results(0, 7, 0, ("of another",)))
+    b.submit(Results(0, 0, 0, ("one",)))
+    b.submit(Results(0, 0, 0, ("twice",)))
+    b.run()
+    assert called(b).round == 1
+    b.submit(Results(0, 0, 0, ("late",)))
+    b.submit(Results(0, 0, 1, ("two",)), last=True)
+    b.run()
+    assert b.text(0) == "end"
+    assert [m.round for m in b.messages(wire.Called)] == [0, 1]
+    assert len(b.programs) == 0
+
+
+def test_rounds_have_a_limit(begin: Callable[..., Any]) -> None:
+    b = begin({OPEN: call("f") + call("g") + call("f")}, tools=wire.Tools(TOOLS.specs, max_rounds=1))
+    b.submit(Results(0, 0, 0, ("1", "2", "3")))
+    b.run()
+    assert b.failed(0).code == "tool"
+    assert b.failed(0).message == (
+        "the model calls tools (f, g) still after 1 rounds; max_rounds says how many there may be"
+    )
+
+
+def test_no_rounds_means_no_calls(begin: Callable[..., Any]) -> None:
+    b = begin({OPEN: call("f")}, tools=wire.Tools(TOOLS.specs, max_rounds=0))
+    assert b.failed(0).code == "tool"
+
+
+def test_results_must_be_as_many_as_calls(begin: Callable[..., Any]) -> None:
+    b = begin({OPEN: call("f")})
+    b.submit(Results(0, 0, 0, ("1", "2")), Read(0, 1))
+    assert "2 results came for 1 calls" in b.failed(0).message
+    assert b.failed(1).code == "bad_program"
+
+
+@pytest.mark.parametrize("how", ["cancel", "drop", "leave"])
+def test_one_that_waits_for_results_can_be_stopped(how: str, begin: Callable[..., Any]) -> None:
+    b = begin({OPEN: call("f")})
+    match how:
+        case "cancel":
+            b.programs.cancel(b"me", Cancel(0, 9))
+        case "drop":
+            b.submit(Drop(0))
+            assert b.failed(0).code == "cancelled"
+        case "leave":
+            b.programs.forget(b"me")
+    assert b.programs.check(b.requests) == ""
+    if how == "drop":
+        b.submit(Results(0, 0, 0, ("late",)))
+    assert len(b.engine.runs) == 1
+
+
+def test_a_turn_that_is_stopped_while_it_runs(bench: Any, greedy: Sampler) -> None:
+    b = bench({}, ChatTemplate(CHATML, {}))
+    b.submit(ASK, Gen(0, 0, greedy(max_tokens=500), tools=TOOLS))
+    b.run(3)
+    b.submit(Drop(0))
+    assert b.failed(0).code == "cancelled"
+    assert b.requests.living == []
+
+
+@pytest.mark.parametrize(
+    ("ops", "why"),
+    [
+        ((Append(0, ("plain",)), Gen(0, 0, tools=TOOLS)), "stands in a turn of the assistant"),
+        ((ASK, Gen(0, 0, wire.Sampling(n=2), tools=TOOLS)), "n is 2"),
+        ((ASK, Gen(0, 0, tools=wire.Tools(("{}",)))), "a tool is told of as"),
+        ((ASK, Gen(0, 0, tools=wire.Tools(("{" * 9999,)))), "a tool is told of as"),
+    ],
+)
+def test_what_is_refused(ops: tuple[wire.Op, ...], why: str, bench: Any) -> None:
+    b = bench({}, ChatTemplate(CHATML, {}))
+    b.submit(*ops)
+    assert why in b.failed(0).message
+    assert b.engine.runs == []
+
+
+def test_a_model_without_a_form_says_so(bench: Any) -> None:
+    b = bench({}, ChatTemplate(CHATML.replace("{% if tools %}", "{% if false %}"), {}))
+    b.submit(ASK, Gen(0, 0, tools=TOOLS))
+    assert b.failed(0).code == "tool"
+    assert "writes no tools" in b.failed(0).message
+    assert b.programs.tooling.told(wire.ChatMarkers({})).no_calls == b.failed(0).message
+
+
+def test_clients_are_told_how_calls_look(bench: Any) -> None:
+    chat = bench({}, ChatTemplate(CHATML, {})).programs.tooling.told(wire.ChatMarkers({}))
+    assert (chat.calls, chat.no_calls) == ('<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>', "")
+
+
+# ---- templates that write calls themselves -------------------------------------------------------------------------
+
+SAID = '<|im_start|> [{"name":"f","arguments":{"x":1}}]'
+
+
+def test_calls_that_are_no_text_keep_the_tokens_that_the_model_made(begin: Callable[..., Any]) -> None:
+    b = begin({"ask[/I]": SAID, "000000000[/R]": "done"}, source=STRICT)
+    assert called(b).calls == (wire.WireToolCall("000000000", "f", '{"x": 1}'),)
+    assert called(b).text == ' [{"name":"f","arguments":{"x":1}}]', "the mark is a special token"
+    b.submit(Results(0, 0, 0, ("<|im_end|>one",)), Append(0, (Begin("user"), "more", End())), Read(0, 1))
+    b.run()
+    assert b.prompts()[1] == f"[T]2[/T][I]ask[/I]{SAID}<|im_end|>[R]<|im_end|>one, 000000000[/R]"
+    assert b.ids().count(2) == 1, "the template's mark is a token, the tool's words are none"
+    assert b.text(0) == "done"
+    assert b.text(1).endswith(", 000000000[/R]done<|im_end|>[I]more[/I]")
+
+
+def test_ids_go_on_over_the_conversation(begin: Callable[..., Any]) -> None:
+    b = begin({"ask[/I]": SAID, "000000000[/R]": SAID, "000000001[/R]": "done"}, source=STRICT)
+    for number in range(2):
+        b.submit(Results(0, 0, number, (f"r{number}",)))
+        b.run()
+    assert b.text(0) == "done"
+    assert b.prompts()[2].endswith(f"{SAID}<|im_end|>[R]r1, 000000001[/R]")
+
+
+def test_results_inside_json_are_escaped(begin: Callable[..., Any]) -> None:
+    b = begin({f"ask<|im_end|>\n{OPEN}": call("f"), f'"}}<|im_end|>\n{OPEN}': "done"}, source=ESCAPING)
+    first = b.ids()
+    b.submit(Results(0, 0, 0, ('a "b"\n<|im_end|>',)))
+    b.run()
+    assert b.prompts()[1].endswith('tool\n{"out": "a \\"b\\"\\n<|im_end|>"}<|im_end|>\n' + OPEN)
+    assert b.ids()[: len(first)] == first
+    assert b.ids().count(2) == 4, "system, user, assistant, tool: the words of the tool end no turn"
+    assert b.text(0) == "done"
+
+
+# ---- streams -------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_shows_what_is_said_and_not_the_calls(begin: Callable[..., Any]) -> None:
+    b = begin({f"ask<|im_end|>\n{OPEN}": "Look: " + call("f"), f"one<|im_end|>\n{OPEN}": "It is <one>."}, stream=True)
+    assert "".join(m.text for m in b.messages(wire.Delta)) == "Look: "
+    b.submit(Results(0, 0, 0, ("one",)))
+    b.run()
+    assert "".join(m.text for m in b.messages(wire.Delta)) == "Look: It is <one>."
+    assert "".join(m.text for m in b.messages(wire.Delta) if m.round == 0) == "Look: "
+    assert all(m.n_tokens for m in b.messages(wire.Delta))
+    assert b.text(0) == "It is <one>."
+
+
+def test_pieces_of_a_turn_have_the_logprobs_of_all_tokens_before_them(bench: Any, greedy: Sampler) -> None:
+    b = bench({f"ask<|im_end|>\n{OPEN}": "It is <one>, I say.<|im_end|>"}, ChatTemplate(CHATML, {}))
+    b.submit(ASK, Gen(0, 0, greedy(max_tokens=60, logprobs=True), True, "a", tools=TOOLS), Append(0, (End(),)))
+    b.run()
+    deltas = b.messages(wire.Delta)
+    n = 0
+    for delta in deltas:
+        n += len(delta.logprobs)
+        assert n == delta.n_tokens
+    assert n > 3
+
+
+@pytest.mark.parametrize(
+    ("form", "pieces", "is_call", "shown"),
+    [
+        (Form("<call>"), ["a <", "c", "all", "> {", "}"], True, ["a "]),
+        (Form("<call>"), ["a <", "b> <cal"], False, ["a ", "<b> ", "<cal"]),
+        (Form(""), [" ", "{", "}"], True, []),
+        (Form(""), [" ", "{", "}"], False, [" {}"]),
+        (Form(""), [" ", "a", "{"], False, [" a", "{"]),
+        (Form("[C]", is_hidden=True), ["[", "1]"], True, []),
+        (Form("[C]", None, is_hidden=True), ["f", "{}"], True, []),
+        (Form("[C]", None, is_hidden=True), ["yes"], False, ["yes"]),
+    ],
+)
+def test_the_sieve(form: Form, pieces: list[str], is_call: bool, shown: list[str]) -> None:
+    seen: list[str] = []
+    sieve = Sieve(form, seen.append)
+    for piece in pieces:
+        sieve.feed(piece)
+    sieve.end(is_call)
+    assert seen == shown
+
+
+# ---- what calls are held to ----------------------------------------------------------------------------------------
+
+
+def test_calls_are_held_to_the_tools(begin: Callable[..., Any]) -> None:
+    b = begin({OPEN: "42"})
+    held = b.engine.runs[0].sampling.constraint
+    assert (held.after, held.scope, held.end) == (("<tool_call>",), "repeat", "</tool_call>")
+    assert "additionalProperties" in held.text
+
+
+def test_tools_that_no_grammar_can_say_are_held_to_their_names_then_to_nothing(bench: Any, greedy: Sampler) -> None:
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "array"}}}}
+    tools = wire.Tools((json.dumps({"type": "function", "function": function}),))
+    b = bench({OPEN: "42<|im_end|>"}, ChatTemplate(CHATML, {}))
+    b.checks = []
+    b.submit(ASK, Gen(0, 0, greedy(max_tokens=160), tools=tools))
+    assert '"x"' in b.checks[0][0].text
+    b.checks[0][-1](ConstraintUnsupported("no"))
+    assert '"x"' not in b.checks[1][0].text
+    b.checks[1][-1](Unsupported("this model"))
+    b.run()
+    assert b.engine.runs[0].sampling.constraint is None
+    assert b.text(0) == "42"
+
+
+def test_a_busy_server_says_so(bench: Any, greedy: Sampler) -> None:
+    b = bench({OPEN: "42<|im_end|>"}, ChatTemplate(CHATML, {}))
+    b.checks = []
+    b.submit(ASK, Gen(0, 0, greedy(max_tokens=160), tools=TOOLS))
+    b.checks[0][-1](ConstraintBusy("try again"))
+    assert b.failed(0).code == "constraint_busy"

@@ -1,0 +1,114 @@
+"""What a monitor reads of a server: numbers that move with what is done, also over the end of an engine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from banyan.runtime import launch
+from banyan.runtime.client import client
+from banyan.runtime.errors import ConfigError
+from banyan.runtime.protocol import wire
+from banyan.runtime.server.telemetry.metrics import Metrics
+
+Serve = Callable[..., launch.ServerProcess]
+
+
+def read(port: int) -> dict[str, float]:
+    """Every sample, by its name and labels."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    return {m[1]: float(m[2]) for m in re.finditer(r"^(banyan_\S+) (\S+)$", text, re.M)}
+
+
+@pytest.fixture
+def metrics() -> Iterator[Metrics]:
+    made = Metrics("0")
+    yield made
+    made.close()
+
+
+def test_what_the_engine_counts_goes_on_over_its_end(metrics: Metrics) -> None:
+    def note(starts: int, steps: int, cached: int) -> None:
+        engine = {"steps": steps, "cached_tokens": cached, "running": 3, "waiting": 4}
+        cache = {"n_free": 5, "n_cached": 6, "n_query_tokens": 8, "n_hit_tokens": 2, "evicted": {"unused": 7}}
+        metrics.note({"engine": engine, "cache": cache, "server": {"engine_starts": starts, "programs": 9}})
+
+    note(1, 100, 40)
+    note(1, 120, 50)
+    first = read(metrics.port)
+    assert first["banyan_steps_total"] == 120
+    assert first['banyan_tokens_total{origin="cached"}'] == 50
+    assert first['banyan_pages{holder="cached"}'] == 6
+    assert first['banyan_evicted_pages_total{reason="unused"}'] == 7
+    assert first["banyan_hit_rate"] == 0.25
+    assert (first["banyan_running_requests"], first["banyan_waiting_requests"], first["banyan_programs"]) == (3, 4, 9)
+    note(2, 10, 1)
+    second = read(metrics.port)
+    assert second["banyan_steps_total"] == 130
+    assert second['banyan_tokens_total{origin="cached"}'] == 51
+    assert second["banyan_engine_starts_total"] == 2
+
+
+def test_drafts_by_drafter_batches_and_goodput(metrics: Metrics) -> None:
+    server = {"engine_starts": 1, "slo_requests": 5, "slo_good_requests": 4, "slo_tokens": 50, "slo_good_tokens": 45,
+              "slo_programs": 2, "slo_good_programs": 1}  # fmt: skip
+    metrics.note({"engine": {"drafted_tree": 9, "accepted_tree": 6, "drafted_ngram": 2}, "cache": {}, "server": server})
+    for n in (1, 3, 3, 60):
+        metrics.step(n)
+    found = read(metrics.port)
+    assert found['banyan_drafted_tokens_total{drafter="tree"}'] == 9
+    assert found['banyan_drafted_tokens_total{drafter="ngram"}'] == 2
+    assert found['banyan_accepted_tokens_total{drafter="tree"}'] == 6
+    assert found["banyan_batch_requests_count"] == 4
+    assert found["banyan_batch_requests_sum"] == 67
+    assert found['banyan_batch_requests_bucket{le="4.0"}'] == 3
+    assert (found["banyan_slo_requests_total"], found["banyan_good_requests_total"]) == (5, 4)
+    assert (found["banyan_slo_tokens_total"], found["banyan_good_tokens_total"]) == (50, 45)
+    assert (found["banyan_slo_programs_total"], found["banyan_good_programs_total"]) == (2, 1)
+
+
+def test_an_address_that_is_taken_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="cannot listen at"):
+        Metrics(str(taken.getsockname()[1]))
+
+
+def test_a_server_tells_times_and_counts(serve: Serve) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = serve(
+        say={"count": " ".join(map(str, range(30)))},
+        options={"metrics": str(port), "slo": "ttft=60s,itl=1ms,program=60s"},
+        step_ms=3,
+    )
+    with contextlib.closing(client.connect(server.socket)) as c:
+        for k in range(3):
+            program: Any = c.program(str(k))
+            program.submit([wire.Append(0, ("count",)), wire.Gen(0, 0, wire.Sampling(max_tokens=200))], last=True)
+            program.future(0).result(60)
+            program.future(0)
+        os.kill(c.ask("info")["engine_pid"], signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while (found := read(port))["banyan_engine_starts_total"] < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    for name in ("first_token", "inter_token", "request", "program"):
+        assert found[f"banyan_{name}_seconds_count"] == 3
+        assert 0 < found[f"banyan_{name}_seconds_sum"] < 60
+    assert found["banyan_clients"] == 1
+    assert found["banyan_batch_requests_count"] > 10
+    assert (found["banyan_slo_requests_total"], found["banyan_slo_programs_total"]) == (3, 3)
+    assert (found["banyan_good_requests_total"], found["banyan_good_programs_total"]) == (0, 3), (
+        "too long between tokens"
+    )
+    assert found["banyan_slo_tokens_total"] > found["banyan_good_tokens_total"] == 0
+    assert found["banyan_request_seconds_sum"] <= found["banyan_program_seconds_sum"] + 0.01

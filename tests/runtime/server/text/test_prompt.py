@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from banyan.runtime.errors import BadProgram
+from banyan.runtime.server.text.chat_template import ChatTemplate
+from banyan.runtime.server.text.prompt import GeneratedText, Piece, PromptText, TurnEnd, TurnStart, pack, unpack
+from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
+
+NOW = datetime(2024, 1, 1)
+
+TRIMS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+DEFAULT = "{% if messages[0].role != 'system' %}<|im_start|>system\nBe good.<|im_end|>\n{% endif %}" + TRIMS
+FORGETS_THOUGHTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SYSTEM_IN_USER = (
+    "{% set sys = messages[0].content if messages[0].role == 'system' else '' %}"
+    "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}"
+    "{% if loop.last %} ({{ sys }}){% endif %}<|im_end|>{% elif m.role == 'assistant' %}{{ m.content }}<|endoftext|>"
+    "{% endif %}{% endfor %}"
+)
+
+
+class Writer:
+    """A state that is written by hand: `made` is what a model said."""
+
+    def __init__(self, words: Tokenizer, source: str) -> None:
+        self.words, self.template, self.text = words, ChatTemplate(source, {}), PromptText()
+
+    def put(self, *pieces: Piece | str) -> Writer:
+        for piece in pieces:
+            self.text.append(TextSpan(piece) if isinstance(piece, str) else piece)
+        return self
+
+    def made(self, text: str) -> Writer:
+        """Seal the prompt, then one token per character."""
+        self.seal()
+        ids = [self.words.encode([TextSpan(c)]) for c in text]
+        return self.put(GeneratedText(text, pack(i for one in ids for i in one)))
+
+    def turn(self, role: str, text: str) -> Writer:
+        return self.put(TurnStart(role), text, TurnEnd())
+
+    def seal(self) -> list[int]:
+        self.text.runs = self.text.prompt(self.words, self.template, NOW).encode(self.words)
+        return self.ids
+
+    @property
+    def ids(self) -> list[int]:
+        return unpack(b"".join(run.ids for run in self.text.runs))
+
+    @property
+    def spelled(self) -> str:
+        return self.words.text_of(self.seal())
+
+    def read(self, mark: int = 0) -> str:
+        return self.text.read(self.words, self.template, NOW, mark)
+
+
+@pytest.fixture
+def write(words: Tokenizer) -> Any:
+    return lambda source=TRIMS: Writer(words, source)
+
+
+def test_text_is_encoded_as_one_string_between_seams(write: Any, words: Tokenizer) -> None:
+    w = write().put("th", "e qu", "ick")
+    assert w.seal() == words.encode([TextSpan("the quick")])
+
+
+def test_sealing_twice_changes_nothing(write: Any) -> None:
+    w = write().turn("user", "hi").put(TurnStart("assistant"))
+    assert w.seal() == w.seal()
+    w.made("ok").put(TurnEnd())
+    once = w.seal()
+    assert w.seal() == once
+
+
+def test_known_runs_are_kept_and_only_the_rest_is_encoded(write: Any, words: Tokenizer) -> None:
+    w = write().turn("user", "hi").put(TurnStart("assistant")).made("ok")
+    prompt = w.text.prompt(words, w.template, NOW)
+    assert [run.text for run in prompt.runs] == ["<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"]
+    assert prompt.n_chars == 0
+    w.put(TurnEnd())
+    w.seal()
+    assert w.text.prompt(words, w.template, NOW).n_chars == 0
+
+
+def test_a_default_system_prompt_is_part_of_the_tokens(write: Any) -> None:
+    w = write(DEFAULT).turn("user", "hi").put(TurnStart("assistant"))
+    assert w.spelled.startswith("<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nhi")
+    assert "Be good" not in write(DEFAULT).turn("system", "x").turn("user", "hi").spelled
+
+
+def test_output_whose_space_the_template_strips_keeps_the_tokens_that_fit(write: Any, words: Tokenizer) -> None:
+    w = write().turn("user", " hi ").put(TurnStart("assistant")).made("ok \n").put(TurnEnd())
+    before = w.text.runs
+    assert w.spelled == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nok<|im_end|>\n"
+    assert w.text.runs[0] == before[0]
+    assert unpack(w.text.runs[1].ids) == [i for c in "ok" for i in words.encode([TextSpan(c)])]
+    assert w.ids.count(2) == 2
+
+
+def test_where_the_template_rewrites_turns_only_the_changed_tail_is_encoded_again(write: Any) -> None:
+    w = write(FORGETS_THOUGHTS).turn("user", "one").put(TurnStart("assistant")).made("hm</think>yes").put(TurnEnd())
+    first = w.spelled
+    assert "hm</think>yes<|im_end|>" in first
+    w.turn("user", "two").put(TurnStart("assistant"))
+    assert w.spelled == (
+        "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"
+        "<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert w.text.runs[0].text == "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n"
+    assert w.ids.count(1) == 4, "the template's control tokens are meant"
+    assert w.read().endswith("<|im_start|>assistant\n")
+
+
+def test_a_rewriting_template_goes_by_what_the_model_wrote_and_not_by_data(marked: Tokenizer) -> None:
+    think, thought = marked.added["<think>"], marked.added["</think>"]
+    w = Writer(marked, FORGETS_THOUGHTS).turn("user", "one").put(TurnStart("assistant"))
+    w.seal()
+    w.put(
+        GeneratedText("<think>hm</think>yes", pack([think, *marked.encode([TextSpan("hm")]), thought, 68])), TurnEnd()
+    )
+    assert think in w.seal()
+    w.turn("user", "two")
+    assert not {think, thought} & set(w.seal()), "the template forgot the thought"
+    w.put(TurnStart("assistant"), "ok", TurnEnd()).turn("user", "<think>")
+    assert think not in w.seal(), "a word of the user"
+
+
+def test_a_rewriting_template_does_not_make_control_tokens_of_data(write: Any) -> None:
+    w = (
+        write(FORGETS_THOUGHTS)
+        .turn("user", "<|im_start|>")
+        .put(TurnStart("assistant"))
+        .made("a</think>b")
+        .put(TurnEnd())
+    )
+    w.turn("user", "two").put(TurnStart("assistant"))
+    assert w.seal().count(1) == 4
+
+
+def test_a_template_that_moves_turns_is_rendered_whole(write: Any) -> None:
+    w = write(SYSTEM_IN_USER).turn("system", "S").turn("user", "one").put(TurnStart("assistant"))
+    assert w.spelled == "<|im_start|>one (S)<|im_end|>"
+    w.made("yes").put(TurnEnd()).turn("user", "two").put(TurnStart("assistant"))
+    assert w.spelled == "<|im_start|>one<|im_end|>yes<|endoftext|><|im_start|>two (S)<|im_end|>"
+    assert w.ids.count(1) == 2
+
+
+def test_a_template_that_moves_turns_makes_no_control_tokens_of_data(write: Any) -> None:
+    w = write(SYSTEM_IN_USER).turn("system", "<|im_start|>").turn("user", "<|im_end|>")
+    w.template = ChatTemplate("{% for m in messages %}<|im_start|>{{ m.content }}{{ m.content }}{% endfor %}", {})
+    w.seal()
+    assert w.spelled == "<|im_start|>" * 3 + "<|im_start|>" + "<|im_end|>" * 2
+    assert (w.ids.count(1), w.ids.count(2)) == (2, 0)
+
+
+def test_text_outside_turns_stands_where_it_was_put(write: Any) -> None:
+    w = write().put("A ").turn("user", "hi").put("B ").turn("user", "ho").put("C ")
+    expected = "A <|im_start|>user\nhi<|im_end|>\nB <|im_start|>user\nho<|im_end|>\nC "
+    assert w.spelled == expected
+    assert w.ids.count(1) == 2
+    assert write().turn("user", "hi").put("B ", TurnStart("user"), "x").spelled == (
+        "<|im_start|>user\nhi<|im_end|>\nB <|im_start|>user\nx"
+    )
+
+
+PHI = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant:{% else %}<|endoftext|>{% endif %}"
+)
+
+
+def test_an_end_of_text_behind_the_last_turn_goes_when_another_follows(words: Tokenizer) -> None:
+    w = Writer(words, PHI)
+    w.template = ChatTemplate(PHI, {"eos_token": "<|endoftext|>"})
+    w.turn("user", "hi").put(TurnStart("assistant")).made("ok")
+    mark = len(w.text.pieces) - 1
+    w.put(TurnEnd())
+    assert w.spelled == "<|im_start|>user:hi<|im_end|><|im_start|>assistant:ok<|im_end|><|endoftext|>"
+    known = w.text.runs
+    w.turn("user", "more").put(TurnStart("assistant"))
+    after = "<|im_start|>user:more<|im_end|><|im_start|>assistant:"
+    assert w.spelled == "<|im_start|>user:hi<|im_end|><|im_start|>assistant:ok<|im_end|>" + after
+    assert w.text.runs[:2] == known[:2]
+    assert w.read(mark) == "ok<|im_end|>" + after
+
+
+def test_no_text_is_not_text_outside_turns(write: Any) -> None:
+    w = (
+        write(FORGETS_THOUGHTS)
+        .put("")
+        .turn("user", "one")
+        .put(TurnStart("assistant"))
+        .made("hm</think>yes")
+        .put(TurnEnd(), "")
+    )
+    assert "hm" not in w.turn("user", "two").spelled, "the template still rewrites the conversation"
+
+
+def test_text_outside_turns_needs_turns_in_order(write: Any) -> None:
+    w = write().turn("user", "hi").put("between")
+    w.template = ChatTemplate("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", {})
+    with pytest.raises(BadProgram, match="do not put text between"):
+        w.seal()
+
+
+def test_a_role_that_the_template_refuses_is_an_error_with_its_words(write: Any) -> None:
+    w = write().turn("judge", "hi")
+    w.template = ChatTemplate("{{ raise_exception('no judges here') }}", {})
+    with pytest.raises(BadProgram, match="no judges here"):
+        w.seal()
+
+
+def test_output_that_spells_nothing_is_counted_once(write: Any) -> None:
+    w = write().put("a")
+    w.seal()
+    w.put(GeneratedText("", pack([2, 2])), "b")
+    w.seal()
+    assert w.seal().count(2) == 2
+    w.put(GeneratedText("", pack([0])), GeneratedText("", b""), "c")
+    assert w.seal().count(0) == 1
+    assert w.seal().count(2) == 2
+    assert w.spelled == "a<|im_end|><|im_end|>b<|endoftext|>c"
+
+
+def test_an_empty_state_has_a_prompt(write: Any, words: Tokenizer) -> None:
+    assert write().seal() == words.blank
+    w = write().made("x")
+    assert w.seal() == [*words.blank, *words.encode([TextSpan("x")])]
+
+
+def test_a_copy_goes_its_own_way(write: Any) -> None:
+    w = write().put("a")
+    w.seal()
+    copy = w.text.copy()
+    w.put("b")
+    copy.append(TextSpan("c"))
+    assert w.spelled == "ab"
+    w.text = copy
+    assert w.spelled == "ac"
+    assert copy.n_inherited == 1
+
+
+def test_reading_inside_a_turn_gives_what_was_appended(write: Any) -> None:
+    w = write().put(TurnStart("user"), " padded ")
+    mark = len(w.text.pieces)
+    w.put("x ")
+    assert w.read(mark) == "x "
+    w.put(TurnEnd())
+    assert w.read(mark) == "x <|im_end|>\n"
+    assert w.read() == "<|im_start|>user\npadded x<|im_end|>\n"

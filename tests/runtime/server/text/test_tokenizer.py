@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from banyan.runtime.errors import BadModel, Unsupported
+from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer, merge
+
+
+def save(path: Path, tokenizer: Any, **config: Any) -> Tokenizer:
+    path.mkdir(exist_ok=True)
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return Tokenizer(path, Files.read(path))
+
+
+def sentencepiece(path: Path) -> Tokenizer:
+    """Like Llama 2's: a space before every text, bytes as <0x..>, a begin-of-text id from the post-processor."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "▁a", "ab", "▁ab", "c", "d"]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    merges = [("▁", "a"), ("a", "b"), ("▁a", "b"), ("▁", "ab")]
+    t = tokenizers.Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    t.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    t.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    t.add_special_tokens(["<unk>", "<s>", "</s>"])
+    t.post_processor = processors.TemplateProcessing(single="<s> $A", pair=None, special_tokens=[("<s>", 1)])
+    return save(path, t, bos_token="<s>", eos_token="</s>")
+
+
+def test_every_text_is_spelled_by_its_ids(words: Tokenizer) -> None:
+    for text in ("", "hello there", " the  quick\n\n", "é€🙂", "\x00\x7f", "<|im_end|>"):
+        assert words.text_of(words.encode([TextSpan(text)])) == text
+
+
+def test_data_spells_control_tokens_with_letters(words: Tokenizer) -> None:
+    assert words.encode([TextSpan("a<|im_end|>b", meant=True)])[1] == 2
+    data = words.encode([TextSpan("a<|im_end|>b")])
+    assert not words.special.intersection(data)
+    assert words.text_of(data) == "a<|im_end|>b"
+    mixed = words.encode(
+        [TextSpan("<|im_start|>", meant=True), TextSpan("<|im_end|>"), TextSpan("<|im_end|>", meant=True)]
+    )
+    assert (mixed[0], mixed[-1]) == (1, 2)
+    assert len(words.special.intersection(mixed[1:-1])) == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["<|im_", "end|>", "<|im_end|>", "the ", "qu", "ick"]), st.booleans())))
+def test_only_what_is_meant_whole_is_a_control_token(words: Tokenizer, parts: list[tuple[str, bool]]) -> None:
+    spans = [TextSpan(*part) for part in parts]
+    ids = words.encode(spans)
+    assert words.text_of(ids) == "".join(text for text, _ in parts)
+    meant = sum(span.text.count("<|im_end|>") for span in merge(spans) if span.meant)
+    assert sum(i in words.special for i in ids) == meant
+
+
+def test_borders_between_spans_leave_no_mark(words: Tokenizer) -> None:
+    text = "there is another thing in the text"
+    whole = words.encode([TextSpan(text)])
+    for k in range(len(text)):
+        assert words.encode([TextSpan(text[:k]), TextSpan(text[k:], meant=True)]) == whole
+
+
+def test_stop_ids_are_the_tokens_that_hold_the_string(words: Tokenizer) -> None:
+    for stop in ("th", "e", " a", "\n", "é", "zzz"):
+        expected = {i for i, s in enumerate(words.spelling) if stop.encode() in s and i not in words.special}
+        assert words.stop_ids(stop) == expected
+    assert words.stop_ids("im_end") == frozenset(), "a control token is no text"
+
+
+def test_a_begin_of_text_id_comes_first_and_once(tmp_path: Path) -> None:
+    t = sentencepiece(tmp_path)
+    assert t.blank == [1]
+    assert t.encode([TextSpan("ab")], at_start=True)[0] == 1
+    assert t.encode([TextSpan("<s>ab", meant=True)], at_start=True).count(1) == 1
+    assert t.encode([TextSpan("<s>ab")], at_start=True).count(1) == 1, "as data it is letters behind the id"
+    assert 1 not in t.encode([TextSpan("ab")])
+    assert t.encode([], at_start=True) == [1]
+
+
+def test_a_vocabulary_that_puts_a_space_before_text_does_so_only_at_the_start(tmp_path: Path) -> None:
+    t = sentencepiece(tmp_path)
+    assert t.text_of(t.encode([TextSpan("ab")], at_start=True)[1:]) == " ab"
+    for text in ("ab", " ab", "a", "\nab", "é", ".", "cd ab"):
+        assert t.text_of(t.encode([TextSpan(text)])) == text
+    assert t.text_of(t.encode([TextSpan("ab</s>")])) == "ab</s>"
+    assert t.encode([TextSpan("a</s>", meant=True)])[-1] == 2
+
+
+def test_bytes_of_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
+    t = sentencepiece(tmp_path)
+    assert t.spelling[3 + 0xE2] == b"\xe2"
+    assert t.spelling[3 + 256 + 3] == b" a"
+    assert t.eos_ids == (2,)
+
+
+def test_eos_ids_come_from_every_place_that_names_them(words_dir: Path, tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((words_dir / name).read_bytes())
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 0]}')
+    (tmp_path / "config.json").write_text('{"eos_token_id": 5, "text_config": {"eos_token_id": 6}}')
+    assert Tokenizer(tmp_path, Files.read(tmp_path)).eos_ids == (7, 0, 5, 6, 2)
+
+
+def test_a_template_file_goes_before_the_config(words_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]})
+    )
+    assert Files.read(tmp_path).template == "d"
+    (tmp_path / "chat_template.jinja").write_text("from the file")
+    assert Files.read(tmp_path).template == "from the file"
+
+
+def test_special_tokens_by_name(tmp_path: Path) -> None:
+    (tmp_path / "special_tokens_map.json").write_text('{"bos_token": "<a>", "eos_token": "<old>"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<b>"}, "pad_token": null, "x": "y"}')
+    assert Files.read(tmp_path).special_tokens == {"bos_token": "<a>", "eos_token": "<b>"}
+
+
+@pytest.mark.parametrize(("name", "text"), [("tokenizer.json", "{}"), ("tokenizer_config.json", "nonsense")])
+def test_a_broken_file_is_named(words_dir: Path, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((words_dir / "tokenizer.json").read_bytes())
+    (tmp_path / name).write_text(text)
+    with pytest.raises(BadModel, match=name):
+        Tokenizer(tmp_path, Files.read(tmp_path))
+
+
+def test_no_tokenizer_at_all(tmp_path: Path) -> None:
+    with pytest.raises(BadModel, match=r"no tokenizer\.json"):
+        Tokenizer(tmp_path, Files.read(tmp_path))
+
+
+def test_an_unknown_kind_of_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
+    t = tokenizers.Tokenizer(models.WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    t.pre_tokenizer = pre_tokenizers.Whitespace()
+    t.decoder = decoders.WordPiece()
+    with pytest.raises(Unsupported, match="WordPiece"):
+        save(tmp_path, t)
+
+
+def test_truncation_in_the_file_is_not_ours(tiny: ModuleType, tmp_path: Path) -> None:
+    tiny.make_tokenizer(tmp_path)
+    t = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    t.enable_truncation(4)
+    t.enable_padding(length=8)
+    assert len(save(tmp_path, t).encode([TextSpan("x y z " * 20)])) > 30
+    assert len(save(tmp_path, t).encode([TextSpan("x")])) == 1
+
+
+def test_neighbours_of_a_kind_merge() -> None:
+    spans = [
+        TextSpan("a"),
+        TextSpan(""),
+        TextSpan("b"),
+        TextSpan("", True),
+        TextSpan("c", True),
+        TextSpan("d", True),
+        TextSpan("e"),
+    ]
+    assert merge(spans) == [TextSpan("ab"), TextSpan("cd", True), TextSpan("e")]
+
+
+MARKS = ["<tool_call>", "</tool_call>", "<think>", "<|im_end|>", "[INST]"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([*MARKS, "<tool", "_call>", "    ", "banyan ", "the "]), st.booleans())))
+def test_a_control_token_in_data_is_letters_called_special_or_not(
+    marked: Tokenizer, parts: list[tuple[str, bool]]
+) -> None:
+    spans = [TextSpan(*part) for part in parts]
+    ids = marked.encode(spans)
+    assert marked.text_of(ids) == "".join(text for text, _ in parts)
+    controls = {marked.added[mark] for mark in MARKS}
+    meant = sum(span.text.count(mark) for span in merge(spans) if span.meant for mark in MARKS)
+    assert sum(i in controls for i in ids) == meant
+
+
+def test_words_and_spaces_that_were_added_stay_one_token_in_data(marked: Tokenizer) -> None:
+    for text in ("banyan", "    "):
+        assert marked.encode([TextSpan(text)]) == [marked.added[text]]
+        assert marked.added[text] in marked.encode([TextSpan(text + "<think>")])
+
+
+def test_a_control_token_that_merges_lead_to_is_cut_apart_in_data(tmp_path: Path) -> None:
+    pieces = ["<", "t", ">", "<t", "<t>", "a"]
+    t = tokenizers.Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [("<", "t"), ("<t", ">")]))
+    t.decoder = decoders.ByteLevel()
+    t.add_tokens(["<t>"])
+    found = save(tmp_path, t)
+    assert found.encode([TextSpan("a<t>a", meant=True)]) == [5, 4, 5]
+    assert found.encode([TextSpan("a<t>a")]) == [5, 0, 1, 2, 5]

@@ -1,0 +1,353 @@
+"""The form of calls, read off templates of the shapes that models have, and calls read back from what a model says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from banyan.runtime.constraint.build import build
+from banyan.runtime.constraint.canonical import canonical
+from banyan.runtime.constraint.vocabulary import Vocabulary
+from banyan.runtime.errors import ToolError
+from banyan.runtime.protocol.wire import WireToolCall
+from banyan.runtime.server.text.chat_template import ChatMessage, ChatTemplate
+from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
+from banyan.runtime.server.text.tool_call_format import N_CALLS, Form, example, form_of
+
+NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
+PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+# The same shapes that well-known models have, written anew.
+HERMES = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "{% if loop.previtem.role != 'tool' %}<|im_start|>user{% endif %}\n"
+    "<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for call in m.tool_calls %}{% set f = call.function %}"
+    "{% if m.content or not loop.first %}{{ '\n' }}{% endif %}"
+    '<tool_call>\n{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}" + PROMPT
+)
+# Qwen 3: the last turn of an assistant gets an empty thought.
+QWEN3 = HERMES.replace(
+    "<|im_start|>{{ m.role }}\n{{ m.content }}",
+    "<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ m.content }}",
+)
+LLAMA3 = (
+    "{{ bos_token }}{% if tools %}<|h|>system<|/h|>\n\nEnvironment: ipython<|eot|>{% endif %}{% for m in messages %}"
+    "{% if 'tool_calls' in m %}{% if m.tool_calls | length != 1 %}{{ raise_exception('one call at once') }}{% endif %}"
+    "{% set f = m.tool_calls[0].function %}<|h|>assistant<|/h|>\n\n"
+    '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}<|eot|>'
+    "{% elif m.role == 'tool' %}<|h|>ipython<|/h|>\n\n{{ {'output': m.content} | tojson }}<|eot|>"
+    "{% else %}<|h|>{{ m.role }}<|/h|>\n\n"
+    "{% if tools and loop.first %}{% for tool in tools %}{{ tool | tojson(indent=4) }}\n\n{% endfor %}{% endif %}"
+    "{{ m.content | trim }}<|eot|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|h|>assistant<|/h|>\n\n{% endif %}"
+)
+LENGTH_9 = "{% if ID | length != 9 %}{{ raise_exception('ids have length 9') }}{% endif %}"
+MISTRAL = (
+    "{% for m in messages | rejectattr('role', 'equalto', 'tool') | selectattr('tool_calls', 'undefined') %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% endfor %}{% set users = messages | selectattr('role', 'equalto', 'user') | list %}"
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}"
+    "{% if tools and m == users[-1] %}[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+    "[INST] {{ m.content }}[/INST]{% elif m.tool_calls is defined %}[TOOL_CALLS] ["
+    "{% for call in m.tool_calls %}" + LENGTH_9.replace("ID", "call.id") + "{{ (call.function | tojson)[:-1] }}"
+    ', "id": "{{ call.id }}"}{% if not loop.last %}, {% endif %}{% endfor %}]{{ eos_token }}'
+    "{% elif m.role == 'tool' %}"
+    + LENGTH_9.replace("ID", "m.tool_call_id")
+    + '[TOOL_RESULTS] {"content": {{ m.content }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]'
+    "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+MISTRAL_NAMED = (
+    "{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% elif m.role == 'tool' %}"
+    "[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]{% else %}{{ m.content }}{% for call in m.tool_calls %}"
+    "[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}{% endfor %}{{ eos_token }}"
+    "{% endif %}{% endfor %}"
+)
+XML = HERMES.replace(
+    '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}',
+    "<function={{ f.name }}>{% for k, v in f.arguments.items() %}<{{ k }}>{{ v }}</{{ k }}>{% endfor %}</function>",
+)
+
+FORMS = {
+    HERMES: Form("<tool_call>", "name", "arguments", close="\n</tool_call>"),
+    QWEN3: Form("<tool_call>", "name", "arguments", close="\n</tool_call>"),
+    LLAMA3: Form("", "name", "parameters"),
+    MISTRAL: Form("[TOOL_CALLS]", "name", "arguments", is_list=True, is_plain=False),
+    MISTRAL_NAMED: Form("[TOOL_CALLS]", None, "", split="[ARGS]"),
+}
+
+
+@pytest.mark.parametrize(("source", "form"), FORMS.items(), ids=["hermes", "qwen3", "llama3", "mistral", "named"])
+def test_the_form_is_read_off_the_template(source: str, form: Form, words: Tokenizer) -> None:
+    assert form_of(ChatTemplate(source, NAMES), words) == form
+
+
+def test_a_mark_that_is_a_special_token_is_not_shown(words: Tokenizer) -> None:
+    special = HERMES.replace("<tool_call>\n", "<|im_start|>call")
+    assert form_of(ChatTemplate(special, NAMES), words).is_hidden
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", "writes no tools"),
+        (XML, "a form that is not known here: '<tool_call>\\\\n<function=zqnamezq0>"),
+        (HERMES.replace("{% for call in m.tool_calls %}", "{% for call in [] %}"), "not known here: ''"),
+        (
+            HERMES.replace("<tool_call>\n", "{% if loop.first %}<calls>{% endif %}<call>\n"),
+            "two calls in a form that is not known",
+        ),
+        (
+            HERMES.replace("{% set f = call.function %}", "{% set f = call.function + 1 %}"),
+            "takes no calls of tools: the model's chat template fails",
+        ),
+    ],
+)
+def test_what_cannot_be_read_off_is_refused_by_its_words(source: str, why: str, words: Tokenizer) -> None:
+    with pytest.raises(ToolError) as e:
+        form_of(ChatTemplate(source, NAMES), words)
+    assert why.replace("\\\\", "\\") in str(e.value)
+
+
+def test_no_template_is_no_form(words: Tokenizer) -> None:
+    with pytest.raises(ToolError, match="no chat template"):
+        form_of(None, words)
+
+
+def test_an_example_for_people() -> None:
+    assert example(FORMS[HERMES]) == '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+    assert example(FORMS[LLAMA3]) == '{"name": "f", "parameters": {"x": 1}}'
+    assert example(FORMS[MISTRAL]) == '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}]'
+    assert example(FORMS[MISTRAL_NAMED]) == '[TOOL_CALLS]f[ARGS]{"x": 1}'
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+
+HERMES_FORM, LLAMA_FORM, MISTRAL_FORM, NAMED_FORM = (FORMS[s] for s in (HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED))
+
+
+def read(form: Form, text: str, n_before: int = 0) -> list[tuple[Any, ...]]:
+    return [
+        (call.id, call.name, json.loads(call.arguments)) if not call.error else (call.name, call.error)
+        for call in form.read(text, text, n_before)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (HERMES_FORM, 'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"x": [1, "é"]}}\n</tool_call>'),
+        (HERMES_FORM, '<tool_call>{"arguments":{"x":[1,"\\u00e9"]},"name":"f"}'),
+        (HERMES_FORM, '<think>a <tool_call> is needed</think><tool_call>{"name": "f", "arguments": {"x": [1, "é"]}}'),
+        (HERMES_FORM, '<tool_call>{"name": "f", "arguments": "{\\"x\\": [1, \\"é\\"]}"}</tool_call>'),
+        (LLAMA_FORM, ' {"name": "f", "parameters": {"x": [1, "é"]}}\n'),
+        (LLAMA_FORM, '<think>{"a": 1}?</think>\n{"name": "f", "parameters": {"x": [1, "é"]}}'),
+        (MISTRAL_FORM, '[TOOL_CALLS] [{"name": "f", "arguments": {"x": [1, "é"]}, "id": "whatever"}]'),
+        (MISTRAL_FORM, '[TOOL_CALLS]{"name": "f", "arguments": {"x": [1, "é"]}}'),
+        (NAMED_FORM, '[TOOL_CALLS]f[ARGS]{"x": [1, "é"]}'),
+    ],
+)
+def test_a_call_is_read(form: Form, text: str) -> None:
+    assert read(form, text, 3) == [("000000003", "f", {"x": [1, "é"]})]
+
+
+def test_several_calls_are_read_in_order() -> None:
+    one, two = '{"name": "f", "arguments": {"x": "</tool_call><tool_call>"}}', '{"name": "g", "arguments": {}}'
+    expected = [("000000000", "f", {"x": "</tool_call><tool_call>"}), ("000000001", "g", {})]
+    assert read(HERMES_FORM, f"<tool_call>{one}</tool_call>\n<tool_call>\n{two}</tool_call>") == expected
+    assert read(MISTRAL_FORM, f"[TOOL_CALLS] [{one}, {two}]") == expected
+    assert read(NAMED_FORM, '[TOOL_CALLS]f[ARGS]{"x": "</tool_call><tool_call>"}[TOOL_CALLS]g[ARGS]{}') == expected
+    assert read(LLAMA_FORM, f"{one}; {two}".replace("arguments", "parameters")) == expected
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (HERMES_FORM, 'It is {"name": "f", "arguments": {}}.'),
+        (LLAMA_FORM, 'Say {"name": "f", "parameters": {}}'),
+        (LLAMA_FORM, '{"name": "Ada", "parameters": 3}'),
+        (LLAMA_FORM, '{"city": "Rome"}'),
+        (LLAMA_FORM, "42"),
+        (LLAMA_FORM, ""),
+        (LLAMA_FORM, '{"name": "f", "parameters": {}} is what I would call'),
+    ],
+)
+def test_what_is_no_call_is_an_answer(form: Form, text: str) -> None:
+    assert read(form, text) == []
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "name", "why"),
+    [
+        (HERMES_FORM, '<tool_call>{"name": "f", "argum', "", "JSON is broken"),
+        (HERMES_FORM, "<tool_call></tool_call>", "", "JSON is broken"),
+        (HERMES_FORM, '<tool_call>{"tool": "f"}</tool_call>', "", "names no tool; it must be an object with 'name'"),
+        (HERMES_FORM, '<tool_call>["f"]</tool_call>', "", "names no tool"),
+        (HERMES_FORM, '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "f", "must be a JSON object"),
+        (HERMES_FORM, '<tool_call>{"name": "f", "arguments": "{x"}</tool_call>', "f", "JSON is broken"),
+        (HERMES_FORM, "<tool_call>" + "[" * 100_000, "", "too deep"),
+        (HERMES_FORM, '<tool_call>{"name": "f", "arguments": {"x": ' + "9" * 5000 + "}}", "", "JSON is broken"),
+        (NAMED_FORM, "[TOOL_CALLS]f", "", "JSON is broken"),
+    ],
+)
+def test_a_broken_call_is_a_call_with_an_error(form: Form, text: str, name: str, why: str) -> None:
+    ((found, error),) = read(form, text)
+    assert found == name
+    assert why in error
+
+
+def test_a_broken_call_does_not_hide_the_next() -> None:
+    text = '<tool_call>{"name": </tool_call><tool_call>{"name": "g", "arguments": {}}</tool_call>'
+    assert read(HERMES_FORM, text)[1] == ("000000001", "g", {})
+
+
+def test_calls_beyond_what_a_turn_can_make_are_errors() -> None:
+    found = read(HERMES_FORM, '<tool_call>{"name": "f", "arguments": {}}' * (N_CALLS + 1))
+    assert found[N_CALLS - 1][1:] == ("f", {})
+    assert "one more" in found[N_CALLS][1]
+
+
+def test_hidden_marks_are_looked_for_in_what_the_tokens_spell() -> None:
+    form = MISTRAL_FORM._replace(is_hidden=True)
+    said = '[{"name": "f", "arguments": {}}]'
+    assert form.read(said, f"[TOOL_CALLS] {said}") == (WireToolCall("000000000", "f", "{}"),)
+    assert form.read(said, said) == (), "JSON that the model says is none of its own"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**18), 10**18) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.dictionaries(st.text(), JSON, max_size=3))))
+def test_what_a_template_writes_is_read_as_it_was(calls: list[tuple[str, dict[str, Any]]]) -> None:
+    made = tuple(WireToolCall(f"{k:09d}", name, json.dumps(value)) for k, (name, value) in enumerate(calls[:3]))
+    for source in (HERMES, QWEN3, MISTRAL, MISTRAL_NAMED) if made else ():
+        text = ChatTemplate(source, NAMES).calling(made)
+        found = FORMS[source].read(text, text)
+        assert [(c.id, c.name, json.loads(c.arguments), c.error) for c in found] == [
+            (c.id, c.name, json.loads(c.arguments), "") for c in made
+        ]
+
+
+@settings(deadline=None)
+@given(st.text(alphabet='<tool_call>/{}[]":,name argumentsf\\1'))
+def test_no_text_breaks_the_reader(text: str) -> None:
+    for form in FORMS.values():
+        for call in form.read("<tool_call>" + text, "[TOOL_CALLS]" + text):
+            assert isinstance(json.loads(call.arguments), dict)
+
+
+# ---- conversations with calls --------------------------------------------------------------------------------------
+
+
+def test_a_template_is_told_of_calls_and_their_answers() -> None:
+    call = WireToolCall("000000007", "f", '{"x": 1}')
+    talk = [ChatMessage("user", "?"), ChatMessage("assistant", calls=(call,)), ChatMessage("tool", "3", answers=call)]
+    text = ChatTemplate(MISTRAL, NAMES).render(talk)
+    assert text == (
+        '<s>[INST] ?[/INST][TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}, "id": "000000007"}]</s>'
+        '[TOOL_RESULTS] {"content": 3, "call_id": "000000007"}[/TOOL_RESULTS]'
+    )
+
+
+def test_the_markers_of_turns_with_calls() -> None:
+    call = WireToolCall("000000007", "f")
+    shapes = ("user", ChatMessage("assistant", calls=(call,)), ChatMessage("tool", answers=call))
+    assert ChatTemplate(MISTRAL, NAMES).markers(shapes) == (
+        "<s>[INST] ",
+        "[/INST]",
+        '</s>[TOOL_RESULTS] {"content": ',
+        ', "call_id": "000000007"}[/TOOL_RESULTS]',
+    )
+    assert ChatTemplate(MISTRAL, NAMES).chat_markers().roles["tool"] == (
+        '[TOOL_RESULTS] {"content": ',
+        ', "call_id": "000000000"}[/TOOL_RESULTS]',
+    )
+
+
+def test_tools_change_what_a_template_writes_and_are_kept_apart() -> None:
+    template = ChatTemplate(HERMES, NAMES)
+    spec = '{"type": "function", "function": {"name": "f"}}'
+    assert template.told(()) is template
+    assert template.told((spec,)) is template.told((spec,))
+    assert template.told((spec,)).markers(("user",)) == (
+        f"<|im_start|>system\n{spec}\n<|im_end|>\n<|im_start|>user\n",
+        "<|im_end|>\n",
+    )
+    assert template.markers(("user",)) == ("<|im_start|>user\n", "<|im_end|>\n")
+
+
+# ---- what calls are held to ----------------------------------------------------------------------------------------
+
+POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+LOOKUP = json.dumps({"type": "function", "function": {"name": "lookup", "parameters": {
+    "type": "object", "properties": {"key": {"type": "string"}, "at": {"$ref": "#/$defs/Point"}}, "required": ["key"],
+    "$defs": {"Point": POINT}}}})  # fmt: skip
+MOVE = json.dumps({"type": "function", "function": {"name": "move", "parameters": {
+    "type": "object", "properties": {"to": {"$ref": "#/$defs/Point"}}, "required": ["to"], "$defs": {
+        "Point": {"enum": ["north", "south"]}}}}})  # fmt: skip
+BARE = json.dumps({"type": "function", "function": {"name": "now"}})
+
+
+def accepted(form: Form, words: Tokenizer, text: str, is_strict: bool = True, since: str = "") -> bool:
+    """Whether a model may write this turn."""
+    vocabulary = Vocabulary(words.vocabulary(), len(words.spelling))
+    spec = form.constraint((LOOKUP, MOVE, BARE), since, is_strict)
+    assert spec is not None
+    guide = build(canonical(spec), vocabulary).guide()
+    ids = words.encode([TextSpan(text)])
+    return guide.accept(ids) == len(ids) and guide.can_stop
+
+
+CALLS = {
+    "Let me see. <tool_call>\n{}\n</tool_call>": Form("<tool_call>", close="\n</tool_call>"),
+    "[TOOL_CALLS] [{}]": Form("[TOOL_CALLS]", is_list=True),
+}
+
+
+@pytest.mark.parametrize("turn", CALLS)
+def test_a_call_fits_its_tool(turn: str, words: Tokenizer) -> None:
+    def says(call: str, is_strict: bool = True) -> bool:
+        return accepted(CALLS[turn], words, turn.replace("{}", call), is_strict)
+
+    assert says('{"name": "lookup", "arguments": {"key": "a", "at": {"x": 3}}}')
+    assert says('{"name": "move", "arguments": {"to": "north"}}')
+    assert says('{"name": "now", "arguments": {}}')
+    assert not says('{"name": "look", "arguments": {}}')
+    for wrong in ('{"key": 1}', "{}", '{"key": "a", "more": 1}', '{"key": "a", "at": "north"}'):
+        assert not says(f'{{"name": "lookup", "arguments": {wrong}}}')
+        assert says(f'{{"name": "lookup", "arguments": {wrong}}}', is_strict=False)
+    assert not says('{"name": "lookup", "arguments": "a"}', is_strict=False)
+
+
+def test_a_name_between_two_marks(words: Tokenizer) -> None:
+    form = Form("[TOOL_CALLS]", None, "", split="[ARGS]")
+    assert accepted(form, words, 'so: [TOOL_CALLS]move[ARGS]{"to": "south"} [TOOL_CALLS]now[ARGS]{}')
+    assert not accepted(form, words, '[TOOL_CALLS]move[ARGS]{"to": "up"}')
+    assert not accepted(form, words, "[TOOL_CALLS]fly[ARGS]{}")
+
+
+def test_what_a_model_thinks_is_its_own(words: Tokenizer) -> None:
+    form = Form("<tool_call>", close="</tool_call>")
+    call = '<tool_call>{"name": "move", "arguments": {"to": "%s"}}</tool_call>'
+    assert accepted(form, words, f"I may <tool_call>, or not</think> {call % 'north'} and", since="</think>")
+    assert not accepted(form, words, f"I may <tool_call>, or not</think> {call % 'up'}", since="</think>")
+
+
+def test_where_nothing_in_the_text_begins_a_call_nothing_is_held(words: Tokenizer) -> None:
+    assert Form("", "name", "parameters").constraint((BARE,), "", True) is None
+    assert Form("[TOOL_CALLS]", None, "", split="[ARGS]", is_hidden=True).constraint((BARE,), "", True) is None
