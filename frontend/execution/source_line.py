@@ -6,7 +6,7 @@ import os
 import sys
 from functools import cache
 
-_HERE = os.path.dirname(__file__) + os.sep
+_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 @cache

@@ -87,7 +87,7 @@ def _version_only(command: list[str], otherwise: object, **options: object) -> o
 LIBRARY_IN_THREADS = """
 import os, sys, threading
 import torch
-from banyan.kernels import chosen, ops
+from banyan.kernels import ops
 from banyan.kernels.native import threads as counts
 
 counts.PRODUCT_WORK = 0

@@ -160,7 +160,7 @@ def test_expressions_inside_f_strings() -> None:
 def test_every_way_to_make_text_keeps_the_expression() -> None:
     for text in (str(bn.gen("x")), "{}".format(bn.gen("x")), "%s" % bn.gen("x"), f"{bn.gen('x')!s}"):  # noqa: UP031
         assert leaves(text) == [GenExpr("x")]
-    assert repr(bn.gen("x")).startswith("Gen(name='x'")
+    assert repr(bn.gen("x")).startswith("GenExpr(name='x'")
 
 
 def test_formats_inside_f_strings_are_refused() -> None:

@@ -65,7 +65,7 @@ def test_it_says_where_it_was_looked_at() -> None:
     with pytest.raises(ArgumentObserved):
         len(slot)  # type: ignore[arg-type]
     assert slot.observed is not None
-    assert slot.observed.line.startswith("test_slot.py:")
+    assert slot.observed.line.startswith("test_argument_slot.py:")
 
 
 @pytest.mark.parametrize("look", [lambda q: "".join([q]), lambda q: re.match("x", q), json.dumps, lambda q: 1 + q])

@@ -76,7 +76,7 @@ def test_where_a_server_listens_no_second_one_may(tmp_path: Path, context: Conte
     other = f"""
 import sys, zmq
 from pathlib import Path
-from banyan.runtime import ipc
+from banyan.runtime.protocol import ipc
 try:
     ipc.listen(zmq.Context(), Path({str(path)!r}), 1 << 16)
 except ipc.ConfigError as e:

@@ -78,11 +78,11 @@ def test_a_message_of_another_direction_is_refused(direction: str) -> None:
 def test_tags_never_change() -> None:
     assert sorted(cls.__struct_config__.tag for cls in MESSAGES if cls is not wire.Wire) == [
         "abort", "answer", "append", "arg", "ask", "begin", "bury", "called", "cancel", "chatmarkers", "check",
-        "constraintspec", "define", "delta", "drop", "end", "failed", "finish", "fork", "gen", "hello", "hold", "image",
-        "join", "keep", "limits", "mark", "over", "ping", "pong", "raw", "read", "ready", "reasoning", "ref", "release",
-        "resend", "results", "run", "sample", "sampling", "scores", "select", "step", "submit", "sync", "times",
-        "tokenlogprob", "tokens", "toolcall", "tools", "toplogprobs", "undefine", "usage", "use", "value",
-        "verdict", "vocabulary", "welcome",
+        "constraintspec", "define", "delta", "drop", "end", "failed", "finish", "fork", "gen", "hello", "hold",
+        "image", "join", "keep", "mark", "over", "ping", "pong", "programlimits", "raw", "read", "ready", "reasoning",
+        "ref", "release", "resend", "results", "run", "sample", "sampling", "scores", "select", "setvocabulary",
+        "step", "submit", "sync", "times", "tokenlogprob", "tokens", "tokenusage", "tools", "toplogprobs", "undefine",
+        "use", "value", "verdict", "welcome", "wiretoolcall",
     ]  # fmt: skip
     assert wire.VERSION == 1
 

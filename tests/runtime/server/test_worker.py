@@ -154,7 +154,8 @@ def serve_with(fake_model: Callable[..., Path], tmp_path: Path) -> Iterator[Call
         boot = tmp_path / "boot.py"
         fake = Path(__file__).with_name("fake_engine.py")
         boot.write_text(
-            f"import sys\nfrom banyan.runtime import ipc\n{change}\nfrom banyan.runtime.server.worker import main\n"
+            f"import sys\nfrom banyan.runtime.protocol import ipc\n{change}\n"
+            "from banyan.runtime.server.worker import main\n"
             f"sys.exit(main(sys.argv[1:], engine=[sys.executable, {str(fake)!r}]))"
         )
         made = config.make(model=str(fake_model()))

@@ -163,7 +163,7 @@ def test_the_first_difference_is_named(replay: bn.Replay, run: Callable[[Any], b
     with pytest.raises(bn.ReplayMismatch, match=why) as raised:
         state["a"]
     assert raised.value.gen == "a"
-    assert raised.value.line.startswith("test_tape.py:")
+    assert raised.value.line.startswith("test_recording_file.py:")
 
 
 def test_an_entry_answers_once(replay: bn.Replay) -> None:

@@ -27,7 +27,7 @@ SECONDS = 90.0
 """Far more than anything here takes, so that each constraint ends of what is wrong with it and not of the clock."""
 HANGING = """
 import sys
-from banyan.runtime.server import preflight
+from banyan.runtime.server.constraints import preflight
 compiled = preflight.build
 def build(spec, vocabulary):
     while spec.text.startswith("hang"):
