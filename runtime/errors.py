@@ -39,7 +39,8 @@ An error rises where the user reads, with its cause chained (the shape is httpx'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
 
@@ -256,3 +257,18 @@ def from_code(code: str, message: str, **where: Any) -> BanyanError:
     if cls is None:
         return BanyanError(f"{message} (code {code!r})")
     return cls(message, **where) if issubclass(cls, ProgramError) else cls(message)
+
+
+@contextmanager
+def rust_panics_as(error: type[BanyanError], what: str) -> Iterator[None]:
+    """Raises a panic of a library written in Rust as `error`; what: the start of its message.
+
+    pyo3 raises panics as PanicException. Each library has its own class of that name, and it is no Exception: without
+    this, a panic passes all handlers and ends the process.
+    """
+    try:
+        yield
+    except BaseException as e:
+        if (type(e).__module__, type(e).__name__) != ("pyo3_runtime", "PanicException"):
+            raise
+        raise error(f"{what}: {str(e)[:200]}") from e

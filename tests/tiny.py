@@ -90,6 +90,32 @@ def make_tokenizer(path: Path, vocab: int = VOCAB) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
 
 
+def make_backtracking(path: Path) -> str:
+    """Have the tokenizer in `path` split text by a regex that backtracks. Returns a text on which it panics."""
+    file = path / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
+    words = tokenizer["pre_tokenizer"]
+    tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, words]}
+    file.write_text(json.dumps(tokenizer))
+    return "x" * 34
+
+
+def unreadable(tokenizer: bytes) -> bytes:
+    """tokenizer.json of one that cannot even be read: the library panics."""
+    return json.dumps(
+        json.loads(tokenizer) | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}}
+    ).encode()
+
+
+def without(tokenizer: bytes, letter: str) -> bytes:
+    """tokenizer.json of one that has no token with that letter: on a text with it, llguidance panics."""
+    known = json.loads(tokenizer)
+    vocabulary = sorted(known["model"]["vocab"].items(), key=lambda item: item[1])
+    pieces = [(f"<{i}>" if letter in piece else piece, 0.0) for piece, i in vocabulary]
+    return json.dumps(known | {"model": {"type": "Unigram", "unk_id": None, "vocab": pieces}}).encode()
+
+
 def make_tiny(path: Path, family: str = "llama", *, vocab: int = VOCAB, seed: int = 0, **overrides: Any) -> Path:
     """Write a tiny random float32 model of `family` (transformers' model_type) and its tokenizer to `path`.
 

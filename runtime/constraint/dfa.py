@@ -105,7 +105,7 @@ class Dfa:
                 at = int(self.next[at, only[0]])
             safe = next((i for i, one in enumerate(path) if i + self.longest(one) > len(run)), len(run))
             found, end = list[int](), 0
-            for token in self.vocabulary.llg.tokenize_bytes(bytes(run)) if safe else ():
+            for token in (self.vocabulary.tokenize(bytes(run)) or ()) if safe else ():
                 end += len(self.vocabulary.spelling[token])
                 if end > safe or not self.is_text[token]:
                     break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from banyan.runtime.errors import (
+    ConstraintCrashed,
     ConstraintError,
     ConstraintSyntax,
     ConstraintTooLarge,
@@ -20,6 +21,8 @@ _MOST = 200  # characters that are echoed
 def explain(said: str, spec: ConstraintSpec) -> ConstraintError:
     """The error for what llguidance said about a spec."""
     name, first = _NAMES[spec.kind], said.partition("\n")[0].strip()
+    if first.startswith("panic: "):  # llguidance catches those of its matchers by itself
+        return ConstraintCrashed(f"the {name} could not be compiled: its compiler panicked: {first[7:][:_MOST]}")
     if re.search(r"look-?(around|ahead|behind)|backreference", said):
         return ConstraintUnsupported(
             r"regex look-around, back-references, \b, and ^ or $ in the middle of a pattern are not supported"

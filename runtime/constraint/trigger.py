@@ -99,8 +99,8 @@ class Triggered:
         if place.stage < len(self.stages) - 1:
             return self.go_on(self.free(), hit.rest)
         guide = self.value.guide()
-        tokens = self.vocabulary.llg.tokenize_bytes(hit.rest) if hit.rest else []
-        return TriggerState(guide) if guide.accept(tokens) == len(tokens) else None
+        tokens = self.vocabulary.tokenize(hit.rest) if hit.rest else []
+        return TriggerState(guide) if tokens is not None and guide.accept(tokens) == len(tokens) else None
 
     def forbidden(self, place: TriggerState) -> list[int]:
         """Tokens that may not come next in free text."""

@@ -13,7 +13,7 @@ from typing import Any
 import llguidance
 import msgspec
 
-from banyan.runtime.errors import Unsupported
+from banyan.runtime.errors import ConstraintCrashed, Unsupported, rust_panics_as
 from banyan.runtime.protocol import wire
 
 _BORDER = b"\xff"  # in no UTF-8 text
@@ -77,6 +77,14 @@ class Vocabulary:
             raise Unsupported("constraints on a model without special tokens: its outputs have nothing to end with")
         tokenizer = _rename(msgspec.json.decode(self.message.tokenizer), self.control)
         return llguidance.LLTokenizer(msgspec.json.encode(tokenizer).decode(), n_vocab=self.n_vocab, eos_token=ends)
+
+    def tokenize(self, text: bytes) -> list[int] | None:
+        """The canonical tokens of a text; None where the tokenizer panics on it."""
+        try:
+            with rust_panics_as(ConstraintCrashed, "the tokenizer panicked"):
+                return list(self.llg.tokenize_bytes(text))
+        except ConstraintCrashed:
+            return None
 
     def split(self, text: str) -> list[str | int]:
         """Text that may name control tokens, as text and ids."""

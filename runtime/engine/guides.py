@@ -27,7 +27,7 @@ from banyan.runtime.constraint.guide import CompiledConstraint, Guide, clear_bit
 from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation.draft import DraftPosition
-from banyan.runtime.errors import BanyanError, ConstraintBroke, ConstraintError, Unsupported
+from banyan.runtime.errors import BanyanError, ConstraintBroke, ConstraintError, Unsupported, rust_panics_as
 from banyan.runtime.protocol.wire import ConstraintSpec, Run
 from banyan.runtime.protocol.wire import SetVocabulary as VocabularyMessage
 
@@ -100,7 +100,8 @@ class Guides:
         other threads from running."""
         try:
             vocabulary = Vocabulary(message, self._n_vocab)
-            _ = vocabulary.llg, vocabulary.spelling
+            with rust_panics_as(Unsupported, "llguidance panicked"):
+                _ = vocabulary.llg, vocabulary.spelling
         except Exception as e:  # a tokenizer that llguidance does not take; all but constraints work without
             self._vocabulary = Unsupported(f"constraints on this model: its tokenizer cannot be used for masks ({e})")
             return None

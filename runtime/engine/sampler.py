@@ -30,6 +30,7 @@ from banyan.runtime.engine.speculation.draft import DraftPosition
 from banyan.runtime.protocol.wire import TopLogprobs
 
 Logprobs = dict[int, list[TopLogprobs]]
+_MOST_K = 2**31 - 1  # no vocabulary has more
 
 
 class Drawn(NamedTuple):
@@ -120,7 +121,7 @@ def _rows(requests: Sequence[Request | DraftPosition], device: torch.device) -> 
     runs = [r.run for r in requests]
     return draw_rows(
         [x.temperature for x in s],
-        [x.top_k for x in s],
+        [max(0, min(x.top_k, _MOST_K)) for x in s],
         [x.top_p for x in s],
         [x.min_p for x in s],
         [run.seed for run in runs],

@@ -54,10 +54,19 @@ class ProgramTemplate:
         self.n_draws = sum(is_unseeded(op) for op in self.ops)
 
     def expand(self, use: wire.Use) -> Iterator[wire.TemplateOp]:
-        """The ops that `use` stands for. BadProgram: too many or too few arguments or seeds."""
+        """The ops that `use` stands for. BadProgram: too many or too few arguments or seeds, or numbers beyond all."""
         for what, given, n in (("arguments", use.args, self.n_args), ("seeds", use.seeds or (), self.n_draws)):
             if len(given) != n and (given or what == "arguments"):
                 raise BadProgram(f"template {use.template} takes {n} {what}, not {len(given)}")
+        for what, start, n in (
+            ("states", use.child, self.n_children),
+            ("values", use.ref, self.n_refs),
+            ("marks", use.mark, self.n_marks),
+        ):
+            if start + n - 1 > wire.MAX_NUMBER:
+                raise BadProgram(
+                    f"template {use.template} numbers its {what} up to {start + n - 1}; {wire.MAX_NUMBER} is the most"
+                )
         seeds = iter(use.seeds)
         is_moved = (use.state, use.child, use.ref, use.mark) != (0, 1, 0, 0)
         for op in self.ops:

@@ -22,7 +22,7 @@ message shows.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -31,6 +31,10 @@ VERSION = 1
 
 MAX_PRIORITY = 100
 """Of programs and gens, either way from 0."""
+
+MAX_NUMBER = 2**63 - 1
+Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
+"""What a client numbers: programs, messages, states, refs, marks, templates. Checked when a message is decoded."""
 
 
 class Wire(msgspec.Struct, frozen=True, gc=False, tag_field="t", tag=str.lower, omit_defaults=True):
@@ -49,7 +53,7 @@ class Raw(Wire, frozen=True):
 class Ref(Wire, frozen=True):
     """The text of value `ref`, spliced here once it is known. As data: encoded with special tokens off."""
 
-    ref: int
+    ref: Number
 
 
 class Begin(Wire, frozen=True):
@@ -72,7 +76,7 @@ class Image(Wire, frozen=True):
 class Arg(Wire, frozen=True):
     """In a template only: the text of the `i`-th argument of its Use. As data."""
 
-    i: int
+    i: Number
 
 
 Part = str | Raw | Ref | Begin | End | Arg | Image
@@ -162,7 +166,7 @@ class Tools(Wire, frozen=True):
 class Append(Wire, frozen=True):
     """Put `parts` at the end of a state."""
 
-    state: int
+    state: Number
     parts: tuple[Part, ...]
 
 
@@ -177,8 +181,8 @@ class Reasoning(Wire, frozen=True):
 class Gen(Wire, frozen=True):
     """Generate at the end of a state; the text becomes value `ref` and part of the state (sample 0 where n > 1)."""
 
-    state: int
-    ref: int
+    state: Number
+    ref: Number
     sampling: Sampling = Sampling()
     stream: bool = False
     """Send a Delta for each piece of text (sample 0), of what it thinks too, and of outputs that may not count."""
@@ -216,8 +220,8 @@ class Select(Wire, frozen=True):
     temperature 0 takes the best score; above, the choice is drawn from softmax(score / temperature) with `seed`.
     """
 
-    state: int
-    ref: int
+    state: Number
+    ref: Number
     choices: tuple[str, ...]
     method: ChoicesMethod = "token_length_normalized"
     temperature: float = 0.0
@@ -235,8 +239,8 @@ class Select(Wire, frozen=True):
 class Fork(Wire, frozen=True):
     """Each of `children` becomes a state equal to `state` as it stands here. No text is sent again."""
 
-    state: int
-    children: tuple[int, ...]
+    state: Number
+    children: tuple[Number, ...]
 
 
 class Join(Wire, frozen=True):
@@ -246,16 +250,16 @@ class Join(Wire, frozen=True):
     child has, tokens too, takes the place of what the state has.
     """
 
-    state: int
-    children: tuple[int, ...]
+    state: Number
+    children: tuple[Number, ...]
     adopt: bool = False
 
 
 class Mark(Wire, frozen=True):
     """Remember the state's end under `mark`, for a Read from here."""
 
-    state: int
-    mark: int
+    state: Number
+    mark: Number
 
 
 class Read(Wire, frozen=True):
@@ -264,9 +268,9 @@ class Read(Wire, frozen=True):
     tokens: its tokens too, in Value.tokens; only of the whole state, without a mark.
     """
 
-    state: int
-    ref: int
-    mark: int | None = None
+    state: Number
+    ref: Number
+    mark: Number | None = None
     tokens: bool = False
 
 
@@ -276,7 +280,7 @@ class Drop(Wire, frozen=True):
     tree: the same for all that was forked from it, at any depth.
     """
 
-    state: int
+    state: Number
     tree: bool = False
 
 
@@ -287,7 +291,7 @@ class Keep(Wire, frozen=True):
     needed again in about so many steps of the engine. prefetch: what of it lies in host memory comes back now.
     """
 
-    state: int
+    state: Number
     pin: float | None = None
     steps: float | None = None
     prefetch: bool = False
@@ -300,12 +304,12 @@ class Use(Wire, frozen=True):
     `mark`. seeds: of its gens and selects that have none, in order; (): they stay without.
     """
 
-    state: int
-    template: int
+    state: Number
+    template: Number
     args: tuple[str, ...] = ()
-    child: int = 1
-    ref: int = 0
-    mark: int = 0
+    child: Number = 1
+    ref: Number = 0
+    mark: Number = 0
     seeds: tuple[int, ...] = ()
 
 
@@ -315,9 +319,9 @@ class Results(Wire, frozen=True):
     Results that nothing waits for any more are ignored.
     """
 
-    state: int
-    ref: int
-    round: int
+    state: Number
+    ref: Number
+    round: Number
     texts: tuple[str, ...]
 
 
@@ -363,8 +367,8 @@ class ProgramLimits(Wire, frozen=True):
 class Submit(Wire, frozen=True):
     """Ops to add to a program; the first Submit (seq 0) makes it. `last`: no more ops will come."""
 
-    program: int
-    seq: int
+    program: Number
+    seq: Number
     ops: tuple[Op, ...]
     last: bool = False
     name: str = ""
@@ -376,21 +380,21 @@ class Define(Wire, frozen=True):
     """From now on the client's programs may Use `template`, a number that the client chose. Its ops are those of a
     whole program: state 0 is there, and all others come from Forks among them."""
 
-    template: int
+    template: Number
     ops: tuple[TemplateOp, ...]
 
 
 class Undefine(Wire, frozen=True):
     """No message after this one uses the template."""
 
-    template: int
+    template: Number
 
 
 class Cancel(Wire, frozen=True):
     """Stop the program and forget it; what is not finished fails with code "cancelled"."""
 
-    program: int
-    seq: int
+    program: Number
+    seq: Number
 
 
 class Ask(Wire, frozen=True):
@@ -403,7 +407,7 @@ class Ask(Wire, frozen=True):
     gave as `next`; -1: all that are there (`radix_cache.events`, as JSON).
     """
 
-    id: int
+    id: Number
     what: Literal["stats", "flush", "check", "info", "tree", "events"]
     most: int = 0
     since: int = -1
@@ -419,8 +423,8 @@ class Ping(Wire, frozen=True):
 class Resend(Wire, frozen=True):
     """Send your messages of this program again, from `seq` on: one before those that came did not."""
 
-    program: int
-    seq: int
+    program: Number
+    seq: Number
 
 
 class Sync(Wire, frozen=True):

@@ -142,6 +142,7 @@ class Server:
         self.timers = Timers()
         self.programs = Programs(generator, self._say, self.timers, quota.QuotaLimits.of(self.config))
         self.requests.spend, self.requests.standing = self.programs.spend, self.programs.standing
+        self.requests.give_up = self.programs.give_up
         self.programs.over, self.programs.root = self._over, self.tenants.root
         self._keep_a_journal(undo)
         self.questions = Questions(
@@ -220,25 +221,26 @@ class Server:
     def _call(self) -> None:
         os.eventfd_read(self._wake)
         while self._calls:
-            self._calls.popleft()()
+            try:
+                self._calls.popleft()()
+            except Exception:  # a bug of ours costs what was to be done, and not the loop
+                traceback.print_exc()
 
     def _later(self, call: Callable[[], None]) -> None:
         self._calls.append(call)
         os.eventfd_write(self._wake, 1)
 
     def _offload(self, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        if n_chars <= LONG:
-            then(work())
-            return
-
-        def on_thread() -> None:
+        def result() -> Any:
             try:
-                result = work()
-            except Exception as e:  # the loop decides what it means
-                result = e
-            self._later(partial(then, result))
+                return work()
+            except Exception as e:  # `then` decides what it means
+                return e
 
-        self._threads.submit(on_thread)
+        if n_chars <= LONG:
+            then(result())
+        else:
+            self._threads.submit(lambda: self._later(partial(then, result())))
 
     # ---- clients ---------------------------------------------------------------------------------------------------
 

@@ -3,9 +3,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from tokenizers import Tokenizer
 
 from banyan.runtime import errors
-from banyan.runtime.errors import BanyanError, ProgramError, from_code
+from banyan.runtime.errors import BadModel, BanyanError, ProgramError, from_code, rust_panics_as
 
 
 def tree(cls: type[BanyanError] = BanyanError) -> list[type[BanyanError]]:
@@ -69,3 +70,29 @@ def test_errors_are_also_what_python_calls_them(cls: type[BanyanError], builtin:
 
 def test_a_program_error_without_a_place_is_its_message() -> None:
     assert str(ProgramError("words")) == "words"
+
+
+PANICS = '{"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}, "model": {"type": "BPE"}}'
+
+
+def test_a_panic_of_a_rust_library_is_an_error() -> None:
+    with pytest.raises(BaseException, match="charsmap") as raised:
+        Tokenizer.from_str(PANICS)
+    assert not isinstance(raised.value, Exception), "else nobody would need to translate it"
+    with pytest.raises(BadModel, match=r"it panicked: .*charsmap") as mended, rust_panics_as(BadModel, "it panicked"):
+        Tokenizer.from_str(PANICS)
+    assert type(mended.value.__cause__) is type(raised.value)
+
+
+class PanicException(BaseException):
+    """Of another module than pyo3's."""
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, ValueError, BadModel, PanicException])
+def test_what_is_no_panic_passes(kind: type[BaseException]) -> None:
+    error = kind("as it was")
+    with pytest.raises(kind) as raised, rust_panics_as(BadModel, "it panicked"):
+        raise error
+    assert raised.value is error
+    with rust_panics_as(BadModel, "it panicked"):
+        pass

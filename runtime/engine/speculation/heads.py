@@ -99,5 +99,5 @@ class MedusaDrafter(Drafter):
 
 
 def _has_features(request: Request) -> bool:
-    """Of all tokens but the last, which no step has computed yet."""
-    return request.n_computed == request.n_total - 1
+    """Of all tokens but the last, which no step has computed yet; and there is such a token."""
+    return 0 < request.n_computed == request.n_total - 1

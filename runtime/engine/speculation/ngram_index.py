@@ -76,6 +76,8 @@ class NgramIndex:
             numbers.append(base + first + 1 - len(joined))
             joined += ids[first:stop]
             lengths.append(stop - first)
+        if len(joined) == longest:  # no piece has a token
+            return
         tokens = np.array(joined, np.uint64)
         tokens[:longest] = _NO_TOKEN
         salts = np.array([piece.salts for piece in pieces], np.uint64).T[:, None]

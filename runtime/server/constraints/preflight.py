@@ -33,7 +33,14 @@ from banyan.runtime.constraint.build import build
 from banyan.runtime.constraint.canonical import canonical
 from banyan.runtime.constraint.guide import CompiledConstraint
 from banyan.runtime.constraint.vocabulary import Vocabulary
-from banyan.runtime.errors import BanyanError, ConstraintCrashed, ConstraintTimeout, ConstraintTooLarge, Unsupported
+from banyan.runtime.errors import (
+    BanyanError,
+    ConstraintCrashed,
+    ConstraintTimeout,
+    ConstraintTooLarge,
+    Unsupported,
+    rust_panics_as,
+)
 from banyan.runtime.protocol import wire
 
 CHILDREN, FRESH, SPRINT = 8, 2, 0.25
@@ -134,7 +141,8 @@ class Preflight:
         """Open the vocabulary here: what is known before a fork, each child knows."""
         try:
             vocabulary = Vocabulary(message, self._n_vocab)
-            _ = vocabulary.llg
+            with rust_panics_as(Unsupported, "llguidance panicked"):
+                _ = vocabulary.llg
         except Exception as e:  # a tokenizer that llguidance does not take: each constraint is told so
             self._vocabulary = Unsupported(f"constraints on this model: its tokenizer cannot be used for masks ({e})")
         else:
@@ -214,8 +222,9 @@ def _limit(seconds: float) -> None:
 
 def _verdict(check: wire.Check, vocabulary: Vocabulary, engine: str) -> wire.Verdict:
     try:
-        spec = _with_engine(canonical(check.spec), vocabulary, engine)
-        _walk(_compile(spec, vocabulary), vocabulary)
+        with rust_panics_as(ConstraintCrashed, "the constraint could not be compiled: its compiler panicked"):
+            spec = _with_engine(canonical(check.spec), vocabulary, engine)
+            _walk(_compile(spec, vocabulary), vocabulary)
     except BanyanError as e:
         return wire.Verdict(check.id, code=e.code, message=e.message)
     except MemoryError:

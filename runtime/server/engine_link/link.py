@@ -52,7 +52,7 @@ class EngineLink:
     def start(self) -> None:
         """Start an engine; orders that the last one did not take are forgotten."""
         self.ready: wire.Ready | None = None
-        self._early: list[wire.EngineOrder] = []
+        self._early: list[bytes] = []
         self.n_starts += 1
         self._address = ipc.beside(self._path, "e")  # nothing of its predecessor's can reach it
         self.socket = ipc.pair(self._context, self._address)
@@ -70,11 +70,16 @@ class EngineLink:
         self.life = os.pidfd_open(self._child.pid)
 
     def send(self, order: wire.EngineOrder) -> None:
+        """Raises what an order raises that cannot be encoded; who gave it is to blame, and not the engine."""
+        data = wire.encode(order)
         if self.ready is None:
-            self._early.append(order)
-            return
+            self._early.append(data)
+        else:
+            self._send(data)
+
+    def _send(self, data: bytes) -> None:
         with contextlib.suppress(zmq.Again):  # it is dead, which `life` will tell
-            self.socket.send(wire.encode(order), zmq.NOBLOCK)
+            self.socket.send(data, zmq.NOBLOCK)
 
     def receive(self, take: Callable[[wire.EngineReport], None]) -> None:
         """Hand all reports that are there to `take`. An engine whose report cannot be taken is killed: `life` tells."""
@@ -96,8 +101,8 @@ class EngineLink:
     def _take(self, report: wire.EngineReport, take: Callable[[wire.EngineReport], None]) -> None:
         if isinstance(report, wire.Ready):
             self.ready = report
-            for order in (*self.first, *self._early):
-                self.send(order)
+            for data in (*map(wire.encode, self.first), *self._early):
+                self._send(data)
             self._early.clear()
         take(report)
 
@@ -131,7 +136,7 @@ class EngineLink:
         how, is_blameless = cause(self._child.wait(0), n_killed, self._is_hung, self._was_stopped)
         if self._nonsense:
             how, is_blameless = self._nonsense, False
-        return Death(how, is_blameless, frozenset(self._flight.rids()))
+        return Death(how, is_blameless, frozenset(self._flight.rids()), self.ready is not None)
 
     def close(self) -> None:
         """End the process and the socket. Idempotent."""

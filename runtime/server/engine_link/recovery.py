@@ -2,8 +2,9 @@
 
 An engine says what it has in hand (flight_record.py), so only those requests are suspect. The next engine gets them
 one at a time, each alone and for one token: who is innocent is cleared by that, and who has the engine die a second
-time is not run again. Then all others go on. Where somebody else ended the engine (a signal, and no lack of memory
-behind it), nobody is suspect, and all go on at once.
+time is not run again. Then all others go on. An engine that died with nothing in hand leaves all suspect that it was
+given. Where somebody else ended the engine (a signal, and no lack of memory behind it), nobody is suspect, and all go
+on at once.
 """
 
 from __future__ import annotations
@@ -16,16 +17,22 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 MAX_DEATHS = 2
 """Engines that may die of one request before it is given up."""
+MAX_LOST = 4
+"""Requests of one program that may be given up before all of it is."""
+MAX_BLAMED = 16
+"""Engines that may die of one request in all, whatever it got between them."""
 MAX_KILLS = 8
 """Engines that may be ended by others under one request, one after another without a token in between."""
 
 
 class Death(NamedTuple):
-    """The end of an engine. how: for a person. is_blameless: somebody else ended it. rids: what it had in hand."""
+    """The end of an engine. how: for a person. is_blameless: somebody else ended it. rids: what it had in hand.
+    was_ready: it had loaded its model, and taken requests."""
 
     how: str = "it ended"
     is_blameless: bool = False
     rids: frozenset[int] = frozenset()
+    was_ready: bool = True
 
 
 class Suspect(Protocol):
@@ -35,6 +42,10 @@ class Suspect(Protocol):
     """Engines that ended with it in hand, since it last got a token."""
     n_blamed: int
     """... and that nobody else had ended."""
+    n_blamed_ever: int
+    """The same, whatever it got since."""
+    is_given: bool
+    """The engine has it."""
 
     @property
     def rid(self) -> int: ...
@@ -50,7 +61,7 @@ class Trials(Generic[S]):
     """
 
     def __init__(self, run: Callable[[S], None], test: Callable[[S], None], is_living: Callable[[S], bool]) -> None:
-        self._run, self._test, self._is_living = run, test, is_living
+        self._give, self._give_one, self._is_living = run, test, is_living
         self._suspects: deque[S] = deque()
         self._held: list[S] = []
         self._on_trial: S | None = None
@@ -61,6 +72,14 @@ class Trials(Generic[S]):
             self._run(request)
         else:
             self._held.append(request)
+
+    def _run(self, request: S) -> None:
+        request.is_given = True
+        self._give(request)
+
+    def _test(self, request: S) -> None:
+        request.is_given = True
+        self._give_one(request)
 
     def has_passed(self, request: S) -> bool:
         """The engine is done with `request`, as far as it was to go: whether that was its trial, and not its end."""
@@ -76,11 +95,20 @@ class Trials(Generic[S]):
         lost: list[S] = []
         self._suspects.clear()
         self._held.clear()
+        living = tuple(living)
+        is_blamed = not death.is_blameless
+        in_hand = {request.rid for request in living if request.rid in death.rids}
+        if not in_hand and death.was_ready:
+            in_hand = {request.rid for request in living if request.is_given}
+            is_blamed = is_blamed and not death.rids  # else it was one that has ended meanwhile
         for request in living:
-            if request.rid in death.rids:
+            request.is_given = False
+            if request.rid in in_hand:
                 request.n_deaths += 1
-                request.n_blamed += not death.is_blameless
-            if request.n_blamed >= MAX_DEATHS or request.n_deaths >= MAX_KILLS:
+                request.n_blamed += is_blamed
+                request.n_blamed_ever += is_blamed
+            is_often = request.n_blamed_ever >= MAX_BLAMED
+            if request.n_blamed >= MAX_DEATHS or request.n_deaths >= MAX_KILLS or is_often:
                 lost.append(request)
             elif request.n_blamed:
                 self._suspects.append(request)

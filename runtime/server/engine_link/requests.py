@@ -6,20 +6,22 @@ results: `replay` sends each living request again, with what it had. Who may be 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
+import traceback
 from array import array
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from banyan.runtime.errors import BadProgram, BanyanError, Quarantined
+from banyan.runtime.errors import BadProgram, BanyanError, ProgramError, Quarantined
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.kv_hints import KVHintSender
-from banyan.runtime.server.engine_link.recovery import Death, Trials
+from banyan.runtime.server.engine_link.recovery import MAX_LOST, Death, Trials
 from banyan.runtime.server.text.detokenizer import Detokenizer
 from banyan.runtime.server.text.prompt import pack, unpack
 from banyan.runtime.server.text.tokenizer import Tokenizer
@@ -54,6 +56,18 @@ Listener: TypeAlias = Callable[[StreamPiece], None]
 _OF_THE_PROGRAM: Mapping[str, float] = MappingProxyType({})
 
 
+def bug(error: Exception) -> ProgramError:
+    """What a program fails with that meets a bug of ours. Shows it on stderr."""
+    traceback.print_exception(error)
+    return ProgramError(f"the server failed on this program: {error!r}")
+
+
+def check_seconds(name: str, seconds: float) -> None:
+    """BadProgram: it is no time that a timer could wait for."""
+    if not seconds >= 0:
+        raise BadProgram(f"{name} is {seconds}; it must be at least 0 seconds")
+
+
 def check_urgency(priority: int, deadline: float) -> None:
     """BadProgram: one of them is no urgency."""
     if abs(priority) > wire.MAX_PRIORITY:
@@ -85,13 +99,19 @@ class EngineRequest:
         self.listener: Listener | None = None
         self.stop_strings: frozenset[int] = frozenset()
         """Ids of `run.stop_ids` that stop because their text holds a stop string."""
-        self.n_deaths = self.n_blamed = 0  # see recovery.Suspect
+        self.n_deaths = self.n_blamed = self.n_blamed_ever = 0  # see recovery.Suspect
+        self.is_given = False
         self.entry: JournalEntry | None = None
         """In its program's file, if that is durable."""
 
     @property
     def rid(self) -> int:
         return self.run.rid
+
+    @property
+    def serial(self) -> int:
+        """Of its program; -1: it is of none."""
+        return self.run.order[0] if self.run.order else -1
 
     @property
     def scores(self) -> list[float]:
@@ -118,6 +138,8 @@ class EngineRequests:
         """Of a program, by its serial: the first number of an `order`."""
         self.diary: Callable[[int], Diary | None] = lambda serial: None
         """Of a program, by its serial: the file of a durable one."""
+        self.give_up: Callable[[int, BanyanError], None] = lambda serial, error: None
+        """Called with the serial of a program that cannot go on, and why."""
         self.later: Callable[[Callable[[], None]], None] = lambda call: call()
         """Has something called from the loop, when what is done now is done."""
         self.keeper = KVHintSender(send, clock)
@@ -125,7 +147,7 @@ class EngineRequests:
         self._trials: Trials[EngineRequest] = Trials(
             self._run, partial(self._run, is_trial=True), lambda request: request.rid in self._living
         )
-        self._served: set[int] = set()  # programs that have started some
+        self._served: dict[int, int] = {}  # programs that have started some, and how many of those were given up
         self._n_started = 0
 
     def __len__(self) -> int:
@@ -154,6 +176,7 @@ class EngineRequests:
         """Order a generation. `turn_ends`: ids that end it unless eos is ignored. `shown`: special tokens that are part
         of its text. `urgency`: what of its program's standing is another for it. `done` is called once, at its end."""
         known = self._tokenizer
+        self._check_ids("stop_token_ids", sampling.stop_token_ids)
         stops = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stops |= {i for i in (*known.eos_ids, *turn_ends) if self._n_vocabulary is None or i < self._n_vocabulary}
@@ -175,7 +198,8 @@ class EngineRequests:
         request.stop_strings, request.listener = cutting, listener
         self._n_started += 1
         self._living[run.rid] = request
-        self._served.update(order[:1])
+        if order:
+            self._served.setdefault(order[0], 0)
         self.keeper.started(run)
         if order and (diary := self.diary(order[0])) is not None:
             request.entry = diary.begin(run)
@@ -186,22 +210,42 @@ class EngineRequests:
             self.later(partial(self._restore, request, request.entry))
         return request
 
+    def _check_ids(self, what: str, ids: Sequence[int]) -> None:
+        n = self._n_vocabulary or 1 << 31
+        for i in ids:
+            if not 0 <= i < n:
+                raise BadProgram(f"{what} has {i}; the model's vocabulary is 0 .. {n - 1}")
+
+    def crashed(self, serial: int, error: Exception) -> None:
+        """A bug of ours in what a program asked for: it costs the program, and nobody else."""
+        self.give_up(serial, bug(error))
+
+    @contextlib.contextmanager
+    def _blaming(self, request: EngineRequest) -> Iterator[None]:
+        """What is raised in here costs the program of `request`."""
+        try:
+            yield
+        except Exception as e:
+            self.abort(request)
+            self.crashed(request.serial, e)
+
     def _restore(self, request: EngineRequest, entry: JournalEntry) -> None:
         """It ran in another server: it has what it had there, and goes on behind that."""
-        if request.rid in self._living:
-            self._add(request, memoryview(bytes(entry.ids)).cast("i"), entry.logprobs)
-        if request.rid not in self._living:
-            return
-        if entry.finish is None:
-            self._trials.submit(request)
-        else:
-            del self._living[request.rid]
-            self._end(request, msgspec.structs.replace(entry.finish, rid=request.rid, started=0.0))
+        with self._blaming(request):
+            if request.rid in self._living:
+                self._add(request, memoryview(bytes(entry.ids)).cast("i"), entry.logprobs)
+            if request.rid not in self._living:
+                return
+            if entry.finish is None:
+                self._trials.submit(request)
+            else:
+                del self._living[request.rid]
+                self._end(request, msgspec.structs.replace(entry.finish, rid=request.rid, started=0.0))
 
     def end(self, serial: int) -> None:
         """The program will start no more requests."""
         if serial in self._served:
-            self._served.discard(serial)
+            del self._served[serial]
             self._send(wire.Over(self.standing(serial).client, serial))
 
     def abort(self, request: EngineRequest) -> None:
@@ -217,15 +261,18 @@ class EngineRequests:
         counts = memoryview(step.counts).cast("i")
         for rid, n in zip(memoryview(step.rids).cast("q"), counts, strict=True):
             if request := self._living.get(rid):
+                new, logprobs = ids[at : at + n], step.logprobs.get(rid, ())
                 request.n_cached = step.cached.get(rid, request.n_cached)
-                self._grow(request, ids[at : at + n], step.logprobs.get(rid, ()))
+                with self._blaming(request):
+                    self._grow(request, new, logprobs)
             at += n
         for finish in step.finished:
             if request := self._living.get(finish.rid):
                 is_cut = finish.reason == "length" and len(request.ids) // 4 < request.run.sampling.max_tokens
                 if not (is_cut and request.text.matched is None and self._trials.has_passed(request)):
                     del self._living[finish.rid]
-                    self._end(request, finish)
+                    with self._blaming(request):
+                        self._end(request, finish)
         self._trials.go_on()
         self.keeper.settle()
 
@@ -233,22 +280,30 @@ class EngineRequests:
         if request := self._living.pop(failed.program, None):
             self.keeper.ended(request.run, request.ids)
             request.failed = failed
-            request.done(request)
+            with self._blaming(request):
+                request.done(request)
             self._trials.go_on()
 
     def replay(self, death: Death = Death()) -> None:  # noqa: B008 (it is frozen)
         """Another engine took over: give it all that ran in the last one, as far as it had come. What engines died of
-        again fails with Quarantined."""
+        again fails with Quarantined; so does a program, when some of its requests have."""
         for request in self._trials.judge(death, list(self._living.values())):
-            again = f"{request.n_deaths} engines died of this request, and it is not run again; the last: {death.how}"
+            n = max(request.n_deaths, request.n_blamed_ever)
+            again = f"{n} engines died of this request, and it is not run again; the last: {death.how}"
             self.fail(wire.Failed(program=request.rid, seq=0, code=Quarantined.code, message=again))
+            if (serial := request.serial) in self._served:  # else it ended by that
+                self._served[serial] += 1
+                if self._served[serial] >= MAX_LOST:
+                    many = f"engines died of {MAX_LOST} requests of this program; the last: {death.how}"
+                    self.give_up(serial, Quarantined(many))
         self._trials.go_on()
 
     def _run(self, request: EngineRequest, is_trial: bool = False) -> None:
         """Order it, or what is left of it behind the tokens that it has; only the next one, if it is a trial."""
         if request.text.matched is not None:  # it had all it wanted, and waited for the engine's numbers only
             del self._living[request.rid]
-            self._end(request, wire.Finish(rid=request.rid, reason="abort", n_prompt=len(request.run.ids) // 4))
+            with self._blaming(request):
+                self._end(request, wire.Finish(rid=request.rid, reason="abort", n_prompt=len(request.run.ids) // 4))
             return
         done = bytes(request.ids)
         n_done = len(done) // 4
@@ -256,7 +311,10 @@ class EngineRequests:
         if is_trial:
             sampling = msgspec.structs.replace(run.sampling, max_tokens=min(run.sampling.max_tokens, n_done + 1))
             run = msgspec.structs.replace(run, sampling=sampling)
-        self._send(run)
+        try:
+            self._send(run)
+        except Exception as e:  # from the loop: who calls may be in the middle of its program
+            self.later(partial(self.crashed, request.serial, e))
 
     def fail_all(self, code: str, message: str) -> None:
         for rid in list(self._living):

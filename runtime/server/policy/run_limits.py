@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +12,7 @@ from itertools import count
 
 from banyan.runtime.errors import BudgetExceeded, DeadlineExceeded
 from banyan.runtime.protocol import wire
+from banyan.runtime.server.engine_link.requests import check_seconds, check_urgency
 from banyan.runtime.server.programs.generation import Error
 from banyan.runtime.server.programs.running_program import Client, RunningProgram, RunningState
 
@@ -70,7 +72,10 @@ class Timers:
                 self._n_cancelled -= 1
             else:
                 action, timer.action = timer.action, None
-                action()
+                try:
+                    action()
+                except Exception:  # a bug of ours costs what was to be done, and not the loop
+                    traceback.print_exc()
 
 
 class _Ledger:
@@ -108,7 +113,10 @@ class Limiter:
         self._gens: dict[tuple[int, int], tuple[_Ledger | None, Timer | None]] = {}  # by serial and state
 
     def begin(self, program: RunningProgram, limits: wire.ProgramLimits) -> None:
-        """The program begins, under these limits."""
+        """The program begins, under these limits. BadProgram: some of them make no sense."""
+        check_urgency(limits.priority, limits.deadline)
+        check_seconds("timeout", limits.timeout)
+        check_seconds("what is left of the timeout", limits.left)
         if limits.timeout:
             error = _late(limits.timeout_of, limits.timeout)
             self._deadlines[program.serial] = self._timers.call(limits.left, partial(self._late, program, error))

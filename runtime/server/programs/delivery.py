@@ -79,8 +79,8 @@ class Delivery:
 
     def send(self, client: Client, message: wire.Delta | wire.Value | wire.Failed | wire.Called) -> None:
         """Send what has the seq that `next` gave."""
-        self._ways[client, message.program].out.put(message)
         self._send(client, message)
+        self._ways[client, message.program].out.put(message)  # what cannot be encoded takes no seq
 
     def end(self, key: Key) -> None:
         """The program is no more. What it said last can still be sent again."""
@@ -120,7 +120,7 @@ class Delivery:
                 continue
             way = self._ways.get((client, number))
             if way is None and seen:  # it ended, long ago
-                answers.append((number, seen + 1, sent))
+                answers.append((number, min(seen + 1, wire.MAX_NUMBER), sent))
                 continue
             n_in, n_out = (0, 0) if way is None else (way.n_in, way.out.n)
             if way is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from random import Random
@@ -12,7 +13,13 @@ import msgspec
 
 from banyan.runtime.errors import BadProgram, BanyanError, Unsupported
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.engine_link.requests import EngineRequest, EngineRequests, Listener, check_urgency
+from banyan.runtime.server.engine_link.requests import (
+    EngineRequest,
+    EngineRequests,
+    Listener,
+    check_seconds,
+    check_urgency,
+)
 from banyan.runtime.server.programs import select_scoring
 from banyan.runtime.server.text.chat_template import ASSISTANT, ChatTemplate
 from banyan.runtime.server.text.prompt import GeneratedText, Piece, PromptText, TokenRun, pack, unpack
@@ -131,20 +138,31 @@ class Generator:
         def go_on(encoded: list[tuple[TokenRun, ...]] | Exception) -> None:
             if generation.is_over:
                 return
-            try:
+            with self._failing(generation, order):
+                if isinstance(encoded, BanyanError):
+                    raise encoded
                 if isinstance(encoded, Exception):
                     generation.end(Error(BanyanError.code, f"the text cannot be encoded: {encoded!r}"))
                 elif isinstance(op, wire.Gen):
                     text.runs = encoded[0]
                     then = partial(self._gen, generation, text, order, listener)
-                    self._constrain(generation, op.sampling, self._requests.standing(order[0]).client, then)
+                    self._constrain(generation, op.sampling, order, then)
                 else:
-                    generation.requests = self._select(generation, op, encoded, order)
-            except BanyanError as e:
-                generation.end(Error(e.code, e.message))
+                    self._select(generation, op, encoded, order)
 
         self._offload(prompt.n_chars * len(extras) + sum(map(len, extras)), work, go_on)
         return generation
+
+    @contextlib.contextmanager
+    def _failing(self, generation: Generation, order: tuple[int, ...]) -> Iterator[None]:
+        """What is raised in here ends the generation; a bug of ours, its whole program."""
+        try:
+            yield
+        except BanyanError as e:
+            generation.end(Error(e.code, e.message))
+        except Exception as e:
+            generation.stop()
+            self._requests.crashed(order[0], e)
 
     def ids(self, text: PromptText, now: datetime, then: Callable[[bytes], None]) -> None:
         """What a gen at the end of `text` would be given, to `then`, on the loop; b"" where that cannot be told."""
@@ -162,7 +180,11 @@ class Generator:
     # ---- gen -------------------------------------------------------------------------------------------------------
 
     def _constrain(
-        self, generation: Generation, sampling: wire.Sampling, owner: int, then: Callable[[wire.Sampling], None]
+        self,
+        generation: Generation,
+        sampling: wire.Sampling,
+        order: tuple[int, ...],
+        then: Callable[[wire.Sampling], None],
     ) -> None:
         """Go on when the constraint, if there is one, is known to be good."""
         if sampling.constraint is None:
@@ -171,14 +193,12 @@ class Generator:
         def told(spec: wire.ConstraintSpec | BanyanError) -> None:
             if generation.is_over:
                 return
-            try:
+            with self._failing(generation, order):
                 if isinstance(spec, BanyanError):
                     raise spec
                 then(msgspec.structs.replace(sampling, constraint=spec))
-            except BanyanError as e:
-                generation.end(Error(e.code, e.message))
 
-        return self._try(sampling.constraint, owner, told)
+        return self._try(sampling.constraint, self._requests.standing(order[0]).client, told)
 
     def _gen(
         self,
@@ -207,8 +227,8 @@ class Generator:
         urgency = _urgency(generation.op, generation.ready)
         ids = b"".join(run.ids for run in text.runs)
         seed = self._rng.getrandbits(62) if sampling.seed is None else sampling.seed
-        generation.requests = [
-            self._requests.start(
+        for k in range(sampling.n):
+            request = self._requests.start(
                 ids,
                 sampling,
                 partial(self._gen_ended, generation),
@@ -221,8 +241,7 @@ class Generator:
                 shown=shown,
                 urgency=urgency,
             )
-            for k in range(sampling.n)
-        ]
+            generation.requests.append(request)
 
     def _gen_ended(self, generation: Generation, _: EngineRequest) -> None:
         if not generation.have_ended():
@@ -248,7 +267,7 @@ class Generator:
 
     def _select(
         self, generation: Generation, op: wire.Select, encoded: list[tuple[TokenRun, ...]], order: tuple[int, ...]
-    ) -> list[EngineRequest]:
+    ) -> None:
         prompts = [unpack(b"".join(run.ids for run in runs)) for runs in encoded]
         start = select_scoring.score_from(prompts)
         tails = [prompt[start:] for prompt in prompts]
@@ -257,10 +276,9 @@ class Generator:
             jobs += [([*self.tokenizer.blank, *tail], len(self.tokenizer.blank)) for tail in tails]
         nothing = wire.Sampling(max_tokens=0, temperature=0.0)
         done = partial(self._select_ended, generation, op, tails)
-        return [
-            self._requests.start(pack(ids), nothing, done, score_from=at, order=(*order, k))
-            for k, (ids, at) in enumerate(jobs)
-        ]
+        for k, (ids, at) in enumerate(jobs):
+            request = self._requests.start(pack(ids), nothing, done, score_from=at, order=(*order, k))
+            generation.requests.append(request)
 
     def _select_ended(
         self, generation: Generation, op: wire.Select, tails: Sequence[list[int]], _: EngineRequest
@@ -298,6 +316,7 @@ def _check(op: wire.Gen | wire.Select) -> None:
     """What only the server can refuse; the engine checks the rest of Sampling."""
     if op.adapter:
         raise Unsupported(f"adapter {op.adapter!r}: this runtime has the weights of its model, and no adapters (LoRA)")
+    check_seconds("timeout", op.timeout)
     if isinstance(op, wire.Gen):
         if op.sampling.n < 1:
             raise BadProgram(f"n is {op.sampling.n}; a gen has at least one sample")
@@ -305,6 +324,8 @@ def _check(op: wire.Gen | wire.Select) -> None:
             raise BadProgram("ignore_eos cannot be combined with a constraint: its output ends where its value does")
         if not all(op.sampling.stop):
             raise BadProgram("a stop string is empty; it would stop before anything")
+        if op.reasoning is not None and not (op.reasoning.start and op.reasoning.end):
+            raise BadProgram("a mark of reasoning is empty; both its start and its end must be some text")
         check_urgency(op.priority or 0, op.deadline)
         Patterns(op.sampling.stop_regex)
         return

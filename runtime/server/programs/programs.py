@@ -16,7 +16,7 @@ from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
 from banyan.runtime.server.engine_link.kv_hints import check_keep
-from banyan.runtime.server.engine_link.requests import EngineRequests, Standing, StreamPiece, check_urgency
+from banyan.runtime.server.engine_link.requests import EngineRequests, Standing, StreamPiece, bug
 from banyan.runtime.server.policy.quota import PIECE, Quota
 from banyan.runtime.server.policy.quota import QuotaLimits as Most
 from banyan.runtime.server.policy.run_limits import Limiter, Timers
@@ -101,16 +101,14 @@ class Programs:
             self._n_made += 1
             self._stand(program, message.limits or wire.ProgramLimits())
             self.keeper.begin(program.serial, program.name, self.standing(program.serial).namespace)
-            if message.limits is not None:
-                self._limiter.begin(program, message.limits)
         try:
             if message.seq == 0:
                 self._quota.begin(program)
-                if message.limits is not None and message.limits.durable:
-                    self._make_durable(program, message.limits.durable)
+                if message.limits is not None:
+                    self._limiter.begin(program, message.limits)
+                    if message.limits.durable:
+                        self._make_durable(program, message.limits.durable)
             self._quota.submit(program, message.ops)
-            if message.limits is not None:
-                check_urgency(message.limits.priority, message.limits.deadline)
             if program.is_last:
                 raise BadMessage(f"program {program.name!r} goes on after its last message")
             program.is_last = message.last
@@ -123,6 +121,8 @@ class Programs:
                     self._resume(program, op)
         except BanyanError as e:
             self._end(program, Error(e.code, e.message))
+        except Exception as e:
+            self.give_up(program.serial, bug(e))
         self._pump(program)
 
     def _stand(self, program: RunningProgram, limits: wire.ProgramLimits) -> None:
@@ -198,7 +198,10 @@ class Programs:
     def _resume(self, program: RunningProgram, results: wire.Results) -> None:
         generation = program.states[results.state].generation
         if isinstance(generation, ToolLoop | Retries | ClientChoice) and generation.op.ref == results.ref:
-            generation.resume(results.round, results.texts)
+            try:
+                generation.resume(results.round, results.texts)
+            except Exception as e:
+                self.give_up(program.serial, bug(e))
 
     def _put(self, program: RunningProgram, state: RunningState, op: wire.Op | JoinPoint) -> None:
         state.queue.append(op)
@@ -215,7 +218,10 @@ class Programs:
             while True:
                 while self._ready:
                     owner, state = self._ready.popleft()
-                    self._advance(owner, state)
+                    try:
+                        self._advance(owner, state)
+                    except Exception as e:
+                        self.give_up(owner.serial, bug(e))
                 if program.is_over:
                     break
                 self._reap(program)
@@ -411,18 +417,9 @@ class Programs:
 
     def _give(self, program: RunningProgram, ref: int, outcome: GenOutcome) -> None:
         program.values[ref] = outcome.samples[0].text
-        message = wire.Value(
-            program=program.number,
-            seq=self._next(program),
-            ref=ref,
-            samples=outcome.samples,
-            usage=outcome.usage,
-            scores=outcome.scores,
-            times=outcome.times,
-            tokens=outcome.tokens,
-            prompt=outcome.prompt,
-        )
-        self._send(program.client, message)
+        samples, _, usage, scores, times, tokens, prompt = outcome
+        number, seq = program.number, self._next(program)
+        self._send(program.client, wire.Value(number, seq, ref, samples, usage, scores, times, tokens, prompt))
         self._wake(program, ref)
 
     def _wake(self, program: RunningProgram, what: int | PendingJoin) -> None:
@@ -439,15 +436,8 @@ class Programs:
         match op:
             case wire.Gen(ref=ref) | wire.Select(ref=ref) | wire.Read(ref=ref):
                 program.values[ref] = error
-                message = wire.Failed(
-                    program=program.number,
-                    seq=self._next(program),
-                    code=error.code,
-                    message=error.message,
-                    ref=ref,
-                    prompt_tail=error.tail,
-                )
-                self._send(program.client, message)
+                seq = self._next(program)
+                self._send(program.client, wire.Failed(program.number, seq, error.code, error.message, ref, error.tail))
                 self._wake(program, ref)
             case wire.Fork(children=children):
                 for number in children:
@@ -514,6 +504,13 @@ class Programs:
             failed = wire.Failed(program.number, self._next(program), error.code, error.message)
             self._send(program.client, failed)
         self.delivery.end(key)
+
+    def give_up(self, serial: int, error: BanyanError) -> None:
+        """The program of this serial cannot go on."""
+        for program in self._programs.values():
+            if program.serial == serial:
+                self._end(program, Error(error.code, error.message))
+                return
 
     def _next(self, program: RunningProgram) -> int:
         return self.delivery.next((program.client, program.number))

@@ -15,7 +15,6 @@ import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 import tokenizers
 
-from banyan.runtime.errors import BadModel, Unsupported
+from banyan.runtime.errors import BadModel, BadProgram, Unsupported, rust_panics_as
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.text.token_cache import TokenCache
 
@@ -101,13 +100,14 @@ class Tokenizer:
         self.spelling = _spellings(self._tokenizer, {i: token.content for i, token in added.items()}, decoder)
         self._marks = Marks({added[i].content: i for i in self._control})
         self.eos_ids = self._find_eos(files)
-        self._start = self._prefix()
+        try:
+            self._start, self._anchor = self._prefix(), self._find_anchor()
+        except BadProgram as e:
+            raise BadModel(f"the tokenizer in {directory} cannot be used: {e.message}") from e
         bos = self._tokenizer.token_to_id(files.special_tokens.get("bos_token", ""))
         self.blank = self._start or ([bos] if bos is not None else list(self.eos_ids[:1]))
-        self._anchor = self._find_anchor()
-        plain = partial(self._tokenizer.encode, add_special_tokens=False)
         reaching = [i for i in self._control if _reaches_out(added[i])]
-        self._pieces = None if self._anchor or reaching else TokenCache(plain)
+        self._pieces = None if self._anchor or reaching else TokenCache(self._raw)
         """None: how text is encoded may depend on the control token beside it."""
         self._stop_ids: dict[str, frozenset[int]] = {}
         self._vocabulary: tuple[bytes, list[int]] | None = None
@@ -172,12 +172,23 @@ class Tokenizer:
 
     # ---- how ------------------------------------------------------------------------------------------------------
 
+    def _raw(self, text: str, special: bool = False) -> tokenizers.Encoding:
+        """What the library makes of a text. special: with the ids that stand around every text.
+
+        Raises BadProgram where it fails or panics, as a split regex does that backtracks too much.
+        """
+        try:
+            with rust_panics_as(BadProgram, "it panicked"):
+                return self._tokenizer.encode(text, add_special_tokens=special)
+        except Exception as e:  # the Rust library raises bare Exceptions
+            raise BadProgram(f"the model's tokenizer cannot encode a text of {len(text)} characters: {e}") from e
+
     def _encode(self, text: str, at_start: bool) -> list[int]:
         # Vocabularies of the SentencePiece kind put a space before every text; inside a state only its start is one.
         if self._anchor is None or at_start:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
+            return self._raw(text).ids
         anchor, ids = self._anchor
-        return self._tokenizer.encode(anchor + text, add_special_tokens=False).ids[len(ids) :]
+        return self._raw(anchor + text).ids[len(ids) :]
 
     def _encode_data(self, text: str, at_start: bool) -> list[int]:
         """No control token is among these ids: where the text spells one, it is cut behind its first character."""
@@ -200,8 +211,8 @@ class Tokenizer:
 
     def _prefix(self) -> list[int]:
         """Ids that the tokenizer puts before every text."""
-        plain = self._tokenizer.encode("a", add_special_tokens=False).ids
-        full = self._tokenizer.encode("a", add_special_tokens=True).ids
+        plain = self._raw("a").ids
+        full = self._raw("a", special=True).ids
         for k in range(len(full) - len(plain) + 1):
             if full[k : k + len(plain)] == plain:
                 return full[:k]
@@ -209,11 +220,11 @@ class Tokenizer:
 
     def _find_anchor(self) -> tuple[str, list[int]] | None:
         """A string to put before text that continues, and its ids: only where the tokenizer adds a space to starts."""
-        if self.text_of(self._tokenizer.encode("a", add_special_tokens=False).ids) == "a":
+        if self.text_of(self._raw("a").ids) == "a":
             return None
         for anchor in ("\n", "\0", "."):
-            ids = self._tokenizer.encode(anchor, add_special_tokens=False).ids
-            both = self._tokenizer.encode(anchor + "a", add_special_tokens=False).ids
+            ids = self._raw(anchor).ids
+            both = self._raw(anchor + "a").ids
             if both[: len(ids)] == ids and self.text_of(both[len(ids) :]) == "a":
                 return anchor, ids
         raise Unsupported("this tokenizer changes the start of a text in a way that cannot be undone inside a prompt")
@@ -288,7 +299,8 @@ def _load(directory: Path) -> tuple[tokenizers.Tokenizer, Any]:
         return _convert(directory)
     try:
         data = file.read_bytes()
-        loaded = tokenizers.Tokenizer.from_buffer(data)
+        with rust_panics_as(BadModel, "the library panicked"):
+            loaded = tokenizers.Tokenizer.from_buffer(data)
         loaded.no_truncation()
         loaded.no_padding()
         return loaded, msgspec.json.decode(data, type=_Facts).decoder
@@ -301,7 +313,8 @@ def _convert(directory: Path) -> tuple[tokenizers.Tokenizer, Any]:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True).backend_tokenizer
+        with rust_panics_as(BadModel, "the library panicked"):
+            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True).backend_tokenizer
     except Exception as e:  # many kinds, none in common
         raise BadModel(f"{directory} has no tokenizer.json, and transformers cannot make one: {e}") from e
     return tokenizer, msgspec.json.decode(tokenizer.to_str(), type=_Facts).decoder

@@ -155,6 +155,15 @@ def forked(n: int, sampling: Sampling) -> list[Run]:
     return [run(rid, head + tail, sampling, seed=rid, order=(0, rid)) for rid, tail in enumerate(tails)]
 
 
+def short() -> list[Run]:
+    """Prompts of one token to a few, each with outputs as short."""
+    return [
+        run(10 * n + k, [(7 * i + n) % 300 + 3 for i in range(n)], Sampling(temperature=0.0, max_tokens=k))
+        for n in range(1, 7)
+        for k in (1, 2, 3, 5)
+    ]
+
+
 def engine(
     model: Any = None, *, n_pages: int = 256, n_host: int = 0, context: int | None = None, weights: str = "",
     **options: Any,

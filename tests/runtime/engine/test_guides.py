@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -336,6 +337,31 @@ def test_what_does_not_compile_fails_alone(bench: Bench) -> None:
     said = bench.drive(bench.engine(told=False), bench.run(1, REGEX), bench.run(2, None, max_tokens=2))
     assert said[1].error is not None
     assert said[1].error[0] == "unsupported"
+    assert said[2].reason == "length"
+
+
+@pytest.mark.parametrize(("engine", "code"), [("", "constraint_crashed"), ("outlines_core", "")])
+def test_a_constraint_at_which_the_tokenizer_panics_fails_alone(
+    tiny: ModuleType, bench: Bench, engine: Any, code: str
+) -> None:
+    """outlines_core does without the tokenizer, but for what is forced."""
+    e, known = bench.engine(told=False), bench.tokenizer.vocabulary()
+    e.take(msgspec.structs.replace(known, tokenizer=tiny.without(known.tokenizer, "q")))
+    for _ in range(2):
+        bad = bench.run(1, ConstraintSpec("regex", "hq{2}", engine=engine))
+        said = bench.drive(e, bad, bench.run(2, None, max_tokens=2), bench.run(3, REGEX, max_tokens=2))
+        assert (said[1].error[0] if said[1].error else "") == code
+        assert said[1].text == ("" if code else "hqq")
+        assert [said[rid].reason for rid in (2, 3)] == ["length", "length"]
+
+
+def test_a_tokenizer_at_which_llguidance_panics_fails_constraints_alone(tiny: ModuleType, bench: Bench) -> None:
+    e, known = bench.engine(told=False), bench.tokenizer.vocabulary()
+    e.take(msgspec.structs.replace(known, tokenizer=tiny.unreadable(known.tokenizer)))
+    said = bench.drive(e, bench.run(1, REGEX), bench.run(2, None, max_tokens=2))
+    assert said[1].error is not None
+    assert said[1].error[0] == "unsupported"
+    assert "llguidance panicked" in said[1].error[1]
     assert said[2].reason == "length"
 
 

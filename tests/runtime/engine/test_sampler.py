@@ -74,7 +74,7 @@ def test_temperature_0_is_greedy_and_a_tiny_one_nearly(fake: ModuleType) -> None
 
 
 @pytest.mark.parametrize(
-    ("top_k", "kept"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2, 3]), (4, [0, 1, 2, 3]), (99, range(8))]
+    ("top_k", "kept"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2, 3]), (4, [0, 1, 2, 3]), (99, range(8)), (2**63, range(8))]
 )
 def test_top_k_keeps_ties_with_the_last(fake: ModuleType, top_k: int, kept: Sequence[int]) -> None:
     counts = draws(fake, Sampling(top_k=top_k))

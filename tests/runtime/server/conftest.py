@@ -74,9 +74,11 @@ class Bench:
         self.requests = EngineRequests(words, None, self.engine.take)
         generator = Generator(words, template, self.requests, self._offload, Random(0), self._check)
         self.now = 0.0
+        self._calls: list[Callable[[], None]] = []
         self.timers = Timers(lambda: self.now)
         self.programs = Programs(generator, lambda client, message: self.sent.append((client, message)), self.timers)
         self.requests.spend, self.requests.standing = self.programs.spend, self.programs.standing
+        self.requests.give_up, self.requests.later = self.programs.give_up, self._calls.append
         self.programs.over = lambda program, error: self.requests.end(program.serial)
         self._seq: dict[int, int] = {}
 
@@ -96,10 +98,17 @@ class Bench:
             self.checks.append((spec, owner, then))
 
     def _offload(self, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        def go_on() -> None:
+            try:
+                result = work()
+            except Exception as e:
+                result = e
+            then(result)
+
         if self.held is None:
-            then(work())
+            go_on()
         else:
-            self.held.append(lambda: then(work()))
+            self.held.append(go_on)
 
     def submit(self, *ops: wire.Op, program: int = 0, last: bool = False, client: bytes = b"me") -> None:
         seq = self._seq.get(program, 0)
@@ -109,6 +118,8 @@ class Bench:
 
     def run(self, n_steps: int = 10_000) -> None:
         for _ in range(n_steps):
+            while self._calls:
+                self._calls.pop(0)()
             reports = self.engine.step()
             if not reports:
                 return

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -215,6 +216,41 @@ def test_a_long_text_is_encoded_without_holding_up_the_loop(peer: Callable[..., 
     failed = one.hear(60)
     assert isinstance(failed, wire.Failed)
     assert failed.code == "prompt_too_long"
+
+
+@pytest.mark.parametrize("length", [1, 2000], ids=["at once", "on a thread"])
+def test_a_text_that_cannot_be_encoded_fails_its_program_alone(
+    boot: tuple[str, ...], fake_model: Callable[..., Path], tiny: ModuleType, length: int
+) -> None:
+    path = fake_model()
+    bad = "the " * length + tiny.make_backtracking(path)
+    server, context = launch.start(config.make(model=str(path)), timeout=30.0, command=boot), zmq.Context()
+    try:
+        one, two = Peer(context, server.socket), Peer(context, server.socket)
+        two.works(0)
+        again = (*GEN, wire.Append(0, (bad,)), wire.Gen(0, 1, wire.Sampling(max_tokens=3)))
+        for program, ops in enumerate(
+            (
+                (wire.Append(0, (bad,)), wire.Gen(0, 0, wire.Sampling(max_tokens=3))),
+                (wire.Append(0, (bad,)), wire.Select(0, 0, (" yes", " no"))),
+                (wire.Append(0, (bad,)), wire.Read(0, 0, tokens=True)),
+                (wire.Append(0, (bad,)), wire.Keep(0), wire.Read(0, 0, tokens=True)),
+                again,  # behind an output, so that no client's message is in hand
+            )
+        ):
+            one.say(wire.Submit(program, 0, ops, last=True))
+            answer = one.hear()
+            if ops is again:
+                assert isinstance(answer, wire.Value)
+                answer = one.hear()
+            assert isinstance(answer, wire.Failed)
+            assert (answer.program, answer.code) == (program, "bad_program")
+            assert "it panicked" in answer.message
+            one.works(100 + program)
+            two.works(1 + program)
+    finally:
+        context.destroy(linger=0)
+        server.close()
 
 
 def test_the_server_loads_neither_torch_nor_transformers_and_starts_fast() -> None:

@@ -96,6 +96,29 @@ def test_the_same_outputs(
     assert any(kind in f.drafts for f in finish)
 
 
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize("kind", MAKERS)
+def test_short_texts(
+    fake: ModuleType, tiny_model: Callable[..., Path], folders: dict[str, Path], kind: str, page: int
+) -> None:
+    large, jobs = tiny_model("llama"), fake.short()
+    plain = {rid: output.ids for rid, output in fake.drive(engine(large, None, page=page), jobs).items()}
+    e = engine(large, folders[kind], page=page)
+    drafter, slots = fake.asked(e), []
+    prepare = drafter.prepare
+
+    def watched(asks: Any) -> None:
+        slots.extend(request.n_total - 2 for request, _ in asks)
+        prepare(asks)
+
+    drafter.prepare = watched
+    for some in (jobs, jobs, *([job] for job in jobs)):
+        drafted = fake.drive(e, some, check=True)
+        assert {rid: output.ids for rid, output in drafted.items()} == {job.rid: plain[job.rid] for job in some}
+    assert slots
+    assert min(slots) >= 0, "a feature of a token that is there"
+
+
 def test_medusa_reads_the_last_feature(
     fake: ModuleType, tiny_model: Callable[..., Path], folders: dict[str, Path]
 ) -> None:

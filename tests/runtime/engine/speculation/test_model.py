@@ -76,6 +76,18 @@ def test_the_same_outputs(
     assert not e.drafting.drafters[0]._texts  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("page", [1, 4])
+def test_short_texts(fake: ModuleType, large: Model, page: int) -> None:
+    jobs = fake.short()
+    plain = {rid: output.ids for rid, output in fake.drive(engine(large, None, page=page), jobs).items()}
+    e = engine(large, large, page=page)
+    fake.asked(e)
+    for some in (jobs, jobs, *([job] for job in jobs)):
+        drafted = fake.drive(e, some, check=True)
+        assert {rid: output.ids for rid, output in drafted.items()} == {job.rid: plain[job.rid] for job in some}
+    assert not e.drafting.drafters[0]._texts  # type: ignore[attr-defined]
+
+
 def test_what_one_computed_the_next_one_finds(fake: ModuleType, large: Model) -> None:
     e = engine(large, large, page=4)
     fake.asked(e)

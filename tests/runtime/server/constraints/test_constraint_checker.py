@@ -11,12 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
-from banyan.runtime.errors import BanyanError, ConstraintBusy, ConstraintCrashed, ConstraintError
+from banyan.runtime.errors import BanyanError, ConstraintBusy, ConstraintCrashed, ConstraintError, Unsupported
 from banyan.runtime.protocol.wire import ConstraintSpec
 from banyan.runtime.server.constraints import constraint_checker, preflight
 from banyan.runtime.server.constraints.constraint_checker import ConstraintChecker
@@ -189,6 +191,41 @@ def test_the_other_engine_is_for_regexes_and_choices(shared: Desk) -> None:
     assert (verdict.code, "regexes and choices only" in verdict.message) == ("constraint_unsupported", True)
     spec = ConstraintSpec("regex", "[a]", engine="outlines_core")
     assert shared.ask(spec) == [spec], "who asks for it gets it"
+
+
+# ---- panics --------------------------------------------------------------------------------------------------------
+
+
+def told(words: Tokenizer, path: Path, change: Callable[[bytes], bytes]) -> Desk:
+    """A desk with another tokenizer."""
+    known = words.vocabulary()
+    known = msgspec.structs.replace(known, tokenizer=change(known.tokenizer))
+    return Desk(SimpleNamespace(vocabulary=lambda: known, spelling=words.spelling), path / "s")  # type: ignore[arg-type]
+
+
+def test_a_tokenizer_at_which_llguidance_panics_leaves_the_preflight_up(
+    tiny: ModuleType, words: Tokenizer, tmp_path: Path
+) -> None:
+    desk = told(words, tmp_path, tiny.unreadable)
+    for _ in range(2):
+        (verdict,) = desk.ask(ConstraintSpec("regex", "[ab]"))
+        assert isinstance(verdict, Unsupported)
+        assert "llguidance panicked" in verdict.message
+    assert desk.grammars._n_starts == 1
+    desk.close()
+
+
+@pytest.mark.parametrize("engine", ["", "outlines_core"])
+def test_a_constraint_at_which_its_compiler_panics_fails_alone(
+    tiny: ModuleType, words: Tokenizer, tmp_path: Path, engine: Any
+) -> None:
+    """outlines_core does without the tokenizer, but for what is forced."""
+    desk = told(words, tmp_path, lambda tokenizer: tiny.without(tokenizer, "q"))
+    bad, good = (ConstraintSpec("regex", text, engine=engine) for text in ("hq{2}", "[ab]"))
+    verdicts = desk.ask(bad, good)
+    assert getattr(verdicts[0], "code", "") == ("" if engine else "constraint_crashed")
+    assert verdicts[1] == good
+    desk.close()
 
 
 # ---- what the desk remembers ---------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from banyan.runtime.errors import BadModel, Unsupported
+from banyan.runtime.errors import BadModel, BadProgram, Unsupported
 from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer, merge
 
 
@@ -146,6 +147,52 @@ def test_an_unknown_kind_of_vocabulary_is_refused_by_name(tmp_path: Path) -> Non
     t.decoder = decoders.WordPiece()
     with pytest.raises(Unsupported, match="WordPiece"):
         save(tmp_path, t)
+
+
+def test_a_text_on_which_the_library_panics_is_refused_and_others_go_on(tiny: ModuleType, tmp_path: Path) -> None:
+    tiny.make_tokenizer(tmp_path)
+    bad = tiny.make_backtracking(tmp_path)
+    t = Tokenizer(tmp_path, Files.read(tmp_path))
+    good, known = [TextSpan("the quick xxy ")], []
+    before = t.encode(good)
+    for spans in (
+        [TextSpan(bad)],
+        [TextSpan("the "), TextSpan(bad)],
+        [TextSpan("<|im_start|>", True), TextSpan(bad)],
+    ) * 2:
+        with pytest.raises(BadProgram, match=r"cannot encode a text of \d+ characters: it panicked: .*retry-limit"):
+            t.encode(spans)
+        assert t.encode([TextSpan(f"{len(known)} brown")]), "a text that is not kept yet"
+        known.append(t.encode(good))
+    threads = [threading.Thread(target=lambda: known.append(t.encode([TextSpan("quick foxes")]))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert known[:6] == [before] * 6
+    assert known[6:] == [t.encode([TextSpan("quick foxes")])] * 4, "on other threads too"
+
+
+BROKEN: dict[str, dict[str, Any]] = {
+    "as it is read": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
+    "at the first text": {
+        "post_processor": {
+            "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}], "pair": [],
+            "special_tokens": {},
+        }
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN)
+def test_a_tokenizer_at_which_the_library_panics_is_a_bad_model(
+    tiny: ModuleType, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    tiny.make_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(BadModel, match="panicked"):
+        Tokenizer(tmp_path, Files.read(tmp_path))
 
 
 def test_truncation_in_the_file_is_not_ours(tiny: ModuleType, tmp_path: Path) -> None:

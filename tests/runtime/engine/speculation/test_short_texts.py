@@ -1,0 +1,148 @@
+"""Drafters on texts that are empty, or shorter than the runs that they look for: nothing fails, nothing is made up."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from banyan.runtime.engine.scheduling.request import Request
+from banyan.runtime.engine.speculation.draft import Drafter
+from banyan.runtime.engine.speculation.ngram import NgramDrafter
+from banyan.runtime.engine.speculation.ngram_index import NgramIndex, Piece
+from banyan.runtime.engine.speculation.quotes import N_BEFORE, Quotes, Quoting
+from banyan.runtime.engine.speculation.tree import TreeDrafter
+from banyan.runtime.protocol.wire import Sampling
+
+ANY = settings(deadline=None, suppress_health_check=list(HealthCheck))
+tokens = st.integers(0, 2)
+
+
+def texts(most: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(tokens, max_size=most)
+
+
+# ---- the index -----------------------------------------------------------------------------------------------------
+
+
+@ANY
+@given(
+    orders=st.sampled_from([(1,), (2,), (4, 2, 1), (16, 6, 3)]),
+    drawn=st.lists(st.tuples(texts(6), st.integers(0, 6), st.integers(0, 6)), max_size=4),
+    asked=texts(6),
+)
+@example(orders=(16, 6, 3), drawn=[([1], 0, 0)], asked=[1])
+@example(orders=(4, 2, 1), drawn=[], asked=[])
+@example(orders=(4, 2, 1), drawn=[([], 0, 0), ([1, 2, 1], 0, 3)], asked=[2, 1])
+def test_the_index_takes_pieces_of_any_length(
+    orders: tuple[int, ...], drawn: Sequence[tuple[list[int], int, int]], asked: list[int]
+) -> None:
+    """Where a run was put, it is found; what else is said is a number of some piece."""
+    grams = NgramIndex(orders, 1 << 16)
+    pieces = []
+    for k, (ids, a, b) in enumerate(drawn):
+        start, stop = sorted((min(a, len(ids)), min(b, len(ids))))
+        pieces.append(Piece(array("i", ids), start, stop, (7,), 100 * k))
+    grams.put(pieces)
+    found = list(grams.find(array("i", asked), 7))
+    assert len(found) == len(orders)
+    for order, number in zip(orders, found, strict=True):
+        run = asked[len(asked) - order :] if order <= len(asked) else None
+        ends = [
+            piece.base + i
+            for piece in pieces
+            for i in range(max(piece.start + 1, order), piece.stop + 1)
+            if list(piece.ids[i - order : i]) == run
+        ]
+        assert number >= ends[-1] if ends else number >= -1
+
+
+# ---- drafters that copy --------------------------------------------------------------------------------------------
+
+
+@ANY
+@given(
+    made=st.lists(st.tuples(texts(5), texts(5), st.booleans(), st.booleans()), min_size=1, max_size=5),
+    n=st.integers(1, 3),
+    name=st.sampled_from(["tree", "ngram"]),
+)
+@example(made=[([0], [], True, True)] * 3, n=1, name="tree")
+@example(made=[([], [], False, False), ([], [0], True, True)], n=2, name="ngram")
+@example(made=[([0], [], False, False)] * 2, n=1, name="tree")
+def test_drafters_take_texts_of_any_length(
+    fake: ModuleType, made: Sequence[tuple[list[int], list[int], bool, bool]], n: int, name: str
+) -> None:
+    """made: prompt, output, whether a constraint holds it, and whether anybody asks for it before it ends."""
+    drafter: Drafter = TreeDrafter(1 << 6) if name == "tree" else NgramDrafter()
+    drafter.learn([b"a", b" a", b"b"], [2])
+    said = {token for prompt, output, *_ in made for token in (*prompt, *output)} | {0, 1}
+    for rid, (prompt, output, is_held, is_asked) in enumerate(made):
+        guide = fake.Pattern([None] * 100) if is_held else None
+        request = Request(fake.run(rid, prompt, Sampling(max_tokens=100)), 1 << 20, guide)
+        request.n_cached = 0
+        for upto in range(len(output) + 1):
+            if is_asked:
+                drafter.prepare([(request, n)])
+                for proposal in drafter.propose(request, n):
+                    assert set(proposal.tokens) <= said
+                    assert 0 <= proposal.kind < drafter.n_kinds
+            request.extend(output[upto : upto + 1])
+        drafter.end(request)
+    if isinstance(drafter, NgramDrafter):
+        assert not drafter._texts
+    else:
+        assert isinstance(drafter, TreeDrafter)
+        assert not drafter._readers
+
+
+@ANY
+@given(
+    made=st.lists(st.tuples(texts(8), texts(6)), min_size=1, max_size=5), prompt=texts(8), last=texts(N_BEFORE),
+    is_told=st.booleans(),
+)  # fmt: skip
+def test_quotes_are_of_the_prompt(
+    fake: ModuleType, made: Sequence[tuple[list[int], list[int]]], prompt: list[int], last: list[int], is_told: bool
+) -> None:
+    quotes = Quotes()
+    if is_told:
+        quotes.learn([b"a", b" a", b"b"], [2])
+    for before, output in made:
+        quotes.note(array("i", before + output), len(before), b"")
+    request = Request(fake.run(0, prompt), 1 << 20, fake.Pattern([None] * 100))
+    quoting = Quoting(request)
+    quote = quotes.find(array("i", last), quoting, b"")
+    if quote is not None:
+        rest = quote.tokens[quote.n_lead :].tobytes()
+        assert rest
+        assert quotes.plain(array("i", rest)) in quotes.plain(quoting.prompt)
+    proposed, doubts = quotes.propose(quoting, request, 4, 0.0)
+    assert all(0 <= i < len(proposed) for i in doubts)
+    assert request.guide is not None
+    assert request.guide.at == 0  # type: ignore[attr-defined]
+
+
+# ---- in an engine --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+@pytest.mark.parametrize("n_prompt", [1, 2, 3])
+def test_an_empty_output_ends_as_any_other(fake: ModuleType, n_prompt: int, is_held: bool) -> None:
+    e = fake.engine(speculate="tree,ngram,grammar")
+    end = fake.greedy(range(n_prompt), 1)[0]
+    sampling = Sampling(temperature=0.0, max_tokens=8)
+    outputs: dict[int, Any] = {}
+    for rid in range(4):
+        run = fake.run(rid, range(n_prompt), sampling, stop_ids=array("i", [end]).tobytes())
+        if is_held:
+            e.scheduler.take(run, guide=fake.Pattern([]), ends=(end,))
+        else:
+            e.take(run)
+        fake.drive(e, [], outputs, check=True, limit=20)
+        assert outputs[rid].failed is None
+        assert outputs[rid].ids in ([], [end])
+        assert outputs[rid].finish.reason == "stop"
