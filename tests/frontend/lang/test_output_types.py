@@ -169,7 +169,7 @@ def test_a_number_ends_at_a_space_beside_the_stops_of_its_gen() -> None:
 def test_what_is_no_such_object_says_so_where_it_is_read() -> None:
     state = run('{"n": 3}', type=Model)
     assert state["x"] == '{"n": 3}'
-    with pytest.raises(bn.BadOutput, match=r"(?s)no Model.*n must be even.*gen 'x', test_typed\.py") as caught:
+    with pytest.raises(bn.BadOutput, match=r"(?s)no Model.*n must be even.*gen 'x', test_output_types\.py") as caught:
         state.value("x")
     assert isinstance(caught.value.__cause__, pydantic.ValidationError)
     assert state.error() is None, "the program has not failed: its text is what the model wrote"

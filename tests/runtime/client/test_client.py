@@ -348,7 +348,8 @@ def test_a_forked_child_must_connect_itself(serve: Serve) -> None:
 
 SCRIPT = """
 import sys
-from banyan.runtime import client, wire
+from banyan.runtime.client import client
+from banyan.runtime.protocol import wire
 program = client.connect(sys.argv[1]).program()
 program.submit([wire.Append(0, ("a",)), wire.Gen(0, 0, wire.Sampling(max_tokens=400))])
 print(client.connect(sys.argv[1]).ask("stats")["server"]["requests"], flush=True)

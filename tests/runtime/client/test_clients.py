@@ -21,7 +21,8 @@ from banyan.runtime.protocol import ipc, wire
 VANISHING = """
 import sys, time
 from pathlib import Path
-from banyan.runtime import client, wire
+from banyan.runtime.client import client
+from banyan.runtime.protocol import wire
 c = client.connect(Path(sys.argv[1]))
 endless = wire.Sampling(max_tokens=400, ignore_eos=True, temperature=0.0)
 for k in range(60):

@@ -118,7 +118,7 @@ def play(b: Any, ops: list[wire.Op], data: st.DataObject) -> None:
                 b.engine.running.clear()
                 b.engine.finished.clear()
                 for request in b.requests._living.values():
-                    request.n_deaths = 0
+                    request.n_deaths = request.n_blamed = request.n_blamed_ever = 0
                 b.requests.replay()
             elif happening == "hold":
                 b.held = b.held or []
