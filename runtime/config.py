@@ -59,15 +59,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     schedule: Annotated[
         Schedule,
         _doc(
-            "order of waiting requests: dfs (oldest program, siblings together), fair (client with the least service), lpm "
-            "(longest prefix match in the tree), fcfs (first come, first served)"
+            "order of waiting requests: dfs (oldest program, siblings together), fair (client with the least service), "
+            "lpm (longest prefix match in the tree), fcfs (first come, first served)"
         ),
     ] = "dfs"
     step_tokens: Annotated[int, _doc("token budget of a step; longer prompts are computed in chunks")] = 512
     speculate: Annotated[
         str,
         _doc(
-            "drafters: auto, off, or some of these, with commas: tree (texts in the radix tree and concurrent outputs), "
+            "drafters: auto, off, or a list with commas of tree (texts in the radix tree, concurrent outputs), "
             "ngram (the request's own text), model (`draft_model`), grammar (tokens that a constraint forces)"
         ),
     ] = "auto"

@@ -240,19 +240,14 @@ class BatchError(ProgramError):
         self.errors, self.results = errors or {}, results
 
 
-def _tree(cls: type[BanyanError]) -> dict[str, type[BanyanError]]:
-    found: dict[str, type[BanyanError]] = {cls.code: cls}
-    for sub in cls.__subclasses__():
-        found |= _tree(sub)
-    return found
-
-
 def from_code(code: str, message: str, **where: Any) -> BanyanError:
     """The error with this code. An unknown code, from a newer peer, gives a BanyanError with the code in its message.
 
     where: program, line, gen, prompt_tail; only for ProgramErrors.
     """
-    cls = _tree(BanyanError).get(code)
-    if cls is None:
-        return BanyanError(f"{message} (code {code!r})")
-    return cls(message, **where) if issubclass(cls, ProgramError) else cls(message)
+    classes: list[type[BanyanError]] = [BanyanError]
+    for cls in classes:
+        if cls.code == code:
+            return cls(message, **where) if issubclass(cls, ProgramError) else cls(message)
+        classes += cls.__subclasses__()
+    return BanyanError(f"{message} (code {code!r})")

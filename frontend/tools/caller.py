@@ -11,14 +11,11 @@ timeout. Only an exception that is not an `Exception`, such as SystemExit, ends 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextvars import copy_context
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,6 +27,7 @@ from banyan.execution.thread_pool import ThreadPool
 from banyan.lang import fstring
 from banyan.runtime.errors import ToolError
 from banyan.runtime.protocol import wire
+from banyan.tools.checks import ServerCallback
 from banyan.tools.toolbox import Tool, Toolbox, ToolCall
 
 N_THREADS = 32
@@ -45,14 +43,12 @@ class Round(NamedTuple):
     usage: wire.TokenUsage
 
 
-class Caller:
+class Caller(ServerCallback):
     """Executes the tool calls of one gen. The server sends `Called`; this sends back `Results`."""
 
     def __init__(self, record: ProgramRecord, state: int, ref: int, line: str, tools: Toolbox) -> None:
-        """state, ref: the server's numbers of the gen's state and value. line: the source line of the gen."""
-        self._record = weakref.ref(record)  # weak, so that a program that nobody references any more can end
-        self._state, self._ref, self._line, self._tools = state, ref, line, tools
-        self._context = copy_context()
+        """line: the source line of the gen."""
+        self._line, self._tools = line, tools
         try:
             self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
@@ -63,7 +59,7 @@ class Caller:
         """The rounds that have ended."""
         self.full_text: Feed[str] | None = None
         """If the program streams: everything the gen appends to the prompt, tool results included."""
-        record.program.on_call(ref, self._on_called)
+        super().__init__(record, state, ref)
         record.program.future(ref).add_done_callback(self._on_gen_done)
 
     def usage_per_round(self, total: wire.TokenUsage) -> list[dict[str, int]]:
@@ -120,21 +116,14 @@ class Caller:
                 tasks = [group.create_task(self._call(called.round, call)) for call in called.calls]
         except ExceptionGroup as e:  # a tool ended the program, or this module has a bug; nobody may wait for the gen
             (first, *_) = e.exceptions
-            error = ToolError(str(first), line=self._line)
-            error.__cause__ = first.__cause__ or first
-            if (record := self._record()) is not None:
-                record.stop(error)
+            self._stop(ToolError(str(first), line=self._line), first.__cause__ or first)
             return
         calls = tuple(task.result() for task in tasks)
         self.rounds.append(Round(called.text, calls, called.usage))
-        if (record := self._record()) is None:
-            return
-        if self.full_text is not None and record.backend.welcome.chat is not None:
+        record = self._record()
+        if self.full_text is not None and record is not None and record.backend.welcome.chat is not None:
             self.full_text.put(_tool_turns(record.backend.welcome.chat, calls))
-        results = wire.Results(self._state, self._ref, called.round, tuple(call.result for call in calls))
-        with contextlib.suppress(Exception):  # the record raises it again in whoever reads the program
-            record.add(results)
-            record.flush()
+        self._send(called.round, tuple(call.result for call in calls))
 
     async def _call(self, number: int, call: wire.WireToolCall) -> ToolCall:
         start = time.monotonic()

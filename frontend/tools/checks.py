@@ -19,8 +19,8 @@ N_THREADS = 8
 """Checks that run at once: a validator is the user's code and may be slow."""
 
 
-class _PendingCheck:
-    """Answers each `Called` message of one gen or select with `Results`, on a thread of the pool."""
+class ServerCallback:
+    """Answers the `Called` messages of one gen or select with `Results`. Subclasses override `_on_called`."""
 
     def __init__(self, record: ProgramRecord, state: int, ref: int) -> None:
         """state, ref: the server's numbers of the gen's state and value."""
@@ -31,21 +31,34 @@ class _PendingCheck:
 
     def _on_called(self, called: wire.Called) -> None:
         """Called on the backend's thread."""
+        raise NotImplementedError
+
+    def _send(self, round_: int, texts: tuple[str, ...]) -> None:
+        if (record := self._record()) is not None:
+            with suppress(Exception):  # the record raises it again in whoever reads the program
+                record.add(wire.Results(self._state, self._ref, round_, texts))
+                record.flush()
+
+    def _stop(self, error: ProgramError, cause: BaseException) -> None:
+        """End the program with `error`."""
+        error.__cause__ = cause
+        if (record := self._record()) is not None:
+            record.stop(error)
+
+
+class _PendingCheck(ServerCallback):
+    """A callback that runs the user's code on a thread of the pool."""
+
+    def _on_called(self, called: wire.Called) -> None:
         self._context.copy().run(_threads.run, lambda: self._reply(called))
 
     def _reply(self, called: wire.Called) -> None:
         try:
             texts = self._results(called)
         except BaseException as e:  # SystemExit and the like are meant for the program
-            error = self._error(e)
-            error.__cause__ = e
-            if (record := self._record()) is not None:
-                record.stop(error)
-            return
-        if (record := self._record()) is not None:
-            with suppress(Exception):  # the record raises it again in whoever reads the program
-                record.add(wire.Results(self._state, self._ref, called.round, texts))
-                record.flush()
+            self._stop(self._error(e), e)
+        else:
+            self._send(called.round, texts)
 
     def _results(self, called: wire.Called) -> tuple[str, ...]:
         """The texts of the `Results` message."""
