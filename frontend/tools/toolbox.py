@@ -210,7 +210,7 @@ def _msgspec_arguments(name: str, hints: dict[str, Any], parameters: list[inspec
                 "form; use str, int, float, bool, list, dict, Literal, Enum, dataclass, TypedDict, msgspec or pydantic "
                 "models"
             ) from e
-        optional = Union[hint, msgspec.UnsetType]  # noqa: UP007 - not every hint supports `|`
+        optional: Any = Union[hint, msgspec.UnsetType]  # noqa: UP007 - not every hint supports `|`
         fields.append((p.name, hint) if p.default is p.empty else (p.name, optional, msgspec.UNSET))
     kind = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
     decode = msgspec.json.Decoder(kind, strict=False).decode
