@@ -30,98 +30,81 @@ SERVER_KEY = "BANYAN_SERVER_KEY"
 """Environment variable with the public key of a server at tcp://, or with the path of the file that holds it."""
 
 
-def _doc(text: str) -> msgspec.Meta:
-    return msgspec.Meta(description=text)
-
-
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Every option of a runtime. Sizes are in tokens unless the name says otherwise."""
+    """Every option of a runtime, with its help text. Sizes are in tokens unless the name says otherwise."""
 
-    model: Annotated[str, _doc("a directory or hub id in Hugging Face format; 'pocket' ships with Banyan")] = "pocket"
-    device: Annotated[Device, _doc("where the model runs; auto: a GPU if there is one")] = "auto"
-    dtype: Annotated[
-        Dtype, _doc("dtype of weights and KV; auto: float32 on a CPU, the checkpoint's dtype on a GPU")
-    ] = "auto"
+    model: Annotated[str, "a directory or hub id in Hugging Face format; 'pocket' ships with Banyan"] = "pocket"
+    device: Annotated[Device, "where the model runs; auto: a GPU if there is one"] = "auto"
+    dtype: Annotated[Dtype, "dtype of weights and KV; auto: float32 on a CPU, the checkpoint's dtype on a GPU"] = "auto"
     weight_dtype: Annotated[
-        WeightDtype, _doc("dtype of linear weights; int8: 8 bits with a scale per output, CPU only; auto: dtype")
+        WeightDtype, "dtype of linear weights; int8: 8 bits with a scale per output, CPU only; auto: dtype"
     ] = "auto"
-    context: Annotated[int | None, _doc("longest prompt + output in tokens; default: the model's own")] = None
+    context: Annotated[int | None, "longest prompt + output in tokens; default: the model's own"] = None
     kv_dtype: Annotated[
-        KVDtype, _doc("dtype of keys and values; int8 or fp8 (e4m3): with a scale per token and head; auto: dtype")
+        KVDtype, "dtype of keys and values; int8 or fp8 (e4m3): with a scale per token and head; auto: dtype"
     ] = "auto"
-    kv_memory: Annotated[str, _doc("memory for KV pages: '2GiB', '500MB'; auto: a share of the free memory")] = "auto"
-    page: Annotated[int, _doc("KV slots in a page, a power of two")] = 16
-    cache: Annotated[bool, _doc("keep KV in the radix tree and share it between requests")] = True
-    eviction: Annotated[Eviction, _doc("eviction order of pages that no running program waits for")] = "lru"
-    host_memory: Annotated[str, _doc("host memory for evicted KV pages: '4GiB'; '0': they are discarded")] = "0"
-    host_file: Annotated[str, _doc("a file that holds the host memory, so that it survives a server restart")] = ""
-    max_running: Annotated[int, _doc("most requests in one step")] = 64
+    kv_memory: Annotated[str, "memory for KV pages: '2GiB', '500MB'; auto: a share of the free memory"] = "auto"
+    page: Annotated[int, "KV slots in a page, a power of two"] = 16
+    cache: Annotated[bool, "keep KV in the radix tree and share it between requests"] = True
+    eviction: Annotated[Eviction, "eviction order of pages that no running program waits for"] = "lru"
+    host_memory: Annotated[str, "host memory for evicted KV pages: '4GiB'; '0': they are discarded"] = "0"
+    host_file: Annotated[str, "a file that holds the host memory, so that it survives a server restart"] = ""
+    max_running: Annotated[int, "most requests in one step"] = 64
     schedule: Annotated[
         Schedule,
-        _doc(
-            "order of waiting requests: dfs (oldest program, siblings together), fair (client with the least service), "
-            "lpm (longest prefix match in the tree), fcfs (first come, first served)"
-        ),
+        "order of waiting requests: dfs (oldest program, siblings together), fair (program with the least service), "
+        "lpm (longest prefix match in the tree), fcfs (first come, first served)",
     ] = "dfs"
-    step_tokens: Annotated[int, _doc("token budget of a step; longer prompts are computed in chunks")] = 512
+    step_tokens: Annotated[int, "token budget of a step; longer prompts are computed in chunks"] = 512
     speculate: Annotated[
         str,
-        _doc(
-            "drafters: auto, off, or a list with commas of tree (texts in the radix tree, concurrent outputs), "
-            "ngram (the request's own text), model (`draft_model`), grammar (tokens that a constraint forces)"
-        ),
+        "drafters: auto, off, or a list with commas of tree (texts in the radix tree, concurrent outputs), "
+        "ngram (the request's own text), model (`draft_model`), grammar (tokens that a constraint forces)",
     ] = "auto"
     draft_model: Annotated[
-        str,
-        _doc("a smaller model with the same tokenizer that drafts; a directory or hub id; 'draft' belongs to 'pocket'"),
+        str, "a smaller model with the same tokenizer that drafts; a directory or hub id; 'draft' belongs to 'pocket'"
     ] = ""
     deterministic: Annotated[
-        bool, _doc("bitwise equal results for any batch, cache contents and chunk size; costs some speed")
+        bool, "bitwise equal results for any batch, cache contents and chunk size; costs some speed"
     ] = False
-    threads: Annotated[int | None, _doc("CPU threads of the engine; default: one per physical core")] = None
-    engine_timeout: Annotated[
-        float, _doc("seconds without a heartbeat after which the engine is killed and replaced")
-    ] = 30.0
-    constraint_bytes: Annotated[int, _doc("largest schema, regex or grammar of a gen, in bytes")] = 64 << 10
-    constraint_seconds: Annotated[float, _doc("time limit for compiling a schema, regex or grammar")] = 2.0
+    threads: Annotated[int | None, "CPU threads of the engine; default: one per physical core"] = None
+    engine_timeout: Annotated[float, "seconds without a heartbeat after which the engine is killed and replaced"] = 30.0
+    constraint_bytes: Annotated[int, "largest schema, regex or grammar of a gen, in bytes"] = 64 << 10
+    constraint_seconds: Annotated[float, "time limit for compiling a schema, regex or grammar"] = 2.0
     constraint_engine: Annotated[
         Literal["llguidance", "outlines_core"],
-        _doc("engine for regexes and choices; JSON schemas and grammars always use llguidance"),
+        "engine for regexes and choices; JSON schemas and grammars always use llguidance",
     ] = "llguidance"
     token_file: Annotated[
         str,
-        _doc(
-            "a file of mode 0600 with a line `TENANT TOKEN` per accepted client token; a third word, operator, lets a "
-            f"tenant see and flush the data of others. Without a file: the token in {TOKEN}, if set"
-        ),
+        "a file of mode 0600 with a line `TENANT TOKEN` per accepted client token; a third word, operator, lets a "
+        f"tenant see and flush the data of others. Without a file: the token in {TOKEN}, if set",
     ] = ""
     bind: Annotated[
-        str, _doc("tcp://HOST:PORT, for clients on other machines; encrypted with curve_key, and they need a token")
+        str, "tcp://HOST:PORT, for clients on other machines; encrypted with curve_key, and they need a token"
     ] = ""
-    curve_key: Annotated[str, _doc("file with the server's secret key; `banyan keys DIR` creates one")] = ""
+    curve_key: Annotated[str, "file with the server's secret key; `banyan keys DIR` creates one"] = ""
     isolate: Annotated[
         Literal["tenant", "connection"],
-        _doc("who shares KV: all clients of a tenant (without tokens: all clients), or one connection with itself"),
+        "who shares KV: all clients of a tenant (without tokens: all clients), or one connection with itself",
     ] = "tenant"
-    socket: Annotated[str, _doc("path of the IPC socket; default: in a private directory of this process")] = ""
-    max_message: Annotated[int, _doc("largest message from a client, in bytes")] = 64 << 20
-    max_programs: Annotated[int, _doc("most concurrent programs of one client")] = 1 << 16
-    max_width: Annotated[int, _doc("most branches of a fork, samples of a gen, choices of a select")] = 4096
-    max_program: Annotated[int, _doc("most server memory of one program, in bytes")] = 256 << 20
-    max_client: Annotated[int, _doc("most server memory of all programs of one client, in bytes")] = 1 << 30
-    durable_bytes: Annotated[str, _doc("most disk space for the journals of durable programs")] = "256MiB"
-    metrics: Annotated[str, _doc("serve Prometheus metrics at a local port, or at HOST:PORT")] = ""
+    socket: Annotated[str, "path of the IPC socket; default: in a private directory of this process"] = ""
+    max_message: Annotated[int, "largest message from a client, in bytes"] = 64 << 20
+    max_programs: Annotated[int, "most concurrent programs of one client"] = 1 << 16
+    max_width: Annotated[int, "most branches of a fork, samples of a gen, choices of a select"] = 4096
+    max_program: Annotated[int, "most server memory of one program, in bytes"] = 256 << 20
+    max_client: Annotated[int, "most server memory of all programs of one client, in bytes"] = 1 << 30
+    durable_bytes: Annotated[str, "most disk space for the journals of durable programs"] = "256MiB"
+    metrics: Annotated[str, "serve Prometheus metrics at a local port, or at HOST:PORT"] = ""
     slo: Annotated[
         str,
-        _doc(
-            "service levels, such as ttft=500ms,itl=50ms,program=30s: time to first token, mean time between "
-            "tokens of a request, duration of a program. Metrics and `banyan top` show the share that meets them"
-        ),
+        "service levels, such as ttft=500ms,itl=50ms,program=30s: time to first token, mean time between "
+        "tokens of a request, duration of a program. Metrics and `banyan top` show the share that meets them",
     ] = ""
     traces: Annotated[
-        str, _doc("where to send spans of programs and gens: console, or the URL of an OTLP/HTTP collector")
+        str, "where to send spans of programs and gens: console, or the URL of an OTLP/HTTP collector"
     ] = ""
-    log: Annotated[Literal["quiet", "info", "debug"], _doc("log level of the server on stderr")] = "quiet"
+    log: Annotated[Literal["quiet", "info", "debug"], "log level of the server on stderr"] = "quiet"
 
 
 class Hardware(msgspec.Struct, frozen=True):

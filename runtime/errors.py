@@ -44,52 +44,47 @@ from typing import Any, ClassVar, Self
 
 
 class BanyanError(Exception):
-    """Base of all errors of Banyan. The wire carries `code`, which is stable."""
+    """Base of all errors of Banyan. The wire carries `code`, which is stable; subclasses set it as a class argument."""
 
     code: ClassVar[str] = "error"
+
+    def __init_subclass__(cls, code: str = "", **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.code = code or cls.code
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
 
 
-class ConfigError(BanyanError, ValueError):
-    code = "config"
+class ConfigError(BanyanError, ValueError, code="config"): ...
 
 
-class Unsupported(BanyanError):
-    code = "unsupported"
+class Unsupported(BanyanError, code="unsupported"): ...
 
 
-class BadModel(BanyanError):
-    code = "bad_model"
+class BadModel(BanyanError, code="bad_model"): ...
 
 
-class ModelNotFound(BadModel):
-    code = "model_not_found"
+class ModelNotFound(BadModel, code="model_not_found"): ...
 
 
-class OutOfMemory(BanyanError):
-    code = "out_of_memory"
+class OutOfMemory(BanyanError, code="out_of_memory"): ...
 
 
-class RuntimeLost(BanyanError):
-    code = "runtime_lost"
+class RuntimeLost(BanyanError, code="runtime_lost"): ...
 
 
-class ConnectFailed(RuntimeLost):
-    code = "connect_failed"
+class ConnectFailed(RuntimeLost, code="connect_failed"): ...
 
 
-class EngineLost(RuntimeLost):
-    code = "engine_lost"
+class EngineLost(RuntimeLost, code="engine_lost"): ...
 
 
-class BadMessage(BanyanError):
-    code = "bad_message"
+class BadMessage(BanyanError, code="bad_message"): ...
 
 
-class ProgramError(BanyanError):
+class ProgramError(BanyanError, code="program"):
     """A program failed.
 
     program: its name. line: "file.py:12", where the failed piece was appended. gen: the variable of the failed gen.
@@ -98,7 +93,6 @@ class ProgramError(BanyanError):
     behind it, if any.
     """
 
-    code = "program"
     attempts = 1
     usage: Any = None
 
@@ -116,122 +110,92 @@ class ProgramError(BanyanError):
         return f"{text}\n  the prompt ends: {self.prompt_tail!r}" if self.prompt_tail else text
 
 
-class BadProgram(ProgramError, ValueError):
-    code = "bad_program"
+class BadProgram(ProgramError, ValueError, code="bad_program"): ...
 
 
-class UnknownVariable(ProgramError, KeyError):
-    code = "unknown_variable"
+class UnknownVariable(ProgramError, KeyError, code="unknown_variable"):
     __str__ = ProgramError.__str__  # that of KeyError is a repr
 
 
-class PromptTooLong(ProgramError):
-    code = "prompt_too_long"
+class PromptTooLong(ProgramError, code="prompt_too_long"): ...
 
 
-class Cancelled(ProgramError):
-    code = "cancelled"
+class Cancelled(ProgramError, code="cancelled"): ...
 
 
-class DeadlineExceeded(ProgramError, TimeoutError):
-    code = "deadline_exceeded"
-
+class DeadlineExceeded(ProgramError, TimeoutError, code="deadline_exceeded"):
     @classmethod
     def of(cls, what: str, seconds: float) -> Self:
         """what: "gen", "select", "run" or "batch"."""
         return cls(f"the {what}'s timeout of {seconds:g} s ran out")
 
 
-class BudgetExceeded(ProgramError):
-    code = "budget_exceeded"
-
+class BudgetExceeded(ProgramError, code="budget_exceeded"):
     @classmethod
     def of(cls, what: str, n_tokens: int) -> Self:
         """what: "gen", "run" or "batch"."""
         return cls(f"the {what}'s budget of {n_tokens} tokens ran out")
 
 
-class Overloaded(ProgramError):
-    code = "overloaded"
+class Overloaded(ProgramError, code="overloaded"): ...
 
 
-class Quarantined(ProgramError, EngineLost):
+class Quarantined(ProgramError, EngineLost, code="quarantined"):
     """Engines died repeatedly in steps with this request. It is not run again; other requests go on."""
 
-    code = "quarantined"
 
-
-class BadOutput(ProgramError, ValueError):
+class BadOutput(ProgramError, ValueError, code="bad_output"):
     """The text of a gen is not a value of its type. The `__cause__` says why."""
 
-    code = "bad_output"
 
-
-class ConstraintError(ProgramError, ValueError):
+class ConstraintError(ProgramError, ValueError, code="constraint"):
     """The constraint of a gen cannot be used. The gen fails; it never runs unconstrained."""
 
-    code = "constraint"
+
+class ConstraintSyntax(ConstraintError, code="constraint_syntax"): ...
 
 
-class ConstraintSyntax(ConstraintError):
-    code = "constraint_syntax"
+class ConstraintUnsupported(ConstraintError, code="constraint_unsupported"): ...
 
 
-class ConstraintUnsupported(ConstraintError):
-    code = "constraint_unsupported"
+class ConstraintUnsatisfiable(ConstraintError, code="constraint_unsatisfiable"): ...
 
 
-class ConstraintUnsatisfiable(ConstraintError):
-    code = "constraint_unsatisfiable"
+class ConstraintTooLarge(ConstraintError, code="constraint_too_large"): ...
 
 
-class ConstraintTooLarge(ConstraintError):
-    code = "constraint_too_large"
+class ConstraintTimeout(ConstraintError, code="constraint_timeout"): ...
 
 
-class ConstraintTimeout(ConstraintError):
-    code = "constraint_timeout"
+class ConstraintCrashed(ConstraintError, code="constraint_crashed"): ...
 
 
-class ConstraintCrashed(ConstraintError):
-    code = "constraint_crashed"
+class ConstraintBusy(ConstraintError, code="constraint_busy"): ...
 
 
-class ConstraintBusy(ConstraintError):
-    code = "constraint_busy"
+class ConstraintBroke(ConstraintError, code="constraint_broke"): ...
 
 
-class ConstraintBroke(ConstraintError):
-    code = "constraint_broke"
-
-
-class ToolError(ProgramError):
+class ToolError(ProgramError, code="tool"):
     """A gen with tools cannot go on. An exception of a tool is not a ToolError: the model gets it as text."""
 
-    code = "tool"
 
-
-class ForkError(ProgramError):
+class ForkError(ProgramError, code="fork"):
     """A branch of a fork failed. index: of the branch. `__cause__`: its error. Raised in the user's process only."""
-
-    code = "fork"
 
     def __init__(self, message: str, *, index: int = -1, **where: str) -> None:
         super().__init__(message, **where)
         self.index = index
 
 
-class ReplayMismatch(ProgramError):
-    code = "replay_mismatch"
+class ReplayMismatch(ProgramError, code="replay_mismatch"): ...
 
 
-class BatchError(ProgramError):
+class BatchError(ProgramError, code="batch_error"):
     """Some items of a batch failed. Raised in the user's process only, after all have ended.
 
     errors: index of the item -> its error. results: the states of all items in order, failed ones included.
     """
-
-    code = "batch_error"
 
     def __init__(
         self, message: str, *, errors: dict[int, BaseException] | None = None, results: Sequence[Any] = (), **where: str

@@ -142,8 +142,8 @@ def _add_config(parser: argparse.ArgumentParser, socket_help: str = "", **defaul
     group = parser.add_argument_group("options of the runtime")
     hints = typing.get_type_hints(Config, include_extras=True)
     for field in msgspec.structs.fields(Config):
-        kind, meta = typing.get_args(hints[field.name])
-        text, default = meta.description, defaults.get(field.name, field.default)
+        kind, text = typing.get_args(hints[field.name])
+        default = defaults.get(field.name, field.default)
         if field.name == "socket" and socket_help:
             text = socket_help
         elif "default: " not in text:
