@@ -39,7 +39,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     weight_dtype: Annotated[
         WeightDtype, "dtype of linear weights; int8: 8 bits with a scale per output, CPU only; auto: dtype"
     ] = "auto"
-    context: Annotated[int | None, "longest prompt + output in tokens; default: the model's own"] = None
+    context: Annotated[int | None, "maximum length of prompt + output, in tokens; default: the model's own"] = None
     kv_dtype: Annotated[
         KVDtype, "dtype of keys and values; int8 or fp8 (e4m3): with a scale per token and head; auto: dtype"
     ] = "auto"
@@ -49,7 +49,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     eviction: Annotated[Eviction, "eviction order of pages that no running program waits for"] = "lru"
     host_memory: Annotated[str, "host memory for evicted KV pages: '4GiB'; '0': they are discarded"] = "0"
     host_file: Annotated[str, "a file that holds the host memory, so that it survives a server restart"] = ""
-    max_running: Annotated[int, "most requests in one step"] = 64
+    max_running: Annotated[int, "maximum number of requests in one step"] = 64
     schedule: Annotated[
         Schedule,
         "order of waiting requests: dfs (oldest program, siblings together), fair (program with the least service), "
@@ -69,7 +69,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = False
     threads: Annotated[int | None, "CPU threads of the engine; default: one per physical core"] = None
     engine_timeout: Annotated[float, "seconds without a heartbeat after which the engine is killed and replaced"] = 30.0
-    constraint_bytes: Annotated[int, "largest schema, regex or grammar of a gen, in bytes"] = 64 << 10
+    constraint_bytes: Annotated[int, "maximum size of a schema, regex or grammar, in bytes"] = 64 << 10
     constraint_seconds: Annotated[float, "time limit for compiling a schema, regex or grammar"] = 2.0
     constraint_engine: Annotated[
         Literal["llguidance", "outlines_core"],
@@ -89,12 +89,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         "who shares KV: all clients of a tenant (without tokens: all clients), or one connection with itself",
     ] = "tenant"
     socket: Annotated[str, "path of the IPC socket; default: in a private directory of this process"] = ""
-    max_message: Annotated[int, "largest message from a client, in bytes"] = 64 << 20
-    max_programs: Annotated[int, "most concurrent programs of one client"] = 1 << 16
-    max_width: Annotated[int, "most branches of a fork, samples of a gen, choices of a select"] = 4096
-    max_program: Annotated[int, "most server memory of one program, in bytes"] = 256 << 20
-    max_client: Annotated[int, "most server memory of all programs of one client, in bytes"] = 1 << 30
-    durable_bytes: Annotated[str, "most disk space for the journals of durable programs"] = "256MiB"
+    max_message: Annotated[int, "maximum size of a message from a client, in bytes"] = 64 << 20
+    max_programs: Annotated[int, "maximum number of concurrent programs of one client"] = 1 << 16
+    max_width: Annotated[int, "maximum number of branches of a fork, samples of a gen, choices of a select"] = 4096
+    max_program: Annotated[int, "maximum server memory of one program, in bytes"] = 256 << 20
+    max_client: Annotated[int, "maximum server memory of all programs of one client, in bytes"] = 1 << 30
+    durable_bytes: Annotated[str, "maximum disk space for the journals of durable programs"] = "256MiB"
     metrics: Annotated[str, "serve Prometheus metrics at a local port, or at HOST:PORT"] = ""
     slo: Annotated[
         str,

@@ -30,11 +30,14 @@ if TYPE_CHECKING:
 EPILOG = "An error is one line on stderr. The exit status is 2 for a bad command line and 1 for a command that failed."
 _JOIN = "connect to the server that listens there, instead of starting a private one"
 _METAVARS = {
-    **dict.fromkeys(("kv_memory", "host_memory"), "SIZE"),
+    **dict.fromkeys(("kv_memory", "host_memory", "durable_bytes"), "SIZE"),
     **dict.fromkeys(("curve_key", "token_file", "host_file", "socket"), "PATH"),
     **dict.fromkeys(("bind", "metrics"), "ADDRESS"),
     **dict.fromkeys(("max_message", "max_program", "max_client"), "BYTES"),
-    "model": "MODEL",
+    **dict.fromkeys(("model", "draft_model"), "MODEL"),
+    "speculate": "DRAFTERS",
+    "slo": "LEVELS",
+    "traces": "TARGET",
 }
 
 
@@ -68,7 +71,7 @@ def _parser() -> _Parser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
 
     def add(name: str, command: Callable[[argparse.Namespace], int], text: str, arguments: str = "") -> _Parser:
-        usage, description = f"banyan {name} [options]{arguments}", f"{text.capitalize()}."
+        usage, description = f"banyan {name} [options]{arguments}", f"{text[0].upper()}{text[1:]}."
         added: _Parser = commands.add_parser(name, help=text, description=description, usage=usage, epilog=EPILOG)
         added.set_defaults(command=command)
         return added
@@ -78,7 +81,9 @@ def _parser() -> _Parser:
     _add_config(serve, log="info")
 
     run = add("run", _run, "run a program file; a runtime starts if the program needs one", " PROGRAM [arguments]")
-    run.add_argument("program", metavar="PROGRAM", help="a Python file; its default backend is the runtime below")
+    run.add_argument(
+        "program", metavar="PROGRAM", help="a Python file; the options below configure its default backend"
+    )
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the program as sys.argv[1:]")
     _add_config(run, socket_help=_JOIN)
 
@@ -146,8 +151,8 @@ def _add_config(parser: argparse.ArgumentParser, socket_help: str = "", **defaul
         default = defaults.get(field.name, field.default)
         if field.name == "socket" and socket_help:
             text = socket_help
-        elif "default: " not in text:
-            text += f" (default: {'yes' if default is True else default})"
+        elif "default: " not in text and default != "":
+            text += f" (default: {'yes' if default is True else 'no' if default is False else default})"
         arguments: dict[str, Any] = {"dest": field.name, "help": text}
         arguments["default"] = defaults.get(field.name, argparse.SUPPRESS)
         if kind is bool:
