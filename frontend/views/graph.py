@@ -107,9 +107,9 @@ class Graph:
     def _wait_lines(self) -> Iterator[str]:
         for span in self.waits:
             seconds = span.end - span.start
-            yield f"waited: {span.line} looks at {span.name!r}, {seconds:.3f} s; what follows may depend on it"
+            yield f"waited: {span.line} reads {span.name!r}, {seconds:.3f} s; what follows may depend on it"
         if self.ended is not None:
-            does = "awaits something" if self.ended.what == AWAITED else "looks at a value, which only a model can give"
+            does = "awaits something" if self.ended.what == AWAITED else "reads a value, which only a model can give"
             yield f"ended: {self.ended.line} {does}; what follows may depend on it; pass `backend=` to see it"
         elif not self.waits:
             yield "waited: nowhere; the body ran to its end before any value was there"

@@ -68,7 +68,7 @@ def test_it_says_what_was_sent_and_why_then(full: Graph) -> None:
         "shared: 2 branches of the first state begin with its 23 characters of text and 'plan', sent once and computed "
         "once"
     )
-    assert re.fullmatch(rf"waited: {looked} looks at 'plan', 0\.\d+ s; what follows may depend on it", lines[4])
+    assert re.fullmatch(rf"waited: {looked} reads 'plan', 0\.\d+ s; what follows may depend on it", lines[4])
 
 
 def test_a_straight_line_never_waits() -> None:
@@ -90,7 +90,7 @@ def test_without_a_model_it_ends_where_a_value_is_looked_at() -> None:
     assert [node.label for node in graph.nodes if node.kind == "gen"] == ["plan"]
     assert graph.ended is not None
     assert graph.ended.line == here('in s["plan"]')
-    assert f"ended: {graph.ended.line} looks at a value" in graph.explain()
+    assert f"ended: {graph.ended.line} reads a value" in graph.explain()
     assert graph.waits == []
 
 
@@ -100,7 +100,7 @@ def test_programs_that_are_called_are_counted() -> None:
         tree("sea", n=1)
         s += "x" + bn.gen("a")
 
-    assert "ended: " in caller.graph().explain(), "the one that is called looks at a value"
+    assert "ended: " in caller.graph().explain(), "the one that is called reads a value"
 
     @bn.function
     def child(s: bn.State) -> None:
@@ -141,7 +141,7 @@ def test_any_state_of_a_run_gives_its_graph() -> None:
         later.graph(backend=bn.Mock("hi"))
     unmade = later.graph()
     assert [node.label for node in unmade.nodes] == ["x", "a"]
-    assert f"ended: {line} looks at a value" in unmade.explain()
+    assert f"ended: {line} reads a value" in unmade.explain()
 
 
 def test_without_a_model_the_graph_of_an_async_body_ends_where_it_awaits() -> None:
