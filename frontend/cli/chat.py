@@ -45,6 +45,7 @@ class Chat:
         self.reset()
 
     def reset(self) -> None:
+        """Forget all turns but the system prompt."""
         self.turns = [("system", self.system)] if self.system else []
         self.restart()
 

@@ -83,6 +83,7 @@ class BranchHistory:
 
     @property
     def inherited(self) -> list[PromptItem]:
+        """The items that it shares with its parent."""
         return [] if self.parent is None else self.parent.inherited + self.parent.items[: self.start]
 
     @property
@@ -119,10 +120,12 @@ class History:
 
     @property
     def branches(self) -> list[BranchHistory]:
+        """The root and all branches below it, in the order of their creation."""
         return sorted(self.root.subtree(), key=lambda branch: branch.number)
 
     @property
     def gens(self) -> list[GenHistory]:
+        """The gens and selects of all branches."""
         return [gen for branch in self.branches for gen in branch.gens]
 
     def _apply(self, branch: BranchHistory, op: wire.Op) -> None:
