@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from typing import NamedTuple
 
@@ -140,13 +141,13 @@ class Graph:
         return f"```mermaid\n{self.mermaid()}```\n\n```\n{self.explain()}\n```\n"
 
 
+@dataclass
 class _StateEnd:
     """The end of a state while the graph is built. at: the nodes that the next node of the state follows."""
 
-    def __init__(self, parent: _StateEnd | None = None) -> None:
-        self.at: tuple[int, ...] = parent.at if parent else ()
-        self.n_chars: int = parent.n_chars if parent else 0
-        self.values: tuple[str, ...] = parent.values if parent else ()
+    at: tuple[int, ...] = ()
+    n_chars: int = 0
+    values: tuple[str, ...] = ()
 
 
 class _GraphBuilder:
@@ -178,11 +179,11 @@ class _GraphBuilder:
             case wire.Read(ref=ref, mark=mark):
                 self._sources[ref] = self._node(k, op, "read", "text" if mark is None else "text of a scope", end.at)
             case wire.Fork(children=children):
-                self._states |= {child: _StateEnd(end) for child in children}
+                self._states |= {child: replace(end) for child in children}
                 if end.at:
                     self._shared.append(SharedPrefix(op.state, children, end.n_chars, end.values))
             case wire.Join(children=(child,), adopt=True):
-                self._states[op.state] = _StateEnd(self._states[child])
+                self._states[op.state] = replace(self._states[child])
             case wire.Join(children=children):
                 ends = dict.fromkeys([*end.at, *(i for child in children for i in self._states[child].at)])
                 end.at = (self._node(k, op, "join", "join", tuple(ends)),)

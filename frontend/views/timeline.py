@@ -119,17 +119,18 @@ class _TraceWriter:
     def _at(self, seconds: float) -> float:
         return round((seconds - self._began) * 1e6, 1)
 
+    def _event(self, ph: str, name: str, track: int, args: Any = None, **fields: Any) -> dict[str, Any]:
+        return {"ph": ph, "name": name, "pid": PID, "tid": track, **fields} | ({"args": args} if args else {})
+
     def _name(self, kind: str, track: int, name: str) -> dict[str, Any]:
-        return {"ph": "M", "name": kind, "pid": PID, "tid": track, "args": {"name": name}}
+        return self._event("M", kind, track, {"name": name})
 
     def _slice(self, track: int, name: str, start: float, end: float, args: Any = None) -> dict[str, Any]:
         ts = self._at(start)
-        event = {"ph": "X", "name": name, "pid": PID, "tid": track, "ts": ts, "dur": round(self._at(end) - ts, 1)}
-        return event | ({"args": args} if args else {})
+        return self._event("X", name, track, args, ts=ts, dur=round(self._at(end) - ts, 1))
 
     def _instant(self, track: int, name: str, at: float, args: Any = None) -> dict[str, Any]:
-        event = {"ph": "i", "s": "t", "name": name, "pid": PID, "tid": track, "ts": self._at(at)}
-        return event | ({"args": args} if args else {})
+        return self._event("i", name, track, args, s="t", ts=self._at(at))
 
     def _arrow(self, name: str, track: int, start: float, other: int, end: float) -> Iterator[dict[str, Any]]:
         self._n_arrows += 1
