@@ -15,8 +15,8 @@ import banyan
 PAGE = Path(__file__).with_name("reference.md")
 HEAD = """# Reference
 
-Every public name of `banyan`, by what it is for. `python docs/reference.py` writes this page from the docstrings; a
-test says whether it is up to date. The tutorial is [language.md](language.md).
+Every public name of `banyan`, by subject. `python docs/reference.py` writes this page from the docstrings; a test
+checks that it is up to date. The tutorial is [language.md](language.md).
 """
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -49,7 +49,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("set_default_backend", "using", "flush_cache", "get_server_info", "global_config"),
         *("Anthropic", "LiteLLM", "VertexAI", "Crusoe"),
     ),
-    "Errors": (),  # all that are
+    "Errors": (),  # filled by `grouped`
 }
 
 
@@ -58,7 +58,7 @@ def public(name: str) -> Any:
 
 
 def grouped() -> dict[str, list[str]]:
-    """The public names by group; those that no group names come under "Others"."""
+    """The public names by group; names without a group are in "Others"."""
     errors = [name for name in banyan.__all__ if _is_error(public(name))]
     named = {name for names in GROUPS.values() for name in names} | set(errors)
     found = {group: [name for name in names if name in banyan.__all__] for group, names in GROUPS.items()}
@@ -72,14 +72,14 @@ def _is_error(thing: Any) -> bool:
 
 
 def documented(thing: Any) -> str:
-    """Its own docstring, or that of an attribute in its module; "" if there is none."""
+    """Its own docstring; "" if it has none."""
     if isinstance(thing, str | int | float) or thing is None:
         return ""
     return inspect.cleandoc(thing.__dict__.get("__doc__") or "" if isinstance(thing, type) else thing.__doc__ or "")
 
 
 def attribute_docs(module: types.ModuleType) -> dict[str, str]:
-    """Docstrings that stand below assignments, of a module and of its classes ("Class.name")."""
+    """The docstrings below assignments in a module and in its classes ("Class.name")."""
     import ast
 
     found: dict[str, str] = {}
@@ -103,7 +103,7 @@ def attribute_docs(module: types.ModuleType) -> dict[str, str]:
 
 
 def signature(name: str, thing: Any) -> str:
-    """As a call, without annotations: they are in the text where they matter."""
+    """A call signature without annotations."""
     try:
         parameters = inspect.signature(thing).parameters.values()
     except (TypeError, ValueError):
@@ -130,7 +130,7 @@ def _default(value: Any) -> Any:
 
 
 def members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties that are its own, or of a base that is not public, in the order of their names."""
+    """Its public methods and properties, including those of bases that are not public, sorted by name."""
     elsewhere = {base for base in cls.__mro__[1:] if base.__name__ in banyan.__all__}
     for name, value in inspect.getmembers_static(cls):
         owner = next(c for c in cls.__mro__ if name in c.__dict__)
@@ -140,7 +140,7 @@ def members(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def shared_doc(method: str) -> str:
-    """What all backends have is told once, by the protocol."""
+    """The docstring of a method in the Backend protocol, which all backends share."""
     thing = vars(banyan.Backend).get(method)
     return (thing.fget if isinstance(thing, property) else thing).__doc__ or "" if thing is not None else ""
 
@@ -152,10 +152,10 @@ def about_class(name: str, cls: type, docs: dict[str, str]) -> Iterator[str]:
         yield inspect.cleandoc(init.__doc__) + "\n"
     fields = list(cls.__struct_fields__) if issubclass(cls, msgspec.Struct) else []
     homes = [base.__name__ for base in cls.__mro__]
-    told = {
+    descriptions = {
         field: next((docs[f"{home}.{field}"] for home in homes if f"{home}.{field}" in docs), "") for field in fields
     }
-    rows = [(f"`{field}`", text) for field, text in told.items()]
+    rows = [(f"`{field}`", text) for field, text in descriptions.items()]
     for method, value in members(cls):
         if method in fields:
             continue
@@ -183,7 +183,7 @@ def about(name: str) -> Iterator[str]:
         yield f"### `{name if is_plain else signature(name, thing)}`\n"
         if _is_error(thing):
             parents = ", ".join(f"`{base.__name__}`" for base in thing.__bases__)
-            yield f"Of {parents}: {in_the_tree(name)}.\n"
+            yield f"Subclass of {parents}: {in_the_tree(name)}.\n"
             yield documented(thing) + "\n"
             return
         yield from about_class(name, thing, docs)
@@ -196,7 +196,7 @@ def about(name: str) -> Iterator[str]:
 
 
 def in_the_tree(name: str) -> str:
-    """What the drawing at the head of runtime/errors.py says of an error."""
+    """The description of an error in the tree at the head of runtime/errors.py."""
     drawing = inspect.getmodule(banyan.BanyanError).__doc__ or ""
     found = re.search(rf"[├└]── {name} +(?:\.\.\. )?(.*)", drawing)
     return found[1] if found else "the base of all errors of Banyan"

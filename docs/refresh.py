@@ -1,13 +1,13 @@
-"""Run what README.md and the pages of docs/ show, and write its output below it: `make readme`.
+"""Run the examples of README.md and docs/*.md and write their output below them: `make readme`.
 
-In README.md a comment says where an output stands and what gives it: `<!-- output of: COMMAND -->`, or `the above` in
-place of a command for the Python block before it.
+In README.md a comment marks an output and the command that prints it: `<!-- output of: COMMAND -->`, or `the above` for
+the Python block before it.
 
-In docs/*.md the Python blocks of a page run one after the other, as one program. A `text` block right behind one is
-what it printed; behind `<!-- for example -->`, what it may print: numbers and words that change from run to run. A
-block behind `<!-- not run -->` needs what is not here, such as a key, and is only compiled.
+In docs/*.md the Python blocks of a page run in order as one program. A `text` block right after a Python block is its
+output; after `<!-- for example -->` it is one possible output, with numbers and words that change from run to run. A
+block after `<!-- not run -->` needs something that is missing here, such as an API key, and is only compiled.
 
-What stands there is replaced; tests compare it with another run.
+Existing outputs are replaced. Tests compare them with another run.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ BLOCK = re.compile(
 
 
 def output_of(command: str, before: str) -> str:
-    """What a command, or the last Python block of `before`, writes to stdout. CalledProcessError if it fails."""
+    """The stdout of a command, or of the last Python block in `before`. CalledProcessError if it fails."""
     python = [sys.executable, "-c", before.rpartition("```python\n")[2].partition("```")[0]]
     argv = python if command == "the above" else [sys.executable, *shlex.split(command.removeprefix("python "))]
     environment = os.environ | {"PYTHONWARNINGS": "error"}
@@ -41,7 +41,7 @@ def output_of(command: str, before: str) -> str:
 
 
 class Block(NamedTuple):
-    """A Python block of a page. line: where its code begins. output: as the page shows it; None where it shows none."""
+    """A Python block of a page. line: of its first code line. output: what the page shows below it, or None."""
 
     match: re.Match[str]
     line: int
@@ -60,7 +60,7 @@ class Block(NamedTuple):
 
     @property
     def is_example(self) -> bool:
-        """Whether its output is only what it may print."""
+        """Whether the output shown is only one possible output."""
         return self.match["example"] is not None
 
 
@@ -70,13 +70,13 @@ def blocks(text: str) -> list[Block]:
 
 
 def played(path: Path) -> Iterator[tuple[Block, str]]:
-    """Run a page; gives each block that is run, and what it printed. Raises what a block raises."""
+    """Run a page; yields each block that runs and its output. Raises what a block raises."""
     text = path.read_text()
     page = ModuleType(path.stem.replace("-", "_"))
-    sys.modules[page.__name__] = page  # type hints are looked up there
+    sys.modules[page.__name__] = page  # for evaluating type hints
     try:
         for block in blocks(text):
-            # Lines are those of the page, so that errors and meta infos name them.
+            # Keep the line numbers of the page for errors and meta infos.
             code = compile("\n" * (block.line - 1) + block.code, str(path), "exec")
             out = io.StringIO()
             if block.is_run:
@@ -88,7 +88,7 @@ def played(path: Path) -> Iterator[tuple[Block, str]]:
 
 
 def refresh(path: Path) -> None:
-    """Write what the blocks of a page print below them, where the page shows an output."""
+    """Replace each output on the page by what its block prints now."""
     text, outputs = path.read_text(), {block.line: output for block, output in played(path)}
     for block in reversed(blocks(text)):
         if block.output is not None and block.is_run:

@@ -1,40 +1,40 @@
-"""The one error tree. Every error has a code, says what to do, and crosses the wire unchanged.
+"""The error tree. Every error has a stable code, says what to do, and crosses the wire unchanged.
 
     BanyanError
-    ├── ConfigError          an option that does not exist, or a value it cannot have
-    ├── Unsupported          a thing this model, backend or machine cannot do; names the thing
-    ├── BadModel             a model directory that cannot be used
-    │   └── ModelNotFound    ... because there is none
-    ├── OutOfMemory          weights or KV pages do not fit; says the numbers
-    ├── RuntimeLost          the server cannot be reached, or is gone
-    │   ├── ConnectFailed    ... from the start: wrong socket, no server, another protocol version
-    │   └── EngineLost       the engine process died under a living server
-    ├── BadMessage           a peer sent what the protocol does not allow
-    └── ProgramError         a program failed; holds the program, source line and gen it failed at
-        ├── BadProgram       ... for its own text: duplicate or reserved names, open roles, bad values
-        ├── UnknownVariable  ... it reads a variable that it never makes (also a KeyError)
-        ├── PromptTooLong    ... a prompt beyond the model's context
-        ├── Cancelled        ... because someone asked for it
-        ├── DeadlineExceeded ... because its time was up (also a TimeoutError)
-        ├── BudgetExceeded   ... because it may make no more tokens
-        ├── Overloaded       ... because the server has all that it takes from this client; says how much that is
-        ├── Quarantined      ... because engines died of it (also an EngineLost)
-        ├── BadOutput        ... the text of a gen is not what it was to be (also a ValueError)
-        ├── ConstraintError  ... the constraint of a gen cannot be used
-        │   ├── ConstraintSyntax        it is no regex, no JSON Schema, no grammar
-        │   ├── ConstraintUnsupported   it holds what cannot be enforced; names the construct
-        │   ├── ConstraintUnsatisfiable no output could match it
-        │   ├── ConstraintTooLarge      beyond a limit; says the numbers
-        │   ├── ConstraintTimeout       it did not compile in the time there is
-        │   ├── ConstraintCrashed       its compiler ended on it
-        │   ├── ConstraintBusy          too many are compiled at once; try again
-        │   └── ConstraintBroke         it met a limit in the middle of the output
-        ├── ToolError        ... a gen with tools does not come to its end, or this model has no form for calls
-        ├── ForkError        ... a branch of a fork failed; says which
-        ├── ReplayMismatch   ... a recording is asked for what it does not hold; names the first difference
-        └── BatchError       some runs of a batch failed; holds the results of all
+    ├── ConfigError          an option does not exist or has a bad value
+    ├── Unsupported          this model, backend or machine cannot do it; names the feature
+    ├── BadModel             a model directory cannot be used
+    │   └── ModelNotFound    ... because it does not exist
+    ├── OutOfMemory          weights or KV pages do not fit; states the sizes
+    ├── RuntimeLost          the server cannot be reached, or has ended
+    │   ├── ConnectFailed    ... at connect: wrong socket, no server, another protocol version
+    │   └── EngineLost       the engine process died; the server lives
+    ├── BadMessage           a peer violated the protocol
+    └── ProgramError         a program failed; holds its name, the source line and the gen
+        ├── BadProgram       ... because its code is wrong: a duplicate or reserved name, an open role, a bad value
+        ├── UnknownVariable  ... because it reads a variable that it never creates (also a KeyError)
+        ├── PromptTooLong    ... because a prompt exceeds the model's context
+        ├── Cancelled        ... because it was cancelled
+        ├── DeadlineExceeded ... because its time ran out (also a TimeoutError)
+        ├── BudgetExceeded   ... because its token budget ran out
+        ├── Overloaded       ... because the client exceeds a limit of the server; states the limit
+        ├── Quarantined      ... because engines died while they ran it (also an EngineLost)
+        ├── BadOutput        ... because the output of a gen does not have its type (also a ValueError)
+        ├── ConstraintError  ... because the constraint of a gen cannot be used
+        │   ├── ConstraintSyntax        it is not a valid regex, JSON Schema or grammar
+        │   ├── ConstraintUnsupported   it contains a construct that cannot be enforced; names the construct
+        │   ├── ConstraintUnsatisfiable no output can match it
+        │   ├── ConstraintTooLarge      it exceeds a limit; states the sizes
+        │   ├── ConstraintTimeout       it did not compile in time
+        │   ├── ConstraintCrashed       its compiler crashed
+        │   ├── ConstraintBusy          too many constraints compile at once; try again
+        │   └── ConstraintBroke         it reached a limit in the middle of the output
+        ├── ToolError        ... because a gen with tools cannot finish, or the model has no format for tool calls
+        ├── ForkError        ... because a branch of a fork failed; says which
+        ├── ReplayMismatch   ... because a recording lacks what is asked for; names the first difference
+        └── BatchError       some runs of a batch failed; holds all results
 
-An error rises where the user reads, with its cause chained (the shape is httpx's and trio's: one tree, drawn, tested).
+An error is raised where the user reads a value, with its `__cause__` set. (httpx and trio have error trees like this.)
 """
 
 from __future__ import annotations
@@ -45,61 +45,55 @@ from typing import Any, ClassVar, Self
 
 
 class BanyanError(Exception):
-    """Base of all errors of Banyan. `code` is stable and what crosses the wire."""
+    """Base of all errors of Banyan. The wire carries `code`, which is stable; subclasses set it as a class argument."""
 
     code: ClassVar[str] = "error"
+
+    def __init_subclass__(cls, code: str = "", **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.code = code or cls.code
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
 
 
-class ConfigError(BanyanError, ValueError):
-    code = "config"
+class ConfigError(BanyanError, ValueError, code="config"): ...
 
 
-class Unsupported(BanyanError):
-    code = "unsupported"
+class Unsupported(BanyanError, code="unsupported"): ...
 
 
-class BadModel(BanyanError):
-    code = "bad_model"
+class BadModel(BanyanError, code="bad_model"): ...
 
 
-class ModelNotFound(BadModel):
-    code = "model_not_found"
+class ModelNotFound(BadModel, code="model_not_found"): ...
 
 
-class OutOfMemory(BanyanError):
-    code = "out_of_memory"
+class OutOfMemory(BanyanError, code="out_of_memory"): ...
 
 
-class RuntimeLost(BanyanError):
-    code = "runtime_lost"
+class RuntimeLost(BanyanError, code="runtime_lost"): ...
 
 
-class ConnectFailed(RuntimeLost):
-    code = "connect_failed"
+class ConnectFailed(RuntimeLost, code="connect_failed"): ...
 
 
-class EngineLost(RuntimeLost):
-    code = "engine_lost"
+class EngineLost(RuntimeLost, code="engine_lost"): ...
 
 
-class BadMessage(BanyanError):
-    code = "bad_message"
+class BadMessage(BanyanError, code="bad_message"): ...
 
 
-class ProgramError(BanyanError):
+class ProgramError(BanyanError, code="program"):
     """A program failed.
 
-    program: its name. line: "file.py:12", where the failing piece was appended. gen: the variable it would have
-    made. prompt_tail: the last characters of the prompt at that point. All are "" where they are not known. attempts:
-    how often the gen was tried. usage: tokens of the program's gens until then, a `wire.Usage` (None: not known).
-    What caused it, where that was an error of its own, is the `__cause__`.
+    program: its name. line: "file.py:12", where the failed piece was appended. gen: the variable of the failed gen.
+    prompt_tail: the last characters of the prompt at that point. All are "" if unknown. attempts: how often the gen was
+    tried. usage: the tokens of the program so far, a `wire.TokenUsage`; None if unknown. The `__cause__` is the error
+    behind it, if any.
     """
 
-    code = "program"
     attempts = 1
     usage: Any = None
 
@@ -117,122 +111,92 @@ class ProgramError(BanyanError):
         return f"{text}\n  the prompt ends: {self.prompt_tail!r}" if self.prompt_tail else text
 
 
-class BadProgram(ProgramError, ValueError):
-    code = "bad_program"
+class BadProgram(ProgramError, ValueError, code="bad_program"): ...
 
 
-class UnknownVariable(ProgramError, KeyError):
-    code = "unknown_variable"
-    __str__ = ProgramError.__str__  # KeyError would print a repr
+class UnknownVariable(ProgramError, KeyError, code="unknown_variable"):
+    __str__ = ProgramError.__str__  # that of KeyError is a repr
 
 
-class PromptTooLong(ProgramError):
-    code = "prompt_too_long"
+class PromptTooLong(ProgramError, code="prompt_too_long"): ...
 
 
-class Cancelled(ProgramError):
-    code = "cancelled"
+class Cancelled(ProgramError, code="cancelled"): ...
 
 
-class DeadlineExceeded(ProgramError, TimeoutError):
-    code = "deadline_exceeded"
-
+class DeadlineExceeded(ProgramError, TimeoutError, code="deadline_exceeded"):
     @classmethod
     def of(cls, what: str, seconds: float) -> Self:
-        """what: whose time it was: a gen's, a select's, a run's or a batch's."""
+        """what: "gen", "select", "run" or "batch"."""
         return cls(f"the {what}'s timeout of {seconds:g} s ran out")
 
 
-class BudgetExceeded(ProgramError):
-    code = "budget_exceeded"
-
+class BudgetExceeded(ProgramError, code="budget_exceeded"):
     @classmethod
     def of(cls, what: str, n_tokens: int) -> Self:
-        """what: whose tokens they were: a gen's, a run's or a batch's."""
+        """what: "gen", "run" or "batch"."""
         return cls(f"the {what}'s budget of {n_tokens} tokens ran out")
 
 
-class Overloaded(ProgramError):
-    code = "overloaded"
+class Overloaded(ProgramError, code="overloaded"): ...
 
 
-class Quarantined(ProgramError, EngineLost):
-    """A request in whose steps engines died again and again. It is not run any more; all others go on."""
-
-    code = "quarantined"
+class Quarantined(ProgramError, EngineLost, code="quarantined"):
+    """Engines died repeatedly in steps with this request. It is not run again; other requests go on."""
 
 
-class BadOutput(ProgramError, ValueError):
-    """The text of a gen is no value of its type. Its cause is what the type had against it."""
-
-    code = "bad_output"
+class BadOutput(ProgramError, ValueError, code="bad_output"):
+    """The text of a gen is not a value of its type. The `__cause__` says why."""
 
 
-class ConstraintError(ProgramError, ValueError):
-    """The output of a gen was to match something that cannot be used. The gen fails; it never runs unconstrained."""
-
-    code = "constraint"
+class ConstraintError(ProgramError, ValueError, code="constraint"):
+    """The constraint of a gen cannot be used. The gen fails; it never runs unconstrained."""
 
 
-class ConstraintSyntax(ConstraintError):
-    code = "constraint_syntax"
+class ConstraintSyntax(ConstraintError, code="constraint_syntax"): ...
 
 
-class ConstraintUnsupported(ConstraintError):
-    code = "constraint_unsupported"
+class ConstraintUnsupported(ConstraintError, code="constraint_unsupported"): ...
 
 
-class ConstraintUnsatisfiable(ConstraintError):
-    code = "constraint_unsatisfiable"
+class ConstraintUnsatisfiable(ConstraintError, code="constraint_unsatisfiable"): ...
 
 
-class ConstraintTooLarge(ConstraintError):
-    code = "constraint_too_large"
+class ConstraintTooLarge(ConstraintError, code="constraint_too_large"): ...
 
 
-class ConstraintTimeout(ConstraintError):
-    code = "constraint_timeout"
+class ConstraintTimeout(ConstraintError, code="constraint_timeout"): ...
 
 
-class ConstraintCrashed(ConstraintError):
-    code = "constraint_crashed"
+class ConstraintCrashed(ConstraintError, code="constraint_crashed"): ...
 
 
-class ConstraintBusy(ConstraintError):
-    code = "constraint_busy"
+class ConstraintBusy(ConstraintError, code="constraint_busy"): ...
 
 
-class ConstraintBroke(ConstraintError):
-    code = "constraint_broke"
+class ConstraintBroke(ConstraintError, code="constraint_broke"): ...
 
 
-class ToolError(ProgramError):
-    """A gen with tools cannot go on. What a tool raises is none: that goes to the model, as text."""
-
-    code = "tool"
+class ToolError(ProgramError, code="tool"):
+    """A gen with tools cannot go on. An exception of a tool is not a ToolError: the model gets it as text."""
 
 
-class ForkError(ProgramError):
-    """A branch of a fork failed. index: which one. `__cause__`: what happened there. Raised on the user's side only."""
-
-    code = "fork"
+class ForkError(ProgramError, code="fork"):
+    """A branch of a fork failed. index: of the branch. `__cause__`: its error. Raised in the user's process only."""
 
     def __init__(self, message: str, *, index: int = -1, **where: str) -> None:
         super().__init__(message, **where)
         self.index = index
 
 
-class ReplayMismatch(ProgramError):
-    code = "replay_mismatch"
+class ReplayMismatch(ProgramError, code="replay_mismatch"): ...
 
 
-class BatchError(ProgramError):
-    """Some items of a batch failed, each with its own error. Raised on the user's side only, when all have ended.
+class BatchError(ProgramError, code="batch_error"):
+    """Some items of a batch failed. Raised in the user's process only, after all have ended.
 
-    errors: item's index -> what happened. results: the state of every item, in order, also of those that failed.
+    errors: index of the item -> its error. results: the states of all items in order, failed ones included.
     """
-
-    code = "batch_error"
 
     def __init__(
         self, message: str, *, errors: dict[int, BaseException] | None = None, results: Sequence[Any] = (), **where: str
@@ -241,30 +205,25 @@ class BatchError(ProgramError):
         self.errors, self.results = errors or {}, results
 
 
-def _tree(cls: type[BanyanError]) -> dict[str, type[BanyanError]]:
-    found: dict[str, type[BanyanError]] = {cls.code: cls}
-    for sub in cls.__subclasses__():
-        found |= _tree(sub)
-    return found
-
-
 def from_code(code: str, message: str, **where: Any) -> BanyanError:
-    """The error that `code` names; an unknown code (a newer peer) is a plain BanyanError that keeps it in the text.
+    """The error with this code. An unknown code, from a newer peer, gives a BanyanError with the code in its message.
 
-    `where` (program, line, gen, prompt_tail) is used by ProgramErrors and dropped by the others.
+    where: program, line, gen, prompt_tail; only for ProgramErrors.
     """
-    cls = _tree(BanyanError).get(code)
-    if cls is None:
-        return BanyanError(f"{message} (code {code!r})")
-    return cls(message, **where) if issubclass(cls, ProgramError) else cls(message)
+    classes: list[type[BanyanError]] = [BanyanError]
+    for cls in classes:
+        if cls.code == code:
+            return cls(message, **where) if issubclass(cls, ProgramError) else cls(message)
+        classes += cls.__subclasses__()
+    return BanyanError(f"{message} (code {code!r})")
 
 
 @contextmanager
 def rust_panics_as(error: type[BanyanError], what: str) -> Iterator[None]:
-    """Raises a panic of a library written in Rust as `error`; what: the start of its message.
+    """Raise a panic of a library written in Rust as `error`. what: the start of its message.
 
-    pyo3 raises panics as PanicException. Each library has its own class of that name, and it is no Exception: without
-    this, a panic passes all handlers and ends the process.
+    pyo3 raises a panic as PanicException. Each library has its own class of that name, and it derives from
+    BaseException: without this, a panic passes all handlers and ends the process.
     """
     try:
         yield

@@ -1,9 +1,9 @@
-"""A conversation, streamed: the model is told things, talks of others, and is asked for them later.
+"""A streamed conversation: the user states facts, changes the subject, and asks for the facts later.
 
     python examples/agents/chat.py [--model MODEL | --socket PATH]
 
-The whole conversation is one program and crosses the wire as one message; each reply streams as it is made.
-To talk yourself: `banyan chat`.
+The whole conversation is one program and one message to the server; each reply streams as it is generated.
+For an interactive chat: `banyan chat`.
 """
 
 import banyan as bn

@@ -1,4 +1,4 @@
-"""What the examples share: which runtime to talk to, and what its tree saved."""
+"""Shared by the examples: the choice of the runtime, and a count of what the tree saved."""
 
 import argparse
 import time
@@ -8,13 +8,13 @@ import banyan as bn
 
 
 def choose_runtime(about: str) -> None:
-    """Makes the runtime that the command line names the default backend of all programs.
+    """Set the default backend of all programs from the command line.
 
-    Nothing: a private one with the pocket model. `--model`: a private one with another. `--socket`: a running server.
+    Default: a private runtime with the pocket model. `--model`: with another model. `--socket`: a running server.
     """
     parser = argparse.ArgumentParser(description=about.partition("\n")[0])
     parser.add_argument("--model", default="pocket", help="a local directory or hub id (default: %(default)s)")
-    parser.add_argument("--socket", help="join the server that `banyan serve` runs there")
+    parser.add_argument("--socket", help="connect to the server that `banyan serve` runs there")
     options = parser.parse_args()
     backend = bn.connect(options.socket) if options.socket else bn.Runtime(options.model)
     bn.set_default_backend(backend)
@@ -24,7 +24,7 @@ def choose_runtime(about: str) -> None:
 class Saved:
     """Counts the tokens of finished states and the time they took.
 
-    computed = prompt - cached: what the model had to read because the tree did not hold it.
+    computed = prompt - cached: the prompt tokens that the tree did not hold.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Saved:
 
 
 def verdict(right: Iterable[bool]) -> None:
-    """Says how many answers are right; the exit status is 1 unless all are."""
+    """Print how many answers are right; the exit status is 1 unless all are."""
     results = list(right)
     print(f"{sum(results)} of {len(results)} right")
     if not all(results):

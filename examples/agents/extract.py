@@ -1,8 +1,8 @@
-"""Sentences to JSON: each record is asked for by its schema, read back with `json.loads`, and compared.
+"""Sentences to JSON: the prompt contains the schema; the output is parsed with `json.loads` and compared.
 
     python examples/agents/extract.py [--model MODEL | --socket PATH]
 
-The four requests are one batch: they run together, step by step.
+The four programs are one batch and run together.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Label 120 notes from 12 examples: one prefix, computed once, under 120 requests that run together.
+"""Label 120 notes from 12 examples: 120 requests run together and share one prefix, which is computed once.
 
     python examples/agents/few_shot.py [--model MODEL | --socket PATH]
 
-The second pass finds every prompt in the tree and computes one token of each: the last, whose logits it needs.
+In the second pass the tree holds every prompt, and only the last token of each is computed, for its logits.
 """
 
 import json

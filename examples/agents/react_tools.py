@@ -1,9 +1,9 @@
-"""An agent with tools: the model writes a call, the tool runs, its result goes back, until the model answers.
+"""An agent with tools: the model calls tools and reads their results until it answers.
 
     python examples/agents/react_tools.py [--model MODEL | --socket PATH]
 
-The tools run in this process, the loop runs on the server: a round sends only what the tools gave, and computes only
-that. All that stands before it lies in the tree, as KV.
+The tools run in this process, the loop runs on the server. A round sends and computes only the results of the tools;
+the KV of everything before them is in the tree.
 """
 
 import ast
@@ -88,7 +88,7 @@ def main() -> None:
             state = agent.run(question)
             saved.add(state)
             right.append(known in state.ret_value)
-        except bn.ToolError as error:  # it calls and calls, and never answers
+        except bn.ToolError as error:  # it never stops calling tools
             print(f"  {error.message}")
             right.append(False)
         print("  right\n" if right[-1] else f"  wrong: it is {known}\n")

@@ -1,8 +1,8 @@
-"""A tree of thought: reach a target from numbers; fork to propose steps, keep the different ones, fork again.
+"""A tree of thought: combine numbers to a target. Fork to propose steps, keep the distinct ones, fork again.
 
     python examples/agents/tree_of_thought.py [--model MODEL | --socket PATH]
 
-Branches share all that stands above them in the tree: a fork sends no text and computes no token twice.
+Branches share their prefix in the tree: a fork sends no text and computes no token twice.
 """
 
 import re
@@ -15,7 +15,7 @@ WIDTH = 16  # proposals of each branch
 
 
 def step(text: str, numbers: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The numbers after a step such as "4*6", its result last; None where it is not one that they allow."""
+    """The numbers after a step such as "4*6", its result last; None if the step is not possible."""
     match = re.fullmatch(r"(\d+)([+*])(\d+)", text.strip())
     if not match:
         return None
@@ -28,7 +28,7 @@ def step(text: str, numbers: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def propose(state, numbers, target):
-    """Forks `state`, one sampled proposal a branch; keeps the different ones that can be done."""
+    """Fork `state` with one sampled proposal per branch; return the distinct, possible ones."""
     state += bn.user(f"Numbers: {' '.join(map(str, numbers))}\nTarget: {target}\nPropose a step.")
     branches = state.fork(WIDTH)
     branches += lambda i: bn.assistant(bn.gen("step", max_tokens=16, temperature=1.0, seed=i))

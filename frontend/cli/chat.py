@@ -1,4 +1,4 @@
-"""`banyan chat`: a conversation in this terminal. One program holds all of it: a turn sends only its own words."""
+"""`banyan chat`: a conversation in this terminal. It is one program, so a turn sends only its own text."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from banyan.backends.runtime import ServerBackend
 
 Lines = SimpleQueue[str | None]
-"""What the user says, line by line; None ends the program that reads them."""
+"""The user's lines; None ends the program that reads them."""
 HELP = "/reset starts anew · /history shows all turns · /help · /quit (or Ctrl-D) · Ctrl-C stops a reply"
 
 
 @function
 def _conversation(s: State, turns: list[tuple[str, str]], lines: Lines, options: dict[str, Any]) -> None:
-    """The turns so far, then each line that comes, as a user's turn, and its reply: variables reply0, reply1, ..."""
+    """The turns so far, then one user turn and one reply per line. The replies are the variables reply0, reply1, ..."""
     for name, text in turns:
         s += role(name, text)
     for i, text in enumerate(iter(lines.get, None)):
@@ -35,68 +35,66 @@ def _conversation(s: State, turns: list[tuple[str, str]], lines: Lines, options:
 
 
 class Chat:
-    """One conversation: its turns as (role, text), and the program on the server that holds them as KV."""
+    """A conversation: its turns as (role, text), and the program whose KV the server holds."""
 
     def __init__(self, runtime: ServerBackend, system: str, **options: Any) -> None:
+        """options: of each `gen`."""
         self.runtime, self.system, self.options = runtime, system, options
         self.console = Console(highlight=False, soft_wrap=True)
         self.lines: Lines = SimpleQueue()
         self.reset()
 
     def reset(self) -> None:
+        """Forget all turns but the system prompt."""
         self.turns = [("system", self.system)] if self.system else []
-        self.resume()
+        self.restart()
 
-    def resume(self) -> None:
-        """A fresh program with the turns so far; what the tree still holds of them is not computed again."""
+    def restart(self) -> None:
+        """Start a new program with the turns so far. The tree still holds most of their KV."""
         self.lines.put(None)
         self.lines = SimpleQueue()
         self.names = (f"reply{i}" for i in count())
         self.state = _conversation.run(self.turns[:], self.lines, self.options, stream=True, backend=self.runtime)
 
-    def say(self, text: str) -> None:
-        """One turn: stream the reply to stdout, then a line of counts. Ctrl-C keeps what was said until then."""
-        start, said, name = time.perf_counter(), "", next(self.names)
+    def turn(self, text: str) -> None:
+        """Stream the reply to stdout, then print token counts. Ctrl-C keeps the part of the reply that was printed."""
+        start, reply, name = time.perf_counter(), "", next(self.names)
         try:
             self.lines.put(text)
             for piece in self.state.text_iter(name):
-                said += piece
+                reply += piece
                 print(piece, end="", flush=True)
             print()
-            self.turns += [("user", text), ("assistant", said)]
-            self._count(self.state.get_meta_info(name), time.perf_counter() - start)
+            self.turns += [("user", text), ("assistant", reply)]
+            self._print_counts(self.state.get_meta_info(name), time.perf_counter() - start)
         except KeyboardInterrupt:
             self.console.print("[dim] ... stopped[/]")
-            self.turns += [("user", text), ("assistant", said)]
+            self.turns += [("user", text), ("assistant", reply)]
             self.state.cancel()
-            self.resume()
-        except ProgramError as e:  # such as a prompt that is too long: what stands before this turn is still good
+            self.restart()
+        except ProgramError as e:  # such as PromptTooLong; the turns before this one are still valid
             self.console.print(f"{e.message}; /reset starts anew", style="red", markup=False)
-            self.resume()
+            self.restart()
 
-    def _count(self, meta: dict[str, int], seconds: float) -> None:
+    def _print_counts(self, meta: dict[str, int], seconds: float) -> None:
         generated, prompt, cached = meta["completion_tokens"], meta["prompt_tokens"], meta["cached_tokens"]
         self.console.print(
-            f"[dim]{generated} tokens, {generated / seconds:.0f} tokens/s · prompt {prompt}: {cached} from the tree, "
+            f"[dim]{generated} tokens, {generated / seconds:.0f} tokens/s · prompt {prompt}: {cached} cached, "
             f"{prompt - cached} computed[/]"
         )
 
-    def show(self) -> None:
+    def show_history(self) -> None:
         for name, text in self.turns:
             self.console.print(f"[bold]{name}[/]", end="  ")
             self.console.print(text, markup=False)
 
 
 def talk(runtime: ServerBackend, *, system: str, temperature: float, max_tokens: int) -> int:
-    """Read turns from stdin until /quit or its end."""
+    """Read turns from stdin until /quit or end of file."""
     chat = Chat(runtime, system, temperature=temperature, max_tokens=max_tokens)
     welcome = runtime.welcome
     chat.console.print(f"[bold]{welcome.model}[/], context {welcome.max_context} tokens\n[dim]{HELP}[/]")
-    commands: dict[str, Callable[[], None]] = {
-        "/reset": chat.reset,
-        "/history": chat.show,
-        "/help": lambda: chat.console.print(HELP),
-    }
+    commands: dict[str, Callable[[], None]] = {"/reset": chat.reset, "/history": chat.show_history}
     while True:
         try:
             text = input("\n> " if sys.stdin.isatty() else "").strip()
@@ -105,6 +103,6 @@ def talk(runtime: ServerBackend, *, system: str, temperature: float, max_tokens:
         if text == "/quit":
             return 0
         if text.startswith("/"):
-            commands.get(text, commands["/help"])()
+            commands.get(text, lambda: chat.console.print(HELP))()
         elif text:
-            chat.say(text)
+            chat.turn(text)

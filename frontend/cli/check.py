@@ -1,4 +1,4 @@
-"""`banyan check`: the invariants of a runtime, walked, and the facts of what it runs on."""
+"""`banyan check`: checks the invariants of a runtime and prints what it runs on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKAGES = ("banyan", "torch", "triton", "transformers", "tokenizers", "pyzmq", 
 
 @function
 def _load(s: Any) -> None:
-    """A prompt, a gen, three branches below it and their join: what the tree shares, and what it must give back."""
+    """A gen, a fork into three branches with a gen each, and their join: uses and frees shared pages."""
     s += "A banyan is a tree whose branches root again: "
     s += gen("trunk", max_tokens=12, temperature=0.0)
     branches = s.fork(3)
@@ -29,36 +29,32 @@ def _load(s: Any) -> None:
 
 
 def check(runtime: Any, *, is_private: bool) -> int:
-    """Print facts and findings; returns 0, or raises a BanyanError that names what does not hold.
+    """Print what the runtime runs on and the results; returns 0, or raises the BanyanError of a failed check.
 
-    A private runtime first runs a small program twice: the second run must say the same, and find its prompt in the
-    tree. A shared one is left alone: its invariants are walked between two of its steps.
+    A private runtime first runs a small program twice: the second run must give the same text and hit the cache. A
+    shared one gets no load: its invariants are checked between two of its steps.
     """
     console = Console(highlight=False, soft_wrap=True)
 
-    def say(title: str, *lines: str) -> None:
+    def report(title: str, *lines: str) -> None:
         for line in lines:
             console.print(f"[bold]{title:11}[/]{line}")
             title = ""
 
     info = runtime.ask("info")
-    say("machine", f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}")
-    say(
-        "software",
-        ", ".join([f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in PACKAGES)]),
-    )
-    say("server", f"pid {info['pid']}, engine pid {info['engine_pid']}, protocol {info['protocol']}")
-    say("engine", *info["engine"]["report"])
+    report("machine", f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}")
+    versions = [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in PACKAGES)]
+    report("software", ", ".join(versions))
+    report("server", f"pid {info['pid']}, engine pid {info['engine_pid']}, protocol {info['protocol']}")
+    report("engine", *info["engine"]["report"])
     if is_private:
         first, second = _load.run(backend=runtime), _load.run(backend=runtime)
         if first.text() != second.text():
-            raise BanyanError("one greedy program said two things: what the tree gave back is not what was computed")
+            raise BanyanError("a greedy program gave two different texts: cached KV differs from computed KV")
         if info["config"].get("cache", True) and second.usage.cached == 0:
-            raise BanyanError("a program that ran before found nothing of itself in the tree")
-        say(
-            "load",
-            f"4 gens on 3 branches, twice: the same text; {second.usage.cached} of {second.usage.prompt} tokens cached",
-        )
+            raise BanyanError("a program that ran twice found nothing in the cache the second time")
+        cached = f"{second.usage.cached} of {second.usage.prompt} tokens cached"
+        report("load", f"4 gens on 3 branches, twice: the same text; {cached}")
     runtime.ask("check")
-    say("invariants", "hold: every page is free, leased or in the tree, exactly once")
+    report("invariants", "hold: every page is free, leased or in the tree, exactly once")
     return 0

@@ -1,4 +1,4 @@
-"""`banyan kernels`: every op, what it costs, and what computes it on this machine."""
+"""`banyan kernels`: prints every op, its cost, and its implementation on this machine."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from rich.console import Console
 
 
 def show() -> int:
-    """Print the table of ops; builds the CPU library if it was not built yet."""
+    """Print the table of ops. The first call builds the CPU library if necessary."""
     from banyan.kernels import dispatch_report
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    console.print(f"Costs are told for {dispatch_report.EXAMPLE}.\n")
-    console.print(f"{'op':13}{'moves':>10}{'computes':>13}{'flop/B':>8}  computed by", style="bold")
+    console.print(f"Costs are for {dispatch_report.EXAMPLE}.\n")
+    console.print(f"{'op':13}{'moves':>10}{'computes':>13}{'flop/B':>8}  implementation", style="bold")
     for choice in dispatch_report.choices():
         op, n_bytes, n_flops = choice.op, choice.n_bytes, choice.n_flops
         console.print(f"{op.name:13}", style="bold", end="")
-        told = f"{_short(n_bytes, 'B'):>10}{_short(n_flops, 'FLOP') if n_flops else '-':>13}"
-        console.print(f"{told}{n_flops / n_bytes:>8.1f}  {op.name}/{choice.file}.py: {choice.why}")
+        costs = f"{_short(n_bytes, 'B'):>10}{_short(n_flops, 'FLOP') if n_flops else '-':>13}"
+        console.print(f"{costs}{n_flops / n_bytes:>8.1f}  {op.name}/{choice.file}.py: {choice.why}")
         for what, text in (("takes", op.shapes), ("bytes", op.n_bytes), ("flops", op.n_flops), ("where", op.where)):
             if text not in ("", "0"):
                 console.print(f"  {what:7}{text}", style="dim")
@@ -26,6 +26,6 @@ def show() -> int:
 
 
 def _short(n: float, unit: str) -> str:
-    """To three digits, by thousands."""
+    """Three digits and an SI prefix."""
     thousands = min(4, int(log10(max(n, 1.0)) // 3))
     return f"{n / 1000**thousands:.3g} {('', 'k', 'M', 'G', 'T')[thousands]}{unit}"

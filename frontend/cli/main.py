@@ -1,7 +1,7 @@
-"""The `banyan` command: serve, run, chat, models, check, tree.
+"""The `banyan` command: serve, run, chat, keys, models, kernels, check, tree, top.
 
-Every option of a runtime is a flag here, made from the tree in runtime/config.py: there is no second list. What a
-command needs beyond argparse is imported by that command, so that `banyan --help` is instant.
+Every field of `runtime.config.Config` is a flag here; there is no second list of options. Each command imports what it
+needs itself, so that `banyan --help` starts fast.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,27 +27,22 @@ from banyan.runtime.waiting import NAP
 if TYPE_CHECKING:
     from banyan.backends.runtime import ServerBackend
 
-EPILOG = "Errors are one line on stderr; the exit status is 2 for a wrong call and 1 for one that failed."
-_JOIN = "join the server that listens there, instead of a private one"
-_ELSE = {name: f"default: that of {name}" for name in (TOKEN, SERVER_KEY)}
+EPILOG = "An error is one line on stderr. The exit status is 2 for a bad command line and 1 for a command that failed."
+_JOIN = "connect to the server that listens there, instead of starting a private one"
 _METAVARS = {
-    "bind": "ADDRESS",
-    "curve_key": "PATH",
-    "token_file": "PATH",
-    "model": "MODEL",
-    "kv_memory": "SIZE",
-    "host_memory": "SIZE",
-    "host_file": "PATH",
-    "socket": "PATH",
-    "max_message": "BYTES",
-    "max_program": "BYTES",
-    "metrics": "ADDRESS",
-    "max_client": "BYTES",
+    **dict.fromkeys(("kv_memory", "host_memory", "durable_bytes"), "SIZE"),
+    **dict.fromkeys(("curve_key", "token_file", "host_file", "socket"), "PATH"),
+    **dict.fromkeys(("bind", "metrics"), "ADDRESS"),
+    **dict.fromkeys(("max_message", "max_program", "max_client"), "BYTES"),
+    **dict.fromkeys(("model", "draft_model"), "MODEL"),
+    "speculate": "DRAFTERS",
+    "slo": "LEVELS",
+    "traces": "TARGET",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status. A BanyanError is one line on stderr, never a traceback."""
+    """Run one command; returns the exit status. A BanyanError is printed as one line on stderr, without a traceback."""
     try:
         options = _parser().parse_args(argv)
         return int(options.command(options))
@@ -56,13 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2 if isinstance(e, ConfigError) else 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # `banyan models | head`; nothing more can be said
+    except BrokenPipeError:  # such as `banyan models | head`; stdout is closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, with its errors as one line and no guesses at what a shortened flag meant."""
+    """argparse with one-line errors and without abbreviated flags."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -72,107 +67,105 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> _Parser:
-    parser = _Parser(
-        prog="banyan", description="Programs of many model calls, beside one tree of KV pages.", epilog=EPILOG
-    )
+    parser = _Parser(prog="banyan", description="Run programs of many model calls on one KV cache.", epilog=EPILOG)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
 
-    def add(name: str, command: Callable[[argparse.Namespace], int], text: str, rest: str = "") -> _Parser:
-        usage = f"banyan {name} [options]{rest}"
-        about = f"{text.capitalize()}."
-        added: _Parser = commands.add_parser(name, help=text, description=about, usage=usage, epilog=EPILOG)
+    def add(name: str, command: Callable[[argparse.Namespace], int], text: str, arguments: str = "") -> _Parser:
+        usage, description = f"banyan {name} [options]{arguments}", f"{text[0].upper()}{text[1:]}."
+        added: _Parser = commands.add_parser(name, help=text, description=description, usage=usage, epilog=EPILOG)
         added.set_defaults(command=command)
         return added
 
-    serve = add("serve", _serve, "run a shared server, until it is interrupted", " [MODEL]")
+    serve = add("serve", _serve, "run a shared server until it is interrupted", " [MODEL]")
     _add_model(serve)
     _add_config(serve, log="info")
 
-    run = add("run", _run, "run a program file, with a runtime at hand if it needs one", " PROGRAM [arguments]")
-    run.add_argument("program", metavar="PROGRAM", help="a Python file; it runs here unless it names another backend")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to the program, as sys.argv[1:]")
+    run = add("run", _run, "run a program file; a runtime starts if the program needs one", " PROGRAM [arguments]")
+    run.add_argument(
+        "program", metavar="PROGRAM", help="a Python file; the options below configure its default backend"
+    )
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the program as sys.argv[1:]")
     _add_config(run, socket_help=_JOIN)
 
     chat = add("chat", _chat, "talk to a model in this terminal", " [MODEL]")
     _add_model(chat)
-    chat.add_argument("--system", default="", metavar="TEXT", help="the system turn (default: none)")
+    chat.add_argument("--system", default="", metavar="TEXT", help="the system prompt (default: none)")
     chat.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
     chat.add_argument("--max-tokens", type=int, default=512, metavar="N", help="longest reply (default: 512)")
     _add_config(chat, socket_help=_JOIN)
 
-    keys = add("keys", _keys, "make the keys of a server that listens on tcp", " DIR")
-    keys.add_argument("folder", metavar="DIR", type=Path, help="where they go; made with mode 0700")
+    keys = add("keys", _keys, "create the keys of a server that listens on TCP", " DIR")
+    keys.add_argument("folder", metavar="DIR", type=Path, help="the directory for them; created with mode 0700")
 
-    add("models", _models, "list what can be run on this machine")
-    add("kernels", _kernels, "list the ops, and what computes them on this machine")
+    add("models", _models, "list the models that this machine can run")
+    add("kernels", _kernels, "list the ops and their implementations on this machine")
 
-    check = add("check", _check, "walk every invariant of a runtime, and say what it runs on")
+    check = add("check", _check, "check every invariant of a runtime and print what it runs on")
     _add_config(check, socket_help="check the server that listens there, instead of a private one under a small load")
 
-    tree = add("tree", _tree, "draw what stands in the tree of a running server")
+    tree = add("tree", _tree, "show the radix tree of a running server")
     _add_join(tree)
-    tree.add_argument("--html", type=Path, metavar="FILE", help="write a page instead, with a drawing")
-    tree.add_argument("--most", type=_positive, metavar="N", help="nodes that are drawn, those with most below them; "
-                      "the others are counted (default: 100, and 1000 on a page)")  # fmt: skip
+    tree.add_argument("--html", type=Path, metavar="FILE", help="write an HTML page with a drawing instead")
+    tree.add_argument("--most", type=_positive, metavar="N", help="nodes to show, those with the largest subtrees; the "
+                      "others are counted (default: 100, or 1000 on a page)")  # fmt: skip
 
-    top = add("top", _top, "show a running server as it goes: programs, batch, tokens a second, pages")
+    top = add("top", _top, "monitor a running server: programs, batch, tokens per second, pages")
     _add_join(top)
-    top.add_argument("--seconds", type=_seconds, default=1.0, metavar="S", help="between two looks (default: 1)")
-    top.add_argument("--once", action="store_true", help="print one look, and end")
+    top.add_argument("--seconds", type=_seconds, default=1.0, metavar="S", help="update interval (default: 1)")
+    top.add_argument("--once", action="store_true", help="print one update and exit")
     return parser
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    """A model that is named without its flag, as other servers have it."""
-    parser.add_argument("by_place", nargs="?", default="", metavar="MODEL", help="the same as --model MODEL")
+    parser.add_argument("positional_model", nargs="?", default="", metavar="MODEL", help="the same as --model MODEL")
 
 
 def _add_join(parser: argparse.ArgumentParser) -> None:
-    """Of a command that only looks at a running server."""
-    parser.add_argument("--socket", required=True, metavar="PATH", help="where the server listens; or tcp://HOST:PORT")
-    parser.add_argument("--token-file", default="", metavar="PATH", help=f"the token to come in with ({_ELSE[TOKEN]})")
+    """The flags of a command that connects to a running server."""
+    parser.add_argument("--socket", required=True, metavar="PATH", help="where the server listens, or tcp://HOST:PORT")
+    parser.add_argument(
+        "--token-file", default="", metavar="PATH", help=f"a file with the client's token (default: that of {TOKEN})"
+    )
     _add_server_key(parser)
 
 
 def _add_server_key(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--server-key", default="", metavar="KEY", help=f"by tcp://, its public key or file ({_ELSE[SERVER_KEY]})"
-    )
+    text = f"for tcp://: the server's public key, or a file with it (default: that of {SERVER_KEY})"
+    parser.add_argument("--server-key", default="", metavar="KEY", help=text)
 
 
 # ---- options of a runtime, as flags --------------------------------------------------------------------------------
 
 
 def _add_config(parser: argparse.ArgumentParser, socket_help: str = "", **defaults: str) -> None:
-    """One flag per field of Config. What is not given is absent from the result, so that Config's default holds.
+    """One flag per field of Config. A flag that is not given is absent from the namespace, so Config's default applies.
 
-    defaults: what this command has in place of Config's own.
+    socket_help: for commands that can connect to a running server. defaults: replace those of Config.
     """
     if socket_help:
         _add_server_key(parser)
     group = parser.add_argument_group("options of the runtime")
     hints = typing.get_type_hints(Config, include_extras=True)
     for field in msgspec.structs.fields(Config):
-        kind, meta = typing.get_args(hints[field.name])
-        text, default = meta.description, defaults.get(field.name, field.default)
+        kind, text = typing.get_args(hints[field.name])
+        default = defaults.get(field.name, field.default)
         if field.name == "socket" and socket_help:
             text = socket_help
-        elif "default: " not in text:
-            text += f" (default: {'yes' if default is True else default})"
+        elif "default: " not in text and default != "":
+            text += f" (default: {'yes' if default is True else 'no' if default is False else default})"
         arguments: dict[str, Any] = {"dest": field.name, "help": text}
         arguments["default"] = defaults.get(field.name, argparse.SUPPRESS)
         if kind is bool:
             arguments["action"] = argparse.BooleanOptionalAction
         elif typing.get_origin(kind) is typing.Literal:
             arguments["choices"] = typing.get_args(kind)
-        else:
-            arguments["type"] = _plain(kind)
+        else:  # `int | None` is parsed as int
+            arguments["type"] = next((k for k in typing.get_args(kind) if k is not types.NoneType), kind)
             arguments["metavar"] = _METAVARS.get(field.name, "N")
         group.add_argument(f"--{field.name.replace('_', '-')}", **arguments)
 
 
 def _positive(text: str) -> int:
-    """A number of one or more."""
     number = int(text)
     if number < 1:
         raise ValueError(text)
@@ -180,31 +173,25 @@ def _positive(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    """A tenth of a second or more."""
     seconds = float(text)
     if not seconds >= 0.1:
         raise ValueError(text)
     return seconds
 
 
-def _plain(kind: Any) -> Any:
-    """`int` of `int | None`."""
-    return next(k for k in typing.get_args(kind) if k is not types.NoneType) if typing.get_args(kind) else kind
-
-
 def given(options: argparse.Namespace) -> dict[str, Any]:
-    """The options of the runtime that stand on the command line, and no others. ConfigError: one that cannot be."""
+    """The options of the runtime that the command line contains, and no others. ConfigError: one is not valid."""
     found = {f.name: getattr(options, f.name) for f in msgspec.structs.fields(Config) if hasattr(options, f.name)}
-    by_place = getattr(options, "by_place", "")
-    if by_place and found.setdefault("model", by_place) != by_place:
-        raise ConfigError(f"two models are named: {by_place} and --model {found['model']}; give one")
+    model = getattr(options, "positional_model", "")
+    if model and found.setdefault("model", model) != model:
+        raise ConfigError(f"two models are named: {model} and --model {found['model']}; give one")
     configs.make(**found)
     return found
 
 
 @contextmanager
 def backend(options: argparse.Namespace) -> Iterator[ServerBackend]:
-    """The runtime that the command line asks for: the server at --socket, or a private one that ends with the block."""
+    """The server at --socket, or a private runtime that ends with the block."""
     import banyan
 
     config = given(options)
@@ -212,19 +199,24 @@ def backend(options: argparse.Namespace) -> Iterator[ServerBackend]:
         token = _token(config.pop("token_file", ""))
         if config:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in config)
-            raise ConfigError(f"{flags}: the server at {socket} decided that when it started; leave it or --socket out")
+            raise ConfigError(f"{flags}: set when the server at {socket} started; leave it out, or leave --socket out")
         yield banyan.connect(socket, token=token, server_key=options.server_key)
     elif options.server_key:
-        raise ConfigError("--server-key is for a server that is joined; name it with --socket tcp://HOST:PORT")
+        raise ConfigError("--server-key is for a running server; name it with --socket tcp://HOST:PORT")
     else:
-        with _waiting(f"starting {configs.make(**config).model} ..."):
+        status: Any = nullcontext()
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            status = Console(stderr=True).status(f"starting {configs.make(**config).model} ...")
+        with status:
             runtime = banyan.Runtime(**config)
         with runtime:
             yield runtime
 
 
 def _token(path: str) -> str:
-    """The token of a file: of its first line that has one, with or without the tenant before it. "" without a file."""
+    """The first token in a file, with or without its tenant in front. "" without a file."""
     if not path:
         return ""
     try:
@@ -233,7 +225,7 @@ def _token(path: str) -> str:
         raise ConfigError(f"--token-file {path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
     words = next((words for words in lines if words and not words[0].startswith("#")), None)
     if words is None:
-        raise ConfigError(f"--token-file {path} holds no token")
+        raise ConfigError(f"--token-file {path} contains no token")
     return words[1] if len(words) > 1 else words[0]
 
 
@@ -241,15 +233,6 @@ def _join(options: argparse.Namespace) -> ServerBackend:
     import banyan
 
     return banyan.connect(options.socket, token=_token(options.token_file), server_key=options.server_key)
-
-
-def _waiting(text: str) -> AbstractContextManager[object]:
-    """Show `text` on stderr while the block runs, if somebody looks."""
-    if not sys.stderr.isatty():
-        return nullcontext()
-    from rich.console import Console
-
-    return Console(stderr=True).status(text)
 
 
 # ---- commands ------------------------------------------------------------------------------------------------------
@@ -265,14 +248,14 @@ def _serve(options: argparse.Namespace) -> int:
     config = configs.make(**given(options))
     server = launch.start(config)
     try:
-        if config.log == "quiet":  # a talking server has said it already
+        if config.log == "quiet":  # otherwise the server has logged it already
             print(*server.report, sep="\n")
-        print(f"listening on {server.socket}; Ctrl-C ends it. To use it:")
+        print(f"listening on {server.socket}; Ctrl-C stops the server. To use it:")
         print(f'  import banyan as bn; bn.set_default_backend(bn.connect("{server.socket}"))')
         print(f"  banyan chat --socket {server.socket}", flush=True)
-        while (status := server.wait(NAP)) is None:  # in naps: no signal is missed
+        while (status := server.wait(NAP)) is None:  # short waits, so that no signal is missed
             pass
-        print(f"banyan: the server ended by itself (exit status {status})", file=sys.stderr)
+        print(f"banyan: the server exited unexpectedly (exit status {status})", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nended", flush=True)
@@ -284,7 +267,7 @@ def _serve(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from banyan.cli import run
 
-    given(options)  # what is wrong is said now, not at the first gen
+    given(options)  # raises now, not at the first gen
     with ExitStack() as stack:
         return run.run(options.program, options.arguments, lambda: stack.enter_context(backend(options)))
 
@@ -293,26 +276,26 @@ def _chat(options: argparse.Namespace) -> int:
     from banyan.cli import chat
 
     with backend(options) as runtime:
-        wishes = {"temperature": options.temperature, "max_tokens": options.max_tokens}
-        return chat.talk(runtime, system=options.system, **wishes)
+        limits = {"temperature": options.temperature, "max_tokens": options.max_tokens}
+        return chat.talk(runtime, system=options.system, **limits)
 
 
 def _keys(options: argparse.Namespace) -> int:
     from banyan.runtime.protocol.tcp_auth import make_keys
 
     public, secret = make_keys(options.folder)
-    print(f"{secret}: the server's, for `banyan serve --bind tcp://HOST:PORT --curve-key {secret}`; nobody else's")
-    print(f"{public}: for those who join it, as server_key")
+    print(f"{secret}: the server's secret key, for `banyan serve --bind tcp://HOST:PORT --curve-key {secret}`")
+    print(f"{public}: the server's public key, which clients pass as server_key")
     return 0
 
 
-def _models(options: argparse.Namespace) -> int:
+def _models(_: argparse.Namespace) -> int:
     from banyan.cli import models
 
     return models.show()
 
 
-def _kernels(options: argparse.Namespace) -> int:
+def _kernels(_: argparse.Namespace) -> int:
     from banyan.cli import kernels
 
     return kernels.show()

@@ -1,4 +1,4 @@
-"""`banyan top`: a running server, as it goes: who is there, what a step computes, and where the pages are."""
+"""`banyan top`: monitors a running server: its programs, what a step computes, and where the pages are."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from banyan.runtime.errors import EngineLost, RuntimeLost
 
 Stats = Mapping[str, Any]
 BAR = 48
-HOLDERS = {"n_leased": ("in use", "green"), "n_cached": ("cached", "cyan"), "n_free": ("free", "dim")}
+PAGES = {"n_leased": ("in use", "green", "█"), "n_cached": ("cached", "cyan", "█"), "n_free": ("free", "dim", "░")}
+"""counter -> its name, style and character in the bar of pages."""
 TOKENS = ("generated", "computed", "cached", "forced")
 
 
 class Rates(NamedTuple):
-    """Of the time between two looks. steps, tokens (by origin), evicted: a second. rows: tokens of a step."""
+    """Rates between two samples, per second: steps, tokens (by origin), evicted pages. rows: tokens per step."""
 
     steps: float
     tokens: dict[str, float]
@@ -29,44 +30,43 @@ class Rates(NamedTuple):
 
 
 def rates(before: Stats, now: Stats) -> Rates:
-    """Zeros where another engine took over meanwhile: it counts from the start."""
+    """Zeros if the engine was restarted in between, because its counters start again."""
     seconds = now["server"]["seconds"] - before["server"]["seconds"]
-    is_other = now["server"]["engine_starts"] != before["server"]["engine_starts"]
-    if seconds <= 0 or is_other:
+    if seconds <= 0 or now["server"]["engine_starts"] != before["server"]["engine_starts"]:
         return Rates(0.0, dict.fromkeys(TOKENS, 0.0), 0.0, 0.0)
 
-    def risen(part: str, name: str) -> float:
+    def increase(part: str, name: str) -> float:
         return float(now[part].get(name, 0) - before[part].get(name, 0))
 
-    steps = risen("engine", "steps")
-    tokens = {origin: risen("engine", f"{origin}_tokens") / seconds for origin in TOKENS}
-    rows = risen("engine", "computed_tokens") / steps if steps else 0.0
-    return Rates(steps / seconds, tokens, rows, risen("cache", "n_evicted_pages") / seconds)
+    steps = increase("engine", "steps")
+    tokens = {origin: increase("engine", f"{origin}_tokens") / seconds for origin in TOKENS}
+    rows = increase("engine", "computed_tokens") / steps if steps else 0.0
+    return Rates(steps / seconds, tokens, rows, increase("cache", "n_evicted_pages") / seconds)
 
 
-def view(before: Stats, now: Stats, what: str = "") -> RenderableType:
-    """One look at a server. what: which one it is."""
+def view(before: Stats, now: Stats, title: str = "") -> RenderableType:
+    """One screen: rates between two samples, and the counters of the second."""
     server, engine, cache = now["server"], now["engine"], now["cache"]
     rate = rates(before, now)
-    facts = Table.grid(padding=(0, 3))
     hits = cache["n_hit_tokens"] / max(1, cache["n_query_tokens"])
-    lines = (
+    rows = [
         ("programs", server["programs"], "clients", server["clients"]),
         ("running", engine["running"], "waiting", engine["waiting"]),
         ("steps/s", rate.steps, "tokens a step", rate.rows),
         *((f"{one}/s", rate.tokens[one], f"{two}/s", rate.tokens[two]) for one, two in (TOKENS[:2], TOKENS[2:])),
         ("hit rate", f"{hits:.1%}", "evicted pages/s", rate.evicted),
         ("retractions", engine["retractions"], "engines started", server["engine_starts"]),
-    )
+    ]
     if "slo_requests" in server:
-        lines = (*lines, ("good requests", _good(server, "requests"), "good programs", _good(server, "programs")))
-    for one, first, two, second in lines:
-        facts.add_row(Text(one, "dim"), _number(first), Text(two, "dim"), _number(second))
-    return Group(Text(f"{what}   up {server['seconds']:,.0f} s", "bold"), "", facts, "", _pages(cache))
+        rows.append(("good requests", _good(server, "requests"), "good programs", _good(server, "programs")))
+    grid = Table.grid(padding=(0, 3))
+    for one, first, two, second in rows:
+        grid.add_row(Text(one, "dim"), _number(first), Text(two, "dim"), _number(second))
+    return Group(Text(f"{title}   up {server['seconds']:,.0f} s", "bold"), "", grid, "", _page_bar(cache))
 
 
 def _good(server: Stats, what: str) -> str:
-    """Of what ended and is judged, how much kept to the service levels."""
+    """The share of finished requests or programs that met the service levels."""
     n = server[f"slo_{what}"]
     return f"{server[f'slo_good_{what}'] / n:.1%}" if n else "-"
 
@@ -76,34 +76,34 @@ def _number(value: float | str) -> Text:
     return Text(text, "bold", justify="right")
 
 
-def _pages(cache: Stats) -> Text:
-    """A bar of all pages, by who holds them."""
-    line, n_left = Text(), BAR
-    for i, (name, (_, style)) in enumerate(HOLDERS.items()):
-        n = n_left if i == len(HOLDERS) - 1 else min(n_left, round(BAR * cache[name] / max(1, cache["n_pages"])))
-        line.append(("░" if name == "n_free" else "█") * n, style)
+def _page_bar(cache: Stats) -> Text:
+    """All pages as a bar, by state; the last state takes what rounding leaves."""
+    bar, n_left = Text(), BAR
+    for name, (_, style, character) in PAGES.items():
+        n = n_left if name == "n_free" else min(n_left, round(BAR * cache[name] / max(1, cache["n_pages"])))
+        bar.append(character * n, style)
         n_left -= n
-    told = ", ".join(f"{cache[name]:,} {word}" for name, (word, _) in HOLDERS.items())
-    return line.append(f"  {cache['n_pages']:,} pages: {told}")
+    counts = ", ".join(f"{cache[name]:,} {word}" for name, (word, *_) in PAGES.items())
+    return bar.append(f"  {cache['n_pages']:,} pages: {counts}")
 
 
-def show(runtime: Any, what: str, seconds: float, is_once: bool, console: Console | None = None) -> int:
-    """Look every so many seconds until Ctrl-C; `is_once`: two looks, and the second is printed."""
+def show(runtime: Any, title: str, seconds: float, is_once: bool, console: Console | None = None) -> int:
+    """Update every `seconds` seconds until Ctrl-C. is_once: take two samples, print the second and return."""
     console = console or Console(highlight=False)
     before = runtime.client.ask("stats")
     if is_once:
         time.sleep(seconds)
-        console.print(view(before, runtime.client.ask("stats"), what))
+        console.print(view(before, runtime.client.ask("stats"), title))
         return 0
-    with Live(view(before, before, what), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+    with Live(view(before, before, title), console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while True:
             time.sleep(seconds)
             try:
                 now = runtime.client.ask("stats")
             except EngineLost:
-                continue  # another is being started
+                continue  # the server is starting another engine
             except RuntimeLost:
                 live.stop()
                 raise
-            live.update(view(before, now, what), refresh=True)
+            live.update(view(before, now, title), refresh=True)
             before = now

@@ -1,4 +1,4 @@
-"""`banyan tree`: what stands in the tree of a running server, in the terminal or as a page."""
+"""`banyan tree`: shows the radix tree of a running server, in the terminal or as an HTML page."""
 
 from __future__ import annotations
 
@@ -12,35 +12,34 @@ from rich.text import Text
 
 from banyan.views.tree_page import TreeNode, nodes, page, summary
 
-COLUMNS = {"tokens": 7, "sharers": 7, "state": 8, "goes after": 12, "tier": 6}
-"""Beside the tree, and how wide. What goes after so many pages is evicted once these are."""
-MOST_LINES, MOST_BLOCKS = 100, 1000
-"""Nodes in the terminal and on a page, where nobody says how many."""
+COLUMNS = {"tokens": 7, "sharers": 7, "state": 8, "evict after": 12, "tier": 6}
+"""Columns beside the tree and their width. "evict after": pages that are evicted before this node is."""
+MAX_LINES, MAX_BLOCKS = 100, 1000
+"""Default number of nodes in the terminal and on a page."""
 STYLES = {"in use": "bold green", "pinned": "bold magenta", "expected": "cyan", "host": "dim", "": ""}
 
 
-def show(runtime: Any, most: int | None = None, html: Path | None = None) -> int:
-    """Draw the tree of the server that `runtime` is joined to: `most` of its nodes, the others as numbers."""
-    sketch = runtime.client.ask("tree", most=most or (MOST_BLOCKS if html else MOST_LINES))
+def show(runtime: Any, n_nodes: int | None = None, html: Path | None = None) -> int:
+    """Draw the tree of the server that `runtime` is connected to: `n_nodes` of its nodes; the others are counted."""
+    sketch = runtime.client.ask("tree", most=n_nodes or (MAX_BLOCKS if html else MAX_LINES))
     roots = nodes(sketch)
     if html is not None:
-        path = page(sketch, roots).save(html)
-        print(f"the tree is drawn in {path}")
-        return 0
-    draw(sketch, roots, Console(highlight=False))
+        print(f"the tree is drawn in {page(sketch, roots).save(html)}")
+    else:
+        draw(sketch, roots, Console(highlight=False))
     return 0
 
 
 def draw(sketch: dict[str, Any], roots: list[TreeNode], console: Console) -> None:
-    """As a table: the tree on the left, and what is known of each node on the right."""
+    """Print a table: the tree on the left, the facts of each node on the right."""
     facts = ", ".join(f"{figure} {what}" for figure, what in summary(sketch))
     console.print(f"{facts}; a page is {sketch['page']} tokens\n", soft_wrap=True)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     rest = sum(COLUMNS.values()) + 2 * len(COLUMNS)
     table.add_column("", no_wrap=True, overflow="ellipsis", max_width=max(24, console.width - rest))
     for name, width in COLUMNS.items():
-        left = name in ("state", "tier")
-        table.add_column(name, no_wrap=True, min_width=width, justify="left" if left else "right")
+        is_left = name in ("state", "tier")
+        table.add_column(name, no_wrap=True, min_width=width, justify="left" if is_left else "right")
     for root in roots:
         for guide, node in _lines(root):
             if isinstance(node, TreeNode):
@@ -48,7 +47,7 @@ def draw(sketch: dict[str, Any], roots: list[TreeNode], console: Console) -> Non
                 tokens = "" if node.is_root else f"{node.n_tokens:,}"
                 sharers = f"{node.n_locks:,}" if node.n_locks and not node.is_root else ""
                 state = Text(node.state if node.state != "host" else "", STYLES[node.state])
-                table.add_row(label, tokens, sharers, state, node.age, node.tier)
+                table.add_row(label, tokens, sharers, state, node.evicted_after, node.tier)
             else:
                 n, n_tokens = node
                 table.add_row(Text(f"{guide}… {n:,} more", "dim"), Text(f"{n_tokens:,}", "dim"))
@@ -58,22 +57,21 @@ def draw(sketch: dict[str, Any], roots: list[TreeNode], console: Console) -> Non
 
 
 def _lines(root: TreeNode) -> Iterator[tuple[str, TreeNode | tuple[int, int]]]:
-    """(what is drawn before it, a node) from the top to the bottom; for folded ones, how many, and their tokens.
+    """(indentation, node) from top to bottom. For nodes that are not shown: (their number, their tokens).
 
-    A child that has no sibling stands right below its parent, so that a long path is no staircase.
+    An only child is not indented, so that a long path does not drift to the right.
     """
     stack: list[tuple[str, str, TreeNode | tuple[int, int]]] = [("", "", root)]
     while stack:
-        before, mine, node = stack.pop()
-        yield before + mine, node
+        indent, branch, node = stack.pop()
+        yield indent + branch, node
         if not isinstance(node, TreeNode):
             continue
-        below: list[TreeNode | tuple[int, int]] = [*node.below]
+        children: list[TreeNode | tuple[int, int]] = [*node.children]
         if node.n_folded:
-            below.append((node.n_folded, node.n_folded_tokens))
-        inner = before + {"├─ ": "│  ", "└─ ": "   "}.get(mine, mine)
-        if len(below) == 1 and not node.is_root:
-            stack.append((inner, "", below[0]))
-            continue
-        for i, one in enumerate(reversed(below)):
-            stack.append((inner, "├─ " if i else "└─ ", one))
+            children.append((node.n_folded, node.n_folded_tokens))
+        indent += {"├─ ": "│  ", "└─ ": "   "}.get(branch, branch)
+        if len(children) == 1 and not node.is_root:
+            stack.append((indent, "", children[0]))
+        else:
+            stack += [(indent, "├─ " if i else "└─ ", child) for i, child in enumerate(reversed(children))]

@@ -62,8 +62,8 @@ def _streaming(value: Any, whole: bool) -> tuple[LazyValue, Feed[str] | Feed[wir
     ref = value.ref if isinstance(value, Thought) else value
     if not isinstance(ref, LazyValue) or ref.heard is None or ref.checker is not None:
         return None
-    if whole and ref.caller is not None and ref.caller.whole is not None:
-        return ref, ref.caller.whole
+    if whole and ref.caller is not None and ref.caller.full_text is not None:
+        return ref, ref.caller.full_text
     return ref, ref.heard
 
 

@@ -13,7 +13,7 @@ from banyan.lang.lazy_value import LazyValue, dist, is_done, meta_info, read, re
 from banyan.lang.state_base import StateBase
 from banyan.runtime.errors import BadProgram
 from banyan.tools.toolbox import ToolCall
-from banyan.views.state_views import LOOK_FOR, page, timeline
+from banyan.views.state_views import page, timeline
 from banyan.views.transcript import messages
 from banyan.views.usage import Usage
 
@@ -98,7 +98,7 @@ class AsyncState(StateBase):
         """`State.show`, of what is known by now."""
         import asyncio  # here, as in feed.py
 
-        return await asyncio.to_thread(page, self._record, self._lane.number, path, LOOK_FOR)
+        return await asyncio.to_thread(page, self._record, self._lane.number, path)
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 

@@ -194,7 +194,7 @@ class LazyValue(Expr):
         metas = [meta_of_sample(k, sample, value, self.with_text) for k, sample in enumerate(value.samples)]
         if self.caller is not None:
             for meta in metas:
-                meta["rounds"] = self.caller.usages(value.usage)
+                meta["rounds"] = self.caller.usage_per_round(value.usage)
         return metas[0] if len(metas) == 1 else metas
 
 

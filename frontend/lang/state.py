@@ -12,7 +12,7 @@ from banyan.lang.branches import Branches, Step, beam
 from banyan.lang.lazy_value import LazyValue, dist, meta_info, read, read_object, tool_calls
 from banyan.lang.state_base import StateBase
 from banyan.tools.toolbox import ToolCall
-from banyan.views.state_views import LOOK_FOR, page, timeline
+from banyan.views.state_views import page, timeline
 from banyan.views.transcript import Renderer, messages
 from banyan.views.usage import Usage
 
@@ -156,7 +156,7 @@ class State(StateBase):
         for the tokens.
         """
         self._settle()
-        return page(self._record, self._lane.number, path, LOOK_FOR)
+        return page(self._record, self._lane.number, path)
 
     def _settle(self) -> None:
         """Wait for all gens of this state and its branches, whatever becomes of them."""

@@ -472,7 +472,7 @@ class StateBase:
             )
         for item in items:
             self._transcript.own.put(item)
-        self._transcript.go_on_as(branch._transcript)
+        self._transcript.adopt(branch._transcript)
         self._seed = branch._seed
         for name, value in branch._values.items():
             if name not in self._values or self._values[name] is not value:

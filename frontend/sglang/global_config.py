@@ -1,4 +1,4 @@
-"""SGLang's process-wide options. Most say how its interpreter works, and have one value here."""
+"""SGLang's process-wide options. Most configure SGLang's interpreter and have a fixed value here."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from banyan.runtime.errors import BadProgram, Unsupported
 _FIXED: Final[dict[str, tuple[bool, str]]] = {
     "skip_special_tokens_in_output": (True, "special tokens are never part of a text"),
     "spaces_between_special_tokens_in_out": (True, "special tokens are never part of a text"),
-    "enable_precache_with_tracing": (True, "what the programs of a batch have in common is always computed once"),
-    "enable_parallel_encoding": (False, "join('concate_and_append') is exact: its text is computed as it stands"),
+    "enable_precache_with_tracing": (True, "the common prefix of a batch is always computed once"),
+    "enable_parallel_encoding": (False, "join('concate_and_append') is exact: its text is computed in its place"),
 }
-"""name -> the value it has, and why it has no other."""
+"""name -> its value, and why it has no other."""
 
 
 class GlobalConfig:
-    """verbosity: from 2 on, each `run` prints its text when it has ended. default_backend: as `set_default_backend`."""
+    """verbosity: from 2 on, each `run` prints its text at its end. default_backend: see `set_default_backend`."""
 
     verbosity: int = 0
 
     @property
     def default_backend(self) -> Backend | None:
+        """The backend of programs that name none."""
         return default.get_default_backend()
 
     @default_backend.setter
@@ -39,7 +40,7 @@ class GlobalConfig:
         if name in _FIXED:
             fixed, why = _FIXED[name]
             if value != fixed:
-                raise Unsupported(f"global_config.{name} = {value!r}: {why}; leave it at {fixed}")
+                raise Unsupported(f"global_config.{name} = {value!r} is not supported: {why}; leave it at {fixed}")
             return
         if name == "verbosity" and (not isinstance(value, int) or value < 0):
             raise BadProgram(f"global_config.verbosity is {value!r}; it must be a number from 0 on")

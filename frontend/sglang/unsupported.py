@@ -1,4 +1,4 @@
-"""Names of SGLang's language for what is not done here: each says what to use in its place."""
+"""Names and options of SGLang without an equivalent here. Each raises an error that says what to use instead."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ OPTIONS = {
     "speculative_algorithm": "speculate",
     "speculative_draft_model_path": "draft_model",
 }
-"""Option of SGLang's server -> the one here that is for the same; their values differ."""
+"""Option of SGLang's server -> the corresponding option here, which takes other values."""
 
 NOT_HERE = {
-    "chat_template": "the template is the one of the model's tokenizer",
-    "host": "a Runtime has a socket of its own, and no port",
-    "port": "a Runtime has a socket of its own, and no port",
-    "random_seed": "runs have one each: prog.run(..., seed=1)",
-    "tokenizer_path": "the tokenizer is the one in the model's directory",
-    "tp_size": "a server has one device; start one for each",
-    "trust_remote_code": "no model runs code of its own here",
+    "chat_template": "the chat template comes from the model's tokenizer",
+    "host": "a Runtime listens on a local socket, not on a port",
+    "port": "a Runtime listens on a local socket, not on a port",
+    "random_seed": "each run has its own seed: prog.run(..., seed=1)",
+    "tokenizer_path": "the tokenizer comes from the model's directory",
+    "tp_size": "a server uses one device; start one server per device",
+    "trust_remote_code": "a model cannot run code here",
 }
-"""Option of SGLang's server -> why there is none here."""
+"""Option of SGLang's server -> why it does not exist here."""
 
 
 def refuse_options(given: Iterable[str]) -> None:
-    """ConfigError, with what to write, if one of them is of SGLang's server alone."""
+    """Raise a ConfigError that says what to write, if one of the options belongs to SGLang's server."""
     for name in given:
         if name in OPTIONS:
             raise ConfigError(f"{name} is SGLang's; here it is {OPTIONS[name]}= (`banyan serve --help` has its values)")
@@ -49,7 +49,7 @@ def refuse_options(given: Iterable[str]) -> None:
 
 
 class _Elsewhere:
-    """A backend that is not here."""
+    """A backend of SGLang that does not exist here. Its constructor raises Unsupported."""
 
     instead = ""
 
@@ -59,38 +59,38 @@ class _Elsewhere:
 
 
 class Anthropic(_Elsewhere):
-    """Refused: use `OpenAI` with Anthropic's OpenAI-compatible address."""
+    """Not supported: use `OpenAI` with the address of Anthropic's OpenAI-compatible API."""
 
     instead = (
-        "Anthropic serves OpenAI's API too: bn.OpenAI(model_name, base_url='https://api.anthropic.com/v1/', "
+        "Anthropic has an OpenAI-compatible API: bn.OpenAI(model_name, base_url='https://api.anthropic.com/v1/', "
         "api_key=...), without select"
     )
 
 
 class LiteLLM(_Elsewhere):
-    """Refused: use `OpenAI` with the address of LiteLLM's proxy."""
+    """Not supported: use `OpenAI` with the address of LiteLLM's proxy."""
 
     instead = "start LiteLLM's proxy and write bn.OpenAI(model_name, base_url='http://localhost:4000', api_key=...)"
 
 
 class VertexAI(_Elsewhere):
-    """Refused: use `OpenAI` with Vertex AI's OpenAI-compatible address."""
+    """Not supported: use `OpenAI` with the address of Vertex AI's OpenAI-compatible API."""
 
     instead = (
-        "Vertex AI serves OpenAI's API too: bn.OpenAI('google/' + model_name, "
+        "Vertex AI has an OpenAI-compatible API: bn.OpenAI('google/' + model_name, "
         "base_url='https://LOCATION-aiplatform.googleapis.com/v1/projects/PROJECT/locations/LOCATION/endpoints/openapi'"
         ", api_key=ACCESS_TOKEN)"
     )
 
 
 class Crusoe(_Elsewhere):
-    """Refused: use `OpenAI` with Crusoe's address."""
+    """Not supported: use `OpenAI` with Crusoe's address."""
 
-    instead = "Crusoe serves OpenAI's API: bn.OpenAI(model_name, base_url=..., api_key=...)"
+    instead = "Crusoe has OpenAI's API: bn.OpenAI(model_name, base_url=..., api_key=...)"
 
 
 def video(path: str, num_frames: int) -> NoReturn:
-    """Refused: no model here looks at videos."""
+    """Not supported: no model here reads videos. Use `image` for single frames."""
     raise Unsupported(
-        f"video({path!r}, {num_frames}): no backend takes videos; append some of its frames with bn.image(...)"
+        f"video({path!r}, {num_frames}): no backend supports videos; append some of its frames with bn.image(...)"
     )

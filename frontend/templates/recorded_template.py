@@ -73,7 +73,7 @@ class RecordedTemplate:
             new[ref] = ref.twin(record, lanes[ref.state], new[ref.before], number + ref.number)
             if record.limits is not None:
                 record.limits.watch(new[ref])
-        state._transcript.take(recorded._transcript, lambda item: _moved(item, new, texts))
+        state._transcript.copy_from(recorded._transcript, lambda item: _moved(item, new, texts))
         state._numbers += _renumbered(recorded._numbers, number)
         for name, value in recorded._values.items():
             state._set(name, _moved(value, new, arguments))

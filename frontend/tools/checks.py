@@ -1,4 +1,4 @@
-"""What the server asks the user's process about: whether an output counts, and which choice to take."""
+"""Callbacks of the server into the user's process: is an output valid, and which choice does a select take?"""
 
 from __future__ import annotations
 
@@ -11,62 +11,74 @@ from typing import Any
 from banyan.execution.program_record import ProgramRecord
 from banyan.execution.thread_pool import ThreadPool
 from banyan.lang.choices import ChoicesDecision
-from banyan.lang.lazy_value import meta_of_select
 from banyan.lang.output_types import OutputType
 from banyan.runtime.errors import BadOutput, BadProgram, ProgramError
 from banyan.runtime.protocol import wire
 
 N_THREADS = 8
-"""Checks that run at once at most: a validator is the user's code, and may take its time."""
+"""Checks that run at once: a validator is the user's code and may be slow."""
 
 
-class _PendingCheck:
-    """Answers for one gen or select, on a thread of a pool."""
+class ServerCallback:
+    """Answers the `Called` messages of one gen or select with `Results`. Subclasses override `_on_called`."""
 
     def __init__(self, record: ProgramRecord, state: int, ref: int) -> None:
-        """state, ref: of the gen, as the server numbers them."""
-        self._record = weakref.ref(record)  # whoever waits for the gen holds it; a program that nobody holds ends
+        """state, ref: the server's numbers of the gen's state and value."""
+        self._record = weakref.ref(record)  # weak, so that a program that nobody references any more can end
         self._state, self._ref = state, ref
         self._context = copy_context()
-        record.program.on_call(ref, self._called)
+        record.program.on_call(ref, self._on_called)
 
-    def _called(self, called: wire.Called) -> None:
-        """Called by the backend, on its thread."""
+    def _on_called(self, called: wire.Called) -> None:
+        """Called on the backend's thread."""
+        raise NotImplementedError
+
+    def _send(self, round_: int, texts: tuple[str, ...]) -> None:
+        if (record := self._record()) is not None:
+            with suppress(Exception):  # the record raises it again in whoever reads the program
+                record.add(wire.Results(self._state, self._ref, round_, texts))
+                record.flush()
+
+    def _stop(self, error: ProgramError, cause: BaseException) -> None:
+        """End the program with `error`."""
+        error.__cause__ = cause
+        if (record := self._record()) is not None:
+            record.stop(error)
+
+
+class _PendingCheck(ServerCallback):
+    """A callback that runs the user's code on a thread of the pool."""
+
+    def _on_called(self, called: wire.Called) -> None:
         self._context.copy().run(_threads.run, lambda: self._reply(called))
 
     def _reply(self, called: wire.Called) -> None:
         try:
-            texts = self._texts(called)
-        except BaseException as e:  # SystemExit and its like are meant for the program
-            error = self._failed(e)
-            error.__cause__ = e
-            if (record := self._record()) is not None:
-                record.stop(error)
-            return
-        if (record := self._record()) is not None:
-            with suppress(Exception):  # the record keeps it for those who observe
-                record.add(wire.Results(self._state, self._ref, called.round, texts))
-                record.flush()
+            texts = self._results(called)
+        except BaseException as e:  # SystemExit and the like are meant for the program
+            self._stop(self._error(e), e)
+        else:
+            self._send(called.round, texts)
 
-    def _texts(self, called: wire.Called) -> tuple[str, ...]:
-        """What is answered."""
+    def _results(self, called: wire.Called) -> tuple[str, ...]:
+        """The texts of the `Results` message."""
         raise NotImplementedError
 
-    def _failed(self, error: BaseException) -> ProgramError:
-        """What the program ends with where the user's code raises."""
+    def _error(self, cause: BaseException) -> ProgramError:
+        """The error that ends the program when the user's code raised `cause`."""
         raise NotImplementedError
 
 
 class Checker(_PendingCheck):
-    """Checks the outputs of one gen with retries."""
+    """Validates the outputs of one gen with `retries`. An invalid output is answered with advice for the model."""
 
     def __init__(self, record: ProgramRecord, state: int, ref: int, answer: OutputType) -> None:
         self._answer = answer
         self.n_refused = 0
-        """Outputs that did not count."""
+        """Outputs that were not valid."""
         super().__init__(record, state, ref)
 
-    def _texts(self, called: wire.Called) -> tuple[str, ...]:
+    def _results(self, called: wire.Called) -> tuple[str, ...]:
         try:
             self._answer.of(wire.Sample(called.text, called.finish_reason))
         except BadOutput as e:
@@ -74,51 +86,51 @@ class Checker(_PendingCheck):
             return (self._answer.advice(e),)
         return ()
 
-    def _failed(self, error: BaseException) -> ProgramError:
-        return BadOutput(f"the check of a {self._answer.label} raised {type(error).__name__}: {error}")
+    def _error(self, cause: BaseException) -> ProgramError:
+        return BadOutput(f"the check of a {self._answer.label} raised {type(cause).__name__}: {cause}")
 
 
 class Chooser(_PendingCheck):
-    """Decides one select by a method of the user's."""
+    """Decides one select with the user's `choices_method`."""
 
     def __init__(
         self, record: ProgramRecord, state: int, ref: int, choices: tuple[str, ...], decide: Any, name: str, line: str
     ) -> None:
         self._choices, self._decide, self._name, self._line = choices, decide, name, line
         self.meta_info: dict[str, Any] = {}
-        """What the method had to say, beside its decision."""
+        """The meta_info of the method's decision."""
         super().__init__(record, state, ref)
 
-    def _texts(self, called: wire.Called) -> tuple[str, ...]:
-        assert called.scores is not None
-        told = meta_of_select(called.scores, None)
-        made = self._decide(
-            choices=list(self._choices),
-            normalized_prompt_logprobs=told["normalized_prompt_logprobs"],
-            input_token_logprobs=told["input_token_logprobs"],
-            output_token_logprobs=told["output_token_logprobs"],
-            unconditional_token_logprobs=told.get("unconditional_token_logprobs"),
-        )
-        decision = made if isinstance(made, ChoicesDecision) else ChoicesDecision(*_decided(made))
-        if decision.decision not in self._choices:
-            raise BadProgram(f"it decided for {decision.decision!r}, which is none of {', '.join(self._choices)}")
-        self.meta_info = dict(decision.meta_info or {})
-        return (decision.decision,)
+    def _results(self, called: wire.Called) -> tuple[str, ...]:
+        def logprobs(choices: tuple[tuple[tuple[float, int], ...], ...]) -> list[list[tuple[float, int, None]]]:
+            return [[(logprob, token, None) for logprob, token in tokens] for tokens in choices]
 
-    def _failed(self, error: BaseException) -> ProgramError:
-        why = f"the choices_method of select {self._name!r} raised {type(error).__name__}: {error}"
+        scores = called.scores
+        assert scores is not None
+        decided = self._decide(
+            choices=list(self._choices),
+            normalized_prompt_logprobs=list(scores.normalized),
+            input_token_logprobs=logprobs(scores.tokens),
+            output_token_logprobs=[[] for _ in scores.tokens],
+            unconditional_token_logprobs=logprobs(scores.unconditional) or None,
+        )
+        if not isinstance(decided, ChoicesDecision):  # a plain str, or another class, such as SGLang's own
+            decided = ChoicesDecision(getattr(decided, "decision", decided), getattr(decided, "meta_info", None))
+        if decided.decision not in self._choices:
+            raise BadProgram(f"it returned {decided.decision!r}, which is not one of {', '.join(self._choices)}")
+        self.meta_info = dict(decided.meta_info or {})
+        return (decided.decision,)
+
+    def _error(self, cause: BaseException) -> ProgramError:
+        why = f"the choices_method of select {self._name!r} raised {type(cause).__name__}: {cause}"
         return ProgramError(why, gen=self._name, line=self._line)
 
 
-def _decided(made: Any) -> tuple[Any, Any]:
-    """Of a decision of another class, such as SGLang's own; or of a plain str."""
-    return getattr(made, "decision", made), getattr(made, "meta_info", None)
-
-
-def _renew() -> None:
+def _reset() -> None:
     global _threads
     _threads = ThreadPool(N_THREADS, "banyan-check")
 
 
-_threads = ThreadPool(N_THREADS, "banyan-check")
-os.register_at_fork(after_in_child=_renew)  # threads do not follow into a forked child
+_threads: ThreadPool
+_reset()
+os.register_at_fork(after_in_child=_reset)  # a forked child has no threads of its parent

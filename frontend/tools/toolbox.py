@@ -6,8 +6,8 @@
 
     s += bn.assistant(bn.gen("answer", tools=[lookup], max_rounds=4))
 
-What the model is told of a tool is its name, its docstring, and the JSON Schema of its parameters. It is called in this
-process; calls.py does that.
+The model reads a tool's name, its docstring and the JSON Schema of its parameters. `tools/caller.py` executes the calls
+in the user's process.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from banyan.runtime.errors import BadProgram
 from banyan.runtime.protocol import wire
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_CANNOT = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_NOT_BY_NAME = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class Tool:
-    """What `@tool` makes of a function. Called, it is that function."""
+    """The result of `@tool`. It can still be called as the function."""
 
     def __init__(self, func: Callable[..., Any], name: str | None = None, description: str | None = None) -> None:
         functools.update_wrapper(self, func)
@@ -38,8 +38,9 @@ class Tool:
         self.name = str(name or getattr(func, "__name__", ""))
         self.description = inspect.cleandoc(func.__doc__ or "") if description is None else description
         self._parameters = list(inspect.signature(func).parameters.values())
-        if not self._is_method:
-            _ = self.spec  # what is wrong with it is said where it is made
+        is_method = bool(self._parameters) and self._parameters[0].name == "self"
+        if not is_method:
+            _ = self.spec  # raises here, where the tool is defined
 
     def __repr__(self) -> str:
         return f"<tool {self.name}>"
@@ -48,7 +49,7 @@ class Tool:
         return self.func(*args, **kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
-        """A tool that is a method: the model knows nothing of its `self`."""
+        """A tool that is a method is bound to its instance; the model does not see `self`."""
         if instance is None:
             return self
         return type(self)(self.func.__get__(instance, owner), self.name, self.description)
@@ -60,54 +61,45 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """JSON Schema of its parameters, as an object."""
+        """The JSON Schema of its parameters, as an object."""
         return self._arguments.schema
 
     @cached_property
     def spec(self) -> str:
-        """What the model is told, as JSON; see wire.Tools."""
+        """What the model reads of the tool, as JSON; see wire.Tools."""
         if not _NAME.fullmatch(self.name):
-            raise BadProgram(
-                f"a tool is called {self.name!r}; it needs a name= of letters, digits, _ and -, at most 64"
-            )
+            raise BadProgram(f"bad tool name {self.name!r}; it needs a name= of at most 64 letters, digits, _ and -")
         if not self.description:
             raise BadProgram(f"tool {self.name} has no docstring; the model needs one to know when to call it")
         if inspect.isgeneratorfunction(self.func) or inspect.isasyncgenfunction(self.func):
-            raise BadProgram(f"tool {self.name} holds a `yield`; a tool returns its result")
+            raise BadProgram(f"tool {self.name} contains a `yield`; a tool returns its result")
         function = {"name": self.name, "description": self.description, "parameters": self.schema}
         return msgspec.json.encode({"type": "function", "function": function}).decode()
 
     def arguments(self, text: str) -> dict[str, Any]:
-        """The keyword arguments that a JSON object says. ValueError, in words for the model: they do not fit."""
-        return self._arguments.read(text)
-
-    @property
-    def _is_method(self) -> bool:
-        return bool(self._parameters) and self._parameters[0].name == "self"
+        """Parse a JSON object into keyword arguments. ValueError, with a message for the model: they are not valid."""
+        return self._arguments.parse(text)
 
     @cached_property
     def _arguments(self) -> _Arguments:
-        hints = self._hints()
-        pydantic = sys.modules.get("pydantic")  # not imported here: who hints with its models has done that
-        if pydantic is not None and any(map(_holds_model(pydantic), hints.values())):
-            return _by_pydantic(pydantic, self.name, hints, self._parameters)
-        return _by_msgspec(self.name, hints, self._parameters)
-
-    def _hints(self) -> dict[str, Any]:
         for p in self._parameters:
-            if p.kind in _CANNOT:
+            if p.kind in _NOT_BY_NAME:
                 raise BadProgram(
                     f"tool {self.name}: parameter {p.name!r} cannot be given by name; a tool has no *args, no **kwargs "
                     "and no positional-only parameters"
                 )
         try:
             hints = get_type_hints(self.func, include_extras=True)
-        except Exception as e:  # a hint is any expression
+        except Exception as e:  # evaluating a hint can raise anything
             raise BadProgram(f"tool {self.name}: its type hints cannot be read: {e}") from e
+        hints.pop("return", None)
         for p in self._parameters:
             if p.name not in hints:
                 raise BadProgram(f"tool {self.name}: parameter {p.name!r} has no type hint; the model needs its type")
-        return {p.name: hints[p.name] for p in self._parameters}
+        pydantic = sys.modules.get("pydantic")  # a hint with a pydantic model means that pydantic is imported already
+        if pydantic is not None and any(_has_model(hint, pydantic.BaseModel) for hint in hints.values()):
+            return _pydantic_arguments(pydantic, self.name, hints, self._parameters)
+        return _msgspec_arguments(self.name, hints, self._parameters)
 
 
 @overload
@@ -119,13 +111,13 @@ def tool(
 def tool(
     func: Callable[..., Any] | None = None, *, name: str | None = None, description: str | None = None
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """Make a tool of a function, sync or async, with or without parentheses.
+    """Make a tool of a function, sync or async. The decorator works with and without parentheses.
 
-    Its type hints say what the model may give for each parameter: all that JSON holds, also Literal, Enum, dataclasses,
-    TypedDict, msgspec.Struct and pydantic models; `Annotated[int, "in metres"]` says more. Its docstring says what it
-    does; `name` and `description` replace the function's own.
+    The type hints say what the model may pass for each parameter: any JSON type, also Literal, Enum, dataclasses,
+    TypedDict, msgspec.Struct and pydantic models; `Annotated[int, "in metres"]` adds a description. The docstring says
+    what the tool does. `name` and `description` replace the function's own.
 
-    BadProgram: a parameter without a hint or with one that JSON cannot hold, `*args`, no docstring.
+    BadProgram: a parameter has no hint or one without a JSON form, the function has `*args`, or no docstring.
     """
     if func is None:
         return functools.partial(Tool, name=name, description=description)
@@ -133,10 +125,10 @@ def tool(
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One call that a model made. round: from 0. result: the text that the model was given for it.
+    """One call by a model. round: from 0. result: the text that the model got.
 
-    arguments: as the model wrote them, parsed; {} where they are no JSON. is_error: the result is what went wrong.
-    seconds: from the call to its result.
+    arguments: the parsed JSON of the model, {} if it is not valid JSON. is_error: whether the result describes an
+    error. seconds: the duration of the call.
     """
 
     round: int
@@ -148,7 +140,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Toolbox:
-    """The tools of a gen, and its limits. timeout: seconds for each call, None: any; max_output: characters of each
+    """The tools of a gen and their limits. timeout: seconds per call, None for no limit. max_output: characters per
     result."""
 
     def __init__(self, tools: tuple[Tool, ...], max_rounds: int, timeout: float | None, max_output: int) -> None:
@@ -156,9 +148,12 @@ class Toolbox:
         self.timeout, self.max_output = timeout, max_output
         self.wire = wire.Tools(tuple(tool.spec for tool in tools), max_rounds)
         if len(self.tools) < len(tools):
-            raise BadProgram(f"two of the tools have one name: {', '.join(tool.name for tool in tools)}")
+            raise BadProgram(f"two of the tools have the same name: {', '.join(tool.name for tool in tools)}")
         if not tools:
-            raise BadProgram("tools is empty; leave it out where the model can call nothing")
+            raise BadProgram("tools is empty; leave it out if the model should call nothing")
+
+
+_cached_toolbox, _cached_tool = lru_cache(1024)(Toolbox), lru_cache(1024)(Tool)
 
 
 def toolbox(
@@ -167,7 +162,7 @@ def toolbox(
     tool_timeout: float = 60.0,
     max_tool_output: int = 8192,
 ) -> Toolbox:
-    """The checked toolbox of a gen. BadProgram: a limit that cannot be, or what is no tool."""
+    """The toolbox of a gen. BadProgram: a limit is out of range, or an item is not a function."""
     if isinstance(tools, str | Tool) or not isinstance(tools, Iterable):
         raise BadProgram(f"tools is {tools!r:.80}; it must be a list of tools")
     if not isinstance(max_rounds, int) or not 0 <= max_rounds <= 1000:
@@ -176,22 +171,13 @@ def toolbox(
         raise BadProgram(f"tool_timeout is {tool_timeout!r}; it must be more than 0 seconds (inf: no limit)")
     if not isinstance(max_tool_output, int) or max_tool_output < 1:
         raise BadProgram(f"max_tool_output is {max_tool_output!r}; it must be at least 1 character")
-    limit = None if tool_timeout == float("inf") else tool_timeout
-    return _toolbox(tuple(map(_tool, tools)), max_rounds, limit, max_tool_output)
-
-
-_toolbox = lru_cache(1024)(Toolbox)
-
-
-def _tool(what: Any) -> Tool:
-    if isinstance(what, Tool):
-        return what
-    if callable(what):
-        return _of_function(what)
-    raise BadProgram(f"{what!r:.80} is no tool; decorate a function with @bn.tool")
-
-
-_of_function = lru_cache(1024)(Tool)
+    checked: list[Tool] = []
+    for item in tools:
+        if not callable(item):
+            raise BadProgram(f"{item!r:.80} is not a tool; decorate a function with @bn.tool")
+        checked.append(item if isinstance(item, Tool) else _cached_tool(item))
+    timeout = None if tool_timeout == float("inf") else tool_timeout
+    return _cached_toolbox(tuple(checked), max_rounds, timeout, max_tool_output)
 
 
 # ---- parameters ----------------------------------------------------------------------------------------------------
@@ -199,84 +185,78 @@ _of_function = lru_cache(1024)(Tool)
 
 class _Arguments(NamedTuple):
     schema: dict[str, Any]
-    read: Callable[[str], dict[str, Any]]
+    parse: Callable[[str], dict[str, Any]]
 
 
-def _described(hint: Any, note: Callable[..., Any]) -> Any:
-    """`Annotated[int, "words"]` as a library writes it into a schema. note: its own note, such as msgspec.Meta."""
+def _with_description(hint: Any, meta: Callable[..., Any]) -> Any:
+    """`Annotated[int, "text"]` with `meta(description="text")` in place of the text. meta: such as msgspec.Meta."""
     if get_origin(hint) is not Annotated:
         return hint
     kind, *notes = get_args(hint)
-    words = " ".join(one for one in notes if isinstance(one, str))
-    kept = [one for one in notes if not isinstance(one, str)]
-    if words:
-        kept.append(note(description=words))
-    return Annotated[(kind, *kept)] if kept else kind
+    text = " ".join(note for note in notes if isinstance(note, str))
+    notes = [note for note in notes if not isinstance(note, str)] + ([meta(description=text)] if text else [])
+    return Annotated[(kind, *notes)] if notes else kind
 
 
-def _by_msgspec(name: str, hints: dict[str, Any], parameters: list[inspect.Parameter]) -> _Arguments:
+def _msgspec_arguments(name: str, hints: dict[str, Any], parameters: list[inspect.Parameter]) -> _Arguments:
     fields: list[Any] = []
-    hints = {key: _described(hint, msgspec.Meta) for key, hint in hints.items()}
     for p in parameters:
+        hint = _with_description(hints[p.name], msgspec.Meta)
         try:
-            msgspec.json.schema(hints[p.name])
+            msgspec.json.schema(hint)
         except (TypeError, NameError) as e:
             raise BadProgram(
-                f"tool {name}: parameter {p.name!r} is a {_shown(hints[p.name])}, which has no JSON form; "
-                "use str, int, float, bool, list, dict, Literal, Enum, dataclass, TypedDict, msgspec or pydantic models"
+                f"tool {name}: parameter {p.name!r} is a {getattr(hint, '__name__', None) or hint}, which has no JSON "
+                "form; use str, int, float, bool, list, dict, Literal, Enum, dataclass, TypedDict, msgspec or pydantic "
+                "models"
             ) from e
-        is_needed = p.default is p.empty
-        fields.append((p.name, hints[p.name]) if is_needed else (p.name, _or_unset(hints[p.name]), msgspec.UNSET))
+        optional: Any = Union[hint, msgspec.UnsetType]  # noqa: UP007 - not every hint supports `|`
+        fields.append((p.name, hint) if p.default is p.empty else (p.name, optional, msgspec.UNSET))
     kind = msgspec.defstruct(name, fields, kw_only=True, forbid_unknown_fields=True)
     decode = msgspec.json.Decoder(kind, strict=False).decode
 
-    def read(text: str) -> dict[str, Any]:
-        given = msgspec.structs.asdict(decode(text))
-        return {key: value for key, value in given.items() if value is not msgspec.UNSET}
+    def parse(text: str) -> dict[str, Any]:
+        values = msgspec.structs.asdict(decode(text))
+        return {key: value for key, value in values.items() if value is not msgspec.UNSET}
 
-    return _Arguments(_plain(msgspec.json.schema(kind), parameters), read)
-
-
-def _or_unset(hint: Any) -> Any:
-    return Union[hint, msgspec.UnsetType]  # noqa: UP007 - not every hint knows `|`
+    return _Arguments(_simplified(msgspec.json.schema(kind), parameters), parse)
 
 
-def _by_pydantic(pydantic: Any, name: str, hints: dict[str, Any], parameters: list[inspect.Parameter]) -> _Arguments:
+def _pydantic_arguments(
+    pydantic: Any, name: str, hints: dict[str, Any], parameters: list[inspect.Parameter]
+) -> _Arguments:
     fields: dict[str, Any] = {
-        p.name: (_described(hints[p.name], pydantic.Field), ... if p.default is p.empty else p.default)
+        p.name: (_with_description(hints[p.name], pydantic.Field), ... if p.default is p.empty else p.default)
         for p in parameters
     }
     try:
-        kind = pydantic.create_model(name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
-        schema = kind.model_json_schema()
-    except Exception as e:  # its errors have no common base
+        model = pydantic.create_model(name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
+        schema = model.model_json_schema()
+    except Exception as e:  # pydantic's errors have no common base
         raise BadProgram(f"tool {name}: its parameters have no JSON form: {e}") from e
 
-    def read(text: str) -> dict[str, Any]:
+    def parse(text: str) -> dict[str, Any]:
         try:
-            given = kind.model_validate_json(text)
-        except pydantic.ValidationError as e:  # its own words are for people, and link to its pages
-            wrong = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in e.errors())
-            raise ValueError("; ".join(wrong)) from e
-        return {key: getattr(given, key) for key in given.model_fields_set}
+            values = model.model_validate_json(text)
+        except pydantic.ValidationError as e:  # its own message is long and links to web pages
+            errors = (f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in e.errors())
+            raise ValueError("; ".join(errors)) from e
+        return {key: getattr(values, key) for key in values.model_fields_set}
 
-    return _Arguments(_plain(schema, parameters), read)
-
-
-def _holds_model(pydantic: Any) -> Callable[[Any], bool]:
-    def holds(hint: Any) -> bool:
-        if isinstance(hint, type) and issubclass(hint, pydantic.BaseModel):
-            return True
-        return any(map(holds, get_args(hint)))
-
-    return holds
+    return _Arguments(_simplified(schema, parameters), parse)
 
 
-def _plain(schema: dict[str, Any], parameters: list[inspect.Parameter]) -> dict[str, Any]:
-    """The schema as an object of its own, without the titles that libraries add, with the defaults."""
-    others = dict(schema.get("$defs", {}))
+def _has_model(hint: Any, base_model: type) -> bool:
+    if isinstance(hint, type) and issubclass(hint, base_model):
+        return True
+    return any(_has_model(part, base_model) for part in get_args(hint))
+
+
+def _simplified(schema: dict[str, Any], parameters: list[inspect.Parameter]) -> dict[str, Any]:
+    """The schema as one object, without the titles that libraries add, and with the defaults."""
+    definitions = dict(schema.get("$defs", {}))
     if "$ref" in schema:
-        schema = others.pop(schema["$ref"].rpartition("/")[2])
+        schema = definitions.pop(schema["$ref"].rpartition("/")[2])
     properties = {
         key: {word: value for word, value in one.items() if word != "title"}
         for key, one in schema.get("properties", {}).items()
@@ -284,9 +264,5 @@ def _plain(schema: dict[str, Any], parameters: list[inspect.Parameter]) -> dict[
     for p in parameters:
         if p.default is not p.empty and isinstance(p.default, str | int | float):
             properties[p.name]["default"] = p.default
-    plain: dict[str, Any] = {"type": "object", "properties": properties, "required": schema.get("required", [])}
-    return plain | ({"$defs": others} if others else {})
-
-
-def _shown(hint: Any) -> str:
-    return getattr(hint, "__name__", None) or str(hint)
+    result: dict[str, Any] = {"type": "object", "properties": properties, "required": schema.get("required", [])}
+    return result | ({"$defs": definitions} if definitions else {})

@@ -1,26 +1,26 @@
-"""A run as the graph that it was: what was appended, what goes on from what, and what of it crossed the wire when."""
+"""A run as a graph: what was appended, what follows what, and which message carried it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from typing import NamedTuple
 
-from banyan.execution.run_trace import RunTrace, Sent, TimeSpan
+from banyan.execution.run_trace import Sent, TimeSpan
 from banyan.lang.state_base import StateBase
 from banyan.runtime.protocol import wire
 from banyan.templates.argument_slot import AWAITED, ArgumentObserved
 from banyan.templates.recorder import Recording
 
-N_SHOWN = 48
+MAX_LABEL = 48
 """Characters of a text that a drawing shows."""
 
 
 class GraphNode(NamedTuple):
-    """A piece of a prompt, in the order of appends. kind: text, gen, select, read or join. state: whose it is.
-
-    message: in which it was sent. after: the nodes that it goes on from. of: those whose values stand in it.
+    """A piece of a prompt. kind: text, gen, select, read or join. state: the number of its state. message: the index of
+    the message that carried it. after: the nodes before it in the prompt. values: the nodes whose values it contains.
     """
 
     kind: str
@@ -29,44 +29,53 @@ class GraphNode(NamedTuple):
     message: int
     line: str
     after: tuple[int, ...]
-    of: tuple[int, ...]
+    values: tuple[int, ...]
 
 
 class SentMessage(NamedTuple):
-    """Ops that were sent together. n_bytes: of them on the wire. why: it was sent just then."""
+    """Ops that were sent together. n_bytes: their size on the wire. why: what caused the flush."""
 
     ops: tuple[wire.Op, ...]
     n_bytes: int
     why: str
 
 
-class Shared(NamedTuple):
-    """What branches begin with: all that state `of` had when it was forked. values: gens among it, by their names."""
+class SharedPrefix(NamedTuple):
+    """The prefix of forked branches: all that `state` held at the fork. values: the names of the gens in it."""
 
-    of: int
+    state: int
     branches: tuple[int, ...]
     n_chars: int
     values: tuple[str, ...]
 
 
 class Graph:
-    """Of one run; a notebook draws it.
+    """The graph of one run, which a notebook draws.
 
-    messages: what was sent. waits: where the body stood still until a value was there. shared: what forks did not send
-    again. nodes: what a drawing shows. ended: where the body of a run without a model looked at a value.
+    messages: what was sent. waits: where the body waited for a value. shared: the prefixes that forks share. nodes: the
+    pieces of the prompts, in the order of appends. ended: for a run without a model, where the body read a value.
     """
 
     def __init__(self, run: StateBase | Recording) -> None:
-        """`run`: any state of it."""
+        """run: any state of the run."""
         state, recording = (run.state, run) if isinstance(run, Recording) else (run, None)
         trace = state._record.trace
         end = trace.ended or float("inf")
-        sent = _as_one(trace) if recording is not None else [one for one in trace.sent if one.at <= end]
+        sent = [message for message in trace.sent if message.at <= end]
+        if recording is not None and trace.sent:  # it never waits: what was flushed early belongs to the one message
+            ops = [op for message in trace.sent for op in message.ops]
+            sent = [Sent(trace.sent[0].at, ops, trace.sent[-1].why)] if ops else []
         self.name = state._record.name
-        self.messages = [SentMessage(tuple(trace.expanded(one.ops)), _n_bytes(one.ops), one.why) for one in sent]
+        self.messages = [
+            SentMessage(
+                tuple(trace.expanded(message.ops)),
+                len(wire.encode(wire.Submit(0, 0, tuple(message.ops)))),
+                message.why,
+            )
+            for message in sent
+        ]
         self.waits: list[TimeSpan] = [span for span in trace.spans if span.kind == "wait" and span.start <= end]
-        drawing = _Drawing(self.messages)
-        self.nodes, self.shared = drawing.nodes, drawing.shared
+        self.nodes, self.shared = _GraphBuilder(self.messages).result()
         self.ended: ArgumentObserved | None = None if recording is None else recording.ended
         self._n_others = 0 if recording is None else len(recording.programs) - 1
 
@@ -79,44 +88,37 @@ class Graph:
         kinds = [_counted(n[kind], kind) for kind in ("gen", "select") if n[kind]] or ["no gen"]
         return f"{', '.join(kinds)} in {_counted(n_states, 'state')}, {_counted(len(self.messages), 'message')}"
 
-    # ---- in words ----------------------------------------------------------------------------------------------------
-
     def explain(self) -> str:
-        """What was sent and why then, what branches share, and where the body waited, by source line."""
-        return "\n".join([f"{self.name}: {self._size()}", *self._of_messages(), *self._of_sharing(), *self._of_waits()])
+        """What was sent and why, what branches share, and where the body waited, with source lines."""
+        return "\n".join([f"{self.name}: {self._size()}", *self._sent_lines(), *self._wait_lines()])
 
-    def _of_messages(self) -> Iterator[str]:
+    def _sent_lines(self) -> Iterator[str]:
         for k, message in enumerate(self.messages):
             n = Counter(node.kind for node in self.nodes if node.message == k)
             what = ", ".join(_counted(n[kind], kind) for kind in ("text", "gen", "select", "join", "read") if n[kind])
             why = f", sent when {message.why}" if message.why else ""
-            yield f"message {k + 1}: {what or 'nothing to read'}; {message.n_bytes:,} bytes{why}"
-
-    def _of_sharing(self) -> Iterator[str]:
-        for of, branches, n_chars, values in self.shared:
-            made = f" and {', '.join(map(repr, values))}" if values else ""
-            whose = f"state {of}" if of else "the first state"
+            yield f"message {k + 1}: {what or 'no text'}; {message.n_bytes:,} bytes{why}"
+        for state, branches, n_chars, values in self.shared:
+            names = f" and {', '.join(map(repr, values))}" if values else ""
             yield (
-                f"shared: {_counted(len(branches), 'branch')} of {whose} begin with its {n_chars:,} characters of text"
-                f"{made}, sent once and computed once"
+                f"shared: {_counted(len(branches), 'branch')} of {f'state {state}' if state else 'the first state'} "
+                f"begin with its {n_chars:,} characters of text{names}, sent once and computed once"
             )
 
-    def _of_waits(self) -> Iterator[str]:
+    def _wait_lines(self) -> Iterator[str]:
         for span in self.waits:
-            took = span.end - span.start
-            yield f"waited: {span.line} looks at {span.name!r}, {took:.3f} s; what follows may depend on it"
+            seconds = span.end - span.start
+            yield f"waited: {span.line} reads {span.name!r}, {seconds:.3f} s; what follows may depend on it"
         if self.ended is not None:
-            does = "awaits something" if self.ended.what == AWAITED else "looks at a value, which only a model can give"
-            yield (f"ended: {self.ended.line} {does}; what follows may depend on it, and is seen with `backend=`")
+            does = "awaits something" if self.ended.what == AWAITED else "reads a value, which only a model can give"
+            yield f"ended: {self.ended.line} {does}; what follows may depend on it; pass `backend=` to see it"
         elif not self.waits:
             yield "waited: nowhere; the body ran to its end before any value was there"
         if self._n_others:
-            yield f"beside it: {_counted(self._n_others, 'other program')} that it calls, each with messages of its own"
-
-    # ---- drawn -------------------------------------------------------------------------------------------------------
+            yield f"also: {_counted(self._n_others, 'other program')} that it calls, each with its own messages"
 
     def mermaid(self) -> str:
-        """The graph in Mermaid's notation: states run down, dotted lines are values that are spliced in."""
+        """The graph in Mermaid's notation. Dotted lines are values that are spliced into a text."""
         waited = {span.name for span in self.waits}
         lines = ["flowchart TD"]
         for k in range(len(self.messages)):
@@ -125,88 +127,80 @@ class Graph:
             lines.append("  end")
         for i, node in enumerate(self.nodes):
             lines += [f"  n{other} --> n{i}" for other in node.after]
-            lines += [f"  n{other} -.-> n{i}" for other in node.of]
-        made = [i for i, node in enumerate(self.nodes) if node.kind in ("gen", "select")]
-        looked = [i for i in made if self.nodes[i].label in waited]
-        for style, which in (("made", made), ("looked", looked)):
+            lines += [f"  n{other} -.-> n{i}" for other in node.values]
+        outputs = [i for i, node in enumerate(self.nodes) if node.kind in ("gen", "select")]
+        read = [i for i in outputs if self.nodes[i].label in waited]
+        for style, which in (("output", outputs), ("waited", read)):
             if which:
                 lines.append(f"  class {','.join(f'n{i}' for i in which)} {style}")
-        lines.append("  classDef made fill:#dff0d8,stroke:#3c763d,color:#222")
-        lines.append("  classDef looked stroke-width:3px,stroke:#a94442")
+        lines.append("  classDef output fill:#dff0d8,stroke:#3c763d,color:#222")
+        lines.append("  classDef waited stroke-width:3px,stroke:#a94442")
         return "\n".join(lines) + "\n"
 
     def _repr_markdown_(self) -> str:
         return f"```mermaid\n{self.mermaid()}```\n\n```\n{self.explain()}\n```\n"
 
 
-# ---- from ops to nodes ---------------------------------------------------------------------------------------------
+@dataclass
+class _StateEnd:
+    """The end of a state while the graph is built. at: the nodes that the next node of the state follows."""
+
+    at: tuple[int, ...] = ()
+    n_chars: int = 0
+    values: tuple[str, ...] = ()
 
 
-class _Line:
-    """A state while it is drawn. at: the nodes that its next one goes on from."""
+class _GraphBuilder:
+    """Converts ops to nodes."""
 
-    def __init__(self, begins_as: _Line | None = None) -> None:
-        self.at: tuple[int, ...] = begins_as.at if begins_as else ()
-        self.n_chars: int = begins_as.n_chars if begins_as else 0
-        self.values: tuple[str, ...] = begins_as.values if begins_as else ()
-
-
-class _Drawing:
-    """The nodes of ops, one op after the other."""
-
-    def __init__(self, messages: Iterable[SentMessage]) -> None:
-        self.nodes: list[GraphNode] = []
-        self.shared: list[Shared] = []
-        self._lines = {0: _Line()}
-        self._makers: dict[int, int] = {}  # value -> the node that makes it
+    def __init__(self, messages: Sequence[SentMessage]) -> None:
+        self._nodes: list[GraphNode] = []
+        self._shared: list[SharedPrefix] = []
+        self._states = {0: _StateEnd()}
+        self._sources: dict[int, int] = {}  # ref -> the node that gives its value
         for k, message in enumerate(messages):
             for op in message.ops:
-                self._draw(k, op)
+                self._add(k, op)
 
-    def _draw(self, k: int, op: wire.Op) -> None:
-        line = self._lines[op.state]
+    def result(self) -> tuple[list[GraphNode], list[SharedPrefix]]:
+        return self._nodes, self._shared
+
+    def _add(self, k: int, op: wire.Op) -> None:
+        end = self._states[op.state]
         match op:
             case wire.Append(parts=parts) if any(not isinstance(part, wire.End) for part in parts):
-                refs = [part.ref for part in parts if isinstance(part, wire.Ref)]
-                line.at = (self._node(k, op, "text", _shown(parts), line.at, [self._makers[ref] for ref in refs]),)
-                line.n_chars += sum(map(_n_chars, parts))
+                values = [self._sources[part.ref] for part in parts if isinstance(part, wire.Ref)]
+                end.at = (self._node(k, op, "text", _label(parts), end.at, values),)
+                end.n_chars += sum(len(_text(part)) for part in parts)
             case wire.Gen() | wire.Select():
                 label = op.name or f"#{op.ref}"
-                self._makers[op.ref] = made = self._node(k, op, type(op).__name__.lower(), label, line.at)
-                line.at, line.values = (made,), (*line.values, label)
+                self._sources[op.ref] = node = self._node(k, op, type(op).__name__.lower(), label, end.at)
+                end.at, end.values = (node,), (*end.values, label)
             case wire.Read(ref=ref, mark=mark):
-                self._makers[ref] = self._node(k, op, "read", "text" if mark is None else "text of a scope", line.at)
+                self._sources[ref] = self._node(k, op, "read", "text" if mark is None else "text of a scope", end.at)
             case wire.Fork(children=children):
-                self._lines |= {child: _Line(line) for child in children}
-                if line.at:
-                    self.shared.append(Shared(op.state, children, line.n_chars, line.values))
+                self._states |= {child: replace(end) for child in children}
+                if end.at:
+                    self._shared.append(SharedPrefix(op.state, children, end.n_chars, end.values))
             case wire.Join(children=(child,), adopt=True):
-                self._lines[op.state] = _Line(self._lines[child])
+                self._states[op.state] = replace(self._states[child])
             case wire.Join(children=children):
-                ends = dict.fromkeys([*line.at, *(i for child in children for i in self._lines[child].at)])
-                line.at = (self._node(k, op, "join", "join", tuple(ends)),)
+                ends = dict.fromkeys([*end.at, *(i for child in children for i in self._states[child].at)])
+                end.at = (self._node(k, op, "join", "join", tuple(ends)),)
 
-    def _node(self, k: int, op: wire.Op, kind: str, label: str, after: tuple[int, ...], of: Sequence[int] = ()) -> int:
-        self.nodes.append(GraphNode(kind, label, op.state, k, getattr(op, "line", ""), after, tuple(of)))
-        return len(self.nodes) - 1
-
-
-def _as_one(trace: RunTrace) -> list[Sent]:
-    """A recorded body's messages: it never waits, and what a slow machine sends early would have gone with the rest."""
-    ops = [op for message in trace.sent for op in message.ops]
-    return [Sent(trace.sent[0].at, ops, trace.sent[-1].why)] if ops else []
+    def _node(
+        self, k: int, op: wire.Op, kind: str, label: str, after: tuple[int, ...], values: Sequence[int] = ()
+    ) -> int:
+        self._nodes.append(GraphNode(kind, label, op.state, k, getattr(op, "line", ""), after, tuple(values)))
+        return len(self._nodes) - 1
 
 
-def _n_bytes(ops: Sequence[wire.Op]) -> int:
-    return len(wire.encode(wire.Submit(0, 0, tuple(ops))))
+def _text(part: wire.Part) -> str:
+    return part if isinstance(part, str) else part.text if isinstance(part, wire.Raw) else ""
 
 
-def _n_chars(part: wire.Part) -> int:
-    return len(part) if isinstance(part, str) else len(part.text) if isinstance(part, wire.Raw) else 0
-
-
-def _shown(parts: Sequence[wire.Part]) -> str:
-    """Text as a drawing shows it, short and in one line."""
+def _label(parts: Sequence[wire.Part]) -> str:
+    """The parts of an append as one short line."""
     texts: list[str] = []
     for part in parts:
         match part:
@@ -218,16 +212,14 @@ def _shown(parts: Sequence[wire.Part]) -> str:
                 texts.append("{...}")
             case wire.Image(kind=kind):
                 texts.append(f"[{kind}]")
-            case str():
-                texts.append(part)
-            case wire.Raw(text=text):
-                texts.append(text)
+            case _:
+                texts.append(_text(part))
     text = " ".join("".join(texts).split())
-    return text if len(text) <= N_SHOWN else f"{text[: N_SHOWN - 10]} ... {text[-5:]}"
+    return text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 10]} ... {text[-5:]}"
 
 
 def _box(node: GraphNode) -> str:
-    """A node with its shape. Mermaid takes entities written with # for &, and a text between backticks for Markdown."""
+    """A node in Mermaid's notation, which writes entities with # for & and reads backticks as Markdown."""
     text = escape(node.label.replace("#", "\0"), quote=True).replace("&", "#").replace("#x27;", "#39;")
     label = text.replace("\0", "#35;").replace("`", "#96;")
     if node.line:

@@ -1,34 +1,35 @@
-"""Which part of a branch's text came about how: cut into pieces by token, and by what happened to it.
+"""Splits a branch's prompt into spans by origin: cached, computed, generated and so on.
 
-The text and its tokens are the server's, where it still has the branch; else the text is as the language knows it.
+Text and tokens come from the server if it still holds the branch; otherwise the text is what the language knows, and
+the tokens are unknown.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterator
+from itertools import accumulate, groupby, pairwise
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from banyan.runtime.protocol import wire
-from banyan.views.history import BranchHistory, Item
+from banyan.views.history import BranchHistory, PromptItem
 
-How = Literal["cached", "computed", "generated", "drafted", "chosen", "given"]
-"""cached, computed: prompt tokens, when a gen first stood behind them. generated, chosen: by gen or select. drafted:
-generated, and proposed before it was computed. given: text that no gen has stood behind, or whose tokens are not known.
-"""
+Origin = Literal["cached", "computed", "generated", "drafted", "chosen", "given"]
+"""cached, computed: prompt tokens, at the first gen that read them. generated, chosen: output of a gen or select.
+drafted: generated, and proposed by a drafter. given: text that no gen has read, or whose tokens are unknown."""
 
 
-class Stroke(NamedTuple):
-    """A piece of text of one kind. tokens: the text, cut into its tokens; one piece where they are not known.
+class PromptSpan(NamedTuple):
+    """A piece of text of one origin. tokens: its text token by token, or one string if the tokens are unknown.
 
-    is_marker: written by the chat template. is_shared: it stands before the branch's own text.
+    is_marker: written by the chat template. is_shared: inherited from the parent branch.
     """
 
-    how: How
+    origin: Origin
     tokens: tuple[str, ...]
-    item: Item
+    item: PromptItem
     is_marker: bool = False
     is_shared: bool = False
 
@@ -37,121 +38,103 @@ class Stroke(NamedTuple):
         return "".join(self.tokens)
 
 
-class _Tokens(NamedTuple):
-    """Of a whole text. ends: where each ends. hows: what happened to it as part of a prompt. made: whether a model made
-    it."""
+class _TokenTable(NamedTuple):
+    """The tokens of a whole prompt. ends: the character where each ends. origins: cached, computed or given.
+    generated: whether a model generated it."""
 
     ends: list[int]
-    hows: list[How]
-    made: list[bool]
+    origins: list[Origin]
+    generated: list[bool]
 
 
 class _PromptPosition(NamedTuple):
-    """An item and where its text stands."""
+    """An item and its characters, text[start:end]."""
 
     start: int
     end: int
-    item: Item
+    item: PromptItem
+    is_inherited: bool = False
 
 
-def strokes(branch: BranchHistory, look: wire.Value | None = None) -> list[Stroke]:
-    """The whole prompt of a branch. look: what a Read with tokens gave."""
-    text = "".join(item.text for item in branch.prompt) if look is None else look.samples[0].text
-    places = list(_places(text, branch.prompt))
-    n_inherited = len(branch.inherited)
-    shared_until = max((place.end for place, k in _numbered(places, branch) if k < n_inherited), default=0)
-    tokens = None if look is None else look.tokens
-    cut = _tokens(branch, places, tokens, len(text))
-    found: list[Stroke] = []
-    for place in places:
-        found += _strokes(text, place, cut, place.end <= shared_until)
-    return found
+def prompt_spans(branch: BranchHistory, read: wire.Value | None = None) -> list[PromptSpan]:
+    """The whole prompt of a branch. read: the answer to a wire.Read with tokens; None if the server has none."""
+    text = "".join(item.text for item in branch.prompt) if read is None else read.samples[0].text
+    positions = list(_positions(text, branch))
+    shared_end = max((position.end for position in positions if position.is_inherited), default=0)
+    if read is None or read.tokens is None:
+        table = _TokenTable([len(text)], ["given"], [False])
+    else:
+        table = _token_table(branch, positions, read.tokens)
+    return [
+        span for position in positions for span in _spans(text, position, table, is_shared=position.end <= shared_end)
+    ]
 
 
-def _numbered(places: list[_PromptPosition], branch: BranchHistory) -> Iterator[tuple[_PromptPosition, int]]:
-    index = {id(item): k for k, item in enumerate(branch.prompt)}
-    for place in places:
-        if id(place.item) in index:
-            yield place, index[id(place.item)]
-
-
-def _places(text: str, items: Sequence[Item]) -> Iterator[_PromptPosition]:
-    """Each item where its text stands. What stands between them is the template's."""
-    at = 0
-    for item in items:
+def _positions(text: str, branch: BranchHistory) -> Iterator[_PromptPosition]:
+    """Each item at its place in the text. Text between two items was written by the chat template."""
+    at, n_inherited = 0, len(branch.inherited)
+    for k, item in enumerate(branch.prompt):
         start = text.find(item.text, at) if item.text else at
         if start < 0:
-            continue  # the template wrote it otherwise
+            continue  # the template changed the text
         if start > at:
-            yield _PromptPosition(at, start, Item("marker", text[at:start]))
+            yield _PromptPosition(at, start, PromptItem("marker", text[at:start]))
         at = start + len(item.text)
-        yield _PromptPosition(start, at, item)
+        yield _PromptPosition(start, at, item, k < n_inherited)
     if at < len(text):
-        yield _PromptPosition(at, len(text), Item("marker", text[at:]))
+        yield _PromptPosition(at, len(text), PromptItem("marker", text[at:]))
 
 
-def _tokens(
-    branch: BranchHistory, places: Sequence[_PromptPosition], tokens: wire.Tokens | None, n_chars: int
-) -> _Tokens:
-    if tokens is None:
-        return _Tokens([n_chars], ["given"], [False])
+def _token_table(branch: BranchHistory, positions: list[_PromptPosition], tokens: wire.Tokens) -> _TokenTable:
     ends = list(accumulate(array("i", tokens.lengths)))
-    prompts = _prompts(branch, places, ends)
-    hows: list[How] = []
+    prompts = _prompts(branch, positions, ends)
+    origins: list[Origin] = []
     for token in range(len(ends)):
-        first = next(((prompt, cached) for prompt, cached in prompts if prompt > token), None)
-        hows.append("given" if first is None else "cached" if token < first[1] else "computed")
-    return _Tokens(ends, hows, [is_made for n, is_made in tokens.made for _ in range(n)])
+        first = next(((n_prompt, n_cached) for n_prompt, n_cached in prompts if n_prompt > token), None)
+        origins.append("given" if first is None else "cached" if token < first[1] else "computed")
+    return _TokenTable(ends, origins, [is_generated for n, is_generated in tokens.made for _ in range(n)])
 
 
-def _prompts(branch: BranchHistory, places: Sequence[_PromptPosition], ends: list[int]) -> list[tuple[int, int]]:
-    """What each gen of its lineage stood behind, as (tokens, those of them that were cached).
+def _prompts(branch: BranchHistory, positions: list[_PromptPosition], ends: list[int]) -> list[tuple[int, int]]:
+    """(prompt tokens, cached prompt tokens) of each gen whose output is in the branch, in order.
 
-    A select has several prompts, and so has a gen with tools: of those it is only known that what stood before them,
-    and nobody had read yet, was read then.
+    A select and a gen with tools read several prompts. For these, the tokens in front of them that no earlier gen read
+    count as computed.
     """
-    starts = {place.item.gen.op.ref: place.start for place in places if place.item.gen is not None}
-    found, known = [], 0
-    for gen in branch.lineage:
-        if gen.value is None:
+    starts = {position.item.gen.op.ref: position.start for position in positions if position.item.gen is not None}
+    found: list[tuple[int, int]] = []
+    n_read = 0
+    for gen in (item.gen for item in branch.prompt if item.is_output):
+        if gen is None or gen.value is None:
             continue
         if isinstance(gen.op, wire.Gen) and gen.op.tools is None:
             found.append((gen.value.usage.prompt, gen.value.usage.cached))
         elif gen.op.ref in starts:
-            found.append((bisect_right(ends, starts[gen.op.ref]), known))
-        known = max([known, *(n for n, _ in found)])
+            found.append((bisect_right(ends, starts[gen.op.ref]), n_read))
+        n_read = max([n_read, *(n for n, _ in found)])
     return found
 
 
-def _drafted(item: Item) -> frozenset[int]:
-    """Which tokens of its own text an item has from drafts."""
-    if not item.is_made or item.gen is None or item.gen.value is None:
-        return frozenset()
-    return frozenset(array("i", item.gen.value.samples[0].drafted))
-
-
-def _strokes(text: str, place: _PromptPosition, tokens: _Tokens, is_shared: bool) -> Iterator[Stroke]:
-    ends, hows, made = tokens
-    item, is_marker = place.item, place.item.kind == "marker"
-    own: How | None = None
-    if item.is_made and item.gen is not None:
+def _spans(text: str, position: _PromptPosition, table: _TokenTable, is_shared: bool) -> Iterator[PromptSpan]:
+    ends, origins, generated = table
+    start, end, item, _ = position
+    is_marker = item.kind == "marker"
+    own: Origin | None = None
+    drafted: frozenset[int] = frozenset()  # tokens of this item that come from drafts, counted from its first
+    if item.is_output and item.gen is not None:
         own = "generated" if isinstance(item.gen.op, wire.Gen) else "chosen"
-    inside = ends[bisect_right(ends, place.start) : bisect_left(ends, place.end)]
-    cuts = sorted({place.start, *inside, place.end})
-    drafted = _drafted(item) if len(hows) > 1 else frozenset()
-    first = bisect_right(ends, place.start)
-    pieces: list[str] = []
-    last: How = "given"
-    for start, end in pairwise(cuts):
-        k = bisect_right(ends, start)
-        how: How = "drafted" if k - first in drafted else own or (hows[k] if k < len(hows) else "given")
-        if is_marker and k < len(made) and made[k]:
-            how = "generated"  # no marker of the template's, but what the model said as it called tools
-        if pieces and how != last:
-            yield Stroke(last, tuple(pieces), item, is_marker and last != "generated", is_shared)
-            pieces = []
-        pieces.append(text[start:end])
-        last = how
-    if pieces or place.start == place.end:
-        how = last if pieces else own or last
-        yield Stroke(how, tuple(pieces), item, is_marker and how != "generated", is_shared)
+        if item.gen.value is not None and len(origins) > 1:
+            drafted = frozenset(array("i", item.gen.value.samples[0].drafted))
+    first = bisect_right(ends, start)
+    pieces: list[tuple[Origin, str]] = []
+    for begin, stop in pairwise(sorted({start, *ends[first : bisect_left(ends, end)], end})):
+        k = bisect_right(ends, begin)
+        origin: Origin = "drafted" if k - first in drafted else own or (origins[k] if k < len(origins) else "given")
+        if is_marker and k < len(generated) and generated[k]:
+            origin = "generated"  # not a marker of the template but the text of a tool call
+        pieces.append((origin, text[begin:stop]))
+    if not pieces:
+        yield PromptSpan(own or "given", (), item, is_marker, is_shared)
+    for origin, group in groupby(pieces, key=itemgetter(0)):
+        tokens = tuple(piece for _, piece in group)
+        yield PromptSpan(origin, tokens, item, is_marker and origin != "generated", is_shared)

@@ -1,6 +1,6 @@
-"""What was appended to a state, in order: the language's own account of the prompt, for messages and streams.
+"""The items appended to a state, in order: the client's copy of the prompt, for messages and streams.
 
-The prompt itself is the server's. This holds the same pieces, with values in the making where values will stand.
+The server owns the prompt itself. The transcript holds the same pieces, with lazy values where outputs will be.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Item: TypeAlias = str | RawExpr | ImageExpr | RoleBegin | RoleEnd | LazyValue
 
 
 class Transcript:
-    """The items of one state. A fork copies nothing: it knows how far its parents had come, and goes on from there.
+    """The items of one state. A fork copies nothing: it keeps its ancestors' lists and how many items it inherits.
 
-    role: of the open turn. last: the newest value in the making. n_draws: gens, selects and forks so far.
+    own: the items appended to this state itself. role: of the open turn. last: the newest lazy value. n_draws: the
+    number of gens, selects and forks so far, from which seeds are derived.
     """
 
     __slots__ = ("_inherited", "last", "n_draws", "own", "role")
 
     def __init__(self, parent: Transcript | None = None) -> None:
         self.own: Feed[Item] = Feed()
-        """What this state itself was given."""
         self._inherited: tuple[tuple[list[Item], int], ...] = ()
         self.role: str | None = None
         self.last: LazyValue | None = None
@@ -37,8 +37,8 @@ class Transcript:
             self._inherited = (*parent._inherited, (parent.own.items, len(parent.own.items)))
             self.role, self.last = parent.role, parent.last
 
-    def take(self, other: Transcript, replaced: Callable[[Any], Any]) -> None:
-        """Make this empty one like `other`, with another item in the place of each."""
+    def copy_from(self, other: Transcript, replaced: Callable[[Any], Any]) -> None:
+        """Fill this empty transcript with `replaced(item)` for each item of `other`."""
         self.own.extend([replaced(item) for item in other])
         self.last = None if other.last is None else replaced(other.last)
         self.role, self.n_draws = other.role, other.n_draws
@@ -51,33 +51,45 @@ class Transcript:
         return chain(self._before(), tuple(self.own.items))
 
     def since(self, ancestor: Transcript) -> list[Item] | None:
-        """What came after all that `ancestor` has; None if this did not go on from there."""
+        """The items after those of `ancestor`; None if this is not a fork of its current end."""
         for k, (items, n) in enumerate(self._inherited):
             if items is ancestor.own.items:
                 between = chain.from_iterable(islice(*one) for one in self._inherited[k + 1 :])
                 return [*between, *self.own.items] if n == len(items) else None
         return None
 
-    def go_on_as(self, other: Transcript) -> None:
+    def adopt(self, other: Transcript) -> None:
+        """Continue as `other`, whose items were appended already."""
         self.role, self.last, self.n_draws = other.role, other.last, other.n_draws
 
-    def follow(self, to_its_end: bool) -> Iterator[Item]:
-        """The items that are there and, if `to_its_end`, those that come until the body ends; raises what it raised."""
-        return chain(self._before(), self.own) if to_its_end else iter(self)
+    def follow(self, until_end: bool) -> Iterator[Item]:
+        """The items so far and, if `until_end`, those appended until the body ends. Raises what the body raised."""
+        return chain(self._before(), self.own) if until_end else iter(self)
 
-    async def follow_async(self, to_its_end: bool) -> AsyncIterator[Item]:
-        for item in self._before() if to_its_end else self:
+    async def follow_async(self, until_end: bool) -> AsyncIterator[Item]:
+        for item in self._before() if until_end else self:
             yield item
-        if to_its_end:
+        if until_end:
             async for item in self.own:
                 yield item
 
 
-def messages(items: Transcript, chat: ChatMarkers | None) -> list[dict[str, Any]]:
-    """The finished turns as `{"role": ..., "content": ...}`, contents stripped on the left. Waits for their values.
+def role_markers(chat: ChatMarkers | None, role: str, is_first: bool = False) -> tuple[str, str]:
+    """The template's text before and after a turn. The default system prompt, if the template has one, is in front of a
+    first turn with another role. A role that the template lacks has no markers here, and fails on the server."""
+    if chat is None:
+        return "", ""
+    begin, end = chat.roles.get(role, ("", ""))
+    if is_first and role != "system" and chat.default_system:
+        before, after = chat.roles.get("system", ("", ""))
+        begin = f"{before}{chat.default_system}{after}{begin}"
+    return begin, end
 
-    A content with pictures is a list of parts, as in OpenAI's API. The system text that the template puts in front
-    where a conversation has none is a turn too.
+
+def messages(items: Transcript, chat: ChatMarkers | None) -> list[dict[str, Any]]:
+    """The finished turns as `{"role": ..., "content": ...}`; waits for their values. Contents are stripped on the left.
+
+    A content with images is a list of parts, as in OpenAI's API. The template's default system prompt is a turn too.
     """
     turns: list[dict[str, Any]] = []
     content: list[str] | None = None
@@ -86,7 +98,7 @@ def messages(items: Transcript, chat: ChatMarkers | None) -> list[dict[str, Any]
     for item in items:
         if isinstance(item, RoleBegin):
             role = item.role
-            if not turns and item.role != "system" and chat is not None and chat.default_system:
+            if not turns and role != "system" and chat is not None and chat.default_system:
                 turns.append({"role": "system", "content": chat.default_system})
             content = []
         elif isinstance(item, RoleEnd):
@@ -98,8 +110,8 @@ def messages(items: Transcript, chat: ChatMarkers | None) -> list[dict[str, Any]
         elif content is not None:
             if isinstance(item, LazyValue) and item.caller is not None:
                 item.wait()
-                for said, calls, _ in item.caller.rounds:
-                    turns.append({"role": role, "content": "".join((*content, said)).lstrip()})
+                for text, calls, _ in item.caller.rounds:
+                    turns.append({"role": role, "content": "".join((*content, text)).lstrip()})
                     turns += ({"role": "tool", "content": call.result} for call in calls)
                     content = []
             content.append(item if isinstance(item, str) else item.text() if isinstance(item, LazyValue) else item.text)
@@ -112,29 +124,23 @@ def _with_images(text: str, images: list[ImageExpr]) -> list[dict[str, Any]]:
 
 
 class Renderer:
-    """Items to text, one by one, as the server's prompt has them. Values in the making are left as they are."""
+    """Converts items to the text that the server's prompt has for them, in order. Lazy values are returned as is."""
 
     def __init__(self, chat: ChatMarkers | None) -> None:
-        self._chat = chat or ChatMarkers({})
+        self._chat = chat
         self._is_first = True
 
     def __call__(self, item: Item) -> str | LazyValue:
         match item:
             case RoleBegin(role=role):
-                text = self._markers(role)[0]
-                if self._is_first and role != "system" and self._chat.default_system:
-                    before, after = self._markers("system")
-                    text = f"{before}{self._chat.default_system}{after}{text}"
+                text, _ = role_markers(self._chat, role, self._is_first)
                 self._is_first = False
                 return text
             case RoleEnd(role=role):
-                return self._markers(role)[1]
+                return role_markers(self._chat, role)[1]
             case RawExpr(text=text):
                 return text
             case ImageExpr():
                 return ""
             case _:
                 return item
-
-    def _markers(self, role: str) -> tuple[str, str]:
-        return self._chat.roles.get(role, ("", ""))  # a role that the template lacks fails on the server, by name

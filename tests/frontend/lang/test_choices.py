@@ -124,8 +124,8 @@ def broken(**_: Any) -> str:
     ("method", "why"),
     [
         (broken, "choices_method of select 'color' raised KeyError: 'oops'"),
-        (lambda **_: "black", "decided for 'black', which is none of red, green, blue"),
-        (lambda **_: None, "decided for None"),
+        (lambda **_: "black", "it returned 'black', which is not one of red, green, blue"),
+        (lambda **_: None, "it returned None"),
     ],
 )
 def test_a_method_that_fails_fails_its_program(method: Any, why: str) -> None:

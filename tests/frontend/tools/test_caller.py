@@ -223,7 +223,7 @@ async def fail_async(how: str) -> str:
         ({"fail_async": {"how": "time"}}, "error: TimeoutError"),
         ({"fail_async": {"how": "cancel"}}, "error: fail_async was cancelled"),
         ({"nothing": {}}, "error: there is no tool 'nothing'; there are: fail, fail_async"),
-        ({"fail": {}}, "error: the arguments of fail do not fit: Object missing required field `how`"),
+        ({"fail": {}}, "error: the arguments of fail are not valid: Object missing required field `how`"),
     ],
 )
 def test_an_error_is_text_for_the_model(call: dict[str, Any], text: str) -> None:

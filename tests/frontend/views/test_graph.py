@@ -11,7 +11,7 @@ import pytest
 import banyan as bn
 from banyan.runtime.protocol import wire
 from banyan.templates.compiled import compile
-from banyan.views.graph import Graph, GraphNode, Shared
+from banyan.views.graph import Graph, GraphNode, SharedPrefix
 
 
 @bn.function
@@ -38,7 +38,7 @@ def full() -> Graph:
 
 
 def test_the_nodes_are_the_program(full: Graph) -> None:
-    kinds = [(node.kind, node.label, node.state, node.message, node.after, node.of) for node in full.nodes]
+    kinds = [(node.kind, node.label, node.state, node.message, node.after, node.values) for node in full.nodes]
     assert kinds == [
         ("text", "[system] You are brief. [user] About sea [assistant]"[:38] + " ... tant]", 0, 0, (), ()),
         ("gen", "plan", 0, 0, (0,), ()),
@@ -57,7 +57,7 @@ def test_it_says_what_was_sent_and_why_then(full: Graph) -> None:
     looked = here('in s["plan"]')
     assert [message.why for message in full.messages] == [f"{looked} looked at 'plan'", "the body ended"]
     assert [(span.name, span.line) for span in full.waits] == [("plan", looked)]
-    assert full.shared == [Shared(0, (1, 2), len("You are brief.About sea"), ("plan",))]
+    assert full.shared == [SharedPrefix(0, (1, 2), len("You are brief.About sea"), ("plan",))]
     assert [type(op) for op in full.messages[0].ops] == [wire.Append, wire.Gen, wire.Append]
     assert full.messages[0].n_bytes == len(wire.encode(wire.Submit(0, 0, full.messages[0].ops)))
     lines = full.explain().split("\n")
@@ -68,7 +68,7 @@ def test_it_says_what_was_sent_and_why_then(full: Graph) -> None:
         "shared: 2 branches of the first state begin with its 23 characters of text and 'plan', sent once and computed "
         "once"
     )
-    assert re.fullmatch(rf"waited: {looked} looks at 'plan', 0\.\d+ s; what follows may depend on it", lines[4])
+    assert re.fullmatch(rf"waited: {looked} reads 'plan', 0\.\d+ s; what follows may depend on it", lines[4])
 
 
 def test_a_straight_line_never_waits() -> None:
@@ -90,7 +90,7 @@ def test_without_a_model_it_ends_where_a_value_is_looked_at() -> None:
     assert [node.label for node in graph.nodes if node.kind == "gen"] == ["plan"]
     assert graph.ended is not None
     assert graph.ended.line == here('in s["plan"]')
-    assert f"ended: {graph.ended.line} looks at a value" in graph.explain()
+    assert f"ended: {graph.ended.line} reads a value" in graph.explain()
     assert graph.waits == []
 
 
@@ -100,7 +100,7 @@ def test_programs_that_are_called_are_counted() -> None:
         tree("sea", n=1)
         s += "x" + bn.gen("a")
 
-    assert "ended: " in caller.graph().explain(), "the one that is called looks at a value"
+    assert "ended: " in caller.graph().explain(), "the one that is called reads a value"
 
     @bn.function
     def child(s: bn.State) -> None:
@@ -112,7 +112,7 @@ def test_programs_that_are_called_are_counted() -> None:
         child()
         s += "x" + bn.gen("a")
 
-    assert "beside it: 2 other programs that it calls" in parent.graph().explain()
+    assert "also: 2 other programs that it calls" in parent.graph().explain()
 
 
 def test_a_compiled_program_shows_what_its_template_stands_for() -> None:
@@ -141,7 +141,7 @@ def test_any_state_of_a_run_gives_its_graph() -> None:
         later.graph(backend=bn.Mock("hi"))
     unmade = later.graph()
     assert [node.label for node in unmade.nodes] == ["x", "a"]
-    assert f"ended: {line} looks at a value" in unmade.explain()
+    assert f"ended: {line} reads a value" in unmade.explain()
 
 
 def test_without_a_model_the_graph_of_an_async_body_ends_where_it_awaits() -> None:
@@ -184,7 +184,7 @@ def test_the_drawing(full: Graph) -> None:
     assert f'    n1(["plan<br/>{full.nodes[1].line}"])' in drawn
     assert "  n1 --> n4" in drawn, "both branches go on from the gen before the fork"
     assert "  n3 -.-> n7" in drawn, "the value that was spliced"
-    assert "  class n1 looked" in drawn
+    assert "  class n1 waited" in drawn
     assert [line.strip() for line in drawn if "subgraph" in line] == [
         'subgraph m0 ["message 1"]',
         'subgraph m1 ["message 2"]',

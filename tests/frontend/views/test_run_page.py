@@ -17,7 +17,7 @@ import banyan as bn
 from banyan.backends.job import Job, Outcome
 from banyan.runtime.protocol import wire
 from banyan.views.history import History
-from banyan.views.prompt_spans import Stroke, strokes
+from banyan.views.prompt_spans import PromptSpan, prompt_spans
 
 EVIL = "</span><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\"'"
 
@@ -157,8 +157,8 @@ def look(state: bn.State, made: list[tuple[int, bool]]) -> wire.Value:
     return wire.Value(0, 0, 0, (wire.Sample(text, "stop"),), tokens=wire.Tokens(b"", lengths, tuple(made)))
 
 
-def colours(painted: list[Stroke]) -> list[tuple[str, str]]:
-    return [(stroke.how, stroke.text) for stroke in painted if stroke.text]
+def colours(painted: list[PromptSpan]) -> list[tuple[str, str]]:
+    return [(span.origin, span.text) for span in painted if span.text]
 
 
 def test_prompts_are_cut_where_the_cache_ended() -> None:
@@ -171,7 +171,7 @@ def test_prompts_are_cut_where_the_cache_ended() -> None:
     state = program.run("other", backend=backend)
     history = History(state._record)
     made = [(12, False), (2, True), (6, False), (2, True), (4, False)]
-    assert colours(strokes(history.root, look(state, made))) == [
+    assert colours(prompt_spans(history.root, look(state, made))) == [
         ("cached", "shared o"),
         ("computed", "ther"),
         ("generated", "ab"),
@@ -179,7 +179,7 @@ def test_prompts_are_cut_where_the_cache_ended() -> None:
         ("generated", "ab"),
         ("given", " end"),
     ]
-    assert [len(stroke.tokens) for stroke in strokes(history.root, look(state, made)) if stroke.text] == [
+    assert [len(span.tokens) for span in prompt_spans(history.root, look(state, made)) if span.text] == [
         8,
         4,
         2,
@@ -201,8 +201,8 @@ def test_a_fork_shares_and_a_select_reads() -> None:
     state = program.run(backend=Counted())
     history = History(state._record)
     second = history.branches[2]
-    painted = strokes(second, look(state["forks"][1], [(1, False), (2, True), (6, False), (2, True)]))
-    assert [(s.how, s.text, s.is_shared) for s in painted if s.text] == [
+    painted = prompt_spans(second, look(state["forks"][1], [(1, False), (2, True), (6, False), (2, True)]))
+    assert [(s.origin, s.text, s.is_shared) for s in painted if s.text] == [
         ("computed", "Q", True),
         ("generated", "ab", True),
         ("computed", "?", False),
@@ -218,9 +218,9 @@ def test_text_that_the_template_wrote_otherwise_is_all_there() -> None:
     history = History(state._record)
     rewritten = "[system] new\n" + state.text().replace("A day in Rome?", "A DAY IN ROME?")
     value = wire.Value(0, 0, 0, (wire.Sample(rewritten, "stop"),))
-    painted = strokes(history.root, value)
-    assert "".join(stroke.text for stroke in painted) == rewritten
-    assert next(stroke.text for stroke in painted if stroke.how == "generated") == "yes"
+    painted = prompt_spans(history.root, value)
+    assert "".join(span.text for span in painted) == rewritten
+    assert next(span.text for span in painted if span.origin == "generated") == "yes"
 
 
 # ---- notebooks -----------------------------------------------------------------------------------------------------
@@ -274,9 +274,9 @@ def test_an_adopted_branch_is_what_the_state_went_on_as() -> None:
 
     state = program.run(backend=bn.Mock({"q": "q", "a": ["x", "y"], "z": "z"}))
     history = History(state._record)
-    painted = strokes(history.root)
-    assert "".join(stroke.text for stroke in painted) == state.text() == "Qq1:y!z"
-    assert [stroke.text for stroke in painted if stroke.how == "generated"] == ["q", "y", "z"]
+    painted = prompt_spans(history.root)
+    assert "".join(span.text for span in painted) == state.text() == "Qq1:y!z"
+    assert [span.text for span in painted if span.origin == "generated"] == ["q", "y", "z"]
     assert [gen.name for gen in state.usage.gens] == ["q", "z", "a", "a"], "each once"
     assert texts(state.show().html)[0] == "Qq1:y!z"
 
@@ -295,7 +295,7 @@ def test_what_came_from_a_draft_has_a_color_of_its_own() -> None:
         s += "Q" + bn.gen("x") + "!"
 
     state = program.run(backend=Drafting())
-    painted = strokes(History(state._record).root, look(state, [(1, False), (4, True), (1, False)]))
+    painted = prompt_spans(History(state._record).root, look(state, [(1, False), (4, True), (1, False)]))
     assert colours(painted) == [
         ("computed", "Q"), ("generated", "a"), ("drafted", "bc"), ("generated", "d"), ("given", "!")
     ]  # fmt: skip
@@ -316,10 +316,12 @@ def test_what_a_model_said_as_it_called_tools_was_generated() -> None:
     text = state.text()
     assert text.count("assistant") == 2
     value = wire.Value(0, 0, 0, (wire.Sample(text, "stop"),))
-    assert "".join(stroke.text for stroke in strokes(History(state._record).root, value)) == text
+    assert "".join(span.text for span in prompt_spans(History(state._record).root, value)) == text
     at = text.index("assistant") + len("assistant\n")
     called = text[:at] + "CALL" + text[at:]
     made = [(at, False), (4, True), (len(text) - at, False)]
     tokens = wire.Tokens(b"", array("i", [1] * len(called)).tobytes(), tuple(made))
-    painted = strokes(History(state._record).root, wire.Value(0, 0, 0, (wire.Sample(called, "stop"),), tokens=tokens))
-    assert [(s.text, s.is_marker) for s in painted if s.how == "generated"] == [("CALL", False), ("3", False)]
+    painted = prompt_spans(
+        History(state._record).root, wire.Value(0, 0, 0, (wire.Sample(called, "stop"),), tokens=tokens)
+    )
+    assert [(s.text, s.is_marker) for s in painted if s.origin == "generated"] == [("CALL", False), ("3", False)]

@@ -67,7 +67,7 @@ def test_a_repr_says_what_there_is() -> None:
 
 
 def test_a_table_for_notebooks_is_escaped() -> None:
-    usage = Usage.of([GenUsage("<b>&", "a.py:1", 0, 10, 4, 1)])
+    usage = Usage.of([GenUsage(10, 4, 1, name="<b>&", line="a.py:1")])
     html = usage._repr_html_()
     assert "&lt;b&gt;&amp;" in html
     assert "<td>10</td><td>4</td><td>6</td><td>1</td>" in html
