@@ -10,7 +10,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TYPED := $(VENV)/typed
-WORKERS := 2
+# One more than the cores that the tests are made for: many tests wait for other processes.
+WORKERS := 3
 # One line of output per test file and a summary; a test's own threads are not multiplied by torch's.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 

@@ -37,10 +37,10 @@ SHAPES = {
 def medians(*functions: Callable[[], object], device: torch.device, n: int, graphs: bool = True) -> list[float]:
     """Seconds of each, taking turns, the median of n. On a GPU: by events, with the L2 flushed before each, and from a
     graph where one can be captured, so that no launch is waited for; else by the clock."""
+    if device.type != "cuda":  # a dry run: it warms nothing up
+        return [statistics.median(own) for own in zip(*([_clock(f) for f in functions] for _ in range(n)), strict=True)]
     for function in functions:
         function()
-    if device.type != "cuda":
-        return [statistics.median(own) for own in zip(*([_clock(f) for f in functions] for _ in range(n)), strict=True)]
     runs = [_captured(function) if graphs else function for function in functions]
     flush = torch.empty(FLUSH, dtype=torch.int8, device=device)
     pairs: list[list[tuple[Any, Any]]] = [[] for _ in runs]

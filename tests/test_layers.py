@@ -6,7 +6,6 @@ import ast
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -147,8 +146,10 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports(path: Path) -> Iterator[Import]:
+@cache
+def imports(path: Path) -> list[Import]:
     """All imports of a file; `from package import module` names the module."""
+    found: list[Import] = []
     tree = ast.parse(path.read_text())
     guarded = {
         inner
@@ -168,7 +169,8 @@ def imports(path: Path) -> Iterator[Import]:
             names = [name if name in modules() else node.module for name in full]
         else:
             continue
-        yield from (Import(name, node in guarded, where) for name in names)
+        found += [Import(name, node in guarded, where) for name in names]
+    return found
 
 
 def is_within(name: str, package: str) -> bool:

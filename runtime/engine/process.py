@@ -98,6 +98,7 @@ def build(config: Config, flight: FlightRecord | None = None) -> EngineLoop:
 def settle() -> None:
     """What a process does once whose engine will now run for long."""
     gc.freeze()  # what is alive stays: no collection walks the model again
+    gc.enable()  # off since the process began (__main__.py)
     # glibc gives large buffers back to the kernel and faults them in again at the next step: a cumsum of 64 x 8192
     # float64 takes 6.4 ms so, and 0.5 ms where memory is kept (one core of an AMD EPYC, torch 2.13).
     with contextlib.suppress(AttributeError, OSError):  # another libc

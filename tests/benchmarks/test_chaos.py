@@ -52,9 +52,12 @@ def test_who_waits_costs_next_to_nothing(load: ModuleType, has_turnover: bool) -
     assert many < 2 * few
 
 
-def test_the_loop_keeps_nothing_of_what_ended(load: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("n_first", "n_last"), [(500, 1000), pytest.param(500, 2000, marks=pytest.mark.long)])
+def test_the_loop_keeps_nothing_of_what_ended(
+    load: ModuleType, monkeypatch: pytest.MonkeyPatch, n_first: int, n_last: int
+) -> None:
     monkeypatch.setattr(
         "banyan.runtime.engine.scheduling.queue.N_KNOWN", 128
     )  # programs are remembered for a while; that fills
-    first, last = load.memory(500, 2000)
+    first, last = load.memory(n_first, n_last)
     assert last < 1.05 * first

@@ -297,7 +297,7 @@ class Walk:
 
 
 @pytest.mark.parametrize(
-    ("n_walks", "n"), [(20, 5000), pytest.param(40, 25000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
+    ("n_walks", "n"), [(10, 5000), pytest.param(40, 25000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
 )
 def test_whatever_happens_no_lease_reads_what_is_not_its_own(n_walks: int, n: int, tmp_path: Path) -> None:
     counts: Counter[str] = Counter()

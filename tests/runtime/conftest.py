@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,21 +14,35 @@ import pytest
 
 from banyan.runtime import config, launch
 from banyan.runtime.client import client
+from waits import wait_until
 
 FAKE = Path(__file__).parent / "server" / "fake_engine.py"
-BOOT = f"""
+BOOT = """
 import sys
+from banyan.runtime import ipc
+{change}
 from banyan.runtime.server.worker import main
-sys.exit(main(sys.argv[1:], engine=[sys.executable, {str(FAKE)!r}]))
+sys.exit(main(sys.argv[1:], engine=[sys.executable, {fake!r}]))
 """
 
 
 @pytest.fixture(scope="session")
-def boot(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """The command of a server whose engine is fake_engine.py."""
-    file = tmp_path_factory.mktemp("boot") / "boot.py"
-    file.write_text(BOOT)
-    return (sys.executable, str(file))
+def write_boot(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str, ...]]:
+    """`write_boot("ipc.SILENT = 3")`: the command of a server whose modules are changed so, and whose engine is
+    fake_engine.py."""
+
+    def write(change: str) -> tuple[str, ...]:
+        file = tmp_path_factory.mktemp("boot") / "boot.py"
+        file.write_text(BOOT.format(change=change, fake=str(FAKE)))
+        return (sys.executable, str(file))
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def boot(write_boot: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
+    """The command of a server whose engine is fake_engine.py. A module may override it."""
+    return write_boot("")
 
 
 @pytest.fixture
@@ -57,6 +71,55 @@ def serve(boot: tuple[str, ...], fake_model: Callable[..., Path]) -> Iterator[Ca
             return server
 
         yield start
+
+
+@pytest.fixture(scope="module")
+def serve_once(
+    boot: tuple[str, ...], tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., launch.ServerProcess]]:
+    """`serve_once(say={...}) -> ServerProcess`: one server for all tests of a module that want the same rule."""
+    started: dict[str, launch.ServerProcess] = {}
+
+    def start(template: str = "", **rule: Any) -> launch.ServerProcess:
+        key = repr((template, sorted(rule.items())))
+        if key not in started:
+            path = tmp_path_factory.mktemp("model")
+            tiny.make_tokenizer(path)
+            (path / "fake.json").write_text(json.dumps(rule))
+            if template:
+                (path / "chat_template.jinja").write_text(template)
+            started[key] = launch.start(config.make(model=str(path)), timeout=30.0, command=boot)
+        return started[key]
+
+    with ExitStack() as stack:
+        yield start
+        for server in started.values():
+            stack.callback(server.close)
+
+
+@pytest.fixture
+def join_shared(serve_once: Callable[..., launch.ServerProcess]) -> Iterator[Callable[..., client.Client]]:
+    """`join_shared(say={...}) -> Client` of a server that other tests of the module use too. Nothing of the test may
+    stay behind on it."""
+    with ExitStack() as stack:
+
+        def start(**rule: Any) -> client.Client:
+            c = client.connect(serve_once(**rule).socket)
+            stack.callback(_leave, c)
+            return c
+
+        yield start
+
+
+def _leave(c: client.Client) -> None:
+    c.close()
+    with closing(client.connect(c.path)) as next_one:
+
+        def stats() -> dict[str, Any]:
+            found: dict[str, Any] = next_one.ask("stats")["server"]
+            return found
+
+        wait_until(lambda: (stats()["clients"], stats()["programs"]) == (1, 0), "an empty server", seen=stats)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 import banyan as bn
+from waits import wait_until
 
 CHOICES = ["a", "bb", "the other"]
 
@@ -24,11 +24,12 @@ def runtime(tiny_model: Callable[..., Path]) -> Iterator[bn.Runtime]:
 
 def idle(backend: bn.Runtime) -> dict[str, Any]:
     """The stats once nothing runs; fails where something goes on running."""
-    deadline = time.monotonic() + 60
-    while (stats := backend.ask("stats"))["engine"]["running"] or stats["server"]["requests"]:
-        assert time.monotonic() < deadline, stats
-        time.sleep(0.01)
-    return stats  # type: ignore[no-any-return]
+
+    def stats_if_idle() -> dict[str, Any]:
+        stats: dict[str, Any] = backend.ask("stats")
+        return {} if stats["engine"]["running"] or stats["server"]["requests"] else stats
+
+    return wait_until(stats_if_idle, "the end of all requests", seen=lambda: backend.ask("stats"))
 
 
 def long_and_short(s: bn.State) -> Any:

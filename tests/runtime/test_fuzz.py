@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +19,7 @@ from banyan.runtime.client import client
 from banyan.runtime.engine import process
 from banyan.runtime.protocol import ipc, wire
 from banyan.runtime.server import worker
+from waits import wait_until
 
 COUNT = " ".join(map(str, range(30)))
 Serve = Callable[..., launch.ServerProcess]
@@ -76,10 +76,12 @@ def storm(server: launch.ServerProcess, make: Callable[[int], Any], n: int, per_
 
 def settled(c: client.Client) -> None:
     """Soon nothing is left of anybody but `c`."""
-    deadline = time.monotonic() + 60
-    while (stats := c.ask("stats", timeout=60)["server"])["programs"] or stats["clients"] > 1:
-        assert time.monotonic() < deadline, stats
-        time.sleep(0.05)
+
+    def stats_of_one() -> dict[str, Any]:
+        stats: dict[str, Any] = c.ask("stats", timeout=60)["server"]
+        return {} if stats["programs"] or stats["clients"] > 1 else stats
+
+    stats = wait_until(stats_of_one, "the end of all others", seen=lambda: c.ask("stats", timeout=60))
     assert stats["requests"] == 0
     assert stats["engine_starts"] == 1, "no message of a client costs an engine its life"
     assert c.ask("check", timeout=60) in ({}, {"running": 0, "engine": {"steps": 1}})

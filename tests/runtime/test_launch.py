@@ -18,6 +18,7 @@ from banyan.runtime import config, launch
 from banyan.runtime.client import client
 from banyan.runtime.errors import ConfigError, EngineLost, ModelNotFound, OutOfMemory, Quarantined, RuntimeLost
 from banyan.runtime.protocol import wire
+from waits import join, wait_until
 
 Serve = Callable[..., launch.ServerProcess]
 
@@ -28,13 +29,6 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "in vain"
-        time.sleep(0.01)
 
 
 def command(tmp_path: Path, body: str) -> list[str]:
@@ -129,15 +123,15 @@ def test_all_ends_with_the_users_process(
         if signum is not None:
             os.kill(user.pid, signum)
         assert user.wait(20) == code
-    wait_until(lambda: not is_alive(int(server)) and not is_alive(int(engine)))
-    wait_until(lambda: not Path(socket).parent.exists())
+    wait_until(lambda: not is_alive(int(server)) and not is_alive(int(engine)), "the end of server and engine")
+    wait_until(lambda: not Path(socket).parent.exists(), "the end of the directory")
 
 
 def test_a_server_outlives_the_thread_that_started_it(serve: Serve) -> None:
     started: list[launch.ServerProcess] = []
     thread = threading.Thread(target=lambda: started.append(serve()))
     thread.start()
-    thread.join()
+    join(thread)
     time.sleep(0.1)
     assert started[0].is_alive
     assert client.connect(started[0].socket).ask("info")["pid"] == started[0].pid
@@ -255,7 +249,7 @@ def test_an_engine_killed_in_the_middle_costs_no_text(join: Callable[..., client
     program.submit([wire.Append(0, ("count",)), wire.Gen(0, 0, wire.Sampling(max_tokens=200), stream=True)])
     seen: list[str] = []
     program.on_delta(0, lambda delta: seen.append(delta.text))
-    wait_until(lambda: len(seen) > 5)
+    wait_until(lambda: len(seen) > 5, "more than five deltas")
     os.kill(c.ask("info")["engine_pid"], signal.SIGKILL)
     text = program.future(0).result(20).samples[0].text
     assert text == "".join(seen) == " ".join(map(str, range(30)))

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ import pytest
 
 import banyan as bn
 from banyan.runtime import launch
+from banyan.runtime.client.client import Client
+from waits import wait_until
 
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t.function.name }};{% endfor %}<|im_end|>\n{% endif %}"
@@ -28,16 +29,9 @@ SAY = {f"ask{OPEN}": f"{CALL}<|im_end|>", f"saw 1{OPEN}": "It is one.<|im_end|>"
 
 
 @pytest.fixture
-def connect(
-    serve: Callable[..., launch.ServerProcess], fake_model: Callable[..., Path]
-) -> Callable[..., bn.RuntimeEndpoint]:
-    """`connect(say={...}) -> RuntimeEndpoint` of a server of its own, whose model knows tools."""
-
-    def start(**rule: Any) -> bn.RuntimeEndpoint:
-        (fake_model() / "chat_template.jinja").write_text(TEMPLATE)
-        return bn.connect(serve(**({"say": SAY} | rule)).socket)
-
-    return start
+def connect(join_shared: Callable[..., Client]) -> Callable[..., bn.RuntimeEndpoint]:
+    """`connect(say={...}) -> RuntimeEndpoint` of a server whose model knows tools."""
+    return lambda **rule: bn.connect(join_shared(template=TEMPLATE, **({"say": SAY} | rule)).path)
 
 
 class Waiting:
@@ -116,8 +110,11 @@ def test_a_model_without_tools_is_refused_at_the_append(serve: Callable[..., lau
         ask.run(look, backend=backend)
 
 
-def test_a_server_that_dies_under_a_call(connect: Callable[..., bn.RuntimeEndpoint]) -> None:
-    backend, waiting = connect(), Waiting()
+def test_a_server_that_dies_under_a_call(
+    serve: Callable[..., launch.ServerProcess], fake_model: Callable[..., Path]
+) -> None:
+    (fake_model() / "chat_template.jinja").write_text(TEMPLATE)
+    backend, waiting = bn.connect(serve(say=SAY).socket), Waiting()
     state = ask.run(waiting.look, backend=backend)
     assert waiting.began.wait(20)
     os.kill(backend.ask("info")["pid"], signal.SIGKILL)
@@ -144,10 +141,7 @@ def test_a_program_that_is_cancelled_under_a_call_leaves_nothing(connect: Callab
     with pytest.raises(bn.Cancelled):
         state["b"]
     assert waiting.ended.wait(20)
-    deadline = time.monotonic() + 20
-    while (found := backend.ask("stats")["server"])["programs"]:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.01)
+    wait_until(lambda: not backend.ask("stats")["server"]["programs"], "the end of the program")
     backend.ask("check")
 
 
@@ -156,7 +150,7 @@ def test_a_gens_time_counts_its_calls_too(connect: Callable[..., bn.RuntimeEndpo
 
     @bn.function
     def program(s: bn.State) -> None:
-        s += bn.user("ask") + bn.assistant(bn.gen("a", tools=[waiting.look], max_tokens=200, timeout=8.0))
+        s += bn.user("ask") + bn.assistant(bn.gen("a", tools=[waiting.look], max_tokens=200, timeout=3.0))
 
     state = program.run(backend=connect())
     with pytest.raises(bn.DeadlineExceeded):

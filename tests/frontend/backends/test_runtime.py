@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from msgspec.structs import replace
 
 import banyan as bn
 from banyan.runtime.protocol import ipc, wire
+from waits import wait_until
 
 
 class MockServer:
@@ -181,10 +181,7 @@ def test_a_state_that_nobody_holds_is_cancelled_there(server: MockServer) -> Non
         state = program.run(backend=endpoint)
         state.sync()
         del state
-        deadline = time.monotonic() + 10
-        while not server.cancelled:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
+        wait_until(lambda: server.cancelled, "the cancellation")
 
 
 LOOKS: dict[str, Callable[[bn.State], Any]] = {

@@ -18,6 +18,7 @@ from banyan.execution.auto_flush import AWAY, ROUND, SURE, AutoFlush
 from banyan.execution.program_record import ProgramRecord
 from banyan.lang.sampling import Options
 from banyan.runtime.protocol import wire
+from waits import join, wait_until
 
 AWHILE = 3 * ROUND * AWAY
 """Seconds by which a body that is away has long been noticed."""
@@ -53,8 +54,7 @@ def crowd(n: int) -> Iterator[None]:
         yield
     finally:
         is_over.set()
-        for thread in threads:
-            thread.join()
+        join(*threads)
 
 
 @bn.function
@@ -110,14 +110,11 @@ def test_a_body_that_waits_is_known_sooner_than_one_that_computes(ticker: AutoFl
 
     thread = threading.Thread(target=sleeps)
     thread.start()
-    deadline = time.monotonic() + 10
-    while not (asleep and tickers._is_asleep(asleep[0])):
-        assert time.monotonic() < deadline
+    wait_until(lambda: asleep and tickers._is_asleep(asleep[0]), "the thread to sleep", alive=thread.is_alive)
     assert not tickers._is_asleep(threading.get_native_id()), "this one runs"
     is_over.set()
-    thread.join()
-    while not tickers._is_asleep(asleep[0]):  # it is gone
-        assert time.monotonic() < deadline
+    join(thread)
+    wait_until(lambda: tickers._is_asleep(asleep[0]), "the thread to be gone")
 
 
 def test_text_alone_is_not_sent_before_it_is_needed(mock: bn.Mock, ticker: AutoFlush) -> None:
@@ -136,14 +133,9 @@ def test_each_record_is_sent_in_its_time_and_none_is_kept_alive(mock: bn.Mock, t
         one.add(wire.Gen(0, one.new_ref()))
     gone = weakref.ref(lost)
     del lost, one
-    deadline = time.monotonic() + 10
-    while not mock.submits or gone() is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: mock.submits and gone() is None, "one record sent and the other collected")
     kept.add(wire.Gen(0, kept.new_ref()))
-    while len(mock.submits) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: len(mock.submits) > 1, "the second message")
 
 
 class Waits:

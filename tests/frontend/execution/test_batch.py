@@ -13,6 +13,7 @@ import pytest
 import banyan as bn
 from banyan.execution import batch
 from banyan.runtime.protocol import wire
+from waits import wait_until
 
 
 @bn.function
@@ -41,12 +42,9 @@ class Later(bn.Mock):
     def finish(self, i: int = 0) -> None:
         self.waiting.pop(i)()
 
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    def finish_all(self) -> None:
+        while self.waiting:
+            self.finish()
 
 
 def test_results_come_in_the_order_of_the_items(mock: bn.Mock) -> None:
@@ -93,16 +91,15 @@ def test_straight_lines_are_all_on_their_way_at_once_up_to_a_bound(monkeypatch: 
     results: list[bn.State] = []
     caller = threading.Thread(target=lambda: results.extend(item.run_batch([(i,) for i in range(20)], backend=backend)))
     caller.start()
-    wait_for(lambda: len(backend.waiting) == 8)
+    wait_until(lambda: len(backend.waiting) == 8, "eight on their way")
     time.sleep(0.02)
     assert len(backend.waiting) == 8, "the ninth waits until one is finished"
     assert sum(t.name.startswith("banyan-batch") for t in threading.enumerate()) < 8, "and they need no thread each"
     backend.finish(5)
-    wait_for(lambda: len(backend.waiting) == 8)
-    while caller.is_alive():
-        wait_for(lambda: bool(backend.waiting) or not caller.is_alive())
-        if backend.waiting:
-            backend.finish()
+    wait_until(lambda: len(backend.waiting) == 8, "eight on their way")
+    wait_until(
+        lambda: backend.finish_all() or not caller.is_alive(), "the end of the batch", seen=lambda: backend.waiting
+    )
     caller.join(10)
     assert backend.most == 8
     assert [state.ret_value for state in results] == list(range(20))
@@ -122,9 +119,8 @@ def test_bodies_that_wait_get_threads_up_to_a_bound(mock: bn.Mock) -> None:
 
     slow.run_batch([()] * 24, num_threads=6)
     assert most[0] == 6
-    start = time.monotonic()
     slow.run_batch([()] * 64)
-    assert time.monotonic() - start < 64 * 0.03 / 2
+    assert most[0] > 6
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -139,7 +135,9 @@ def test_a_batch_never_has_more_threads_than_it_may(mock: bn.Mock, n: int) -> No
         assert s["a"]  # its thread waits: another is wanted
 
     for _ in range(50):
-        wait_for(lambda: not any(t.name.startswith("banyan-batch") for t in threading.enumerate()))
+        wait_until(
+            lambda: not any(t.name.startswith("banyan-batch") for t in threading.enumerate()), "the threads' end"
+        )
         look.run_batch([()] * 4, num_threads=n)
     assert 1 <= most <= n, "not for a moment, and the one that sets the others to work is of them"
 
@@ -187,7 +185,7 @@ def test_generator_style(mock: bn.Mock) -> None:
     backend = Later()
     results = item.run_batch([(i,) for i in range(3)], backend=backend, generator_style=True)
     assert backend.waiting == [], "nothing runs before somebody listens"
-    caller = threading.Thread(target=lambda: (wait_for(lambda: len(backend.waiting) == 3), backend.finish()))
+    caller = threading.Thread(target=lambda: (wait_until(lambda: len(backend.waiting) == 3, "3"), backend.finish()))
     caller.start()
     assert next(results).ret_value == 0
     caller.join(10)
@@ -200,7 +198,7 @@ def test_generator_style(mock: bn.Mock) -> None:
 def test_who_stops_to_listen_stops_the_rest() -> None:
     backend = Later()
     results = item.run_batch([(i,) for i in range(3)], backend=backend, generator_style=True)
-    caller = threading.Thread(target=lambda: (wait_for(lambda: len(backend.waiting) == 3), backend.finish()))
+    caller = threading.Thread(target=lambda: (wait_until(lambda: len(backend.waiting) == 3, "3"), backend.finish()))
     caller.start()
     next(results)
     caller.join(10)
@@ -248,7 +246,7 @@ def test_a_progress_bar_stands_on_stderr(mock: bn.Mock, capsys: pytest.CaptureFi
 def test_states_can_be_had_as_they_are_finished() -> None:
     backend = Later()
     results = iter(item.run_batch([(i,) for i in range(3)], backend=backend, ordered=False))
-    caller = threading.Thread(target=lambda: (wait_for(lambda: len(backend.waiting) == 3), backend.finish(1)))
+    caller = threading.Thread(target=lambda: (wait_until(lambda: len(backend.waiting) == 3, "3"), backend.finish(1)))
     caller.start()
     first = next(results)
     caller.join(10)
@@ -267,10 +265,9 @@ def test_concurrency_bounds_how_many_are_on_their_way(concurrency: int) -> None:
         target=lambda: item.run_batch([(i,) for i in range(6)], backend=backend, concurrency=concurrency)
     )
     caller.start()
-    while caller.is_alive():
-        wait_for(lambda: bool(backend.waiting) or not caller.is_alive())
-        if backend.waiting:
-            backend.finish()
+    wait_until(
+        lambda: backend.finish_all() or not caller.is_alive(), "the end of the batch", seen=lambda: backend.waiting
+    )
     assert backend.most <= concurrency
     with pytest.raises(bn.BadProgram, match="concurrency is 0"):
         item.run_batch([(1,)], backend=backend, concurrency=0)

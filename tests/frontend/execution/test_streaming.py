@@ -7,11 +7,13 @@ import gc
 import logging
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 
 import banyan as bn
+from waits import wait_until
 
 
 @bn.function
@@ -236,8 +238,7 @@ def test_limits_hold_here_too() -> None:
 def test_a_stream_that_nobody_holds_stops() -> None:
     backend = words(latency=60)
     st = bn.stream(plain, "hi", backend=backend)
-    while not backend.calls:
-        time.sleep(0.001)
+    wait_until(lambda: backend.calls, "a call")
     events = st.events()
     del st
     with pytest.raises(bn.Cancelled):
@@ -277,14 +278,11 @@ def test_a_failure_that_nobody_looked_at_is_logged_once(caplog: pytest.LogCaptur
     assert "no luck" in line
     assert caplog.records[0].levelno == logging.ERROR
     st = bn.stream(careless, backend=bn.Mock(failing))
-    while not st._record.is_settled:
-        time.sleep(0.001)
+    wait_until(partial(getattr, st._record, "is_settled"), "the end of the program")
     del st
-    deadline = time.monotonic() + 10
-    while len(logged(caplog)) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: len(logged(caplog)) > 1, "the second line", seen=lambda: logged(caplog))
     careless.run_batch([()] * 2, backend=bn.Mock(failing), on_error="return")
+    wait_until(lambda: len(logged(caplog)) > 3, "two more lines", seen=lambda: logged(caplog))
     assert len(logged(caplog)) == 4
 
 

@@ -1,5 +1,7 @@
 """The Triton kernels of attention, run as Python, against the float64 reference."""
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from banyan.kernels import quantized
 from banyan.kernels.attention import kernel, plan
 from banyan.kernels.testing import interpreter
 from banyan.kernels.testing.cases import Case, attention_case, check_deterministic, random_trees
+from forms import short_form
 
 BATCHES = {
     "one decode": ([1], [37]),
@@ -105,8 +108,14 @@ def test_q_may_be_a_view_of_a_wider_tensor() -> None:
     case.check(kernel.attention(wide[:, :4], *case[1:4], **case.options))
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 50, "softcap": 5.0, "sinks": torch.ones(4)}], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    short_form(
+        product([torch.float32, torch.bfloat16], [{}, {"window": 50, "softcap": 5.0, "sinks": torch.ones(4)}]),
+        lambda dtype, options: (dtype == torch.bfloat16) == bool(options),
+    ),
+    ids=str,
+)
 @pytest.mark.usefixtures("splits")
 def test_a_deterministic_row_has_the_same_bits_in_every_batch(
     dtype: torch.dtype, options: dict, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ runs the step again, on the same tensors, stands for a graph."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +18,7 @@ from banyan.kernels.attention.plan import MERGE_KEYS
 from banyan.kernels.testing.cases import Case, attention_case
 from banyan.runtime.engine.cuda_graphs import Captured, Graphs
 from banyan.runtime.model.load import load
+from forms import short_form
 
 ENGINE = Path(__file__).parents[2] / "runtime" / "engine"
 
@@ -65,12 +67,13 @@ def test_what_finds_no_room_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     first.check(attend(first, fixed))
 
 
+@pytest.mark.parametrize("n_layers", short_form(product([1, 2]), lambda n: n == 1))
 def test_an_engine_on_captured_steps_says_the_same(
-    tiny_model: Callable[..., Path], module_at: Callable[[Path], ModuleType]
+    n_layers: int, tiny_model: Callable[..., Path], module_at: Callable[[Path], ModuleType]
 ) -> None:
     """Also where a step is launched before the one behind whose draws it comes has ended."""
     fake, late = module_at(ENGINE / "fake.py"), module_at(ENGINE / "late.py")
-    model = load(tiny_model())
+    model = load(tiny_model("llama", num_hidden_layers=n_layers))
     said = []
     for is_captured, is_ahead in ((False, False), (True, False), (True, True)):
         engine = fake.engine(model, n_pages=32, context=128, speculate="off")

@@ -29,6 +29,8 @@ from banyan.runtime.errors import (
     RuntimeLost,
 )
 from banyan.runtime.protocol import ipc, wire
+from waits import join as join_thread
+from waits import wait_until
 
 Join = Callable[..., Client]
 Serve = Callable[..., launch.ServerProcess]
@@ -36,15 +38,13 @@ Serve = Callable[..., launch.ServerProcess]
 LONG = wire.Sampling(max_tokens=400)
 
 
+@pytest.fixture
+def join(join_shared: Join) -> Join:
+    return join_shared
+
+
 def ask(program: clients.Program, text: str, ref: int = 0, state: int = 0, **options: Any) -> None:
     program.submit([wire.Append(state, (text,)), wire.Gen(state, ref, wire.Sampling(max_tokens=50), **options)])
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "in vain"
-        time.sleep(0.005)
 
 
 def programs(c: Client) -> int:
@@ -224,12 +224,12 @@ def test_a_closed_program_finishes_what_it_was_given(join: Join) -> None:
     program.close()
     program.close()
     assert program.future(0).result(10).samples[0].text == "b"
-    wait_until(lambda: programs(c) == 0)
+    wait_until(lambda: programs(c) == 0, "the end of the programs")
     with pytest.raises(BadProgram, match="closed"):
         ask(program, "a")
     with pytest.raises(BadProgram, match="without being asked"):
         program.future(7).result(10)
-    wait_until(lambda: not c._inboxes)
+    wait_until(lambda: not c._inboxes, "empty inboxes", seen=lambda: c._inboxes)
 
 
 def test_a_program_without_ops_never_reaches_the_server(join: Join) -> None:
@@ -249,8 +249,8 @@ def test_a_collected_program_closes_itself_and_its_futures_live_on(join: Join) -
     del program
     gc.collect()
     assert future.result(10).samples[0].text == "b"
-    wait_until(lambda: programs(c) == 0)
-    wait_until(lambda: not c._inboxes)
+    wait_until(lambda: programs(c) == 0, "the end of the programs")
+    wait_until(lambda: not c._inboxes, "empty inboxes", seen=lambda: c._inboxes)
 
 
 def test_a_closed_client_fails_what_was_pending_and_the_server_frees_it(serve: Serve) -> None:
@@ -268,7 +268,7 @@ def test_a_closed_client_fails_what_was_pending_and_the_server_frees_it(serve: S
         program.future(9).result(10)
     c.close()
     other = connect(server.socket)
-    wait_until(lambda: programs(other) == 0)
+    wait_until(lambda: programs(other) == 0, "the end of the programs")
     assert other.ask("stats")["server"]["requests"] == 0
 
 
@@ -278,11 +278,9 @@ def test_a_dead_server_is_known_at_once(serve: Serve) -> None:
     program = c.program()
     program.submit([wire.Append(0, ("a",)), wire.Gen(0, 0, LONG)])
     programs(c)
-    start = time.monotonic()
     os.kill(server.pid, signal.SIGKILL)
-    with pytest.raises(RuntimeLost, match="is gone"):
+    with pytest.raises(RuntimeLost, match="is gone"):  # heartbeats would say "stopped answering"
         program.future(0).result(10)
-    assert time.monotonic() - start < 1.0
     with pytest.raises(RuntimeLost, match="is gone"):
         c.ask("stats")
     with pytest.raises(RuntimeLost, match="is gone"):
@@ -305,8 +303,8 @@ def test_a_server_that_hangs_is_given_up(serve: Serve, monkeypatch: pytest.Monke
         os.kill(server.pid, signal.SIGCONT)
 
 
-def test_a_message_too_large_is_refused_where_it_is_made(join: Join) -> None:
-    c = join(options={"max_message": 1 << 16}, say={"a": "b"})
+def test_a_message_too_large_is_refused_where_it_is_made(serve: Serve) -> None:
+    c = connect(serve(options={"max_message": 1 << 16}, say={"a": "b"}).socket)
     program = c.program("big")
     with pytest.raises(BadMessage, match=r"max_message"):
         program.submit([wire.Append(0, ("x" * (1 << 17),))])
@@ -369,7 +367,7 @@ def test_a_client_process_that_ends_frees_what_it_had(serve: Serve, end: str) ->
             user.kill()
         assert user.wait(10) == (-9 if end else 0)
         assert user.stderr.read() == ""
-    wait_until(lambda: mine.ask("stats")["server"]["requests"] == 0, 2.0)
+    wait_until(lambda: mine.ask("stats")["server"]["requests"] == 0, "the end of the requests")
     assert mine.ask("stats")["server"]["clients"] == 1
 
 
@@ -399,7 +397,7 @@ class Stub:
 
     def close(self) -> None:
         self._stop.set()
-        self.thread.join()
+        join_thread(self.thread)
         self.context.destroy(linger=0)
         self._lock.release()
 

@@ -29,6 +29,7 @@ from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.model.load import Model, load
 from banyan.runtime.protocol.wire import Abort, ConstraintSpec, Finish, Run, Sampling, TopLogprobs
 from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer
+from waits import wait_until
 
 PROMPT = "the quick brown fox"
 REGEX = ConstraintSpec("regex", "[0-9]+")
@@ -80,14 +81,16 @@ class Bench:
         for run in runs:
             said[run.rid] = Said()
             e.take(run)
-        deadline = time.monotonic() + 60
-        while any(one.finish is None and one.error is None for one in said.values()):
-            assert time.monotonic() < deadline
-            self.step(e, said)
-            if until is not None and until(said):
-                break
+        self.step_until(
+            e,
+            said,
+            lambda: all(one.finish or one.error for one in said.values()) or (until is not None and until(said)),
+        )
         e.scheduler.check()
         return said
+
+    def step_until(self, e: EngineLoop, said: dict[int, Said], is_over: Callable[[], object]) -> None:
+        wait_until(lambda: is_over() or self.step(e, said), "the end of the runs", seen=lambda: said)
 
     def step(self, e: EngineLoop, said: dict[int, Said]) -> None:
         report = e.step()
@@ -259,14 +262,12 @@ def test_who_waits_holds_nothing_and_stops_nobody(bench: Bench, slow_build: thre
     for rid in (0, 1):
         e.take(bench.run(rid, REGEX, max_tokens=3))
     e.take(bench.run(2, None, max_tokens=5))
-    while said[2].finish is None:
-        bench.step(e, said)
+    bench.step_until(e, said, lambda: said[2].finish)
     assert len(e.scheduler.requests) == 0
     assert e.scheduler.is_idle
     assert said[0] == said[1] == Said()
     slow_build.set()
-    while said[0].finish is None or said[1].finish is None:
-        bench.step(e, said)
+    bench.step_until(e, said, lambda: said[0].finish and said[1].finish)
     assert said[0].text == said[1].text != ""
 
 
@@ -288,8 +289,7 @@ def test_an_abort_finds_who_waits(bench: Bench, slow_build: threading.Event) -> 
     bench.step(e, said)
     assert said[1].reason == "abort"
     slow_build.set()
-    while said[2].finish is None:
-        bench.step(e, said)
+    bench.step_until(e, said, lambda: said[2].finish)
     e.take(bench.run(3, REGEX))  # its guide is there: ready, and not yet handed over
     e.take(Abort(3))
     said[3] = Said()
@@ -304,14 +304,11 @@ def test_the_loop_wakes_up_for_a_guide(bench: Bench, slow_build: threading.Event
     e.take(bench.run(1, REGEX, max_tokens=2))
     assert e.guides.ready() == []
     slow_build.set()
-    deadline = time.monotonic() + 60
-    while not (ready := e.guides.ready()):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    ready = wait_until(e.guides.ready, "the guide")
     assert ready[0].guide is not None
-    while e.guides._n_compiling:  # an event comes a moment behind what it tells of
-        assert time.monotonic() < deadline
-        assert e.guides.ready() == []
+    more: list[Any] = []
+    wait_until(lambda: more.extend(e.guides.ready()) or not e.guides._n_compiling, "the event behind it")
+    assert more == []
     with pytest.raises(BlockingIOError):  # each event was read once: an idle loop may sleep
         os.eventfd_read(e.guides.wake)
 

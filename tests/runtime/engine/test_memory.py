@@ -67,7 +67,7 @@ def growth(n_first: int, n_last: int) -> float:
 
 def test_a_few_steps() -> None:
     """What is remembered of lengths still fills, and numpy's store of small blocks."""
-    assert growth(1000, 2500) < 50
+    assert growth(600, 1500) < 50
 
 
 @pytest.mark.long

@@ -29,6 +29,7 @@ from banyan.runtime.protocol.wire import (
     decode_report,
     encode,
 )
+from waits import wait_until
 
 PATIENCE = 100.0  # seconds: it takes three, but a machine may be busy with other things
 
@@ -57,6 +58,10 @@ class Peer:
             self.socket.send(encode(order))
 
     def receive(self) -> EngineReport:
+        what = "a report of the engine"
+        wait_until(
+            lambda: self.socket.poll(10), what, alive=lambda: self.process.poll() is None or self.socket.poll(1000)
+        )
         return decode_report(self.socket.recv())
 
     def close(self) -> None:

@@ -13,11 +13,17 @@ import pytest
 import banyan as bn
 from banyan.runtime.client.client import Client
 from banyan.runtime.protocol import ipc, resend_window
+from waits import wait_until
 
 
 @pytest.fixture
 def faults(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     return module_at(Path(__file__).parents[1] / "faults.py")
+
+
+@pytest.fixture
+def join(join_shared: Callable[..., Client]) -> Callable[..., Client]:
+    return join_shared
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +50,11 @@ def asks(s: bn.State, what: str) -> None:
 
 
 def settled(client: Client) -> None:
-    deadline = time.monotonic() + 20
-    while client.ask("stats")["server"]["programs"] or client._inboxes:
-        assert time.monotonic() < deadline, "something stays behind"
-        time.sleep(0.02)
+    wait_until(
+        lambda: not (client.ask("stats")["server"]["programs"] or client._inboxes),
+        "the end of all programs",
+        seen=lambda: (client.ask("stats")["server"], client._inboxes),
+    )
     assert client.ask("check") is not None
 
 
@@ -115,15 +122,15 @@ def test_cancelling_gets_through(join: Callable[..., Client], faults: ModuleType
         s += "a" + bn.gen("x", max_tokens=400, ignore_eos=True)
 
     states = [program.run(backend=client) for _ in range(5)]
-    while client.ask("stats")["server"]["requests"] < 5:
-        time.sleep(0.01)
+    wait_until(
+        lambda: client.ask("stats")["server"]["requests"] >= 5,
+        "all five to run at once",
+        alive=lambda: not any(state._record.is_settled for state in states),
+    )
     with faults.lossy(client, 2, loss=0.5):
         for state in states:
             state.cancel()
-        deadline = time.monotonic() + 20
-        while client.ask("stats")["server"]["requests"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: not client.ask("stats")["server"]["requests"], "the end of the requests")
 
 
 def test_where_all_is_lost_the_deadline_holds(join: Callable[..., Client], faults: ModuleType) -> None:
@@ -151,8 +158,7 @@ def test_what_is_kept_no_longer_is_an_error(
 
     with faults.lossy(client, 4, loss=1.0) as lost:
         st = bn.stream(program, backend=client)
-        while len(lost) < 9:
-            time.sleep(0.01)
+        wait_until(lambda: len(lost) >= 9, "nine messages to be lost", seen=lambda: lost)
     with pytest.raises(bn.RuntimeLost, match="kept no longer"):
         st.state["x"]
     settled(client)

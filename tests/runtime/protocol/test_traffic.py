@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import time
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -17,6 +16,7 @@ import banyan as bn
 from banyan.runtime import config, launch
 from banyan.runtime.protocol import wire
 from banyan.templates.compiled import compile
+from waits import wait_until
 
 PARENT = "the quick brown fox jumps over the lazy dog. " * 8
 
@@ -197,9 +197,7 @@ def test_a_template_that_nobody_holds_is_taken_back(endpoint: bn.RuntimeEndpoint
     del compiled
     gc.collect()
     (define,) = traffic.of(wire.Define)
-    deadline = time.monotonic() + 20
-    while wire.Undefine(define.template) not in traffic.of(wire.Undefine):
-        assert time.monotonic() < deadline
+    wait_until(lambda: wire.Undefine(define.template) in traffic.of(wire.Undefine), "Undefine")
 
 
 def test_a_template_that_is_too_large_says_so(

@@ -4,14 +4,16 @@
 
 As a process it reads its rule from the file `fake.json` in the model directory:
     {"say": {"end of a prompt": "what to say"}, "die_on": "text", "hang_on": "text", "babble_on": "text",
-     "fail": ["code", "message"], "step_ms": 0, "context": 512}
+     "fail": ["code", "message"], "step_ms": 0, "pause": 0, "context": 512}
 It dies, hangs, or says nonsense, in the step of a prompt that holds the text; with "once", of the first one only.
+With "pause", each process gives tokens for so many steps, and then none until there is a file `go` in that directory.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import time
@@ -155,9 +157,12 @@ def main() -> None:
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(args.alive_fd, zmq.POLLIN)
+        n_left = rule.get("pause") or math.inf
         while True:
             busy = engine.running or engine.reports or engine.finished
-            events = dict(poller.poll(0 if busy else None))
+            is_paused = n_left <= 0 and not (model / "go").exists()
+            engine.burst = 0 if is_paused else 1
+            events = dict(poller.poll(5 if is_paused else 0 if busy else None))
             if args.alive_fd in events:
                 return
             while socket in events and socket.poll(0):
@@ -176,6 +181,7 @@ def main() -> None:
                             continue
                         time.sleep(0 if fault == "die_on" else 1000)
                         os._exit(3)
+            n_left -= bool(engine.running)
             for report in engine.step():
                 socket.send(wire.encode(report))
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -147,25 +148,18 @@ def test_a_ping_is_answered(peer: Callable[..., Peer]) -> None:
 
 
 @pytest.fixture
-def serve_with(fake_model: Callable[..., Path], tmp_path: Path) -> Iterator[Callable[[str], launch.ServerProcess]]:
-    """`serve_with("ipc.SILENT = 3")`: a server whose modules were changed so."""
-    started: list[launch.ServerProcess] = []
+def serve_with(
+    fake_model: Callable[..., Path], write_boot: Callable[[str], tuple[str, ...]]
+) -> Iterator[Callable[[str], launch.ServerProcess]]:
+    """`serve_with("ipc.SILENT = 3")`: a server whose modules are changed so."""
+    with ExitStack() as stack:
 
-    def start(change: str) -> launch.ServerProcess:
-        boot = tmp_path / "boot.py"
-        fake = Path(__file__).with_name("fake_engine.py")
-        boot.write_text(
-            f"import sys\nfrom banyan.runtime.protocol import ipc\n{change}\n"
-            "from banyan.runtime.server.worker import main\n"
-            f"sys.exit(main(sys.argv[1:], engine=[sys.executable, {str(fake)!r}]))"
-        )
-        made = config.make(model=str(fake_model()))
-        started.append(launch.start(made, timeout=30, command=[sys.executable, str(boot)]))
-        return started[-1]
+        def start(change: str) -> launch.ServerProcess:
+            server = launch.start(config.make(model=str(fake_model())), timeout=30, command=write_boot(change))
+            stack.callback(server.close)
+            return server
 
-    yield start
-    for server in started:
-        server.close()
+        yield start
 
 
 def test_a_client_that_does_not_read_is_dropped_before_it_fills_the_memory(

@@ -28,11 +28,13 @@ Verdict = ConstraintSpec | BanyanError
 SECONDS = 90.0
 """Far more than anything here takes, so that each constraint ends of what is wrong with it and not of the clock."""
 HANGING = """
-import sys
+import sys, time
 from banyan.runtime.server.constraints import preflight
 compiled = preflight.build
 def build(spec, vocabulary):
     while spec.text.startswith("hang"):
+        time.sleep(0.01)
+    while spec.text.startswith("spin"):
         pass
     return compiled(spec, vocabulary)
 preflight.build = build
@@ -303,7 +305,7 @@ def test_one_that_never_stays_up_fails_what_waits(desk: Desk, monkeypatch: pytes
 
 def test_children_leave_nothing_behind(hanging: Desk) -> None:
     desk = hanging
-    desk.ask(ConstraintSpec("regex", "a"), ConstraintSpec("regex", "a("), ConstraintSpec("regex", "hang"))
+    desk.ask(ConstraintSpec("regex", "a"), ConstraintSpec("regex", "a("), ConstraintSpec("regex", "spin"))
     assert desk.grammars._child is not None
     pid = desk.grammars._child.pid
     assert Path(f"/proc/{pid}/task/{pid}/children").read_text() == ""

@@ -12,6 +12,7 @@ from banyan.runtime.server.engine_link.recovery import MAX_DEATHS, MAX_KILLS, De
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.text.prompt import pack, unpack
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
+from waits import wait_until
 
 Sampler = Callable[..., wire.Sampling]
 
@@ -161,8 +162,7 @@ def test_a_score_is_of_the_prompt_alone_after_a_replay(bench: Any, greedy: Sampl
 def test_a_request_that_had_stopped_ends_without_the_engine(bench: Any, words: Tokenizer, greedy: Sampler) -> None:
     b = bench({"a": "xyzxyz"})
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy(stop=("zx",))))
-    while not b.engine.aborted:
-        b.run(n_steps=1)
+    wait_until(lambda: b.run(n_steps=1) or b.engine.aborted, "the abort")
     dies(b)
     assert b.text(0) == "xy"
     assert b.value(0).usage.prompt == 1
@@ -172,8 +172,7 @@ def test_a_suspect_that_had_stopped_holds_nobody_up(bench: Any, greedy: Sampler)
     b = bench({"a": "xyzxyz", "b": "one"})
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy(stop=("zx",))))
     b.submit(Append(0, ("b",)), Gen(0, 0, greedy()), program=1)
-    while not b.engine.aborted:
-        b.run(n_steps=1)
+    wait_until(lambda: b.run(n_steps=1) or b.engine.aborted, "the abort")
     b.engine.finished.clear()
     b.engine.running.clear()
     b.requests.replay(Death(rids=frozenset({0, 1})))

@@ -12,8 +12,14 @@ import pytest
 import banyan as bn
 from banyan.runtime.client.client import Client
 from banyan.runtime.protocol import wire
+from waits import wait_until
 
 Join = Callable[..., Client]
+
+
+@pytest.fixture
+def join(join_shared: Callable[..., Client]) -> Callable[..., Client]:
+    return join_shared
 
 
 @bn.function
@@ -23,10 +29,7 @@ def endless(s: bn.State, i: int = 0, **options: Any) -> None:
 
 def idle(client: Client) -> None:
     """Soon, the server does nothing any more."""
-    deadline = time.monotonic() + 10
-    while client.ask("stats")["server"]["requests"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not client.ask("stats")["server"]["requests"], "the end of the requests")
 
 
 def test_the_server_keeps_the_time_of_a_gen_and_goes_on_with_the_rest(join: Join) -> None:

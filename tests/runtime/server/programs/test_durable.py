@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,13 @@ from banyan.runtime.errors import BadProgram, BanyanError, ConfigError, RuntimeL
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.programs import journal
 from banyan.runtime.server.programs.journal import Grew, Journal, records
+from waits import join as join_threads
+from waits import wait_until
 
 Start = Callable[..., launch.ServerProcess]
-SLOW = {"step_ms": 10, "say": {"one": " two" * 60, "two": " three" * 20}}
+TWOS, THREES = " two" * 60, " three" * 20
+RULE = {"pause": 15, "say": {"one": TWOS, "two": THREES}}
+"""Each engine pauses before it is done, so a server that is killed is killed at work."""
 
 
 @pytest.fixture
@@ -34,13 +37,19 @@ def again(
     with contextlib.ExitStack() as stack:
 
         def start(options: dict[str, Any] | None = None, command: Any = boot, **rule: Any) -> launch.ServerProcess:
-            model = (options or {}).get("model") or str(fake_model(**(rule or SLOW)))
+            model = (options or {}).get("model") or str(fake_model(**(rule or RULE)))
             made = config.make(**{"model": model, "socket": str(tmp_path / "private" / "s"), **(options or {})})
             server = launch.start(made, timeout=100, command=command)
             stack.callback(server.close)
             return server
 
         yield start
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Callable[[], None]:
+    """No engine pauses from now on."""
+    return (tmp_path / "model" / "go").touch
 
 
 @pytest.fixture
@@ -76,17 +85,18 @@ def written(server: launch.ServerProcess) -> list[int]:
     return [i for grew in found if isinstance(grew, Grew) for i in memoryview(grew.ids).cast("i")]
 
 
-def wait(until: Callable[[], object], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not until():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.01)
+def wait_for_tokens(server: launch.ServerProcess, n: int) -> None:
+    """Wait until the journal has more than `n` tokens."""
+    what = f"{n} tokens in the journal"
+    wait_until(lambda: len(written(server)) > n, what, alive=lambda: server.is_alive, seen=lambda: written(server))
 
 
 GREEDY = wire.Sampling(max_tokens=400, temperature=0.0)
 
 
-def test_it_goes_on_where_the_server_was_killed_and_others_have_the_error_they_had(again: Start, join: Any) -> None:
+def test_it_goes_on_where_the_server_was_killed_and_others_have_the_error_they_had(
+    again: Start, join: Any, go: Callable[[], None]
+) -> None:
     server = again()
     c = join(server)
     ops = (
@@ -96,7 +106,7 @@ def test_it_goes_on_where_the_server_was_killed_and_others_have_the_error_they_h
     program = durable(c, *ops)
     other = c.program()
     other.submit([wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY)])
-    wait(lambda: len(written(server)) > 10)
+    wait_for_tokens(server, 10)
     (path,) = files(server)
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
@@ -105,100 +115,134 @@ def test_it_goes_on_where_the_server_was_killed_and_others_have_the_error_they_h
         other.future(0).result(30)
     assert not program.future(0).done()
     had = len(written(server))
+    go()
     server = again()
-    assert text(program, 0) == " two" * 60
-    assert text(program, 1) == " three" * 20
-    assert text(program, 2) == " two" * 60
+    assert text(program, 0) == TWOS
+    assert text(program, 1) == THREES
+    assert text(program, 2) == TWOS
     assert had > 10
-    wait(lambda: not files(server), 20.0)
+    wait_until(lambda: not files(server), "the end of the journal", seen=lambda: files(server))
 
 
-def test_what_was_drawn_stays_drawn_with_its_logprobs(again: Start, join: Any, tiny_model: Callable[..., Path]) -> None:
+PAUSING = """
+import sys, time
+from pathlib import Path
+from banyan.runtime.engine import process, worker
+from banyan.runtime.server.worker import main
+
+go, step, n_steps = Path(__file__).with_name("go"), worker.Engine.step, iter(range(60))
+
+def pausing(engine):
+    while next(n_steps, None) is None and not go.exists():
+        time.sleep(0.01)
+    return step(engine)
+
+if "--flight-fd" in sys.argv:
+    worker.Engine.step = pausing
+    sys.exit(process.main(sys.argv[1:]))
+sys.exit(main(sys.argv[1:], engine=[sys.executable, __file__]))
+"""
+"""A server whose engine is real, and pauses after 60 steps until there is a file `go` beside this one."""
+
+
+def test_what_was_drawn_stays_drawn_with_its_logprobs(
+    again: Start, join: Any, tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "boot.py").write_text(PAUSING)
+    command = [sys.executable, str(tmp_path / "boot.py")]
     options = {"model": str(tiny_model("llama")), "threads": 1, "kv_memory": "16MB", "device": "cpu"}
-    server = again(options, launch.SERVER)
+    server = again(options, command)
     drawn = wire.Sampling(max_tokens=400, temperature=1.5, ignore_eos=True, logprobs=True)
     program = durable(join(server), wire.Append(0, ("the quick brown",)), wire.Gen(0, 0, drawn))
-    wait(lambda: len(written(server)) >= 30)
+    wait_for_tokens(server, 29)
     kill(server)
     had = written(server)
     assert 30 <= len(had) < 400
-    server = again(options, launch.SERVER)
+    (tmp_path / "go").touch()
+    server = again(options, command)
     (sample,) = program.future(0).result(90).samples
     assert [one.id for one in sample.logprobs[: len(had)]] == had, "no seed was given, and yet"
     assert len(sample.logprobs) == sample.n_tokens == 400
     assert len({one.logprob for one in sample.logprobs[: len(had)]}) > 20
 
 
-def test_it_outlives_several_deaths_and_the_death_of_its_engine(again: Start, join: Any) -> None:
+def test_it_outlives_several_deaths_and_the_death_of_its_engine(
+    again: Start, join: Any, go: Callable[[], None]
+) -> None:
     server = again()
     program = durable(join(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
-    for k in (5, 20, 35):
-        wait(partial(lambda now, k: len(written(now)) > k, server, k))
+    for k in (5, 20, 35):  # each engine gives 15 tokens
+        wait_for_tokens(server, k)
         kill(server)
         server = again()
     os.kill(join(server).ask("info")["engine_pid"], signal.SIGKILL)
-    assert text(program, 0) == " two" * 60
+    go()
+    assert text(program, 0) == TWOS
 
 
-def test_a_client_that_comes_back_as_another_process_would_finds_its_tokens(again: Start, join: Any) -> None:
+def test_a_client_that_comes_back_as_another_process_would_finds_its_tokens(
+    again: Start, join: Any, go: Callable[[], None]
+) -> None:
     server = again()
     ops = (wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
     first = join(server)
     durable(first, *ops, key="job")
-    wait(lambda: len(written(server)) > 20)
+    wait_for_tokens(server, 10)
     first.close()
     second = join(server)
-    wait(lambda: second.ask("stats")["server"]["programs"] == 0, 10)
+    wait_until(lambda: second.ask("stats")["server"]["programs"] == 0, "the end of the first client's program")
     had = len(written(server))
     assert len(files(server)) == 1, "it is kept for who comes back"
-    began = time.monotonic()
-    assert text(durable(second, *ops, key="job"), 0) == " two" * 60
-    assert time.monotonic() - began < 60
-    assert had > 20
-    wait(lambda: not files(server), 20.0)
+    go()
+    assert text(durable(second, *ops, key="job"), 0) == TWOS
+    assert had > 10
+    wait_until(lambda: not files(server), "the end of the journal", seen=lambda: files(server))
 
 
-def test_the_later_one_of_a_name_takes_over(again: Start) -> None:
+def test_the_later_one_of_a_name_takes_over(again: Start, go: Callable[[], None]) -> None:
     server = again()
     ops = (wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
     with contextlib.closing(client.connect(server.socket, 60)) as c:
         one = durable(c, *ops, key="same")
-        wait(lambda: len(written(server)) > 5)
+        wait_for_tokens(server, 5)
         two = durable(c, *ops, key="same")
         with pytest.raises(RuntimeLost, match="took this durable program over"):
             one.future(0).result(30)
-        assert text(two, 0) == " two" * 60
+        go()
+        assert text(two, 0) == TWOS
         c.ask("check")
 
 
 @pytest.mark.parametrize("is_answered", [False, True])
-def test_who_is_asked_is_asked_once(again: Start, join: Any, is_answered: bool) -> None:
+def test_who_is_asked_is_asked_once(again: Start, join: Any, go: Callable[[], None], is_answered: bool) -> None:
     """A gen that shows its outputs: the answer counts, whether it comes before the server is killed or after."""
-    server = again()
+    server = again(pause=15, say={"two": " three"})
     program = join(server).program("k")
     program.limit(wire.ProgramLimits(durable="k"))
     asked: list[wire.Called] = []
     program.on_call(0, asked.append)
     gen = wire.Gen(0, 0, GREEDY, retries=2)
     program.submit([wire.Append(0, ("x two",)), gen])
-    wait(lambda: asked)
+    wait_until(lambda: asked, "the first question", alive=lambda: server.is_alive)
     no = wire.Results(0, 0, 0, ("no, one",))
     if is_answered:
         program.submit([no])
         n = len(written(server))
-        wait(lambda: len(written(server)) > n + 5)
+        wait_for_tokens(server, n + 5)
     kill(server)
+    go()
     server = again()
     if not is_answered:
-        time.sleep(1.0)
+        other = join(server)
+        wait_until(lambda: other.ask("stats")["server"]["programs"], "the program", alive=lambda: server.is_alive)
         program.submit([no])
-    wait(lambda: len(asked) > 1)
+    wait_until(lambda: len(asked) > 1, "the second question", alive=lambda: server.is_alive)
     program.submit([wire.Results(0, 0, 1, ())], last=True)
     assert program.future(0).result(90).samples[0].n_tokens > 50
     assert [called.round for called in asked] == [0, 1]
 
 
-def test_templates_and_limits_go_with_it(again: Start, join: Any) -> None:
+def test_templates_and_limits_go_with_it(again: Start, join: Any, go: Callable[[], None]) -> None:
     from banyan.runtime.protocol.op_template import ProgramTemplate
 
     server = again()
@@ -207,18 +251,19 @@ def test_templates_and_limits_go_with_it(again: Start, join: Any) -> None:
     program = c.program("k")
     program.limit(wire.ProgramLimits(durable="k", timeout=80.0, left=80.0, budget=1000))
     program.submit([wire.Use(0, number, ("one",))], last=True)
-    wait(lambda: len(written(server)) > 5)
+    wait_for_tokens(server, 5)
     kill(server)
+    go()
     again()
-    assert text(program, 0) == " two" * 60
+    assert text(program, 0) == TWOS
 
 
 def test_cancelled_is_cancelled_while_nobody_is_there(again: Start, join: Any) -> None:
     server = again()
     program = durable(join(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
-    wait(lambda: len(written(server)) > 5)
+    wait_for_tokens(server, 5)
     kill(server)
-    wait(lambda: program._inbox._line.lost is not None)
+    wait_until(lambda: program._inbox._line.lost is not None, "the news of the server's death")
     program.cancel()
     with pytest.raises(BanyanError, match="cancelled"):
         program.future(0).result(10)
@@ -230,7 +275,7 @@ def test_a_server_that_does_not_come_back_is_an_error_in_the_end(
     monkeypatch.setattr("banyan.runtime.client.reconnect.PATIENCE", 1.0)
     server = again()
     program = durable(join(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
-    wait(lambda: len(written(server)) > 5)
+    wait_for_tokens(server, 5)
     kill(server)
     with pytest.raises(RuntimeLost, match="did not come back within 1 s"):
         program.future(0).result(30)
@@ -246,18 +291,19 @@ def chain(s: bn.State) -> str:
 
 
 @pytest.mark.parametrize("name", [True, "nightly"])
-def test_in_the_language_it_is_an_option_of_the_run(again: Start, name: bool | str) -> None:
+def test_in_the_language_it_is_an_option_of_the_run(again: Start, go: Callable[[], None], name: bool | str) -> None:
     server = again()
     done: list[str] = []
     with bn.connect(server.socket, 60) as endpoint:
         thread = threading.Thread(target=lambda: done.append(chain.run(backend=endpoint, durable=name).ret_value))
         thread.start()
-        wait(lambda: len(written(server)) > 20)
+        wait_for_tokens(server, 10)
         kill(server)
+        go()
         server = again()
-        thread.join(90)
-    assert done == [" two" * 60 + " three" * 20]
-    wait(lambda: not files(server), 20.0)
+        join_threads(thread)
+    assert done == [TWOS + THREES]
+    wait_until(lambda: not files(server), "the end of the journal", seen=lambda: files(server))
 
 
 def test_options_that_do_not_go_together() -> None:
@@ -292,7 +338,7 @@ def test_what_a_durable_program_cannot_do(again: Start, join: Any) -> None:
         durable(c, wire.Gen(0, 0, stream=True)).future(0).result(30)
     with pytest.raises(BadProgram, match="a name of 300 characters; 256"):
         durable(c, wire.Gen(0, 0), key="k" * 300).future(0).result(30)
-    wait(lambda: not files(server), 20.0)
+    wait_until(lambda: not files(server), "the end of the journal", seen=lambda: files(server))
     with pytest.raises(ConfigError, match="as a size in memory"):
         config.make(durable_bytes="some")
 

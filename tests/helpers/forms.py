@@ -1,0 +1,13 @@
+"""The short and the long form of a parametrised test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+
+def short_form(cases: Iterable[tuple[Any, ...]], is_short: Callable[..., bool]) -> list[Any]:
+    """`cases` for `parametrize`; those of which `is_short(*case)` is false are marked `long`."""
+    return [pytest.param(*case, marks=() if is_short(*case) else pytest.mark.long) for case in cases]
