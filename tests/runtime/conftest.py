@@ -19,7 +19,7 @@ from waits import wait_until
 FAKE = Path(__file__).parent / "server" / "fake_engine.py"
 BOOT = """
 import sys
-from banyan.runtime import ipc
+from banyan.runtime.protocol import ipc
 {change}
 from banyan.runtime.server.worker import main
 sys.exit(main(sys.argv[1:], engine=[sys.executable, {fake!r}]))

@@ -171,7 +171,7 @@ def test_a_port_where_nobody_listens_is_said_at_once() -> None:
         ({"bind": "tcp://*:7100", "curve_key": "k"}, "write it like tcp://10.0.0.1:7100"),
         ({"bind": "7100", "curve_key": "k"}, "write it like"),
         ({"bind": "tcp://h:70000", "curve_key": "k"}, "write it like"),
-        ({"curve_key": "k"}, "bind names no address"),
+        ({"curve_key": "k"}, "bind is not set"),
     ],
 )
 def test_no_tcp_without_keys_and_an_address(options: dict[str, Any], says: str) -> None:
@@ -252,4 +252,4 @@ def test_the_command_line_comes_in_with_a_token_and_a_key(place: Place, tmp_path
     assert "'bob' is no operator" in done.stderr, "it came in"
     mine.write_text("\n")
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    assert "holds no token" in done.stderr
+    assert "contains no token" in done.stderr

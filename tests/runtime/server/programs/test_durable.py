@@ -127,10 +127,10 @@ def test_it_goes_on_where_the_server_was_killed_and_others_have_the_error_they_h
 PAUSING = """
 import sys, time
 from pathlib import Path
-from banyan.runtime.engine import process, worker
+from banyan.runtime.engine import loop, process
 from banyan.runtime.server.worker import main
 
-go, step, n_steps = Path(__file__).with_name("go"), worker.Engine.step, iter(range(60))
+go, step, n_steps = Path(__file__).with_name("go"), loop.EngineLoop.step, iter(range(60))
 
 def pausing(engine):
     while next(n_steps, None) is None and not go.exists():
@@ -138,7 +138,7 @@ def pausing(engine):
     return step(engine)
 
 if "--flight-fd" in sys.argv:
-    worker.Engine.step = pausing
+    loop.EngineLoop.step = pausing
     sys.exit(process.main(sys.argv[1:]))
 sys.exit(main(sys.argv[1:], engine=[sys.executable, __file__]))
 """
