@@ -1,4 +1,4 @@
-"""Gens of models that think before they speak."""
+"""`bn.separate_reasoning`: keeps the reasoning of models that think apart from their answers."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.protocol.wire import Reasoning
 
 SUFFIX = "_reasoning_content"
-"""Behind the name of a gen: the variable that holds what was thought."""
+"""Appended to the name of a gen, this names the variable with its reasoning."""
 
-_THINK, _ALWAYS = Reasoning(), Reasoning(is_forced=True)
+_TAGS, _FORCED = Reasoning(), Reasoning(is_forced=True)
 _MODELS = {
-    **dict.fromkeys(("deepseek-v3", "glm45", "interns1", "kimi_k2", "mimo", "nano_v3", "qwen3"), _THINK),
-    **dict.fromkeys(("deepseek-r1", "minimax", "qwen3-thinking", "step3"), _ALWAYS),
+    **dict.fromkeys(("deepseek-v3", "glm45", "interns1", "kimi_k2", "mimo", "nano_v3", "qwen3"), _TAGS),
+    **dict.fromkeys(("deepseek-r1", "minimax", "qwen3-thinking", "step3"), _FORCED),
     "kimi": Reasoning("◁think▷", "◁/think▷"),
 }
-"""SGLang's names of how models mark their thinking."""
+"""SGLang's model type -> how that model marks its reasoning."""
 
 
 def separate_reasoning(expr: Expression | None = None, model_type: str | None = None) -> Seq:
-    """`expr`, with what its gens think told apart: variable x is what the model says, and so is what the prompt and
-    streams get; `x_reasoning_content` is what it thought.
+    """`expr`, with the reasoning of its gens kept apart.
 
-    model_type: how the model marks its thinking: "deepseek-r1", "qwen3" and so on; None: <think>...</think>.
-    BadProgram: there is no gen with a name in it. Unsupported: a model type that is not known.
+    Variable x, the prompt and streams get the answer; variable `x_reasoning_content` gets the reasoning.
+
+    model_type: how the model marks its reasoning: "deepseek-r1", "qwen3" and so on; None: <think>...</think>.
+    BadProgram: no gen in `expr` has a name. Unsupported: an unknown model type.
     """
     if model_type is not None and model_type not in _MODELS:
         raise Unsupported(f"model_type {model_type!r} is not known; there are {', '.join(sorted(_MODELS))}")
-    marks = _THINK if model_type is None else _MODELS[model_type]
+    marks = _TAGS if model_type is None else _MODELS[model_type]
     if expr is None:
         return Seq(())
     flat = leaves(expr)

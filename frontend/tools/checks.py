@@ -11,7 +11,7 @@ from typing import Any
 from banyan.execution.program_record import ProgramRecord
 from banyan.execution.thread_pool import ThreadPool
 from banyan.lang.choices import ChoicesDecision
-from banyan.lang.lazy_value import meta_of_select
+from banyan.lang.meta_info import meta_of_select
 from banyan.lang.output_types import OutputType
 from banyan.runtime.errors import BadOutput, BadProgram, ProgramError
 from banyan.runtime.protocol import wire
@@ -68,7 +68,7 @@ class Checker(_PendingCheck):
 
     def _texts(self, called: wire.Called) -> tuple[str, ...]:
         try:
-            self._answer.of(wire.Sample(called.text, called.finish_reason))
+            self._answer.parse_sample(wire.Sample(called.text, called.finish_reason))
         except BadOutput as e:
             self.n_refused += 1
             return (self._answer.advice(e),)

@@ -55,7 +55,7 @@ def looks(record: ProgramRecord, history: History, until: float) -> dict[int, wi
     refs: dict[int, int] = {}
     for branch in history.branches:
         if not branch.is_dropped:
-            refs[branch.number] = ref = record.new_ref()
+            refs[branch.number] = ref = record.new_refs()
             record.add(wire.Read(branch.number, ref, tokens=True))
     try:
         record.flush()

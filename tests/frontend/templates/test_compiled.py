@@ -18,7 +18,7 @@ import pytest
 import banyan as bn
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
-from banyan.templates.compiled import MOST_TEMPLATES, Compiled, compile, frozen
+from banyan.templates.compiled import MAX_TEMPLATES, Compiled, compile, frozen
 
 
 def script(prompt: str, name: str) -> str:
@@ -232,11 +232,11 @@ def test_an_argument_that_is_looked_at_has_a_template_for_each_value() -> None:
     assert backend.n_defined == 2
     assert "'mode' has a template of its own: it is looked at in test_compiled.py:" in compiled.explain()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("banyan.templates.compiled.MOST_TEMPLATES", 3)
+        patch.setattr("banyan.templates.compiled.MAX_TEMPLATES", 3)
         for i in range(10):
             assert compiled.run("x", f"{i}", backend=backend).text().startswith("x<a")
     assert backend.n_defined == 3, "a bound on how many there are"
-    assert MOST_TEMPLATES > 3
+    assert MAX_TEMPLATES > 3
 
 
 def test_an_argument_whose_text_is_worked_on_is_found_out() -> None:
