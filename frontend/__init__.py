@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from banyan.lang.expr import raw as raw
     from banyan.lang.expr import role as role
     from banyan.lang.expr import select as select
+    from banyan.lang.expr import separate_reasoning as separate_reasoning
     from banyan.lang.expr import system as system
     from banyan.lang.expr import system_begin as system_begin
     from banyan.lang.expr import system_end as system_end
@@ -62,12 +63,11 @@ if TYPE_CHECKING:
     from banyan.lang.program import AsyncProgram as AsyncProgram
     from banyan.lang.program import Program as Program
     from banyan.lang.program import function as function
-    from banyan.lang.reasoning import separate_reasoning as separate_reasoning
     from banyan.lang.sampling import Options as Options
     from banyan.lang.state import Branches as Branches
     from banyan.lang.state import State as State
     from banyan.lang.state_base import Group as Group
-    from banyan.lang.state_kv import StateKV as StateKV
+    from banyan.lang.state_base import StateKV as StateKV
     from banyan.runtime.errors import BadMessage as BadMessage
     from banyan.runtime.errors import BadModel as BadModel
     from banyan.runtime.errors import BadOutput as BadOutput
@@ -134,14 +134,12 @@ _MODULES = {
     "lang.expr": (
         *("gen", "gen_int", "gen_string", "image", "raw", "role", "select"),
         *("assistant", "assistant_begin", "assistant_end", "system", "system_begin", "system_end"),
-        *("user", "user_begin", "user_end"),
+        *("user", "user_begin", "user_end", "separate_reasoning"),
     ),
     "lang.program": ("AsyncProgram", "Program", "function"),
-    "lang.reasoning": ("separate_reasoning",),
     "lang.sampling": ("Options",),
     "lang.state": ("Branches", "State"),
-    "lang.state_base": ("Group",),
-    "lang.state_kv": ("StateKV",),
+    "lang.state_base": ("Group", "StateKV"),
     "runtime.errors": (
         *("BadMessage", "BadModel", "BadOutput", "BadProgram", "BanyanError", "BatchError", "BudgetExceeded"),
         *("Cancelled", "ConfigError", "ConnectFailed"),

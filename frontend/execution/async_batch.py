@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import ExitStack, aclosing
 from typing import TYPE_CHECKING, Any
 
 from banyan.execution.batch import MAX_IN_FLIGHT, OnError, check
-from banyan.execution.program_run import ProgramRun
+from banyan.execution.program_run import ProgramRun, finished
 from banyan.execution.run_limits import BatchLimits
 from banyan.lang.async_state import AsyncState
 
@@ -26,7 +26,6 @@ class AsyncBatch:
         self,
         n: int,
         start: Callable[[int, BatchLimits], ProgramRun[Any]],
-        finish: Callable[[ProgramRun[Any]], Awaitable[AsyncState]],
         *,
         concurrency: int | None,
         limits: tuple[Any, ...],
@@ -34,8 +33,8 @@ class AsyncBatch:
         ordered: bool,
         title: str | None = None,
     ) -> None:
-        """Created by programs. finish(run): runs the body and returns its finished state. The rest: see BatchRun."""
-        self._n, self._start, self._finish, self._title = n, start, finish, title
+        """Created by programs. The arguments are those of BatchRun."""
+        self._n, self._start, self._title = n, start, title
         self._limit_args = limits
         self._n_tasks = min(n, MAX_IN_FLIGHT if concurrency is None else concurrency)
         self._on_error, self._ordered = on_error, ordered
@@ -71,16 +70,16 @@ class AsyncBatch:
     async def _as_finished(self) -> AsyncGenerator[tuple[int, AsyncState], None]:
         """(index, state) of each run when it finishes."""
         limits = BatchLimits(*self._limit_args)
-        finished: asyncio.Queue[tuple[int, AsyncState | BaseException]] = asyncio.Queue()
+        queue: asyncio.Queue[tuple[int, AsyncState | BaseException]] = asyncio.Queue()
         with ExitStack() as stack:
             if self._title is not None:
                 from banyan.execution.progress import bar  # lazily: it imports rich
 
                 self._bar = stack.enter_context(bar(self._title, self._n))
-            tasks = [asyncio.create_task(self._work(limits, finished)) for _ in range(self._n_tasks)]
+            tasks = [asyncio.create_task(self._work(limits, queue)) for _ in range(self._n_tasks)]
             try:
                 for _ in range(self._n):
-                    i, state = await finished.get()
+                    i, state = await queue.get()
                     if isinstance(state, BaseException):  # a run could not start
                         raise state
                     yield i, state
@@ -89,17 +88,17 @@ class AsyncBatch:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _work(self, limits: BatchLimits, finished: asyncio.Queue[tuple[int, AsyncState | BaseException]]) -> None:
+    async def _work(self, limits: BatchLimits, queue: asyncio.Queue[tuple[int, AsyncState | BaseException]]) -> None:
         for i in self._indices:
             try:
                 run = self._start(i, limits)
             except Exception as e:
-                finished.put_nowait((i, e))
+                queue.put_nowait((i, e))
                 return
             if self._bar is not None:
                 self._bar.begin(run.record)
             try:
-                await self._finish(run)
+                await finished(run)
             except Exception as e:
                 self._errors[i] = e
                 run.record.error_flag.is_seen = self._on_error == "raise"
@@ -109,4 +108,4 @@ class AsyncBatch:
                 self._errors[i] = run.record.error or e  # the body cancelled itself
             if self._bar is not None:
                 self._bar.end(run.record, failed=i in self._errors)
-            finished.put_nowait((i, run.state._view(AsyncState)))
+            queue.put_nowait((i, run.state._view(AsyncState)))

@@ -231,6 +231,8 @@ class ProgramRecord:
         """Close `feed` when the body ends, with the error that it raised."""
         feed.error_flag = self.error_flag
         self._close_at_end.append(feed)
+        if self.ended.is_closed:
+            feed.close(self.ended.error)
 
     def end(self, error: BaseException | None = None) -> None:
         """The body has ended. If it raised `error`, the program is stopped on the server."""
@@ -238,8 +240,9 @@ class ProgramRecord:
             stopped = Cancelled(f"the run was stopped by {type(error).__name__}", program=self.name)
             stopped.__cause__, error = error, stopped
         self.trace.ended = time.monotonic()
-        for feed in (self.ended, *self._close_at_end):
-            feed.close(error)
+        self.ended.close(error)
+        for feed in self._close_at_end:
+            feed.close(self.ended.error)
         self._close_at_end.clear()
         if error is not None:
             self.program.cancel()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import CoroutineType
 from typing import Any, Generic, TypeVar
 
@@ -46,11 +45,24 @@ class ProgramRun(Generic[P]):
         seed = options.seed if index is None else mix(options.seed, index)
         self.state = state_class(self.record, self.record.new_handle(), seed, Transcript())
 
-    def play(self) -> None:
-        """Run the body on this thread. Raises what it raises, after stopping the program on the server."""
+    @contextmanager
+    def _playing(self) -> Iterator[None]:
+        """The block runs the body. If it raises, the program is stopped on the server."""
         token = CURRENT.set(self.record.backend)
         try:
             self.record.check()
+            yield
+            self.record.flush("the body ended")
+        except BaseException as e:
+            self.record.end(e)
+            raise
+        finally:
+            CURRENT.reset(token)
+        self.record.end()
+
+    def play(self) -> None:
+        """Run the body on this thread. Raises what it raises."""
+        with self._playing():
             value = self._body(self.state)
             if isinstance(value, CoroutineType):
                 value.close()
@@ -59,13 +71,6 @@ class ProgramRun(Generic[P]):
                     program=self.record.name,
                 )
             self.record.ret_value = value
-            self.record.flush("the body ended")
-        except BaseException as e:
-            self.record.end(e)
-            raise
-        finally:
-            CURRENT.reset(token)
-        self.record.end()
         if global_config.verbosity >= 2 and isinstance(self.state, State):
             print(self.state.text())
 
@@ -73,69 +78,47 @@ class ProgramRun(Generic[P]):
         """`play` for an `async def` body. If the program is stopped, the body is cancelled."""
         from banyan.execution.asyncio_bridge import until_stopped  # lazily: it imports asyncio
 
-        token = CURRENT.set(self.record.backend)
-        try:
-            self.record.check()
+        with self._playing():
             async with until_stopped(self.record):
                 self.record.ret_value = await self._body(self.state)
-            self.record.flush("the body ended")
-        except BaseException as e:
-            self.record.end(e)
-            raise
-        finally:
-            CURRENT.reset(token)
-        self.record.end()
 
 
-async def finished(run: ProgramRun[AsyncState]) -> AsyncState:
-    """Run an `async def` body in this task and wait for its values. Raises the first error."""
+async def finished(run: ProgramRun[Any]) -> AsyncState:
+    """Run the body and wait for its values. Raises the first error.
+
+    An `async def` body runs in this task. A `def` body runs on a thread of the pool; a stop takes effect at its next
+    read of a value.
+    """
+    from banyan.execution.asyncio_bridge import on_thread, until_stopped, wait_done  # lazily: it imports asyncio
+
+    record, state = run.record, run.state._view(AsyncState)
     try:
-        await run.play_async()
-        return await _settled(run.record, run.state)
-    except BaseException:
-        run.record.error_flag.is_seen = True
-        raise
-
-
-async def finished_on_thread(run: ProgramRun[State]) -> AsyncState:
-    """Run a `def` body on a thread of the pool and wait for its values. A stop takes effect at its next read."""
-    from banyan.execution.asyncio_bridge import on_thread, until_stopped
-
-    try:
-        async with until_stopped(run.record):
-            await on_thread(run.play)
-        return await _settled(run.record, run.state._view(AsyncState))
-    except BaseException as e:
-        run.record.end(e)
-        run.record.error_flag.is_seen = True
-        raise
-
-
-async def _settled(record: ProgramRecord, state: AsyncState) -> AsyncState:
-    from banyan.execution.asyncio_bridge import wait_done
-
-    try:
+        if isinstance(run.state, AsyncState):
+            await run.play_async()
+        else:
+            async with until_stopped(record):
+                await on_thread(run.play)
         for future in record.futures:
             await wait_done(future)
         await state.sync()
-    except BaseException:
+    except BaseException as e:
+        if not record.ended.is_closed:  # the task was cancelled while the body runs on its thread
+            record.end(e)
         record.program.cancel()
+        record.error_flag.is_seen = True
         raise
     return state
 
 
-def run_on_thread(run: ProgramRun[State]) -> State:
-    """Run the body on a thread of the pool. Returns at once, with a read-only view of its state."""
-    view = read_only_view(run.state)
-    # When nobody can read the state any more, stop the program: the body ends at its next read.
-    weakref.finalize(view, run.record.program.cancel).atexit = False
+def start_on_thread(run: ProgramRun[State], then: Callable[[], None] = lambda: None) -> None:
+    """Run the body on a thread of the pool. Returns at once. then: called when the body has ended."""
 
     def body() -> None:
         with suppress(BaseException):  # the record keeps it and raises it to readers
             run.play()
+        then()
 
     body_threads().run(body)
-    return view
 
 
 def read_only_view(state: P) -> P:

@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any, Self
 
 from banyan.execution.events import Events
-from banyan.execution.program_run import ProgramRun, read_only_view
-from banyan.execution.thread_pool import body_threads
+from banyan.execution.program_run import ProgramRun, read_only_view, start_on_thread
 from banyan.lang.async_state import AsyncState
 from banyan.lang.program import Program
 from banyan.lang.state import State
@@ -33,7 +32,7 @@ def stream(program: Program, *args: Any, **kwargs: Any) -> Stream:
     run.record.events = Events(run.record.error_flag)
     if program.is_async:
         return Stream(run, _start_task(run))
-    _start_thread(run)
+    start_on_thread(run, partial(_end_events, run))
     return Stream(run)
 
 
@@ -78,15 +77,6 @@ class Stream:
         self.__exit__()
         if self._task is not None:
             await self._task
-
-
-def _start_thread(run: ProgramRun[State]) -> None:
-    def body() -> None:
-        with suppress(BaseException):  # the record keeps it and raises it to readers
-            run.play()
-        _end_events(run)
-
-    body_threads().run(body)
 
 
 def _start_task(run: ProgramRun[AsyncState]) -> Awaitable[None]:

@@ -63,7 +63,7 @@ class AsyncState(StateBase):
         value = self._stored(name)
         if not is_done(value):
             raise BadProgram(
-                f"{name!r} is not known yet, and to wait for it here would hold up the event loop; "
+                f"{name!r} is not known yet, and waiting for it here would block the event loop; "
                 f"write `await s.value({name!r})`",
                 program=self._record.name,
             )

@@ -110,7 +110,7 @@ class Race(BranchChoice[P]):
     def __init__(self, states: Sequence[P], k: int) -> None:
         super().__init__(states, "collect")
         if not 1 <= k <= len(states):
-            raise BadProgram(f"the first {k} of {len(states)} branches; there must be at least one, and so many")
+            raise BadProgram(f"first({k}) of {len(states)} branches: the number must be from 1 to {len(states)}")
         self._k = k
         self._finished: list[int] = []
 
@@ -162,7 +162,7 @@ def check_beam(k: int, depth: int, width: int) -> None:
     """BadProgram: a number is less than 1."""
     for name, value in (("k", k), ("depth", depth), ("width", width)):
         if not isinstance(value, int) or value < 1:
-            raise BadProgram(f"{name} is {value!r}; a beam needs at least 1")
+            raise BadProgram(f"{name} is {value!r}; it must be at least 1")
 
 
 def expanded(states: Sequence[P], step: Step, width: int, with_logprobs: bool) -> list[P]:
@@ -192,7 +192,5 @@ def likelihood(state: StateBase) -> float:
             n_tokens += len(value.samples[0].logprobs)
             total += math.fsum(token.logprob for token in value.samples[0].logprobs)
     if n_gens and not n_tokens:
-        raise Unsupported(
-            "a beam without a key: this backend gives no log-probabilities; say what to rank by with key="
-        )
+        raise Unsupported("a beam without a key: this backend returns no log-probabilities to rank by; pass key=")
     return total

@@ -89,8 +89,8 @@ def checked_choices(choices: Sequence[str] | None) -> tuple[str, ...]:
     for choice in found:
         if not isinstance(choice, str) or not choice:
             raise BadProgram(f"each choice must be a non-empty string, not {choice!r}")
-        refuse(choice, "a choice is text, and an expression stands in this one")
+        refuse(choice, "a choice must be plain text, but this one contains an expression")
     if len(set(found)) < len(found):
         twice = next(choice for choice in found if found.count(choice) > 1)
-        raise BadProgram(f"the choice {twice!r} stands twice in the list; its two scores would be the same")
+        raise BadProgram(f"the choice {twice!r} is in the list twice")
     return found

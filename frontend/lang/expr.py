@@ -14,6 +14,7 @@ from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from banyan.lang import fstring, images, output_types
 from banyan.lang.choices import Method, checked_choices, checked_method, token_length_normalized
@@ -95,8 +96,8 @@ class GenExpr(_Node, frozen=True):
         stop = tuple(dict.fromkeys((*merged.stop, *self.output_type.stop)))
         spec: ConstraintSpec | None = self.output_type.spec
         if spec is not None and self.reasoning is not None:  # the constraint holds after the reasoning
-            spec = msgspec.structs.replace(spec, after=(self.reasoning.end,))
-        return msgspec.structs.replace(merged, constraint=spec, stop=stop)
+            spec = replace(spec, after=(self.reasoning.end,))
+        return replace(merged, constraint=spec, stop=stop)
 
 
 class SelectExpr(_Node, frozen=True):
@@ -229,10 +230,10 @@ def _gen(name: str | None, asked: dict[str, Any]) -> GenExpr | SelectExpr:
             raise BadProgram(f"gen with choices takes no {', '.join(asked)}: a choice is scored, not generated")
         return select(name, choices, **options)
     if "choices_method" in asked:
-        raise BadProgram("choices_method says how choices are scored, but there are no choices")
+        raise BadProgram("choices_method needs choices")
     tools, output_type, retries = _take_tools(asked), output_types.take(asked), asked.pop("retries", None)
     if retries and output_type is None:
-        raise BadProgram("retries says how often an answer of the wrong form may be given anew; say the form: type=")
+        raise BadProgram("retries applies to gens with a type; add type=")
     if retries is not None and (not isinstance(retries, int) or not 0 <= retries <= MAX_RETRIES):
         raise BadProgram(f"retries is {retries!r}; it must be a number from 0 to {MAX_RETRIES}")
     gen_options = make(GenOptions, asked) if asked else _NO_OPTIONS
@@ -244,15 +245,15 @@ def _take_tools(asked: dict[str, Any]) -> Toolbox | None:
     limits = {key: asked.pop(key) for key in ("max_rounds", "tool_timeout", "max_tool_output") if key in asked}
     if "tools" not in asked:
         if limits:
-            raise BadProgram(f"{', '.join(limits)} is of gens with tools, and this one has none")
+            raise BadProgram(f"{', '.join(limits)} applies to gens with tools, but this gen has none")
         return None
     if others := sorted({"type", "dtype", "regex", "json_schema", "grammar"} & asked.keys()):
         raise Unsupported(
-            f"{', '.join(others)} with tools: a form would leave no room for calls; let this gen answer in words, and "
-            "ask for the object in a gen behind it"
+            f"{', '.join(others)} with tools: a constrained gen cannot call tools; let this gen answer in text, and "
+            "ask for the object in a second gen"
         )
     if asked.get("n", 1) != 1:
-        raise BadProgram("a gen with tools has one sample; fork for several")
+        raise BadProgram("a gen with tools has one sample; for several, use fork")
     return toolbox(asked.pop("tools"), **limits)
 
 
@@ -309,7 +310,7 @@ def raw(text: str) -> RawExpr:
     """Text in which control tokens are recognised, such as `raw("<|im_end|>")`. Never pass untrusted text."""
     if not isinstance(text, str):
         raise BadProgram(f"raw takes a string, not {type(text).__name__}")
-    fstring.refuse(text, "raw takes text, and an expression stands in this; append it beside it")
+    fstring.refuse(text, "raw takes plain text, but this contains an expression; append the expression separately")
     return RawExpr(text)
 
 
@@ -374,6 +375,36 @@ def assistant_end() -> RoleEnd:
     return RoleEnd("assistant")
 
 
+def separate_reasoning(expr: Expression | None = None, model_type: str | None = None) -> Seq:
+    """`expr`, with the reasoning of its gens kept apart.
+
+    Variable x, the prompt and streams get the answer; variable `x_reasoning_content` gets the reasoning.
+
+    model_type: how the model marks its reasoning: "deepseek-r1", "qwen3" and so on; None: <think>...</think>.
+    BadProgram: no gen in `expr` has a name. Unsupported: an unknown model type.
+    """
+    if model_type is not None and model_type not in _REASONING_MODELS:
+        raise Unsupported(f"model_type {model_type!r} is not known; there are {', '.join(sorted(_REASONING_MODELS))}")
+    marks = _THINK_TAGS if model_type is None else _REASONING_MODELS[model_type]
+    if expr is None:
+        return Seq(())
+    flat = leaves(expr)
+    if not any(isinstance(leaf, GenExpr) and leaf.name is not None for leaf in flat):
+        raise BadProgram("separate_reasoning needs a gen that has a name")
+    return Seq(tuple(replace(leaf, reasoning=marks) if isinstance(leaf, GenExpr) else leaf for leaf in flat))
+
+
+REASONING_SUFFIX = "_reasoning_content"
+"""Appended to the name of a gen, this names the variable with its reasoning."""
+
+_THINK_TAGS, _FORCED_TAGS = Reasoning(), Reasoning(is_forced=True)
+_REASONING_MODELS = {
+    **dict.fromkeys(("deepseek-v3", "glm45", "interns1", "kimi_k2", "mimo", "nano_v3", "qwen3"), _THINK_TAGS),
+    **dict.fromkeys(("deepseek-r1", "minimax", "qwen3-thinking", "step3"), _FORCED_TAGS),
+    "kimi": Reasoning("◁think▷", "◁/think▷"),
+}
+"""SGLang's model type -> how that model marks its reasoning."""
+
 _NO_OPTIONS = GenOptions()
 NOTHING = Seq(())
 """Appends nothing. `s.user("x")` appends its turn and returns this, so that `s += s.user("x")` adds one turn."""
@@ -427,8 +458,8 @@ def _parts(expr: Any) -> Iterable[Any]:
     if isinstance(expr, list | tuple):
         return [part for item in expr for part in _parts(item)]
     if expr is None:
-        raise BadProgram("None was appended; a function that forgot its return?")
-    instead = getattr(expr, "_instead", "if its text is meant, use str(...)")
+        raise BadProgram("None was appended; does a function lack its return?")
+    instead = getattr(expr, "_instead", "to append its text, use str(...)")
     kind = type(expr).__name__
     raise BadProgram(f"a value of type {kind} cannot be appended, only strings and expressions; {instead}")
 

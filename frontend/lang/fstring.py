@@ -67,7 +67,7 @@ class Embedder:
             return self._values[body] if body.startswith("&") else self._decode(base64.b64decode(body, validate=True))
         except LookupError:
             raise BadProgram(
-                "an expression inside this f-string is of a program that has ended, or was made long ago; write the "
+                "an expression inside this f-string belongs to a program that has ended, or is too old; create the "
                 "f-string where it is appended"
             ) from None
         except (ValueError, msgspec.DecodeError):

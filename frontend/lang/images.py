@@ -40,4 +40,4 @@ def kind_of(data: bytes) -> str:
     for signature, kind in _SIGNATURES.items():
         if data.startswith(signature):
             return kind
-    raise BadProgram(f"these {len(data)} bytes are no picture: PNG, JPEG, WEBP, GIF and BMP are known")
+    raise BadProgram(f"these {len(data)} bytes are not an image; PNG, JPEG, WEBP, GIF and BMP are supported")

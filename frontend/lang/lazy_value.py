@@ -167,7 +167,7 @@ class LazyValue(Expr):
                 self._objects = [self.output_type.parse_sample(sample) for sample in samples]
             except BadOutput as e:
                 if self.checker is not None:
-                    e.message += f" (it was told so {self.checker.n_refused} times)"
+                    e.message += f" (the model was told {self.checker.n_refused} times)"
                 raise _with_location(e, self) from e.__cause__
         return _one_or_list(self._objects)
 
@@ -278,7 +278,7 @@ def dist(value: Any) -> Any:
     if isinstance(value, JoinedValues):
         return value.each(dist)
     if not isinstance(value, LazyValue) or not value.choices:
-        raise BadProgram("dist is of a variable that a select made")
+        raise BadProgram("dist takes a variable that a select made")
     scores = value.wait().scores
     if scores is None:
         raise Unsupported("dist: this backend does not report the scores of the choices")

@@ -67,14 +67,14 @@ def take(options: dict[str, Any]) -> OutputType | None:
     if not given:
         return None
     if len(given) > 1:
-        raise BadProgram(f"a gen has one form, but here are {', '.join(given)}; give one of them")
+        raise BadProgram(f"a gen has one type, but {', '.join(given)} were given; give one of them")
     ((name, value),) = given.items()
     if name == "type":
         return output_type(value)
     if name == "json_schema":
         return _from_schema(_schema_text(value))
     if value == "" or not isinstance(value, str | type if name == "dtype" else str):
-        raise BadProgram(f"{name} is {value!r:.80}; it must be text")
+        raise BadProgram(f"{name} is {value!r:.80}; it must be a string")
     if name == "dtype":
         return _from_dtype(value)
     return _from_regex(value) if name == "regex" else _from_grammar(value)
@@ -91,7 +91,7 @@ def output_type(kind: Any) -> OutputType:
     try:
         return _from_type(kind)
     except TypeError as e:
-        raise BadProgram(f"type={kind!r} cannot be asked for: {e}") from e
+        raise BadProgram(f"type={kind!r} is not supported: {e}") from e
 
 
 # ---- SGLang's dtypes -------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def _from_type(kind: Any) -> OutputType:
 def _from_choices(label: str, choices: list[tuple[str, Any]]) -> OutputType:
     values = dict(choices)
     if not values or "" in values or len(values) < len(choices):
-        raise BadProgram(f"{label} has no value, one whose text is empty, or two of the same text; write a select")
+        raise BadProgram(f"{label} has no values, an empty value, or two values with the same text; use a select")
     return OutputType(label, ConstraintSpec("choices", json.dumps(list(values))), lambda text: values[text])
 
 
@@ -164,7 +164,7 @@ def _schema_text(schema: Any) -> str:
     except (ValueError, TypeError, RecursionError) as e:
         raise BadProgram(f"json_schema is not valid JSON: {e}") from e
     if not isinstance(value, dict | bool):
-        raise BadProgram(f"json_schema is the JSON text of an object, or a dict, not {schema!r:.80}")
+        raise BadProgram(f"json_schema must be the JSON text of an object, or a dict, not {schema!r:.80}")
     return text
 
 

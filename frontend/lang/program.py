@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
@@ -13,7 +14,7 @@ from msgspec import structs
 from banyan.backends.base import Backend
 from banyan.backends.default import find
 from banyan.execution.batch import BatchRun, OnError
-from banyan.execution.program_run import P, ProgramRun, finished, finished_on_thread, run_on_thread
+from banyan.execution.program_run import P, ProgramRun, finished, read_only_view, start_on_thread
 from banyan.execution.run_limits import BatchLimits
 from banyan.lang.async_state import AsyncState
 from banyan.lang.expr import Seq
@@ -91,7 +92,11 @@ class Program:
         items = self._item(args, kwargs, opts)
         run = self._begin(State, items, 0)
         if items.options.stream:
-            return run_on_thread(run)
+            view = read_only_view(run.state)
+            # When nobody can read the state any more, stop the program: the body ends at its next read.
+            weakref.finalize(view, run.record.program.cancel).atexit = False
+            start_on_thread(run)
+            return view
         try:
             run.play()
             if not items.options.use_thread:
@@ -124,9 +129,7 @@ class Program:
         the program on the server. With `stream=True`, gens can be read while they run.
         """
         items = self._item(args, kwargs, opts)
-        if self.is_async:
-            return await finished(self._begin(AsyncState, items, 0))
-        return await finished_on_thread(self._begin(State, items, 0))
+        return await finished(self._begin(self._state_class, items, 0))
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ProgramRun[Any]:
         """For `stream`: a streaming run with the arguments of `run` that has not started."""
@@ -235,7 +238,6 @@ class Program:
         return AsyncBatch(
             len(items.arguments),
             start=partial(self._begin, self._state_class, items),
-            finish=finished if self.is_async else finished_on_thread,
             on_error=on_error,
             ordered=ordered,
             title=self.name if progress_bar else None,
@@ -254,7 +256,7 @@ class Program:
         own, options = self._sort(kwargs, opts)
         arguments = self._arrange(args, own)
         if options.stream:
-            raise Unsupported("stream: a graph is of a run that has ended; leave it out")
+            raise Unsupported("stream: a graph shows a finished run; leave it out")
         if backend is None:
             return Graph(record(self.name, self._body(arguments), options, _NO_MODEL, self._state_class))
         self._refuse_to_block("run")
@@ -284,11 +286,20 @@ class Program:
         cache_prefix(self._recorded({}, found.welcome)[0], found, self.name)
 
     def _recorded(self, kwargs: dict[str, Any], welcome: wire.Welcome) -> tuple[Recording, list[str]]:
-        from banyan.templates.tracing import recorded
+        """(the recording of the body, the names of the missing arguments)"""
+        from banyan.templates.argument_slot import ArgumentSlot
+        from banyan.templates.recorder import record
 
         self._check_names(kwargs)
-        arguments = {**self._bound, **kwargs}
-        return recorded(self.name, self.func, self._signature, arguments, welcome, self._state_class)
+        given = {**self._bound, **kwargs}
+        missing = [
+            p.name
+            for p in self._signature.parameters.values()
+            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in given and p.default is p.empty
+        ]
+        slots = {name: ArgumentSlot(i, name) for i, name in enumerate(missing)}
+        body = self._bind_arguments(inspect.BoundArguments(self._signature, {**given, **slots}))
+        return record(self.name, body, Options(), welcome, self._state_class), missing
 
     # ---- arguments ---------------------------------------------------------------------------------------------------
 
@@ -303,7 +314,7 @@ class Program:
 
     def _check_inline(self, state: object) -> None:
         if not isinstance(state, StateBase):
-            raise BadProgram(f"{self.name}.inline takes the state that it goes on with, not a {type(state).__name__}")
+            raise BadProgram(f"{self.name}.inline takes the state to continue, not a {type(state).__name__}")
         state._check_open()
 
     def _sort(self, kwargs: dict[str, Any], opts: Options | None) -> tuple[dict[str, Any], Options]:
@@ -335,7 +346,7 @@ class Program:
         except TypeError as e:
             hint = ""
             if args and isinstance(args[0], StateBase):
-                hint = f": it makes a state of its own; to go on with this one, write {self.name}.inline(s, ...)"
+                hint = f": it creates its own state; to continue this one, write {self.name}.inline(s, ...)"
             raise TypeError(f"program {self.name}: {e}{hint}") from None
 
     def _arrange_item(self, i: int, item: Mapping[str, Any] | Sequence[Any]) -> inspect.BoundArguments:
@@ -354,12 +365,15 @@ class Program:
             raise TypeError(f"run_batch has no option {name!r}{near(name, RUN_OPTIONS)}")
         options = _options(kwargs, opts)
         if options.stream:
-            raise Unsupported("stream: a batch gives finished states; use generator_style=True, or run(stream=True)")
+            raise Unsupported("stream: a batch returns finished states; use generator_style=True, or run(stream=True)")
         arguments = [self._arrange_item(i, item) for i, item in enumerate(batch_kwargs)]
         return _Items(arguments, find(options.backend), options)
 
     def _body(self, arguments: inspect.BoundArguments) -> Callable[[Any], Any]:
-        """The function with all its arguments bound except the state."""
+        """The body with all arguments bound except the state; Compiled overrides it."""
+        return self._bind_arguments(arguments)
+
+    def _bind_arguments(self, arguments: inspect.BoundArguments) -> Callable[[Any], Any]:
         return lambda state: self.func(state, *arguments.args, **arguments.kwargs)
 
     def _begin(self, state_class: type[P], items: _Items, i: int, batch: BatchLimits | None = None) -> ProgramRun[P]:
@@ -465,6 +479,6 @@ def _checked(func: Callable[..., Any], num_api_spec_tokens: int | None) -> Progr
     if any(p.name == OPTS for p in parameters):
         raise BadProgram(f"no parameter of a program can be called {OPTS!r}: that is how `run` takes its options")
     if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
-        raise BadProgram(f"{func.__name__} holds a `yield`; a program writes its state, and returns what it has to say")
+        raise BadProgram(f"{func.__name__} contains a `yield`; a program cannot be a generator")
     kind = AsyncProgram if inspect.iscoroutinefunction(func) else Program
     return kind(func, num_api_spec_tokens=num_api_spec_tokens)

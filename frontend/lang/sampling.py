@@ -117,7 +117,7 @@ class Options(GenOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_
     def __post_init__(self) -> None:
         GenOptions.__post_init__(self)
         if self.stream and self.durable:
-            raise Unsupported("durable: text that streams may come a second time; leave out stream=True")
+            raise Unsupported("durable: streamed text may be repeated after a restart; leave out stream=True")
         if self.stream and not self.use_thread:
             raise Unsupported("use_thread=False waits for the end, and stream=True returns at once; give one of them")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar, overload
 
@@ -19,6 +20,7 @@ from banyan.execution.text_pieces import pieces_async
 from banyan.lang.expr import (
     DRAWS,
     NOTHING,
+    REASONING_SUFFIX,
     Expr,
     Expression,
     GenExpr,
@@ -34,9 +36,7 @@ from banyan.lang.expr import (
 )
 from banyan.lang.expr import role as turn
 from banyan.lang.lazy_value import JoinedValues, LazyValue, ReasoningText, read
-from banyan.lang.reasoning import SUFFIX
 from banyan.lang.sampling import mix
-from banyan.lang.state_kv import StateKV
 from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, ToolError, UnknownVariable, Unsupported
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
@@ -55,7 +55,7 @@ OnError = Literal["raise", "collect"]
 class StateBase:
     """What State and AsyncState share. Reading a State blocks; reading an AsyncState is awaited."""
 
-    _instead = "append what you need of it, such as s['x']; a program goes on with a state by prog.inline(s, ...)"
+    _instead = "append one of its variables, such as s['x']; to continue it in another program, use prog.inline(s, ...)"
 
     __slots__ = (
         "__weakref__",
@@ -157,14 +157,14 @@ class StateBase:
                 if leaf.tools is not None:
                     self._check_tools(role)
             elif isinstance(leaf, LazyValue) and leaf.record is not self._record:
-                raise BadProgram(f"{leaf!r} is of another program; append its value: state[{leaf.name!r}]")
+                raise BadProgram(f"{leaf!r} belongs to another program; append its value: state[{leaf.name!r}]")
             elif isinstance(leaf, ImageExpr) and not self._record.backend.welcome.images:
-                raise Unsupported(f"image: the model {self._record.backend.welcome.model} takes text alone")
+                raise Unsupported(f"image: the model {self._record.backend.welcome.model} takes only text")
         return role, iter(samplings)
 
     def _check_tools(self, role: str | None) -> None:
         if role != "assistant":
-            raise BadProgram("a gen with tools stands in a turn of the assistant: bn.assistant(bn.gen(..., tools=...))")
+            raise BadProgram("a gen with tools must be in an assistant's turn: bn.assistant(bn.gen(..., tools=...))")
         chat = self._record.backend.welcome.chat
         if chat is not None and chat.no_calls:
             raise ToolError(f"tools: {chat.no_calls}", program=self._record.name)
@@ -190,7 +190,7 @@ class StateBase:
         if leaf.name is not None:
             self._set(leaf.name, ref)
             if isinstance(leaf, GenExpr) and leaf.reasoning is not None:
-                self._set(leaf.name + SUFFIX, ReasoningText(ref))
+                self._set(leaf.name + REASONING_SUFFIX, ReasoningText(ref))
         return ref
 
     def _gen_op(self, leaf: GenExpr, ref: LazyValue, sampling: wire.Sampling, seed: int | None) -> wire.Gen:
@@ -323,7 +323,7 @@ class StateBase:
         value = self._lookup(name)
         if isinstance(value, LazyValue | str):
             return value
-        raise BadProgram(f"variable {name!r} holds no single text; append what you need of s[{name!r}]")
+        raise BadProgram(f"variable {name!r} is not a single text; append the part of s[{name!r}] that you need")
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[Self]:
@@ -439,13 +439,13 @@ class StateBase:
         far, and None as finish_reason. The gen ends with "" and what `get_meta_info` returns. The meta info of text
         that was not generated is None.
         """
-        async for text, meta in self._pairs_async(var_name):
+        async for text, meta in self._text_and_meta(var_name):
             if return_meta_data:
                 yield text, meta
             elif text:
                 yield text
 
-    async def _pairs_async(self, name: str | None) -> AsyncIterator[tuple[str, Any]]:
+    async def _text_and_meta(self, name: str | None) -> AsyncIterator[tuple[str, Any]]:
         if name is not None or not self._record.options.stream:
             value = self._read(None) if name is None else await self._lookup_async(name)
             async for pair in pieces_async(value):
@@ -570,6 +570,39 @@ def _flat(refs: list[Any]) -> Iterator[int]:
             yield ref
 
 
+class StateKV:
+    """The KV of a state as it is when a hint is given. Hints never change an output; other backends ignore them.
+
+    Without hints, the runtime keeps the KV of a state that waits for a tool or for its program about as long as such
+    waits usually take. Dropped branches are evicted first, then the least recently used pages.
+    """
+
+    def __init__(self, record: ProgramRecord, state: int) -> None:
+        self._record, self._state = record, state
+
+    def pin(self, ttl: float) -> None:
+        """Evict these pages last for `ttl` seconds, also after the program has ended; 0 unpins them.
+
+        The hint is sent with the next message. Pinned pages are still evicted if a request could not run otherwise.
+        """
+        self._add("pin", ttl, wire.Keep(self._state, pin=ttl))
+
+    def expect(self, steps: float) -> None:
+        """These pages are needed again in about `steps` engine steps. Pages needed latest are evicted first."""
+        self._add("expect", steps, wire.Keep(self._state, steps=steps))
+        self._record.flush("kv.expect")
+
+    def prefetch(self) -> None:
+        """Load pages back from `host_memory`, as far as there are free device pages."""
+        self._record.add(wire.Keep(self._state, prefetch=True))
+        self._record.flush("kv.prefetch")
+
+    def _add(self, name: str, value: float, op: wire.Keep) -> None:
+        if not 0 <= value < inf:
+            raise BadProgram(f"kv.{name}({value}): it must be a number that is at least 0")
+        self._record.add(op)
+
+
 class Group(Generic[S]):
     """The branches of a fork, in order. Each begins with all that its parent had."""
 
@@ -595,7 +628,7 @@ class Group(Generic[S]):
     def __setitem__(self, i: int, state: S) -> None:
         """For `group[i] += ...`, which assigns the same state again. BadProgram: another state."""
         if state is not self._states[i]:
-            raise BadProgram(f"branch {i} is what it is; append to it with group[{i}] += ...")
+            raise BadProgram(f"branch {i} cannot be replaced; append to it with group[{i}] += ...")
 
     def __iadd__(self, what: Expression | Branchwise) -> Self:
         """Append to every branch: an expression, or to branch i the item `what[i]` of a list or `what(i)`."""
@@ -634,11 +667,11 @@ class Group(Generic[S]):
         elif mode in ("concat", "concate_and_append"):
             if on_error != "raise":
                 raise BadProgram(
-                    "concat appends the text of all branches, and one that failed has none; gather instead"
+                    "on_error='collect' needs mode 'gather_variable': a failed branch has no text to append"
                 )
             self._concatenate()
         else:
-            raise BadProgram(f"there is no way to join called {mode!r}; there are gather_variable and concat")
+            raise BadProgram(f"join mode is {mode!r}; it must be 'gather_variable' or 'concat'")
 
     def drop(self) -> None:
         """`drop` each branch."""
@@ -658,7 +691,7 @@ class Group(Generic[S]):
         for branch in self._states:
             branch._check_open()
             if branch._handle.parent is not parent._handle:
-                raise BadProgram("these branches were forked from branches; adopt one of them instead")
+                raise BadProgram("these are branches of a branch, not of this state; adopt one of them instead")
             if branch._transcript.role != parent._transcript.role:
                 raise BadProgram(
                     f"the open turn is {branch._transcript.role!r} in a branch and {parent._transcript.role!r} in its "

@@ -111,7 +111,7 @@ class Compiled(Program):
             template, slots = self._find(arguments, record)
             if template is not None:
                 return self._returned(template.write(list(slots.values()), state))
-        return super()._body(arguments)(state)
+        return self._bind_arguments(arguments)(state)
 
     def _returned(self, value: Any) -> Any:
         """What the body would return; AsyncCompiled makes it awaitable."""
@@ -156,7 +156,7 @@ class Compiled(Program):
 
         def recorded(**changes: Any) -> Recording:
             changed = inspect.BoundArguments(arguments.signature, arguments.arguments | changes)
-            body, options = super(Compiled, self)._body(changed), _gen_options(record.options)
+            body, options = self._bind_arguments(changed), _gen_options(record.options)
             return record_body(self.name, body, options, record.backend.welcome, self._state_class)
 
         with self._make_lock:  # one at a time: other threads most likely need the same template
@@ -191,20 +191,20 @@ def _checked_template(
     if plain.ended is not None and plain.ended.what == AWAITED:
         raise Unsupported(f"in {plain.ended.line} it awaits something")
     if plain.ended is not None:
-        raise Unsupported(f"in {plain.ended.line} it looks at a generated value, and goes on as that says")
+        raise Unsupported(f"in {plain.ended.line} it reads a generated value")
     slots = [ArgumentSlot(i, name) for i, name in enumerate(values)]
     error: Exception | None = None
     try:
         recording = recorded(**{slot.name: slot for slot in slots})
     except Exception as e:
         error = e
-    if observed := {slot.name: f"it is looked at in {slot.observed.line}" for slot in slots if slot.observed}:
+    if observed := {slot.name: f"it is inspected in {slot.observed.line}" for slot in slots if slot.observed}:
         raise _Observed(observed)
     if error is not None:
-        raise _Observed(dict.fromkeys(values, f"without it the body raises {error!r:.200}"))
+        raise _Observed(dict.fromkeys(values, f"without its value the body raises {error!r:.200}"))
     template = RecordedTemplate(recording, tuple(values))
     if not template.matches(plain, list(values.values())):
-        raise Unsupported("it does not append the same each time that it has the same arguments")
+        raise Unsupported("it appends different things for the same arguments")
     for name, value in values.items():
         changed = {**values, name: PROBES[type(value)]}
         try:
@@ -212,7 +212,7 @@ def _checked_template(
         except Exception:
             is_same = False
         if not is_same:
-            raise _Observed({name: "what is appended is not its text as it is, but made of it"})
+            raise _Observed({name: "what is appended is computed from it"})
     return template
 
 

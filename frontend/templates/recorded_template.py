@@ -33,7 +33,7 @@ class RecordedTemplate:
         if len(recording.programs) > 1:
             raise Unsupported(f"it calls another program, {recording.programs[1].name}")
         if recording.state._handle.number:
-            raise Unsupported("its state goes on as one of its branches")
+            raise Unsupported("its state adopts one of its branches")
         self.names = names
         self.shape = ProgramTemplate([_checked_op(op) for op in recording.ops if not _is_implicit_drop(op)])
         self._state, self._value = recording.state, recording.value
@@ -115,7 +115,7 @@ def _is_implicit_drop(op: wire.Op) -> bool:
 
 def _checked_op(op: wire.Op) -> wire.TemplateOp:
     if not isinstance(op, wire.TemplateOp):
-        raise Unsupported(f"it holds a {type(op).__name__}")
+        raise Unsupported(f"it uses {type(op).__name__}")
     if isinstance(op, wire.Gen | wire.Select):
         options: dict[str, Any] = {"a timeout of its own": op.timeout}
         if isinstance(op, wire.Gen):
@@ -123,7 +123,7 @@ def _checked_op(op: wire.Op) -> wire.TemplateOp:
         else:
             options["a choices_method of its own"] = op.asks
         for what in (what for what, is_set in options.items() if is_set):
-            raise Unsupported(f"gen {op.name!r} ({op.line}) has {what}, which needs its run's attention")
+            raise Unsupported(f"gen {op.name!r} ({op.line}) has {what}, which a template does not support")
     return op
 
 
@@ -133,12 +133,12 @@ def _check_value(value: Any, state: StateBase) -> None:
         for one in value.values:
             _check_value(one, state)
     elif isinstance(value, str) and fstring.holds_expression(value):
-        raise Unsupported("a string that holds an argument or a gen is kept, not appended")
+        raise Unsupported("a string that contains an argument or a gen is stored, not appended")
     elif (
         not isinstance(value, str | int | float | bytes | None | LazyValue | ArgumentSlot | ReasoningText)
         and value is not state
     ):
-        raise Unsupported(f"a {type(value).__name__} that its body made is kept, and all runs would share it")
+        raise Unsupported(f"a {type(value).__name__} that the body created is stored, and all runs would share it")
 
 
 def _results(state: StateBase, value: Any, arguments: Sequence[Any]) -> list[Any]:

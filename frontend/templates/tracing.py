@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from inspect import BoundArguments, Parameter, Signature
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 from banyan.backends.base import Backend
-from banyan.lang.sampling import Options
-from banyan.lang.state_base import StateBase
 from banyan.runtime.protocol import wire
-from banyan.templates.argument_slot import ArgumentObserved, ArgumentSlot
-from banyan.templates.recorder import Recording, record
+from banyan.templates.argument_slot import ArgumentObserved
+from banyan.templates.recorder import Recording
 
 
 class TraceNode:
@@ -100,29 +97,6 @@ def _label(part: wire.Part, names: Sequence[str]) -> str:
             return f"Constant({text!r})"
         case wire.Image(kind=kind):
             return f"Image({kind!r})"
-
-
-def recorded(
-    name: str,
-    func: Callable[..., Any],
-    signature: Signature,
-    given: Mapping[str, Any],
-    welcome: wire.Welcome,
-    state_class: type[StateBase],
-) -> tuple[Recording, list[str]]:
-    """(the recording of the body, the names of the missing arguments). signature: of the body, without its state."""
-    missing = [
-        p.name
-        for p in signature.parameters.values()
-        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in given and p.default is Parameter.empty
-    ]
-    slots = {name: ArgumentSlot(i, name) for i, name in enumerate(missing)}
-    arguments = BoundArguments(signature, {**given, **slots})
-
-    def body(state: StateBase) -> Any:
-        return func(state, *arguments.args, **arguments.kwargs)
-
-    return record(name, body, Options(), welcome, state_class), missing
 
 
 def cache_prefix(recording: Recording, backend: Backend, name: str) -> None:

@@ -315,9 +315,9 @@ def test_without_a_key_the_likeliest_wins(run: Any) -> None:
 def test_what_a_beam_refuses(run: Any) -> None:
     def body(s: bn.State) -> None:
         for wrong in ({"k": 0}, {"depth": 0}, {"width": 0}):
-            with pytest.raises(bn.BadProgram, match="a beam needs at least 1"):
+            with pytest.raises(bn.BadProgram, match="it must be at least 1"):
                 s.beam(**{"k": 1, "step": "x"} | wrong)
-        with pytest.raises(bn.Unsupported, match="say what to rank by with key="):
+        with pytest.raises(bn.Unsupported, match="to rank by; pass key="):
             s.beam(2, bn.gen("x"))
 
     run(body)
@@ -345,7 +345,7 @@ def test_the_law_of_a_select(run: Any) -> None:
     state = run(body, bn.Mock({"tool": LAW, "x": "x"}))
     assert state["tool"] == "calc"
     assert state.dist("tool") == pytest.approx({"calc": 0.6, "search": 0.3, "ask": 0.1})
-    with pytest.raises(bn.BadProgram, match="of a variable that a select made"):
+    with pytest.raises(bn.BadProgram, match="takes a variable that a select made"):
         state.dist("x")
     with pytest.raises(bn.UnknownVariable):
         state.dist("y")

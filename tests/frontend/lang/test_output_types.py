@@ -226,7 +226,7 @@ class Keyed:
     ("options", "why"),
     [
         ({"type": int, "regex": "a"}, "type, regex|regex, type"),
-        ({"dtype": int, "json_schema": "{}"}, "one form"),
+        ({"dtype": int, "json_schema": "{}"}, "one type"),
         ({"dtype": list}, "int, float, bool, str"),
         ({"dtype": []}, "dtype"),
         ({"json_schema": "{"}, "not valid JSON"),
@@ -240,7 +240,7 @@ class Keyed:
         ({"type": dict[int, str]}, "keys of a dict are str"),
         ({"type": list[Keyed]}, "keys of a dict are str"),
         ({"type": Literal["1", 1]}, "same text"),
-        ({"retries": 1}, "say the form"),
+        ({"retries": 1}, "add type="),
         ({"type": int, "retries": -1}, "retries"),
         ({"type": int, "retries": "2"}, "retries"),
     ],

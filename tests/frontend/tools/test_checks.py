@@ -48,7 +48,7 @@ def test_it_is_tried_again_until_it_is_right() -> None:
 
 def test_when_all_tries_fail_the_last_is_the_text_and_the_error_says_how_often() -> None:
     mock = bn.Mock('{"n": 1}')
-    with pytest.raises(bn.BadOutput, match=r"(?s)n must be even.*told so 2 times.*gen 'x', test_checks\.py"):
+    with pytest.raises(bn.BadOutput, match=r"(?s)n must be even.*the model was told 2 times.*gen 'x', test_checks\.py"):
         ask.run(2, backend=mock)
     assert len(mock.calls) == 3
 
