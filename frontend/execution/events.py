@@ -73,6 +73,7 @@ class Events:
     # ---- called by the run -------------------------------------------------------------------------------------------
 
     def put(self, event: Event) -> None:
+        """Report an event of the run."""
         self._feed.put(event)
 
     def add_tokens(self, name: str, state: int, callback: Callable[[wire.Delta], None]) -> Callable[[wire.Delta], None]:

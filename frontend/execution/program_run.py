@@ -91,7 +91,8 @@ async def finished(run: ProgramRun[Any]) -> AsyncState:
     """
     from banyan.execution.asyncio_bridge import on_thread, until_stopped, wait_done  # lazily: it imports asyncio
 
-    record, state = run.record, run.state._view(AsyncState)
+    record = run.record
+    state: AsyncState = run.state._view(AsyncState)
     try:
         if isinstance(run.state, AsyncState):
             await run.play_async()
