@@ -53,7 +53,7 @@ def _failure(state: StateBase) -> BanyanError | None:
 
 
 class BranchChoice(Generic[P]):
-    """Is told of each branch that finishes, and keeps the winners."""
+    """Base of the choices. It gets the branches as they finish, and drops the losers."""
 
     def __init__(self, states: Sequence[P], on_error: OnError) -> None:
         check_on_error(on_error)

@@ -467,7 +467,7 @@ class StateBase:
     def _forked(self, size: int, position_ids_offset: None = None) -> list[Self]:
         self._check_open()
         if position_ids_offset is not None:
-            raise Unsupported("position_ids_offset: a branch goes on at the position of its parent; leave it out")
+            raise Unsupported("position_ids_offset: a branch continues at the position of its parent; leave it out")
         if size < 1:
             raise BadProgram(f"a fork of {size} branches; it needs at least one")
         self._transcript.n_draws += 1
