@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from banyan.execution.events import VarDone as VarDone
     from banyan.execution.streaming import Stream as Stream
     from banyan.execution.streaming import stream as stream
-    from banyan.lang.async_branches import AsyncBranches as AsyncBranches
+    from banyan.lang.async_state import AsyncBranches as AsyncBranches
     from banyan.lang.async_state import AsyncState as AsyncState
-    from banyan.lang.branches import Branches as Branches
     from banyan.lang.choices import ChoicesDecision as ChoicesDecision
     from banyan.lang.choices import ChoicesSamplingMethod as ChoicesSamplingMethod
     from banyan.lang.choices import greedy_token_selection as greedy_token_selection
@@ -54,20 +53,21 @@ if TYPE_CHECKING:
     from banyan.lang.expr import raw as raw
     from banyan.lang.expr import role as role
     from banyan.lang.expr import select as select
+    from banyan.lang.expr import separate_reasoning as separate_reasoning
     from banyan.lang.expr import system as system
     from banyan.lang.expr import system_begin as system_begin
     from banyan.lang.expr import system_end as system_end
     from banyan.lang.expr import user as user
     from banyan.lang.expr import user_begin as user_begin
     from banyan.lang.expr import user_end as user_end
-    from banyan.lang.group import Group as Group
     from banyan.lang.program import AsyncProgram as AsyncProgram
     from banyan.lang.program import Program as Program
     from banyan.lang.program import function as function
-    from banyan.lang.reasoning import separate_reasoning as separate_reasoning
     from banyan.lang.sampling import Options as Options
+    from banyan.lang.state import Branches as Branches
     from banyan.lang.state import State as State
-    from banyan.lang.state_kv import StateKV as StateKV
+    from banyan.lang.state_base import Group as Group
+    from banyan.lang.state_base import StateKV as StateKV
     from banyan.runtime.errors import BadMessage as BadMessage
     from banyan.runtime.errors import BadModel as BadModel
     from banyan.runtime.errors import BadOutput as BadOutput
@@ -116,158 +116,55 @@ if TYPE_CHECKING:
     from banyan.views.graph import Graph as Graph
     from banyan.views.usage import Usage as Usage
 
-_WHERE = {
-    "lang.async_branches": ("AsyncBranches",),
-    "lang.async_state": ("AsyncState",),
+_MODULES = {
     "backends.base": ("Backend",),
     "backends.default": ("flush_cache", "get_server_info", "set_default_backend", "using"),
     "backends.mock": ("Mock",),
     "backends.openai.backend": ("OpenAI",),
-    "backends.runtime": ("Engine", "Runtime", "RuntimeEndpoint", "connect"),
     "backends.replay.record": ("Record",),
     "backends.replay.replay": ("Replay",),
-    "lang.branches": ("Branches",),
+    "backends.runtime": ("Engine", "Runtime", "RuntimeEndpoint", "connect"),
+    "execution.events": ("Events", "ForkStart", "Token", "VarDone"),
+    "execution.streaming": ("Stream", "stream"),
+    "lang.async_state": ("AsyncBranches", "AsyncState"),
     "lang.choices": (
         *("ChoicesDecision", "ChoicesSamplingMethod"),
         *("greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized"),
     ),
-    "templates.compiled": ("AsyncCompiled", "Compiled", "compile"),
-    "execution.events": ("Events", "ForkStart", "Token", "VarDone"),
-    "sglang.unsupported": ("Anthropic", "Crusoe", "LiteLLM", "VertexAI", "video"),
     "lang.expr": (
         *("gen", "gen_int", "gen_string", "image", "raw", "role", "select"),
         *("assistant", "assistant_begin", "assistant_end", "system", "system_begin", "system_end"),
-        *("user", "user_begin", "user_end"),
+        *("user", "user_begin", "user_end", "separate_reasoning"),
     ),
-    "views.graph": ("Graph",),
-    "lang.group": ("Group",),
-    "lang.state_kv": ("StateKV",),
-    "sglang.global_config": ("global_config",),
     "lang.program": ("AsyncProgram", "Program", "function"),
-    "lang.reasoning": ("separate_reasoning",),
+    "lang.sampling": ("Options",),
+    "lang.state": ("Branches", "State"),
+    "lang.state_base": ("Group", "StateKV"),
     "runtime.errors": (
         *("BadMessage", "BadModel", "BadOutput", "BadProgram", "BanyanError", "BatchError", "BudgetExceeded"),
-        *("Cancelled", "ConfigError"),
+        *("Cancelled", "ConfigError", "ConnectFailed"),
         *("ConstraintBroke", "ConstraintBusy", "ConstraintCrashed", "ConstraintError", "ConstraintSyntax"),
         *("ConstraintTimeout", "ConstraintTooLarge", "ConstraintUnsatisfiable", "ConstraintUnsupported"),
-        *("ConnectFailed", "DeadlineExceeded", "EngineLost", "ForkError", "ModelNotFound", "OutOfMemory"),
-        *("Overloaded", "ProgramError", "PromptTooLong", "Quarantined", "ReplayMismatch", "RuntimeLost", "ToolError"),
-        *("UnknownVariable", "Unsupported"),
+        *("DeadlineExceeded", "EngineLost", "ForkError", "ModelNotFound", "OutOfMemory", "Overloaded", "ProgramError"),
+        *("PromptTooLong", "Quarantined", "ReplayMismatch", "RuntimeLost", "ToolError", "UnknownVariable"),
+        "Unsupported",
     ),
-    "lang.sampling": ("Options",),
-    "lang.state": ("State",),
-    "views.usage": ("Usage",),
-    "execution.streaming": ("Stream", "stream"),
+    "sglang.global_config": ("global_config",),
+    "sglang.unsupported": ("Anthropic", "Crusoe", "LiteLLM", "VertexAI", "video"),
+    "templates.compiled": ("AsyncCompiled", "Compiled", "compile"),
     "tools.toolbox": ("Tool", "ToolCall", "tool"),
+    "views.graph": ("Graph",),
+    "views.usage": ("Usage",),
 }
-_HOME = {name: f"{__name__}.{module}" for module, names in _WHERE.items() for name in names}
+_HOME = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
 
-__all__ = [
-    "Anthropic",
-    "AsyncBranches",
-    "AsyncCompiled",
-    "AsyncProgram",
-    "AsyncState",
-    "Backend",
-    "BadMessage",
-    "BadModel",
-    "BadOutput",
-    "BadProgram",
-    "BanyanError",
-    "BatchError",
-    "Branches",
-    "BudgetExceeded",
-    "Cancelled",
-    "ChoicesDecision",
-    "ChoicesSamplingMethod",
-    "Compiled",
-    "ConfigError",
-    "ConnectFailed",
-    "ConstraintBroke",
-    "ConstraintBusy",
-    "ConstraintCrashed",
-    "ConstraintError",
-    "ConstraintSyntax",
-    "ConstraintTimeout",
-    "ConstraintTooLarge",
-    "ConstraintUnsatisfiable",
-    "ConstraintUnsupported",
-    "Crusoe",
-    "DeadlineExceeded",
-    "Engine",
-    "EngineLost",
-    "Events",
-    "ForkError",
-    "ForkStart",
-    "Graph",
-    "Group",
-    "LiteLLM",
-    "Mock",
-    "ModelNotFound",
-    "OpenAI",
-    "Options",
-    "OutOfMemory",
-    "Overloaded",
-    "Program",
-    "ProgramError",
-    "PromptTooLong",
-    "Quarantined",
-    "Record",
-    "Replay",
-    "ReplayMismatch",
-    "Runtime",
-    "RuntimeEndpoint",
-    "RuntimeLost",
-    "State",
-    "StateKV",
-    "Stream",
-    "Token",
-    "Tool",
-    "ToolCall",
-    "ToolError",
-    "UnknownVariable",
-    "Unsupported",
-    "Usage",
-    "VarDone",
-    "VertexAI",
-    "assistant",
-    "assistant_begin",
-    "assistant_end",
-    "compile",
-    "connect",
-    "flush_cache",
-    "function",
-    "gen",
-    "gen_int",
-    "gen_string",
-    "get_server_info",
-    "global_config",
-    "greedy_token_selection",
-    "image",
-    "raw",
-    "role",
-    "select",
-    "separate_reasoning",
-    "set_default_backend",
-    "stream",
-    "system",
-    "system_begin",
-    "system_end",
-    "token_length_normalized",
-    "tool",
-    "unconditional_likelihood_normalized",
-    "user",
-    "user_begin",
-    "user_end",
-    "using",
-    "video",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used: `import banyan` costs next to nothing."""
+    """Import the module of a public name when the name is first used, so that `import banyan` is fast."""
     if name == "__version__":
-        from importlib.metadata import version  # here: it takes longer to load than all of this package
+        from importlib.metadata import version  # lazily: it is slow to import
 
         return version("banyan")
     if name not in _HOME:

@@ -1,14 +1,14 @@
-"""Many runs of one program at once, on an event loop: a task for each that is on its way."""
+"""Runs many items of one program on an event loop, each in a task."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import ExitStack, aclosing
 from typing import TYPE_CHECKING, Any
 
 from banyan.execution.batch import MAX_IN_FLIGHT, OnError, check
-from banyan.execution.program_run import ProgramRun
+from banyan.execution.program_run import ProgramRun, finished
 from banyan.execution.run_limits import BatchLimits
 from banyan.lang.async_state import AsyncState
 
@@ -17,16 +17,15 @@ if TYPE_CHECKING:
 
 
 class AsyncBatch:
-    """What `run_batch_async` gives. `await` it for the list of all states, or follow it with `async for`.
+    """What `run_batch_async` returns: `await` it for the list of all states, or iterate with `async for`.
 
-    Nothing runs before that; it runs once.
+    Nothing runs before that, and it runs once.
     """
 
     def __init__(
         self,
         n: int,
         start: Callable[[int, BatchLimits], ProgramRun[Any]],
-        finish: Callable[[ProgramRun[Any]], Awaitable[AsyncState]],
         *,
         concurrency: int | None,
         limits: tuple[Any, ...],
@@ -34,87 +33,79 @@ class AsyncBatch:
         ordered: bool,
         title: str | None = None,
     ) -> None:
-        """For programs to make, not for users. finish(run): play it; gives its state, finished. limits: as of Batch."""
-        self._start, self._finish, self._n, self._given = start, finish, n, limits
+        """Created by programs. The arguments are those of BatchRun."""
+        self._n, self._start, self._title = n, start, title
+        self._limit_args = limits
         self._n_tasks = min(n, MAX_IN_FLIGHT if concurrency is None else concurrency)
         self._on_error, self._ordered = on_error, ordered
         self._indices = iter(range(n))
         self._errors: dict[int, BaseException] = {}
-        self._title = title
         self._bar: Bar | None = None
 
     def __await__(self) -> Generator[Any, None, list[AsyncState]]:
         return self._all().__await__()
 
     async def _all(self) -> list[AsyncState]:
-        found: dict[int, AsyncState] = {}
         async with aclosing(self._as_finished()) as finished:
-            async for i, state in finished:
-                found[i] = state
+            found = {i: state async for i, state in finished}
         states = [found[i] for i in range(self._n)]
         if self._on_error == "raise":
             check(dict(sorted(self._errors.items())), states)
         return states
 
     async def __aiter__(self) -> AsyncIterator[AsyncState]:
-        """The states, each when it is finished, and if ordered all before it are. Who stops, stops what still runs."""
+        """Yields each finished state; if ordered, after all states before it. Closing it stops the other runs."""
         found: dict[int, AsyncState] = {}
-        n_given = 0
+        n_yielded = 0
         async with aclosing(self._as_finished()) as finished:
             async for i, state in finished:
                 found[i] = state
-                while (i := n_given if self._ordered else i) in found:
+                while (i := n_yielded if self._ordered else i) in found:
                     state = found.pop(i)
                     if self._on_error == "raise" and i in self._errors:
                         raise self._errors[i]
-                    n_given += 1
+                    n_yielded += 1
                     yield state
 
     async def _as_finished(self) -> AsyncGenerator[tuple[int, AsyncState], None]:
-        limits = BatchLimits(*self._given)
-        finished: asyncio.Queue[tuple[int, AsyncState | BaseException]] = asyncio.Queue()
+        """(index, state) of each run when it finishes."""
+        limits = BatchLimits(*self._limit_args)
+        queue: asyncio.Queue[tuple[int, AsyncState | BaseException]] = asyncio.Queue()
         with ExitStack() as stack:
             if self._title is not None:
-                from banyan.execution.progress import bar  # here: it loads rich
+                from banyan.execution.progress import bar  # lazily: it imports rich
 
                 self._bar = stack.enter_context(bar(self._title, self._n))
-            async with aclosing(self._follow(limits, finished)) as states:
-                async for i, state in states:
+            tasks = [asyncio.create_task(self._work(limits, queue)) for _ in range(self._n_tasks)]
+            try:
+                for _ in range(self._n):
+                    i, state = await queue.get()
+                    if isinstance(state, BaseException):  # a run could not start
+                        raise state
                     yield i, state
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _follow(
-        self, limits: BatchLimits, finished: asyncio.Queue[tuple[int, AsyncState | BaseException]]
-    ) -> AsyncGenerator[tuple[int, AsyncState], None]:
-        tasks = [asyncio.create_task(self._work(limits, finished)) for _ in range(self._n_tasks)]
-        try:
-            for _ in range(self._n):
-                i, state = await finished.get()
-                if isinstance(state, BaseException):  # no run can begin
-                    raise state
-                yield i, state
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _work(self, limits: BatchLimits, finished: asyncio.Queue[tuple[int, AsyncState | BaseException]]) -> None:
+    async def _work(self, limits: BatchLimits, queue: asyncio.Queue[tuple[int, AsyncState | BaseException]]) -> None:
         for i in self._indices:
             try:
                 run = self._start(i, limits)
             except Exception as e:
-                finished.put_nowait((i, e))
+                queue.put_nowait((i, e))
                 return
             if self._bar is not None:
                 self._bar.begin(run.record)
             try:
-                await self._finish(run)
+                await finished(run)
             except Exception as e:
                 self._errors[i] = e
-                run.record.notice.is_given = self._on_error == "raise"
+                run.record.error_flag.is_seen = self._on_error == "raise"
             except asyncio.CancelledError as e:
                 if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # a task runs this
                     raise
-                self._errors[i] = run.record.error or e  # its body cancelled itself
+                self._errors[i] = run.record.error or e  # the body cancelled itself
             if self._bar is not None:
                 self._bar.end(run.record, failed=i in self._errors)
-            finished.put_nowait((i, run.state._as(AsyncState)))
+            queue.put_nowait((i, run.state._view(AsyncState)))

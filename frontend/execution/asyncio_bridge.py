@@ -1,6 +1,6 @@
-"""What is made on threads, awaited on an event loop.
+"""Waits for work of threads on an event loop.
 
-Loaded with the first program that is awaited: asyncio costs more than all of `import banyan`.
+Imported when the first program is awaited: asyncio takes longer to import than the rest of the package.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from functools import partial
 from typing import Any
 
 from banyan.execution.program_record import ProgramRecord
-from banyan.execution.thread_pool import bodies
+from banyan.execution.thread_pool import body_threads
 from banyan.runtime.errors import BadProgram
 from banyan.runtime.future import ValueFuture
 
 
-async def arrived(future: ValueFuture[Any] | Future[Any]) -> None:
-    """Wait until `future` is done, whatever it holds, without holding up the loop.
+async def wait_done(future: ValueFuture[Any] | Future[Any]) -> None:
+    """Wait until `future` is done, without blocking the loop. Its result and its error are left alone.
 
-    Who stops to wait cancels nothing (`asyncio.wrap_future` would pass that on to the future).
+    Cancelling the waiter does not cancel the future, unlike with `asyncio.wrap_future`.
     """
     if future.done():
         return
@@ -32,12 +32,12 @@ async def arrived(future: ValueFuture[Any] | Future[Any]) -> None:
         if not waiter.done():
             waiter.set_result(None)
 
-    future.add_done_callback(lambda _: _from_outside(loop, wake))
+    future.add_done_callback(lambda _: _call_on(loop, wake))
     await waiter
 
 
-def task(body: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """Run `body` as a task of the running loop. BadProgram: there is none."""
+def start_task(body: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    """Run `body` as a task of the running loop. BadProgram: there is no running loop."""
     try:
         return asyncio.get_running_loop().create_task(body, name=f"banyan-{name}")
     except RuntimeError:
@@ -46,7 +46,7 @@ def task(body: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
 
 
 async def on_thread(work: Callable[[], None]) -> None:
-    """Run `work` on a thread of the pool, and raise what it raises. Who stops to wait leaves it running."""
+    """Run `work` on a thread of the pool and raise what it raises. Cancelling the waiter does not stop it."""
     done: Future[None] = Future()
 
     def body() -> None:
@@ -57,13 +57,13 @@ async def on_thread(work: Callable[[], None]) -> None:
         else:
             done.set_result(None)
 
-    bodies().run(body)
-    await arrived(done)
+    body_threads().run(body)
+    await wait_done(done)
     done.result()
 
 
 class until_stopped:
-    """Run a block of this task until `record` is stopped: then it is cancelled, and raises what stopped the program."""
+    """A block that is cancelled when `record` is stopped, and then raises what stopped it."""
 
     __slots__ = ("_record", "_scope")
 
@@ -73,22 +73,22 @@ class until_stopped:
     async def __aenter__(self) -> None:
         await self._scope.__aenter__()
         loop = asyncio.get_running_loop()
-        self._record.on_stop(partial(_from_outside, loop, partial(_end, loop, self._scope)))
+        self._record.on_stop(partial(_call_on, loop, partial(_expire, loop, self._scope)))
 
     async def __aexit__(self, *raised: Any) -> None:
         try:
             await self._scope.__aexit__(*raised)
         except TimeoutError:
             if self._scope.expired():
-                self._record.check()  # raises why
+                self._record.check()  # raises what stopped the program
             raise
 
 
-def _end(loop: asyncio.AbstractEventLoop, scope: asyncio.Timeout) -> None:
-    with suppress(RuntimeError):  # the block has ended by itself
+def _expire(loop: asyncio.AbstractEventLoop, scope: asyncio.Timeout) -> None:
+    with suppress(RuntimeError):  # the block has ended
         scope.reschedule(loop.time())
 
 
-def _from_outside(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
-    with suppress(RuntimeError):  # the loop is closed: nothing runs on it any more
+def _call_on(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
+    with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(action)

@@ -1,4 +1,4 @@
-"""Many runs of one program at once: a few threads for the bodies, a bound on how many programs are on their way."""
+"""Runs many items of one program: a few threads for the bodies, and a bound on unfinished programs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from banyan.execution.progress import Bar
 
 MAX_IN_FLIGHT = 256
-"""Programs that were begun and are not finished. Bodies that never look at a value end at once, so that threads alone
-would be no bound; and the server needs many at a time to share what they have in common."""
+"""The default bound on programs that have started and not finished. Threads alone are no bound, because a body that
+reads no value ends at once; and the server needs many programs at a time to share their prefixes."""
 
 PATIENCE = 0.001
-"""Seconds without a new run after which more threads are set to work."""
+"""Seconds without a new run after which the number of worker threads doubles."""
 
 OnError = Literal["raise", "return"]
 
 
 class BatchRun:
-    """`n` runs; start(i, limits) makes run i."""
+    """`n` runs of one program. start(i, limits) creates run i."""
 
     def __init__(
         self,
@@ -42,114 +42,113 @@ class BatchRun:
         limits: tuple[Any, ...] = (None, None),
         title: str | None = None,
     ) -> None:
-        """limits: those of BatchLimits. title: what a progress bar on stderr says; None: there is
-        none."""
-        self._start, self._title, self._given = start, title, limits
+        """limits: the arguments of BatchLimits. title: of the progress bar on stderr; None: no bar."""
+        self._n, self._start, self._n_threads, self._title = n, start, n_threads, title
+        self._limit_args = limits
+        self._lock = threading.Lock()
         self._indices = iter(range(n))
-        self._taking = threading.Lock()
-        self._n = n
         self._finished: SimpleQueue[tuple[int, State | BaseException]] = SimpleQueue()
         self._slots = threading.Semaphore(MAX_IN_FLIGHT if concurrency is None else concurrency)
         self._running: dict[int, ProgramRun[State]] = {}
         self._is_stopped = False
         self._bar: Bar | None = None
-        self._n_begun = 0
-        self._n_threads = n_threads
+        self._n_started = 0
 
     def all(self, on_error: OnError) -> list[State]:
-        """All states, finished, in order."""
+        """The finished states of all items, in order."""
         states = list(self.results("return", ordered=True))
         if on_error == "raise":
             check({i: error for i, state in enumerate(states) if (error := state.error()) is not None}, states)
         return states
 
     def results(self, on_error: OnError, ordered: bool) -> Iterator[State]:
-        """The states, each when it is finished, and if `ordered` all before it are. One who stops to listen stops what
-        is still running."""
+        """Yields each finished state; if `ordered`, after all states before it. Closing it stops the other runs."""
         with ExitStack() as stack:
             stack.callback(self._stop)
             if self._title is not None:
-                from banyan.execution.progress import bar  # here: it loads rich
+                from banyan.execution.progress import bar  # lazily: it imports rich
 
                 self._bar = stack.enter_context(bar(self._title, self._n))
-            self._limits = BatchLimits(*self._given)
-            context = copy_context()
-            threading.Thread(target=context.run, args=(self._staff,), name="banyan-batch", daemon=True).start()
+            self._limits = BatchLimits(*self._limit_args)
+            self._start_thread(self._start_workers, "banyan-batch")
             finished: dict[int, State] = {}
-            n_given = 0
+            n_yielded = 0
             for i, state in self._as_finished():
                 if self._bar is not None:
                     self._bar.end(state._record, failed=state._record.has_failed)
                 finished[i] = state
-                while (i := n_given if ordered else i) in finished:
+                while (i := n_yielded if ordered else i) in finished:
                     state = finished.pop(i)
                     if on_error == "raise" and (error := state.error()) is not None:
                         raise error
-                    n_given += 1
+                    n_yielded += 1
                     yield state
 
     def _as_finished(self) -> Iterator[tuple[int, State]]:
-        """(index, state) of each run, when it is finished or the batch's time is up."""
+        """(index, state) of each run when it finishes or the batch times out."""
         seen: set[int] = set()
         while len(seen) < self._n:
-            left = self._limits.left
+            left = self._limits.seconds_left
             for nap in naps(None if left is None or self._is_stopped else left + GRACE):
                 with suppress(Empty):
                     i, state = self._finished.get(timeout=nap)
                     break
             else:
-                self._expire()
+                self._time_out()
                 continue
-            if isinstance(state, BaseException):  # no run can begin
+            if isinstance(state, BaseException):  # a run could not start
                 raise state
-            if i not in seen:  # one that was given up may finish all the same
+            if i not in seen:  # a run that timed out may finish later
                 seen.add(i)
                 yield i, state
 
-    def _expire(self) -> None:
-        """The time is up. What runs was stopped by its own limits; but a body may be busy with something else, and
-        nothing can end that: its run ends without it."""
-        late = DeadlineExceeded.of("batch", self._limits.timeout or 0.0)
-        with self._taking:
-            left, self._is_stopped = list(self._indices), True
-        for i, run in list(self._running.items()):
-            run.record.end(late)
-            self._finished.put((i, run.state))
-        for i in left:
-            run = self._start(i, self._limits)
-            run.record.end(late)
+    def _time_out(self) -> None:
+        """End all unfinished runs. Their own limits have stopped them, but a body may still be busy elsewhere."""
+        error = DeadlineExceeded.of("batch", self._limits.timeout or 0.0)
+        with self._lock:
+            unstarted, self._is_stopped = list(self._indices), True
+        runs = [*self._running.items(), *((i, self._start(i, self._limits)) for i in unstarted)]
+        for i, run in runs:
+            run.record.end(error)
             self._finished.put((i, run.state))
 
-    # ---- on threads of its own -------------------------------------------------------------------------------------
+    def _stop(self) -> None:
+        self._is_stopped = True
+        for run in list(self._running.values()):
+            run.record.program.cancel()
 
-    def _staff(self) -> None:
-        """Set threads to work: one, and as long as no run begins for a moment, twice as many.
+    # ---- worker threads ----------------------------------------------------------------------------------------------
 
-        Bodies that never look at a value need one thread, and more would only be in its way.
+    def _start_thread(self, target: Callable[[], None], name: str) -> None:
+        """Each thread gets its own copy of the caller's context."""
+        threading.Thread(target=copy_context().run, args=(target,), name=name, daemon=True).start()
+
+    def _start_workers(self) -> None:
+        """Start one worker, and double the number of workers whenever no run has started for PATIENCE seconds.
+
+        Bodies that read no value need one thread; more threads would only slow it down.
         """
-        n_working, n_wanted, n_begun = 0, 1, -1
-        while n_begun < self._n and not self._is_stopped:
-            for k in range(n_working, min(n_wanted, self._n_threads - 1)):
-                # Each in a context of its own, as the caller left it.
-                context, name = copy_context(), f"banyan-batch-{k}"
-                threading.Thread(target=context.run, args=(self._work,), name=name, daemon=True).start()
-                n_working += 1
-            if n_working < n_wanted:  # the last of them is this one, which has nothing else to do from here on
+        n_workers, n_wanted = 0, 1
+        while self._n_started < self._n and not self._is_stopped:
+            while n_workers < min(n_wanted, self._n_threads - 1):
+                self._start_thread(self._work, f"banyan-batch-{n_workers}")
+                n_workers += 1
+            if n_workers < n_wanted:  # this thread becomes the last worker
                 self._work()
                 return
-            n_begun = self._n_begun
+            n_started = self._n_started
             time.sleep(PATIENCE)
-            if self._n_begun == n_begun and len(self._running) < MAX_IN_FLIGHT:
-                n_wanted = 2 * n_working
+            if self._n_started == n_started and len(self._running) < MAX_IN_FLIGHT:
+                n_wanted = 2 * n_workers
 
     def _work(self) -> None:
         while True:
             self._slots.acquire()
-            with self._taking:
+            with self._lock:
                 i = None if self._is_stopped else next(self._indices, None)
-                self._n_begun += i is not None
+                self._n_started += i is not None
             if i is None:
-                self._slots.release()  # for the next thread, so that it ends as well
+                self._slots.release()  # so that the next worker ends as well
                 return
             self._run(i)
 
@@ -164,7 +163,7 @@ class BatchRun:
             self._bar.begin(run.record)
         if self._is_stopped:
             run.record.program.cancel()
-        with suppress(BaseException):  # the record has it, and `state.error()` tells
+        with suppress(BaseException):  # the record keeps it, and `state.error()` returns it
             run.play()
 
         def settled() -> None:
@@ -174,14 +173,9 @@ class BatchRun:
 
         run.record.when_settled(settled)
 
-    def _stop(self) -> None:
-        self._is_stopped = True
-        for run in list(self._running.values()):
-            run.record.program.cancel()
-
 
 def check(errors: dict[int, BaseException], results: Sequence[Any]) -> None:
-    """Raise BatchError, if there are errors (by the items' indices)."""
+    """Raise BatchError if there are errors. errors: by item index."""
     if errors:
         i, first = next(iter(errors.items()))
         message = f"{len(errors)} of {len(results)} items failed; the first is item {i}: {first}"

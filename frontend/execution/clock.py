@@ -1,4 +1,4 @@
-"""One thread per process that does things at their time: deadlines, and answers that are to come late."""
+"""Timer threads: one for deadlines and delayed answers, one that flushes programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import count
 
 
 class Alarm:
-    """One call to come. `cancel` takes it back."""
+    """One scheduled call."""
 
     __slots__ = ("_clock", "action")
 
@@ -20,31 +20,35 @@ class Alarm:
         self.action: Callable[[], object] | None = action
 
     def cancel(self) -> None:
-        """Idempotent; safe in a finalizer."""
+        """Drop the call. Idempotent; safe in a finalizer."""
         self.action = None
         self._clock.n_cancelled += 1
 
 
 class Clock:
-    """Asleep while nothing is due."""
+    """A thread that calls functions at given times and sleeps in between. It starts with the first call."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "banyan-clock") -> None:
+        self._name = name
         self._due: list[tuple[float, int, Alarm]] = []
         self._numbers, self._changed = count(), threading.Condition()
         self._thread: threading.Thread | None = None
         self.n_cancelled = 0
 
     def call(self, when: float, action: Callable[[], object]) -> Alarm:
-        """Call `action`, which must not raise or wait, at `when` of `time.monotonic`. Those of one time keep order."""
+        """Call `action` when `time.monotonic()` reaches `when`. It must neither raise nor block.
+
+        Calls that are due at the same time run in the order in which they were scheduled.
+        """
         alarm = Alarm(self, action)
         with self._changed:
-            if self.n_cancelled > 100 + len(self._due) // 2:  # most are taken back long before their time
+            if self.n_cancelled > 100 + len(self._due) // 2:  # most alarms are cancelled long before they are due
                 self._due = [entry for entry in self._due if entry[2].action is not None]
                 heapify(self._due)
                 self.n_cancelled = 0
             heappush(self._due, (when, next(self._numbers), alarm))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="banyan-clock", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
             if self._due[0][2] is alarm:
                 self._changed.notify()
@@ -59,18 +63,26 @@ class Clock:
                 action = alarm.action
             if action is not None:
                 action()
-            del alarm, action  # they hold what they act on: the next one may be long in coming
+            del alarm, action  # the next alarm may be far off, and these keep their objects alive
 
 
 def clock() -> Clock:
-    """That of this process."""
+    """The clock of this process."""
     return _clock
 
 
-def _renew() -> None:
-    global _clock
-    _clock = Clock()
+def flush_clock() -> Clock:
+    """The clock that flushes programs. It is separate because a backend may run user code in `submit`."""
+    return _flush_clock
 
 
-_clock = Clock()
-os.register_at_fork(after_in_child=_renew)  # threads do not follow into a forked child
+def _reset() -> None:
+    """Threads do not survive a fork; the child starts its own."""
+    global _clock, _flush_clock
+    _clock, _flush_clock = Clock(), Clock("banyan-flush")
+
+
+_clock: Clock
+_flush_clock: Clock
+_reset()
+os.register_at_fork(after_in_child=_reset)

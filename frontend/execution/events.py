@@ -1,28 +1,26 @@
-"""What happens in a program while it runs, as events that any number of readers follow."""
+"""Events of a running program, for any number of readers. `bn.stream(...).events()` returns them."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
-from banyan.execution.feed import Feed, Notice
+from banyan.execution.feed import ErrorFlag, Feed
+from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
 from banyan.tools.toolbox import ToolCall
 from banyan.views.usage import Usage
 
-if TYPE_CHECKING:
-    from banyan.lang.lazy_value import LazyValue
-
 
 class Token(msgspec.Struct, frozen=True):
-    """More text of the gen `name` ("" if it has none), as it comes. state: where; 0 is the program's own state.
+    """New text of a streaming gen. name: its variable, "" if it has none; state: its branch, 0 for the program's own.
 
-    is_thought: it is of what the model thinks (see separate_reasoning). round: of a gen with tools or retries, which
-    turn or output it is of, from 0; with retries, that of a round before the last does not count.
+    is_thought: the text is reasoning (see separate_reasoning). round: for a gen with tools or retries, the number of
+    the turn or attempt, from 0. With retries, only the text of the last attempt counts.
     """
 
     name: str
@@ -33,7 +31,7 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class VarDone(msgspec.Struct, frozen=True):
-    """A gen or select is known. value: its text; with n > 1, a list of all n."""
+    """A gen or select has finished. value: its text; with n > 1, a list of n texts."""
 
     name: str
     value: Any
@@ -41,30 +39,30 @@ class VarDone(msgspec.Struct, frozen=True):
 
 
 class ForkStart(msgspec.Struct, frozen=True):
-    """State `state` has forked. children: its branches' states."""
+    """State `state` was forked. children: the numbers of the new states."""
 
     children: tuple[int, ...]
     state: int = 0
 
 
 Event: TypeAlias = Token | VarDone | ForkStart | ToolCall | Usage
-"""ToolCall: a tool was called, and gave its result. Usage: of all gens so far, behind each VarDone."""
+"""ToolCall: a tool call has returned. Usage: the totals so far; it follows each VarDone."""
 
 
 class Events:
-    """Those of one run, from its start to its end: `for event in events` or `async for`, any number of times.
+    """The events of one run, from its start to its end. Iterate with `for` or `async for`, any number of times.
 
-    Where the run fails, its error is raised behind the last event.
+    If the run fails, its error is raised after the last event.
     """
 
-    __slots__ = ("_feed", "_lock", "_n_open", "_on_end")
+    __slots__ = ("_feed", "_get_error", "_lock", "_n_open")
 
-    def __init__(self, notice: Notice) -> None:
-        """For `stream` to make, not for users."""
-        self._feed: Feed[Event] = Feed(notice)
+    def __init__(self, error_flag: ErrorFlag) -> None:
+        """Created by `stream`."""
+        self._feed: Feed[Event] = Feed(error_flag)
         self._lock = threading.Lock()
-        self._n_open = 1  # gens that are not known, and the body
-        self._on_end: Callable[[], BaseException | None] = lambda: None
+        self._n_open = 1  # unfinished gens, plus one for the body
+        self._get_error: Callable[[], BaseException | None] | None = None
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self._feed)
@@ -72,49 +70,43 @@ class Events:
     def __aiter__(self) -> AsyncIterator[Event]:
         return self._feed.__aiter__()
 
-    # ---- for the run ------------------------------------------------------------------------------------------------
+    # ---- called by the run -------------------------------------------------------------------------------------------
 
     def put(self, event: Event) -> None:
-        """`event` has happened."""
+        """Report an event of the run."""
         self._feed.put(event)
 
-    def heard(self, ref: LazyValue, put: Callable[[wire.Delta], None]) -> Callable[[wire.Delta], None]:
-        """What hears the pieces of a gen, and gives them to `put` as well."""
-        name, state = ref.name, ref.state
+    def add_tokens(self, name: str, state: int, callback: Callable[[wire.Delta], None]) -> Callable[[wire.Delta], None]:
+        """Wrap a gen's delta callback so that each delta also becomes a Token event."""
 
-        def hear(delta: wire.Delta) -> None:
-            put(delta)
+        def on_delta(delta: wire.Delta) -> None:
+            callback(delta)
             self._feed.put(Token(name, delta.text, state, delta.is_thought, delta.round))
 
-        return hear
+        return on_delta
 
-    def forked(self, state: int, children: tuple[int, ...]) -> None:
-        """`state` has forked."""
-        self._feed.put(ForkStart(children, state))
-
-    def watch(self, ref: LazyValue, usage: Callable[[], Usage]) -> None:
-        """`ref` is a gen or select of the run; usage(): of the whole run."""
+    def watch(self, name: str, state: int, future: ValueFuture[wire.Value], usage: Callable[[], Usage]) -> None:
+        """Report the gen or select behind `future` when it finishes. usage: returns the totals of the run."""
         with self._lock:
             self._n_open += 1
-        ref.future.add_done_callback(partial(self._known, [(ref, usage)], ref.state))
+        future.add_done_callback(partial(self._finished, name, state, usage))
 
-    def _known(self, held: list[tuple[LazyValue, Callable[[], Usage]]], state: int, _: object) -> None:
-        ref, usage = held.pop()  # a future keeps what it called, and that would be a circle
-        if ref.future.exception() is None:  # else the state raises it at the end
-            self._feed.put(VarDone(ref.name, ref.read(), state))
+    def _finished(self, name: str, state: int, usage: Callable[[], Usage], future: ValueFuture[wire.Value]) -> None:
+        if future.exception() is None:  # an error is raised at the end
+            texts = [sample.text for sample in future.result().samples]
+            self._feed.put(VarDone(name, texts[0] if len(texts) == 1 else texts, state))
             self._feed.put(usage())
         self._close_one()
 
-    def end(self, error: Callable[[], BaseException | None]) -> None:
-        """The body has ended, and nothing is on its way any more. error(): what went wrong; asked behind the last
-        event."""
-        self._on_end = error
+    def end(self, get_error: Callable[[], BaseException | None]) -> None:
+        """The body has ended. get_error: returns the error of the run, asked for after the last event."""
+        self._get_error = get_error
         self._close_one()
 
     def _close_one(self) -> None:
         with self._lock:
             self._n_open -= 1
-            is_last = self._n_open == 0
-        if is_last:
-            error, self._on_end = self._on_end, lambda: None  # it holds the state, which holds us
-            self._feed.close(error())
+            if self._n_open:
+                return
+        get_error, self._get_error = self._get_error, None  # it holds the state, which holds these events
+        self._feed.close(None if get_error is None else get_error())

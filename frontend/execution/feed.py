@@ -1,4 +1,4 @@
-"""A growing list that any number of readers follow, on threads and on event loops, each from its start."""
+"""A growing list that any number of readers follow from its start, on threads and on event loops."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from banyan.runtime.waiting import until
 T = TypeVar("T")
 
 
-class Notice:
-    """Whether somebody was told of a failure: one that nobody hears of is logged."""
+class ErrorFlag:
+    """Whether the user has seen an error of the program. An error that nobody sees is logged."""
 
-    __slots__ = ("is_given",)
+    __slots__ = ("is_seen",)
 
     def __init__(self) -> None:
-        self.is_given = False
+        self.is_seen = False
 
 
 class Feed(Generic[T]):
-    """Append with `put`, end with `close`. Reading waits for what is still to come, and ends where the feed does.
+    """`put` appends an item and `close` ends the feed. Iterating waits for new items until the feed is closed.
 
-    No lock: a writer appends and *then* looks for waiters, a reader registers and *then* looks for items, so that one
-    of the two always sees the other. Any number of writers, too.
+    It has no lock: a writer appends and *then* looks for waiters; a reader registers and *then* looks for items. So
+    one of the two always sees the other, with any number of writers.
     """
 
-    __slots__ = ("_waiters", "error", "is_closed", "items", "notice")
+    __slots__ = ("_waiters", "error", "error_flag", "is_closed", "items")
 
-    def __init__(self, notice: Notice | None = None) -> None:
-        """notice: to be given when a reader hears of the error that the feed ended with."""
+    def __init__(self, error_flag: ErrorFlag | None = None) -> None:
+        """error_flag: set when a reader gets the error that closed the feed."""
         self.items: list[T] = []
-        self.notice = notice
+        self.error_flag = error_flag
         self.is_closed = False
         self.error: BaseException | None = None
         self._waiters: list[Callable[[], None]] = []
@@ -49,7 +49,7 @@ class Feed(Generic[T]):
             self._wake()
 
     def close(self, error: BaseException | None = None) -> None:
-        """No more items will come. `error` is raised to each reader who gets here. The first call counts."""
+        """End the feed. Readers that reach the end get `error`. Only the first call has an effect."""
         if not self.is_closed:
             self.error = error
             self.is_closed = True
@@ -57,50 +57,50 @@ class Feed(Generic[T]):
 
     def _wake(self) -> None:
         for _ in range(len(self._waiters)):
-            with contextlib.suppress(IndexError):  # another writer woke it
-                self._waiters.pop()()  # one by one: swapping the list could lose who comes in between
+            with contextlib.suppress(IndexError):  # another writer took it
+                self._waiters.pop()()  # one by one: swapping the list could lose a reader that registers meanwhile
 
     def _has(self, i: int) -> bool | None:
-        """Whether item `i` is there; None if that is not known yet. Raises the error the feed ended with."""
-        is_closed = self.is_closed  # looked at first: what was put before the end is read before the end
+        """Whether item `i` exists; None if it may still come. Raises the error that closed the feed."""
+        is_closed = self.is_closed  # read first: items that were put before the end are read before the end
         if i < len(self.items):
             return True
         if is_closed and self.error is not None:
-            if self.notice is not None:
-                self.notice.is_given = True
+            if self.error_flag is not None:
+                self.error_flag.is_seen = True
             raise self.error
         return False if is_closed else None
 
     def __iter__(self) -> Iterator[T]:
         i = 0
         while True:
-            while (known := self._has(i)) is None:
+            while (has_item := self._has(i)) is None:
                 event = threading.Event()
                 self._waiters.append(event.set)
                 if self._has(i) is None:
                     until(event)
-            if not known:
+            if not has_item:
                 return
             yield self.items[i]
             i += 1
 
     async def __aiter__(self) -> AsyncIterator[T]:
-        import asyncio  # here: it costs more than all of `import banyan`, and most programs never need it
+        import asyncio  # lazily: it takes longer to import than the rest of the package
 
         loop = asyncio.get_running_loop()
         i = 0
         while True:
-            while (known := self._has(i)) is None:
+            while (has_item := self._has(i)) is None:
                 event = asyncio.Event()
 
                 def wake(event: asyncio.Event = event) -> None:
-                    with contextlib.suppress(RuntimeError):  # the reader's loop is closed: it reads no more
+                    with contextlib.suppress(RuntimeError):  # the reader's loop is closed
                         loop.call_soon_threadsafe(event.set)
 
                 self._waiters.append(wake)
                 if self._has(i) is None:
                     await event.wait()
-            if not known:
+            if not has_item:
                 return
             yield self.items[i]
             i += 1

@@ -1,10 +1,9 @@
-"""One run of a program: the body that runs, the state that it writes, and how it ends."""
+"""Runs the body of a program on a new state, on this thread, in this task, or on a thread of the pool."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import CoroutineType
 from typing import Any, Generic, TypeVar
 
@@ -12,7 +11,7 @@ from banyan.backends.base import Backend
 from banyan.backends.default import CURRENT
 from banyan.execution.program_record import ProgramRecord
 from banyan.execution.run_limits import BatchLimits
-from banyan.execution.thread_pool import bodies
+from banyan.execution.thread_pool import body_threads
 from banyan.lang.async_state import AsyncState
 from banyan.lang.sampling import Options, mix
 from banyan.lang.state import State
@@ -25,10 +24,7 @@ P = TypeVar("P", bound=StateBase)
 
 
 class ProgramRun(Generic[P]):
-    """A body that was given its arguments, and a new state of `kind` for it.
-
-    path: where the run stands among others of one seed (its index in a batch).
-    """
+    """A body with its arguments bound, and the new state that it will write."""
 
     __slots__ = ("_body", "record", "state")
 
@@ -38,21 +34,35 @@ class ProgramRun(Generic[P]):
         body: Callable[[P], Any],
         backend: Backend,
         options: Options,
-        kind: type[P],
+        state_class: type[P],
         batch: BatchLimits | None = None,
-        *path: int,
+        index: int | None = None,
     ) -> None:
+        """index: of the batch item; the run's seed is derived from it."""
         self._body = body
         self.record = ProgramRecord(name, backend, options, batch)
-        self.record.index = path[-1] if path else None
-        seed = mix(options.seed, *path) if path else options.seed
-        self.state = kind(self.record, self.record.new_lane(), seed, Transcript())
+        self.record.index = index
+        seed = options.seed if index is None else mix(options.seed, index)
+        self.state = state_class(self.record, self.record.new_handle(), seed, Transcript())
 
-    def play(self) -> None:
-        """Run the body here. What it raises is raised, and what it started is stopped."""
+    @contextmanager
+    def _playing(self) -> Iterator[None]:
+        """The block runs the body. If it raises, the program is stopped on the server."""
         token = CURRENT.set(self.record.backend)
         try:
             self.record.check()
+            yield
+            self.record.flush("the body ended")
+        except BaseException as e:
+            self.record.end(e)
+            raise
+        finally:
+            CURRENT.reset(token)
+        self.record.end()
+
+    def play(self) -> None:
+        """Run the body on this thread. Raises what it raises."""
+        with self._playing():
             value = self._body(self.state)
             if isinstance(value, CoroutineType):
                 value.close()
@@ -61,89 +71,61 @@ class ProgramRun(Generic[P]):
                     program=self.record.name,
                 )
             self.record.ret_value = value
-            self.record.flush("the body ended")
-        except BaseException as e:
-            self.record.end(e)
-            raise
-        finally:
-            CURRENT.reset(token)
-        self.record.end()
         if global_config.verbosity >= 2 and isinstance(self.state, State):
             print(self.state.text())
 
     async def play_async(self) -> None:
-        """`play`, for a body that is awaited; it ends where it stands when its program is stopped."""
-        from banyan.execution.asyncio_bridge import until_stopped  # here: it loads asyncio
+        """`play` for an `async def` body. If the program is stopped, the body is cancelled."""
+        from banyan.execution.asyncio_bridge import until_stopped  # lazily: it imports asyncio
 
-        token = CURRENT.set(self.record.backend)
-        try:
-            self.record.check()
+        with self._playing():
             async with until_stopped(self.record):
                 self.record.ret_value = await self._body(self.state)
-            self.record.flush("the body ended")
-        except BaseException as e:
-            self.record.end(e)
-            raise
-        finally:
-            CURRENT.reset(token)
-        self.record.end()
 
 
-async def finished(run: ProgramRun[AsyncState]) -> AsyncState:
-    """Run an `async def` body in this task; gives its state when all is done, and raises what went wrong."""
+async def finished(run: ProgramRun[Any]) -> AsyncState:
+    """Run the body and wait for its values. Raises the first error.
+
+    An `async def` body runs in this task. A `def` body runs on a thread of the pool; a stop takes effect at its next
+    read of a value.
+    """
+    from banyan.execution.asyncio_bridge import on_thread, until_stopped, wait_done  # lazily: it imports asyncio
+
+    record = run.record
+    state: AsyncState = run.state._view(AsyncState)
     try:
-        await run.play_async()
-        return await _settled(run, run.state)
-    except BaseException:
-        run.record.notice.is_given = True
-        raise
-
-
-async def finished_on_thread(run: ProgramRun[State]) -> AsyncState:
-    """Run a `def` body on a thread of the pool. Nothing stops it there before its next look at a value."""
-    from banyan.execution.asyncio_bridge import on_thread, until_stopped  # here: it loads asyncio
-
-    try:
-        async with until_stopped(run.record):
-            await on_thread(run.play)
-        return await _settled(run, run.state._as(AsyncState))
-    except BaseException as e:
-        run.record.end(e)
-        run.record.notice.is_given = True
-        raise
-
-
-async def _settled(run: ProgramRun[Any], state: AsyncState) -> AsyncState:
-    from banyan.execution.asyncio_bridge import arrived
-
-    try:
-        for number in range(run.record.n_refs):
-            await arrived(run.record.program.future(number))
+        if isinstance(run.state, AsyncState):
+            await run.play_async()
+        else:
+            async with until_stopped(record):
+                await on_thread(run.play)
+        for future in record.futures:
+            await wait_done(future)
         await state.sync()
-    except BaseException:
-        run.record.program.cancel()
+    except BaseException as e:
+        if not record.ended.is_closed:  # the task was cancelled while the body runs on its thread
+            record.end(e)
+        record.program.cancel()
+        record.error_flag.is_seen = True
         raise
     return state
 
 
-def aside(run: ProgramRun[State]) -> State:
-    """Run the body on a thread, and give at once what those outside may look at."""
-    handle = watched(run.state)
-    # Nobody reads any more: the body's next look at a value, at the latest, ends it.
-    weakref.finalize(handle, run.record.program.cancel).atexit = False
+def start_on_thread(run: ProgramRun[State], then: Callable[[], None] = lambda: None) -> None:
+    """Run the body on a thread of the pool. Returns at once. then: called when the body has ended."""
 
     def body() -> None:
-        with suppress(BaseException):  # the record has it, and raises it to whoever reads
+        with suppress(BaseException):  # the record keeps it and raises it to readers
             run.play()
+        then()
 
-    bodies().run(body)
-    return handle
+    body_threads().run(body)
 
 
-def watched(state: P) -> P:
-    """A handle for those outside on the state of a program that still runs."""
+def read_only_view(state: P) -> P:
+    """A view of the state of a running program, for code outside its body."""
     for feed in (state._names, state._transcript.own):
         state._record.close_at_end(feed)
-    handle = state._as(type(state))
-    handle._is_handle = True
-    return handle
+    view = state._view(type(state))
+    view._is_view = True
+    return view

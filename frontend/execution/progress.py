@@ -1,6 +1,6 @@
-"""The progress of many runs, on stderr: how many are done, tokens a second, cached share of the prompts, time left.
+"""The progress bar of a batch, on stderr: items done, tokens per second, cached share of the prompts, time left.
 
-Counted as values come, not as runs end: also few long runs show that they move.
+Tokens are counted when a value arrives, not when its run ends, so that a few long runs show progress too.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from rich.progress import (
 from rich.text import Text
 
 WINDOW = 5.0
-"""Seconds over which tokens a second are measured."""
+"""Seconds over which tokens per second are averaged."""
 POLL = 0.25
-"""Seconds between two looks at what runs."""
+"""Seconds between two looks at the unfinished runs."""
 
 
-class Running(Protocol):
-    """What is counted of a record: its values, whatever they are of."""
+class CountedRun(Protocol):
+    """The part of a ProgramRecord that the meter reads."""
 
     n_refs: int
     program: Any
 
 
 class Reading(NamedTuple):
-    """Where things stand. hit_rate: cached share of the prompt tokens; None where no prompt was counted."""
+    """The counts at one time. hit_rate: cached share of the prompt tokens; None before the first prompt."""
 
     n_done: int
     n_failed: int
@@ -49,66 +49,64 @@ class Reading(NamedTuple):
 
 
 class Meter:
-    """Counts what runs make. Any thread may begin and end runs, and read."""
+    """Counts the tokens of running programs. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, threading.Lock()
-        self._open: dict[int, tuple[Running, list[int]]] = {}  # by id: the record, and its refs that are not counted
-        self._n_seen: dict[int, int] = {}
+        self._open: dict[int, CountedRun] = {}  # by id
+        self._n_seen: dict[int, int] = {}  # values of each run that were seen
+        self._unfinished: dict[int, list[int]] = {}  # those of them that are not counted yet
         self._n_done = self._n_failed = self._prompt = self._cached = self._generated = 0
-        self._marks: deque[tuple[float, int]] = deque([(clock(), 0)])
-        self._looked_at = clock() - POLL
+        self._history: deque[tuple[float, int]] = deque([(clock(), 0)])  # (time, tokens generated)
+        self._polled_at = clock() - POLL
 
-    def begin(self, record: Running) -> None:
+    def begin(self, record: CountedRun) -> None:
         with self._lock:
-            self._open[id(record)] = (record, [])
-            self._n_seen[id(record)] = 0
+            self._open[id(record)] = record
+            self._n_seen[id(record)], self._unfinished[id(record)] = 0, []
 
-    def end(self, record: Running, failed: bool) -> None:
+    def end(self, record: CountedRun, failed: bool) -> None:
         with self._lock:
             self._count(id(record))
-            self._open.pop(id(record), None)
-            self._n_seen.pop(id(record), None)
+            for counts in (self._open, self._n_seen, self._unfinished):
+                counts.pop(id(record), None)
             self._n_done += 1
             self._n_failed += failed
 
     def read(self) -> Reading:
-        """What is known; looks at what runs at most once in POLL seconds."""
+        """The current counts. Looks at the unfinished runs at most once in POLL seconds."""
         with self._lock:
             now = self._clock()
-            if now - self._looked_at >= POLL:
-                self._looked_at = now
-                for key in tuple(self._open):
+            if now - self._polled_at >= POLL:
+                self._polled_at = now
+                for key in self._open:
                     self._count(key)
-                self._marks.append((now, self._generated))
-                while len(self._marks) > 2 and self._marks[1][0] <= now - WINDOW:
-                    self._marks.popleft()
-            then, generated = self._marks[0]
+                self._history.append((now, self._generated))
+                while len(self._history) > 2 and self._history[1][0] <= now - WINDOW:
+                    self._history.popleft()
+            then, generated = self._history[0]
             rate = (self._generated - generated) / (now - then) if now > then else 0.0
             hit_rate = self._cached / self._prompt if self._prompt else None
             return Reading(self._n_done, self._n_failed, self._generated, rate, hit_rate)
 
     def _count(self, key: int) -> None:
-        if key not in self._open:
+        if (record := self._open.get(key)) is None:
             return
-        record, waiting = self._open[key]
-        waiting.extend(range(self._n_seen[key], record.n_refs))
-        self._n_seen[key] = record.n_refs
-        left = []
-        for ref in waiting:
+        refs = [*self._unfinished[key], *range(self._n_seen[key], record.n_refs)]
+        self._n_seen[key], self._unfinished[key] = record.n_refs, []
+        for ref in refs:
             future = record.program.future(ref)
             if not future.done():
-                left.append(ref)
+                self._unfinished[key].append(ref)
             elif future.exception() is None:
                 usage = future.result().usage
                 self._prompt += usage.prompt
                 self._cached += usage.cached
                 self._generated += usage.generated
-        waiting[:] = left
 
 
-class _Rates(ProgressColumn):
-    """Tokens a second, the hit rate, and what failed."""
+class _RatesColumn(ProgressColumn):
+    """Tokens per second, hit rate and failures."""
 
     def __init__(self, meter: Meter) -> None:
         super().__init__()
@@ -126,30 +124,32 @@ class _Rates(ProgressColumn):
         return text
 
 
+class Bar:
+    """Reports runs to the progress bar. Thread-safe."""
+
+    def __init__(self, meter: Meter, progress: Progress, total: int, title: str) -> None:
+        self._meter, self._progress = meter, progress
+        self._task = progress.add_task(title, total=total)
+
+    def begin(self, record: CountedRun) -> None:
+        self._meter.begin(record)
+
+    def end(self, record: CountedRun, failed: bool) -> None:
+        self._meter.end(record, failed)
+        self._progress.advance(self._task)
+
+
 @contextmanager
 def bar(title: str, total: int, console: Console | None = None) -> Iterator[Bar]:
-    """Show a bar while the block runs; it gives what is told of runs. In a notebook it is drawn there."""
+    """Show a progress bar for `total` runs while the block runs, on stderr or in the notebook."""
     meter = Meter()
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        _Rates(meter),
+        _RatesColumn(meter),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console or Console(stderr=True)) as progress:
         yield Bar(meter, progress, total, title)
-
-
-class Bar:
-    """`begin` a run, `end` it: from any thread."""
-
-    def __init__(self, meter: Meter, progress: Progress, total: int, title: str) -> None:
-        self._meter, self._progress = meter, progress
-        self._task = progress.add_task(title, total=total)
-        self.begin = meter.begin
-
-    def end(self, record: Running, failed: bool) -> None:
-        self._meter.end(record, failed)
-        self._progress.advance(self._task)

@@ -1,7 +1,7 @@
-"""What a batch, a run and a gen may take, seconds and tokens, as this side keeps it; and how urgent they are.
+"""Time limits, token budgets and urgency of batches, runs and gens, as the client enforces them.
 
-The server keeps the same limits, to the token, and stops the work. This side does not depend on that: what runs out
-fails here too, whatever has become of the server. What is urgent is for the server alone.
+The server enforces the same limits exactly and stops the work. The client does not rely on that: a run that exceeds a
+limit fails here even if the server is gone. Priorities and deadlines concern the server only.
 """
 
 from __future__ import annotations
@@ -10,87 +10,98 @@ import secrets
 import threading
 import time
 import weakref
+from collections.abc import Iterable
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from banyan.backends.base import OpenProgram
 from banyan.execution.clock import clock
+from banyan.execution.futures import when_all_done
 from banyan.lang.sampling import Options
 from banyan.runtime.errors import BadProgram, BudgetExceeded, DeadlineExceeded
+from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
 
-if TYPE_CHECKING:
-    from banyan.execution.program_record import ProgramRecord
-    from banyan.lang.lazy_value import LazyValue
-
 GRACE = 0.5
-"""Seconds beyond their time that those have who can say best that it is up: the server of a gen, the body of a run."""
+"""Seconds after a timeout before the client acts itself. The server (for a gen) and the body (for a batch) report the
+timeout more precisely and get this long to do so."""
 
-_SOON = 1e-6
-"""Seconds to a deadline that has passed: 0 would be none."""
+_MIN_DEADLINE = 1e-6
+"""Sent for a deadline that has passed; 0 would mean that there is none."""
 
-_numbers = count()
+_batch_numbers = count()
+
+
+class LimitedRecord(Protocol):
+    """The part of a ProgramRecord that limits act on."""
+
+    program: OpenProgram
+
+    @property
+    def is_settled(self) -> bool: ...
+    def stop(self, error: Exception) -> None: ...
 
 
 class TokenBudget:
-    """Tokens that a run, or all runs of a batch, may make."""
+    """Counts the tokens that a run, or all runs of a batch, generate, and stops them when the budget is exceeded."""
 
-    def __init__(self, of: str, budget: int) -> None:
-        self._of, self._budget, self._spent = of, budget, 0
+    def __init__(self, scope: str, budget: int) -> None:
+        """scope: "run" or "batch", for the error message."""
+        self._scope, self._budget, self._spent = scope, budget, 0
         self._lock = threading.Lock()
-        self._records: weakref.WeakSet[ProgramRecord] = weakref.WeakSet()
+        self._records: weakref.WeakSet[LimitedRecord] = weakref.WeakSet()
 
-    def open(self, record: ProgramRecord) -> None:
-        """`record` spends from it."""
+    def add_record(self, record: LimitedRecord) -> None:
         self._records.add(record)
-        self._settle()
+        self._check()
 
-    def spend(self, future: Any) -> None:
-        """What a gen came to."""
+    def count(self, future: ValueFuture[wire.Value]) -> None:
+        """Count the tokens of a finished gen."""
         if future.exception() is None:
             with self._lock:
                 self._spent += future.result().usage.generated
-            self._settle()
+            self._check()
 
-    def _settle(self) -> None:
+    def _check(self) -> None:
         if self._spent > self._budget:
             for record in list(self._records):
-                record.stop(BudgetExceeded.of(self._of, self._budget))
+                record.stop(BudgetExceeded.of(self._scope, self._budget))
 
 
 class BatchLimits:
-    """Of all runs of a batch together. timeout, deadline: seconds from now on."""
+    """The limits that all runs of a batch share. timeout, deadline: seconds from now."""
 
     def __init__(self, timeout: float | None, budget: int | None, deadline: float | None = None) -> None:
-        self.number = next(_numbers)
+        self.number = next(_batch_numbers)
         self.timeout, self.budget = timeout, budget
         now = time.monotonic()
         self.end = now + (timeout or 0.0)
         self.due = None if deadline is None else now + deadline
-        self.account = None if budget is None else TokenBudget("batch", budget)
+        self.token_budget = None if budget is None else TokenBudget("batch", budget)
 
     @property
-    def left(self) -> float | None:
-        """Seconds; None: without end."""
+    def seconds_left(self) -> float | None:
+        """Seconds until the timeout; None if there is none."""
         return None if self.timeout is None else max(0.0, self.end - time.monotonic())
 
 
 class RunLimits:
-    """Of one run."""
+    """The limits of one run."""
 
-    __slots__ = ("_accounts", "_alarm")
+    __slots__ = ("_alarm", "_budgets")
 
-    def __init__(self, record: ProgramRecord, options: Options, batch: BatchLimits | None = None) -> None:
-        """Begin to count. The backend is told, so that it keeps them too."""
-        self._alarm = None  # first: a backend may refuse the rest
+    def __init__(self, record: LimitedRecord, options: Options, batch: BatchLimits | None = None) -> None:
+        """Start the timers and send the limits to the backend."""
+        self._alarm = None  # set first: `__del__` reads it even if the backend refuses the limits
         now = time.monotonic()
         ends = [] if options.timeout is None else [(now + options.timeout, "run", options.timeout)]
         if batch is not None and batch.timeout is not None:
             ends.append((batch.end, "batch", batch.timeout))
-        end, of, timeout = min(ends, default=(now, "run", 0.0))
-        self._accounts = [] if options.budget is None else [TokenBudget("run", options.budget)]
-        if batch is not None and batch.account is not None:
-            self._accounts.append(batch.account)
+        end, scope, timeout = min(ends, default=(now, "run", 0.0))
+        self._budgets = [] if options.budget is None else [TokenBudget("run", options.budget)]
+        if batch is not None and batch.token_budget is not None:
+            self._budgets.append(batch.token_budget)
         due = [now + options.deadline] if options.deadline is not None else []
         if batch is not None and batch.due is not None:
             due.append(batch.due)
@@ -98,76 +109,68 @@ class RunLimits:
             wire.ProgramLimits(
                 timeout=timeout,
                 left=max(0.0, end - now),
-                timeout_of="batch" if of == "batch" else "run",
+                timeout_of="batch" if scope == "batch" else "run",
                 budget=options.budget or 0,
                 batch=-1 if batch is None else batch.number,
                 batch_budget=0 if batch is None else batch.budget or 0,
                 priority=options.priority or 0,
-                deadline=max(_SOON, min(due) - now) if due else 0.0,
-                durable=_durable(options.durable, is_batch=batch is not None),
+                deadline=max(_MIN_DEADLINE, min(due) - now) if due else 0.0,
+                durable=_durable_name(options.durable, in_batch=batch is not None),
             )
         )
         if ends:
-            late = DeadlineExceeded.of(of, timeout)
+            error = DeadlineExceeded.of(scope, timeout)
             if end <= now:
-                record.stop(late)
+                record.stop(error)
             else:
-                self._alarm = clock().call(end, partial(_late, weakref.ref(record), late))
-        for account in self._accounts:
-            account.open(record)
+                self._alarm = clock().call(end, partial(_stop, weakref.ref(record), error))
+        for budget in self._budgets:
+            budget.add_record(record)
 
-    def watch(self, ref: LazyValue) -> None:
-        """`ref` is a gen of the run."""
-        for account in self._accounts:
-            ref.future.add_done_callback(account.spend)
+    def watch(self, future: ValueFuture[wire.Value]) -> None:
+        """Count the tokens of a gen when it finishes."""
+        for budget in self._budgets:
+            future.add_done_callback(budget.count)
 
     def __del__(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
 
 
-def begin(record: ProgramRecord, options: Options, batch: BatchLimits | None = None) -> RunLimits | None:
-    """The limits of a run; None where it has none."""
+def begin(record: LimitedRecord, options: Options, batch: BatchLimits | None = None) -> RunLimits | None:
+    """Start the limits of a run; None if it has none."""
     own = options.timeout, options.budget, options.priority, options.deadline, options.durable or None
     shared = () if batch is None else (batch.timeout, batch.budget, batch.due)
-    return None if all(one is None for one in own + shared) else RunLimits(record, options, batch)
+    return None if all(limit is None for limit in own + shared) else RunLimits(record, options, batch)
 
 
-def _durable(asked: bool | str, is_batch: bool) -> str:
-    """The name by which a server knows the run again; "": it need not."""
-    if isinstance(asked, str) and is_batch:
-        raise BadProgram(
-            f"durable is {asked!r}, and a batch has many runs, which need a name each; durable=True is one"
-        )
-    return secrets.token_hex(16) if asked is True else asked or ""
+def _durable_name(durable: bool | str, in_batch: bool) -> str:
+    """The name under which a restarted server finds the run again; "" if the run is not durable."""
+    if isinstance(durable, str) and in_batch:
+        raise BadProgram(f"durable is {durable!r}, but each run of a batch needs a name of its own; use durable=True")
+    return secrets.token_hex(16) if durable is True else durable or ""
 
 
-def keep_time(ref: LazyValue, timeout: float, before: list[LazyValue]) -> None:
-    """Stop the run if its gen or select `ref` takes longer than `timeout` seconds, once all of `before` are known.
+def limit_gen(record: LimitedRecord, ref: int, kind: str, timeout: float, before: Iterable[ValueFuture[Any]]) -> None:
+    """Stop the run if gen or select `ref` takes more than `timeout` seconds after all futures in `before` are done.
 
-    That is for the server to see, and to fail this one alone: here it is seen GRACE seconds later, where the server
-    says nothing.
+    The server enforces this timeout and fails only this gen. The client acts GRACE seconds later, in case the server
+    does not answer. kind: "gen" or "select".
     """
-    left = [one for one in before if not one.is_done]
-    record, reference = weakref.ref(ref.record), weakref.ref(ref)
+    weak_record = weakref.ref(record)
 
-    def late() -> None:
-        if (one := reference()) is not None and not one.is_done:
-            _late(record, DeadlineExceeded.of("select" if one.choices else "gen", timeout))
+    def on_timeout() -> None:
+        if (found := weak_record()) is not None and not found.program.future(ref).done():
+            _stop(weak_record, DeadlineExceeded.of(kind, timeout))
 
-    def look(_: object = None) -> None:
-        while left:
-            if not left[-1].is_done:
-                left[-1].future.add_done_callback(look)
-                return
-            left.pop()
-        alarm = clock().call(time.monotonic() + timeout + GRACE, late)
-        if (one := reference()) is not None:
-            one.future.add_done_callback(lambda _: alarm.cancel())
+    def start() -> None:
+        if (found := weak_record()) is not None:
+            alarm = clock().call(time.monotonic() + timeout + GRACE, on_timeout)
+            found.program.future(ref).add_done_callback(lambda _: alarm.cancel())
 
-    look()
+    when_all_done([future for future in before if not future.done()], start)
 
 
-def _late(record: weakref.ref[ProgramRecord], error: DeadlineExceeded) -> None:
-    if (one := record()) is not None and not one.is_settled:
-        one.stop(error)
+def _stop(record: weakref.ref[LimitedRecord], error: DeadlineExceeded) -> None:
+    if (found := record()) is not None and not found.is_settled:
+        found.stop(error)

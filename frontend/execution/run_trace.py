@@ -1,7 +1,7 @@
-"""What a run leaves behind for those who look at it later: what was sent and when, and what its body did meanwhile.
+"""The trace of a run: which messages it sent and when, and how long its body waited or ran tools.
 
-Written on the way, read by usage.py, timeline.py and show.py. Times are seconds of `time.monotonic`, the clock of
-`wire.Times`: on one machine all processes share it.
+The views (usage, timeline, page) read it. Times are seconds of `time.monotonic`, the clock that `wire.Times` uses too:
+all processes of one machine share it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from banyan.runtime.protocol.op_template import ProgramTemplate
 
 
 class TimeSpan(NamedTuple):
-    """Something that took time on the user's side. state: where it happened, as the server numbers it; -1: in none."""
+    """Time that the client spent waiting for a value or running a tool. state: the branch, -1 if none."""
 
     kind: Literal["wait", "tool"]
     name: str
@@ -28,7 +28,7 @@ class TimeSpan(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """One message of a program. why: what happened then, that it was sent."""
+    """One message of a program. why: what caused the flush."""
 
     at: float
     ops: Sequence[wire.Op]
@@ -36,29 +36,29 @@ class Sent(NamedTuple):
 
 
 class RunTrace:
-    """Of one run."""
+    """What one run sent, and its time spans."""
 
     __slots__ = ("began", "ended", "sent", "spans", "templates")
 
     def __init__(self) -> None:
         self.began = time.monotonic()
         self.ended = 0.0
-        """When the body returned or raised; 0.0 before."""
+        """When the body returned or raised; 0.0 before that."""
         self.sent: list[Sent] = []
         self.spans: list[TimeSpan] = []
         self.templates: dict[int, ProgramTemplate] = {}
-        """Those that were used, by their numbers on the backend."""
+        """The templates that the run used, by their numbers on the backend."""
 
     def send(self, ops: Sequence[wire.Op], why: str) -> None:
         self.sent.append(Sent(time.monotonic(), ops, why))
 
     def ops(self) -> Iterator[wire.Op]:
-        """All that was sent so far, in order."""
+        """All ops sent so far, in order."""
         for message in tuple(self.sent):
             yield from self.expanded(message.ops)
 
     def expanded(self, ops: Iterable[wire.Op]) -> Iterator[wire.Op]:
-        """`ops`, with what a template stands for in its place."""
+        """`ops` with each use of a template replaced by the template's ops."""
         for op in ops:
             if isinstance(op, wire.Use):
                 yield from self.templates[op.template].expand(op)
@@ -67,7 +67,7 @@ class RunTrace:
 
     @contextmanager
     def span(self, kind: Literal["wait", "tool"], name: str, state: int = -1, line: str = "") -> Iterator[None]:
-        """Note how long the block takes, and what it raises."""
+        """Record how long the block takes and which error it raises."""
         start, error = time.monotonic(), ""
         try:
             yield

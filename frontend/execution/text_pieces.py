@@ -1,4 +1,4 @@
-"""A value as the pieces of text that it comes in, for threads and for event loops."""
+"""Reads a variable piece by piece as it is generated, on threads and on event loops."""
 
 from __future__ import annotations
 
@@ -7,143 +7,144 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from banyan.execution.feed import Feed
-from banyan.lang.lazy_value import JoinedValues, LazyValue, Thought, meta_of_piece, read, read_object
-from banyan.lang.output_types import partial
+from banyan.lang.lazy_value import JoinedValues, LazyValue, ReasoningText, read, read_object
+from banyan.lang.meta_info import meta_of_delta
+from banyan.lang.output_types import parse_partial
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.protocol import wire
 
 
 def pieces(value: Any, whole: bool = False) -> Iterator[str]:
-    """A value that streams, in pieces; any other, in one. A failure is raised where the text breaks off.
+    """The text of a value: piece by piece if it streams, else in one piece. An error is raised where the text ends.
 
-    whole: all that it puts into the prompt; of a gen with tools, that is its calls and their results too.
+    whole: include the tool calls and results that a gen with tools adds to the prompt.
     """
-    if (streaming := _streaming(value, whole)) is not None:
-        ref, wanted = streaming
+    ref, feed = _stream_of(value, whole)
+    if ref is not None and feed is not None:
         ref.record.flush()
-        yield from _texts(wanted, isinstance(value, Thought))
+        is_thought = isinstance(value, ReasoningText)
+        for item in feed:
+            if isinstance(item, str):
+                yield item
+            elif item.is_thought == is_thought:
+                yield item.text
         ref.wait()
-    else:
-        yield from _whole(value.text() if isinstance(value, LazyValue) else read(value))
-
-
-async def pieces_async(value: Any, whole: bool = False) -> AsyncIterator[tuple[str, Any]]:
-    """The same, each piece of a value that is generated with its meta info: what is known by then. One that streams
-    ends with "", and all that there is to know."""
-    ref = value.ref if isinstance(value, Thought) else value
-    if not isinstance(ref, LazyValue):
-        await known(value)
-        for text in _whole(read(value)):
-            yield text, None
-        return
-    ref.record.flush()
-    streaming = _streaming(value, whole)
-    if streaming is not None:
-        number, logprobs = 0, list[wire.TokenLogprob]()
-        async for one in streaming[1]:
-            if isinstance(one, str):
-                yield one, None
-                continue
-            if one.round != number:
-                number, logprobs = one.round, []
-            logprobs += one.logprobs
-            if one.is_thought == isinstance(value, Thought):
-                yield one.text, meta_of_piece(one, logprobs, ref.with_text)
-    await known(ref)
-    if streaming is not None:
-        yield "", ref.meta_info()
-    else:
-        yield (value.text() if value is ref else str(value.read())), ref.meta_info()
-
-
-def _streaming(value: Any, whole: bool) -> tuple[LazyValue, Feed[str] | Feed[wire.Delta]] | None:
-    """What a value is of, and where its text comes, where that is piece by piece. That of a gen with retries does not:
-    what was shown could not be taken back."""
-    ref = value.ref if isinstance(value, Thought) else value
-    if not isinstance(ref, LazyValue) or ref.heard is None or ref.checker is not None:
-        return None
-    if whole and ref.caller is not None and ref.caller.full_text is not None:
-        return ref, ref.caller.full_text
-    return ref, ref.heard
-
-
-def _texts(feed: Feed[str] | Feed[wire.Delta], is_thought: bool) -> Iterator[str]:
-    for one in feed:
-        if isinstance(one, str):
-            yield one
-        elif one.is_thought == is_thought:
-            yield one.text
-
-
-async def known(value: Any) -> None:
-    """Wait for what is stored under a name without holding up the event loop. What went wrong, its readers raise."""
-    if isinstance(value, JoinedValues):
-        for one in value.values:
-            await known(one)
-    elif isinstance(value, Thought):
-        await known(value.ref)
-    elif isinstance(value, LazyValue) and not value.is_done:
-        from banyan.execution.asyncio_bridge import arrived  # here: it loads asyncio, and most programs never need it
-
-        with contextlib.suppress(BanyanError), value.waiting():
-            await arrived(value.future)
-        await arrived(value.future)  # also where it could not be sent, which is for its readers to raise
-
-
-def _whole(value: object) -> Iterator[str]:
-    if text := str(value):
+    elif text := str(value.text() if isinstance(value, LazyValue) else read(value)):
         yield text
 
 
-def partials(value: Any) -> Iterator[Any]:
-    """The object of a gen that has a type, as it grows: what of its JSON has come, and at last the object itself.
+async def pieces_async(value: Any, whole: bool = False) -> AsyncIterator[tuple[str, Any]]:
+    """`pieces` for an event loop, each piece with its meta info.
 
-    Of a gen with retries it may begin anew: then what came before does not count.
+    The meta info of a piece is what is known at that time. A streaming value ends with "" and its final meta info.
+    The meta info of text that was not generated is None.
     """
-    if (heard := _growing(value)) is not None:
+    ref, feed = _stream_of(value, whole)
+    if ref is None:
+        await known(value)
+        if text := str(read(value)):
+            yield text, None
+        return
+    ref.record.flush()
+    is_thought = isinstance(value, ReasoningText)
+    if feed is None:
+        await known(ref)
+        yield (str(value.read()) if is_thought else ref.text()), ref.meta_info()
+        return
+    round_number, logprobs = 0, list[wire.TokenLogprob]()
+    async for item in feed:
+        if isinstance(item, str):
+            yield item, None
+            continue
+        if item.round != round_number:
+            round_number, logprobs = item.round, []
+        logprobs += item.logprobs
+        if item.is_thought == is_thought:
+            yield item.text, meta_of_delta(item, logprobs, ref.with_text)
+    await known(ref)
+    yield "", ref.meta_info()
+
+
+def _stream_of(value: Any, whole: bool) -> tuple[LazyValue | None, Feed[str] | Feed[wire.Delta] | None]:
+    """The lazy value behind `value`, and the feed of its text; None for each that does not exist.
+
+    A gen with retries has no feed: text that was shown could not be taken back.
+    """
+    ref = value.ref if isinstance(value, ReasoningText) else value
+    if not isinstance(ref, LazyValue):
+        return None, None
+    if ref.deltas is None or ref.checker is not None:
+        return ref, None
+    if whole and ref.caller is not None and ref.caller.full_text is not None:
+        return ref, ref.caller.full_text
+    return ref, ref.deltas
+
+
+async def known(value: Any) -> None:
+    """Wait until a variable's value is known, without blocking the event loop. Does not raise the value's error."""
+    if isinstance(value, JoinedValues):
+        for one in value.values:
+            await known(one)
+    elif isinstance(value, ReasoningText):
+        await known(value.ref)
+    elif isinstance(value, LazyValue) and not value.is_done:
+        from banyan.execution.asyncio_bridge import wait_done  # lazily: it imports asyncio
+
+        with contextlib.suppress(BanyanError), value.waiting():
+            await wait_done(value.future)
+        await wait_done(value.future)  # again: sending may have failed, and that error too is left to the readers
+
+
+def partials(value: Any) -> Iterator[Any]:
+    """The growing object of a gen whose type is written as JSON, and at last the final object.
+
+    A gen with retries may start over; then the earlier objects do not count.
+    """
+    if (deltas := _json_deltas(value)) is not None:
         value.record.flush()
-        growing = Growing()
-        for delta in heard:
-            yield from growing.take(delta)
+        parser = PartialJson()
+        for delta in deltas:
+            yield from parser.add(delta)
     yield read_object(value)
 
 
 async def partials_async(value: Any) -> AsyncIterator[Any]:
     """`partials` for an event loop."""
-    if (heard := _growing(value)) is not None:
+    if (deltas := _json_deltas(value)) is not None:
         value.record.flush()
-        growing = Growing()
-        async for delta in heard:
-            for part in growing.take(delta):
+        parser = PartialJson()
+        async for delta in deltas:
+            for part in parser.add(delta):
                 yield part
     await known(value)
     yield read_object(value)
 
 
-def _growing(value: Any) -> Feed[wire.Delta] | None:
-    """Where the JSON of a value comes piece by piece; None: it comes in one."""
-    return value.heard if isinstance(value, LazyValue) and value.answer is not None and value.answer.is_json else None
+def _json_deltas(value: Any) -> Feed[wire.Delta] | None:
+    """The feed of a gen that streams JSON; None for any other value."""
+    is_json = isinstance(value, LazyValue) and value.output_type is not None and value.output_type.is_json
+    return value.deltas if is_json else None
 
 
-class Growing:
-    """JSON that comes piece by piece."""
+class PartialJson:
+    """Parses JSON that arrives in pieces."""
 
     def __init__(self) -> None:
         self._text, self._round = "", 0
         self._last: Any = _NOTHING
 
-    def take(self, delta: wire.Delta) -> Iterator[Any]:
-        """What has come so far, where `delta` adds to it."""
+    def add(self, delta: wire.Delta) -> Iterator[Any]:
+        """Yields the value so far, if `delta` changes it."""
         if delta.is_thought:
             return
         if delta.round != self._round:
             self._text, self._round, self._last = "", delta.round, _NOTHING
         self._text += delta.text
-        with contextlib.suppress(ValueError):  # it has not begun
-            part = partial(self._text)
-            if part != self._last:
-                self._last = part
-                yield part
+        with contextlib.suppress(ValueError):  # the value has not begun
+            value = parse_partial(self._text)
+            if value != self._last:
+                self._last = value
+                yield value
 
 
 _NOTHING = object()

@@ -1,4 +1,4 @@
-"""The threads on which bodies of programs run that nobody lends one to: a bounded number, made when they are needed."""
+"""A bounded pool of daemon threads for bodies and tools. Threads start when needed and end when idle."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from collections.abc import Callable
 from contextvars import ContextVar, copy_context
 
 N_THREADS = 64
-"""Bodies that run at once at most. One that runs inside another (a program that streams a program) comes on top: its
-caller holds a thread and waits for it, and would wait for ever if all threads were held so."""
+"""The largest number of bodies that run at once. A body started from inside another one (a program that streams a
+program) gets an extra thread: its caller holds a thread while it waits, so a full pool would deadlock."""
 
 LINGER = 2.0
-"""Seconds that a thread waits for more work before it ends."""
+"""Seconds that an idle thread waits for work before it ends."""
 
 
 class ThreadPool:
-    """Daemon threads. `run` never waits."""
+    """Runs functions on daemon threads. `run` never blocks."""
 
     def __init__(self, n_threads: int = N_THREADS, name: str = "banyan-body") -> None:
-        self._n_most, self._name = n_threads, name
+        self._max_threads, self._name = n_threads, name
         self._is_inside: ContextVar[bool] = ContextVar(f"{name}-inside", default=False)
-        self._work: deque[Callable[[], None]] = deque()
+        self._queue: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._n_threads = self._n_idle = 0
 
     def run(self, work: Callable[[], None]) -> None:
-        """Run `work`, which must not raise, on a thread, in the caller's context."""
+        """Run `work`, which must not raise, on a thread of the pool, in the caller's context."""
         is_inside, context = self._is_inside.get(), copy_context()
 
-        def go() -> None:
+        def run_inside() -> None:
             self._is_inside.set(True)
             work()
 
         with self._changed:
-            add = self._work.appendleft if is_inside else self._work.append
-            add(lambda: context.run(go))
-            if self._n_idle >= len(self._work):
+            add = self._queue.appendleft if is_inside else self._queue.append
+            add(lambda: context.run(run_inside))
+            if self._n_idle >= len(self._queue):
                 self._changed.notify()
-            elif is_inside or self._n_threads < self._n_most:
-                self._add()
+            elif is_inside or self._n_threads < self._max_threads:
+                self._start_thread()
 
     def lend(self, n: int) -> None:
-        """`n` more threads at most, in the place of some that are stuck; fewer, once they are not."""
+        """Change the thread limit by `n`: up while threads are stuck in work that timed out, down when they return."""
         with self._changed:
-            self._n_most += n
-            if self._n_idle < len(self._work) and self._n_threads < self._n_most:
-                self._add()
+            self._max_threads += n
+            if self._n_idle < len(self._queue) and self._n_threads < self._max_threads:
+                self._start_thread()
 
-    def _add(self) -> None:
+    def _start_thread(self) -> None:
         self._n_threads += 1
         threading.Thread(target=self._serve, name=self._name, daemon=True).start()
 
@@ -57,25 +57,27 @@ class ThreadPool:
         while True:
             with self._changed:
                 self._n_idle += 1
-                is_there = self._changed.wait_for(lambda: self._work, LINGER)
+                has_work = self._changed.wait_for(lambda: self._queue, LINGER)
                 self._n_idle -= 1
-                if not is_there:
+                if not has_work:
                     self._n_threads -= 1
                     return
-                work = self._work.popleft()
+                work = self._queue.popleft()
             work()
-            del work  # it holds the program: the next one may be long in coming
+            del work  # it keeps its program alive, and the next work may be far off
 
 
-def bodies() -> ThreadPool:
-    """The one pool of this process."""
-    return _bodies
+def body_threads() -> ThreadPool:
+    """The pool of this process that runs bodies."""
+    return _body_threads
 
 
-def _renew() -> None:
-    global _bodies
-    _bodies = ThreadPool()
+def _reset() -> None:
+    """Threads do not survive a fork; the child starts its own."""
+    global _body_threads
+    _body_threads = ThreadPool()
 
 
-_bodies = ThreadPool()
-os.register_at_fork(after_in_child=_renew)  # threads do not follow into a forked child
+_body_threads: ThreadPool
+_reset()
+os.register_at_fork(after_in_child=_reset)

@@ -1,55 +1,69 @@
-"""A state on an event loop: what waits in `State` is awaited here."""
+"""AsyncState and AsyncBranches: State and Branches for event loops. What blocks there is awaited here."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from banyan.execution.text_pieces import known, partials_async
-from banyan.lang.async_branches import AsyncBranches, beam
-from banyan.lang.branches import Step
-from banyan.lang.lazy_value import LazyValue, dist, is_done, meta_info, read, read_object, tool_calls
-from banyan.lang.state_base import StateBase
+from banyan.lang.branch_choice import (
+    Ballot,
+    BranchChoice,
+    Race,
+    Ranking,
+    Step,
+    check_beam,
+    expanded,
+    finishing,
+    likelihood,
+)
+from banyan.lang.lazy_value import dist, is_done, meta_info, read, read_object, tool_calls
+from banyan.lang.state_base import Group, OnError, StateBase
 from banyan.runtime.errors import BadProgram
 from banyan.tools.toolbox import ToolCall
-from banyan.views.state_views import page, timeline
+from banyan.views.state_views import page
 from banyan.views.transcript import messages
-from banyan.views.usage import Usage
 
 if TYPE_CHECKING:
     from banyan.views.run_page import Page
 
+C = TypeVar("C", bound=BranchChoice[Any])
+
 
 class AsyncState(StateBase):
-    """The state of an `async def` program, and what `run_async` gives: appended to like any, and awaited to be read.
+    """The state of an `async def` program, and what `run_async` returns.
 
-    `await s.value("x")` waits for one variable; `s["x"]` gives it once it is known, and never holds up the event loop.
-    What is awaited raises what happened instead: a ProgramError names the program, the line and the gen.
+    `await s.value("x")` waits for a variable. `s["x"]` returns a known value and never blocks the event loop. A failed
+    value raises a ProgramError that names the program, the line and the gen.
     """
 
     __slots__ = ()
 
-    # ---- variables -------------------------------------------------------------------------------------------------
+    # ---- variables ---------------------------------------------------------------------------------------------------
 
-    async def value(self, name: str) -> Any:
-        """The variable, as soon as it is known, as the object that its gen's `type` asked for.
-
-        UnknownVariable (a KeyError): there is none. BadOutput: the text is no such object.
-        """
+    async def _known(self, name: str) -> Any:
         value = await self._lookup_async(name)
         await known(value)
-        return read_object(value)
+        return value
+
+    async def value(self, name: str) -> Any:
+        """The variable, once it is known, as the object of its gen's `type`.
+
+        UnknownVariable (a KeyError): there is no such variable. BadOutput: the text is not a valid object.
+        """
+        return read_object(await self._known(name))
 
     def __getitem__(self, name: str) -> Any:
-        """The variable, if it is known by now, as all are once `run_async` has returned.
+        """The variable, if it is known by now; all are once `run_async` has returned.
 
-        UnknownVariable (a KeyError): there is none. BadProgram: it is still in the making.
+        UnknownVariable (a KeyError): there is no such variable. BadProgram: it is not known yet.
         """
-        value = self._found(name)
+        value = self._stored(name)
         if not is_done(value):
             raise BadProgram(
-                f"{name!r} is not known yet, and to wait for it here would hold up the event loop; "
+                f"{name!r} is not known yet, and waiting for it here would block the event loop; "
                 f"write `await s.value({name!r})`",
                 program=self._record.name,
             )
@@ -63,69 +77,42 @@ class AsyncState(StateBase):
             yield part
 
     async def get_meta_info(self, name: str) -> Any:
-        """`State.get_meta_info`, as soon as it is known."""
-        value = await self._lookup_async(name)
-        await known(value)
-        return meta_info(value)
+        """`State.get_meta_info`."""
+        return meta_info(await self._known(name))
 
     async def tool_calls(self, name: str) -> list[ToolCall]:
-        """`State.tool_calls`, once its gen has ended."""
-        value = await self._lookup_async(name)
-        await known(value)
-        return tool_calls(value)  # type: ignore[no-any-return]
+        """`State.tool_calls`."""
+        return tool_calls(await self._known(name))  # type: ignore[no-any-return]
 
     async def dist(self, name: str) -> dict[str, float]:
-        """`State.dist`, once its select is known."""
-        value = await self._lookup_async(name)
-        await known(value)
-        return dist(value)  # type: ignore[no-any-return]
+        """`State.dist`."""
+        return dist(await self._known(name))  # type: ignore[no-any-return]
 
-    @property
-    def ret_value(self) -> Any:
-        """What the program's body returned; None before it did."""
-        return self._record.ret_value
-
-    @property
-    def usage(self) -> Usage:
-        """Tokens of the finished gens of this state and its branches, summed and one by one."""
-        return self._usage()
-
-    def timeline(self, path: str | Path | None = None) -> dict[str, Any]:
-        """`State.timeline`, of what is known by now."""
-        return timeline(self._record, self._lane.number, path)
-
-    async def show(self, path: str | Path | None = None) -> Page:
-        """`State.show`, of what is known by now."""
-        import asyncio  # here, as in feed.py
-
-        return await asyncio.to_thread(page, self._record, self._lane.number, path)
-
-    # ---- reading ---------------------------------------------------------------------------------------------------
+    # ---- reading -----------------------------------------------------------------------------------------------------
 
     async def text(self) -> str:
-        """The whole prompt as the server has it, markers included."""
+        """`State.text`."""
         await self._body_ended()
         ref = self._read(None)
         await known(ref)
         return ref.text()
 
     async def messages(self) -> list[dict[str, Any]]:
-        """The finished turns as `{"role": ..., "content": ...}`, contents stripped on the left."""
+        """`State.messages`."""
         await self._all_known()
         return messages(self._transcript, self._record.backend.welcome.chat)
 
     async def sync(self) -> None:
-        """Wait until all that was appended is done, also in branches that were joined. Raises the first error."""
-        for ref in await self._all_known():
-            ref.wait()
+        """`State.sync`."""
+        await self._all_known()
         for value in self._joined:
             await known(value)
-        self._check_joined()
+        self._check_values()
 
     async def error(self) -> BaseException | None:
-        """Wait as `sync` does, and give what it would raise, or None."""
+        """`State.error`."""
         if self._record.error is not None:
-            self._record.notice.is_given = True
+            self._record.error_flag.is_seen = True
             return self._record.error
         try:
             await self.sync()
@@ -133,29 +120,31 @@ class AsyncState(StateBase):
             return e
         return None
 
-    def text_iter(self, var_name: str | None = None) -> AsyncIterator[str]:
-        """The text as it comes, of one variable or of the whole state; in one piece if the program does not stream.
+    async def show(self, path: str | Path | None = None) -> Page:
+        """`State.show`, of what is known by now."""
+        import asyncio  # lazily: it takes longer to import than the rest of the package
 
-        Any number of readers, each from the start. Raises, where the text breaks off, what broke it.
-        """
+        return await asyncio.to_thread(page, self._record, self._handle.number, path)
+
+    def text_iter(self, var_name: str | None = None) -> AsyncIterator[str]:
+        """`State.text_iter`, for `async for`."""
         return self.text_async_iter(var_name)
 
     async def _body_ended(self) -> None:
-        if self._is_handle:
+        if self._is_view:
             async for _ in self._record.ended:
                 pass
 
-    async def _all_known(self) -> list[LazyValue]:
-        """All values in the making of this state, none of which is so any more."""
+    async def _all_known(self) -> None:
+        """Wait for all values in the prompt."""
         await self._body_ended()
-        refs = [item for item in self._transcript if isinstance(item, LazyValue)]
+        refs = self._lazy_values()
         if not all(ref.is_done for ref in refs):
             self._record.flush()
         for ref in refs:
             await known(ref)
-        return refs
 
-    # ---- branching -------------------------------------------------------------------------------------------------
+    # ---- branching ---------------------------------------------------------------------------------------------------
 
     def fork(self, size: int = 1, position_ids_offset: None = None) -> AsyncBranches:
         """`State.fork`."""
@@ -171,4 +160,63 @@ class AsyncState(StateBase):
         key: Callable[[AsyncState], Any] | None = None,
     ) -> AsyncBranches:
         """`State.beam`; the key may be an `async def`."""
-        return await beam(self, k, step, depth, k if width is None else width, key)
+        width = k if width is None else width
+        check_beam(k, depth, width)
+        states = [self]
+        for _ in range(depth):
+            states = await AsyncBranches(expanded(states, step, width, key is None), self)._top(k, key, "collect")
+        return AsyncBranches(states, self)
+
+
+class AsyncBranches(Group[AsyncState]):
+    """The branches of a fork in an `async def` program. See Branches."""
+
+    __slots__ = ()
+
+    async def as_completed(self) -> AsyncIterator[AsyncState]:
+        """`Branches.as_completed`, for `async for`."""
+        async for i in finishing(self._states):
+            yield self._states[i]
+
+    async def best(self, key: Callable[[AsyncState], Any | Awaitable[Any]], on_error: OnError = "raise") -> AsyncState:
+        """`Branches.best`. An `async def` key scores all branches concurrently."""
+        return (await self._top(1, key, on_error))[0]
+
+    @overload
+    async def first(self) -> AsyncState: ...
+    @overload
+    async def first(self, k: int) -> list[AsyncState]: ...
+    async def first(self, k: int | None = None) -> AsyncState | list[AsyncState]:
+        """`Branches.first`."""
+        winners = (await self._decide(Race(self._states, 1 if k is None else k))).winners()
+        return winners[0] if k is None else winners
+
+    async def vote(self, name: str, key: Callable[[Any], Any] | None = None, on_error: OnError = "raise") -> AsyncState:
+        """`Branches.vote`."""
+        return (await self._decide(Ballot(self._states, name, key, on_error))).winner()
+
+    async def _decide(self, choice: C) -> C:
+        async for i in finishing(self._states):
+            if choice.add(i):
+                break
+        return choice
+
+    async def _top(self, k: int, key: Callable[[AsyncState], Any] | None, on_error: OnError) -> list[AsyncState]:
+        import asyncio  # lazily: it takes longer to import than the rest of the package
+
+        ranking = Ranking(self._states, on_error)
+        pending: dict[int, asyncio.Future[Any]] = {}
+        try:
+            async for i in finishing(self._states):
+                if ranking.needs_score(i):
+                    score = (key or likelihood)(self._states[i])
+                    if inspect.isawaitable(score):
+                        pending[i] = asyncio.ensure_future(score)
+                    else:
+                        ranking.scores[i] = score
+            for i, future in pending.items():
+                ranking.scores[i] = await future
+        finally:
+            for future in pending.values():
+                future.cancel()
+        return ranking.winners(k)

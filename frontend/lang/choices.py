@@ -1,7 +1,7 @@
-"""How a `select` scores its choices: the names and what they mean. The scoring itself happens on the server.
+"""How a `select` scores its choices. The server computes the scores.
 
-Each choice is scored by the log-probabilities of its tokens as the continuation of the prompt. A method of one's own
-decides by them in the user's process, while the state waits on the server; its body goes on.
+Each choice is scored by the log-probabilities of its tokens as a continuation of the prompt. A user's own method
+decides by them in the client process; the state waits for it on the server, while the body goes on.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.protocol.wire import ChoicesMethod
 
 token_length_normalized: Final = "token_length_normalized"
-"""The best mean log-probability per token. The default; it leans towards long choices whose tails are predictable."""
+"""The highest mean log-probability per token. The default; it favours long choices whose ends are predictable."""
 
 greedy_token_selection: Final = "greedy_token_selection"
-"""Token by token, keep the choices whose next token is the likeliest; shorter ones go on with their own mean."""
+"""Token by token, keeps the choices with the likeliest next token. A shorter choice continues with its own mean."""
 
 unconditional_likelihood_normalized: Final = "unconditional_likelihood_normalized"
-"""The best mean gain of the prompt over no prompt: takes back the advantage of choices that are likely anywhere."""
+"""The highest mean gain of log-probability with the prompt over without it. It does not favour common choices."""
 
 
 @dataclass
 class ChoicesDecision:
-    """What a method of one's own decides. meta_info: joins what `s.get_meta_info(name)` tells of the select."""
+    """The decision of a user's own method. meta_info: added to what `s.get_meta_info(name)` returns."""
 
     decision: str
     meta_info: dict[str, Any] | None = None
 
 
 class ChoicesSamplingMethod(ABC):
-    """A way of one's own to decide a select: `bn.select("x", choices, choices_method=Mine())`.
+    """A user's own way to decide a select: `bn.select("x", choices, choices_method=Mine())`.
 
-    It is called once for each select, on a thread of its own, with keywords; the lists have one item a choice. What it
-    raises, and a decision that is no choice, fails the program.
+    It is called once for each select, on a separate thread, with keyword arguments; each list has one item per choice.
+    If it raises, or decides for something that is not a choice, the program fails.
     """
 
     @property
     def requires_unconditional_logprobs(self) -> bool:
-        """Whether it wants to know what the choices score without the prompt."""
+        """Whether it needs the scores of the choices without the prompt."""
         return False
 
     @abstractmethod
@@ -57,18 +57,18 @@ class ChoicesSamplingMethod(ABC):
     ) -> ChoicesDecision:
         """Decide.
 
-        normalized_prompt_logprobs: mean log-probability of a choice's tokens, in nats. input_token_logprobs: its tokens
-        as (log-probability, id, None). output_token_logprobs: empty lists. unconditional_token_logprobs: the same
-        tokens without the prompt, where they are required.
+        normalized_prompt_logprobs: the mean log-probability of each choice's tokens, in nats. input_token_logprobs:
+        its tokens as (log-probability, id, None). output_token_logprobs: empty lists. unconditional_token_logprobs:
+        the same tokens without the prompt, if required.
         """
 
 
 Method = ChoicesMethod | Callable[..., Any]
-"""One of the three, or a method of one's own."""
+"""One of the three names above, or a user's own method."""
 
 
 def checked_method(method: object) -> tuple[ChoicesMethod, Callable[..., Any] | None]:
-    """How the server scores, and who decides in its place, if somebody does. Unsupported: neither of both."""
+    """(how the server scores, the user's own method or None). Unsupported: `method` is neither."""
     for known in get_args(ChoicesMethod):
         if method == known:
             return known, None
@@ -83,14 +83,14 @@ def checked_method(method: object) -> tuple[ChoicesMethod, Callable[..., Any] | 
 
 
 def checked_choices(choices: Sequence[str] | None) -> tuple[str, ...]:
-    """The choices as a tuple of distinct, non-empty strings; BadProgram says which one is not."""
+    """The choices as a tuple. BadProgram: there are none, or one is empty, not a string or repeated."""
     if choices is None or isinstance(choices, str) or not (found := tuple(choices)):
         raise BadProgram(f"choices must be a list of strings with at least one in it, not {choices!r}")
     for choice in found:
         if not isinstance(choice, str) or not choice:
             raise BadProgram(f"each choice must be a non-empty string, not {choice!r}")
-        refuse(choice, "a choice is text, and an expression stands in this one")
+        refuse(choice, "a choice must be plain text, but this one contains an expression")
     if len(set(found)) < len(found):
         twice = next(choice for choice in found if found.count(choice) > 1)
-        raise BadProgram(f"the choice {twice!r} stands twice in the list; its two scores would be the same")
+        raise BadProgram(f"the choice {twice!r} is in the list twice")
     return found

@@ -1,10 +1,10 @@
-"""What can be appended to a state: frozen values that say what should happen, and do nothing by themselves.
+"""Expressions: what can be appended to a state. They are frozen values and do nothing by themselves.
 
     gen("a") + "text" + select("b", ["x", "y"])     a sequence
     user("Hi") + assistant(gen("a"))                turns
     f"Because {gen('why')}, so {gen('what')}."      inside f-strings too
 
-A plain `str` is text, and text is data: whatever it holds, it never becomes a control token. `raw` opts out.
+A plain `str` is data: it never becomes a control token, whatever it contains. Use `raw` for control tokens.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from banyan.lang import fstring, images, output_types
 from banyan.lang.choices import Method, checked_choices, checked_method, token_length_normalized
 from banyan.lang.sampling import MAX_RETRIES, GenOptions, make
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.protocol.wire import ChoicesMethod, ConstraintSpec, Reasoning, Sampling
-
-if TYPE_CHECKING:
-    from banyan.lang.lazy_value import LazyValue
+from banyan.tools.toolbox import Toolbox, toolbox
 
 
 class Expr:
-    """Base of all that can be appended, but for plain strings."""
+    """Base of all that can be appended, except plain strings."""
 
     __slots__ = ()
 
@@ -37,10 +36,10 @@ class Expr:
         return Seq((*_parts(other), *_parts(self)))
 
     def __format__(self, spec: str) -> str:
-        """What stands for this expression inside an f-string, or in `str(...)`, until that is appended."""
+        """The expression embedded in a string, for f-strings and `str(...)`."""
         if spec:
             raise BadProgram(f"an expression inside an f-string takes no format, but has {spec!r}")
-        return "".join(part if isinstance(part, str) else _seals.seal(part) for part in _parts(self))
+        return "".join(part if isinstance(part, str) else _embedder.embed(part) for part in _parts(self))
 
     def __str__(self) -> str:
         return format(self)
@@ -51,60 +50,58 @@ class _Node(Expr, msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class RawExpr(_Node, frozen=True):
-    """Text whose control tokens are meant."""
+    """Text in which control tokens are recognised."""
 
     text: str
 
 
 class ImageExpr(_Node, frozen=True):
-    """A picture: the bytes of its file, and what kind of file that is."""
+    """An image. data: the contents of its file; kind: its media type."""
 
     data: bytes
     kind: str
 
 
 class RoleBegin(_Node, frozen=True):
-    """A turn of `role` begins."""
+    """Begins a turn of `role`."""
 
     role: str
 
 
 class RoleEnd(_Node, frozen=True):
-    """The turn of `role` ends."""
+    """Ends the turn of `role`."""
 
     role: str
 
 
 class GenExpr(_Node, frozen=True):
-    """Generate here. `name`: the variable it makes, if any.
-
-    answer: what its text is to be. retries: how often it may try again where it is not. tools: what the model may call.
-    """
+    """Generates text. name: the variable that holds it, if any."""
 
     name: str | None = None
     options: GenOptions = GenOptions()
-    answer: Any = None
-    """A typed.Answer."""
+    output_type: Any = None
+    """An OutputType that the text must match, or None."""
     retries: int | None = None
+    """How often the model may try again if the text does not match."""
     tools: Any = None
-    """A tools.Toolbox."""
+    """A Toolbox of tools that the model may call, or None."""
     reasoning: Reasoning | None = None
-    """How it marks what it thinks, where that is told apart."""
+    """How the model marks its reasoning, if that is kept apart."""
 
     def sampling(self, base: Sampling) -> Sampling:
-        """`base`, with what this gen wants in its place."""
+        """`base`, overridden by the options of this gen."""
         merged = self.options.over(base)
-        if self.answer is None:
+        if self.output_type is None:
             return merged
-        stop = tuple(dict.fromkeys((*merged.stop, *self.answer.stop)))
-        spec: ConstraintSpec | None = self.answer.spec
-        if spec is not None and self.reasoning is not None:  # it thinks as it likes
-            spec = msgspec.structs.replace(spec, after=(self.reasoning.end,))
-        return msgspec.structs.replace(merged, constraint=spec, stop=stop)
+        stop = tuple(dict.fromkeys((*merged.stop, *self.output_type.stop)))
+        spec: ConstraintSpec | None = self.output_type.spec
+        if spec is not None and self.reasoning is not None:  # the constraint holds after the reasoning
+            spec = replace(spec, after=(self.reasoning.end,))
+        return replace(merged, constraint=spec, stop=stop)
 
 
 class SelectExpr(_Node, frozen=True):
-    """Append the best of `choices`."""
+    """Appends the best of `choices`. decide: the user's own method, called with the scores."""
 
     choices: tuple[str, ...]
     name: str | None = None
@@ -113,40 +110,38 @@ class SelectExpr(_Node, frozen=True):
     seed: int | None = None
     timeout: float | None = None
     decide: Any = None
-    """A method of the user's, which decides by the scores."""
 
 
 class Seq(_Node, frozen=True):
-    """Expressions one after the other."""
+    """A flat sequence of strings and expressions."""
 
     parts: tuple[Any, ...]
-    """str and Leaf: sequences in sequences are flat."""
 
 
 DRAWS = (GenExpr, SelectExpr)
-"""What makes a value. A tuple: to look for one in a union makes the union first, and that is done for every piece."""
+"""The expressions that make a value. A tuple, because isinstance is faster with a tuple than with a union."""
 
-Leaf: TypeAlias = "RawExpr | ImageExpr | RoleBegin | RoleEnd | GenExpr | SelectExpr | LazyValue"
+Leaf: TypeAlias = Expr
+"""An expression that is not a Seq: one of the above, a LazyValue or an ArgumentSlot."""
 Expression: TypeAlias = str | Expr | Sequence["str | Expr"]
 
 
-# ---- the constructors that users write -----------------------------------------------------------------------------
+# ---- constructors for users ------------------------------------------------------------------------------------------
+
+CACHE_SIZE = 1024
 
 
-N_REMEMBERED = 1024
+def cached(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Cache the frozen values that `make` returns, so that a loop builds its gen once.
 
-
-def remembered(make: Callable[..., Any]) -> Callable[..., Any]:
-    """`make`, which gives the same frozen value for the same arguments: a loop pays for its gen once.
-
-    By their types too, for 1 is not 1.0. What cannot be hashed is made anew.
+    The types of the arguments count too, because 1 == 1.0. Arguments that cannot be hashed are not cached.
     """
-    made = lru_cache(N_REMEMBERED, typed=True)(make)
+    cached_make = lru_cache(CACHE_SIZE, typed=True)(make)
 
     @wraps(make)
     def get(*args: Any, **kwargs: Any) -> Any:
         try:
-            return made(*args, **kwargs)
+            return cached_make(*args, **kwargs)
         except TypeError:
             pass
         return make(*args, **kwargs)
@@ -194,80 +189,71 @@ def gen(
     tool_timeout: float | None = None,
     max_tool_output: int | None = None,
 ) -> GenExpr | SelectExpr:
-    """Generate text where this is appended, and call it `name`.
+    """Generate text and store it in the variable `name`.
 
-    Every option that is left out is as the run says (see `Options` for what each one means). With `choices`, this is
-    `select`, at temperature 0 unless one is given.
+    An option that is left out has the run's value (see `Options` for their meanings). With `choices`, this is `select`,
+    at temperature 0 unless one is given.
 
-    One of these holds the text to a form while it is generated. `s[name]` is the text, `s.value(name)` the object:
+    One of the following constrains the text while it is generated. `s[name]` is the text, `s.value(name)` the object:
 
-    type         int, float, bool, str, date, Literal, Enum: as they stand in a text. list, dict, TypedDict, dataclass,
-                 msgspec.Struct, pydantic models, and all that they hold: as JSON, and checked. Types of outlines.
-    json_schema  the object is what json.loads gives
+    type         int, float, bool, str, date, Literal, Enum: written as plain text. list, dict, TypedDict, dataclass,
+                 msgspec.Struct, pydantic models and what they contain: written as JSON and validated. outlines' types
+    json_schema  the object is what json.loads returns
     regex        Rust's syntax, without look-around. grammar: context-free, in Lark's notation. The object is the text
-    dtype        SGLang's int, float, bool and str (in quotes, letters and spaces)
+    dtype        SGLang's int, float, bool and str (in quotes: letters and spaces)
 
-    retries: so often the model is told what is wrong with its text, where that is no such object after all (a check of
-    pydantic's says no, or max_tokens cut it), and asked again, beside the prompt, which keeps only the last answer.
+    retries: how often the model is told what is wrong with its text and asked again, if the text is not a valid object
+    after all (a pydantic validator refused it, or max_tokens cut it). The prompt keeps only the last answer.
 
-    tools: functions that the model may call, made by `@tool`; the gen stands in an assistant's turn. What it calls runs
-    in this process, side by side, and what that gives goes back to it as turns of tools, until it answers: the variable
-    is the turn in which it calls nothing. A call that fails tells it so. `s.tool_calls(name)` are the calls.
-    max_rounds: turns with calls (4); beyond them, ToolError. tool_timeout: seconds for each call (60).
-    max_tool_output: characters of each result (8,192); what is more is cut. max_tokens is of each turn.
+    tools: functions that the model may call, made by `@tool`. The gen must be in an assistant's turn. The calls run in
+    this process, concurrently; their results go back to the model as tool turns, until it answers without a call. That
+    last turn is the value. The model is told of a failed call. `s.tool_calls(name)` returns the calls.
+    max_rounds: the number of turns with calls (4); after that, ToolError. tool_timeout: seconds per call (60).
+    max_tool_output: characters kept of each result (8,192). max_tokens applies to each turn.
 
-    BadProgram: a value that cannot be. Unsupported: a type with tools; ask for it in a gen behind.
+    BadProgram: an invalid value. Unsupported: a type together with tools; ask for the type in a second gen.
     """
     asked = {key: value for key, value in locals().items() if value is not None}  # the first line: locals are arguments
     asked.pop("name", None)
     return _gen(name, asked)
 
 
-if not TYPE_CHECKING:  # to whom it stays the function it is
-    gen = remembered(gen)
+if not TYPE_CHECKING:  # type checkers should see the signature of `gen`
+    gen = cached(gen)
 
 
 def _gen(name: str | None, asked: dict[str, Any]) -> GenExpr | SelectExpr:
-    """What was asked for as an expression."""
     if (choices := asked.pop("choices", None)) is not None:
-        asked.pop("return_logprob", None)  # those of choices are in the meta info anyway
-        wishes = {key: asked.pop(key) for key in ("temperature", "choices_method", "seed", "timeout") if key in asked}
+        asked.pop("return_logprob", None)  # the meta info of a select always has them
+        options = {key: asked.pop(key) for key in ("temperature", "choices_method", "seed", "timeout") if key in asked}
         if asked:
             raise BadProgram(f"gen with choices takes no {', '.join(asked)}: a choice is scored, not generated")
-        return select(name, choices, **wishes)
+        return select(name, choices, **options)
     if "choices_method" in asked:
-        raise BadProgram("choices_method says how choices are scored, but there are no choices")
-    limits: dict[str, Any] = {
-        key: asked.pop(key) for key in ("max_rounds", "tool_timeout", "max_tool_output") if key in asked
-    }
-    toolbox = _toolbox(asked, limits) if limits or "tools" in asked else None
-    answer, retries = output_types.asked(asked), asked.pop("retries", None)
-    if retries and answer is None:
-        raise BadProgram("retries says how often an answer of the wrong form may be given anew; say the form: type=")
+        raise BadProgram("choices_method needs choices")
+    tools, output_type, retries = _take_tools(asked), output_types.take(asked), asked.pop("retries", None)
+    if retries and output_type is None:
+        raise BadProgram("retries applies to gens with a type; add type=")
     if retries is not None and (not isinstance(retries, int) or not 0 <= retries <= MAX_RETRIES):
         raise BadProgram(f"retries is {retries!r}; it must be a number from 0 to {MAX_RETRIES}")
-    return GenExpr(
-        None if name is None else checked_name(name),
-        make(GenOptions, asked) if asked else _NO_WISHES,
-        answer,
-        retries,
-        toolbox,
-    )
+    gen_options = make(GenOptions, asked) if asked else _NO_OPTIONS
+    return GenExpr(_checked_optional_name(name), gen_options, output_type, retries, tools)
 
 
-def _toolbox(asked: dict[str, Any], limits: dict[str, Any]) -> Any:
-    """Takes the tools from `asked`."""
-    from banyan.tools.toolbox import toolbox  # here: most programs have none
-
+def _take_tools(asked: dict[str, Any]) -> Toolbox | None:
+    """Remove the tools and their limits from `asked`; returns them as a Toolbox."""
+    limits = {key: asked.pop(key) for key in ("max_rounds", "tool_timeout", "max_tool_output") if key in asked}
     if "tools" not in asked:
-        raise BadProgram(f"{', '.join(limits)} is of gens with tools, and this one has none")
+        if limits:
+            raise BadProgram(f"{', '.join(limits)} applies to gens with tools, but this gen has none")
+        return None
     if others := sorted({"type", "dtype", "regex", "json_schema", "grammar"} & asked.keys()):
         raise Unsupported(
-            f"{', '.join(others)} with tools: a form would leave no room for calls; let this gen answer in words, and "
-            "ask for the object in a gen behind it"
+            f"{', '.join(others)} with tools: a constrained gen cannot call tools; let this gen answer in text, and "
+            "ask for the object in a second gen"
         )
     if asked.get("n", 1) != 1:
-        raise BadProgram("a gen with tools has one sample; fork for several")
+        raise BadProgram("a gen with tools has one sample; for several, use fork")
     return toolbox(asked.pop("tools"), **limits)
 
 
@@ -302,43 +288,36 @@ def select(
     seed: int | None = None,
     timeout: float | None = None,
 ) -> SelectExpr:
-    """Append the likeliest of `choices`, and call it `name`.
+    """Append the likeliest of `choices` and store it in the variable `name`.
 
-    temperature 0 takes the best score; above, the choice is drawn from softmax(score / temperature) with `seed`.
-    choices_method: what the score is, by name, or a ChoicesSamplingMethod of your own, which takes no temperature.
-    timeout: seconds from its turn on after which it raises DeadlineExceeded.
-    BadProgram: no choices, one that is empty, or one that stands there twice.
+    temperature: 0 takes the best score; above 0, the choice is drawn from softmax(score / temperature) with `seed`.
+    choices_method: how choices are scored, by name, or your own ChoicesSamplingMethod, which takes no temperature.
+    timeout: seconds, counted once all before it is done, until it raises DeadlineExceeded.
+    BadProgram: there are no choices, or one is empty or repeated.
     """
     if not temperature >= 0.0:
         raise BadProgram(f"temperature is {temperature}; it must be 0 or more")
     if timeout is not None:
-        make(GenOptions, {"timeout": timeout})  # says what is wrong with it
+        make(GenOptions, {"timeout": timeout})  # raises if it is invalid
     method, decide = checked_method(choices_method)
     if decide is not None and (temperature or seed is not None):
         raise BadProgram("a choices_method of your own decides by itself; leave out temperature and seed")
-    return SelectExpr(
-        checked_choices(choices),
-        None if name is None else checked_name(name),
-        method,
-        float(temperature),
-        seed,
-        timeout,
-        decide,
-    )
+    choices = checked_choices(choices)
+    return SelectExpr(choices, _checked_optional_name(name), method, float(temperature), seed, timeout, decide)
 
 
 def raw(text: str) -> RawExpr:
-    """Text whose control tokens are meant, such as `raw("<|im_end|>")`. Never put the words of others in it."""
+    """Text in which control tokens are recognised, such as `raw("<|im_end|>")`. Never pass untrusted text."""
     if not isinstance(text, str):
         raise BadProgram(f"raw takes a string, not {type(text).__name__}")
-    fstring.refuse(text, "raw takes text, and an expression stands in this; append it beside it")
+    fstring.refuse(text, "raw takes plain text, but this contains an expression; append the expression separately")
     return RawExpr(text)
 
 
 def image(expr: Any) -> ImageExpr:
-    """A picture: the path of its file, its bytes, or a PIL image. As many as a prompt needs.
+    """An image: the path of its file, its bytes, or a PIL image. A prompt may hold several.
 
-    BadProgram: no picture. Where it is appended, Unsupported: the model takes text alone.
+    BadProgram: it cannot be read. When it is appended, Unsupported: the model takes only text.
     """
     data = images.read(expr)
     return ImageExpr(data, images.kind_of(data))
@@ -367,43 +346,72 @@ def assistant(expr: Expression | None = None) -> Seq:
 
 
 def system_begin() -> RoleBegin:
-    """The first half of `system`."""
+    """Begins a turn of the system."""
     return RoleBegin("system")
 
 
 def system_end() -> RoleEnd:
-    """The second half of `system`."""
+    """Ends a turn of the system."""
     return RoleEnd("system")
 
 
 def user_begin() -> RoleBegin:
-    """The first half of `user`."""
+    """Begins a turn of the user."""
     return RoleBegin("user")
 
 
 def user_end() -> RoleEnd:
-    """The second half of `user`."""
+    """Ends a turn of the user."""
     return RoleEnd("user")
 
 
 def assistant_begin() -> RoleBegin:
-    """The first half of `assistant`."""
+    """Begins a turn of the assistant."""
     return RoleBegin("assistant")
 
 
 def assistant_end() -> RoleEnd:
-    """The second half of `assistant`."""
+    """Ends a turn of the assistant."""
     return RoleEnd("assistant")
 
 
-_OF_TOOLS = ("max_rounds", "tool_timeout", "max_tool_output")
-_NO_WISHES = GenOptions()
+def separate_reasoning(expr: Expression | None = None, model_type: str | None = None) -> Seq:
+    """`expr`, with the reasoning of its gens kept apart.
+
+    Variable x, the prompt and streams get the answer; variable `x_reasoning_content` gets the reasoning.
+
+    model_type: how the model marks its reasoning: "deepseek-r1", "qwen3" and so on; None: <think>...</think>.
+    BadProgram: no gen in `expr` has a name. Unsupported: an unknown model type.
+    """
+    if model_type is not None and model_type not in _REASONING_MODELS:
+        raise Unsupported(f"model_type {model_type!r} is not known; there are {', '.join(sorted(_REASONING_MODELS))}")
+    marks = _THINK_TAGS if model_type is None else _REASONING_MODELS[model_type]
+    if expr is None:
+        return Seq(())
+    flat = leaves(expr)
+    if not any(isinstance(leaf, GenExpr) and leaf.name is not None for leaf in flat):
+        raise BadProgram("separate_reasoning needs a gen that has a name")
+    return Seq(tuple(replace(leaf, reasoning=marks) if isinstance(leaf, GenExpr) else leaf for leaf in flat))
+
+
+REASONING_SUFFIX = "_reasoning_content"
+"""Appended to the name of a gen, this names the variable with its reasoning."""
+
+_THINK_TAGS, _FORCED_TAGS = Reasoning(), Reasoning(is_forced=True)
+_REASONING_MODELS = {
+    **dict.fromkeys(("deepseek-v3", "glm45", "interns1", "kimi_k2", "mimo", "nano_v3", "qwen3"), _THINK_TAGS),
+    **dict.fromkeys(("deepseek-r1", "minimax", "qwen3-thinking", "step3"), _FORCED_TAGS),
+    "kimi": Reasoning("◁think▷", "◁/think▷"),
+}
+"""SGLang's model type -> how that model marks its reasoning."""
+
+_NO_OPTIONS = GenOptions()
 NOTHING = Seq(())
-"""What appends nothing: `s.user("x")` has done its work when it returns, so `s += s.user("x")` adds no second turn."""
+"""Appends nothing. `s.user("x")` appends its turn and returns this, so that `s += s.user("x")` adds one turn."""
 
 
 def checked_name(name: object) -> str:
-    """`name`, if a variable can be called so; BadProgram if not."""
+    """`name`, if it is a valid name of a variable; else BadProgram."""
     if isinstance(name, str):
         if name and not name.startswith("__"):
             return name
@@ -412,21 +420,25 @@ def checked_name(name: object) -> str:
     raise BadProgram(f"the name of a variable is a string, not {name!r}")
 
 
-# ---- taking expressions apart --------------------------------------------------------------------------------------
+def _checked_optional_name(name: str | None) -> str | None:
+    return None if name is None else checked_name(name)
+
+
+# ---- flattening expressions ------------------------------------------------------------------------------------------
 
 
 def leaves(expr: Expression) -> list[str | Leaf]:
-    """The expression as a flat list, those inside f-strings too.
+    """The expression as a flat list, including expressions inside f-strings.
 
-    BadProgram: something that is no expression, or a name that two gens of this one expression share. (Over several
-    appends a later gen takes the name over: loops do that.)
+    BadProgram: a value that cannot be appended, or two gens of the same name in one expression. (In separate appends
+    the later gen replaces the variable, as in a loop.)
     """
     flat: list[str | Leaf] = []
     for part in _parts(expr):
         if not isinstance(part, str):
             flat.append(part)
-        elif fstring.holds(part):
-            flat += _seals.unseal(part)
+        elif fstring.holds_expression(part):
+            flat += _embedder.extract(part)
         elif part:
             flat.append(part)
     names = [part.name for part in flat if isinstance(part, DRAWS) and part.name is not None]
@@ -446,10 +458,10 @@ def _parts(expr: Any) -> Iterable[Any]:
     if isinstance(expr, list | tuple):
         return [part for item in expr for part in _parts(item)]
     if expr is None:
-        raise BadProgram("None was appended; a function that forgot its return?")
-    instead = getattr(expr, "_instead", "if its text is meant, use str(...)")
+        raise BadProgram("None was appended; does a function lack its return?")
+    instead = getattr(expr, "_instead", "to append its text, use str(...)")
     kind = type(expr).__name__
     raise BadProgram(f"a value of type {kind} cannot be appended, only strings and expressions; {instead}")
 
 
-_seals = fstring.Seals(RawExpr | ImageExpr | RoleBegin | RoleEnd | GenExpr | SelectExpr)
+_embedder = fstring.Embedder(RawExpr | ImageExpr | RoleBegin | RoleEnd | GenExpr | SelectExpr)

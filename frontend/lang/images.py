@@ -1,4 +1,4 @@
-"""Pictures: from what users have to the bytes of a file, and what kind of file that is."""
+"""Reads images and recognises their file format."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _SIGNATURES = {
 }
 
 
-def read(picture: Any) -> bytes:
-    """The bytes of a picture that is given as a path, as bytes, or as a PIL image. BadProgram says what is wrong."""
-    if isinstance(picture, bytes | bytearray | memoryview):
-        return bytes(picture)
-    if isinstance(picture, str | os.PathLike):
+def read(image: Any) -> bytes:
+    """The file contents of an image given as a path, as bytes or as a PIL image. BadProgram: it cannot be read."""
+    if isinstance(image, bytes | bytearray | memoryview):
+        return bytes(image)
+    if isinstance(image, str | os.PathLike):
         try:
-            return Path(picture).expanduser().read_bytes()
+            return Path(image).expanduser().read_bytes()
         except OSError as e:
-            raise BadProgram(f"image({str(picture)!r}) cannot be read: {e.strerror}") from e
-    if hasattr(picture, "save"):
+            raise BadProgram(f"image({str(image)!r}) cannot be read: {e.strerror}") from e
+    if hasattr(image, "save"):
         file = io.BytesIO()
-        picture.save(file, format="PNG")
+        image.save(file, format="PNG")
         return file.getvalue()
-    raise BadProgram(f"image takes a path, bytes or a PIL image, not {type(picture).__name__}")
+    raise BadProgram(f"image takes a path, bytes or a PIL image, not {type(image).__name__}")
 
 
 def kind_of(data: bytes) -> str:
-    """ "image/png" and so on, by the first bytes. BadProgram: none of the kinds that models know."""
+    """The media type, such as "image/png", by the first bytes. BadProgram: an unknown format."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "image/webp"
     for signature, kind in _SIGNATURES.items():
         if data.startswith(signature):
             return kind
-    raise BadProgram(f"these {len(data)} bytes are no picture: PNG, JPEG, WEBP, GIF and BMP are known")
+    raise BadProgram(f"these {len(data)} bytes are not an image; PNG, JPEG, WEBP, GIF and BMP are supported")

@@ -1,42 +1,40 @@
-"""From what outlines can express to the one form that crosses the wire.
+"""Converts outlines' types to constraints.
 
-outlines is loaded here and nowhere else, and only when a type needs it: it takes longer than all of `import banyan`.
+outlines is imported only here, when a type needs it: it takes longer to import than the rest of the package.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any, is_typeddict
-
-import msgspec
+from typing import Any
 
 from banyan.runtime.errors import ConstraintSyntax, ConstraintTooLarge, ConstraintUnsupported
 from banyan.runtime.protocol.wire import ConstraintSpec
 
 
 def to_spec(kind: Any) -> ConstraintSpec:
-    """The constraint that a type, a schema or one of outlines' terms stands for.
+    """The constraint of a date, a function (its arguments), a genson builder, or a term of outlines: Regex, CFG,
+    JsonSchema, Choice, or a combination of them.
 
-    str: a regex. dict: a JSON Schema. msgspec.Struct, dataclass, TypedDict, pydantic model, callable (its arguments),
-    genson builder: JSON. Literal, Enum, Choice: one of some strings. Regex, CFG and what outlines' regex language puts
-    together (either, optional, between ...), also around JSON schemas: as they say. int, float, bool, dates, list,
-    tuple, dict, Union of these: written as Python writes them, which is what outlines does with them.
-
-    Raises a ConstraintError for what cannot be a constraint.
+    Raises a ConstraintError if it has no constraint.
     """
-    if isinstance(kind, ConstraintSpec):
-        return kind
-    if isinstance(kind, str):
-        return ConstraintSpec("regex", kind)
-    if isinstance(kind, dict):
-        return _json(kind)
-    if is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-        return _json(msgspec.json.schema(kind))  # pydantic, which outlines asks, knows neither on every Python
-    return _of_term(_term(kind), kind)
+    from outlines.types import dsl
 
-
-def _json(schema: Any) -> ConstraintSpec:
-    return ConstraintSpec("json_schema", json.dumps(schema, ensure_ascii=False))
+    term = _term(kind)
+    match term:
+        case dsl.JsonSchema():
+            _check_spacing(term)
+            return ConstraintSpec("json_schema", term.schema)
+        case dsl.CFG():
+            return ConstraintSpec("grammar", term.definition)
+        case dsl.Choice() | dsl.Alternatives() | dsl.String() if (choices := _strings(term)) is not None:
+            return ConstraintSpec("choices", json.dumps(choices, ensure_ascii=False))
+    types = {type(one) for one in _with_subterms(term)}
+    if dsl.CFG in types:
+        raise ConstraintUnsupported(f"output type {_name(kind)} is not supported: a grammar inside another term")
+    if dsl.JsonSchema in types:
+        return ConstraintSpec("grammar", f"start: {_lark(term)}")
+    return ConstraintSpec("regex", dsl.to_regex(term))
 
 
 def _term(kind: Any) -> Any:
@@ -53,34 +51,14 @@ def _term(kind: Any) -> Any:
         raise ConstraintUnsupported(f"output type {_name(kind)} is not supported: outlines has no term for it") from e
 
 
-def _of_term(term: Any, kind: Any) -> ConstraintSpec:
-    from outlines.types import dsl
-
-    match term:
-        case dsl.JsonSchema():
-            _check_spacing(term)
-            return ConstraintSpec("json_schema", term.schema)
-        case dsl.CFG():
-            return ConstraintSpec("grammar", term.definition)
-        case dsl.Choice() | dsl.Alternatives() | dsl.String() if (choices := _strings(term)) is not None:
-            return ConstraintSpec("choices", json.dumps(choices, ensure_ascii=False))
-    held = {type(one) for one in _walk(term)}
-    if dsl.CFG in held:
-        raise ConstraintUnsupported(f"output type {_name(kind)} is not supported: a grammar inside another term")
-    if dsl.JsonSchema in held:
-        return ConstraintSpec("grammar", f"start: {_lark(term)}")
-    return ConstraintSpec("regex", dsl.to_regex(term))
-
-
-def _walk(term: Any) -> list[Any]:
-    """The term and all terms below it."""
+def _with_subterms(term: Any) -> list[Any]:
     found = [term]
-    for one in found:
-        found += _below(one)
+    for one in found:  # grows while it is iterated
+        found += _subterms(one)
     return found
 
 
-def _below(term: Any) -> list[Any]:
+def _subterms(term: Any) -> list[Any]:
     from outlines.types import dsl
 
     if isinstance(term, dsl.Choice):
@@ -89,19 +67,19 @@ def _below(term: Any) -> list[Any]:
 
 
 def _strings(term: Any) -> list[str] | None:
-    """What a term of plain strings chooses from; None for any other."""
+    """The strings that a term chooses from; None if it is not a choice of plain strings."""
     from outlines.types import dsl
 
     if isinstance(term, dsl.String):
         return [term.value]
     if not isinstance(term, dsl.Choice | dsl.Alternatives):
         return None
-    below = [_strings(one) for one in _below(term)]
-    return None if None in below else [value for values in below if values for value in values]
+    parts = [_strings(one) for one in _subterms(term)]
+    return None if None in parts else [value for values in parts if values for value in values]
 
 
 def _lark(term: Any) -> str:
-    """A term that holds JSON schemas, as the right side of a rule."""
+    """A term that contains JSON schemas, as the right side of a Lark rule."""
     from outlines.types import dsl
 
     match term:
@@ -111,32 +89,32 @@ def _lark(term: Any) -> str:
             _check_spacing(term)
             return f"%json {json.dumps(json.loads(term.schema))}"
         case dsl.Alternatives() | dsl.Choice():
-            return f"({' | '.join(map(_lark, _below(term)))})"
+            return f"({' | '.join(map(_lark, _subterms(term)))})"
         case dsl.Sequence():
             return f"({' '.join(map(_lark, term.terms))})"
         case dsl.Optional():
-            return f"({_lark(term.term)})?"
+            quantifier = "?"
         case dsl.KleeneStar():
-            return f"({_lark(term.term)})*"
+            quantifier = "*"
         case dsl.KleenePlus():
-            return f"({_lark(term.term)})+"
+            quantifier = "+"
         case dsl.QuantifyExact():
-            return f"({_lark(term.term)}){{{term.count}}}"
+            quantifier = f"{{{term.count}}}"
         case dsl.QuantifyMinimum():
-            return f"({_lark(term.term)}){{{term.min_count},}}"
+            quantifier = f"{{{term.min_count},}}"
         case dsl.QuantifyMaximum():
-            return f"({_lark(term.term)}){{0,{term.max_count}}}"
+            quantifier = f"{{0,{term.max_count}}}"
         case dsl.QuantifyBetween():
-            return f"({_lark(term.term)}){{{term.min_count},{term.max_count}}}"
-    pattern = dsl.to_regex(term).replace("\n", r"\n").replace(r"\/", "/").replace("/", r"\/")
-    return f"/{pattern}/"
+            quantifier = f"{{{term.min_count},{term.max_count}}}"
+        case _:
+            pattern = dsl.to_regex(term).replace("\n", r"\n").replace(r"\/", "/").replace("/", r"\/")
+            return f"/{pattern}/"
+    return f"({_lark(term.term)}){quantifier}"
 
 
 def _check_spacing(term: Any) -> None:
     if term.whitespace_pattern is not None:
-        raise ConstraintUnsupported(
-            "JsonSchema(whitespace_pattern=...) is not supported; JSON is spaced as its style says"
-        )
+        raise ConstraintUnsupported("JsonSchema(whitespace_pattern=...) is not supported; JSON has a fixed spacing")
 
 
 def _name(kind: Any) -> str:

@@ -1,8 +1,8 @@
-"""Types of gens: what the model may write for one, and the object that it becomes.
+"""Output types of gens: the constraint for the text, and the object that is made from it.
 
-A number, a truth value, a Literal and an Enum are written as they stand in a text: 42, True, red. All other types are
-written as JSON. The text is held to that form while it is generated; what a form cannot say (a validator's own check)
-is found when the object is made.
+Numbers, bools, Literals, Enums and dates are written as plain text: 42, True, red. All other types are written as JSON.
+The text is constrained while it is generated. What a constraint cannot express, such as a user's validator, is checked
+when the object is made.
 """
 
 from __future__ import annotations
@@ -23,137 +23,136 @@ from banyan.runtime.protocol.wire import ConstraintSpec, Sample
 
 Parse: TypeAlias = Callable[[str], Any]
 
-_KEPT = 4096
-"""Answers of each kind that are made once."""
+_CACHE_SIZE = 4096
 
 
 class OutputType:
-    """What the text of a gen is to be. spec: what it must match. parse: text to object, raises what is wrong with it.
-
-    stop: what ends it, beside the gen's own: a model that goes on behind its number should not have to add digits.
-    """
+    """The type of a gen's text."""
 
     __slots__ = ("is_json", "label", "parse", "spec", "stop")
 
     def __init__(self, label: str, spec: ConstraintSpec | None, parse: Parse, stop: tuple[str, ...] = ()) -> None:
+        """spec: the constraint. parse: text to object; raises if the text is invalid.
+
+        stop: additional stop strings. Without them, a model that continues after a number would have to add digits.
+        """
         self.label, self.spec, self.parse, self.stop = label, spec, parse, stop
         self.is_json = spec is not None and spec.kind == "json_schema"
 
     def __repr__(self) -> str:
-        return f"<Answer {self.label}>"
+        return f"<OutputType {self.label}>"
 
-    def of(self, sample: Sample) -> Any:
-        """The object that the text is. BadOutput says why it is none."""
+    def parse_sample(self, sample: Sample) -> Any:
+        """The object that the text represents. BadOutput: it represents none."""
         if self.spec is not None and sample.finish_reason == "length":
             why = f"max_tokens cut it at {sample.n_tokens}" if sample.n_tokens else "max_tokens cut it"
-            raise BadOutput(f"this is no {self.label}, for {why}: {_short(sample.text)}")
+            raise BadOutput(f"not a valid {self.label}, because {why}: {_shortened(sample.text)}")
         try:
             return self.parse(sample.text)
-        except Exception as e:  # decoders, validators and constructors of the user's own raise what they like
-            raise BadOutput(f"this is no {self.label}: {_short(sample.text)}: {_reason(e)}") from e
+        except Exception as e:  # decoders, validators and the user's constructors raise anything
+            raise BadOutput(f"not a valid {self.label}: {_shortened(sample.text)}: {_reason(e)}") from e
 
     def advice(self, error: BadOutput) -> str:
-        """What a model is told of an output that does not count."""
+        """The message to the model when its output is refused."""
         return f"{error.message}\nWrite the {self.label} again, and nothing else."
 
 
-def asked(wishes: dict[str, Any]) -> OutputType | None:
-    """Takes from `wishes` the one that says what the text is to be. BadProgram: there are two, or it cannot be."""
-    given = {name: wishes.pop(name) for name in ("dtype", "type", "regex", "json_schema", "grammar") if name in wishes}
+def take(options: dict[str, Any]) -> OutputType | None:
+    """Remove the option that gives the output type from `options`; None if there is none.
+
+    BadProgram: there are several, or the type is invalid.
+    """
+    names = ("dtype", "type", "regex", "json_schema", "grammar")
+    given = {name: options.pop(name) for name in names if name in options}
     if not given:
         return None
     if len(given) > 1:
-        raise BadProgram(f"a gen has one form, but here are {', '.join(given)}; give one of them")
+        raise BadProgram(f"a gen has one type, but {', '.join(given)} were given; give one of them")
     ((name, value),) = given.items()
     if name == "type":
-        return answer(value)
+        return output_type(value)
     if name == "json_schema":
-        return _of_schema(_schema_text(value))
+        return _from_schema(_schema_text(value))
     if value == "" or not isinstance(value, str | type if name == "dtype" else str):
-        raise BadProgram(f"{name} is {value!r:.80}; it must be text")
+        raise BadProgram(f"{name} is {value!r:.80}; it must be a string")
     if name == "dtype":
-        return _of_dtype(value)
-    return _of_regex(value) if name == "regex" else _of_grammar(value)
+        return _from_dtype(value)
+    return _from_regex(value) if name == "regex" else _from_grammar(value)
 
 
-def answer(kind: Any) -> OutputType:
-    """The answer of a type. BadProgram: a type that no text can be held to."""
+def output_type(kind: Any) -> OutputType:
+    """The output type for a Python type. BadProgram: it has no constraint."""
     if isinstance(kind, dict):
-        return _of_schema(_schema_text(kind))
+        return _from_schema(_schema_text(kind))
     if isfunction(kind) or type(kind).__module__.partition(".")[0] in ("outlines", "genson"):
-        return _of_term(kind)
+        spec = _outlines_spec(kind)
+        label = f"{type(kind).__name__} of outlines"
+        return OutputType(label, spec, msgspec.json.decode if spec.kind == "json_schema" else str)
     try:
-        return _answer(kind)
+        return _from_type(kind)
     except TypeError as e:
-        raise BadProgram(f"type={kind!r} cannot be asked for: {e}") from e
+        raise BadProgram(f"type={kind!r} is not supported: {e}") from e
 
 
-# ---- SGLang's dtypes -----------------------------------------------------------------------------------------------
+# ---- SGLang's dtypes -------------------------------------------------------------------------------------------------
 
 _SPACE = (" ", "\n")
-_DTYPES: dict[str, tuple[str, Parse, tuple[str, ...]]] = {
-    "int": (r"[-+]?[0-9]+[ \n]*", int, _SPACE),
-    "float": (r"[-+]?[0-9]*\.?[0-9]+[ \n]*", float, _SPACE),
-    "bool": ("(True|False)", lambda text: text == "True", ()),
-    "str": (r'"[\w\s]*"', lambda text: text[1:-1], ()),
+_DTYPES = {
+    "int": OutputType("int", ConstraintSpec("regex", r"[-+]?[0-9]+[ \n]*"), int, _SPACE),
+    "float": OutputType("float", ConstraintSpec("regex", r"[-+]?[0-9]*\.?[0-9]+[ \n]*"), float, _SPACE),
+    "bool": OutputType("bool", ConstraintSpec("regex", "(True|False)"), lambda text: text == "True"),
+    "str": OutputType("str", ConstraintSpec("regex", r'"[\w\s]*"'), lambda text: text[1:-1]),
 }
-"""name -> the form that SGLang's language gives it, the object, and what ends it."""
 
 
-def _of_dtype(dtype: type | str) -> OutputType:
+def _from_dtype(dtype: type | str) -> OutputType:
     name = dtype.__name__ if dtype in (int, float, bool, str) else dtype
     if not isinstance(name, str) or name not in _DTYPES:
         raise BadProgram(f"dtype is {dtype!r}; it is one of int, float, bool, str. For any other type, write type=")
-    return _named(name)
+    return _DTYPES[name]
 
 
-@lru_cache
-def _named(name: str) -> OutputType:
-    regex, parse, stop = _DTYPES[name]
-    return OutputType(name, ConstraintSpec("regex", regex), parse, stop)
+# ---- types -----------------------------------------------------------------------------------------------------------
 
 
-# ---- types ---------------------------------------------------------------------------------------------------------
-
-
-@lru_cache(_KEPT)
-def _answer(kind: Any) -> OutputType:
+@lru_cache(_CACHE_SIZE)
+def _from_type(kind: Any) -> OutputType:
     if kind is str:
         return OutputType("str", None, str)
     if kind in (int, float):
-        return _of_dtype(kind)
+        return _from_dtype(kind)
     if kind is bool:
-        return _of_choices("bool", [("True", True), ("False", False)])
+        return _from_choices("bool", [("True", True), ("False", False)])
     if get_origin(kind) is Literal:
-        return _of_choices(_label(kind), [(str(value), value) for value in get_args(kind)])
+        return _from_choices(_label(kind), [(str(value), value) for value in get_args(kind)])
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return _of_choices(kind.__name__, [(str(member.value), member) for member in kind])
+        return _from_choices(kind.__name__, [(str(member.value), member) for member in kind])
     if isinstance(kind, re.Pattern):
-        return _of_regex(kind.pattern)
+        return _from_regex(kind.pattern)
     if kind in (datetime.date, datetime.time, datetime.datetime):
-        return OutputType(kind.__name__, _through_outlines(kind), kind.fromisoformat)
-    return _of_json(kind)
+        return OutputType(kind.__name__, _outlines_spec(kind), kind.fromisoformat)
+    return _from_json_type(kind)
 
 
-def _of_choices(label: str, choices: list[tuple[str, Any]]) -> OutputType:
+def _from_choices(label: str, choices: list[tuple[str, Any]]) -> OutputType:
     values = dict(choices)
     if not values or "" in values or len(values) < len(choices):
-        raise BadProgram(f"{label} has no value, one whose text is empty, or two of the same text; write a select")
+        raise BadProgram(f"{label} has no values, an empty value, or two values with the same text; use a select")
     return OutputType(label, ConstraintSpec("choices", json.dumps(list(values))), lambda text: values[text])
 
 
-@lru_cache(_KEPT)
-def _of_regex(pattern: str) -> OutputType:
+@lru_cache(_CACHE_SIZE)
+def _from_regex(pattern: str) -> OutputType:
     return OutputType(f"match of {pattern!r:.80}", ConstraintSpec("regex", pattern), str)
 
 
-@lru_cache(_KEPT)
-def _of_grammar(grammar: str) -> OutputType:
+@lru_cache(_CACHE_SIZE)
+def _from_grammar(grammar: str) -> OutputType:
     return OutputType("text of the grammar", ConstraintSpec("grammar", grammar), str)
 
 
-@lru_cache(_KEPT)
-def _of_schema(schema: str) -> OutputType:
+@lru_cache(_CACHE_SIZE)
+def _from_schema(schema: str) -> OutputType:
     return OutputType("value of the JSON schema", ConstraintSpec("json_schema", schema), msgspec.json.decode)
 
 
@@ -165,37 +164,37 @@ def _schema_text(schema: Any) -> str:
     except (ValueError, TypeError, RecursionError) as e:
         raise BadProgram(f"json_schema is not valid JSON: {e}") from e
     if not isinstance(value, dict | bool):
-        raise BadProgram(f"json_schema is the JSON text of an object, or a dict, not {schema!r:.80}")
+        raise BadProgram(f"json_schema must be the JSON text of an object, or a dict, not {schema!r:.80}")
     return text
 
 
-def _of_json(kind: Any) -> OutputType:
-    """A type whose values are written as JSON. TypeError: there is no schema for it."""
+def _from_json_type(kind: Any) -> OutputType:
+    """A type that is written as JSON. TypeError: it has no schema."""
     decode: Parse
     try:
         schema, decode = msgspec.json.schema(kind), msgspec.json.Decoder(kind).decode
-    except (TypeError, RuntimeError, NotImplementedError):  # not one of msgspec's types: pydantic knows more
-        schema, decode = _of_pydantic(kind)
+    except (TypeError, RuntimeError, NotImplementedError):  # not a type of msgspec's; pydantic knows more types
+        schema, decode = _from_pydantic(kind)
     else:
-        inner = list(_inner(msgspec.inspect.type_info(kind), set()))
+        inner = list(_inner_types(msgspec.inspect.type_info(kind), set()))
         _check_keys(inner)
-        _as_written(schema, inner)
-    return OutputType(_label(kind), ConstraintSpec("json_schema", json.dumps(_closed(schema))), decode)
+        _restore_key_order(schema, inner)
+    return OutputType(_label(kind), ConstraintSpec("json_schema", json.dumps(_tightened(schema))), decode)
 
 
-def _inner(kind: Any, seen: set[int]) -> Iterator[Any]:
-    """A type, as msgspec sees it, and all types in it."""
+def _inner_types(kind: Any, seen: set[int]) -> Iterator[Any]:
+    """A type and all types inside it, as `msgspec.inspect` describes them."""
     if id(kind) in seen:
         return
     seen.add(id(kind))
     yield kind
     for value in msgspec.structs.astuple(kind) if isinstance(kind, msgspec.Struct) else ():
         for one in value if isinstance(value, tuple) else (value,):
-            yield from _inner(one, seen)
+            yield from _inner_types(one, seen)
 
 
 def _check_keys(inner: list[Any]) -> None:
-    """TypeError: a dict has keys that msgspec's schemas do not tell of."""
+    """TypeError: a dict has keys other than str; msgspec's schemas do not constrain those."""
     for kind in inner:
         if isinstance(kind, msgspec.inspect.DictType) and not isinstance(
             kind.key_type, msgspec.inspect.StrType | msgspec.inspect.AnyType
@@ -203,9 +202,8 @@ def _check_keys(inner: list[Any]) -> None:
             raise TypeError("the keys of a dict are str; where they are known, write a TypedDict")
 
 
-def _as_written(schema: dict[str, Any], inner: list[Any]) -> None:
-    """Put the properties of TypedDicts in the order of their definitions, as a model writes them one after the other.
-    msgspec sorts them by name."""
+def _restore_key_order(schema: dict[str, Any], inner: list[Any]) -> None:
+    """Put the keys of TypedDicts in the order of their definition. msgspec sorts them by name."""
     for kind in inner:
         if isinstance(kind, msgspec.inspect.TypedDictType):
             cls = get_origin(kind.cls) or kind.cls
@@ -216,8 +214,8 @@ def _as_written(schema: dict[str, Any], inner: list[Any]) -> None:
                     part["properties"] = {key: found[key] for key in keys}
 
 
-def _of_pydantic(kind: Any) -> tuple[dict[str, Any], Parse]:
-    import pydantic  # here: it takes longer than all of `import banyan`
+def _from_pydantic(kind: Any) -> tuple[dict[str, Any], Parse]:
+    import pydantic  # lazily: it takes longer to import than the rest of the package
 
     try:
         adapter: Any = pydantic.TypeAdapter(kind)
@@ -226,53 +224,48 @@ def _of_pydantic(kind: Any) -> tuple[dict[str, Any], Parse]:
         raise TypeError(str(e).partition("\n")[0]) from e
 
 
-_SPELLED = {
+_PATTERNS = {
     ("format", "decimal"): r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?$",
     ("contentEncoding", "base64"): "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
 }
-"""What msgspec's schemas say of Decimal and bytes, which holds no text to anything -> what holds it."""
+"""How msgspec describes Decimal and bytes in a schema, which constrains nothing -> a pattern that does."""
 
 
-def _closed(schema: Any) -> Any:
-    """An object has the properties that its type names, and no others, unless the type itself says so.
+def _tightened(schema: Any) -> Any:
+    """The schema, with no additional properties unless it allows them itself.
 
-    That a set holds nothing twice is left to the set: a text cannot be held to it while it is written.
+    `uniqueItems` is removed: it cannot be enforced while the text is generated. A set drops duplicates anyway.
     """
     if isinstance(schema, list):
-        return [_closed(one) for one in schema]
+        return [_tightened(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {key: value if key in ("default", "examples", "enum", "const") else _closed(value)
-              for key, value in schema.items() if (key, value) != ("uniqueItems", True)}  # fmt: skip
+    tight = {
+        key: value if key in ("default", "examples", "enum", "const") else _tightened(value)
+        for key, value in schema.items()
+        if (key, value) != ("uniqueItems", True)
+    }
     if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
-        closed.setdefault("additionalProperties", False)
-    for (key, value), pattern in _SPELLED.items():
+        tight.setdefault("additionalProperties", False)
+    for (key, value), pattern in _PATTERNS.items():
         if schema.get("type") == "string" and schema.get(key) == value:
-            closed.setdefault("pattern", pattern)
-    return closed
+            tight.setdefault("pattern", pattern)
+    return tight
 
 
-def _of_term(term: Any) -> OutputType:
-    """One of outlines' own: Regex, JsonSchema, CFG, Choice, and what is put together of them."""
-    spec = _through_outlines(term)
-    return OutputType(
-        f"{type(term).__name__} of outlines", spec, msgspec.json.decode if spec.kind == "json_schema" else str
-    )
-
-
-def _through_outlines(kind: Any) -> ConstraintSpec:
-    from banyan.lang.outlines_terms import to_spec  # here: outlines takes seconds to load
+def _outlines_spec(kind: Any) -> ConstraintSpec:
+    from banyan.lang.outlines_terms import to_spec  # lazily: outlines takes seconds to import
 
     return to_spec(kind)
 
 
 def _reason(error: Exception) -> str:
-    if type(error).__name__ == "ValidationError" and hasattr(error, "errors"):  # pydantic's words link to its pages
+    if type(error).__name__ == "ValidationError" and hasattr(error, "errors"):  # pydantic's; str() adds links
         return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
     return str(error) or type(error).__name__
 
 
-def _short(text: str) -> str:
+def _shortened(text: str) -> str:
     return repr(text) if len(text) <= 200 else f"{text[:100]!r} ... {text[-100:]!r}"
 
 
@@ -281,14 +274,11 @@ def _label(kind: Any) -> str:
     return kind.__name__ if plain or is_typeddict(kind) else str(kind).replace("typing.", "")
 
 
-# ---- what of a value is there --------------------------------------------------------------------------------------
+def parse_partial(text: str) -> Any:
+    """The JSON value that `text` is the beginning of. ValueError: the value has not begun.
 
-
-def partial(text: str) -> Any:
-    """The JSON value that `text` begins, as far as it goes; ValueError before it has begun.
-
-    Objects and lists hold what has come; the last string, and the last number, may still go on.
+    Objects and lists contain the items so far. The last string and the last number may be incomplete.
     """
-    from pydantic_core import from_json  # here, as above
+    from pydantic_core import from_json  # lazily, like pydantic
 
     return from_json(text, allow_partial="trailing-strings")

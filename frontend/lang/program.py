@@ -1,9 +1,10 @@
-"""A program: a decorated function whose first parameter is the state that it writes."""
+"""Programs: decorated functions whose first parameter is the state that they write."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
@@ -13,10 +14,10 @@ from msgspec import structs
 from banyan.backends.base import Backend
 from banyan.backends.default import find
 from banyan.execution.batch import BatchRun, OnError
-from banyan.execution.program_run import P, ProgramRun, aside, finished, finished_on_thread
+from banyan.execution.program_run import P, ProgramRun, finished, read_only_view, start_on_thread
 from banyan.execution.run_limits import BatchLimits
 from banyan.lang.async_state import AsyncState
-from banyan.lang.inline import Inlined, checked
+from banyan.lang.expr import Seq
 from banyan.lang.sampling import RUN_OPTIONS, Options, make, near
 from banyan.lang.state import State
 from banyan.lang.state_base import StateBase
@@ -30,14 +31,21 @@ if TYPE_CHECKING:
     from banyan.views.graph import Graph
 
 OPTS = "opts"
-"""The one keyword of `run` that no program can have as a parameter."""
+"""The only keyword of `run` that cannot be a parameter of a program."""
+
+
+class Inlined(Seq, frozen=True):
+    """Returned by `inline`. Its text has been appended already, so `s += prog.inline(s)` appends nothing more."""
+
+    ret_value: Any = None
+    """What the body returned."""
 
 
 class Program:
-    """What `@function` makes of a function. `run` runs it on a new state; so does a call.
+    """What `@function` returns. `run`, or a call, runs the function's body on a new state.
 
-    The body runs once, for real, in the caller's thread, and `run` returns when the body does: what it generates may
-    still be on its way, and is waited for where it is read.
+    The body runs once, in the caller's thread. `run` returns when the body returns; its gens may still be running, and
+    reading a value waits for it.
     """
 
     def __init__(
@@ -62,73 +70,72 @@ class Program:
         return f"<program {self.name}>"
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
-        """A program that is a method: its state is the parameter after `self`."""
+        """For programs that are methods: the state is the parameter after `self`."""
         return self if instance is None else self._with(self.func.__get__(instance, owner), self._bound)
 
     def bind(self, **arguments: Any) -> Self:
-        """The same program with some arguments given. Those given later, to `run` or to another `bind`, win."""
-        if not self._takes_any:
-            for name in arguments:
-                if name not in self._parameters:
-                    raise TypeError(f"{self.name} has no parameter {name!r}{near(name, self._parameters)}")
+        """The same program with some arguments given. `run` or another `bind` can override them."""
+        self._check_names(arguments)
         return self._with(self.func, {**self._bound, **arguments})
 
     def _with(self, func: Callable[..., Any], bound: Mapping[str, Any]) -> Self:
         return type(self)(func, bound, self.num_api_spec_tokens)
 
     def run(self, *args: Any, opts: Options | None = None, **kwargs: Any) -> State:
-        """Run the body with these arguments. What it raises is raised here, and what it started is stopped.
+        """Run the body with these arguments. If it raises, its gens are stopped.
 
-        Keyword arguments that are parameters of the program go to it. The others are options of the run, which all its
-        gens share: max_new_tokens=128, temperature=1.0 and the other fields of Options, also `stream=True` and
-        `backend=`. They can be given as `opts=Options(...)` as well.
+        Keyword arguments that are parameters of the program go to it. All others are options of the run, which apply to
+        all its gens: max_new_tokens=128, temperature=1.0 and the other fields of Options, also `stream=True` and
+        `backend=`. They can also be given as `opts=Options(...)`.
         """
         self._refuse_to_block("run")
         items = self._item(args, kwargs, opts)
         run = self._begin(State, items, 0)
         if items.options.stream:
-            return aside(run)
+            view = read_only_view(run.state)
+            # When nobody can read the state any more, stop the program: the body ends at its next read.
+            weakref.finalize(view, run.record.program.cancel).atexit = False
+            start_on_thread(run)
+            return view
         try:
             run.play()
             if not items.options.use_thread:
                 run.state.sync()
         except BaseException:
-            run.record.notice.is_given = True
+            run.record.error_flag.is_seen = True
             raise
         return run.state
 
     __call__ = run
 
     def inline(self, state: StateBase, /, *args: Any, **kwargs: Any) -> Any:
-        """Run the body on the state of another program, as a part of that: all that it appends and names is there.
+        """Run the body on the state of another program: its text and variables go there.
 
             s += summarise.inline(s, text)
             n = count.inline(s, text).ret_value
 
-        The run's options are those of the other program's run. Gives what adds nothing when it is appended, with the
-        body's `ret_value`; where this is an `async def`, `await` gives it.
+        The options are those of the other program's run. Returns an expression that appends nothing and has the body's
+        `ret_value`; for an `async def`, await it.
         """
-        checked(state, self.name)
+        self._check_inline(state)
         arguments = self._arrange(args, kwargs)
         return Inlined((), self.func(state, *arguments.args, **arguments.kwargs))
 
     async def run_async(self, *args: Any, opts: Options | None = None, **kwargs: Any) -> AsyncState:
-        """`run` on an event loop, which it never holds up. Returns when all that the program does is done.
+        """`run` for an event loop, which it never blocks. Returns when all gens are done.
 
-        The body of an `async def` runs in the task that awaits this, that of a `def` on one of a bounded number of
-        threads. Raises what the body raised, or the first error of what it appended. Who cancels the task, also by
-        `asyncio.timeout` or Ctrl-C, stops the program on the server. With `stream=True`, gens can be read as they come.
+        An `async def` body runs in the awaiting task, a `def` body on one of a bounded number of threads. Raises what
+        the body raised, or the first error of its gens. Cancelling the task, also by `asyncio.timeout` or Ctrl-C, stops
+        the program on the server. With `stream=True`, gens can be read while they run.
         """
         items = self._item(args, kwargs, opts)
-        if self.is_async:
-            return await finished(self._begin(AsyncState, items, 0))
-        return await finished_on_thread(self._begin(State, items, 0))
+        return await finished(self._begin(self._state_class, items, 0))
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ProgramRun[Any]:
-        """A run with the arguments of `run` that has not begun, and streams when it does. For `stream`."""
+        """For `stream`: a streaming run with the arguments of `run` that has not started."""
         items = self._item(args, kwargs, kwargs.pop("opts", None))
         items = items._replace(options=structs.replace(items.options, stream=True))
-        return self._begin(AsyncState if self.is_async else State, items, 0)
+        return self._begin(self._state_class, items, 0)
 
     @overload
     def run_batch(
@@ -182,18 +189,17 @@ class Program:
     ) -> list[State] | Iterator[State]:
         """Run the body once for each item: a dict of arguments, or a tuple of them in the order of the parameters.
 
-        Gives the states in the order of the items, each one finished; with `generator_style`, an iterator that gives
-        each as soon as it and all before it are finished; with `ordered=False`, one that gives each as soon as it is
-        finished (`state.index` is its item). At most `concurrency` programs are on their way at once (256), and their
-        bodies run on `num_threads` threads ("auto": one per item, at most 64).
+        Returns the finished states in the order of the items. With `generator_style`, returns an iterator over the
+        states, each yielded once it and all before it have finished; with `ordered=False`, each as soon as it has
+        finished (`state.index` is its item). At most `concurrency` programs run at once (256); their bodies run on
+        `num_threads` threads ("auto": one per item, at most 64).
 
-        on_error: "raise" lets all items finish and then raises a BatchError, which holds the results of all the others
-        too (an iterator raises the item's own error when it comes to it, and stops the rest). "return" gives the state
-        of an item that failed like any other: its `error()` says what happened.
+        on_error: "raise" lets all items finish and then raises a BatchError, which also has the results of the others.
+        An iterator raises the item's own error in its place and stops the rest. "return" returns the state of a failed
+        item like any other; its `error()` is the error.
 
-        timeout, budget: seconds and tokens of the batch; what is not finished then fails, each item for itself.
-        deadline: seconds until the batch should be done (see Options). Other keywords are options of each run, as for
-        `run`, and so is all that `opts` says.
+        timeout, budget: seconds and tokens for the batch; then the unfinished items fail. deadline: seconds until the
+        batch should be done (see Options). Other keywords, and `opts`, are options of each run, as for `run`.
         """
         self._refuse_to_block("run_batch")
         items = self._items(batch_kwargs, opts, kwargs)
@@ -204,7 +210,7 @@ class Program:
             start=partial(self._begin, State, items),
             n_threads=min(64, len(items.arguments)) if num_threads == "auto" else num_threads,
             title=self.name if progress_bar else None,
-            **_checked_batch(on_error, concurrency, (timeout, budget, deadline)),
+            **_batch_options(on_error, concurrency, timeout, budget, deadline),
         )
         return batch.results(on_error, ordered) if generator_style or not ordered else batch.all(on_error)
 
@@ -222,37 +228,37 @@ class Program:
         opts: Options | None = None,
         **kwargs: Any,
     ) -> AsyncBatch:
-        """`run_batch` on an event loop: `await` it for the list of all states, or take them one by one, in order or as
-        they are finished, with `async for state in ...`. Whoever stops to listen stops what still runs."""
-        from banyan.execution.async_batch import AsyncBatch  # here: it loads asyncio
+        """`run_batch` for an event loop: `await` it for the list of all states, or iterate over them with `async for`.
+
+        Leaving the loop stops the items that still run.
+        """
+        from banyan.execution.async_batch import AsyncBatch  # lazily: it imports asyncio
 
         items = self._items(batch_kwargs, opts, kwargs)
         return AsyncBatch(
             len(items.arguments),
-            start=partial(self._begin, AsyncState if self.is_async else State, items),
-            finish=finished if self.is_async else finished_on_thread,
+            start=partial(self._begin, self._state_class, items),
             on_error=on_error,
             ordered=ordered,
             title=self.name if progress_bar else None,
-            **_checked_batch(on_error, concurrency, (timeout, budget, deadline)),
+            **_batch_options(on_error, concurrency, timeout, budget, deadline),
         )
 
     def graph(self, *args: Any, backend: Backend | None = None, opts: Options | None = None, **kwargs: Any) -> Graph:
-        """What a run with these arguments appends, sends and waits for; it takes what `run` takes.
+        """What a run with these arguments appends, sends and waits for. Takes the arguments of `run`.
 
-        Without a `backend` no model runs, and the graph ends where the body first looks at a generated value, or awaits
-        anything. Of an `async def` that ran on a backend, the graph is `Graph(state)`.
+        Without a `backend` no model runs, and the graph ends where the body first reads a generated value or awaits
+        anything. For an `async def` that ran on a backend, use `Graph(state)`.
         """
         from banyan.templates.recorder import record
-        from banyan.views.graph import Graph  # here: most programs are never looked at
+        from banyan.views.graph import Graph
 
         own, options = self._sort(kwargs, opts)
         arguments = self._arrange(args, own)
         if options.stream:
-            raise Unsupported("stream: a graph is of a run that has ended; leave it out")
+            raise Unsupported("stream: a graph shows a finished run; leave it out")
         if backend is None:
-            kind = AsyncState if self.is_async else State
-            return Graph(record(self.name, self._body(arguments), options, _NO_MODEL, kind))
+            return Graph(record(self.name, self._body(arguments), options, _NO_MODEL, self._state_class))
         self._refuse_to_block("run")
         run = self._begin(State, _Items([arguments], backend, options), 0)
         run.play()
@@ -260,19 +266,19 @@ class Program:
         return Graph(run.state)
 
     def trace(self, *, backend: Backend | None = None, **kwargs: Any) -> Trace:
-        """What the body appends, without a model: SGLang's `trace`; `graph` tells more.
+        """What the body appends, without a model, as SGLang's `trace`. `graph` shows more.
 
-        Arguments that are not given stand by their names. It ends where the body looks at one of them, or at a value.
-        backend: whose chat markers hold.
+        Missing arguments are shown by their names. It ends where the body inspects one of them or reads a value.
+        backend: its chat markers are used.
         """
         from banyan.templates.tracing import Trace
 
         return Trace(*self._recorded(kwargs, _NO_MODEL if backend is None else backend.welcome))
 
     def cache(self, backend: Backend | None = None) -> None:
-        """Have what all runs begin with, up to the first argument or value, computed now, and wait for it.
+        """Compute the prefix that all runs share, up to the first argument or value, and wait for it.
 
-        Runs share it anyway: this is for the first of them to find it there.
+        Runs share it anyway; this makes it a cache hit for the first run too.
         """
         from banyan.templates.tracing import cache_prefix
 
@@ -280,37 +286,58 @@ class Program:
         cache_prefix(self._recorded({}, found.welcome)[0], found, self.name)
 
     def _recorded(self, kwargs: dict[str, Any], welcome: wire.Welcome) -> tuple[Recording, list[str]]:
-        from banyan.templates.tracing import recorded
+        """(the recording of the body, the names of the missing arguments)"""
+        from banyan.templates.argument_slot import ArgumentSlot
+        from banyan.templates.recorder import record
 
-        for name in kwargs:
+        self._check_names(kwargs)
+        given = {**self._bound, **kwargs}
+        missing = [
+            p.name
+            for p in self._signature.parameters.values()
+            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in given and p.default is p.empty
+        ]
+        slots = {name: ArgumentSlot(i, name) for i, name in enumerate(missing)}
+        body = self._bind_arguments(inspect.BoundArguments(self._signature, {**given, **slots}))
+        return record(self.name, body, Options(), welcome, self._state_class), missing
+
+    # ---- arguments ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _state_class(self) -> type[State] | type[AsyncState]:
+        return AsyncState if self.is_async else State
+
+    def _check_names(self, names: Iterable[str]) -> None:
+        for name in names:
             if name not in self._parameters and not self._takes_any:
                 raise TypeError(f"{self.name} has no parameter {name!r}{near(name, self._parameters)}")
-        kind = AsyncState if self.is_async else State
-        return recorded(self.name, self.func, self._signature, {**self._bound, **kwargs}, welcome, kind)
 
-    # ---- arguments -------------------------------------------------------------------------------------------------
+    def _check_inline(self, state: object) -> None:
+        if not isinstance(state, StateBase):
+            raise BadProgram(f"{self.name}.inline takes the state to continue, not a {type(state).__name__}")
+        state._check_open()
 
     def _sort(self, kwargs: dict[str, Any], opts: Options | None) -> tuple[dict[str, Any], Options]:
-        """Keywords of `run` into arguments and options. A name that could be both is the program's."""
-        own, asked = {}, {}
+        """Split keywords of `run` into arguments and options. A name that could be both is an argument."""
+        own, given = {}, {}
         for name, value in kwargs.items():
             if name in self._parameters:
                 own[name] = value
             elif name in RUN_OPTIONS:
-                asked[name] = value
+                given[name] = value
             elif self._takes_any:
                 own[name] = value
             else:
                 hint = near(name, [*self._parameters, *RUN_OPTIONS])
                 raise TypeError(f"{self.name} has no parameter {name!r}, and run no such option{hint}")
-        return own, _options(asked, opts)
+        return own, _options(given, opts)
 
     def _item(self, args: Sequence[Any], kwargs: dict[str, Any], opts: Options | None) -> _Items:
         own, options = self._sort(kwargs, opts)
         return _Items([self._arrange(args, own)], find(options.backend), options)
 
     def _arrange(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-        """The body's arguments, but for the state; what `bind` gave fills the gaps. TypeError if they do not fit."""
+        """The body's arguments except the state, including those of `bind`. TypeError: they do not fit."""
         try:
             if self._bound:
                 given = self._signature.bind_partial(*args, **kwargs).arguments
@@ -319,7 +346,7 @@ class Program:
         except TypeError as e:
             hint = ""
             if args and isinstance(args[0], StateBase):
-                hint = f": it makes a state of its own; to go on with this one, write {self.name}.inline(s, ...)"
+                hint = f": it creates its own state; to continue this one, write {self.name}.inline(s, ...)"
             raise TypeError(f"program {self.name}: {e}{hint}") from None
 
     def _arrange_item(self, i: int, item: Mapping[str, Any] | Sequence[Any]) -> inspect.BoundArguments:
@@ -338,35 +365,38 @@ class Program:
             raise TypeError(f"run_batch has no option {name!r}{near(name, RUN_OPTIONS)}")
         options = _options(kwargs, opts)
         if options.stream:
-            raise Unsupported("stream: a batch gives finished states; use generator_style=True, or run(stream=True)")
+            raise Unsupported("stream: a batch returns finished states; use generator_style=True, or run(stream=True)")
         arguments = [self._arrange_item(i, item) for i, item in enumerate(batch_kwargs)]
         return _Items(arguments, find(options.backend), options)
 
     def _body(self, arguments: inspect.BoundArguments) -> Callable[[Any], Any]:
-        """The function with all its arguments but the state."""
-        return partial(_call, self.func, arguments.args, arguments.kwargs)
+        """The body with all arguments bound except the state; Compiled overrides it."""
+        return self._bind_arguments(arguments)
 
-    def _begin(self, kind: type[P], items: _Items, i: int, batch: BatchLimits | None = None) -> ProgramRun[P]:
-        path = () if batch is None else (i,)
-        run = ProgramRun(self.name, self._body(items.arguments[i]), items.backend, items.options, kind, batch, *path)
+    def _bind_arguments(self, arguments: inspect.BoundArguments) -> Callable[[Any], Any]:
+        return lambda state: self.func(state, *arguments.args, **arguments.kwargs)
+
+    def _begin(self, state_class: type[P], items: _Items, i: int, batch: BatchLimits | None = None) -> ProgramRun[P]:
+        body, index = self._body(items.arguments[i]), None if batch is None else i
+        run = ProgramRun(self.name, body, items.backend, items.options, state_class, batch, index)
         if self.num_api_spec_tokens is not None:
             run.record.program.foresee(self.num_api_spec_tokens)
         return run
 
     def _refuse_to_block(self, name: str) -> None:
-        """For programs whose bodies need an event loop."""
+        """AsyncProgram overrides this to raise: its body needs an event loop."""
 
 
 class AsyncProgram(Program):
-    """What `@function` makes of an `async def`: it runs on the event loop that awaits it. A call is `run_async`."""
+    """What `@function` returns for an `async def`. It runs on the event loop that awaits it. A call is `run_async`."""
 
-    __call__ = Program.run_async  # type: ignore[assignment]  # awaited, as a call of any `async def` is
+    __call__ = Program.run_async  # type: ignore[assignment]  # awaited, like a call of any `async def`
 
     is_async = True
 
     async def inline(self, state: StateBase, /, *args: Any, **kwargs: Any) -> Inlined:
         """`Program.inline`, awaited."""
-        checked(state, self.name)
+        self._check_inline(state)
         if not isinstance(state, AsyncState):
             raise BadProgram(f"{self.name} is an `async def`; it is inlined where it can be awaited, in another one")
         arguments = self._arrange(args, kwargs)
@@ -379,38 +409,36 @@ class AsyncProgram(Program):
         )
 
 
-def _call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], state: Any) -> Any:
-    return func(state, *args, **kwargs)
-
-
 class _Items(NamedTuple):
-    """What is to be run: each item's arguments, where, and how."""
+    """The arguments of each run, and the backend and options of all of them."""
 
     arguments: list[inspect.BoundArguments]
     backend: Backend
     options: Options
 
 
-def _checked_batch(on_error: str, concurrency: int | None, limits: tuple[Any, ...]) -> dict[str, Any]:
+def _batch_options(
+    on_error: str, concurrency: int | None, timeout: float | None, budget: int | None, deadline: float | None
+) -> dict[str, Any]:
     if on_error not in ("raise", "return"):
         raise BadProgram(f"on_error is {on_error!r}; it must be 'raise' or 'return'")
     if concurrency is not None and concurrency < 1:
         raise BadProgram(f"concurrency is {concurrency}; it must be at least 1")
-    named = zip(("timeout", "budget", "deadline"), limits, strict=True)
-    make(Options, {name: value for name, value in named if value is not None})
-    return {"concurrency": concurrency, "limits": limits}
+    limits = {"timeout": timeout, "budget": budget, "deadline": deadline}
+    make(Options, {name: value for name, value in limits.items() if value is not None})  # raises if one is invalid
+    return {"concurrency": concurrency, "limits": tuple(limits.values())}
 
 
-def _options(asked: dict[str, Any], opts: Options | None) -> Options:
-    if not asked and opts is None:
-        return _NONE
+def _options(given: dict[str, Any], opts: Options | None) -> Options:
+    if not given and opts is None:
+        return _NO_OPTIONS
     if not isinstance(opts, Options | None):
         raise TypeError(f"opts is a {type(opts).__name__}; it must be bn.Options(...)")
-    named = {RUN_OPTIONS[name]: value for name, value in asked.items() if value is not None}
+    named = {RUN_OPTIONS[name]: value for name, value in given.items() if value is not None}
     return make(Options, {**(structs.asdict(opts) if opts else {}), **named})
 
 
-_NONE = Options()
+_NO_OPTIONS = Options()
 _NO_MODEL = wire.Welcome(wire.VERSION, model="none", max_context=1 << 31, images=True)
 
 
@@ -425,13 +453,12 @@ def function(
 ) -> Program | Callable[[Callable[..., Any]], Program]:
     """Make a program of a function, with or without parentheses. Its first parameter, of any name, is the state.
 
-    An `async def` makes an AsyncProgram, whose state is an AsyncState.
+    An `async def` becomes an AsyncProgram, whose state is an AsyncState.
 
-    num_api_spec_tokens: on an API whose requests are paid for one by one (`OpenAI`), a gen with stop strings asks for
-    so many tokens and goes on behind its stop; where the texts and gens that come next are found in what the model said
-    there, they cost no request. It takes the place of max_tokens in those gens. On a chat API it is also how a turn of
-    the assistant can begin with text, or hold several gens: the model has to write the turn as the program does. On a
-    runtime nothing changes: there a program is one message anyway.
+    num_api_spec_tokens: for APIs that charge per request (`OpenAI`). A gen with stop strings asks for this many tokens,
+    in place of max_tokens, and keeps what follows its stop. If the program's next texts and gens match that output,
+    they cost no request. On a chat API this also allows a turn of the assistant that begins with text or has several
+    gens: the model has to write the turn as the program does. A runtime ignores it: there a program is one message.
 
     BadProgram: a function without parameters, a generator, or one with a parameter called "opts".
     """
@@ -452,6 +479,6 @@ def _checked(func: Callable[..., Any], num_api_spec_tokens: int | None) -> Progr
     if any(p.name == OPTS for p in parameters):
         raise BadProgram(f"no parameter of a program can be called {OPTS!r}: that is how `run` takes its options")
     if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
-        raise BadProgram(f"{func.__name__} holds a `yield`; a program writes its state, and returns what it has to say")
+        raise BadProgram(f"{func.__name__} contains a `yield`; a program cannot be a generator")
     kind = AsyncProgram if inspect.iscoroutinefunction(func) else Program
     return kind(func, num_api_spec_tokens=num_api_spec_tokens)

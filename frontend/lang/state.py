@@ -1,33 +1,44 @@
-"""A state: the running prompt of a program and its variables. Appends record; reads wait."""
+"""State: the state of a `def` program. Reading a value blocks until it is known. Branches: the states of a fork."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from banyan.execution.text_pieces import partials, pieces
-from banyan.lang.branches import Branches, Step, beam
-from banyan.lang.lazy_value import LazyValue, dist, meta_info, read, read_object, tool_calls
-from banyan.lang.state_base import StateBase
+from banyan.lang.branch_choice import (
+    Ballot,
+    BranchChoice,
+    Race,
+    Ranking,
+    Step,
+    check_beam,
+    expanded,
+    finishing,
+    likelihood,
+)
+from banyan.lang.lazy_value import dist, meta_info, read, read_object, tool_calls
+from banyan.lang.state_base import Group, OnError, StateBase
 from banyan.tools.toolbox import ToolCall
-from banyan.views.state_views import page, timeline
+from banyan.views.state_views import page
 from banyan.views.transcript import Renderer, messages
-from banyan.views.usage import Usage
 
 if TYPE_CHECKING:
     from banyan.views.run_page import Page
 
+C = TypeVar("C", bound=BranchChoice[Any])
+
 
 class State(StateBase):
-    """The running prompt of a program, which `s += ...` makes longer, and its variables, which `s["x"]` reads.
+    """The running prompt of a program, which `s += ...` extends, and its variables, which `s["x"]` reads.
 
-    `+=` takes an expression, a string, or a list of them, records it and returns: nothing waits before a value is read.
-    An expression is appended whole or, if there is something wrong with it, not at all.
+    `+=` takes an expression, a string, or a list of them; it records and returns at once. An expression is appended
+    as a whole, or not at all if something is wrong with it.
 
-    What reads (`s["x"]`, `text`, `messages`, `sync` and the others) waits until the value is known, at most as long as
-    the runtime lives, and raises what happened instead: a ProgramError names the program, the line and the gen.
+    Reading (`s["x"]`, `text`, `messages`, `sync` and others) waits until the value is known. If it failed, it raises a
+    ProgramError that names the program, the line and the gen.
     """
 
     __slots__ = ()
@@ -35,71 +46,65 @@ class State(StateBase):
     def __str__(self) -> str:
         return self.text()
 
-    # ---- variables -------------------------------------------------------------------------------------------------
+    # ---- variables ---------------------------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Any:
-        """The variable: a str; a list of them for n > 1 and after a join; or what `s[name] = value` put there.
+        """The variable: a str; a list for n > 1 and after a join; or what `s[name] = value` stored.
 
-        UnknownVariable (a KeyError): there is none.
+        UnknownVariable (a KeyError): there is no such variable.
         """
         return read(self._lookup(name))
 
     get_var = __getitem__
 
     def value(self, name: str) -> Any:
-        """The variable as the object that its gen's `type` asked for; else as `s[name]`. A list where that is one.
+        """The variable as the object of its gen's `type`; without a type, as `s[name]`.
 
-        BadOutput: the text is no such object, such as one that max_tokens cut.
+        BadOutput: the text is not a valid object, for example because max_tokens cut it.
         """
         return read_object(self._lookup(name))
 
     def partials(self, name: str) -> Iterator[Any]:
-        """The object of a gen with a type, as it grows, in a program that streams; at last the object itself.
+        """The object of a gen with a type while it is generated, in a program that streams; at last the final object.
 
-        What has come of an object or a list, as a dict or a list; its last string and its last number may still go on.
-        Of a gen with `retries` it may begin anew, and what came before does not count. A type that is not written as
-        JSON comes in one piece.
+        Objects and lists contain the items so far; the last string and the last number may be incomplete. A gen with
+        `retries` may start over; then the earlier objects do not count. A type that is not written as JSON comes in one
+        piece.
         """
-        yield from partials(self._lookup(name))  # here: who reads holds the state, and a state that nobody holds ends
+        yield from partials(self._lookup(name))  # a generator here: it holds the state, which would otherwise be freed
 
     def get_meta_info(self, name: str) -> Any:
-        """What is known about how the variable was generated, as a dict; None for one that was not.
+        """How the variable was generated, as a dict; None if it was not generated.
 
         finish_reason, prompt_tokens, completion_tokens, cached_tokens, time_to_first_token and e2e_latency (seconds
-        since its turn had come) and, with return_logprob, output_token_logprobs and output_top_logprobs; for a select
-        normalized_prompt_logprobs, input_token_logprobs and weights. A list of them for n > 1 and after a join.
+        since all before it was done) and, with return_logprob, output_token_logprobs and output_top_logprobs; for a
+        select normalized_prompt_logprobs, input_token_logprobs and weights. A list of dicts for n > 1 and after a join.
         """
         return meta_info(self._lookup(name))
 
     def tool_calls(self, name: str) -> list[ToolCall]:
-        """What the gen with tools called, in order, with what that gave; also of one that failed."""
+        """The calls that a gen with tools made, in order, with their results; even if the gen failed."""
         return tool_calls(self._lookup(name))  # type: ignore[no-any-return]
 
     def dist(self, name: str) -> dict[str, float]:
-        """What the model gives for each choice of a select: choice -> probability, 1 in sum.
+        """The model's probability of each choice of a select; they add up to 1.
 
-        It is the model's own law over them, the product of the probabilities of their tokens, whatever `choices_method`
-        and `temperature` made of it. Unsupported: the backend does not tell.
+        It is the product of the probabilities of the choice's tokens, normalised over the choices. `choices_method` and
+        `temperature` do not affect it. Unsupported: the backend does not report the scores.
         """
         return dist(self._lookup(name))  # type: ignore[no-any-return]
 
-    @property
-    def ret_value(self) -> Any:
-        """What the program's body returned."""
-        self._await_body()
-        return self._record.ret_value
-
     def _lookup(self, name: str) -> Any:
-        if name not in self._values and self._is_watched:
+        if name not in self._values and self._is_running_view:
             for _ in self._names:  # raises what the body raised
                 if name in self._values:
                     break
-        return self._found(name)
+        return self._stored(name)
 
-    # ---- reading ---------------------------------------------------------------------------------------------------
+    # ---- reading -----------------------------------------------------------------------------------------------------
 
     def text(self) -> str:
-        """The whole prompt as the server has it, markers included."""
+        """The whole prompt as the server has it, including role markers."""
         self._await_body()
         return self._read(None).text()
 
@@ -109,68 +114,48 @@ class State(StateBase):
         return messages(self._transcript, self._record.backend.welcome.chat)
 
     def sync(self) -> None:
-        """Wait until all that was appended is done, also in branches that were joined. Raises the first error."""
+        """Wait until all that was appended is done, including joined branches. Raises the first error."""
         self._await_body()
-        refs = [item for item in self._transcript if isinstance(item, LazyValue)]
-        if not all(ref.is_done for ref in refs):
+        if not all(ref.is_done for ref in self._lazy_values()):
             self._record.flush()
-        for ref in refs:
-            ref.wait()
-        self._check_joined()
+        self._check_values()
 
     def error(self) -> BaseException | None:
-        """Wait as `sync` does, and give what it would raise, or None."""
+        """Wait as `sync` does, and return the error that it would raise, or None."""
         if self._record.error is not None:
-            self._record.notice.is_given = True
+            self._record.error_flag.is_seen = True
             return self._record.error
         try:
             self.sync()
         except BaseException as e:
             if isinstance(e, Exception) or e is self._record.error:
                 return e
-            raise  # Ctrl-C while we waited
+            raise  # Ctrl-C while waiting
         return None
 
-    @property
-    def usage(self) -> Usage:
-        """Tokens of all gens of this state and its branches, summed and one by one.
-
-        Waits for them; what failed or was stopped counts nothing.
-        """
-        self._settle()
-        return self._usage()
-
-    def timeline(self, path: str | Path | None = None) -> dict[str, Any]:
-        """When the body, the gens of this state and its branches, and tools ran, as a trace in Chrome's JSON format.
-
-        Written to `path` too, if there is one, to be opened in https://ui.perfetto.dev. Waits as `usage` does.
-        """
-        self._settle()
-        return timeline(self._record, self._lane.number, path)
-
     def show(self, path: str | Path | None = None) -> Page:
-        """A page of HTML, complete in itself: what of each prompt was cached, computed and generated, the tree of the
-        branches, where the time went, and the usage of each gen.
+        """A self-contained HTML page: what of each prompt was cached, computed and generated, the tree of branches,
+        where the time went, and the usage of each gen.
 
-        Written to `path` too, if there is one; in a notebook it shows itself. Waits as `usage` does, and a few seconds
-        for the tokens.
+        path: also write it to this file. In a notebook the page displays itself. Waits as `usage` does, and a few
+        seconds for the tokens.
         """
         self._settle()
-        return page(self._record, self._lane.number, path)
+        return page(self._record, self._handle.number, path)
 
     def _settle(self) -> None:
-        """Wait for all gens of this state and its branches, whatever becomes of them."""
-        with suppress(Exception):  # a body that raised, or what was not sent and will never be known
+        """Wait for all gens of this state and its branches. Errors are ignored."""
+        with suppress(Exception):  # the body raised, or a message was never sent and its values will never be known
             self._await_body()
             self._record.flush()
             for future in self._futures():
-                future.exception()  # waits for it
+                future.exception()  # waits
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """The text as it comes, of one variable or of the whole state; in one piece if the program does not stream.
+        """The text of a variable or of the whole state as it is generated; in one piece if the program does not stream.
 
-        That of a gen with `retries` comes in one piece: what was shown could not be taken back. Any number of readers,
-        each from the start. Raises, where the text breaks off, what broke it.
+        The text of a gen with `retries` comes in one piece, because shown text could not be taken back. Any number of
+        readers can iterate, each from the start. An error is raised where the text ends.
         """
         if var_name is not None:
             yield from pieces(self._lookup(var_name))
@@ -178,18 +163,18 @@ class State(StateBase):
             yield from pieces(self._read(None))
         else:
             render = Renderer(self._record.backend.welcome.chat)
-            for item in self._transcript.follow(self._is_handle):
+            for item in self._transcript.follow(self._is_view):
                 yield from pieces(render(item), whole=True)
 
     def _await_body(self) -> None:
-        if self._is_handle:
+        if self._is_view:
             for _ in self._record.ended:
                 pass
 
-    # ---- branching -------------------------------------------------------------------------------------------------
+    # ---- branching ---------------------------------------------------------------------------------------------------
 
     def fork(self, size: int = 1, position_ids_offset: None = None) -> Branches:
-        """`size` states that begin with all that this one has: text, open turn, variables. None of it is sent again."""
+        """`size` branches that start with this state's text, open turn and variables. Nothing is sent again."""
         return Branches(self._forked(size, position_ids_offset), self)
 
     def beam(
@@ -203,8 +188,63 @@ class State(StateBase):
     ) -> Branches:
         """Beam search over steps of any size: the best `k` branches after `depth` steps, the best first.
 
-        In each step every branch that was kept is forked `width` (k) times, `step` is appended, an expression or a
-        function from the branch to one, and the best `k` of all stay; the others are dropped. key: what a branch is
-        worth; without one, the log-probability of all that was generated on its way. Go on with `adopt(beams[0])`.
+        Each step forks every remaining branch `width` (default: k) times, appends `step`, an expression or a function
+        from the branch to one, and keeps the best `k` of all; the others are dropped. key: the score of a branch;
+        default: the log-probability of all its generated text. Continue with `adopt(beams[0])`.
         """
-        return beam(self, k, step, depth, k if width is None else width, key)
+        width = k if width is None else width
+        check_beam(k, depth, width)
+        states = [self]
+        for _ in range(depth):
+            states = Branches(expanded(states, step, width, key is None), self)._top(k, key, "collect")
+        return Branches(states, self)
+
+
+class Branches(Group[State]):
+    """The branches of a fork. The methods that choose among them wait, and drop the branches that lose."""
+
+    __slots__ = ()
+
+    def as_completed(self) -> Iterator[State]:
+        """Each branch as soon as it finishes or fails (see its `error()`). Drops none."""
+        return (self._states[i] for i in finishing(self._states))
+
+    def best(self, key: Callable[[State], Any], on_error: OnError = "raise") -> State:
+        """The branch with the greatest `key`; among equals the first. The others are dropped.
+
+        on_error: "raise": if a branch fails, raise a ForkError. "collect": a failed branch cannot win; ForkError only
+        if all fail.
+        """
+        return self._top(1, key, on_error)[0]
+
+    @overload
+    def first(self) -> State: ...
+    @overload
+    def first(self, k: int) -> list[State]: ...
+    def first(self, k: int | None = None) -> State | list[State]:
+        """The branch that finishes first, or the first `k` in the order in which they finish. The others are dropped.
+
+        ForkError: so many failed that fewer than `k` remain.
+        """
+        winners = self._decide(Race(self._states, 1 if k is None else k)).winners()
+        return winners[0] if k is None else winners
+
+    def vote(self, name: str, key: Callable[[Any], Any] | None = None, on_error: OnError = "raise") -> State:
+        """The first branch whose variable `name` has the most frequent value. The others are dropped.
+
+        Votes are counted as branches finish; branches that cannot change the outcome are not waited for. In a tie, the
+        value that the first branch has wins. key: maps a value to what is compared (default: text is stripped).
+        on_error: as for `best`.
+        """
+        return self._decide(Ballot(self._states, name, key, on_error)).winner()
+
+    def _decide(self, choice: C) -> C:
+        any(choice.add(i) for i in finishing(self._states))
+        return choice
+
+    def _top(self, k: int, key: Callable[[State], Any] | None, on_error: OnError) -> list[State]:
+        ranking = Ranking(self._states, on_error)
+        for i in finishing(self._states):
+            if ranking.needs_score(i):
+                ranking.scores[i] = (key or likelihood)(self._states[i])
+        return ranking.winners(k)

@@ -1,26 +1,32 @@
-"""A running prompt: what a program appends, names and branches. Nothing here waits."""
+"""States: the running prompt of a program, its variables and its forks. Appending records ops and never waits."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from typing import Any, Literal, Self, TypeVar, overload
+from math import inf
+from pathlib import Path
+from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 from msgspec.structs import replace
 
+from banyan.execution.events import ForkStart
 from banyan.execution.feed import Feed
-from banyan.execution.program_record import ProgramRecord, StateHandle, part
-from banyan.execution.run_limits import keep_time
+from banyan.execution.program_record import ProgramRecord, StateHandle
+from banyan.execution.run_limits import limit_gen
 from banyan.execution.source_line import source_line
 from banyan.execution.text_pieces import pieces_async
 from banyan.lang.expr import (
     DRAWS,
     NOTHING,
+    REASONING_SUFFIX,
+    Expr,
     Expression,
     GenExpr,
     ImageExpr,
     Leaf,
+    RawExpr,
     RoleBegin,
     RoleEnd,
     SelectExpr,
@@ -29,73 +35,72 @@ from banyan.lang.expr import (
     leaves,
 )
 from banyan.lang.expr import role as turn
-from banyan.lang.group import Group
-from banyan.lang.lazy_value import JoinedValues, LazyValue, Thought, read
-from banyan.lang.reasoning import SUFFIX
+from banyan.lang.lazy_value import JoinedValues, LazyValue, ReasoningText, read
 from banyan.lang.sampling import mix
-from banyan.lang.state_kv import StateKV
 from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, ToolError, UnknownVariable, Unsupported
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
-from banyan.views.state_views import snippet, usage
-from banyan.views.transcript import Item, Renderer, Transcript
+from banyan.templates.argument_slot import ArgumentSlot
+from banyan.views.state_views import snippet, timeline, usage
+from banyan.views.transcript import Renderer, Transcript
 from banyan.views.usage import Usage
 
 P = TypeVar("P", bound="StateBase")
+S = TypeVar("S", bound="StateBase")
+
+Branchwise = list[Expression] | tuple[Expression, ...] | Callable[[int], Expression]
+OnError = Literal["raise", "collect"]
 
 
 class StateBase:
-    """What all states share: the running prompt of a program, which `s += ...` makes longer, and its variables.
+    """What State and AsyncState share. Reading a State blocks; reading an AsyncState is awaited."""
 
-    `State` is one that waits where it is read; `AsyncState` is awaited there.
-    """
-
-    _instead = "append what you need of it, such as s['x']; a program goes on with a state by prog.inline(s, ...)"
+    _instead = "append one of its variables, such as s['x']; to continue it in another program, use prog.inline(s, ...)"
 
     __slots__ = (
         "__weakref__",
         "_closed",
-        "_is_handle",
-        "_lane",
+        "_handle",
+        "_is_view",
         "_names",
-        "_numbers",
         "_record",
+        "_refs",
         "_seed",
         "_transcript",
         "_values",
     )
 
-    def __init__(self, record: ProgramRecord, lane: StateHandle, seed: int | None, transcript: Transcript) -> None:
-        """For programs and forks to make, not for users."""
-        self._record, self._lane, self._seed, self._transcript = record, lane, seed, transcript
+    def __init__(self, record: ProgramRecord, handle: StateHandle, seed: int | None, transcript: Transcript) -> None:
+        """Created by programs and forks."""
+        self._record, self._handle, self._seed, self._transcript = record, handle, seed, transcript
         self._values: dict[str, Any] = {}
-        self._names: Feed[str] = Feed()  # of variables as they are set, for those who wait for one
-        self._numbers: list[Any] = []  # those of its gens and, as lists inside it, of its branches' gens
-        self._closed = ""  # what became of it, if it takes no more text
-        self._is_handle = False  # for those outside of a body that runs on a thread of its own
+        self._names: Feed[str] = Feed()  # the variables as they are set, for readers that wait for one
+        self._refs: list[Any] = []  # the numbers of its values, with a nested list for each branch
+        self._closed = ""  # why it takes no more text, if so
+        self._is_view = False  # whether code outside the body uses it while the body runs
 
     def __repr__(self) -> str:
         variables = ", ".join(self._values) or "none"
         return f"<State of program {self._record.name}, variables: {variables}>"
 
     @property
-    def _is_watched(self) -> bool:
-        """Whether we look on while the body runs: what is not there yet may still come."""
-        return self._is_handle and not self._record.ended.is_closed
+    def _is_running_view(self) -> bool:
+        """Whether the body still runs elsewhere: missing variables may still be set."""
+        return self._is_view and not self._record.ended.is_closed
 
-    def _as(self, kind: type[P]) -> P:
-        """The same prompt, in the hands of others."""
-        view = kind.__new__(kind)
+    def _view(self, state_class: type[P]) -> P:
+        """The same state as another object, possibly of another class."""
+        view = state_class.__new__(state_class)
         for slot in StateBase.__slots__[1:]:
             setattr(view, slot, getattr(self, slot))
         return view
 
     @property
     def index(self) -> int | None:
-        """Which item of its batch it is; None outside of batches."""
+        """The index of its batch item; None outside a batch."""
         return self._record.index
 
-    # ---- appending -------------------------------------------------------------------------------------------------
+    # ---- appending ---------------------------------------------------------------------------------------------------
 
     def __iadd__(self, what: Expression) -> Self:
         self._append(what)
@@ -105,32 +110,35 @@ class StateBase:
         self._check_open()
         flat = leaves(what)
         role, samplings = self._checked(flat)
+        record, state = self._record, self._handle.number
         parts: list[wire.Part] = []
-        items: list[Item] = []
+        items: list[Any] = []
         line = ""
         for leaf in flat:
             if isinstance(leaf, str):
                 parts.append(leaf)
             elif isinstance(leaf, DRAWS):
-                self._record.text(self._lane, parts)
+                record.add_text(state, parts)
                 parts, line = [], line or source_line()
                 leaf = self._generate(leaf, line, samplings)
             else:
-                parts.append(part(leaf))
+                parts.append(_wire_part(leaf))
             items.append(leaf)
-        self._record.text(self._lane, parts)
+        record.add_text(state, parts)
         self._transcript.own.extend(items)
         self._transcript.role = role
 
     def _check_open(self) -> None:
-        if self._is_watched:
+        if self._is_running_view:
             raise BadProgram("this state belongs to a program that still runs; it can be read, but not appended to")
         if self._closed:
             raise BadProgram(f"this branch {self._closed}; it takes no more text")
 
     def _checked(self, flat: list[str | Leaf]) -> tuple[str | None, Iterator[wire.Sampling]]:
-        """The turn that is open after `flat`, and how its gens draw. All that can be refused is refused here, before
-        anything is recorded. BadProgram: turns in turns, or the end of one that is not open."""
+        """(the role of the open turn after `flat`, the sampling of each gen in it).
+
+        All checks of an append are done here, before anything is recorded.
+        """
         role = self._transcript.role
         samplings: list[wire.Sampling] = []
         for leaf in flat:
@@ -149,62 +157,64 @@ class StateBase:
                 if leaf.tools is not None:
                     self._check_tools(role)
             elif isinstance(leaf, LazyValue) and leaf.record is not self._record:
-                raise BadProgram(f"{leaf!r} is of another program; append its value: state[{leaf.name!r}]")
+                raise BadProgram(f"{leaf!r} belongs to another program; append its value: state[{leaf.name!r}]")
             elif isinstance(leaf, ImageExpr) and not self._record.backend.welcome.images:
-                raise Unsupported(f"image: the model {self._record.backend.welcome.model} takes text alone")
+                raise Unsupported(f"image: the model {self._record.backend.welcome.model} takes only text")
         return role, iter(samplings)
 
     def _check_tools(self, role: str | None) -> None:
         if role != "assistant":
-            raise BadProgram("a gen with tools stands in a turn of the assistant: bn.assistant(bn.gen(..., tools=...))")
+            raise BadProgram("a gen with tools must be in an assistant's turn: bn.assistant(bn.gen(..., tools=...))")
         chat = self._record.backend.welcome.chat
         if chat is not None and chat.no_calls:
             raise ToolError(f"tools: {chat.no_calls}", program=self._record.name)
 
     def _generate(self, leaf: GenExpr | SelectExpr, line: str, samplings: Iterator[wire.Sampling]) -> LazyValue:
-        record = self._record
-        ref = self._transcript.last = LazyValue(record, self._lane, self._transcript.last, leaf.name or "", line)
-        self._numbers.append(ref.number)
-        self._transcript.n_draws += 1
-        seed = mix(self._seed, self._transcript.n_draws)
+        record, transcript = self._record, self._transcript
+        ref = transcript.last = LazyValue(record, self._handle, transcript.last, leaf.name or "", line)
+        self._refs.append(ref.number)
+        transcript.n_draws += 1
+        seed = mix(self._seed, transcript.n_draws)
         if isinstance(leaf, SelectExpr):
+            kind, timeout = "select", leaf.timeout
             record.add(self._select_op(leaf, ref, seed))
-            self._keep_time(ref, leaf.timeout)
         else:
+            kind, timeout = "gen", leaf.options.timeout
             record.add(self._gen_op(leaf, ref, next(samplings), seed))
             if record.limits is not None:
-                record.limits.watch(ref)
-            self._keep_time(ref, leaf.options.timeout)
+                record.limits.watch(ref.future)
+        if timeout is not None:
+            limit_gen(record, ref.number, kind, timeout, [one.future for one in self._lazy_values()])
         if record.events is not None:
-            record.events.watch(ref, partial(usage, record, 0))
+            record.events.watch(ref.name, ref.state, ref.future, partial(usage, record, 0))
         if leaf.name is not None:
             self._set(leaf.name, ref)
             if isinstance(leaf, GenExpr) and leaf.reasoning is not None:
-                self._set(leaf.name + SUFFIX, Thought(ref))
+                self._set(leaf.name + REASONING_SUFFIX, ReasoningText(ref))
         return ref
 
     def _gen_op(self, leaf: GenExpr, ref: LazyValue, sampling: wire.Sampling, seed: int | None) -> wire.Gen:
-        run, wishes = self._record.options, leaf.options
-        seed = seed if wishes.seed is None else wishes.seed
+        run, options = self._record.options, leaf.options
+        seed = seed if options.seed is None else options.seed
         if seed is not None:
             sampling = replace(sampling, seed=seed)
-        with_text = wishes.return_text_in_logprobs
+        with_text = options.return_text_in_logprobs
         ref.with_text = bool(run.return_text_in_logprobs if with_text is None else with_text)
-        ref.answer = leaf.answer
+        ref.output_type = leaf.output_type
         tools = None if leaf.tools is None else leaf.tools.wire
         if tools is not None:
-            from banyan.tools.caller import Caller  # here: it loads asyncio, and most programs have no tools
+            from banyan.tools.caller import Caller  # lazily: it imports asyncio
 
-            ref.caller = Caller(self._record, self._lane.number, ref.number, ref.line, leaf.tools)
-        retries = 0 if leaf.answer is None else (leaf.retries if leaf.retries is not None else run.retries) or 0
+            ref.caller = Caller(self._record, self._handle.number, ref.number, ref.line, leaf.tools)
+        retries = 0 if leaf.output_type is None else (leaf.retries if leaf.retries is not None else run.retries) or 0
         if retries:
-            from banyan.tools.checks import Checker  # here, as above
+            from banyan.tools.checks import Checker  # lazily: few programs need it
 
-            ref.checker = Checker(self._record, self._lane.number, ref.number, leaf.answer)
+            ref.checker = Checker(self._record, self._handle.number, ref.number, leaf.output_type)
         if run.stream:
             ref.stream()
         return wire.Gen(
-            self._lane.number,
+            self._handle.number,
             ref.number,
             sampling,
             run.stream,
@@ -213,49 +223,49 @@ class StateBase:
             tools,
             leaf.reasoning,
             retries,
-            timeout=wishes.timeout or 0.0,
-            budget=wishes.budget or 0,
-            priority=wishes.priority,
-            deadline=wishes.deadline or 0.0,
+            timeout=options.timeout or 0.0,
+            budget=options.budget or 0,
+            priority=options.priority,
+            deadline=options.deadline or 0.0,
         )
 
-    def _keep_time(self, ref: LazyValue, timeout: float | None) -> None:
-        if timeout is not None:
-            keep_time(ref, timeout, [item for item in self._transcript if isinstance(item, LazyValue)])
-
     def _select_op(self, leaf: SelectExpr, ref: LazyValue, seed: int | None) -> wire.Select:
-        seed = seed if leaf.seed is None else leaf.seed
         ref.method, ref.choices = leaf.method, leaf.choices
+        state = self._handle.number
         if leaf.decide is not None:
-            from banyan.tools.checks import Chooser  # here, as above
+            from banyan.tools.checks import Chooser  # lazily: few programs need it
 
-            at = self._lane.number, ref.number
-            ref.chooser = Chooser(self._record, *at, leaf.choices, leaf.decide, ref.name, ref.line)
+            ref.chooser = Chooser(self._record, state, ref.number, leaf.choices, leaf.decide, ref.name, ref.line)
         return wire.Select(
-            self._lane.number,
+            state,
             ref.number,
             leaf.choices,
             leaf.method,
             leaf.temperature,
-            seed,
+            seed if leaf.seed is None else leaf.seed,
             ref.name,
             ref.line,
             leaf.timeout or 0.0,
             asks=leaf.decide is not None,
         )
 
-    # ---- turns -----------------------------------------------------------------------------------------------------
+    def _lazy_values(self) -> list[LazyValue]:
+        """The values in its prompt."""
+        return [item for item in self._transcript if isinstance(item, LazyValue)]
+
+    # ---- turns -------------------------------------------------------------------------------------------------------
 
     @overload
     def role(self, name: str, expr: None = None) -> AbstractContextManager[Self]: ...
     @overload
     def role(self, name: str, expr: Expression) -> Seq: ...
     def role(self, name: str, expr: Expression | None = None) -> AbstractContextManager[Self] | Seq:
-        """Append a turn: of `expr`, at once, or of what a `with` block appends. It ends also where the block raises."""
+        """Append a turn with the content `expr`, or with what a `with` block appends. The turn ends even if the block
+        raises."""
         if expr is None:
             return self._turn(name)
         self._append(turn(name, expr))
-        return NOTHING  # so that `s += s.user("x")` is one turn, not two
+        return NOTHING  # so that `s += s.user("x")` adds one turn, not two
 
     @contextmanager
     def _turn(self, name: str) -> Iterator[Self]:
@@ -293,7 +303,7 @@ class StateBase:
         """`role("assistant", expr)`."""
         return self.role("assistant", expr)
 
-    # ---- variables -------------------------------------------------------------------------------------------------
+    # ---- variables ---------------------------------------------------------------------------------------------------
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._set(checked_name(name), value)
@@ -306,22 +316,22 @@ class StateBase:
         self[name] = value
 
     def ref(self, name: str) -> Expression:
-        """The text of a variable, to be appended to any state of this program, without waiting for it.
+        """The text of a variable, to be appended to any state of this program without waiting for it.
 
-        Where the value is not known yet, the server puts it in when it is.
+        If the value is not known yet, the server inserts it later.
         """
         value = self._lookup(name)
         if isinstance(value, LazyValue | str):
             return value
-        raise BadProgram(f"variable {name!r} holds no single text; append what you need of s[{name!r}]")
+        raise BadProgram(f"variable {name!r} is not a single text; append the part of s[{name!r}] that you need")
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[Self]:
-        """`with s.var_scope("x"): ...` makes all text that the block appends, markers included, variable x."""
+        """`with s.var_scope("x"): ...` stores all text that the block appends, with role markers, in variable x."""
         self._check_open()
         checked_name(name)
-        mark = self._record.new_marks(1)
-        self._record.add(wire.Mark(self._lane.number, mark))
+        mark = self._record.new_marks()
+        self._record.add(wire.Mark(self._handle.number, mark))
         try:
             yield self
         finally:
@@ -332,20 +342,21 @@ class StateBase:
         self._names.put(name)
 
     def _lookup(self, name: str) -> Any:
-        return self._found(name)
+        """The stored value. State overrides this to wait for a variable that a running body may still set."""
+        return self._stored(name)
 
     async def _lookup_async(self, name: str) -> Any:
-        if name not in self._values and self._is_watched:
+        if name not in self._values and self._is_running_view:
             async for _ in self._names:
                 if name in self._values:
                     break
-        return self._found(name)
+        return self._stored(name)
 
-    def _found(self, name: str) -> Any:
+    def _stored(self, name: str) -> Any:
         try:
             return self._values[name]
         except KeyError:
-            if self._record.error is not None:  # the body never got there
+            if self._record.error is not None:  # the body raised before it set the variable
                 raise self._record.error from None
             have = ", ".join(map(repr, self._values)) or "none"
             raise UnknownVariable(
@@ -354,35 +365,64 @@ class StateBase:
 
     @property
     def _joined(self) -> list[JoinedValues]:
-        """The variables of branches that were joined."""
         return [value for value in self._values.values() if isinstance(value, JoinedValues)]
 
-    def _check_joined(self) -> None:
-        """Raise what failed in a branch that was joined; waits for what is not known yet."""
+    def _check_values(self) -> None:
+        """Raise the first error in its prompt or in a joined branch. Waits for what is not known."""
+        for ref in self._lazy_values():
+            ref.wait()
         for value in self._joined:
             try:
                 read(value)
             except Cancelled:
                 if self._record.failure is not None:
-                    raise  # else it was dropped, and nobody misses it
+                    raise  # otherwise the branch was dropped, which is no error
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+
+    def _await_body(self) -> None:
+        """State overrides this to wait for the end of the body."""
+
+    def _settle(self) -> None:
+        """State overrides this to wait for all gens of this state and its branches."""
+
+    @property
+    def ret_value(self) -> Any:
+        """What the program's body returned. A State waits for it; an AsyncState has None until then."""
+        self._await_body()
+        return self._record.ret_value
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of the gens of this state and its branches, summed and one by one.
+
+        A State waits for its gens; an AsyncState counts those that have finished. A failed gen counts nothing.
+        """
+        self._settle()
+        return usage(self._record, self._handle.number)
+
+    def timeline(self, path: str | Path | None = None) -> dict[str, Any]:
+        """When the body, the gens of this state and its branches, and tools ran, as a trace in Chrome's JSON format.
+
+        path: also write it to this file, to be opened in https://ui.perfetto.dev. Waits as `usage` does.
+        """
+        self._settle()
+        return timeline(self._record, self._handle.number, path)
 
     def cancel(self) -> None:
-        """Stop what the program still does on the server. What is not finished raises Cancelled where it is read.
+        """Stop the program's work on the server. Reading an unfinished value raises Cancelled.
 
-        A state that nobody holds any more does this by itself.
+        This happens by itself when the state is freed.
         """
         self._record.stop(Cancelled("the program was cancelled"))
 
     def _futures(self) -> list[ValueFuture[wire.Value]]:
-        """Those of all its gens and of its branches' gens."""
-        return [self._record.program.future(number) for number in _flat(self._numbers)]
-
-    def _usage(self) -> Usage:
-        return usage(self._record, self._lane.number)
+        """The futures of all its gens and of its branches' gens."""
+        return [self._record.program.future(ref) for ref in _flat(self._refs)]
 
     def _repr_html_(self) -> str:
         """For notebooks: what is known by now. Never waits."""
-        return snippet(self._record, self._lane.number)
+        return snippet(self._record, self._handle.number)
 
     @overload
     def text_async_iter(
@@ -393,75 +433,73 @@ class StateBase:
         self, var_name: str | None = None, *, return_meta_data: Literal[True]
     ) -> AsyncIterator[tuple[str, Any]]: ...
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
-        """`text_iter` for an event loop, which it never holds up. With meta data: pairs of a piece and the meta info.
+        """`text_iter` for an event loop. With `return_meta_data`: pairs of a text and its meta info.
 
-        Of a piece of a gen it is what is known by then (id, completion_tokens, log-probabilities so far, and None as
-        finish_reason); a gen that streams ends with "" and all of `get_meta_info`. Of text that was not generated it is
-        None.
+        The meta info of a streaming gen's text is what is known by then: id, completion_tokens, log-probabilities so
+        far, and None as finish_reason. The gen ends with "" and what `get_meta_info` returns. The meta info of text
+        that was not generated is None.
         """
-        async for text, meta in self._pairs_async(var_name):
+        async for text, meta in self._text_and_meta(var_name):
             if return_meta_data:
                 yield text, meta
             elif text:
                 yield text
 
-    async def _pairs_async(self, name: str | None) -> AsyncIterator[tuple[str, Any]]:
+    async def _text_and_meta(self, name: str | None) -> AsyncIterator[tuple[str, Any]]:
         if name is not None or not self._record.options.stream:
             value = self._read(None) if name is None else await self._lookup_async(name)
             async for pair in pieces_async(value):
                 yield pair
             return
         render = Renderer(self._record.backend.welcome.chat)
-        async for item in self._transcript.follow_async(self._is_handle):
+        async for item in self._transcript.follow_async(self._is_view):
             async for pair in pieces_async(render(item), whole=True):
                 yield pair
 
     def _read(self, mark: int | None, name: str = "") -> LazyValue:
-        ref = LazyValue(self._record, self._lane, self._transcript.last, name, source_line())
-        self._record.add(wire.Read(self._lane.number, ref.number, mark))
+        """A value with the text of the prompt, from `mark` on if one is given."""
+        ref = LazyValue(self._record, self._handle, self._transcript.last, name, source_line())
+        self._record.add(wire.Read(self._handle.number, ref.number, mark))
         return ref
 
-    # ---- branching -------------------------------------------------------------------------------------------------
-
-    def fork(self, size: int = 1, position_ids_offset: None = None) -> Group[Self]:
-        """`size` states that begin with all that this one has: text, open turn, variables. None of it is sent again."""
-        return Group(self._forked(size, position_ids_offset), self)
+    # ---- branching ---------------------------------------------------------------------------------------------------
 
     def _forked(self, size: int, position_ids_offset: None = None) -> list[Self]:
         self._check_open()
         if position_ids_offset is not None:
-            raise Unsupported("position_ids_offset: a branch goes on at the position of its parent; leave it out")
+            raise Unsupported("position_ids_offset: a branch continues at the position of its parent; leave it out")
         if size < 1:
             raise BadProgram(f"a fork of {size} branches; it needs at least one")
         self._transcript.n_draws += 1
         children = [self._branch(i) for i in range(size)]
-        numbers = tuple(child._lane.number for child in children)
-        self._record.add(wire.Fork(self._lane.number, numbers))
+        numbers = tuple(child._handle.number for child in children)
+        self._record.add(wire.Fork(self._handle.number, numbers))
         if self._record.events is not None:
-            self._record.events.forked(self._lane.number, numbers)
+            self._record.events.put(ForkStart(numbers, self._handle.number))
         return children
 
     @contextmanager
     def copy(self, position_ids_offset: None = None) -> Iterator[Self]:
-        """`with s.copy() as t: ...`: a fork of one, joined at the end of the block. Variables come as lists of one."""
-        group = self.fork(1, position_ids_offset)
+        """`with s.copy() as t: ...`: a fork of one branch, joined at the end of the block. Variables become lists of
+        one item."""
+        group = Group(self._forked(1, position_ids_offset), self)
         try:
             yield group[0]
         finally:
             group.join()
 
     def _branch(self, i: int) -> Self:
-        lane, seed = self._record.new_lane(self._lane), mix(self._seed, self._transcript.n_draws, i)
-        child = type(self)(self._record, lane, seed, Transcript(self._transcript))
+        handle, seed = self._record.new_handle(self._handle), mix(self._seed, self._transcript.n_draws, i)
+        child = type(self)(self._record, handle, seed, Transcript(self._transcript))
         child._values = dict(self._values)
-        self._numbers.append(child._numbers)
+        self._refs.append(child._refs)
         return child
 
     def adopt(self, branch: Self) -> None:
-        """Go on as `branch`, with all that it has: text, variables, and its KV, which stays where it is.
+        """Continue as `branch`, with its text, variables and KV.
 
-        branch: one that was forked from this state, or from such a branch, since this was last appended to. It takes no
-        more text. BadProgram: it is none.
+        branch: forked from this state, or from such a branch, since the last append to this state. It takes no more
+        text. BadProgram: it is not such a branch.
         """
         self._check_open()
         branch._check_open()
@@ -478,34 +516,195 @@ class StateBase:
             if name not in self._values or self._values[name] is not value:
                 self._set(name, value)
         branch._closed = "was adopted by its parent"
-        self._record.add(wire.Join(self._lane.number, (branch._lane.number,), adopt=True))
+        self._record.add(wire.Join(self._handle.number, (branch._handle.number,), adopt=True))
 
     @property
     def kv(self) -> StateKV:
-        """What becomes of its keys and values while it waits: `pin`, `expect`, `prefetch`."""
+        """Hints about its KV while it waits: `pin`, `expect`, `prefetch`."""
         self._check_open()
-        return StateKV(self._record, self._lane.number)
+        return StateKV(self._record, self._handle.number)
 
     def drop(self) -> None:
-        """Stop all work on this state and on its branches, and let their pages go first. Idempotent.
+        """Stop all work on this state and its branches, and evict their pages first. Idempotent.
 
-        It takes no more text; what is not finished raises Cancelled where it is read.
+        The state takes no more text; reading an unfinished value raises Cancelled.
         """
         self._drop()
-        with suppress(BanyanError):  # then there is nothing left to stop
+        with suppress(BanyanError):  # the program was stopped anyway
             self._record.flush()
 
     def _drop(self) -> None:
-        if self._is_watched:
+        if self._is_running_view:
             self._check_open()
         if not self._closed:
             self._closed = "was dropped"
-            self._record.add(wire.Drop(self._lane.number, tree=True))
+            self._record.add(wire.Drop(self._handle.number, tree=True))
 
 
-def _flat(numbers: list[Any]) -> Iterator[int]:
-    for number in numbers:
-        if isinstance(number, list):
-            yield from _flat(number)
+def _wire_part(leaf: Leaf) -> wire.Part:
+    """A leaf that is not a gen, as it is sent."""
+    match leaf:
+        case RoleBegin(role=role):
+            return wire.Begin(role)
+        case RoleEnd():
+            return _END
+        case LazyValue(number=number):
+            return wire.Ref(number)
+        case RawExpr(text=text):
+            return wire.Raw(text)
+        case ImageExpr(data=data, kind=kind):
+            return wire.Image(data, kind)
+        case ArgumentSlot(i=i):
+            return wire.Arg(i)
+    raise TypeError(f"{leaf!r} cannot be sent as text")
+
+
+_END = wire.End()
+
+
+def _flat(refs: list[Any]) -> Iterator[int]:
+    for ref in refs:
+        if isinstance(ref, list):
+            yield from _flat(ref)
         else:
-            yield number
+            yield ref
+
+
+class StateKV:
+    """The KV of a state as it is when a hint is given. Hints never change an output; other backends ignore them.
+
+    Without hints, the runtime keeps the KV of a state that waits for a tool or for its program about as long as such
+    waits usually take. Dropped branches are evicted first, then the least recently used pages.
+    """
+
+    def __init__(self, record: ProgramRecord, state: int) -> None:
+        self._record, self._state = record, state
+
+    def pin(self, ttl: float) -> None:
+        """Evict these pages last for `ttl` seconds, also after the program has ended; 0 unpins them.
+
+        The hint is sent with the next message. Pinned pages are still evicted if a request could not run otherwise.
+        """
+        self._add("pin", ttl, wire.Keep(self._state, pin=ttl))
+
+    def expect(self, steps: float) -> None:
+        """These pages are needed again in about `steps` engine steps. Pages needed latest are evicted first."""
+        self._add("expect", steps, wire.Keep(self._state, steps=steps))
+        self._record.flush("kv.expect")
+
+    def prefetch(self) -> None:
+        """Load pages back from `host_memory`, as far as there are free device pages."""
+        self._record.add(wire.Keep(self._state, prefetch=True))
+        self._record.flush("kv.prefetch")
+
+    def _add(self, name: str, value: float, op: wire.Keep) -> None:
+        if not 0 <= value < inf:
+            raise BadProgram(f"kv.{name}({value}): it must be a number that is at least 0")
+        self._record.add(op)
+
+
+class Group(Generic[S]):
+    """The branches of a fork, in order. Each begins with all that its parent had."""
+
+    __slots__ = ("_parent", "_states")
+
+    def __init__(self, states: list[S], parent: StateBase) -> None:
+        """Created by states."""
+        self._states, self._parent = states, parent
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(self._states)
+
+    @overload
+    def __getitem__(self, i: int) -> S: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[S]: ...
+    def __getitem__(self, i: int | slice) -> S | list[S]:
+        return self._states[i]
+
+    def __setitem__(self, i: int, state: S) -> None:
+        """For `group[i] += ...`, which assigns the same state again. BadProgram: another state."""
+        if state is not self._states[i]:
+            raise BadProgram(f"branch {i} cannot be replaced; append to it with group[{i}] += ...")
+
+    def __iadd__(self, what: Expression | Branchwise) -> Self:
+        """Append to every branch: an expression, or to branch i the item `what[i]` of a list or `what(i)`."""
+        if isinstance(what, str | Expr):
+            each: list[Expression] = [what] * len(self)
+        elif callable(what):
+            each = [what(i) for i in range(len(self))]
+        elif isinstance(what, list | tuple):
+            each = list(what)
+            if len(each) != len(self):
+                raise BadProgram(f"a list of {len(each)} was appended to {len(self)} branches; it needs one for each")
+        else:
+            raise BadProgram(f"branches take an expression, a list of them or a function, not {type(what).__name__}")
+        for state, part in zip(self._states, each, strict=True):
+            state._append(part)
+        return self
+
+    def join(
+        self,
+        mode: Literal["gather_variable", "concat", "concate_and_append"] = "gather_variable",
+        on_error: OnError = "raise",
+    ) -> None:
+        """Merge the branches into their parent. Does not wait for them.
+
+        gather_variable: each variable that the parent does not have becomes the list of all branches' values, with None
+        for a branch that lacks it. If a branch failed, reading the list and `sync()` of the parent raise a ForkError
+        that names it; with on_error="collect" the list contains that error instead.
+
+        concat (SGLang: concate_and_append): the text that each branch added since the fork is appended to the parent,
+        in order. The branches take no more text. If one failed, the parent fails.
+        """
+        check_on_error(on_error)
+        self._parent._check_open()
+        if mode == "gather_variable":
+            self._gather(on_error)
+        elif mode in ("concat", "concate_and_append"):
+            if on_error != "raise":
+                raise BadProgram(
+                    "on_error='collect' needs mode 'gather_variable': a failed branch has no text to append"
+                )
+            self._concatenate()
+        else:
+            raise BadProgram(f"join mode is {mode!r}; it must be 'gather_variable' or 'concat'")
+
+    def drop(self) -> None:
+        """`drop` each branch."""
+        for state in self._states:
+            state.drop()
+
+    def _gather(self, on_error: OnError) -> None:
+        parent = self._parent
+        names = dict.fromkeys(name for branch in self._states for name in branch._values)  # in order of appearance
+        for name in names:
+            if name not in parent._values:
+                values = [branch._values.get(name) for branch in self._states]
+                parent._set(name, JoinedValues(values, on_error == "collect"))
+
+    def _concatenate(self) -> None:
+        parent = self._parent
+        for branch in self._states:
+            branch._check_open()
+            if branch._handle.parent is not parent._handle:
+                raise BadProgram("these are branches of a branch, not of this state; adopt one of them instead")
+            if branch._transcript.role != parent._transcript.role:
+                raise BadProgram(
+                    f"the open turn is {branch._transcript.role!r} in a branch and {parent._transcript.role!r} in its "
+                    "parent; they must be the same to be joined"
+                )
+        for branch in self._states:
+            for item in branch._transcript.own.items:
+                parent._transcript.own.put(item)
+            branch._closed = "was appended to its parent"
+        parent._record.add(wire.Join(parent._handle.number, tuple(branch._handle.number for branch in self._states)))
+
+
+def check_on_error(on_error: object) -> None:
+    """BadProgram: an unknown value."""
+    if on_error not in ("raise", "collect"):
+        raise BadProgram(f"on_error is {on_error!r}; it must be 'raise' or 'collect'")

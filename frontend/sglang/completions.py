@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from banyan.backends.base import Backend
 from banyan.execution.feed import Feed
 from banyan.lang.expr import GenExpr, gen
-from banyan.lang.lazy_value import meta_of_sample
+from banyan.lang.meta_info import meta_of_sample
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.protocol import wire
 

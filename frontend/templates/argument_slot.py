@@ -1,4 +1,4 @@
-"""What stands for the arguments of a program while it is recorded."""
+"""Stands for an argument of a program while the program's body is recorded."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ AWAITED = "something that is awaited"
 
 
 class ArgumentObserved(BaseException):
-    """Ends a body that is recorded, where it looks at what is not there. No Exception: bodies may catch those.
+    """Ends the recording of a body that inspects an argument or reads a value. Not an Exception: bodies catch those.
 
-    what: it looked at; a number is that of a value in the making.
+    what: a description, or the number of the value.
     """
 
     def __init__(self, what: str | int, line: str) -> None:
@@ -21,11 +21,11 @@ class ArgumentObserved(BaseException):
         self.what, self.line = what, line
 
 
-class Slot(Expr):
-    """An argument that is not given yet. It can be appended, joined to other text with `+`, and stand in f-strings.
+class ArgumentSlot(Expr):
+    """An argument without a value. It can be appended, joined to text with `+`, and used in f-strings.
 
-    Whatever else is done to it raises Observed, and is remembered: a body that compares it, measures it or takes it
-    apart does other things for other arguments.
+    Any other use raises ArgumentObserved and is remembered: a body that compares, measures or splits an argument may
+    append something else for another argument.
     """
 
     __slots__ = ("__weakref__", "i", "name", "observed")
@@ -38,7 +38,7 @@ class Slot(Expr):
         return self._observe() if spec else super().__format__(spec)
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # asked by Python itself, to find out what this can do
+        if name.startswith("__"):  # Python itself looks for special methods
             raise AttributeError(name)
         self._observe()
 
@@ -55,4 +55,4 @@ for _name in (
     *("or", "ror", "xor", "rxor", "lshift", "rlshift", "rshift", "rrshift", "matmul", "rmatmul", "copy", "deepcopy"),
     *("reduce_ex", "await", "aiter"),
 ):
-    setattr(Slot, f"__{_name}__", Slot._observe)
+    setattr(ArgumentSlot, f"__{_name}__", ArgumentSlot._observe)

@@ -1,4 +1,4 @@
-"""`bn.compile`: programs whose bodies run once for all runs that do the same."""
+"""`bn.compile`: programs that send a recorded template instead of running their body."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ from msgspec.structs import replace
 
 from banyan.backends.base import Backend
 from banyan.execution.program_record import ProgramRecord
-from banyan.lang.async_state import AsyncState
 from banyan.lang.program import AsyncProgram, Program
 from banyan.lang.sampling import Options
-from banyan.lang.state import State
 from banyan.lang.state_base import StateBase
 from banyan.runtime.errors import BadProgram, Unsupported
-from banyan.templates.argument_slot import AWAITED, Slot
+from banyan.templates.argument_slot import AWAITED, ArgumentSlot
 from banyan.templates.recorded_template import RecordedTemplate
-from banyan.templates.recorder import Recorder, Recording, record
+from banyan.templates.recorder import Recorder, Recording
+from banyan.templates.recorder import record as record_body
 
-MOST_TEMPLATES = 64
-"""Of one program on one backend. One that needs more looks at its arguments too closely for templates to pay."""
+MAX_TEMPLATES = 64
+"""The most templates of one program on one backend. A program that needs more gains nothing from templates."""
 
-ODD: dict[type, Any] = {
+PROBES: dict[type, Any] = {
     str: " \t{{odd}} %s 'Text'\n\n  of <|several|> lines\r\n" + 3_000 * "and long " + "\\n ",
     int: -(10**25) - 7,
     float: -1.5e-300,
 }
-"""Arguments that no body expects, of each type that a slot may have. A template is believed only where the body, given
-one of them, appends what the template says."""
+"""Unusual arguments of each type that can have a slot. A template is used only if the body, run with them, appends
+exactly what the template says."""
 
 
 @overload
@@ -43,13 +42,13 @@ def compile(program: AsyncProgram) -> AsyncCompiled: ...
 @overload
 def compile(program: Program) -> Compiled: ...
 def compile(program: Program) -> Compiled:
-    """The program as templates, which a backend gets once; a run sends the arguments that are text, and no more.
+    """Compile a program to templates, which a backend gets once. A run then sends only the arguments that are text.
 
-    The first run records the body, a few times: with its own arguments, with stand-ins that can only be appended, and
-    with odd ones. What those runs append must be the same but for the arguments. Where the body looks at an argument
-    (compares it, measures it, takes it apart), each of its values has a template of its own; where it looks at a
-    generated value, calls another program or awaits something, it runs as ever, every time. So the results are those of
-    the program, as long as what the body appends depends on its arguments alone. `explain()` says what was found.
+    The first run records the body several times: with its own arguments, with slots that can only be appended, and with
+    unusual arguments. These runs must append the same, except for the arguments. If the body inspects an argument
+    (compares, measures or splits it), each value of that argument gets its own template. If it reads a generated value,
+    calls another program or awaits something, it always runs as usual. So the results are those of the program, as long
+    as what the body appends depends only on its arguments. `explain()` tells which case holds.
     """
     if not isinstance(program, Program):
         raise BadProgram(f"compile takes a program, which `@function` makes, not a {type(program).__name__}")
@@ -57,22 +56,22 @@ def compile(program: Program) -> Compiled:
 
 
 class ArgumentPlan(NamedTuple):
-    """What becomes of a run's arguments. slots: those that are sent; others are part of the key, by their values."""
+    """How the arguments of a run are used. slots: those that are sent. key: selects the template by the others."""
 
     slots: dict[str, Any]
     key: tuple[Hashable, ...]
 
 
 class _Observed(Exception):
-    """The body does different things for different values of some arguments. why: by their names."""
+    """The body depends on the values of some arguments. reasons: argument name -> why."""
 
-    def __init__(self, why: dict[str, str]) -> None:
-        super().__init__(why)
-        self.why = why
+    def __init__(self, reasons: dict[str, str]) -> None:
+        super().__init__(reasons)
+        self.reasons = reasons
 
 
 class Compiled(Program):
-    """What `compile` makes of a program: it is run like that, and mostly without its body."""
+    """What `compile` returns. It runs like the program, mostly without running its body."""
 
     def __init__(
         self,
@@ -83,16 +82,16 @@ class Compiled(Program):
         super().__init__(func, bound, num_api_spec_tokens)
         self._templates: weakref.WeakKeyDictionary[Backend, dict[tuple[Hashable, ...], RecordedTemplate]]
         self._templates = weakref.WeakKeyDictionary()
-        self._making = threading.RLock()
+        self._make_lock = threading.RLock()
         self._observed: dict[str, str] = {}
-        """Argument -> why each of its values has a template of its own."""
-        self._why_not = ""
-        """Why the body runs every time; "" if it need not."""
+        """Argument name -> why each of its values needs a template of its own."""
+        self._unsupported = ""
+        """Why the body always runs; "" if it need not."""
 
     def explain(self) -> str:
-        """What is known by now, in words: which arguments are sent, and why the body runs, where it does."""
-        if self._why_not:
-            return f"{self.name} runs its body every time: {self._why_not}"
+        """In words: which arguments are sent, and why the body runs, if it does."""
+        if self._unsupported:
+            return f"{self.name} runs its body every time: {self._unsupported}"
         known = list(chain.from_iterable(templates.values() for templates in self._templates.values()))
         lines = [f"{self.name} has {len(known)} {'template' if len(known) == 1 else 'templates'}"]
         for template in known:
@@ -106,43 +105,41 @@ class Compiled(Program):
         return partial(self._write, arguments)
 
     def _write(self, arguments: inspect.BoundArguments, state: StateBase) -> Any:
-        """Runs as the body, and does what that would do."""
-        kept = state._record
-        if not kept.options.stream and not isinstance(kept.backend, Recorder):
-            template, slots = self._find(arguments, kept)
+        """Runs in place of the body: writes the template, or runs the body if there is none."""
+        record = state._record
+        if not record.options.stream and not isinstance(record.backend, Recorder):
+            template, slots = self._find(arguments, record)
             if template is not None:
-                return self._given(template.write(list(slots.values()), state))
-        return super()._body(arguments)(state)
+                return self._returned(template.write(list(slots.values()), state))
+        return self._bind_arguments(arguments)(state)
 
-    def _given(self, value: Any) -> Any:
-        """What the body would give: `value`, or what it comes of when it is awaited."""
+    def _returned(self, value: Any) -> Any:
+        """What the body would return; AsyncCompiled makes it awaitable."""
         return value
 
-    # ---- which template ----------------------------------------------------------------------------------------------
-
     def _find(
-        self, arguments: inspect.BoundArguments, kept: ProgramRecord
+        self, arguments: inspect.BoundArguments, record: ProgramRecord
     ) -> tuple[RecordedTemplate | None, dict[str, Any]]:
-        """The template for these arguments, and those of them that it takes. None: the body must run."""
-        while not self._why_not and (plan := self._plan(arguments.arguments, kept.options)) is not None:
+        """(the template for these arguments, the arguments that it takes). None: the body must run."""
+        while not self._unsupported and (plan := self._plan(arguments.arguments, record.options)) is not None:
             try:
-                known = self._templates.get(kept.backend) or {}
-                return known.get(plan.key) or self._make(arguments, plan, kept), plan.slots
+                known = self._templates.get(record.backend) or {}
+                return known.get(plan.key) or self._make(arguments, plan, record), plan.slots
             except _Observed as e:
-                self._observed |= e.why
+                self._observed |= e.reasons
             except Unsupported as e:
-                self._why_not = e.message
+                self._unsupported = e.message
         return None, {}
 
     def _plan(self, arguments: Mapping[str, Any], options: Options) -> ArgumentPlan | None:
-        """None: each of these arguments would need a template of its own, or is nothing that stays as it is."""
+        """None: no argument can have a slot, or one is not immutable."""
         slots: dict[str, Any] = {}
         rest: list[Hashable] = []
-        is_given = False
+        any_given = False
         for name, value in arguments.items():
             is_bound = name in self._bound and self._bound[name] is value
-            is_given |= not is_bound
-            if type(value) in ODD and name not in self._observed and not is_bound:
+            any_given |= not is_bound
+            if type(value) in PROBES and name not in self._observed and not is_bound:
                 slots[name] = value
                 rest.append((name, type(value)))
             else:
@@ -150,80 +147,77 @@ class Compiled(Program):
                     rest.append((name, frozen(value)))
                 except TypeError:
                     return None
-        return None if is_given and not slots else ArgumentPlan(slots, (_encode(_shared(options)), *rest))
-
-    # ---- making it ---------------------------------------------------------------------------------------------------
+        return None if any_given and not slots else ArgumentPlan(slots, (_encode(_gen_options(options)), *rest))
 
     def _make(
-        self, arguments: inspect.BoundArguments, plan: ArgumentPlan, kept: ProgramRecord
+        self, arguments: inspect.BoundArguments, plan: ArgumentPlan, record: ProgramRecord
     ) -> RecordedTemplate | None:
-        """Record the body, and keep what it gives. None: it raises, or there are too many templates already."""
+        """Record the body and keep the template. None: the body raises, or there are too many templates."""
 
-        def played(**others: Any) -> Recording:
-            changed = inspect.BoundArguments(arguments.signature, arguments.arguments | others)
-            body, options = super(Compiled, self)._body(changed), _shared(kept.options)
-            return record(self.name, body, options, kept.backend.welcome, AsyncState if self.is_async else State)
+        def recorded(**changes: Any) -> Recording:
+            changed = inspect.BoundArguments(arguments.signature, arguments.arguments | changes)
+            body, options = self._bind_arguments(changed), _gen_options(record.options)
+            return record_body(self.name, body, options, record.backend.welcome, self._state_class)
 
-        with self._making:  # one at a time: whoever comes meanwhile most likely needs the same
-            known = self._templates.setdefault(kept.backend, {})
-            if plan.key not in known and len(known) < MOST_TEMPLATES:
+        with self._make_lock:  # one at a time: other threads most likely need the same template
+            known = self._templates.setdefault(record.backend, {})
+            if plan.key not in known and len(known) < MAX_TEMPLATES:
                 try:
-                    plain = played()
+                    plain = recorded()
                 except Exception:
-                    return None  # the run itself will say what is wrong with these arguments
-                template = _recorded(plain, played, plan.slots)
-                _check(template, plain, played, plan.slots)
-                known[plan.key] = template
+                    return None  # the run itself will raise it
+                known[plan.key] = _checked_template(plain, recorded, plan.slots)
             return known.get(plan.key)
 
 
 class AsyncCompiled(Compiled, AsyncProgram):
-    """What `compile` makes of an `async def` program: it is awaited like that, and mostly without its body."""
+    """What `compile` returns for an `async def` program."""
 
-    def _given(self, value: Any) -> Any:
-        async def give() -> Any:
+    def _returned(self, value: Any) -> Any:
+        async def value_of() -> Any:
             return value
 
-        return give()
+        return value_of()
 
 
-def _recorded(plain: Recording, played: Callable[..., Recording], values: Mapping[str, Any]) -> RecordedTemplate:
-    """The template of a body that was `plain` for these arguments. _Observed, Unsupported: why there is none."""
+def _checked_template(
+    plain: Recording, recorded: Callable[..., Recording], values: Mapping[str, Any]
+) -> RecordedTemplate:
+    """The template of a body, compared with the body itself.
+
+    plain: the recording with the run's own arguments. recorded: records the body with some arguments changed. values:
+    the arguments that get slots. Raises _Observed or Unsupported if there is no template.
+    """
     if plain.ended is not None and plain.ended.what == AWAITED:
         raise Unsupported(f"in {plain.ended.line} it awaits something")
     if plain.ended is not None:
-        raise Unsupported(f"in {plain.ended.line} it looks at a generated value, and goes on as that says")
-    slots = [Slot(i, name) for i, name in enumerate(values)]
+        raise Unsupported(f"in {plain.ended.line} it reads a generated value")
+    slots = [ArgumentSlot(i, name) for i, name in enumerate(values)]
     error: Exception | None = None
     try:
-        recording = played(**{slot.name: slot for slot in slots})
+        recording = recorded(**{slot.name: slot for slot in slots})
     except Exception as e:
         error = e
-    if observed := {slot.name: f"it is looked at in {slot.observed.line}" for slot in slots if slot.observed}:
+    if observed := {slot.name: f"it is inspected in {slot.observed.line}" for slot in slots if slot.observed}:
         raise _Observed(observed)
     if error is not None:
-        raise _Observed(dict.fromkeys(values, f"without it the body raises {error!r:.200}"))
-    return RecordedTemplate(recording, tuple(values))
-
-
-def _check(
-    template: RecordedTemplate, plain: Recording, played: Callable[..., Recording], values: Mapping[str, Any]
-) -> None:
-    """Hold the template against the body, run with its own arguments and with odd ones."""
-    if not template.says(plain, list(values.values())):
-        raise Unsupported("it does not append the same each time that it has the same arguments")
+        raise _Observed(dict.fromkeys(values, f"without its value the body raises {error!r:.200}"))
+    template = RecordedTemplate(recording, tuple(values))
+    if not template.matches(plain, list(values.values())):
+        raise Unsupported("it appends different things for the same arguments")
     for name, value in values.items():
-        odd = {**values, name: ODD[type(value)]}
+        changed = {**values, name: PROBES[type(value)]}
         try:
-            is_same = template.says(played(**odd), list(odd.values()))
+            is_same = template.matches(recorded(**changed), list(changed.values()))
         except Exception:
             is_same = False
         if not is_same:
-            raise _Observed({name: "what is appended is not its text as it is, but made of it"})
+            raise _Observed({name: "what is appended is computed from it"})
+    return template
 
 
 def frozen(value: Any) -> Hashable:
-    """What is equal for equal values. TypeError: it may change, or nobody knows when two of them are equal."""
+    """A hashable key that is equal for equal values of the same type. TypeError: the value may be mutable."""
     kind = type(value)
     if value is None or kind in (str, bytes, int, float, bool) or isinstance(value, Enum):
         return kind, value
@@ -236,8 +230,8 @@ def frozen(value: Any) -> Hashable:
     raise TypeError(f"a {kind.__name__} is not known to stay as it is")
 
 
-def _shared(options: Options) -> Options:
-    """What of a run's options its gens are made of."""
+def _gen_options(options: Options) -> Options:
+    """The options of a run that affect its gens' ops."""
     return replace(options, seed=None, timeout=None, budget=None, priority=None, deadline=None, backend=None)
 
 

@@ -1,4 +1,4 @@
-"""Programs without a model: their bodies run, what they append is kept, and what needs a value ends there."""
+"""Runs a program's body without a model and keeps the ops that it appends."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from banyan.views.transcript import Transcript
 
 
 class Recording(NamedTuple):
-    """What a body did. programs: the ops of each program, in order of their begins; the body's own is the first.
+    """What a body did. programs: the recorded programs; the first is the body's own, the others are those it called.
 
-    value: what it returned. ended: why it ended before its end, at the value that it looked at; None if it did not.
+    value: what it returned. ended: the argument or value at which the recording ended early; None if it did not.
     """
 
     programs: list[RecordedProgram]
@@ -38,13 +38,13 @@ class Recording(NamedTuple):
 
 
 class Recorder:
-    """A backend that keeps what it is given. welcome: of the backend in whose place it stands."""
+    """A backend that only keeps the ops. welcome: of the backend that it stands in for."""
+
+    refuses: frozenset[str] = frozenset()
 
     def __init__(self, welcome: wire.Welcome) -> None:
         self.welcome = welcome
         self.programs: list[RecordedProgram] = []
-
-    refuses: frozenset[str] = frozenset()
 
     def program(self, name: str = "") -> RecordedProgram:
         self.programs.append(RecordedProgram(name))
@@ -55,7 +55,7 @@ class Recorder:
 
 
 class RecordedProgram(Quiet):
-    """Its ops, as they came."""
+    """A program on a Recorder, and its ops."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -65,11 +65,11 @@ class RecordedProgram(Quiet):
         self.ops += ops
 
     def future(self, ref: int) -> ValueFuture[wire.Value]:
-        return Unmade(ref)
+        return RecordedFuture(ref)
 
 
-class Unmade(ValueFuture[wire.Value]):
-    """A value that nothing makes. Who looks whether it is there ends the body."""
+class RecordedFuture(ValueFuture[wire.Value]):
+    """The future of a value that is never generated. Reading it, or asking whether it is done, ends the recording."""
 
     def __init__(self, ref: int) -> None:
         super().__init__()
@@ -82,38 +82,39 @@ class Unmade(ValueFuture[wire.Value]):
 
 
 def record(
-    name: str, body: Callable[[Any], Any], options: Options, welcome: wire.Welcome, kind: type[StateBase] = State
+    name: str, body: Callable[[Any], Any], options: Options, welcome: wire.Welcome, state_class: type[StateBase] = State
 ) -> Recording:
-    """Run `body`, of a program called `name`, on a new state of `kind`. Raises what it raises, but for Observed."""
+    """Run `body`, of the program `name`, on a new state. Raises what it raises, except ArgumentObserved."""
     recorder = Recorder(welcome)
-    kept = ProgramRecord(name, recorder, options)
-    state = kind(kept, kept.new_lane(), options.seed, Transcript())
+    record = ProgramRecord(name, recorder, options)
+    state = state_class(record, record.new_handle(), options.seed, Transcript())
     value, ended = None, None
     token = CURRENT.set(recorder)
     try:
         value = body(state)
-        if isinstance(value, CoroutineType) and kind is not State:
-            value = _played(value)
-        elif isinstance(value, CoroutineType):
-            value.close()  # as a run would: nobody awaits it
+        if isinstance(value, CoroutineType):
+            if state_class is State:
+                value.close()  # as in a run: nobody awaits it
+            else:
+                value = _run_coroutine(value)
     except ArgumentObserved as e:
         ended = e
     finally:
         CURRENT.reset(token)
-    with suppress(ArgumentObserved):  # before it sends states that were dropped and no more, it looks what is known
-        kept.flush()
-    kept.end()
+    with suppress(ArgumentObserved):  # the flush asks whether the values of dropped states are done
+        record.flush()
+    record.end()
     return Recording(recorder.programs, state, value, ended)
 
 
-def _played(body: CoroutineType[Any, Any, Any]) -> Any:
-    """What the body of an `async def` returns. Observed: it awaits something, which will come in its own time."""
+def _run_coroutine(body: CoroutineType[Any, Any, Any]) -> Any:
+    """What an `async def` body returns. ArgumentObserved: it awaits something."""
     try:
         body.send(None)
     except StopIteration as e:
         return e.value
-    assert body.cr_frame is not None  # it stands still there
+    assert body.cr_frame is not None  # it is suspended there
     line = f"{Path(body.cr_code.co_filename).name}:{body.cr_frame.f_lineno}"
-    with suppress(BaseException):  # what it does on its way out is no part of what it does
+    with suppress(BaseException):  # what it raises while it is closed is not part of the recording
         body.close()
     raise ArgumentObserved(AWAITED, line)

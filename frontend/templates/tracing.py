@@ -1,24 +1,19 @@
-"""A program looked at without a model: what its body appends, with names where arguments will stand.
-
-`Program.graph` tells more; this is what SGLang's `trace` and `cache` are.
-"""
+"""SGLang's `trace` and `cache`: what a program's body appends, without a model. `Program.graph` shows more."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from inspect import BoundArguments, Parameter, Signature
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from banyan.backends.base import Backend
-from banyan.lang.sampling import Options
-from banyan.lang.state_base import StateBase
 from banyan.runtime.protocol import wire
-from banyan.templates.argument_slot import ArgumentObserved, Slot
-from banyan.templates.recorder import Recording, record
+from banyan.templates.argument_slot import ArgumentObserved
+from banyan.templates.recorder import Recording
 
 
 class TraceNode:
-    """A piece that was appended. before: the one that it stands behind, in its state or in that of its parent."""
+    """An appended piece. before: the previous piece in its state, or in the parent of its state."""
 
     __slots__ = ("before", "label", "number")
 
@@ -29,7 +24,7 @@ class TraceNode:
         return self.label
 
     def print_graph_dfs(self) -> str:
-        """All that leads to it, a line each: "%1 = %0 + Gen('x')"."""
+        """All pieces up to this one, one per line: "%1 = %0 + Gen('x')"."""
         lines, node = [], self
         while node.before is not None:
             lines.append(f"%{node.number} = %{node.before.number} + {node.label}\n")
@@ -38,8 +33,10 @@ class TraceNode:
 
 
 class Trace:
-    """What a body appended. variables: the names that it made. ended: why it ended before its end: it looked at an
-    argument or at a value, which are not there; None if it did not."""
+    """What a body appended. variables: the names that it set.
+
+    ended: the argument or value that it inspected, which ended the trace early; None if it did not.
+    """
 
     def __init__(self, recording: Recording, names: Sequence[str]) -> None:
         self.variables: Mapping[str, Any] = dict.fromkeys(recording.state._values)
@@ -67,7 +64,7 @@ class Trace:
         return self._last.get(0)
 
     def flatten_nodes(self) -> list[TraceNode]:
-        """All pieces, in the order in which they were appended."""
+        """All pieces in the order in which they were appended."""
         return list(self._nodes)
 
 
@@ -102,54 +99,20 @@ def _label(part: wire.Part, names: Sequence[str]) -> str:
             return f"Image({kind!r})"
 
 
-def recorded(
-    name: str,
-    func: Callable[..., Any],
-    signature: Signature,
-    given: Mapping[str, Any],
-    welcome: wire.Welcome,
-    kind: type[StateBase],
-) -> tuple[Recording, list[str]]:
-    """The body run without a model, on a state of `kind`, and the names of the arguments that were not given.
-    `signature`: of the body, without its state."""
-    missing = [
-        p.name
-        for p in signature.parameters.values()
-        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in given and p.default is Parameter.empty
-    ]
-    slots = {slot: Slot(i, slot) for i, slot in enumerate(missing)}
-    arguments = BoundArguments(signature, {**given, **slots})
-
-    def body(state: StateBase) -> Any:
-        return func(state, *arguments.args, **arguments.kwargs)
-
-    return record(name, body, Options(), welcome, kind), missing
-
-
-def cache_prefix(recording: Recording, backend: Backend, name: str) -> int:
-    """Have what all runs begin with computed now. Waits; gives the characters of its text. 0: there is nothing."""
+def cache_prefix(recording: Recording, backend: Backend, name: str) -> None:
+    """Compute the prefix that all runs share, up to the first argument or value, and wait for it."""
     parts: list[wire.Part] = []
     for op in recording.ops:
         if not isinstance(op, wire.Append) or op.state != 0:
             break
-        constant = [*_until_open(op.parts)]
+        constant = [*takewhile(lambda part: not isinstance(part, wire.Arg | wire.Ref), op.parts)]
         parts += constant
         if len(constant) < len(op.parts):
             break
-    texts = (part if isinstance(part, str) else part.text for part in parts if isinstance(part, str | wire.Raw))
-    n_chars = sum(map(len, texts))
-    if n_chars:
+    if any(part if isinstance(part, str) else part.text for part in parts if isinstance(part, str | wire.Raw)):
         program = backend.program(name)
         program.submit([wire.Append(0, tuple(parts)), wire.Gen(0, 0, wire.Sampling(max_tokens=0))])
         try:
             program.future(0).result()
         finally:
             program.cancel()
-    return n_chars
-
-
-def _until_open(parts: Sequence[wire.Part]) -> Iterator[wire.Part]:
-    for part in parts:
-        if isinstance(part, wire.Arg | wire.Ref):
-            return
-        yield part

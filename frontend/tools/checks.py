@@ -80,7 +80,7 @@ class Checker(_PendingCheck):
 
     def _results(self, called: wire.Called) -> tuple[str, ...]:
         try:
-            self._answer.of(wire.Sample(called.text, called.finish_reason))
+            self._answer.parse_sample(wire.Sample(called.text, called.finish_reason))
         except BadOutput as e:
             self.n_refused += 1
             return (self._answer.advice(e),)

@@ -56,7 +56,7 @@ def _read_branches(record: ProgramRecord, history: History) -> dict[int, wire.Va
     refs: dict[int, int] = {}
     for branch in history.branches:
         if not branch.is_dropped:
-            refs[branch.number] = ref = record.new_ref()
+            refs[branch.number] = ref = record.new_refs()
             record.add(wire.Read(branch.number, ref, tokens=True))
     found: dict[int, wire.Value] = {}
     with suppress(Exception):  # the backend is gone: the page does without tokens

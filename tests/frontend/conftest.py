@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 import banyan as bn
-from banyan.execution import auto_flush
+from banyan.execution import clock
 
 
 class _Silent:
-    """A ticker that never ticks, so that what flushes is what the test does, however slow the machine is."""
+    """A clock that calls nothing, so that what flushes is what the test does, however slow the machine is."""
 
-    def remind(self, _: Any) -> None:
+    def call(self, *_: Any) -> None:
         pass
 
 
 @pytest.fixture(autouse=True)
 def _no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto_flush, "_ticker", _Silent())
+    monkeypatch.setattr(clock, "_flush_clock", _Silent())
 
 
 @pytest.fixture(autouse=True)

@@ -17,13 +17,13 @@ from banyan.runtime.protocol import wire
 
 def test_text_side_by_side_is_one_op(mock: bn.Mock) -> None:
     kept = ProgramRecord("p", mock, Options())
-    a, b = kept.new_lane(), kept.new_lane()
+    a, b = kept.new_handle(), kept.new_handle()
     kept.add(wire.Fork(0, (1,)))
-    kept.text(a, ["1", "2"])
-    kept.text(a, ["3"])
-    kept.text(b, ["4"])
-    kept.text(a, [])
-    kept.text(a, ["5"])
+    kept.add_text(a.number, ["1", "2"])
+    kept.add_text(a.number, ["3"])
+    kept.add_text(b.number, ["4"])
+    kept.add_text(a.number, [])
+    kept.add_text(a.number, ["5"])
     kept.flush()
     kept.flush()
     appended = (wire.Append(0, ("1", "2", "3")), wire.Append(1, ("4",)), wire.Append(0, ("5",)))
@@ -32,7 +32,7 @@ def test_text_side_by_side_is_one_op(mock: bn.Mock) -> None:
 
 def test_dropping_a_state_is_worth_no_message_where_nothing_runs(mock: bn.Mock) -> None:
     kept = ProgramRecord("p", mock, Options())
-    a, b = kept.new_lane(), kept.new_lane()
+    a, b = kept.new_handle(), kept.new_handle()
     kept.add(wire.Fork(0, (1,)))
     ref = LazyValue(kept, b, None)
     kept.add(wire.Gen(1, ref.number))
@@ -40,7 +40,7 @@ def test_dropping_a_state_is_worth_no_message_where_nothing_runs(mock: bn.Mock) 
     del b, ref
     kept.flush()
     assert len(mock.submits) == 1
-    kept.text(a, ["x"])
+    kept.add_text(a.number, ["x"])
     kept.flush()
     assert mock.submits[1] == (wire.Append(0, ("x",)), wire.Drop(1)), "it goes along with the next one"
 
@@ -137,7 +137,7 @@ def test_a_state_that_still_runs_is_dropped_at_once() -> None:
 
     late = Late()
     kept = ProgramRecord("p", late, Options())
-    a, b = kept.new_lane(), kept.new_lane()
+    a, b = kept.new_handle(), kept.new_handle()
     kept.add(wire.Fork(0, (1,)))
     ref = LazyValue(kept, b, None)
     kept.add(wire.Gen(1, ref.number))

@@ -185,7 +185,7 @@ def test_many_at_once_need_no_threads(late: bn.Mock) -> None:
 
 
 def test_bodies_without_async_share_a_bounded_pool(monkeypatch: pytest.MonkeyPatch, late: bn.Mock) -> None:
-    monkeypatch.setattr(thread_pool, "_bodies", thread_pool.ThreadPool(n_threads=3))
+    monkeypatch.setattr(thread_pool, "_body_threads", thread_pool.ThreadPool(n_threads=3))
     most, n, lock = 0, 0, threading.Lock()
 
     @bn.function
@@ -211,7 +211,7 @@ def test_bodies_without_async_share_a_bounded_pool(monkeypatch: pytest.MonkeyPat
 def test_a_body_that_waits_for_another_does_not_wait_for_its_thread(
     monkeypatch: pytest.MonkeyPatch, late: bn.Mock
 ) -> None:
-    monkeypatch.setattr(thread_pool, "_bodies", thread_pool.ThreadPool(n_threads=2))
+    monkeypatch.setattr(thread_pool, "_body_threads", thread_pool.ThreadPool(n_threads=2))
 
     @bn.function
     def deep(s: bn.State, depth: int) -> str:
@@ -229,7 +229,7 @@ def test_a_body_that_waits_for_another_does_not_wait_for_its_thread(
 
 def test_threads_of_the_pool_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch, late: bn.Mock) -> None:
     monkeypatch.setattr(thread_pool, "LINGER", 0.05)
-    monkeypatch.setattr(thread_pool, "_bodies", thread_pool.ThreadPool())
+    monkeypatch.setattr(thread_pool, "_body_threads", thread_pool.ThreadPool())
     run(plain.run_async("q"))
     wait_until(
         lambda: all(thread.name != "banyan-body" for thread in threading.enumerate()),

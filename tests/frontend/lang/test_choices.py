@@ -34,7 +34,7 @@ def test_another_method_is_unsupported(method: Any) -> None:
         ("yes", "list of strings"),
         (["a", ""], "non-empty"),
         (["a", 1], "1"),
-        (["a", "b", "a"], "'a' stands twice"),
+        (["a", "b", "a"], "'a' is in the list twice"),
     ],
 )
 def test_choices_that_cannot_be(choices: Any, why: str) -> None:

@@ -124,7 +124,7 @@ def test_gen_with_choices_is_select() -> None:
 def test_gen_with_choices_takes_no_options_of_sampling() -> None:
     with pytest.raises(bn.BadProgram, match="max_tokens"):
         bn.gen("x", choices=["a"], max_tokens=3)
-    with pytest.raises(bn.BadProgram, match="no choices"):
+    with pytest.raises(bn.BadProgram, match="needs choices"):
         bn.gen("x", choices_method=bn.token_length_normalized)
 
 

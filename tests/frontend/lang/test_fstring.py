@@ -134,9 +134,9 @@ def test_formats_are_refused_where_they_stand() -> None:
 
 
 def test_where_an_expression_cannot_stand() -> None:
-    with pytest.raises(bn.BadProgram, match="raw takes text"):
+    with pytest.raises(bn.BadProgram, match="raw takes plain text"):
         bn.raw(f"<b>{bn.gen('x')}")
-    with pytest.raises(bn.BadProgram, match="a choice is text"):
+    with pytest.raises(bn.BadProgram, match="a choice must be plain text"):
         bn.select("s", ["a", f"{bn.gen('x')}"])
 
 
@@ -209,18 +209,19 @@ def test_what_a_model_or_a_user_says_is_no_expression() -> None:
 
 
 def test_plain_expressions_leave_nothing_behind_and_others_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fstring, "N_KEPT", 3)
-    seals = fstring.Seals(GenExpr | SelectExpr | RoleBegin | RoleEnd)
+    monkeypatch.setattr(fstring, "MAX_KEPT", 3)
+    embedder = fstring.Embedder(GenExpr | SelectExpr | RoleBegin | RoleEnd)
     for k in range(100):
-        seals.seal(GenExpr(f"x{k}"))
-    assert not seals._kept
+        embedder.embed(GenExpr(f"x{k}"))
+    assert not embedder._kept
     parts = [object() for _ in range(4)]
-    texts = [seals.seal(GenExpr("x", answer=part)) for part in parts]
-    assert [list(seals.unseal(text)) for text in texts[1:]] == [[GenExpr("x", answer=part)] for part in parts[1:]]
-    assert len(seals._kept) == len(seals._numbers) == 3
-    with pytest.raises(bn.BadProgram, match="made long ago"):
-        list(seals.unseal(texts[0]))
-    again = seals.seal(GenExpr("x", answer=parts[1]))
+    texts = [embedder.embed(GenExpr("x", output_type=part)) for part in parts]
+    kept = [[GenExpr("x", output_type=part)] for part in parts[1:]]
+    assert [list(embedder.extract(text)) for text in texts[1:]] == kept
+    assert len(embedder._kept) == len(embedder._numbers) == 3
+    with pytest.raises(bn.BadProgram, match="is too old"):
+        list(embedder.extract(texts[0]))
+    again = embedder.embed(GenExpr("x", output_type=parts[1]))
     assert again == texts[1], "one that is in use stays"
-    seals.seal(GenExpr("x", answer=object()))
-    assert list(seals.unseal(again)) == [GenExpr("x", answer=parts[1])]
+    embedder.embed(GenExpr("x", output_type=object()))
+    assert list(embedder.extract(again)) == [GenExpr("x", output_type=parts[1])]

@@ -33,7 +33,7 @@ def test_a_picture_by_path_by_bytes_and_as_an_image(kind: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("given", "why"), [("/no/such/file.png", "No such file"), (b"text", "no picture"), (5, "not int")]
+    ("given", "why"), [("/no/such/file.png", "No such file"), (b"text", "not an image"), (5, "not int")]
 )
 def test_what_is_no_picture_says_so(given: object, why: str) -> None:
     with pytest.raises(bn.BadProgram, match=why):
@@ -47,7 +47,7 @@ def look(s: bn.State) -> None:
 
 
 def test_a_model_that_takes_text_alone_refuses_it_and_nothing_is_sent(mock: bn.Mock) -> None:
-    with pytest.raises(bn.Unsupported, match="image: the model mock takes text alone"):
+    with pytest.raises(bn.Unsupported, match="image: the model mock takes only text"):
         look.run()
     assert mock.submits == []
 

@@ -102,7 +102,7 @@ def test_what_it_raises_is_raised_where_it_is_called(mock: bn.Mock) -> None:
 def test_what_is_refused(mock: bn.Mock) -> None:
     @bn.function
     def outer(s: bn.State) -> None:
-        with pytest.raises(bn.BadProgram, match="takes the state that it goes on with, not a str"):
+        with pytest.raises(bn.BadProgram, match="takes the state to continue, not a str"):
             ask.inline("question")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="temperature"):
             ask.inline(s, "q", temperature=0)

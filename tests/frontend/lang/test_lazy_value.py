@@ -146,7 +146,7 @@ def test_an_error_says_what_was_spent_and_how_often_it_was_tried() -> None:
         s += bn.gen("a") + bn.gen("b", type=list[int], retries=1) + bn.gen("c")
 
     state = program.run(backend=bn.Mock(answers))
-    with pytest.raises(bn.BadOutput, match="told so 1 times") as raised:
+    with pytest.raises(bn.BadOutput, match="model was told 1 times") as raised:
         state.value("b")
     assert raised.value.attempts == 2
     assert raised.value.usage.generated == 7

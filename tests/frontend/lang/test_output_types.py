@@ -169,7 +169,9 @@ def test_a_number_ends_at_a_space_beside_the_stops_of_its_gen() -> None:
 def test_what_is_no_such_object_says_so_where_it_is_read() -> None:
     state = run('{"n": 3}', type=Model)
     assert state["x"] == '{"n": 3}'
-    with pytest.raises(bn.BadOutput, match=r"(?s)no Model.*n must be even.*gen 'x', test_output_types\.py") as caught:
+    with pytest.raises(
+        bn.BadOutput, match=r"(?s)not a valid Model.*n must be even.*gen 'x', test_output_types\.py"
+    ) as caught:
         state.value("x")
     assert isinstance(caught.value.__cause__, pydantic.ValidationError)
     assert state.error() is None, "the program has not failed: its text is what the model wrote"
@@ -224,7 +226,7 @@ class Keyed:
     ("options", "why"),
     [
         ({"type": int, "regex": "a"}, "type, regex|regex, type"),
-        ({"dtype": int, "json_schema": "{}"}, "one form"),
+        ({"dtype": int, "json_schema": "{}"}, "one type"),
         ({"dtype": list}, "int, float, bool, str"),
         ({"dtype": []}, "dtype"),
         ({"json_schema": "{"}, "not valid JSON"),
@@ -238,7 +240,7 @@ class Keyed:
         ({"type": dict[int, str]}, "keys of a dict are str"),
         ({"type": list[Keyed]}, "keys of a dict are str"),
         ({"type": Literal["1", 1]}, "same text"),
-        ({"retries": 1}, "say the form"),
+        ({"retries": 1}, "add type="),
         ({"type": int, "retries": -1}, "retries"),
         ({"type": int, "retries": "2"}, "retries"),
     ],
@@ -249,8 +251,8 @@ def test_a_form_that_cannot_be_is_refused_at_once(options: dict[str, Any], why: 
 
 
 def test_the_same_type_is_worked_out_once() -> None:
-    assert output_types.answer(Hero) is output_types.answer(Hero)
-    assert output_types.answer(Literal[1]) is not output_types.answer(Literal[True])
+    assert output_types.output_type(Hero) is output_types.output_type(Hero)
+    assert output_types.output_type(Literal[1]) is not output_types.output_type(Literal[True])
 
 
 @pytest.mark.parametrize(
@@ -263,9 +265,9 @@ def test_the_same_type_is_worked_out_once() -> None:
     ],
 )
 def test_a_part_of_a_value_is_what_has_come_of_it(text: str, value: Any) -> None:
-    assert output_types.partial(text) == value
+    assert output_types.parse_partial(text) == value
     with pytest.raises(ValueError, match="EOF"):
-        output_types.partial("")
+        output_types.parse_partial("")
 
 
 @bn.function
@@ -394,5 +396,5 @@ class Boxed(TypedDict, Generic[T]):
     ],
 )
 def test_a_typed_dict_is_written_in_the_order_of_its_definition(kind: Any, name: str, keys: list[str]) -> None:
-    schema = json.loads(output_types.answer(kind).spec.text)  # type: ignore[union-attr]
+    schema = json.loads(output_types.output_type(kind).spec.text)  # type: ignore[union-attr]
     assert list(schema["$defs"][name]["properties"]) == keys, "a reason that comes behind its score is none"

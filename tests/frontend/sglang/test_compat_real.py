@@ -345,7 +345,7 @@ def test_a_runtime_is_its_endpoint_and_others_join_it_by_its_socket(runtime: sgl
 
 def test_pictures_are_refused_where_the_model_takes_none() -> None:
     gif = b"GIF89a\x01\x00\x01\x00\x00\x00\x00;"
-    with pytest.raises(sgl.Unsupported, match="takes text alone"):
+    with pytest.raises(sgl.Unsupported, match="takes only text"):
         sgl.function(lambda s: s.user(sgl.image(gif) + "What?")).run()
 
 

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from banyan.lang.expr import gen, leaves, user
-from banyan.templates.argument_slot import ArgumentObserved, Slot
+from banyan.templates.argument_slot import ArgumentObserved, ArgumentSlot
 
 
 def test_a_slot_can_be_appended_joined_and_stand_in_f_strings() -> None:
-    slot = Slot(0, "q")
+    slot = ArgumentSlot(0, "q")
     for expression in ("a" + slot + "b", f"a{slot}b"):
         before, middle, after = leaves(expression)
         assert (before, after) == ("a", "b")
         assert middle is slot
-    assert [type(leaf) for leaf in leaves(user(f"{slot}, {gen('x')}: {slot}"))].count(Slot) == 2
+    assert [type(leaf) for leaf in leaves(user(f"{slot}, {gen('x')}: {slot}"))].count(ArgumentSlot) == 2
     assert slot.observed is None
 
 
@@ -53,7 +53,7 @@ LOOKS: list[Callable[[Any], Any]] = [
 
 @pytest.mark.parametrize("look", LOOKS)
 def test_what_looks_at_it_is_found_out(look: Callable[[Any], Any]) -> None:
-    slot = Slot(0, "q")
+    slot = ArgumentSlot(0, "q")
     with pytest.raises(ArgumentObserved):
         look(slot)
     assert slot.observed is not None
@@ -61,7 +61,7 @@ def test_what_looks_at_it_is_found_out(look: Callable[[Any], Any]) -> None:
 
 
 def test_it_says_where_it_was_looked_at() -> None:
-    slot = Slot(0, "q")
+    slot = ArgumentSlot(0, "q")
     with pytest.raises(ArgumentObserved):
         len(slot)  # type: ignore[arg-type]
     assert slot.observed is not None
@@ -71,7 +71,7 @@ def test_it_says_where_it_was_looked_at() -> None:
 @pytest.mark.parametrize("look", [lambda q: "".join([q]), lambda q: re.match("x", q), json.dumps, lambda q: 1 + q])
 def test_what_takes_nothing_but_text_raises_something(look: Callable[[Any], Any]) -> None:
     with pytest.raises((TypeError, ValueError, ArgumentObserved)):
-        look(Slot(0, "q"))
+        look(ArgumentSlot(0, "q"))
 
 
 def test_a_body_that_catches_exceptions_does_not_catch_it() -> None:

@@ -18,7 +18,7 @@ import pytest
 import banyan as bn
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
-from banyan.templates.compiled import MOST_TEMPLATES, Compiled, compile, frozen
+from banyan.templates.compiled import MAX_TEMPLATES, Compiled, compile, frozen
 
 
 def script(prompt: str, name: str) -> str:
@@ -230,13 +230,13 @@ def test_an_argument_that_is_looked_at_has_a_template_for_each_value() -> None:
     for i in range(10):
         compiled.run(f"{i}", "long" if i % 2 else "short", backend=backend)
     assert backend.n_defined == 2
-    assert "'mode' has a template of its own: it is looked at in test_compiled.py:" in compiled.explain()
+    assert "'mode' has a template of its own: it is inspected in test_compiled.py:" in compiled.explain()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("banyan.templates.compiled.MOST_TEMPLATES", 3)
+        patch.setattr("banyan.templates.compiled.MAX_TEMPLATES", 3)
         for i in range(10):
             assert compiled.run("x", f"{i}", backend=backend).text().startswith("x<a")
     assert backend.n_defined == 3, "a bound on how many there are"
-    assert MOST_TEMPLATES > 3
+    assert MAX_TEMPLATES > 3
 
 
 def test_an_argument_whose_text_is_worked_on_is_found_out() -> None:
@@ -316,12 +316,12 @@ def hurries(s: bn.State, x: str) -> None:
 @pytest.mark.parametrize(
     ("program", "why"),
     [
-        (observes, "in test_compiled.py:[0-9]+ it looks at a generated value"),
-        (calls_another, "it looks at a generated value"),
+        (observes, "in test_compiled.py:[0-9]+ it reads a generated value"),
+        (calls_another, "it reads a generated value"),
         (calls_another_at_once, "it calls another program, straight"),
-        (draws, "it does not append the same each time"),
-        (makes, "a list that its body made is kept"),
-        (keeps, "a string that holds an argument or a gen is kept"),
+        (draws, "it appends different things for the same arguments"),
+        (makes, "a list that the body created is stored"),
+        (keeps, "a string that contains an argument or a gen is stored"),
         (hurries, "gen 'a' .* has a timeout of its own"),
     ],
     ids=some_name,
@@ -457,7 +457,7 @@ def test_an_async_body_that_awaits_runs_as_ever() -> None:
     assert re.search(r"in test_compiled\.py:\d+ it awaits something", compiled.explain())
     compiled = compile(looks_at_it)
     assert asyncio.run(main(compiled)) == ["one<a3><a3>!", "three<a5><a5>!"]
-    assert "looks at a generated value" in compiled.explain()
+    assert "reads a generated value" in compiled.explain()
 
 
 def test_what_is_no_program_is_refused() -> None:

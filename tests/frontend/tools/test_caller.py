@@ -360,9 +360,9 @@ def test_a_program_that_nobody_holds_cancels_its_calls() -> None:
 
 def test_a_gen_outside_of_an_assistants_turn_is_refused() -> None:
     def body(s: bn.State) -> None:
-        with pytest.raises(bn.BadProgram, match="stands in a turn of the assistant"):
+        with pytest.raises(bn.BadProgram, match="must be in an assistant's turn"):
             s += bn.user(bn.gen("a", tools=[add]))
-        with pytest.raises(bn.BadProgram, match="stands in a turn of the assistant"):
+        with pytest.raises(bn.BadProgram, match="must be in an assistant's turn"):
             s += bn.gen("a", tools=[add])
         assert s.text() == ""
 

@@ -40,7 +40,7 @@ def test_it_is_tried_again_until_it_is_right() -> None:
     assert state.text() == TEXT.format('{"n": 4}')
     assert [message["content"] for message in state.messages()] == ["Q", 'A: {"n": 4}.', '{"n": 4}']
     first, second, third = (call.prompt for call in mock.calls)
-    assert second.startswith(first + '{"n": 1}<|im_end|>\n<|im_start|>user\nthis is no Even')
+    assert second.startswith(first + '{"n": 1}<|im_end|>\n<|im_start|>user\nnot a valid Even')
     assert "n: Value error, n must be even\nWrite the Even again" in second
     assert second.endswith("nothing else.<|im_end|>\n<|im_start|>assistant\n")
     assert third.startswith(second + '{"n": 3}<|im_end|>\n')
@@ -48,7 +48,7 @@ def test_it_is_tried_again_until_it_is_right() -> None:
 
 def test_when_all_tries_fail_the_last_is_the_text_and_the_error_says_how_often() -> None:
     mock = bn.Mock('{"n": 1}')
-    with pytest.raises(bn.BadOutput, match=r"(?s)n must be even.*told so 2 times.*gen 'x', test_checks\.py"):
+    with pytest.raises(bn.BadOutput, match=r"(?s)n must be even.*the model was told 2 times.*gen 'x', test_checks\.py"):
         ask.run(2, backend=mock)
     assert len(mock.calls) == 3
 
@@ -79,7 +79,7 @@ def test_in_plain_text_and_in_an_async_program() -> None:
 
     state = asyncio.run(main())
     assert state.ret_value == [1]
-    assert mock.calls[1].prompt.startswith("Numbers: [\n\nthis is no list[int]")
+    assert mock.calls[1].prompt.startswith("Numbers: [\n\nnot a valid list[int]")
 
 
 def test_a_stream_shows_only_what_counts() -> None:

@@ -278,7 +278,7 @@ def test_a_plain_function_becomes_a_tool_by_itself() -> None:
         ({"tools": [add], "max_rounds": -1}, "max_rounds is -1"),
         ({"tools": [add], "tool_timeout": 0}, "tool_timeout is 0"),
         ({"tools": [add], "max_tool_output": 0}, "max_tool_output is 0"),
-        ({"max_rounds": 3}, "max_rounds is of gens with tools"),
+        ({"max_rounds": 3}, "max_rounds applies to gens with tools"),
         ({"tools": [add], "n": 2}, "one sample"),
         ({"tools": [add], "choices": ["a"]}, "takes no tools"),
     ],
@@ -290,7 +290,7 @@ def test_what_a_gen_refuses(options: dict[str, Any], why: str) -> None:
 
 @pytest.mark.parametrize("form", [{"type": int}, {"dtype": int}, {"regex": "a"}, {"json_schema": "{}"}])
 def test_a_form_with_tools_is_refused_with_what_to_do(form: dict[str, Any]) -> None:
-    with pytest.raises(bn.Unsupported, match="ask for the object in a gen behind it"):
+    with pytest.raises(bn.Unsupported, match="ask for the object in a second gen"):
         bn.gen("a", tools=[add], **form)
 
 

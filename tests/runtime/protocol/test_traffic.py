@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 import banyan as bn
+from banyan.execution import program_record
 from banyan.runtime import config, launch
 from banyan.runtime.protocol import wire
 from banyan.templates.compiled import compile
@@ -51,6 +52,7 @@ class Traffic:
 
 @pytest.fixture
 def traffic(endpoint: bn.RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch) -> Traffic:
+    monkeypatch.setattr(program_record, "FLUSH_AFTER", 5.0)  # so that counts do not depend on the load
     seen, send = Traffic(), endpoint.client.send
 
     def watched(data: bytes) -> None:

@@ -1,0 +1,196 @@
+"""Chooses among the branches of a fork as they finish: the best, the first k, or a vote. Nothing here waits.
+
+A branch has finished when all its gens are done. The branches that lose are dropped: their work stops on the server,
+and their pages are evicted first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from msgspec.structs import replace
+
+from banyan.execution.feed import Feed
+from banyan.execution.futures import when_all_done
+from banyan.lang.expr import Expression, GenExpr, Leaf, leaves
+from banyan.lang.lazy_value import LazyValue, fork_error, read_object
+from banyan.lang.state_base import OnError, StateBase, check_on_error
+from banyan.runtime.errors import BadProgram, BanyanError, Unsupported
+
+P = TypeVar("P", bound=StateBase)
+Step: TypeAlias = Expression | Callable[[Any], Expression]
+
+
+def finishing(states: Sequence[StateBase]) -> Feed[int]:
+    """A feed of the branches' indices, each as soon as the branch finishes or fails. It closes after the last."""
+    feed = Feed[int]()
+    with suppress(BanyanError):  # if the program could not be sent, its values have failed: all branches have finished
+        states[0]._record.flush()
+
+    def put(i: int) -> None:
+        feed.put(i)
+        if len(feed.items) == len(states):
+            feed.close()
+
+    for i, state in enumerate(states):
+        when_all_done(state._futures(), lambda i=i: put(i))  # type: ignore[misc]
+    return feed
+
+
+def _failure(state: StateBase) -> BanyanError | None:
+    """The error of a finished branch or of one of its own branches."""
+    for item in state._transcript.own.items:
+        if isinstance(item, LazyValue):
+            try:
+                item.wait()
+            except BanyanError as e:
+                return e
+    errors = (future.exception() for future in state._futures())
+    return next((error for error in errors if isinstance(error, BanyanError)), None)
+
+
+class BranchChoice(Generic[P]):
+    """Base of the choices. It gets the branches as they finish, and drops the losers."""
+
+    def __init__(self, states: Sequence[P], on_error: OnError) -> None:
+        check_on_error(on_error)
+        self._states, self._on_error = states, on_error
+        self._errors: dict[int, BanyanError] = {}
+
+    def add(self, i: int) -> bool:
+        """Branch `i` has finished. Returns whether the choice is decided."""
+        raise NotImplementedError
+
+    def _has_failed(self, i: int) -> bool:
+        error = _failure(self._states[i])
+        if error is None:
+            return False
+        self._errors[i] = error
+        if self._on_error == "raise":
+            raise fork_error(i, error)
+        return True
+
+    def _keep(self, winners: Sequence[int], n: int) -> list[P]:
+        """Drop all branches but `winners`, and return those. ForkError: there are less than `n`."""
+        if len(winners) < n:
+            i, error = next(iter(self._errors.items()))
+            raise fork_error(i, error, f"{len(self._errors)} of {len(self._states)} branches failed; ")
+        kept = [self._states[i] for i in winners]
+        for state in self._states:
+            if state not in kept:
+                state._drop()
+        with suppress(BanyanError):  # the program was stopped anyway
+            self._states[0]._record.flush()
+        return kept
+
+
+class Ranking(BranchChoice[P]):
+    """Keeps the branches with the highest scores. The caller puts the score of branch i into `scores[i]`."""
+
+    def __init__(self, states: Sequence[P], on_error: OnError) -> None:
+        super().__init__(states, on_error)
+        self.scores: dict[int, Any] = {}
+
+    def needs_score(self, i: int) -> bool:
+        """Branch `i` has finished. Returns whether it needs a score; one that failed does not."""
+        return not self._has_failed(i)
+
+    def winners(self, k: int) -> list[P]:
+        """The best `k` branches, the best first; fewer if there are fewer."""
+        order = sorted(sorted(self.scores), key=self.scores.__getitem__, reverse=True)
+        return self._keep(order[:k], 1)
+
+
+class Race(BranchChoice[P]):
+    """Keeps the first `k` branches that finish without an error."""
+
+    def __init__(self, states: Sequence[P], k: int) -> None:
+        super().__init__(states, "collect")
+        if not 1 <= k <= len(states):
+            raise BadProgram(f"first({k}) of {len(states)} branches: the number must be from 1 to {len(states)}")
+        self._k = k
+        self._finished: list[int] = []
+
+    def add(self, i: int) -> bool:
+        if not self._has_failed(i):
+            self._finished.append(i)
+        return len(self._finished) == self._k
+
+    def winners(self) -> list[P]:
+        return self._keep(self._finished, self._k)
+
+
+class Ballot(BranchChoice[P]):
+    """Keeps the first branch with the value that most branches have."""
+
+    def __init__(self, states: Sequence[P], name: str, key: Callable[[Any], Any] | None, on_error: OnError) -> None:
+        super().__init__(states, on_error)
+        self._name, self._key = name, key or _stripped
+        self._votes: list[tuple[Any, list[int]]] = []  # (value, its branches); values may be unhashable
+        self._n_left = len(states)
+
+    def add(self, i: int) -> bool:
+        self._n_left -= 1
+        if not self._has_failed(i):
+            value = self._key(read_object(self._states[i]._stored(self._name)))
+            for other, branches in self._votes:
+                if other == value:
+                    branches.append(i)
+                    break
+            else:
+                self._votes.append((value, [i]))
+        first, second, *_ = (*sorted((len(branches) for _, branches in self._votes), reverse=True), 0, 0)
+        return first > second + self._n_left
+
+    def winner(self) -> P:
+        n_votes = max((len(branches) for _, branches in self._votes), default=0)
+        leading = [min(branches) for _, branches in self._votes if len(branches) == n_votes]
+        return self._keep([min(leading)] if leading else [], 1)[0]
+
+
+def _stripped(value: Any) -> Any:
+    return value.strip() if isinstance(value, str) else value
+
+
+# ---- beam search -----------------------------------------------------------------------------------------------------
+
+
+def check_beam(k: int, depth: int, width: int) -> None:
+    """BadProgram: a number is less than 1."""
+    for name, value in (("k", k), ("depth", depth), ("width", width)):
+        if not isinstance(value, int) or value < 1:
+            raise BadProgram(f"{name} is {value!r}; it must be at least 1")
+
+
+def expanded(states: Sequence[P], step: Step, width: int, with_logprobs: bool) -> list[P]:
+    """Fork each state `width` times and append `step` to each branch. with_logprobs: for `likelihood`."""
+    branches: list[P] = []
+    for state in states:
+        for branch in state._forked(width):
+            what = step(branch) if callable(step) else step
+            branch._append(_with_logprobs(what) if with_logprobs else what)
+            branches.append(branch)
+    return branches
+
+
+def _with_logprobs(step: Expression) -> list[str | Leaf]:
+    return [
+        replace(leaf, options=replace(leaf.options, return_logprob=True)) if isinstance(leaf, GenExpr) else leaf
+        for leaf in leaves(step)
+    ]
+
+
+def likelihood(state: StateBase) -> float:
+    """The log-probability of all text generated for a finished state, as far as it was asked for."""
+    total, n_gens, n_tokens = 0.0, 0, 0
+    for ref in state._lazy_values():
+        if (value := ref.wait()).scores is None:
+            n_gens += 1
+            n_tokens += len(value.samples[0].logprobs)
+            total += math.fsum(token.logprob for token in value.samples[0].logprobs)
+    if n_gens and not n_tokens:
+        raise Unsupported("a beam without a key: this backend returns no log-probabilities to rank by; pass key=")
+    return total
