@@ -21,7 +21,7 @@ STYLES = {"in use": "bold green", "pinned": "bold magenta", "expected": "cyan", 
 
 def show(runtime: Any, most: int | None = None, html: Path | None = None) -> int:
     """Draw the tree of the server that `runtime` is joined to: `most` of its nodes, the others as numbers."""
-    sketch = runtime.client.ask("tree", most=most or (MOST_BLOCKS if html else MOST_LINES))
+    sketch = runtime.client.ask("tree", limit=most or (MOST_BLOCKS if html else MOST_LINES))
     roots = nodes(sketch)
     if html is not None:
         path = page(sketch, roots).save(html)

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("banyan")
 
 
-_begin = cache(wire.Begin)
-_END = wire.End()
+_begin = cache(wire.BeginTurn)
+_END = wire.EndTurn()
 
 
 def part(leaf: Leaf) -> wire.Part:

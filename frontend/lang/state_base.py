@@ -241,7 +241,7 @@ class StateBase:
             ref.name,
             ref.line,
             leaf.timeout or 0.0,
-            asks=leaf.decide is not None,
+            client_decides=leaf.decide is not None,
         )
 
     # ---- turns -----------------------------------------------------------------------------------------------------

@@ -26,19 +26,19 @@ class StateKV:
     def pin(self, ttl: float) -> None:
         """Let them go after all others, for `ttl` seconds, beyond the end of the program too; 0 ends that. It is said
         with what is sent next. Where nothing else is left that a request could have, they go all the same."""
-        self._say("pin", ttl, wire.Keep(self._state, pin=ttl))
+        self._say("pin", ttl, wire.CacheHint(self._state, pin=ttl))
 
     def expect(self, steps: float) -> None:
         """They are needed again in about so many steps of the engine. Of what is expected, the farthest goes first."""
-        self._say("expect", steps, wire.Keep(self._state, steps=steps))
+        self._say("expect", steps, wire.CacheHint(self._state, steps=steps))
         self._record.flush("kv.expect")
 
     def prefetch(self) -> None:
         """Bring back what of them lies in the second tier (`host_memory`), as far as nobody holds the room."""
-        self._record.add(wire.Keep(self._state, prefetch=True))
+        self._record.add(wire.CacheHint(self._state, prefetch=True))
         self._record.flush("kv.prefetch")
 
-    def _say(self, name: str, value: float, op: wire.Keep) -> None:
+    def _say(self, name: str, value: float, op: wire.CacheHint) -> None:
         if not 0 <= value < inf:
             raise BadProgram(f"kv.{name}({value}): it must be a number that is at least 0")
         self._record.add(op)

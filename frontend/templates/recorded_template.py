@@ -121,7 +121,7 @@ def _checked_op(op: wire.Op) -> wire.TemplateOp:
         if isinstance(op, wire.Gen):
             wants |= {"tools": op.tools, "retries": op.retries}
         else:
-            wants["a choices_method of its own"] = op.asks
+            wants["a choices_method of its own"] = op.client_decides
         for what in (what for what, has in wants.items() if has):
             raise Unsupported(f"gen {op.name!r} ({op.line}) has {what}, which needs its run's attention")
     return op

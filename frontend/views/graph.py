@@ -166,7 +166,7 @@ class _Drawing:
     def _draw(self, k: int, op: wire.Op) -> None:
         line = self._lines[op.state]
         match op:
-            case wire.Append(parts=parts) if any(not isinstance(part, wire.End) for part in parts):
+            case wire.Append(parts=parts) if any(not isinstance(part, wire.EndTurn) for part in parts):
                 refs = [part.ref for part in parts if isinstance(part, wire.Ref)]
                 line.at = (self._node(k, op, "text", _shown(parts), line.at, [self._makers[ref] for ref in refs]),)
                 line.n_chars += sum(map(_n_chars, parts))
@@ -210,9 +210,9 @@ def _shown(parts: Sequence[wire.Part]) -> str:
     texts: list[str] = []
     for part in parts:
         match part:
-            case wire.Begin(role=role):
+            case wire.BeginTurn(role=role):
                 texts.append(f"[{role}] ")
-            case wire.End():
+            case wire.EndTurn():
                 texts.append(" ")
             case wire.Ref():
                 texts.append("{...}")

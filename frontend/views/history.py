@@ -169,10 +169,10 @@ class History:
                 return Item("text", text)
             case wire.Ref(ref=ref):
                 return Item("spliced", self._texts.get(ref, ""))
-            case wire.Begin(role=role):
+            case wire.BeginTurn(role=role):
                 branch.role = role
                 return Item("marker", self._opening(branch))
-            case wire.End():
+            case wire.EndTurn():
                 return Item("marker", self._markers(branch.role)[1])
         return Item("marker", "")  # what has no text, such as a picture
 

@@ -101,7 +101,7 @@ def _tokens(
     for token in range(len(ends)):
         first = next(((prompt, cached) for prompt, cached in prompts if prompt > token), None)
         hows.append("given" if first is None else "cached" if token < first[1] else "computed")
-    return _Tokens(ends, hows, [is_made for n, is_made in tokens.made for _ in range(n)])
+    return _Tokens(ends, hows, [is_made for n, is_made in tokens.spans for _ in range(n)])
 
 
 def _prompts(branch: BranchHistory, places: Sequence[_PromptPosition], ends: list[int]) -> list[tuple[int, int]]:

@@ -61,15 +61,15 @@ class ConstraintChecker:
         vocabulary: wire.SetVocabulary,
         n_vocab: int,
         *,
-        most_bytes: int,
+        max_bytes: int,
         seconds: float,
         engine: str = "llguidance",
-        changed: Callable[[], None],
+        on_sockets_changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`path`: the server's own socket; the preflight's goes beside it. `engine`: of regexes and choices."""
         self._context, self._path, self._vocabulary, self._n_vocab = context, path, vocabulary, n_vocab
-        self._most_bytes, self._seconds, self._changed, self._clock = most_bytes, seconds, changed, clock
+        self._most_bytes, self._seconds, self._changed, self._clock = max_bytes, seconds, on_sockets_changed, clock
         self._engine = engine
         self._known: OrderedDict[wire.ConstraintSpec, CachedVerdict] = OrderedDict()
         self._n_kept = 0
@@ -111,7 +111,7 @@ class ConstraintChecker:
         assert self._child is not None
         with contextlib.suppress(zmq.Again):
             while True:
-                self._take(wire.decode_verdict(self._socket.recv(zmq.NOBLOCK)))
+                self._take(wire.decode_check_result(self._socket.recv(zmq.NOBLOCK)))
         if not self._child.is_alive:
             self.close()
             self._n_deaths += 1
@@ -151,7 +151,7 @@ class ConstraintChecker:
         with contextlib.suppress(zmq.Again):  # it is dead, which `_life` will tell
             self._socket.send(wire.encode(order), zmq.NOBLOCK)
 
-    def _take(self, verdict: wire.Verdict) -> None:
+    def _take(self, verdict: wire.CheckResult) -> None:
         if verdict.id < 0:  # it is up: before that, a send would wait for it
             self._is_up = True
             self._send(self._vocabulary)

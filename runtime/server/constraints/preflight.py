@@ -104,7 +104,7 @@ class Preflight:
                     self._learn(order)
                 elif isinstance(self._vocabulary, BanyanError):
                     error = self._vocabulary
-                    self._socket.send(wire.encode(wire.Verdict(order.id, code=error.code, message=error.message)))
+                    self._socket.send(wire.encode(wire.CheckResult(order.id, code=error.code, message=error.message)))
                 else:
                     self._queues.setdefault(order.owner, deque()).append(order)
 
@@ -113,7 +113,7 @@ class Preflight:
             if child.deadline <= now:
                 os.kill(child.pid, signal.SIGKILL)
                 late = f"the constraint did not compile within {self._seconds:g} s"
-                self._end(child, wire.Verdict(child.check.id, code=ConstraintTimeout.code, message=late))
+                self._end(child, wire.CheckResult(child.check.id, code=ConstraintTimeout.code, message=late))
             elif child.is_fresh and child.tires <= now:
                 child.tire()
 
@@ -157,7 +157,7 @@ class Preflight:
         if not data:  # it has ended
             self._end(child)
 
-    def _end(self, child: PreflightProcess, verdict: wire.Verdict | None = None) -> None:
+    def _end(self, child: PreflightProcess, verdict: wire.CheckResult | None = None) -> None:
         """Bury it, and send the verdict: this one, its own, or why it gave none."""
         self._poller.unregister(child.pipe)
         os.close(child.pipe)
@@ -167,10 +167,10 @@ class Preflight:
         os.close(child.words)
         if verdict is None:
             try:
-                verdict = wire.decode_verdict(child.said)
+                verdict = wire.decode_check_result(child.said)
             except msgspec.DecodeError:
                 error = _post_mortem(status, words)
-                verdict = wire.Verdict(child.check.id, code=error.code, message=error.message)
+                verdict = wire.CheckResult(child.check.id, code=error.code, message=error.message)
         self._socket.send(wire.encode(verdict))
 
 
@@ -212,16 +212,16 @@ def _limit(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2,) * 2)
 
 
-def _verdict(check: wire.Check, vocabulary: Vocabulary, engine: str) -> wire.Verdict:
+def _verdict(check: wire.Check, vocabulary: Vocabulary, engine: str) -> wire.CheckResult:
     try:
         spec = _with_engine(canonical(check.spec), vocabulary, engine)
         _walk(_compile(spec, vocabulary), vocabulary)
     except BanyanError as e:
-        return wire.Verdict(check.id, code=e.code, message=e.message)
+        return wire.CheckResult(check.id, code=e.code, message=e.message)
     except MemoryError:
         error = _short_of_memory()
-        return wire.Verdict(check.id, code=error.code, message=error.message)
-    return wire.Verdict(check.id, spec)
+        return wire.CheckResult(check.id, code=error.code, message=error.message)
+    return wire.CheckResult(check.id, spec)
 
 
 def _with_engine(spec: wire.ConstraintSpec, vocabulary: Vocabulary, engine: str) -> wire.ConstraintSpec:
@@ -294,7 +294,7 @@ def main(argv: list[str]) -> int:
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(args.socket)
-        socket.send(wire.encode(wire.Verdict(-1)))
+        socket.send(wire.encode(wire.CheckResult(-1)))
         Preflight(socket, args.alive_fd, args.vocabulary, args.seconds, args.engine).run()
     return 0
 

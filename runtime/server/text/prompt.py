@@ -160,7 +160,7 @@ class PromptText:
         return wire.Tokens(
             ids=b"".join(run.ids for run in runs),
             lengths=lengths.tobytes(),
-            made=tuple((len(run.ids) // 4, run.made) for run in runs if run.ids),
+            spans=tuple((len(run.ids) // 4, run.made) for run in runs if run.ids),
         )
 
     def read(self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime, mark: int = 0) -> str:

@@ -21,7 +21,8 @@ from banyan.runtime.protocol import ipc, wire
 VANISHING = """
 import sys, time
 from pathlib import Path
-from banyan.runtime import client, wire
+from banyan.runtime.client import client
+from banyan.runtime.protocol import wire
 c = client.connect(Path(sys.argv[1]))
 endless = wire.Sampling(max_tokens=400, ignore_eos=True, temperature=0.0)
 for k in range(60):
@@ -76,7 +77,7 @@ def test_who_does_not_read_holds_up_nobody_and_loses_nothing(serve: Callable[...
     context: Any = zmq.Context()
     try:
         with contextlib.closing(client.connect(server.socket)) as c:
-            slow, _ = ipc.reach(context, server.socket)
+            slow, _ = ipc.connect(context, server.socket)
             slow.setsockopt(zmq.RCVHWM, 1)
             slow.send(wire.encode(wire.Hello(wire.VERSION)))
             stream = (wire.Append(0, ("x",)), wire.Gen(0, 0, wire.Sampling(max_tokens=100), stream=True))
@@ -112,7 +113,7 @@ def test_programs_wait_for_credit_with_the_client_and_none_is_refused(
         for program in programs:
             assert program.future(0).result(60).samples[0].text == "1 2 3"
         assert 1 <= most <= 3
-        wait_until(lambda: not c._credit and not c._inboxes)
+        wait_until(lambda: not c._admission and not c._programs)
 
 
 def test_who_waits_for_credit_can_be_cancelled_and_nobody_waits_for_what_never_ends(

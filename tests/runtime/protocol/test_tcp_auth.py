@@ -120,7 +120,8 @@ def test_who_speaks_without_encryption_is_not_heard(place: Place) -> None:
 
 VANISHING = """
 import sys, time
-from banyan.runtime import client, wire
+from banyan.runtime.client import client
+from banyan.runtime.protocol import wire
 address, token, key = sys.argv[1:]
 c = client.connect(address, 30, token, key)
 program = c.program()

@@ -24,7 +24,7 @@ class Peer:
     """A client that may say anything."""
 
     def __init__(self, context: Any, path: Path, hello: bool = True) -> None:
-        self.socket, self.monitor = ipc.reach(context, path)
+        self.socket, self.monitor = ipc.connect(context, path)
         if hello:
             self.say(wire.Hello(wire.VERSION))
             assert isinstance(self.hear(), wire.Welcome)
@@ -147,7 +147,7 @@ def test_a_ping_is_answered(peer: Callable[..., Peer]) -> None:
 
 @pytest.fixture
 def serve_with(fake_model: Callable[..., Path], tmp_path: Path) -> Iterator[Callable[[str], launch.ServerProcess]]:
-    """`serve_with("ipc.SILENT = 3")`: a server whose modules were changed so."""
+    """`serve_with("ipc.MAX_SILENT = 3")`: a server whose modules were changed so."""
     started: list[launch.ServerProcess] = []
 
     def start(change: str) -> launch.ServerProcess:
@@ -189,7 +189,7 @@ def test_a_client_that_does_not_read_is_dropped_before_it_fills_the_memory(
 def test_a_client_that_says_nothing_for_long_is_forgotten(
     serve_with: Callable[[str], launch.ServerProcess],
 ) -> None:
-    server = serve_with("ipc.HEARTBEAT, ipc.SILENT = 0.05, 30")
+    server = serve_with("ipc.HEARTBEAT, ipc.MAX_SILENT = 0.05, 30")
     context: Any = zmq.Context()
     try:
         silent, talking = Peer(context, server.socket), Peer(context, server.socket)

@@ -78,16 +78,16 @@ def test_all_that_a_program_has_the_engine_do_is_in_its_tenants_namespace(bench:
     b.programs.root = lambda who: root_key(who, "", b"")
     short = wire.Sampling(max_tokens=2, temperature=0.0)
     ops = (
-        wire.Append(0, ("one two",)), wire.Keep(0, pin=9.0, prefetch=True), wire.Gen(0, 0, short), wire.Fork(0, (1,)),
-        wire.Append(1, (" three",)), wire.Gen(1, 1, short), wire.Select(0, 2, ("x", "y")),
+        wire.Append(0, ("one two",)), wire.CacheHint(0, pin=9.0, prefetch=True), wire.Gen(0, 0, short),
+        wire.Fork(0, (1,)), wire.Append(1, (" three",)), wire.Gen(1, 1, short), wire.Select(0, 2, ("x", "y")),
     )  # fmt: skip
     for k, who in enumerate((b"ann", b"bob")):
         b.programs.submit(who, wire.Submit(k, 0, ops))
         b.run()
         b.programs.submit(who, wire.Submit(k, 1, (wire.Drop(1),)))
     orders = [*b.engine.runs, *(order for order in b.engine.steered if not isinstance(order, wire.Release))]
-    assert {type(order) for order in orders} == {wire.Run, wire.Hold, wire.Bury}
-    for kind in (wire.Run, wire.Hold, wire.Bury):
+    assert {type(order) for order in orders} == {wire.Run, wire.Hold, wire.EvictFirst}
+    for kind in (wire.Run, wire.Hold, wire.EvictFirst):
         found = {order.namespace for order in orders if isinstance(order, kind)}
         assert found == {root_key(b"ann", "", b""), root_key(b"bob", "", b"")}
 
@@ -107,7 +107,7 @@ def test_two_tenants_never_share_and_one_does(real: Callable[..., Callable[[str]
     assert cached(again) == (n := cached(ann)) > 40, "another token of the same tenant"
     assert cached(bob) == 0
     assert cached(bob) == n
-    names = {node["namespace"] for node in join(OPS).ask("tree", most=100)["nodes"] if node["parent"] < 0}
+    names = {node["namespace"] for node in join(OPS).ask("tree", limit=100)["nodes"] if node["parent"] < 0}
     assert names == {"ann", "bob"}
 
 

@@ -218,7 +218,7 @@ def test_cancelled_is_cancelled_while_nobody_is_there(again: Start, join: Any) -
     program = durable(join(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
     wait(lambda: len(written(server)) > 5)
     kill(server)
-    wait(lambda: program._inbox._line.lost is not None)
+    wait(lambda: program._futures._connection.lost is not None)
     program.cancel()
     with pytest.raises(BanyanError, match="cancelled"):
         program.future(0).result(10)
@@ -227,7 +227,7 @@ def test_cancelled_is_cancelled_while_nobody_is_there(again: Start, join: Any) -
 def test_a_server_that_does_not_come_back_is_an_error_in_the_end(
     again: Start, join: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("banyan.runtime.client.reconnect.PATIENCE", 1.0)
+    monkeypatch.setattr("banyan.runtime.client.client.RECONNECT_TIMEOUT", 1.0)
     server = again()
     program = durable(join(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
     wait(lambda: len(written(server)) > 5)
@@ -372,4 +372,4 @@ def test_files_that_nobody_wants_make_room_and_go_after_a_day(tmp_path: Path) ->
         os.utime(path, (0, 0))
     assert Journal(tmp_path / "j", 1000).n_bytes == 0
     assert not list((tmp_path / "j").iterdir())
-    assert journal.KEPT == 86400
+    assert journal.MAX_AGE == 86400
