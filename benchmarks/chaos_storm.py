@@ -27,7 +27,8 @@ from banyan.runtime.protocol.wire import Append, ConstraintSpec, Fork, Gen, Join
 VANISHING = """
 import sys, time
 from pathlib import Path
-from banyan.runtime import client, wire
+from banyan.runtime.client import client
+from banyan.runtime.protocol import wire
 c = client.connect(Path(sys.argv[1]), timeout=100)  # an engine may be loading
 for k in range(20):
     endless = wire.Sampling(max_tokens=300, ignore_eos=True, temperature=0.0)
@@ -113,7 +114,7 @@ def run(
 
 def _play(c: clients.Client, n: int, patience: float) -> Iterator[tuple[str, ...]]:
     """All of them at once."""
-    programs: list[tuple[clients.Program, Sequence[int]]] = []
+    programs: list[tuple[clients.ProgramHandle, Sequence[int]]] = []
     for k in range(n):
         body, refs = ops(k, k)
         program = c.program(f"p{k}")

@@ -101,7 +101,8 @@ def test_sigterm_ends_a_server_in_order(serve: Serve) -> None:
 
 USER = """
 import os, sys, time
-from banyan.runtime import config, launch, client
+from banyan.runtime import config, launch
+from banyan.runtime.client import client
 server = launch.start(config.make(model=sys.argv[1]), timeout=30, command=sys.argv[2:])
 engine = client.connect(server.socket).ask("info")["engine_pid"]
 print(server.pid, engine, server.socket, flush=True)

@@ -36,7 +36,7 @@ Serve = Callable[..., launch.ServerProcess]
 LONG = wire.Sampling(max_tokens=400)
 
 
-def ask(program: clients.Program, text: str, ref: int = 0, state: int = 0, **options: Any) -> None:
+def ask(program: clients.ProgramHandle, text: str, ref: int = 0, state: int = 0, **options: Any) -> None:
     program.submit([wire.Append(state, (text,)), wire.Gen(state, ref, wire.Sampling(max_tokens=50), **options)])
 
 

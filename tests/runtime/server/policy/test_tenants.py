@@ -223,7 +223,7 @@ def test_a_wrong_token_is_one_clear_error_at_once_and_no_harm_to_others(
         assert program.future(0).result(30).samples[0].text == "b"
         monkeypatch.setenv(config.TOKEN, ANN)
         assert client.connect(server.socket) is good, "the environment's is taken where none is given"
-        assert ANN not in repr(good.door)
+        assert ANN not in repr(good.address)
 
 
 def test_what_tells_of_all_is_for_operators(serve: Callable[..., launch.ServerProcess], tmp_path: Path) -> None:

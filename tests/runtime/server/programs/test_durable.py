@@ -54,14 +54,14 @@ def kill(server: launch.ServerProcess) -> None:
     server.wait(30)
 
 
-def durable(c: client.Client, *ops: wire.Op, key: str = "k", last: bool = True) -> client.Program:
+def durable(c: client.Client, *ops: wire.Op, key: str = "k", last: bool = True) -> client.ProgramHandle:
     program = c.program(key)
     program.limit(wire.ProgramLimits(durable=key))
     program.submit(list(ops), last=last)
     return program
 
 
-def text(program: client.Program, ref: int) -> str:
+def text(program: client.ProgramHandle, ref: int) -> str:
     return program.future(ref).result(90).samples[0].text
 
 
