@@ -161,6 +161,7 @@ class Client:
         return number
 
     def define_as(self, number: int, template: ProgramTemplate) -> None:
+        """Define a template under a number of a lost connection, or of a deleted template."""
         self._templates[number] = template
         self.send(wire.encode(wire.Define(number, template.ops)))
 

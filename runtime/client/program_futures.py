@@ -27,39 +27,21 @@ traceback."""
 
 
 class ClientConnection(Protocol):
-    """What ProgramFutures needs of its Client."""
+    """The methods of Client (see there) that ProgramFutures calls."""
 
     lost: str | None
 
     @property
     def max_message(self) -> int: ...
-
-    def send(self, data: bytes) -> None:
-        """Queue a message for the server. Messages leave in the order of calls."""
-
-    def call(self, action: Callable[[], None]) -> None:
-        """Run `action` on the I/O thread."""
-
-    def check(self) -> None:
-        """Raise RuntimeLost if the connection cannot be used."""
-
-    def abandon(self, number: int) -> None:
-        """The handle of program `number` was garbage collected."""
-
-    def admit(self, program: ProgramFutures) -> bool:
-        """Whether the program may be sent. If not, its `admitted` is called once it may."""
-
-    def template(self, number: int) -> ProgramTemplate | None:
-        """The template defined under this number, if any."""
-
-    def define_as(self, number: int, template: ProgramTemplate) -> None:
-        """Define a template under a given number."""
-
-    def undefine(self, number: int) -> None:
-        """Delete a template."""
-
-    def forget_if_over(self, number: int) -> None:
-        """On the I/O thread: forget the program if it has ended."""
+    def send(self, data: bytes) -> None: ...
+    def call(self, action: Callable[[], None]) -> None: ...
+    def check(self) -> None: ...
+    def abandon(self, number: int) -> None: ...
+    def admit(self, program: ProgramFutures) -> bool: ...
+    def template(self, number: int) -> ProgramTemplate | None: ...
+    def define_as(self, number: int, template: ProgramTemplate) -> None: ...
+    def undefine(self, number: int) -> None: ...
+    def forget_if_over(self, number: int) -> None: ...
 
 
 class ProgramFutures:

@@ -41,17 +41,13 @@ class _RestEstimate:
         self.n_continued = self.n_ended = 0.0
         self.seconds = 1.0
 
-    def continued(self, seconds: float) -> None:
-        self.seconds += (seconds - self.seconds) / min(self.n_continued + 1, 8)
-        self._count(1, 0)
-
-    def ended(self) -> None:
-        self._count(0, 1)
-
-    def _count(self, n_continued: int, n_ended: int) -> None:
+    def update(self, seconds: float | None) -> None:
+        """A rest took so many seconds; None: the state did not continue."""
+        if seconds is not None:
+            self.seconds += (seconds - self.seconds) / min(self.n_continued + 1, 8)
         decay = 1 - 1 / MEMORY
-        self.n_continued = decay * self.n_continued + n_continued
-        self.n_ended = decay * self.n_ended + n_ended
+        self.n_continued = decay * self.n_continued + (seconds is not None)
+        self.n_ended = decay * self.n_ended + (seconds is None)
 
     @property
     def is_likely_to_continue(self) -> bool:
@@ -121,7 +117,7 @@ class KVHintSender:
         state.n_running += 1
         if state.rest_started:
             for estimate in self._estimates_of(state):
-                estimate.continued(self.clock() - state.rest_started)
+                estimate.update(self.clock() - state.rest_started)
             state.rest_started, state.tools = 0.0, ()  # the hold stays while the request waits in the engine's queue
         if run.sampling.max_tokens and run.sample == 0:
             if state.fork is not None and not state.prompt:
@@ -173,7 +169,7 @@ class KVHintSender:
         """The state will not continue, or takes longer than can be predicted."""
         if state.rest_started and not state.tools:
             for estimate in self._estimates_of(state):
-                estimate.ended()
+                estimate.update(None)
         state.rest_started, state.tools = 0.0, ()
         self._release_hold(state)
 

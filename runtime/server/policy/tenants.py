@@ -65,7 +65,7 @@ def read_tokens(text: str, where: str) -> tuple[AccessToken, ...]:
             raise ConfigError(f"{where}, line {n}: a token of {len(words[1])} characters; {MIN_TOKEN} are the least")
         digest, is_operator = _digest(words[1]), len(words) == 3 or n_tenants == 1
         if any(token.digest == digest for token in tokens):
-            raise ConfigError(f"{where}, line {n}: this token stands on a line before")
+            raise ConfigError(f"{where}, line {n}: this token is on an earlier line too")
         tokens.append(AccessToken(digest, Tenant(words[0], _digest(words[0]), is_operator)))
     return tuple(tokens)
 

@@ -28,7 +28,8 @@ class Delivery:
     def receive(self, key: Key, seq: int) -> Error | None:
         """Count message `seq` of a program. Returns an error if it is not the next one.
 
-        An unknown program that does not start at 0 has ended, perhaps unknown to its client, which is told so again.
+        A message of an unknown program with seq > 0 is answered with Failed: the program has ended, or its first
+        message was lost.
         """
         expected = self._n_received.get(key, 0)
         if seq == expected:

@@ -94,17 +94,17 @@ class ChatTemplate:
         self._names = names
         self._uses_time = "strftime_now" in source
         self._tools: list[Any] | None = None
-        self._probe = lru_cache(maxsize=512)(self._probe_afresh)
-        self.told = lru_cache(maxsize=64)(self._told_afresh)
+        self._cached_markers = lru_cache(maxsize=512)(self._find_markers)
+        self.with_tools = lru_cache(maxsize=64)(self._with_tools)
 
-    def _told_afresh(self, specs: tuple[str, ...]) -> ChatTemplate:
+    def _with_tools(self, specs: tuple[str, ...]) -> ChatTemplate:
         """The same template for conversations with these tools (wire.Tools.specs)."""
         if not specs:
             return self
-        told = copy.copy(self)
-        told._tools = [json.loads(spec) for spec in specs]
-        told._probe = lru_cache(maxsize=512)(told._probe_afresh)
-        return told
+        template = copy.copy(self)
+        template._tools = [json.loads(spec) for spec in specs]
+        template._cached_markers = lru_cache(maxsize=512)(template._find_markers)
+        return template
 
     def render(self, messages: Sequence[ChatMessage], prompt: bool = False, now: datetime | None = None) -> str:
         """The conversation as text. prompt: with the beginning of an assistant turn at the end."""
@@ -131,9 +131,9 @@ class ChatTemplate:
         opening: a turn of this role begins after them, and the last marker ends where its content starts. None: the
         template does not write the content of each turn once and in order.
         """
-        return self._probe(roles, opening, now if self._uses_time else None)
+        return self._cached_markers(roles, opening, now if self._uses_time else None)
 
-    def _probe_afresh(self, roles: Turns, opening: str | None, now: datetime | None) -> tuple[str, ...] | None:
+    def _find_markers(self, roles: Turns, opening: str | None, now: datetime | None) -> tuple[str, ...] | None:
         signs = [f"\ue000{k}\ue001" for k in range(len(roles) + 1)]
         turns = [message(role) for role in roles]
         messages = [

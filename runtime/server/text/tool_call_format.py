@@ -194,24 +194,24 @@ def form_of(template: ChatTemplate | None, tokenizer: Tokenizer) -> Form:
     if template is None:
         raise ToolError("the model has no chat template, and so no form for calls of tools")
     question = ChatMessage("user", "?")
-    told = template.told(_SPECS)
+    with_tools = template.with_tools(_SPECS)
     try:
-        if told.render([question]) == template.render([question]):
+        if with_tools.render([question]) == template.render([question]):
             raise ToolError("the model's chat template writes no tools; it was not made for them")
-        one = told.calling((_sample(0),))
+        one = with_tools.calling((_sample(0),))
         form = _form(one)
     except BadProgram as e:
         raise ToolError(f"the model's chat template takes no calls of tools: {e.message}") from e
     if form is None or not _reads(form, one, 1):
         raise ToolError(f"the model's chat template writes calls in a form that is not known here: {one!r}")
     try:
-        two = told.calling((_sample(0), _sample(1)))
+        two = with_tools.calling((_sample(0), _sample(1)))
     except BadProgram:  # some templates support one call a turn
         two = ""
     if two and not _reads(form, two, 2):
         raise ToolError(f"the model's chat template writes two calls in a form that is not known here: {two!r}")
     hidden = any(token in tokenizer.special for *_, token in tokenizer.controls(form.mark + form.split))
-    return form._replace(is_hidden=hidden, is_plain=_is_plain(told, one))
+    return form._replace(is_hidden=hidden, is_plain=_is_plain(with_tools, one))
 
 
 def _form(written: str) -> Form | None:
@@ -247,23 +247,24 @@ def _reads(form: Form, written: str, n: int) -> bool:
     return form.read(written, written) == tuple(_sample(k) for k in range(n))
 
 
-def _is_plain(told: ChatTemplate, written: str) -> bool:
+def _is_plain(template: ChatTemplate, written: str) -> bool:
+    """Whether a turn whose text is `written` renders like a turn with the call."""
     call = _sample(0)
-    talks = [
+    conversations = [
         [
             ChatMessage("user", "?"),
-            said,
+            turn,
             ChatMessage("tool", "1", answers=call),
             ChatMessage(ASSISTANT, "yes"),
             ChatMessage("user", "!"),
         ]
-        for said in (ChatMessage(ASSISTANT, written), ChatMessage(ASSISTANT, calls=(call,)))
+        for turn in (ChatMessage(ASSISTANT, written), ChatMessage(ASSISTANT, calls=(call,)))
     ]
     try:
-        said, made = map(told.render, talks)
+        as_text, as_call = map(template.render, conversations)
     except BadProgram:
         return False
-    return said == made
+    return as_text == as_call
 
 
 def example(form: Form) -> str:

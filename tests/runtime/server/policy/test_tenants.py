@@ -156,7 +156,7 @@ def token_file(folder: Path, text: str, mode: int = 0o600) -> str:
         (f"ann {ANN} king", "line 1: must be"),
         (f"ann {ANN} operator too", "line 1: must be"),
         ("ann short", "line 1: a token of 5 characters"),
-        (f"ann {ANN}\n\nbob {ANN}", "line 3: this token stands on a line before"),
+        (f"ann {ANN}\n\nbob {ANN}", "line 3: this token is on an earlier line too"),
     ],
 )
 def test_a_file_of_tokens_that_is_none_names_the_line_and_no_token(text: str, says: str) -> None:
