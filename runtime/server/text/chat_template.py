@@ -46,11 +46,8 @@ class ChatMessage(NamedTuple):
         return turn
 
 
-Turns = Sequence[str | ChatMessage]
-"""Turns regardless of their content: a role, or a message with calls."""
-
-
 def message(turn: str | ChatMessage) -> ChatMessage:
+    """A turn with any content, given as a role, or as a message with calls."""
     return ChatMessage(turn) if isinstance(turn, str) else turn
 
 
@@ -133,7 +130,9 @@ class ChatTemplate:
         """
         return self._cached_markers(roles, opening, now if self._uses_time else None)
 
-    def _find_markers(self, roles: Turns, opening: str | None, now: datetime | None) -> tuple[str, ...] | None:
+    def _find_markers(
+        self, roles: Sequence[str | ChatMessage], opening: str | None, now: datetime | None
+    ) -> tuple[str, ...] | None:
         signs = [f"\ue000{k}\ue001" for k in range(len(roles) + 1)]
         turns = [message(role) for role in roles]
         messages = [
