@@ -2,8 +2,8 @@
 
     python benchmarks/chaos.py [--quick] [--only PART] [--model DIR [--vllm PYTHON]] [--json FILE]
 
-chaos     real processes: programs of mixed kinds while the engine is killed and stopped, clients vanish, and messages
-          are lost and repeated; greedy and in float32, beside a calm run of the same programs
+chaos     real processes: programs of mixed kinds while the engine is killed and stopped and clients vanish; greedy and
+          in float32, beside a calm run of the same programs
 fuzz      messages that nobody should send, at the sockets of real processes: the tests of that name
 overload  10,000 programs at once; fairness: a client with few programs beside one with many; latency: decodes beside
           long prompts; agents: with waits for tools, in half the memory of their texts, by each part of the order;
@@ -16,18 +16,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import chaos_load as load
 import chaos_storm as storm
 from chaos_latency import Latency, measure
-from report import ROOT, Report, correct, passes
+from report import Report, correct, passes
 
 GATE = (
     "tests/runtime/engine/scheduling/test_pressure.py",
@@ -38,15 +36,10 @@ GATE = (
 
 def chaos(report: Report, is_quick: bool) -> None:
     n, faults = (120, storm.Faults(kills=4, stops=1)) if is_quick else (1000, storm.Faults())
-    spec = importlib.util.spec_from_file_location("faults", ROOT / "tests" / "runtime" / "faults.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     with contextlib.closing(storm.serve(Path("pocket"))) as server:
         storm.run(server, n, None)  # the first run fills caches and buffers, and is no measure of what leaks
         calm = storm.run(server, n, None)
-        stormy = storm.run(server, n, faults, module.lossy)
+        stormy = storm.run(server, n, faults)
     n_changed = sum(was != now for was, now in zip(calm.texts, stormy.texts, strict=True))
     what = f"chaos, {n} programs, {faults.kills} kills, {faults.stops} stops"
     report.row(f"{what}: changed by it", "programs", n_changed, target="<= 0")

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from simulate import STOP, Cost, Machine, ids
 from simulate_work import Body, Crowd, Gen, State, Steps, Wait, words
 
-from banyan.runtime.protocol.wire import Finish, Over, Run, Sampling
+from banyan.runtime.protocol.wire import Finish, ProgramEnded, Run, Sampling
 
 GPU = Cost(step=10e-3, row=0.06e-3, read=1e-9)
 """A model of 8 GB on a GPU: the weights are read in 10 ms; up to 160 rows a step cost next to nothing more."""
@@ -288,7 +288,7 @@ def memory(n_first: int, n_last: int, note: Callable[[str], None] = lambda text:
         m.take(Run(rid, ids(chance.choices(range(50), k=20)), Sampling(max_tokens=16), STOP, order=(rid,)))
 
     def end(finish: Finish) -> None:
-        m.take(Over(0, finish.rid))
+        m.take(ProgramEnded(0, finish.rid))
         send()
 
     m.on_finish = end

@@ -1,4 +1,4 @@
-"""Programs on real processes while their engine is killed and stopped, clients vanish, and messages get lost: for
+"""Programs on real processes while their engine is killed and stopped, and clients vanish: for
 chaos.py and the tests."""
 
 from __future__ import annotations
@@ -43,13 +43,11 @@ ERROR = "\0error "
 
 
 class Faults(NamedTuple):
-    """How often each happens, at random times. loss, twice: shares of the messages of programs, each way."""
+    """How often each happens, at random times."""
 
     kills: int = 20
     stops: int = 5
     vanishing: int = 3
-    loss: float = 0.02
-    twice: float = 0.02
 
 
 def ops(kind: int, k: int) -> tuple[list[wire.Op], tuple[int, ...]]:
@@ -90,20 +88,16 @@ def run(
     server: launch.ServerProcess,
     n: int,
     faults: Faults | None,
-    lossy: Any = None,
     seed: int = 0,
     patience: float = 600.0,
 ) -> Outcome:
-    """n programs. lossy: see tests/runtime/faults.py. A value that does not come within
-    `patience` seconds is a TimeoutError."""
+    """n programs. A value that does not come within `patience` seconds is a TimeoutError."""
     began, before = time.monotonic(), psutil.Process(server.pid).memory_info().rss
     with contextlib.closing(clients.connect(server.socket, timeout=100)) as c:
         watch = clients.connect(server.socket, timeout=100)
         first = starts(watch)
         with contextlib.ExitStack() as stack:
             stack.callback(watch.close)
-            if faults is not None and lossy is not None:
-                stack.enter_context(lossy(c, seed, loss=faults.loss, twice=faults.twice))
             storm = None
             if faults is not None:
                 storm = threading.Thread(target=_storm, args=(server, watch, faults, seed))
@@ -120,7 +114,7 @@ def run(
 
 def _play(c: clients.Client, n: int, patience: float) -> Iterator[tuple[str, ...]]:
     """All of them at once."""
-    programs: list[tuple[clients.Program, Sequence[int]]] = []
+    programs: list[tuple[clients.ProgramHandle, Sequence[int]]] = []
     for k in range(n):
         body, refs = ops(k, k)
         program = c.program(f"p{k}")

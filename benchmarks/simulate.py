@@ -18,7 +18,18 @@ from banyan.runtime.engine.scheduling.kv_hints import KVHintReceiver
 from banyan.runtime.engine.scheduling.request import Plan, Result
 from banyan.runtime.engine.scheduling.scheduler import Scheduler
 from banyan.runtime.engine.scheduling.validate import EngineLimits
-from banyan.runtime.protocol.wire import Abort, Bury, EngineOrder, Failed, Finish, Hold, Over, Release, Run, Step
+from banyan.runtime.protocol.wire import (
+    Abort,
+    EngineCommand,
+    EvictFirst,
+    Failed,
+    Finish,
+    Hold,
+    ProgramEnded,
+    Release,
+    Run,
+    Step,
+)
 
 VOCABULARY = 1 << 20
 
@@ -84,11 +95,11 @@ class Machine:
         """Call `action` at the time `when`."""
         heappush(self._events, (when, next(self._numbers), action))
 
-    def take(self, order: EngineOrder) -> None:
+    def take(self, order: EngineCommand) -> None:
         before = time.thread_time()
-        if isinstance(order, Hold | Release | Bury):
+        if isinstance(order, Hold | Release | EvictFirst):
             self.steering.take(order, self.now)
-        elif isinstance(order, Run | Abort | Over):
+        elif isinstance(order, Run | Abort | ProgramEnded):
             self.scheduler.take(order)
         self.cpu += time.thread_time() - before
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from simulate import STOP, VOCABULARY, Machine, token
 
 from banyan.radix_cache.node import n_common
-from banyan.runtime.protocol.wire import Finish, Over, Run, Sampling
+from banyan.runtime.protocol.wire import Finish, ProgramEnded, Run, Sampling
 from banyan.runtime.server.engine_link.kv_hints import KVHintSender
 
 MAX_TOKENS = 512
@@ -177,7 +177,7 @@ class Crowd:
         del self.present[program.serial]
         if self.keeper is not None:
             self.keeper.end(program.serial)
-        self.machine.take(Over(0, program.serial))
+        self.machine.take(ProgramEnded(0, program.serial))
 
 
 # ---- what could be had ---------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ from banyan.runtime.model import pocket
 from banyan.runtime.model.pocket.chat import Sample, render
 from banyan.runtime.model.pocket.data import samples
 from banyan.runtime.model.pocket.score import acceptance
-from banyan.runtime.protocol.wire import ConstraintSpec, Over, Run, Sampling
+from banyan.runtime.protocol.wire import ConstraintSpec, ProgramEnded, Run, Sampling
 from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer
 
 N_OUT = 96
@@ -93,7 +93,7 @@ class Arm:
             for rid, n in zip(array("q", step.rids), array("i", step.counts), strict=True):
                 said[rid] += [next(ids) for _ in range(n)]
             for finish in step.finished:
-                e.take(Over(0, finish.rid))  # a program is one generation here
+                e.take(ProgramEnded(0, finish.rid))  # a program is one generation here
                 n_left -= 1
                 if counts:
                     self.drafts[0] += finish.n_drafted

@@ -1,7 +1,8 @@
-"""A value that comes later, at the price of a value.
+"""A small future.
 
-A `concurrent.futures.Future` is eleven objects, a lock among them, and a batch of programs holds one per generation:
-they were half of what the garbage collector had to walk. A Promise is two, and takes no lock.
+A `concurrent.futures.Future` consists of eleven objects, one of them a lock. A batch of programs holds a future for
+each generation, and they were half of what the garbage collector traversed. A ValueFuture consists of two objects and
+takes no lock.
 """
 
 from __future__ import annotations
@@ -19,70 +20,68 @@ _log = logging.getLogger("banyan")
 
 
 class ValueFuture(Generic[T]):
-    """Kept once, by `set_result` or `set_exception`, from any thread; the rest is as a Future has it.
+    """Set once, by `set_result` or `set_exception`, from any thread. Used like a concurrent.futures.Future.
 
-    No lock: who keeps it sets the outcome and *then* looks for callbacks, who adds one adds it and *then* looks for the
-    outcome, so that one of the two always sees the other.
+    It needs no lock: the setter stores the outcome and then looks for callbacks, and `add_done_callback` adds the
+    callback and then looks for the outcome. So at least one of them sees the other.
     """
 
-    __slots__ = ("_callbacks", "_error", "_is_kept", "_value")
+    __slots__ = ("_callbacks", "_error", "_is_done", "_value")
 
     def __init__(self) -> None:
-        self._is_kept = False
+        self._is_done = False
         self._value: Any = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[ValueFuture[T]], object]] = []
 
     def set_result(self, value: T) -> None:
         self._value = value
-        self._keep()
+        self._is_done = True
+        self._run_callbacks()
 
     def set_exception(self, error: BaseException) -> None:
         self._error = error
-        self._keep()
+        self._is_done = True
+        self._run_callbacks()
 
-    def _keep(self) -> None:
-        self._is_kept = True
-        self._tell()
-
-    def _tell(self) -> None:
+    def _run_callbacks(self) -> None:
         while self._callbacks:
             try:
                 callback = self._callbacks.pop(0)
-            except IndexError:  # another thread told the last one
+            except IndexError:  # another thread took the last one
                 return
             try:
                 callback(self)
             except Exception:
-                _log.exception("a callback of a promise raised")
+                _log.exception("a callback of a future raised")
 
     def done(self) -> bool:
-        return self._is_kept
+        return self._is_done
 
     def add_done_callback(self, callback: Callable[[ValueFuture[T]], object]) -> None:
-        """Call `callback` with this promise once it is kept, on whatever thread keeps it; at once, if that is so
-        already. What it raises is logged."""
+        """Call `callback(self)` when it is done, on the thread that sets it, or now if it is done already. Exceptions
+        of the callback are logged."""
         self._callbacks.append(callback)
-        if self._is_kept:
-            self._tell()
+        if self._is_done:
+            self._run_callbacks()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until it is kept. TimeoutError, where that takes longer than `timeout` seconds."""
-        if self._is_kept:
+        """Block until it is done. TimeoutError: it is not within `timeout` seconds."""
+        if self._is_done:
             return
-        kept = threading.Event()
-        self.add_done_callback(lambda _: kept.set())
-        if not until(kept, timeout):
+        done = threading.Event()
+        self.add_done_callback(lambda _: done.set())
+        if not until(done, timeout):
             raise TimeoutError(f"not known after {timeout:g} s")
 
     def result(self, timeout: float | None = None) -> T:
-        """What it was kept with; waits for it."""
+        """Wait and return the value, or raise the error."""
         self.wait(timeout)
         if self._error is not None:
             raise self._error
-        return self._value  # type: ignore[no-any-return]  # None stands for nothing yet
+        return self._value  # type: ignore[no-any-return]  # Any, because there is no value before it is set
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The error that it was kept with, if it was one; waits for it."""
+        """Wait and return the error; None if there is a value."""
         self.wait(timeout)
         return self._error

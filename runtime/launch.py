@@ -1,11 +1,11 @@
-"""Processes: a server for this process, an engine for that server, and the ties that end them together.
+"""Starts child processes (a server of this process, an engine of that server) and ends them with their parent.
 
-A child is held by three ties, each enough alone. The **alive pipe**: its parent keeps the only write end, so that the
-parent's end, however it comes (kill -9 too), is an EOF that the child's loop sees. **close()**, which runs at the exit
-of the parent's interpreter. And the kernel's PR_SET_PDEATHSIG. Children stand in their own session: Ctrl-C in a
-terminal reaches the user's process alone, which then ends them.
+A child ends with its parent in three independent ways. The alive pipe: the parent holds the only write end, so when the
+parent ends in any way (also by kill -9), the child's loop sees EOF. close(): called at the exit of the parent's
+interpreter. And PR_SET_PDEATHSIG of the kernel. Children run in their own session, so Ctrl-C in a terminal reaches only
+the user's process, which then ends them.
 
-A child says that it is ready, or why it will never be, by one line of JSON on its ready pipe.
+A child reports on its ready pipe, with one line of JSON, that it is ready or why it could not start.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from banyan.runtime.errors import ConfigError, EngineLost, RuntimeLost, from_cod
 
 SERVER = (sys.executable, "-m", "banyan.runtime.server")
 ENGINE = (sys.executable, "-m", "banyan.runtime.engine")
-"""The children, by name: this module imports neither."""
+"""The commands of the children. This module imports neither."""
 
-_PATIENCE = 5.0  # seconds for a child to end by itself before it is killed
+_GRACE = 5.0  # seconds for a child to end by itself before it is killed
 _PR_SET_PDEATHSIG = 1
 
 
 class StartReport(msgspec.Struct, frozen=True):
-    """What a child writes to its ready pipe: who it is and what it decided, or (code not empty) why it ended."""
+    """What a child writes to its ready pipe: lines for a person about its choices, or (code not empty) why it ended."""
 
     pid: int
     lines: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class StartReport(msgspec.Struct, frozen=True):
 
 
 class ChildProcess:
-    """A process that this one started and will end. Its life is tied to ours."""
+    """A process that this one started and that ends with it."""
 
     def __init__(
         self,
@@ -59,23 +59,23 @@ class ChildProcess:
         stderr: IO[bytes] | None = None,
         directory: Path | None = None,
     ) -> None:
-        """`directory` goes when the child has ended."""
-        alive, self._hold = os.pipe()
+        """directory: removed when the child has ended."""
+        alive, write_end = os.pipe()
         try:
             self.process = subprocess.Popen(
                 [*command, "--alive-fd", str(alive)],
                 pass_fds=(alive, *pass_fds),
                 stdin=subprocess.DEVNULL,
-                stdout=2 if stderr is None else stderr,  # the user's stdout is the user's
+                stdout=2 if stderr is None else stderr,  # stdout belongs to the user's program
                 stderr=stderr,
                 start_new_session=True,
             )
         except BaseException:
-            os.close(self._hold)
+            os.close(write_end)
             raise
         finally:
             os.close(alive)
-        self._end = weakref.finalize(self, _end, self.process, self._hold, directory)  # also runs at exit
+        self._end = weakref.finalize(self, _end, self.process, write_end, directory)  # also runs at exit
 
     @property
     def pid(self) -> int:
@@ -86,21 +86,21 @@ class ChildProcess:
         return self.process.poll() is None
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """The exit code, or None if it still runs after `timeout` seconds."""
+        """Wait for its exit code. Returns None if it still runs after `timeout` seconds."""
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
 
     def close(self) -> None:
-        """End it: ask, wait a little, kill with all of its session. Idempotent."""
+        """End it: close the alive pipe, wait a little, then kill its whole session. Idempotent."""
         self._end()
 
 
-def _end(process: subprocess.Popen[bytes], hold: int, directory: Path | None) -> None:
-    os.close(hold)
+def _end(process: subprocess.Popen[bytes], write_end: int, directory: Path | None) -> None:
+    os.close(write_end)
     try:
-        process.wait(_PATIENCE)
+        process.wait(_GRACE)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -110,18 +110,18 @@ def _end(process: subprocess.Popen[bytes], hold: int, directory: Path | None) ->
 
 
 class ServerProcess(ChildProcess):
-    """A running server. `socket` is where it listens; `report`, what it decided, one line each."""
+    """A running server. socket: where it listens. report: lines for a person about its choices."""
 
     socket: Path
     report: tuple[str, ...]
 
 
 def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVER) -> ServerProcess:
-    """Start a server and wait until its engine is ready. An empty `config.socket` makes it private: its directory is
-    made here and goes with it.
+    """Start a server and wait until its engine is ready. With an empty `config.socket` the server is private: it gets
+    a socket in a new directory, which is removed when it ends.
 
-    Raises the error the server met (ConfigError, ModelNotFound, OutOfMemory ...); RuntimeLost, with the end of what it
-    wrote to stderr, if it died without a word or is not ready within `timeout` seconds.
+    Raises the server's error (ConfigError, ModelNotFound, OutOfMemory ...). RuntimeLost, with the end of its stderr: it
+    died without an error, or is not ready within `timeout` seconds.
     """
     if config.socket.startswith("tcp:"):
         raise ConfigError(f"socket is {config.socket}, and must be a path; `bind` is what listens on tcp")
@@ -129,7 +129,7 @@ def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVE
     path = configs.private_socket() if private else Path(config.socket).absolute()
     config = msgspec.structs.replace(config, socket=str(path))
     ready, write_end = os.pipe()
-    # What a quiet server says is only read if it dies early; a talking one says it to the user.
+    # The output of a quiet server is shown only if it does not start.
     log = tempfile.TemporaryFile() if config.log == "quiet" else None  # noqa: SIM115
     server: ServerProcess | None = None
     try:
@@ -160,18 +160,18 @@ def _await_report(server: ChildProcess, ready: int, deadline: float, log: IO[byt
         if left <= 0 or not is_readable(ready, left):
             raise RuntimeLost(f"the server was not ready in time, and was ended{_tail(log)}")
         if not (data := os.read(ready, 1 << 16)):
-            code = server.wait(_PATIENCE)
+            code = server.wait(_GRACE)
             raise RuntimeLost(f"the server died as it started (exit code {code}){_tail(log)}")
         line += data
     report = msgspec.json.decode(line, type=StartReport)
     if report.code:
-        # An engine that died can only be asked what it left on stderr.
+        # Only its stderr can tell why an engine died.
         raise from_code(report.code, report.message + (_tail(log) if report.code == EngineLost.code else ""))
     return report
 
 
 def is_readable(fd: int, seconds: float) -> bool:
-    """Wait so long for `fd` to be readable, or at its end. Unlike select() also where a thousand files are open."""
+    """Wait until `fd` is readable or at EOF. Unlike select(), it works with file descriptors above 1023."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(1000 * seconds))
@@ -179,25 +179,25 @@ def is_readable(fd: int, seconds: float) -> bool:
 
 def _tail(log: IO[bytes] | None, n_lines: int = 15) -> str:
     if log is None:
-        return "; what it said stands above, on stderr"
+        return "; its output is above, on stderr"
     log.seek(0)
     lines = log.read().decode(errors="replace").rstrip().splitlines()[-n_lines:]
-    return "; its last words:\n  " + "\n  ".join(lines) if lines else "; it said nothing on stderr"
+    return "; the end of its output:\n  " + "\n  ".join(lines) if lines else "; it wrote nothing to stderr"
 
 
 # ---- for children --------------------------------------------------------------------------------------------------
 
 
 def tie_to_parent(signum: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send us `signum` when our parent ends. It does so already when the *thread* that started us ends:
-    a parent that may start us on a passing thread needs a `signum` whose handler asks os.getppid()."""
+    """Have the kernel send us `signum` when our parent ends. The kernel also sends it when the thread that started us
+    ends; if that can happen first, the handler of `signum` must check os.getppid()."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
-def tell(ready_fd: int, report: StartReport) -> None:
-    """Write the one line that the parent waits for. A parent that is gone does not matter: the alive pipe tells."""
+def report_start(ready_fd: int, report: StartReport) -> None:
+    """Write the line that the parent waits for. A parent that is gone is ignored: the alive pipe reports that."""
     with contextlib.suppress(BrokenPipeError):
         os.write(ready_fd, msgspec.json.encode(report) + b"\n")
     os.close(ready_fd)

@@ -1,9 +1,9 @@
-"""Waits that Ctrl-C ends.
+"""Waits that Ctrl-C interrupts.
 
-A signal wakes a thread that sleeps. One that comes just before, when the main thread has let go of the interpreter's
-lock and does not sleep yet, is only noted: its handler runs when the sleep ends, and that may be when all is done (of
-105 interrupts of a batch on a busy machine, 5). Nothing can close that gap from within a sleep; so the main thread
-takes naps. asyncio's loops need none: a signal writes to a socket that they poll.
+A signal wakes a sleeping thread. But if it arrives just before the main thread sleeps, Python only records it, and its
+handler runs after the sleep, which may be when everything is done (5 of 105 interrupts of a batch on a busy machine).
+The gap cannot be closed from within one sleep, so the main thread sleeps in short slices. asyncio loops do not need
+this: a signal writes to a socket that they poll.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import time
 from collections.abc import Iterator
 
 NAP = 0.2
-"""Seconds that the main thread sleeps without a look at what was noted: how late an unlucky Ctrl-C is heard."""
+"""Seconds of one slice, which is the longest delay of Ctrl-C."""
 
 
 def naps(timeout: float | None = None) -> Iterator[float | None]:
-    """How long to sleep, nap after nap, until `timeout` seconds have passed; None: until woken up. On threads that hear
-    no signals it is one sleep. At least one comes."""
+    """Durations to sleep, one after another, until `timeout` seconds have passed; None: forever. At least one.
+
+    On threads other than the main thread, which get no signals, it is one duration: `timeout`.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield timeout
         return
@@ -31,5 +33,5 @@ def naps(timeout: float | None = None) -> Iterator[float | None]:
 
 
 def until(event: threading.Event, timeout: float | None = None) -> bool:
-    """`event.wait(timeout)`, in naps."""
+    """`event.wait(timeout)`, in slices."""
     return any(event.wait(nap) for nap in naps(timeout))

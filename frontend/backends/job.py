@@ -38,7 +38,7 @@ class Answers(NamedTuple):
     texts: tuple[tuple[str, str], ...]
 
 
-Piece: TypeAlias = "str | wire.Raw | wire.Image | wire.Begin | wire.End | Made | wire.Called | Answers"
+Piece: TypeAlias = "str | wire.Raw | wire.Image | wire.BeginTurn | wire.EndTurn | Made | wire.Called | Answers"
 
 
 class Outcome(NamedTuple):
@@ -155,7 +155,13 @@ class Job:
         assert self.outcome is not None
         made = Made(self.outcome.samples[0].text)
         if self.role == "assistant":
-            turns: tuple[Piece, ...] = (wire.End(), wire.Begin("user"), said, wire.End(), wire.Begin("assistant"))
+            turns: tuple[Piece, ...] = (
+                wire.EndTurn(),
+                wire.BeginTurn("user"),
+                said,
+                wire.EndTurn(),
+                wire.BeginTurn("assistant"),
+            )
             self._tail += (made, *turns)
         else:
             self._tail += (made, f"\n\n{said}\n\n")
@@ -224,18 +230,18 @@ def asked_for(job: Job) -> Iterator[str]:
         if (constraint := job.op.sampling.constraint) is not None:
             yield constraint.kind
         yield from (name for name in ("tools", "priority", "deadline", "stream") if getattr(job.op, name))
-    kinds: dict[type, str] = {wire.Image: "image", wire.Raw: "raw", wire.Begin: "roles"}
+    kinds: dict[type, str] = {wire.Image: "image", wire.Raw: "raw", wire.BeginTurn: "roles"}
     yield from dict.fromkeys(kinds[type(piece)] for piece in job.pieces if type(piece) in kinds)
 
 
 def open_role(pieces: Sequence[Piece], at: int) -> str | None:
     """The role of the turn that piece `at` stands in."""
     for piece in reversed(pieces[:at]):
-        if isinstance(piece, wire.Begin):
+        if isinstance(piece, wire.BeginTurn):
             return piece.role
         if isinstance(piece, Answers):
             return "assistant"
-        if isinstance(piece, wire.End):
+        if isinstance(piece, wire.EndTurn):
             return None
     return None
 
@@ -247,10 +253,10 @@ def render(pieces: Iterable[Piece], chat: wire.ChatMarkers | None, role: str | N
         match piece:
             case str():
                 texts.append(piece)
-            case wire.Begin():
+            case wire.BeginTurn():
                 role = piece.role
                 texts.append(chat.roles[role][0] if chat else "")
-            case wire.End():
+            case wire.EndTurn():
                 texts.append(chat.roles[role][1] if chat and role else "")
                 role = None
             case wire.Called(text=text):

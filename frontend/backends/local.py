@@ -224,7 +224,7 @@ class Program(Quiet):
             case wire.Results():
                 self._answer(op)
                 return
-            case wire.Keep():
+            case wire.CacheHint():
                 return  # its keys and values are another's
         self._put(state, step)
 
@@ -349,7 +349,7 @@ class Program(Quiet):
                 if isinstance(value, BanyanError):
                     raise again(value, "a value that is spliced here failed: ")
                 piece = value
-            case wire.Begin(role=role):
+            case wire.BeginTurn(role=role):
                 if self.chat is None:
                     raise BadProgram(
                         f"this backend has no chat template, so there are no role turns (here: {role!r}); write the "
@@ -359,7 +359,7 @@ class Program(Quiet):
                 if role not in self.chat.roles:
                     raise BadProgram(f"the chat markers of this backend know no role {role!r}", program=self.name)
                 state.role, piece = role, part
-            case wire.End():
+            case wire.EndTurn():
                 state.role, piece = None, part
             case str() | wire.Raw() | wire.Image():
                 piece = part

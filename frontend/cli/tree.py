@@ -21,7 +21,7 @@ STYLES = {"in use": "bold green", "pinned": "bold magenta", "expected": "cyan", 
 
 def show(runtime: Any, n_nodes: int | None = None, html: Path | None = None) -> int:
     """Draw the tree of the server that `runtime` is connected to: `n_nodes` of its nodes; the others are counted."""
-    sketch = runtime.client.ask("tree", most=n_nodes or (MAX_BLOCKS if html else MAX_LINES))
+    sketch = runtime.client.ask("tree", limit=n_nodes or (MAX_BLOCKS if html else MAX_LINES))
     roots = nodes(sketch)
     if html is not None:
         print(f"the tree is drawn in {page(sketch, roots).save(html)}")

@@ -246,7 +246,7 @@ class StateBase:
             ref.name,
             ref.line,
             leaf.timeout or 0.0,
-            asks=leaf.decide is not None,
+            client_decides=leaf.decide is not None,
         )
 
     def _lazy_values(self) -> list[LazyValue]:
@@ -545,7 +545,7 @@ def _wire_part(leaf: Leaf) -> wire.Part:
     """A leaf that is not a gen, as it is sent."""
     match leaf:
         case RoleBegin(role=role):
-            return wire.Begin(role)
+            return wire.BeginTurn(role)
         case RoleEnd():
             return _END
         case LazyValue(number=number):
@@ -559,7 +559,7 @@ def _wire_part(leaf: Leaf) -> wire.Part:
     raise TypeError(f"{leaf!r} cannot be sent as text")
 
 
-_END = wire.End()
+_END = wire.EndTurn()
 
 
 def _flat(refs: list[Any]) -> Iterator[int]:
@@ -585,19 +585,19 @@ class StateKV:
 
         The hint is sent with the next message. Pinned pages are still evicted if a request could not run otherwise.
         """
-        self._add("pin", ttl, wire.Keep(self._state, pin=ttl))
+        self._add("pin", ttl, wire.CacheHint(self._state, pin=ttl))
 
     def expect(self, steps: float) -> None:
         """These pages are needed again in about `steps` engine steps. Pages needed latest are evicted first."""
-        self._add("expect", steps, wire.Keep(self._state, steps=steps))
+        self._add("expect", steps, wire.CacheHint(self._state, steps=steps))
         self._record.flush("kv.expect")
 
     def prefetch(self) -> None:
         """Load pages back from `host_memory`, as far as there are free device pages."""
-        self._record.add(wire.Keep(self._state, prefetch=True))
+        self._record.add(wire.CacheHint(self._state, prefetch=True))
         self._record.flush("kv.prefetch")
 
-    def _add(self, name: str, value: float, op: wire.Keep) -> None:
+    def _add(self, name: str, value: float, op: wire.CacheHint) -> None:
         if not 0 <= value < inf:
             raise BadProgram(f"kv.{name}({value}): it must be a number that is at least 0")
         self._record.add(op)

@@ -121,7 +121,7 @@ def _checked_op(op: wire.Op) -> wire.TemplateOp:
         if isinstance(op, wire.Gen):
             options |= {"tools": op.tools, "retries": op.retries}
         else:
-            options["a choices_method of its own"] = op.asks
+            options["a choices_method of its own"] = op.client_decides
         for what in (what for what, is_set in options.items() if is_set):
             raise Unsupported(f"gen {op.name!r} ({op.line}) has {what}, which a template does not support")
     return op

@@ -89,9 +89,9 @@ def _label(part: wire.Part, names: Sequence[str]) -> str:
             return f"Argument({names[i]!r})"
         case wire.Ref(ref=ref):
             return f"Value({ref})"
-        case wire.Begin(role=role):
+        case wire.BeginTurn(role=role):
             return f"RoleBegin({role!r})"
-        case wire.End():
+        case wire.EndTurn():
             return "RoleEnd()"
         case wire.Raw(text=text) | str(text):
             return f"Constant({text!r})"

@@ -168,7 +168,7 @@ class _GraphBuilder:
     def _add(self, k: int, op: wire.Op) -> None:
         end = self._states[op.state]
         match op:
-            case wire.Append(parts=parts) if any(not isinstance(part, wire.End) for part in parts):
+            case wire.Append(parts=parts) if any(not isinstance(part, wire.EndTurn) for part in parts):
                 values = [self._sources[part.ref] for part in parts if isinstance(part, wire.Ref)]
                 end.at = (self._node(k, op, "text", _label(parts), end.at, values),)
                 end.n_chars += sum(len(_text(part)) for part in parts)
@@ -204,9 +204,9 @@ def _label(parts: Sequence[wire.Part]) -> str:
     texts: list[str] = []
     for part in parts:
         match part:
-            case wire.Begin(role=role):
+            case wire.BeginTurn(role=role):
                 texts.append(f"[{role}] ")
-            case wire.End():
+            case wire.EndTurn():
                 texts.append(" ")
             case wire.Ref():
                 texts.append("{...}")

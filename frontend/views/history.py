@@ -163,11 +163,11 @@ class History:
                 return PromptItem("text", text)
             case wire.Ref(ref=ref):
                 return PromptItem("spliced", self._texts.get(ref, ""))
-            case wire.Begin(role=role):
+            case wire.BeginTurn(role=role):
                 branch.role = role
                 branch.n_turns += 1
                 return PromptItem("marker", role_markers(self._chat, role, is_first=branch.n_turns == 1)[0])
-            case wire.End():
+            case wire.EndTurn():
                 return PromptItem("marker", role_markers(self._chat, branch.role)[1])
         return PromptItem("marker", "")  # a part without text, such as an image
 

@@ -92,7 +92,7 @@ def _token_table(branch: BranchHistory, positions: list[_PromptPosition], tokens
     for token in range(len(ends)):
         first = next(((n_prompt, n_cached) for n_prompt, n_cached in prompts if n_prompt > token), None)
         origins.append("given" if first is None else "cached" if token < first[1] else "computed")
-    return _TokenTable(ends, origins, [is_generated for n, is_generated in tokens.made for _ in range(n)])
+    return _TokenTable(ends, origins, [is_generated for n, is_generated in tokens.spans for _ in range(n)])
 
 
 def _prompts(branch: BranchHistory, positions: list[_PromptPosition], ends: list[int]) -> list[tuple[int, int]]:

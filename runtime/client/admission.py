@@ -1,54 +1,55 @@
-"""How many programs a client may have on its server: who is one too many waits here, in the client's own memory."""
+"""Limits how many programs a client has on its server at a time. Programs above the limit wait in the client."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict
 
 from banyan.runtime.client.program_futures import ProgramFutures
 
 
 class Admission:
-    """Of one connection. most: programs at a time; 0: as many as there are."""
+    """The running and waiting programs of one connection. limit: programs on the server at a time; 0: no limit."""
 
-    def __init__(self, most: int) -> None:
-        self._most, self._lock = most, threading.Lock()
-        self._open: dict[int, ProgramFutures] = {}  # by number: those that the server has, as far as we know
-        self._held: deque[ProgramFutures] = deque()
+    def __init__(self, limit: int) -> None:
+        self._limit, self._lock = limit, threading.Lock()
+        self._running: dict[int, ProgramFutures] = {}
+        self._waiting: OrderedDict[int, ProgramFutures] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._running)
 
-    def admit(self, inbox: ProgramFutures) -> bool:
-        """Whether the server has room for one more program. Else `inbox.admitted` is called when it has."""
+    def admit(self, program: ProgramFutures) -> bool:
+        """Whether the program may be sent now. If not, its `admitted` is called once it may."""
         with self._lock:
-            if self._held or not self._has_room():
-                self._held.append(inbox)
+            if self._waiting or not self._has_room():
+                self._waiting[program.number] = program
                 return False
-            self._open[inbox.number] = inbox
+            self._running[program.number] = program
             return True
 
     def leave(self, number: int) -> None:
-        """A program is over, if it was here: others have its room. Idempotent."""
+        """A program has ended. Admit waiting ones in its place. Idempotent."""
         admitted: list[ProgramFutures] = []
         with self._lock:
-            if self._open.pop(number, None) is None:
+            self._waiting.pop(number, None)
+            if self._running.pop(number, None) is None:
                 return
-            while self._held and self._has_room():
-                admitted.append(self._held.popleft())
-                self._open[admitted[-1].number] = admitted[-1]
-        for inbox in admitted:
-            inbox.admitted()
+            while self._waiting and self._has_room():
+                _, program = self._waiting.popitem(last=False)
+                self._running[program.number] = program
+                admitted.append(program)
+        for program in admitted:
+            program.admitted()
 
     def close(self) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         with self._lock:
-            self._open.clear()
-            self._held.clear()
+            self._running.clear()
+            self._waiting.clear()
 
     def _has_room(self) -> bool:
-        """Where none of those that are there will end by itself, nobody waits for that: the server says what there is
-        too much of."""
-        if not self._most or len(self._open) < self._most:
+        """If no running program will end by itself, waiting is useless: send the program and let the server refuse."""
+        if not self._limit or len(self._running) < self._limit:
             return True
-        return not any(inbox.will_end for inbox in self._open.values())
+        return not any(program.will_end for program in self._running.values())

@@ -1,13 +1,13 @@
-"""The user's end of the wire: one connection per process and socket, one I/O thread per process.
+"""Client side of the protocol: one connection per process and server, and one I/O thread per process.
 
     client = connect(path)
     program = client.program("qa")
     program.submit([Append(0, ("Hello",)), Gen(0, ref=0)])
     program.future(0).result()
 
-All calls are safe from any thread. None of them waits, but `connect`, `ask` and a future's own `result`. Every future
-resolves: to a value, to the error that the program met, or to RuntimeLost when the server is gone. A forked child
-starts with no connection and must make its own.
+All methods may be called from any thread. Only `connect`, `ask` and a future's `result` block. Every future resolves:
+to a value, to the error of its program, or to RuntimeLost if the server is gone. A forked child has no connection and
+must make its own.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 import zmq
 
-from banyan.runtime.client import reconnect
 from banyan.runtime.client.admission import Admission
 from banyan.runtime.client.program_futures import ProgramFutures
 from banyan.runtime.client.program_handle import ProgramHandle
@@ -37,82 +35,81 @@ from banyan.runtime.errors import BadMessage, BanyanError, ConnectFailed, Runtim
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import ipc, tcp_auth, wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
-from banyan.runtime.protocol.resend_window import pack, unpack
 
-_TRY = 5.0
-"""Seconds that a handshake has with a server that comes back."""
+RECONNECT_TIMEOUT = 120.0
+"""Seconds that durable programs wait for their server to come back."""
+_RECONNECT_HANDSHAKE, _RECONNECT_PAUSE = 5.0, 0.2  # seconds for one attempt, and between two
 
 
 def connect(path: str | Path, timeout: float = 10.0, token: str = "", server_key: str = "") -> Client:
-    """The client of this process for the server at `path`, or at tcp://HOST:PORT; made by a handshake the first time.
+    """This process's client for the server at `path`, or at tcp://HOST:PORT. The first call makes the connection.
 
-    token: what the server asks for, if it does. server_key: its public key, or the file of it; by tcp:// only. "": what
-    the environment has (BANYAN_TOKEN, BANYAN_SERVER_KEY). ConnectFailed: no such socket, nobody answers in `timeout`
-    seconds, the token or the key is wrong, or the server speaks another version.
+    token: the access token, if the server asks for one. server_key: for tcp:// only, the server's public key or the
+    file that contains it. Defaults: the environment variables BANYAN_TOKEN and BANYAN_SERVER_KEY. ConnectFailed: there
+    is no such socket, nobody answers within `timeout` seconds, the token or key is wrong, or the server speaks another
+    version of the protocol.
     """
     token = token or os.environ.get(TOKEN, "")
     if str(path).startswith("tcp://"):
-        door = Door(str(path), token, server_key or os.environ.get(SERVER_KEY, ""))
+        address = ServerAddress(str(path), token, server_key or os.environ.get(SERVER_KEY, ""))
     elif server_key:
-        raise ConnectFailed(f"server_key is for tcp://; {path} is the path of a socket, and needs none")
+        raise ConnectFailed(f"server_key is for tcp:// only, and {path} is the path of a socket")
     else:
-        door = Door(Path(path).absolute(), token)
-    with _opening:
+        address = ServerAddress(Path(path).absolute(), token)
+    with _connecting:
         loop = _ClientLoop.of_this_process()
-        client = loop.clients.get(door)
+        client = loop.clients.get(address)
         if client is None or client.lost is not None:
-            client = Client(loop, door, timeout)
-        client._is_guest = False
+            client = Client(loop, address, timeout)
+        client._is_for_durables = False
         return client
 
 
-class Door(NamedTuple):
-    """Where a server is, and as whom to go there."""
+class ServerAddress(NamedTuple):
+    """Where a server listens, and the credentials for it."""
 
     path: Path | str
-    """A socket, or tcp://HOST:PORT."""
+    """A socket's path, or tcp://HOST:PORT."""
     token: str = ""
     server_key: str = ""
 
-    def __repr__(self) -> str:  # a token is no business of a log's
-        return f"Door({str(self.path)!r})"
+    def __repr__(self) -> str:  # does not show the token
+        return f"ServerAddress({str(self.path)!r})"
 
 
 class Client:
-    """One connection to one server. Make it with `connect`."""
+    """One connection to one server. Made by `connect`."""
 
     welcome: wire.Welcome
     lost: str | None
-    """Why the connection is of no more use; None while it is."""
+    """Why the connection cannot be used any more; None while it can."""
 
-    def __init__(self, loop: _ClientLoop, door: Door, timeout: float) -> None:
-        self.door, self.path, self.lost, self._pid = door, door.path, None, os.getpid()
+    def __init__(self, loop: _ClientLoop, address: ServerAddress, timeout: float) -> None:
+        self.address, self.path, self.lost, self._pid = address, address.path, None, os.getpid()
         self._loop, self._lock = loop, threading.Lock()
-        self._inboxes: dict[int, ProgramFutures] = {}
+        self._programs: dict[int, ProgramFutures] = {}
         self._templates: dict[int, ProgramTemplate] = {}
         self._answers: dict[int, ValueFuture[wire.Answer]] = {}
-        # Programs of a connection that was lost may come here, and keep their numbers.
-        self._numbers, self._questions = itertools.count(loop.n_lost << 32), itertools.count()
-        self._is_guest = False  # nobody joined by it: it is here for durable programs, and leaves with them
-        self.n_unanswered = 0  # heartbeats since the server was last heard
-        if isinstance(door.path, Path):
-            self.socket, self.monitor = ipc.reach(loop.context, door.path)
+        # Programs and templates of a lost connection keep their numbers here, so new numbers start above them.
+        self._numbers, self._ask_ids = itertools.count(loop.n_lost << 32), itertools.count()
+        self._is_for_durables = False  # made by a reconnect, and closed when its durable programs have ended
+        self._n_unanswered = 0  # heartbeats since the last message of the server
+        if isinstance(address.path, Path):
+            self.socket, self.monitor = ipc.connect(loop.context, address.path)
         else:
-            self.socket, self.monitor = tcp_auth.reach(loop.context, door.path, door.server_key, timeout)
+            self.socket, self.monitor = tcp_auth.connect(loop.context, address.path, address.server_key, timeout)
         try:
-            self.welcome = self._shake_hands(timeout)
+            self.welcome = self._handshake(timeout)
         except BaseException:
-            self.shut()
+            self.close_sockets()
             raise
-        self._credit = Admission(self.welcome.credit)
-        # Known from here on, not when the I/O thread gets to it: the next caller must not make a second connection.
-        loop.clients[door] = self
+        self._admission = Admission(self.welcome.max_programs)
+        # Registered here and not on the I/O thread, so that the next `connect` does not make a second connection.
+        loop.clients[address] = self
         loop.call(partial(loop.add, self))
 
-    def _shake_hands(self, timeout: float) -> wire.Welcome:
-        hello = wire.Hello(version=wire.VERSION, client=f"pid {os.getpid()}", token=self.door.token)
-        with contextlib.suppress(zmq.Again):  # gone already: the monitor says so
-            self.socket.send(wire.encode(hello), zmq.NOBLOCK)
+    def _handshake(self, timeout: float) -> wire.Welcome:
+        self.send_now(wire.encode(wire.Hello(wire.VERSION, f"pid {os.getpid()}", self.address.token)))
         poller = zmq.Poller()
         poller.register(self.socket, zmq.POLLIN)
         poller.register(self.monitor, zmq.POLLIN)
@@ -122,8 +119,8 @@ class Client:
                 f"the server at {self.path} did not answer within {timeout:g} s; is it still loading its model?"
             )
         if self.socket not in ready:
-            doubt = ": is that its public key?" if self.door.server_key else "; see what it wrote to stderr"
-            raise ConnectFailed(f"the server at {self.path} ended, or hung up{doubt}")
+            hint = ": is that its public key?" if self.address.server_key else "; see its output on stderr"
+            raise ConnectFailed(f"the server at {self.path} ended, or closed the connection{hint}")
         try:
             answer = wire.decode_server(self.socket.recv())
         except msgspec.DecodeError as e:
@@ -140,59 +137,59 @@ class Client:
     # ---- called from any thread ------------------------------------------------------------------------------------
 
     def program(self, name: str = "") -> ProgramHandle:
-        """A new, empty program. No message is sent before its first `submit`."""
+        """A new, empty program. Nothing is sent before its first `submit`."""
         self.check()
-        inbox = ProgramFutures(self, next(self._numbers), name)
+        program = ProgramFutures(self, next(self._numbers), name)
         with self._lock:
-            self._inboxes[inbox.number] = inbox
-        return ProgramHandle(inbox)
+            self._programs[program.number] = program
+        return ProgramHandle(program)
 
     def define(self, template: ProgramTemplate) -> int:
-        """Make a template known to the server; gives its number, for a Use in any program of this client.
+        """Define a template on the server. Returns its number, for a Use in any program of this client.
 
-        BadMessage: larger than the server takes.
+        BadMessage: larger than the server allows.
         """
         self.check()
         number = next(self._numbers)
-        data = wire.encode(wire.Define(number, template.ops))
-        if len(data) > self.max_message:
+        n_bytes = len(wire.encode(wire.Define(number, template.ops)))
+        if n_bytes > self.max_message:
             raise BadMessage(
-                f"this template takes {len(data)} bytes, and the server takes {self.max_message} at once; "
-                "give the large texts as arguments, or start it with a larger max_message"
+                f"this template takes {n_bytes} bytes, and the server takes {self.max_message} at once; "
+                "pass the large texts as arguments, or start it with a larger max_message"
             )
-        self._templates[number] = template
-        self.send(data)
+        self.define_as(number, template)
         return number
 
+    def define_as(self, number: int, template: ProgramTemplate) -> None:
+        """Define a template under a number of a lost connection, or of a deleted template."""
+        self._templates[number] = template
+        self.send(wire.encode(wire.Define(number, template.ops)))
+
     def undefine(self, number: int) -> None:
-        """The template is used no more. Safe in a finalizer."""
+        """Delete a template. Safe in a finalizer."""
         if self._templates.pop(number, None) is not None and self._pid == os.getpid():
             self.send(wire.encode(wire.Undefine(number)))
 
-    def template(self, number: int) -> ProgramTemplate:
-        """One that was defined."""
-        return self._templates[number]
-
-    def has_template(self, number: int) -> bool:
-        """Whether it is so still."""
-        return number in self._templates
+    def template(self, number: int) -> ProgramTemplate | None:
+        """The template defined under this number, if any."""
+        return self._templates.get(number)
 
     def ask(
         self,
         what: Literal["stats", "flush", "check", "info", "tree", "events"],
         timeout: float = 30.0,
-        most: int = 0,
+        limit: int = 0,
         since: int = -1,
     ) -> Any:
-        """The server's answer to a question outside any program, parsed from JSON.
+        """The server's answer to a question outside any program (see wire.Ask), decoded from JSON.
 
-        BanyanError holds the server's words where the answer is a no; RuntimeLost, where there is none in `timeout` s.
+        BanyanError: the server refused, with its message. RuntimeLost: no answer within `timeout` seconds.
         """
         self.check()
-        number = next(self._questions)
+        number = next(self._ask_ids)
         future: ValueFuture[wire.Answer] = ValueFuture()
         self._answers[number] = future
-        self.send(wire.encode(wire.Ask(id=number, what=what, most=most, since=since)))
+        self.send(wire.encode(wire.Ask(number, what, limit, since)))
         try:
             answer = future.result(timeout)
         except TimeoutError:
@@ -204,15 +201,16 @@ class Client:
         return msgspec.json.decode(answer.body) if answer.body else None
 
     def close(self) -> None:
-        """Leave the server: it frees all that this client had; pending futures fail with RuntimeLost. Idempotent."""
+        """Disconnect. The server frees everything of this client, and pending futures fail with RuntimeLost.
+        Idempotent."""
         if self._pid == os.getpid():
-            gone = threading.Event()
-            self._loop.call(partial(self._loop.drop, self, "this client was closed", gone))
+            done = threading.Event()
+            self._loop.call(partial(self._loop.drop, self, "this client was closed", done))
             if threading.current_thread() is not self._loop.thread:
-                gone.wait(5.0)
+                done.wait(5.0)
 
     def check(self) -> None:
-        """RuntimeLost if this client cannot be used: the server is gone, or this is a forked child."""
+        """Raise RuntimeLost if this client cannot be used: the server is gone, or this is a forked child."""
         if self._pid != os.getpid():
             raise RuntimeLost(
                 f"this client belongs to process {self._pid}, and this is its fork {os.getpid()}; "
@@ -222,132 +220,125 @@ class Client:
             raise RuntimeLost(self.lost)
 
     def send(self, data: bytes) -> None:
-        """Queue a message for the server; messages leave in the order of calls."""
+        """Queue a message for the server. Messages leave in the order of calls."""
         self._loop.call(partial(self.send_now, data))
 
     def call(self, action: Callable[[], None]) -> None:
-        """Run `action` on the I/O thread, after all that was queued before."""
+        """Run `action` on the I/O thread, after everything queued before."""
         self._loop.call(action)
+
+    def admit(self, program: ProgramFutures) -> bool:
+        """Whether the server has room for the program. If not, its `admitted` is called once it has."""
+        return self._admission.admit(program)
 
     @property
     def max_message(self) -> int:
-        """Bytes of the largest message that the server takes."""
+        """Size limit of a message to the server, in bytes."""
         return self.welcome.max_message
 
     # ---- called on the I/O thread ----------------------------------------------------------------------------------
 
     def send_now(self, data: bytes) -> None:
         if self.lost is None:
-            with contextlib.suppress(zmq.Again):  # the server has just gone: the monitor says so next
+            with contextlib.suppress(zmq.Again):  # the server is gone; the monitor will report it
                 self.socket.send(data, zmq.NOBLOCK)
 
-    def beat(self) -> bool:
-        """Send a Ping, and what there is to compare. False: the server was silent for too many of them.
+    def heartbeat(self) -> bool:
+        """Send a Ping. Returns False if the server left too many of them unanswered.
 
-        Counted in beats, not seconds: a process that was suspended has sent none, and so misses none.
+        Counts heartbeats, not seconds: a process that was suspended sent none and so does not miss any.
         """
-        self.n_unanswered += 1
+        self._n_unanswered += 1
         self.send_now(wire.encode(wire.Ping()))
-        with self._lock:
-            inboxes = list(self._inboxes.values())
-        reports = filter(None, (inbox.report() for inbox in inboxes))
-        while some := list(islice(reports, 1000)):  # a server takes messages of a certain size at most
-            self.send_now(wire.encode(wire.Sync(pack(some))))
-        for inbox in inboxes:
-            self.settle(inbox.number)
-        return self.n_unanswered <= ipc.MISSED
+        return self._n_unanswered <= ipc.MAX_MISSED
 
     def receive(self) -> None:
-        """Take all messages that are there."""
+        """Handle all messages that have arrived."""
         while self.lost is None:
             try:
                 data = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self.n_unanswered = 0
-            self._take(wire.decode_server(data))
+            self._n_unanswered = 0
+            self._handle(wire.decode_server(data))
 
-    def _take(self, message: wire.ServerMessage) -> None:
+    def _handle(self, message: wire.ServerMessage) -> None:
         match message:
             case wire.Answer(id=number):
                 if future := self._answers.pop(number, None):
                     future.set_result(message)
-            case wire.Resend(program=number, seq=seq):
-                if inbox := self._inboxes.get(number):
-                    inbox.send_again(seq)
-            case wire.Sync(programs=programs):
-                for number, sent, seen in unpack(programs):
-                    if inbox := self._inboxes.get(number):
-                        inbox.compare(sent, seen)
-                        self.settle(number)
             case wire.Value() | wire.Failed() | wire.Delta() | wire.Called():
                 if isinstance(message, wire.Failed) and message.program < 0:
                     self._loop.drop(self, f"the server refused this client: {message.message}")
-                elif inbox := self._inboxes.get(message.program):
-                    inbox.take(message)
-                    self.settle(message.program)
+                elif program := self._programs.get(message.program):
+                    program.receive(message)
+                    self.forget_if_over(message.program)
 
-    def settle(self, number: int) -> None:
-        """End what is asked of a program that is over, and forget it once the server knows so too."""
-        inbox = self._inboxes.get(number)
-        if inbox is None or not inbox.is_over:
+    def forget_if_over(self, number: int) -> None:
+        """Forget the program if it has ended."""
+        program = self._programs.get(number)
+        if program is None or not program.is_over:
             return
-        inbox.end()
-        self._credit.leave(number)
-        if inbox.is_settled:
-            with self._lock:
-                self._inboxes.pop(number, None)
-            if self._is_guest and not self._inboxes:
-                self._loop.drop(self, "its durable programs have ended")
-
-    def admit(self, inbox: ProgramFutures) -> bool:
-        """Whether the server has room for one more program. Else `inbox` is told when it has."""
-        return self._credit.admit(inbox)
+        if program.has_values_to_acknowledge:
+            self.send_now(wire.encode(wire.Acknowledge(number)))
+        program.fail_unresolved()
+        self._admission.leave(number)
+        with self._lock:
+            self._programs.pop(number, None)
+        if self._is_for_durables and not self._programs:
+            self._loop.drop(self, "its durable programs have ended")
 
     def abandon(self, number: int) -> None:
-        """The user's handle on a program is gone."""
-        if inbox := self._inboxes.get(number):
-            inbox.close()
+        """The handle of a program was garbage collected."""
+        if program := self._programs.get(number):
+            program.close()
 
     @property
     def has_durables(self) -> bool:
         with self._lock:
-            return any(inbox.is_durable for inbox in self._inboxes.values())
+            return any(program.is_durable for program in self._programs.values())
 
-    def adopt(self, inboxes: Sequence[ProgramFutures], is_guest: bool) -> None:
-        """Durable programs whose server is gone go on here."""
+    def adopt(self, programs: Sequence[ProgramFutures], is_new: bool) -> None:
+        """Resume durable programs of a lost connection on this one. is_new: it was made for them."""
         if self.lost is not None:
-            self._loop.reconnect(self.door, inboxes, self.lost)
+            self._loop.reconnect(self.address, programs, self.lost)
             return
-        self._is_guest = self._is_guest or is_guest
-        for inbox in inboxes:
-            if not inbox.is_over:
+        self._is_for_durables = self._is_for_durables or is_new
+        for program in programs:
+            if not program.is_over:
                 with self._lock:
-                    self._inboxes[inbox.number] = inbox
-                inbox.resume(self)
+                    self._programs[program.number] = program
+                program.resume(self)
 
     def lose(self, why: str, keep_durable: bool = False) -> list[ProgramFutures]:
-        """It is of no more use: what waits for it fails. Returns the programs that are kept, and do not."""
+        """The connection is lost: fail all programs and questions, except the durable programs, which are returned."""
         with self._lock:
             self.lost = why
-            inboxes, self._inboxes = list(self._inboxes.values()), {}
-        self._credit.close()
-        kept = [inbox for inbox in inboxes if keep_durable and inbox.is_durable and not inbox.is_over]
-        for inbox in inboxes:
-            if inbox not in kept:
-                inbox.fail_all(lambda gen, line: RuntimeLost(why))
+            programs, self._programs = list(self._programs.values()), {}
+        self._admission.close()
+        kept = [program for program in programs if keep_durable and program.is_durable and not program.is_over]
+        for program in programs:
+            if program not in kept:
+                program.fail_all(lambda gen, line: RuntimeLost(why))
         while self._answers:
             self._answers.popitem()[1].set_exception(RuntimeLost(why))
         return kept
 
-    def shut(self) -> None:
+    def close_sockets(self) -> None:
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close(0)
 
+    def lose_in_forked_child(self) -> None:
+        """Called in a forked child. The locks may have been held by threads of the parent, so they are replaced."""
+        self._lock, self._admission = threading.Lock(), Admission(0)
+        for program in self._programs.values():
+            program.renew_lock()
+        self.lose("the connection stayed with the parent of this forked process; connect in this process")
+
 
 class _ClientLoop:
-    """The I/O thread of this process. It serves all clients, and sleeps while there is nothing to do."""
+    """The I/O thread of this process. It serves all clients and sleeps while there is nothing to do."""
 
     current: _ClientLoop | None = None
 
@@ -359,11 +350,11 @@ class _ClientLoop:
 
     def __init__(self) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.clients: dict[Door, Client] = {}
-        self.n_lost = 0  # clients with durable programs
-        # Held while messages are handled, and over a fork: so no future is half resolved in the child.
+        self.clients: dict[ServerAddress, Client] = {}
+        self.n_lost = 0  # lost connections that had durable programs
+        # Held while messages are handled and during a fork, so that no future is half resolved in the child.
         self.busy = threading.RLock()
-        self._todo: deque[Callable[[], None]] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poller = zmq.Poller()
         self._poller.register(self._wake, zmq.POLLIN)
@@ -372,8 +363,8 @@ class _ClientLoop:
         self.thread.start()
 
     def call(self, action: Callable[[], None]) -> None:
-        """Run `action` on the I/O thread, in the order of calls. Never waits."""
-        self._todo.append(action)
+        """Run `action` on the I/O thread, in the order of calls. Does not block."""
+        self._calls.append(action)
         if not self._is_woken:
             self._is_woken = True
             os.eventfd_write(self._wake, 1)
@@ -381,74 +372,89 @@ class _ClientLoop:
     def add(self, client: Client) -> None:
         self._poller.register(client.socket, zmq.POLLIN)
         self._poller.register(client.monitor, zmq.POLLIN)
-        client.receive()  # what came between the handshake and now will not wake the poller again
+        client.receive()  # messages that arrived since the handshake do not wake the poller
 
     def drop(
-        self, client: Client, why: str, gone: threading.Event | None = None, *, may_come_back: bool = False
+        self, client: Client, why: str, done: threading.Event | None = None, *, may_come_back: bool = False
     ) -> None:
+        """Close a connection. may_come_back: durable programs wait for the server."""
         if client.lost is None:
-            self.n_lost += may_come_back and client.has_durables  # first: who joins now counts on from there
-            if self.clients.get(client.door) is client:
-                del self.clients[client.door]
+            self.n_lost += may_come_back and client.has_durables  # before the next client takes numbers from it
+            if self.clients.get(client.address) is client:
+                del self.clients[client.address]
                 self._poller.unregister(client.socket)
                 self._poller.unregister(client.monitor)
             kept = client.lose(why, keep_durable=may_come_back)
-            client.shut()
+            client.close_sockets()
             if kept:
-                self.reconnect(client.door, kept, why)
-        if gone is not None:
-            gone.set()
+                self.reconnect(client.address, kept, why)
+        if done is not None:
+            done.set()
 
-    def reconnect(self, door: Door, inboxes: Sequence[ProgramFutures], why: str) -> None:
-        """Durable programs of a server that is gone wait for it."""
+    def reconnect(self, address: ServerAddress, programs: Sequence[ProgramFutures], why: str) -> None:
+        """Wait for the server on a thread of its own, and resume durable programs there. If it does not come back, they
+        fail with RuntimeLost(`why`)."""
 
-        def enter() -> None:
-            with _opening:
-                client = self.clients.get(door)
+        def attempt() -> None:
+            with _connecting:
+                client = self.clients.get(address)
                 is_new = client is None or client.lost is not None
-                client = Client(self, door, _TRY) if client is None or is_new else client
-            self.call(partial(client.adopt, inboxes, is_new))
+                client = Client(self, address, _RECONNECT_HANDSHAKE) if client is None or is_new else client
+            self.call(partial(client.adopt, programs, is_new))
 
-        reconnect.start(enter, self.call, inboxes, why)
+        def run() -> None:
+            end, last_error = time.monotonic() + RECONNECT_TIMEOUT, ""
+            while time.monotonic() < end and not all(program.is_over for program in programs):
+                try:
+                    return attempt()
+                except BanyanError as e:
+                    last_error = e.message
+                    time.sleep(_RECONNECT_PAUSE)
+            text = f"{why}, and did not come back within {RECONNECT_TIMEOUT:g} s ({last_error})"
+            for program in programs:
+                self.call(partial(program.fail_all, lambda gen, line: RuntimeLost(text)))
+            return None
+
+        threading.Thread(target=run, name="banyan-reconnect", daemon=True).start()
 
     def _run(self) -> None:
         try:
-            self._cycle()
+            self._loop()
         except BaseException as e:
-            # Not foreseen; but nobody may wait for a thread that is gone.
+            # A bug: nobody may wait for a thread that has ended.
             for client in list(self.clients.values()):
                 self.drop(client, f"the I/O thread of this process failed: {e!r}")
             _ClientLoop.current = None
             raise
 
-    def _cycle(self) -> None:
-        beat = time.monotonic() + ipc.HEARTBEAT
+    def _loop(self) -> None:
+        next_heartbeat = time.monotonic() + ipc.HEARTBEAT
         while not self._is_stopping:
-            wait = int(max(0.0, beat - time.monotonic()) * 1000) + 1 if self.clients else None
-            ready = dict(self._poller.poll(wait))
+            timeout = int(max(0.0, next_heartbeat - time.monotonic()) * 1000) + 1 if self.clients else None
+            ready = dict(self._poller.poll(timeout))
             with self.busy:
                 self._serve(ready)
-                if time.monotonic() >= beat:
-                    beat = time.monotonic() + ipc.HEARTBEAT
+                if time.monotonic() >= next_heartbeat:
+                    next_heartbeat = time.monotonic() + ipc.HEARTBEAT
                     for client in list(self.clients.values()):
-                        if not client.beat():
+                        if not client.heartbeat():
                             self.drop(client, f"the server at {client.path} stopped answering", may_come_back=True)
 
     def _serve(self, ready: dict[Any, int]) -> None:
         if self._wake in ready:
             os.eventfd_read(self._wake)
-            self._is_woken = False  # before `todo` is emptied: who comes later wakes us again
-        while self._todo:
-            self._todo.popleft()()
+            self._is_woken = False  # before the calls are taken: a later caller must wake the thread again
+        while self._calls:
+            self._calls.popleft()()
         for client in list(self.clients.values()):
             if client.socket in ready:
                 client.receive()
             if client.monitor in ready and ipc.drain(client.monitor):
-                client.receive()  # its last words, if any
+                client.receive()  # messages sent before the connection broke
                 self.drop(client, f"the server at {client.path} is gone", may_come_back=True)
 
     def stop(self) -> None:
-        """Close everything and end the thread: at the end of the process."""
+        """Close all connections and end the thread. Called at the exit of the process."""
         self.call(self._stop)
         self.thread.join(5.0)
 
@@ -458,19 +464,14 @@ class _ClientLoop:
         self._is_stopping = True
 
 
-_opening = threading.Lock()
+_connecting = threading.Lock()
 
 
-def _forget_in_child() -> None:
-    global _opening
-    loop, _ClientLoop.current, _opening = _ClientLoop.current, None, threading.Lock()
-    if loop is None:
-        return
-    for client in loop.clients.values():
-        client._lock, client._credit = threading.Lock(), Admission(0)
-        for inbox in client._inboxes.values():
-            inbox._lock = threading.Lock()
-        client.lose("the connection stayed with the parent of this forked process; connect in this process")
+def _reset_in_forked_child() -> None:
+    global _connecting
+    loop, _ClientLoop.current, _connecting = _ClientLoop.current, None, threading.Lock()
+    for client in () if loop is None else loop.clients.values():
+        client.lose_in_forked_child()
 
 
 def _before_fork() -> None:
@@ -483,10 +484,10 @@ def _after_fork() -> None:
         _ClientLoop.current.busy.release()
 
 
-def _at_exit() -> None:
+def _stop_at_exit() -> None:
     if _ClientLoop.current is not None:
         _ClientLoop.current.stop()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_forget_in_child)
-atexit.register(_at_exit)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_reset_in_forked_child)
+atexit.register(_stop_at_exit)

@@ -1,4 +1,4 @@
-"""What a user of the client holds of one program."""
+"""The public handle of one program on the server."""
 
 from __future__ import annotations
 
@@ -11,59 +11,55 @@ from banyan.runtime.protocol import wire
 
 
 class ProgramHandle:
-    """The handle of one program on the server. Its futures outlive it; a collected handle closes itself."""
+    """Handle of one program. Its futures outlive it. The program is closed when the handle is garbage collected."""
 
-    def __init__(self, inbox: ProgramFutures) -> None:
-        self.number, self._inbox = inbox.number, inbox
-        # A finalizer may run anywhere, also inside our own locks: it only leaves a note for the I/O thread.
-        self._finalizer = weakref.finalize(self, inbox.abandon)
+    def __init__(self, futures: ProgramFutures) -> None:
+        self.number, self.name, self._futures = futures.number, futures.name, futures
+        # A finalizer may run while our own locks are held, so it only queues a call for the I/O thread.
+        self._finalizer = weakref.finalize(self, futures.abandon)
         self._finalizer.atexit = False
 
     @property
-    def name(self) -> str:
-        return self._inbox.name
-
-    @property
     def first_error(self) -> BaseException | None:
-        """What the first of its values failed with that was not merely cancelled."""
-        return self._inbox.first_error
+        """The first error of one of its values, except Cancelled."""
+        return self._futures.first_error
 
     def limit(self, limits: wire.ProgramLimits) -> None:
-        """Have the server hold the program to `limits`. To be called before the first `submit`."""
-        self._inbox.limits = limits
+        """Set the limits of the program. Call it before the first `submit`."""
+        self._futures.limits = limits
 
     def foresee(self, n_tokens: int) -> None:
-        """Nothing is asked for ahead here: a program is one message, and a gen has no request of its own to spare."""
+        """Does nothing here; backends for paid APIs generate `n_tokens` tokens beyond a stop."""
 
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
-        """Send `ops` to run after those sent before; `last`: there will be no more. Returns at once.
+        """Send `ops` to run after those sent before. last: no more ops follow. Returns at once.
 
-        RuntimeLost: the server is gone. BadProgram: the program is closed. BadMessage: larger than the server takes.
+        RuntimeLost: the server is gone. BadProgram: the program is closed. BadMessage: larger than the server allows.
         """
-        self._inbox.submit(tuple(ops), last)
+        self._futures.submit(tuple(ops), last)
 
     def future(self, ref: int) -> ValueFuture[wire.Value]:
-        """The value `ref`, whenever it comes; asked for before or after. Raises what the program met instead."""
-        return self._inbox.future(ref)
+        """The future of value `ref`, before or after the op that makes it was submitted."""
+        return self._futures.future(ref)
 
     def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
-        """Call `callback` on the I/O thread with each piece of text of the streaming gen `ref`, from its start on.
+        """Call `callback` on the I/O thread with each piece of text of the streaming gen `ref`, from the first one on.
 
-        It must not wait. An exception it raises fails the future of `ref`.
+        It must not block. An exception in it fails the future of `ref`.
         """
-        self._inbox.hear(ref, callback)
+        self._futures.on_delta(ref, callback)
 
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
-        """Call `callback` on the I/O thread each time that the gen `ref` calls tools. To be called before it is sent.
+        """Call `callback` on the I/O thread with each Called of `ref`. Call it before `ref` is submitted.
 
-        It must not wait. An exception it raises fails the future of `ref`.
+        It must not block. An exception in it fails the future of `ref`.
         """
-        self._inbox.on_call(ref, callback)
+        self._futures.on_call(ref, callback)
 
     def cancel(self) -> None:
-        """Stop the program on the server; what is not finished fails with Cancelled, at once. Idempotent."""
-        self._inbox.cancel()
+        """Stop the program on the server. Everything unfinished fails with Cancelled at once. Idempotent."""
+        self._futures.cancel()
 
     def close(self) -> None:
-        """Say that no more ops will come: once all is answered, the server frees what the program had. Idempotent."""
-        self._inbox.close()
+        """Submit no more ops. The server frees the program once it has finished. Idempotent."""
+        self._futures.close()

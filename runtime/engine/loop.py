@@ -42,14 +42,14 @@ from banyan.runtime.protocol.wire import (
     Abort,
     Answer,
     Ask,
-    Bury,
-    EngineOrder,
+    EngineCommand,
     EngineReport,
+    EvictFirst,
     Failed,
     Hold,
-    Over,
     Ping,
     Pong,
+    ProgramEnded,
     Ready,
     Release,
     Run,
@@ -59,7 +59,7 @@ from banyan.runtime.protocol.wire import (
 
 
 class Inbox(Protocol):
-    def drain(self, block: bool) -> Iterable[EngineOrder]:
+    def drain(self, block: bool) -> Iterable[EngineCommand]:
         """The orders that have come; with `block`, wait for one. Raises EOFError when no more will come."""
 
     def watch(self, fd: int) -> None:
@@ -171,7 +171,7 @@ class EngineLoop:
         """
         inbox.watch(self.guides.wake)
         outbox.send([self.ready])
-        late: list[EngineOrder] = []
+        late: list[EngineCommand] = []
         said: list[EngineReport] = []
         behind: Flying | None = None
         while True:
@@ -192,9 +192,9 @@ class EngineLoop:
                 outbox.send(said)
                 said = []
 
-    def _take_ahead(self, inbox: Inbox) -> list[EngineOrder]:
+    def _take_ahead(self, inbox: Inbox) -> list[EngineCommand]:
         """Take what changes nothing of the step that is computed now; return the rest."""
-        late: list[EngineOrder] = []
+        late: list[EngineCommand] = []
         for order in inbox.drain(block=False):
             if isinstance(order, Run | Ping):
                 self.take(order)
@@ -288,7 +288,7 @@ class EngineLoop:
         if self._flight is not None:
             self._flight.note(lane, rids)
 
-    def take(self, order: EngineOrder) -> None:
+    def take(self, order: EngineCommand) -> None:
         match order:
             case Ping():
                 self.answers.append(Pong())
@@ -303,9 +303,9 @@ class EngineLoop:
             case Run():
                 self._has_in_hand(LOOP, [order.rid])
                 self.scheduler.take(order)
-            case Over():
+            case ProgramEnded():
                 self.scheduler.take(order)
-            case Hold() | Release() | Bury():
+            case Hold() | Release() | EvictFirst():
                 self.steering.take(order, self.clock())
             case Abort():
                 if (run := self.guides.abort(order.rid)) is not None:
@@ -327,7 +327,7 @@ class EngineLoop:
             self.cache.reset()
             return Answer(ask.id, True, b"{}")
         if ask.what == "tree":
-            return Answer(ask.id, True, msgspec.json.encode(sketch(self.cache, ask.most)))
+            return Answer(ask.id, True, msgspec.json.encode(sketch(self.cache, ask.limit)))
         if ask.what == "events":
             said = self.cache.listen(time.time_ns() // 1000).since(ask.since)
             events = [event._asdict() for event in said.events]

@@ -30,7 +30,7 @@ from banyan.runtime.engine.speculation import draft_models
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.model import load, spec, weights
 from banyan.runtime.protocol.flight_record import FlightRecord
-from banyan.runtime.protocol.wire import UNREADABLE, EngineOrder, EngineReport, Failed, decode_order, encode
+from banyan.runtime.protocol.wire import UNREADABLE, EngineCommand, EngineReport, Failed, decode_command, encode
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -122,7 +122,7 @@ class ServerLink:
             self._poller.register(alive_fd, zmq.POLLIN)
         self._alive_fd = alive_fd
 
-    def drain(self, block: bool) -> Iterator[EngineOrder]:
+    def drain(self, block: bool) -> Iterator[EngineCommand]:
         """The orders that have come; with `block`, wait for one. EOFError: the parent is gone."""
         events = dict(self._poller.poll(None if block else 0))
         if self._alive_fd in events:
@@ -133,7 +133,7 @@ class ServerLink:
             except zmq.Again:
                 return
             try:
-                order = decode_order(data)
+                order = decode_command(data)
             except UNREADABLE as e:
                 print(f"banyan: {len(data)} bytes that are no order were ignored: {e}", file=sys.stderr, flush=True)
             else:

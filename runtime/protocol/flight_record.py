@@ -1,7 +1,7 @@
-"""What an engine has in hand right now, in memory that its server can read after it has died.
+"""The requests an engine is working on, in shared memory that the server can read after the engine has died.
 
-Two lanes, as two threads may die of something: the loop, and the one that compiles constraints. Each says what it
-works on before it begins. A lane holds the last that was said in it.
+It has two rows, because two threads of an engine may crash on a request: the engine loop, and the thread that compiles
+constraints. Each writes the ids of its requests before it starts to work on them.
 """
 
 from __future__ import annotations
@@ -12,39 +12,38 @@ from array import array
 from collections.abc import Sequence
 
 LOOP, COMPILER = 0, 1
-_N_LANES = 2
-_MOST = 4095  # requests in a lane; of more, the first
-_LANE = 8 * (1 + _MOST)  # bytes: how many there are, then their ids
+_N_ROWS = 2
+_MAX_IDS = 4095  # request ids in a row; any more are left out
+_ROW_BYTES = 8 * (1 + _MAX_IDS)  # their number, then the ids, as int64
 
 
 class FlightRecord:
-    """Shared memory. The server makes it, the engine opens its file descriptor."""
+    """The shared memory. The server creates it, and the engine opens its file descriptor."""
 
     def __init__(self, fd: int) -> None:
-        """Maps `fd`, and does not own it."""
-        self._map = mmap.mmap(fd, _N_LANES * _LANE)
+        """Maps `fd` but does not own it."""
+        self._map = mmap.mmap(fd, _N_ROWS * _ROW_BYTES)
         self._words = memoryview(self._map).cast("q")
 
     @staticmethod
     def make() -> int:
-        """A file descriptor for a new one. The caller closes it."""
+        """The file descriptor of a new one. The caller closes it."""
         fd = os.memfd_create("banyan-flight", os.MFD_CLOEXEC)
-        os.ftruncate(fd, _N_LANES * _LANE)
+        os.ftruncate(fd, _N_ROWS * _ROW_BYTES)
         return fd
 
-    def note(self, lane: int, rids: Sequence[int]) -> None:
-        """From now on `lane` works on these."""
-        words, at, n = self._words, lane * (1 + _MOST), min(len(rids), _MOST)
-        words[at] = 0  # who dies in the next line has nothing in hand, rather than half of it
+    def note(self, row: int, rids: Sequence[int]) -> None:
+        """From now on the thread of `row` works on these requests."""
+        words, at, n = self._words, row * (1 + _MAX_IDS), min(len(rids), _MAX_IDS)
+        words[at] = 0  # a crash during the next line leaves an empty row, not a half-written one
         words[at + 1 : at + 1 + n] = memoryview(array("q", rids[:n]))
         words[at] = n
 
     def rids(self) -> set[int]:
-        """What all lanes work on."""
+        """The requests of all rows."""
         found: set[int] = set()
-        for lane in range(_N_LANES):
-            at = lane * (1 + _MOST)
-            found.update(self._words[at + 1 : at + 1 + max(0, min(self._words[at], _MOST))])
+        for at in range(0, _N_ROWS * (1 + _MAX_IDS), 1 + _MAX_IDS):
+            found.update(self._words[at + 1 : at + 1 + max(0, min(self._words[at], _MAX_IDS))])
         return found
 
     def close(self) -> None:

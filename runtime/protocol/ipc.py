@@ -1,8 +1,8 @@
-"""Sockets and their limits: who may listen where, who may come in, and how much is taken from whom.
+"""Local ZeroMQ sockets, and their limits.
 
-A server listens with one ROUTER on ipc://<path>; each client has one DEALER; an engine hangs on a PAIR. The directory
-of the path is the lock on the door: mode 0700, owned by this user. libzmq refuses peers of another user besides
-(IPC_FILTER_UID), and drops a peer whose message is larger than `max_message`.
+A server listens with one ROUTER on ipc://<path>, each client has one DEALER, and an engine is connected by a PAIR. Only
+the user who started the server can connect: the directory of the socket has mode 0700, and libzmq rejects peers of
+other users (IPC_FILTER_UID). libzmq also disconnects a peer whose message is larger than `max_message`.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from banyan.runtime.errors import ConfigError, ConnectFailed
 
 HEARTBEAT = 1.0
 """Seconds between two Pings of a client."""
-MISSED = 5
-"""So many Pings without a sign of the server, and the client calls it lost."""
-SILENT = 30
-"""A server forgets a client that was silent for so many heartbeats. Its death is seen at once, by the socket."""
+MAX_MISSED = 5
+"""Pings that the server may leave unanswered before the client considers it lost."""
+MAX_SILENT = 30
+"""Heartbeats without a message after which the server forgets a client. The death of a client is seen at once."""
 
-_RECEIVE_LIMIT = 64  # messages of one client that wait for the server; beyond it they wait with the client
-_SEND_LIMIT = 100_000  # messages that wait for one client who does not read; beyond it the client is dropped
-_PATH_LIMIT = 107  # bytes of a Unix socket's address, without its end
+_RECEIVE_LIMIT = 64  # unread messages of one client in the server; more of them wait in the client
+_SEND_LIMIT = 100_000  # messages queued for a client that does not read; then it is disconnected
+_PATH_LIMIT = 107  # bytes of a Unix socket's path, without the final NUL
 
 
 def address(path: Path) -> str:
-    """The ZeroMQ address of a socket path. ConfigError if the path is longer than Linux takes."""
+    """The ZeroMQ address of a socket. ConfigError: the path is longer than Linux allows."""
     if len(os.fsencode(path)) > _PATH_LIMIT:
         raise ConfigError(f"the socket's path is too long for Linux ({_PATH_LIMIT} bytes): {path}")
     return f"ipc://{path}"
 
 
 def private_directory(path: Path) -> None:
-    """Make `path` with mode 0700, or check that it is such: ConfigError says whose it is, or who else may enter."""
+    """Create `path` with mode 0700, or check that it has this mode. ConfigError: others can access it."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.stat()
     if status.st_uid != os.getuid():
@@ -53,9 +53,9 @@ def private_directory(path: Path) -> None:
 
 
 class Lock:
-    """The right to listen at a path, for as long as this process lives: an flock beside the socket.
+    """An flock beside a socket. Its owner may listen there.
 
-    The kernel drops it with the process, however that ends; so a path that is locked has a living server.
+    The kernel releases it when the process ends in any way, so a locked path has a living server.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,7 +64,7 @@ class Lock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.release()
-            raise _taken(path) from None
+            raise _in_use(path) from None
 
     def release(self) -> None:
         if self._file >= 0:
@@ -72,21 +72,21 @@ class Lock:
             self._file = -1
 
 
-def _taken(path: Path) -> ConfigError:
+def _in_use(path: Path) -> ConfigError:
     return ConfigError(f"a server already listens at {path}; join it with connect(), or choose another socket")
 
 
-def _knock(path: Path) -> None:
-    """Open and close a plain connection: OSError says why nobody answers."""
+def _probe(path: Path) -> None:
+    """Open and close a plain connection. OSError: why nobody answers."""
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as s:
         s.settimeout(5.0)
         s.connect(str(path))
 
 
 def listen(context: zmq.Context[zmq.Socket[bytes]], path: Path, max_message: int) -> tuple[zmq.Socket[bytes], Lock]:
-    """A ROUTER bound to `path`, and the lock that keeps others away from it.
+    """A ROUTER bound to `path`, and the lock of the path.
 
-    The socket file of a dead server is replaced. ConfigError: a living server is there, or the place is not safe.
+    The socket file of a dead server is replaced. ConfigError: a server listens there, or others can access the path.
     """
     where = address(path)
     private_directory(path.parent)
@@ -96,41 +96,41 @@ def listen(context: zmq.Context[zmq.Socket[bytes]], path: Path, max_message: int
             if not stat.S_ISSOCK(path.stat().st_mode):
                 raise ConfigError(f"{path} is a file, not a socket; choose another path for the socket")
             with contextlib.suppress(ConnectionRefusedError, FileNotFoundError):
-                _knock(path)
-                raise _taken(path)
+                _probe(path)
+                raise _in_use(path)
             path.unlink(missing_ok=True)
     except BaseException:
         lock.release()
         raise
-    for left in path.parent.glob(f"{glob.escape(path.name)}.[ec]-??????"):  # of a server that was killed
-        left.unlink(missing_ok=True)
-    door = router(context, max_message)
-    door.bind(where)
-    return door, lock
+    for stale in path.parent.glob(f"{glob.escape(path.name)}.[ec]-??????"):  # left by a server that was killed
+        stale.unlink(missing_ok=True)
+    socket = router(context, max_message)
+    socket.bind(where)
+    return socket, lock
 
 
 def router(context: zmq.Context[zmq.Socket[bytes]], max_message: int) -> zmq.Socket[bytes]:
-    """A ROUTER with a server's limits, not bound yet."""
+    """A server's ROUTER with its limits, not bound yet."""
     s = _socket(context, zmq.ROUTER)
     s.setsockopt(zmq.MAXMSGSIZE, max_message)
-    s.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send to a vanished client is an error, not silence
+    s.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a client that is gone is an error
     s.setsockopt(zmq.SNDHWM, _SEND_LIMIT)
     s.setsockopt(zmq.RCVHWM, _RECEIVE_LIMIT)
     return s
 
 
 def dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-    """A DEALER as clients have it, not connected yet."""
+    """A client's DEALER, not connected yet. It never reconnects: a restarted server does not know the old client."""
     s = _socket(context, zmq.DEALER)
-    s.setsockopt(zmq.RECONNECT_IVL, -1)  # a server that comes back knows nothing of us: it is another one
-    s.setsockopt(zmq.SNDHWM, 0)  # what the user submits waits in the user's memory
+    s.setsockopt(zmq.RECONNECT_IVL, -1)
+    s.setsockopt(zmq.SNDHWM, 0)  # unlimited: submitted programs wait in the user's memory
     return s
 
 
-def reach(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """A DEALER connected to the server at `path`, and its monitor. ConnectFailed says what is wrong and what to do."""
+def connect(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+    """A DEALER connected to the server at `path`, and its `watch` socket. ConnectFailed says what to do."""
     try:
-        _knock(path)
+        _probe(path)
     except FileNotFoundError:
         raise ConnectFailed(
             f"there is no socket at {path}; start a server with `banyan serve --socket {path}`, or run without one"
@@ -140,39 +140,40 @@ def reach(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> tuple[zmq.Sock
             raise ConnectFailed(f"the server of {path} is gone; start it again, or run without one") from e
         raise ConnectFailed(f"{path} is a file, not a socket") from e
     except PermissionError as e:
-        raise ConnectFailed(f"{path} belongs to another user; only who started a server may use it") from e
+        raise ConnectFailed(f"{path} belongs to another user; only the user who started a server may use it") from e
     except OSError as e:
         raise ConnectFailed(f"cannot open {path}: {e.strerror or e}") from e
-    ours = dealer(context)
-    monitor = watch(ours)
-    ours.connect(address(path))
-    return ours, monitor
+    socket = dealer(context)
+    monitor = watch(socket)
+    socket.connect(address(path))
+    return socket, monitor
 
 
-def beside(path: Path, kind: str) -> Path:
-    """A path, never used before, for the socket of a child of the server at `path`: "e", an engine; "c", who tries
-    constraints. A child of a server that was killed may look for its own for a while yet; where it found a PAIR of
-    the next server, that would take nobody else, not even when it is gone (libzmq 4.3).
+def child_path(path: Path, kind: str) -> Path:
+    """A new path beside the server's socket, for the socket of a child process. kind: "e" engine, "c" preflight.
+
+    The path is random: a child of a killed server may still try to connect for a while, and a PAIR that it reached
+    would accept no other peer, not even after the child is gone (libzmq 4.3).
     """
     return path.with_name(f"{path.name}.{kind}-{secrets.token_hex(3)}")
 
 
 def pair(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> zmq.Socket[bytes]:
-    """A PAIR bound to `path`, for one engine."""
+    """A PAIR bound to `path`, for one child process."""
     s = _socket(context, zmq.PAIR)
-    s.setsockopt(zmq.SNDHWM, 0)  # an engine that is still loading takes nothing yet; orders wait here
+    s.setsockopt(zmq.SNDHWM, 0)  # unlimited: commands wait here while the engine is loading
     s.setsockopt(zmq.RCVHWM, 0)
     s.bind(address(path))
     return s
 
 
 def watch(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """A socket that turns readable each time a connection of `socket` breaks. Call before connect or bind."""
+    """A socket that becomes readable when a connection of `socket` breaks. Call it before connect or bind."""
     return socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
 
 def drain(monitor: zmq.Socket[bytes]) -> bool:
-    """Read all events of a `watch`; True if there was one."""
+    """Read all events of a `watch` socket. Returns whether there was one."""
     seen = False
     with contextlib.suppress(zmq.Again):
         while True:

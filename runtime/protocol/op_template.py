@@ -1,4 +1,4 @@
-"""Templates: ops with holes in them, defined once and used many times, each time with other arguments."""
+"""Program templates: ops with placeholders that a client defines once and uses many times with other arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from banyan.runtime.protocol import wire
 
 
 class ValueSource(NamedTuple):
-    """Where a template makes a value: what an error about it says."""
+    """Which op makes a value: its ref, the name of the gen and its source line, for errors."""
 
     ref: int
     name: str = ""
@@ -20,14 +20,14 @@ class ValueSource(NamedTuple):
 
 
 class ProgramTemplate:
-    """The ops of one Define, and what a Use of it takes.
+    """The ops of one Define, and what they contain.
 
-    n_args, n_children, n_refs, n_marks: how many it has of each; a Use takes so many numbers.
-    places: of its values. n_draws: gens and selects that have no seed of their own.
+    n_args, n_children, n_refs, n_marks: how many numbers of each kind a Use takes. places: the sources of its values.
+    n_draws: gens and selects without a seed.
     """
 
     def __init__(self, ops: Sequence[wire.TemplateOp]) -> None:
-        """BadProgram: a number below 0, which would be one outside of the template."""
+        """BadProgram: a negative number, which would refer to something outside of the template."""
         self.ops = tuple(ops)
         self.places: list[ValueSource] = []
         args, states, refs, marks = set[int](), {0}, set[int](), set[int]()
@@ -48,13 +48,13 @@ class ProgramTemplate:
                     marks.add(mark)
         refs.update(place.ref for place in self.places)
         if min(0, *args, *states, *refs, *marks) < 0:
-            raise BadProgram("a template counts its states, values, marks and arguments from 0 on")
+            raise BadProgram("a template must number its states, values, marks and arguments from 0 on")
         self.n_args, self.n_refs, self.n_marks = (1 + max(found, default=-1) for found in (args, refs, marks))
         self.n_children = max(states)
         self.n_draws = sum(is_unseeded(op) for op in self.ops)
 
     def expand(self, use: wire.Use) -> Iterator[wire.TemplateOp]:
-        """The ops that `use` stands for. BadProgram: too many or too few arguments or seeds, or numbers beyond all."""
+        """The ops that `use` stands for. BadProgram: a wrong number of arguments or seeds, or numbers out of range."""
         for what, given, n in (("arguments", use.args, self.n_args), ("seeds", use.seeds or (), self.n_draws)):
             if len(given) != n and (given or what == "arguments"):
                 raise BadProgram(f"template {use.template} takes {n} {what}, not {len(given)}")
@@ -68,17 +68,18 @@ class ProgramTemplate:
                     f"template {use.template} numbers its {what} up to {start + n - 1}; {wire.MAX_NUMBER} is the most"
                 )
         seeds = iter(use.seeds)
-        is_moved = (use.state, use.child, use.ref, use.mark) != (0, 1, 0, 0)
+        is_renumbered = (use.state, use.child, use.ref, use.mark) != (0, 1, 0, 0)
         for op in self.ops:
             if isinstance(op, wire.Append):
-                op = wire.Append(op.state, tuple(_filled(part, use.args) for part in op.parts))
+                parts = (use.args[part.i] if isinstance(part, wire.Arg) else part for part in op.parts)
+                op = wire.Append(op.state, tuple(parts))
             elif use.seeds and is_unseeded(op):
                 op = seeded(op, next(seeds))
-            yield _moved(op, use) if is_moved else op
+            yield _renumber(op, use) if is_renumbered else op
 
 
 def is_unseeded(op: wire.TemplateOp) -> bool:
-    """Whether the server would choose the seed of what `op` draws."""
+    """Whether `op` draws and leaves the choice of the seed to the server."""
     return (op.sampling.seed if isinstance(op, wire.Gen) else op.seed if isinstance(op, wire.Select) else 0) is None
 
 
@@ -89,17 +90,13 @@ def seeded(op: wire.TemplateOp, seed: int) -> wire.TemplateOp:
     return replace(op, seed=seed)
 
 
-def _filled(part: wire.Part, args: Sequence[str]) -> wire.Part:
-    return args[part.i] if isinstance(part, wire.Arg) else part
+def _renumber(op: wire.TemplateOp, use: wire.Use) -> wire.TemplateOp:
+    """`op` with the states, refs and marks of the program that uses the template."""
 
-
-def _moved(op: wire.TemplateOp, use: wire.Use) -> wire.TemplateOp:
-    """`op` with the numbers that it has where `use` stands."""
-
-    def place(state: int) -> int:
+    def renumbered(state: int) -> int:
         return use.child + state - 1 if state else use.state
 
-    op = replace(op, state=place(op.state))
+    op = replace(op, state=renumbered(op.state))
     match op:
         case wire.Append(parts=parts):
             refs = (wire.Ref(p.ref + use.ref) if isinstance(p, wire.Ref) else p for p in parts)
@@ -111,5 +108,5 @@ def _moved(op: wire.TemplateOp, use: wire.Use) -> wire.TemplateOp:
         case wire.Mark():
             return replace(op, mark=op.mark + use.mark)
         case wire.Fork() | wire.Join():
-            return replace(op, children=tuple(map(place, op.children)))
+            return replace(op, children=tuple(map(renumbered, op.children)))
     return op

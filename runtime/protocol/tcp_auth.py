@@ -1,8 +1,8 @@
-"""tcp:// for clients on other machines: encrypted by CURVE, or not at all.
+"""Encrypted tcp:// sockets for clients on other machines, with CURVE.
 
-The server has a pair of keys (`banyan keys DIR`); who wants to join has to know the public one, so that nobody else can
-answer in the server's place. Who the client is says its token, inside the encryption; its own keys are made for one
-connection. The sockets are those of ipc.py otherwise.
+The server has a key pair (`banyan keys DIR`). A client must know the public key, so nobody can impersonate the server.
+Clients are identified by the access token that they send over the encrypted connection; their own keys are made for one
+connection. In all else the sockets are those of ipc.py.
 """
 
 from __future__ import annotations
@@ -20,37 +20,38 @@ from banyan.runtime.errors import ConfigError, ConnectFailed
 from banyan.runtime.protocol import ipc
 
 NAME = "server"
-_Z85 = 40  # characters of a key, as text
-_BEAT = 1000  # ms between two signs of life on a connection, for cables that are cut
-_GONE = 5000  # ms without one, after which the other side is gone
+_KEY_LENGTH = 40  # characters of a key in Z85 encoding
+_HEARTBEAT_MS = 1000  # heartbeats of libzmq, which detect a cable that was cut
+_TIMEOUT_MS = 5000  # without one for so long, the connection is closed
 
 
 def make_keys(folder: Path) -> tuple[Path, Path]:
-    """Files with a public and a secret key, in a directory of mode 0700. ConfigError: there are keys already."""
+    """Write a public and a secret key into a directory of mode 0700. ConfigError: it contains keys already."""
     ipc.private_directory(folder)
-    if (there := folder / f"{NAME}.key_secret").exists():
+    if (existing := folder / f"{NAME}.key_secret").exists():
         raise ConfigError(
-            f"{there} is there already; whoever joins by it would be locked out. Choose another directory"
+            f"{existing} is there already; clients that use it could not connect any more. Choose another directory"
         )
-    before = os.umask(0o077)
+    old_umask = os.umask(0o077)
     try:
         public, secret = zmq.auth.create_certificates(folder, NAME)
-        while zmq.auth.load_certificate(public)[0].startswith(b"-"):  # one of 85: as `--server-key KEY` it is a flag
+        while zmq.auth.load_certificate(public)[0].startswith(b"-"):  # 1 in 85: `--server-key KEY` would be a flag
             public, secret = zmq.auth.create_certificates(folder, NAME)
     finally:
-        os.umask(before)
+        os.umask(old_umask)
     return Path(public), Path(secret)
 
 
 def read_keys(path: Path) -> tuple[bytes, bytes]:
-    """(public, secret) of a server, from the file with the secret one. ConfigError: it is none, or others may read."""
+    """(public, secret) of a server, from the file with the secret key. ConfigError: unreadable, or others may read
+    it."""
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise ConfigError(f"others may read the secret key in {path}; run `chmod 600 {path}`")
         public, secret = zmq.auth.load_certificate(path)
+    except ConfigError:
+        raise
     except (OSError, ValueError) as e:
-        if isinstance(e, ConfigError):
-            raise
         raise ConfigError(f"curve_key {path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
     if secret is None:
         raise ConfigError(f"{path} holds no secret key; the server's is in {NAME}.key_secret")
@@ -58,24 +59,24 @@ def read_keys(path: Path) -> tuple[bytes, bytes]:
 
 
 def public_key(text: str) -> bytes:
-    """A server's public key, as 40 characters or as the file that holds it. ConfigError: it is neither."""
-    if len(text) == _Z85 and not Path(text).exists():
+    """A server's public key, given as 40 characters or as the file that contains it. ConfigError: it is neither."""
+    if len(text) == _KEY_LENGTH and not Path(text).exists():
         return text.encode("ascii", "replace")
     try:
         return zmq.auth.load_certificate(Path(text))[0]
     except (OSError, ValueError) as e:
         why = getattr(e, "strerror", None) or e
         raise ConfigError(
-            f"server_key is neither a key of {_Z85} characters nor a file with one: {text} ({why})"
+            f"server_key is neither a key of {_KEY_LENGTH} characters nor a file with one: {text} ({why})"
         ) from e
 
 
 def listen(context: zmq.Context[zmq.Socket[bytes]], address: str, keys: Path, max_message: int) -> zmq.Socket[bytes]:
-    """A ROUTER bound to tcp://HOST:PORT that takes nobody without encryption. ConfigError: it cannot be."""
+    """A ROUTER bound to tcp://HOST:PORT that accepts encrypted connections only. ConfigError: it cannot listen."""
     public, secret = read_keys(keys)
     router = ipc.router(context, max_message)
     router.curve_publickey, router.curve_secretkey, router.curve_server = public, secret, True
-    _keep_alive(router)
+    _set_heartbeat(router)
     try:
         router.bind(address)
     except zmq.ZMQError as e:
@@ -83,10 +84,10 @@ def listen(context: zmq.Context[zmq.Socket[bytes]], address: str, keys: Path, ma
     return router
 
 
-def reach(
+def connect(
     context: zmq.Context[zmq.Socket[bytes]], address: str, server_key: str, timeout: float
 ) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """As ipc.reach, for the server at tcp://HOST:PORT. ConnectFailed also where the key is lacking or none."""
+    """Like ipc.connect, for tcp://HOST:PORT. ConnectFailed also if the key is missing or invalid."""
     try:
         host, port = tcp(address)
         if not server_key:
@@ -104,14 +105,14 @@ def reach(
     except zmq.ZMQError as e:
         dealer.close(0)
         raise ConnectFailed(f"{address}: server_key is no key: {server_key}") from e
-    _keep_alive(dealer)
+    _set_heartbeat(dealer)
     monitor = ipc.watch(dealer)
     dealer.connect(address)
     return dealer, monitor
 
 
-def _keep_alive(socket: zmq.Socket[bytes]) -> None:
+def _set_heartbeat(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.IPV6, 1)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, _BEAT)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _GONE)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, _GONE)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _TIMEOUT_MS)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _TIMEOUT_MS)

@@ -1,23 +1,22 @@
-"""Every message of Banyan, as types: client <-> server <-> engine. The one protocol, on one page.
+"""All messages between client, server and engine, in one file.
 
-Frozen msgspec structs in tagged unions, encoded as MessagePack; no pickle anywhere. Fields are only ever appended, each
-with a default, so that old readers take new messages and the reverse; VERSION changes only when that cannot be kept.
-Token ids travel as little-endian int32 `bytes` (8,192 ids: 0.5 us to decode against 140 us as a list).
+Messages are frozen msgspec structs in tagged unions, encoded as MessagePack. Nothing is pickled. New fields go at the
+end of a struct and have a default, so that peers of different releases understand each other. VERSION changes only when
+that is not possible. Token ids travel as little-endian int32 `bytes`: 8,192 ids decode in 0.5 us, and in 140 us as a
+list.
 
-    client -> server   Hello, Submit, Define, Undefine, Cancel, Ask, Ping, Resend, Sync
-    server -> client   Welcome, Delta, Called, Value, Failed, Answer, Pong, Resend, Sync
-    server -> engine   Vocabulary, Run, Abort, Over, Hold, Release, Bury, Ask, Ping
+    client -> server   Hello, Submit, Define, Undefine, Cancel, Acknowledge, Ask, Ping
+    server -> client   Welcome, Delta, Called, Value, Failed, Answer, Pong
+    server -> engine   SetVocabulary, Run, Abort, ProgramEnded, Hold, Release, EvictFirst, Ask, Ping
     engine -> server   Ready, Step, Failed, Answer, Pong
 
-A **program** is a number that its client chose. Inside it, a **state** is a running prompt (0 is the first; forks make
-more) and a **ref** is a value in the making (what a Gen, Select or Read gives); both are numbers the client counts up.
-Ops of one state run in order; different states run at the same time, held back only by the refs they use. That is the
-DAG: no edge is sent that order and refs do not already say.
+The client numbers its programs. Within a program it also numbers states (running prompts; 0 is the first one and forks
+make more) and refs (values that a Gen, Select or Read will produce). Ops of one state run in order. Ops of different
+states run concurrently and wait only for the refs that they use. These rules define the program's DAG; no edges are
+sent.
 
-`seq` counts the messages of one program from 0, each way. A message whose seq was seen before is a duplicate and is
-ignored, so that sending again is always safe; where one is missing, a Resend asks for it and what came too early is
-ignored as well. Both sides keep the last messages that the other may not have, and a Sync finds losses that no later
-message shows.
+`seq` counts the messages of one program from 0, separately in each direction. The sockets deliver messages once and in
+order, so a wrong `seq` is an error that fails the program.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from typing import Annotated, Literal
 import msgspec
 
 VERSION = 1
-"""Handshake version. Peers with another one are refused by name."""
+"""Protocol version. The handshake refuses a peer with a different one."""
 
 MAX_PRIORITY = 100
-"""Of programs and gens, either way from 0."""
+"""Priorities of programs and gens lie in -MAX_PRIORITY .. MAX_PRIORITY."""
 
 MAX_NUMBER = 2**63 - 1
 Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
@@ -38,65 +37,70 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 
 
 class Wire(msgspec.Struct, frozen=True, gc=False, tag_field="t", tag=str.lower, omit_defaults=True):
-    """Base of all messages; the tag is the class name in lower case. In no cycle, and so no work for the collector."""
+    """Base of all messages. The tag is the class name in lower case. No message can be part of a reference cycle, so
+    the garbage collector does not track them."""
 
 
-# ---- what a program is made of -------------------------------------------------------------------------------------
+# ---- parts of a prompt ---------------------------------------------------------------------------------------------
 
 
 class Raw(Wire, frozen=True):
-    """Text whose control tokens are meant: encoded with special tokens on. All other text is data."""
+    """Text in which control tokens such as `<|im_end|>` are encoded as control tokens. In other text they are data."""
 
     text: str
 
 
 class Ref(Wire, frozen=True):
-    """The text of value `ref`, spliced here once it is known. As data: encoded with special tokens off."""
+    """The text of value `ref`, inserted once it is known. It is data: control tokens in it are not encoded as such."""
 
     ref: Number
 
 
-class Begin(Wire, frozen=True):
-    """A turn of `role` begins. The marker's text is the tokenizer's own chat template's."""
+class BeginTurn(Wire, frozen=True):
+    """A chat turn of `role` begins. The text of the marker comes from the tokenizer's chat template."""
 
     role: str
 
 
-class End(Wire, frozen=True):
-    """The open turn ends."""
+class EndTurn(Wire, frozen=True):
+    """The open chat turn ends."""
 
 
 class Image(Wire, frozen=True):
-    """A picture, as the bytes of its file. kind: "image/png" and so on. Only where Welcome.images says so."""
+    """An image file. kind: its MIME type, such as "image/png". Allowed only if Welcome.images is set."""
 
     data: bytes
     kind: str
 
 
 class Arg(Wire, frozen=True):
-    """In a template only: the text of the `i`-th argument of its Use. As data."""
+    """Only in a template: the text of argument `i` of the Use. It is data, as for Ref."""
 
     i: Number
 
 
-Part = str | Raw | Ref | Begin | End | Arg | Image
+Part = str | Raw | Ref | BeginTurn | EndTurn | Arg | Image
+
+
+# ---- options of a generation ---------------------------------------------------------------------------------------
 
 
 class ConstraintSpec(Wire, frozen=True):
-    """What the output of a gen must match, from its first character to its last. The server compiles it; an output that
-    ended by itself (finish_reason "stop", `matched` no stop string) is whole and matches.
+    """What the whole output of a gen must match. The server compiles it. Only an output with finish_reason "stop" that
+    no stop string ended is guaranteed to be complete.
 
-    text: a regex (Rust's syntax; no look-around, no back-references) | a JSON Schema, as JSON | a context-free grammar
-    in Lark, as llguidance reads it | a JSON list of strings, of which the output is one.
-    style: how JSON is spaced: {"a": 1, "b": 2}, {"a":1,"b":2}, or any whitespace.
-    after: free text comes first, until one of these strings stands in it; from there on (a little whitespace is free)
-    the constraint holds. (): from the first token. Special tokens count as what they spell ("</think>").
-    scope: with `after`, whether the output may also end without a value: "must" not, "may", "repeat": may, and after
-    each value free text goes on and may come to another.
-    end: stands right behind each value, and belongs to what is forced ("\\n</tool_call>").
-    since: with `after`, before this string nothing switches it on: what a model thinks is its own.
-    engine: what compiles it; "": llguidance, or what the server has for its kind. outlines_core takes regexes and
-    choices without a trigger; of those that are too much for it, llguidance takes care.
+    text: by `kind`, a regex in Rust's syntax (no look-around, no back-references), a JSON Schema, a context-free
+    grammar in llguidance's Lark dialect, or a JSON list of strings to choose from.
+    style: whitespace in JSON: {"a": 1, "b": 2}, {"a":1,"b":2}, or any.
+    after: trigger strings. The output is free text until it contains one of them; then the constraint applies (a little
+    whitespace may come first). (): the constraint applies from the first token. Special tokens count as the text that
+    they spell ("</think>").
+    scope: with triggers, whether the output must contain a constrained value ("must"), may contain one ("may"), or may
+    contain any number of them with free text in between ("repeat").
+    end: text that is forced directly after each value, such as "\\n</tool_call>".
+    since: with triggers, they have no effect before this string, which ends the model's reasoning.
+    engine: what compiles the constraint. "": llguidance, or the server's default for its kind. outlines_core takes
+    regexes and choices without triggers; llguidance compiles those that are too complex for it.
     """
 
     kind: Literal["regex", "json_schema", "grammar", "choices"]
@@ -110,11 +114,12 @@ class ConstraintSpec(Wire, frozen=True):
 
 
 class Sampling(Wire, frozen=True, cache_hash=True):
-    """How one gen draws its tokens. One value, built once in the language and carried untouched to the sampler.
+    """Sampling parameters of one gen. The language builds the object and the sampler gets it unchanged.
 
-    temperature 0 is greedy. top_k -1, top_p 1.0, min_p 0.0 are off. Penalties are OpenAI's (frequency, presence: over
-    output tokens) and CTRL's (repetition: over prompt and output). `stop` strings end the text before them, wherever
-    they begin inside a token. A draw is a function of (seed, sample, position) alone; seed None lets the server choose.
+    temperature 0 is greedy. top_k -1, top_p 1.0 and min_p 0.0 are off. Frequency and presence penalties are OpenAI's
+    and count output tokens; the repetition penalty is CTRL's and counts prompt and output. `stop` strings end the text
+    before them, also where they begin inside a token. A draw depends on (seed, sample, position) only; with seed None
+    the server chooses a seed.
     """
 
     max_tokens: int = 128
@@ -135,18 +140,16 @@ class Sampling(Wire, frozen=True, cache_hash=True):
     logprobs: bool = False
     top_logprobs: int = 0
     constraint: ConstraintSpec | None = None
-    """Masks what may come next: last of all edits, before temperature. Logprobs stay the model's own."""
+    """The mask is applied after all other logit edits and before temperature. Logprobs are computed without it."""
     stop_regex: tuple[str, ...] = ()
-    """Patterns (RE2's syntax). As soon as one matches, the text ends, behind the match."""
+    """Patterns in RE2's syntax. The text ends after the first match."""
     logprob_start: int = -1
-    """With logprobs, those of the prompt's tokens too, from this one on. -1: none."""
+    """With `logprobs`, also return the logprobs of prompt tokens from this index on. -1: none."""
 
 
 class WireToolCall(Wire, frozen=True):
-    """What the model wants to be called, as it wrote it, in the order of its calls.
-
-    arguments: a JSON object. error: why this is no call that can be made (its JSON breaks off ...); "" if it is one.
-    """
+    """A tool call as the model wrote it. arguments: a JSON object. error: why the call is invalid, "" if it is
+    valid."""
 
     id: str
     name: str
@@ -155,69 +158,73 @@ class WireToolCall(Wire, frozen=True):
 
 
 class Tools(Wire, frozen=True):
-    """What a gen may call. specs: one JSON each, {"type": "function", "function": {name, description, parameters}};
-    the model's chat template writes them where it sees fit. max_rounds: turns with calls, after which it must answer.
-    """
+    """Tools that a gen may call. specs: one JSON document each, {"type": "function", "function": {name, description,
+    parameters}}; the chat template writes them into the prompt. max_rounds: turns with calls before the model must
+    answer."""
 
     specs: tuple[str, ...]
     max_rounds: int = 4
 
 
-class Append(Wire, frozen=True):
-    """Put `parts` at the end of a state."""
-
-    state: Number
-    parts: tuple[Part, ...]
-
-
 class Reasoning(Wire, frozen=True):
-    """How a model marks what it thinks before it speaks. is_forced: an output begins inside, mark or none."""
+    """How a model marks its reasoning. is_forced: the output begins inside the reasoning, with or without `start`."""
 
     start: str = "<think>"
     end: str = "</think>"
     is_forced: bool = False
 
 
+# ---- ops -----------------------------------------------------------------------------------------------------------
+
+
+class Append(Wire, frozen=True):
+    """Append `parts` to a state."""
+
+    state: Number
+    parts: tuple[Part, ...]
+
+
 class Gen(Wire, frozen=True):
-    """Generate at the end of a state; the text becomes value `ref` and part of the state (sample 0 where n > 1)."""
+    """Generate at the end of a state. The text becomes value `ref` and part of the state (sample 0 if n > 1)."""
 
     state: Number
     ref: Number
     sampling: Sampling = Sampling()
     stream: bool = False
-    """Send a Delta for each piece of text (sample 0), of what it thinks too, and of outputs that may not count."""
+    """Send a Delta for each piece of text of sample 0, including reasoning and outputs that are later retried."""
     name: str = ""
     line: str = ""
-    """Source position of the append, for errors: "file.py:12"."""
+    """Source position, for errors: "file.py:12"."""
     tools: Tools | None = None
-    """With tools the gen stands in an assistant's turn, and goes on over several: where the model calls, the turn ends,
-    a Called goes to the client, the Results that come back are turns of tools, and the model has the next turn. The
-    value is what it says in the one where it calls nothing. Sampling is of each turn."""
+    """The gen runs a tool loop and must be inside an assistant turn. When the model calls tools, the server ends the
+    turn, sends Called, appends the Results as tool turns and generates again. The value is the text of the first turn
+    without calls. Sampling applies to each turn."""
     reasoning: Reasoning | None = None
-    """Told apart: the value and the state are what the model says, and what it thinks is in Sample.reasoning alone."""
+    """Separate reasoning from the answer: it goes to Sample.reasoning, and not into the value or the state."""
     retries: int = 0
-    """> 0: the client looks at each output before it counts. A Called without calls goes to it; a Results with no text
-    takes the output, one with a text says what is wrong with it, and the model tries again, at most so often. Only the
-    last output becomes part of the state."""
+    """> 0: the client validates each output. The server sends Called (without calls); Results with an empty text
+    accepts the output, any other text is an error message for the model, which tries again up to `retries` times. Only
+    the last output becomes part of the state."""
     timeout: float = 0.0
-    """Seconds from its turn on (when all before it is done) after which it fails; 0: none."""
+    """Seconds after which the gen fails, from when its state reaches it; 0: none."""
     budget: int = 0
-    """Tokens, over all its samples and turns, after which it fails; 0: none."""
+    """Tokens, over all samples and turns, after which the gen fails; 0: none."""
     priority: int | None = None
-    """In the place of its program's; see Limits."""
+    """Overrides the program's priority; see ProgramLimits."""
     deadline: float = 0.0
-    """In the place of its program's, in seconds from its turn on; 0: that of the program."""
+    """Overrides the program's deadline, in seconds from when its state reaches it; 0: the program's."""
     adapter: str = ""
-    """Which adapter (LoRA) of the model speaks; "": none. Part of the root key, as other weights compute other KV."""
+    """Name of the LoRA adapter to use; "": none. Different adapters never share KV."""
 
 
 ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
 
 
 class Select(Wire, frozen=True):
-    """Score each choice as the continuation of a state; the best becomes value `ref` and part of the state.
+    """Score each choice as the continuation of a state. The chosen one becomes value `ref` and part of the state.
 
-    temperature 0 takes the best score; above, the choice is drawn from softmax(score / temperature) with `seed`.
+    temperature 0 takes the best score; otherwise the choice is drawn from softmax(score / temperature) with `seed`.
+    name, line, timeout, adapter: as for Gen.
     """
 
     state: Number
@@ -229,25 +236,23 @@ class Select(Wire, frozen=True):
     name: str = ""
     line: str = ""
     timeout: float = 0.0
-    """As of a Gen."""
     adapter: str = ""
-    """As of a Gen."""
-    asks: bool = False
-    """The client decides: a Called with the scores goes to it, and the one text of the Results is the choice."""
+    client_decides: bool = False
+    """The server sends the scores in a Called; the one text of the Results is the choice."""
 
 
 class Fork(Wire, frozen=True):
-    """Each of `children` becomes a state equal to `state` as it stands here. No text is sent again."""
+    """Create `children` as copies of `state` at this point."""
 
     state: Number
     children: tuple[Number, ...]
 
 
 class Join(Wire, frozen=True):
-    """Append to `state`, in order, the text that each child got since it was forked.
+    """Append to `state`, in order, the text that each child got since its fork.
 
-    adopt: the state goes on as its one child instead, which was forked from it or from another that was: all that the
-    child has, tokens too, takes the place of what the state has.
+    adopt: instead, `state` becomes equal to its only child (which was forked from it, directly or not), tokens
+    included.
     """
 
     state: Number
@@ -256,16 +261,16 @@ class Join(Wire, frozen=True):
 
 
 class Mark(Wire, frozen=True):
-    """Remember the state's end under `mark`, for a Read from here."""
+    """Remember the current end of the state as `mark`, for a later Read."""
 
     state: Number
     mark: Number
 
 
 class Read(Wire, frozen=True):
-    """The state's text, markers included, from `mark` (None: from its start) to here becomes value `ref`.
+    """The state's text from `mark` to here becomes value `ref`, chat markers included. mark None: the whole state.
 
-    tokens: its tokens too, in Value.tokens; only of the whole state, without a mark.
+    tokens: also return its tokens, in Value.tokens. Only without a mark.
     """
 
     state: Number
@@ -275,20 +280,17 @@ class Read(Wire, frozen=True):
 
 
 class Drop(Wire, frozen=True):
-    """The state will not be used again: stop what runs in it, let its KV go first.
-
-    tree: the same for all that was forked from it, at any depth.
-    """
+    """The state is not used again: stop what runs in it and evict its KV first. tree: also drop all its descendants."""
 
     state: Number
     tree: bool = False
 
 
-class Keep(Wire, frozen=True):
-    """What becomes of the state's KV, as it stands here, while nothing runs in it. Changes no answer.
+class CacheHint(Wire, frozen=True):
+    """A hint about the KV of a state at this point, while nothing runs in it. It changes no output.
 
-    pin: seconds for which it goes after all else, whether or not the program lives; 0 ends a pin before. steps: it is
-    needed again in about so many steps of the engine. prefetch: what of it lies in host memory comes back now.
+    pin: evict it last for so many seconds, even after the program ended; 0 removes a pin. steps: the program will use
+    it again in about so many engine steps. prefetch: copy its pages back from host memory now.
     """
 
     state: Number
@@ -298,10 +300,10 @@ class Keep(Wire, frozen=True):
 
 
 class Use(Wire, frozen=True):
-    """All ops of a template, in order, with `args` where its Args stand.
+    """All ops of a template, in order, with `args` in place of its Args.
 
-    The template's state 0 is `state`; its other states, its refs and its marks are numbered on from `child`, `ref` and
-    `mark`. seeds: of its gens and selects that have none, in order; (): they stay without.
+    The template's state 0 is `state`. Its other states, its refs and its marks are numbered from `child`, `ref` and
+    `mark` on. seeds: for its gens and selects that have no seed, in order; (): the server chooses.
     """
 
     state: Number
@@ -314,10 +316,8 @@ class Use(Wire, frozen=True):
 
 
 class Results(Wire, frozen=True):
-    """What the calls of a Called gave, one text for each, in order. Not queued: gen `ref` of the state waits for it.
-
-    Results that nothing waits for any more are ignored.
-    """
+    """The client's reply to a Called: one text for each call, in order. It is not queued behind other ops. The server
+    ignores Results that nothing waits for."""
 
     state: Number
     ref: Number
@@ -325,30 +325,32 @@ class Results(Wire, frozen=True):
     texts: tuple[str, ...]
 
 
-Op = Append | Gen | Select | Fork | Join | Mark | Read | Drop | Keep | Use | Results
-TemplateOp = Append | Gen | Select | Fork | Join | Mark | Read | Drop | Keep
+Op = Append | Gen | Select | Fork | Join | Mark | Read | Drop | CacheHint | Use | Results
+TemplateOp = Append | Gen | Select | Fork | Join | Mark | Read | Drop | CacheHint
 
 
 # ---- client -> server ----------------------------------------------------------------------------------------------
 
 
 class Hello(Wire, frozen=True):
-    """First message of a client; nothing else is answered before it."""
+    """The first message of a client. client: its name for the log. token: its access token, if the server asks for
+    one."""
 
     version: int
     client: str = ""
     token: str = ""
-    """Says whose the client is, where the server asks for one."""
 
 
 class ProgramLimits(Wire, frozen=True):
-    """What a program may take, and how urgent it is. What is not finished when something runs out fails, with an error
-    that says what it was.
+    """Limits and priority of a program. When a limit is reached, what is unfinished fails with an error that names it.
 
-    timeout: in seconds, as its user gave it (0: none); left: how much of that is left when the message is sent. budget:
-    tokens that its gens may make, all together (0: no limit). Programs of one client with the same `batch` (-1: none)
-    share batch_budget. timeout_of: whose the timeout is. priority: of two programs that wait, the higher goes first.
-    deadline: of equal priority, the earlier; in seconds from this message on, 0: none. Nothing fails that misses it.
+    timeout: seconds, as the user gave it (0: none). left: how many of them are left when the message is sent.
+    timeout_of: whether a run or a batch has the timeout. budget: tokens for all gens together (0: no limit).
+    batch, batch_budget: programs of one client with the same `batch` (-1: none) share a token budget.
+    priority: waiting programs with a higher one go first. deadline: orders programs of equal priority, in seconds from
+    now (0: none); missing it is not an error.
+    durable: a name under which the program continues, with the tokens it had, after the server was killed and started
+    again. One tenant has one running program of a name; a later one takes over. "": not durable.
     """
 
     timeout: float = 0.0
@@ -360,12 +362,10 @@ class ProgramLimits(Wire, frozen=True):
     priority: int = 0
     deadline: float = 0.0
     durable: str = ""
-    """Which program it is, to a server that was killed and started again: it goes on with the tokens that it had. Two
-    of one tenant at a time cannot be the same one; the later takes over. "": it is not durable."""
 
 
 class Submit(Wire, frozen=True):
-    """Ops to add to a program; the first Submit (seq 0) makes it. `last`: no more ops will come."""
+    """Add ops to a program. The first Submit (seq 0) creates it and may carry limits. last: no more ops follow."""
 
     program: Number
     seq: Number
@@ -373,79 +373,64 @@ class Submit(Wire, frozen=True):
     last: bool = False
     name: str = ""
     limits: ProgramLimits | None = None
-    """Only of the first one."""
 
 
 class Define(Wire, frozen=True):
-    """From now on the client's programs may Use `template`, a number that the client chose. Its ops are those of a
-    whole program: state 0 is there, and all others come from Forks among them."""
+    """Define template number `template` for this client. Its ops form a whole program: state 0 exists and all other
+    states come from its Forks."""
 
     template: Number
     ops: tuple[TemplateOp, ...]
 
 
 class Undefine(Wire, frozen=True):
-    """No message after this one uses the template."""
+    """Delete a template. No later message uses it."""
 
     template: Number
 
 
 class Cancel(Wire, frozen=True):
-    """Stop the program and forget it; what is not finished fails with code "cancelled"."""
+    """Stop the program. Everything unfinished fails with code "cancelled"."""
 
     program: Number
     seq: Number
 
 
-class Ask(Wire, frozen=True):
-    """A question outside any program; answered by an Answer with the same id.
+class Acknowledge(Wire, frozen=True):
+    """The client has all values of this durable program, so the server may delete its journal."""
 
-    "stats": counters as JSON. "flush": empty the tree of all that no program uses. "check": walk every invariant
-    (the answer's `ok` is False where one does not hold). "info": the model and options as JSON. "tree": what stands in
-    the tree, `most` of its nodes at most, and of each the text that it begins with (`radix_cache.sketch`, as JSON).
-    "events": which prefixes came to the engine's pages and left them since the number `since`, that the last answer
-    gave as `next`; -1: all that are there (`radix_cache.events`, as JSON).
+    program: Number
+
+
+class Ask(Wire, frozen=True):
+    """A question outside any program. The Answer has the same id.
+
+    "stats": counters as JSON. "flush": evict everything that no program uses. "check": verify all invariants; the
+    answer has ok False if one is violated. "info": model and options as JSON. "tree": up to `limit` nodes of the radix
+    tree with the text at their start (`radix_cache.sketch`, as JSON). "events": prefixes that were stored and evicted
+    since event number `since`, which is the `next` of the previous answer; -1: all prefixes stored now
+    (`radix_cache.events`, as JSON).
     """
 
     id: Number
     what: Literal["stats", "flush", "check", "info", "tree", "events"]
-    most: int = 0
+    limit: int = 0
     since: int = -1
 
 
 class Ping(Wire, frozen=True):
-    pass
-
-
-# ---- both ways, when messages are lost -----------------------------------------------------------------------------
-
-
-class Resend(Wire, frozen=True):
-    """Send your messages of this program again, from `seq` on: one before those that came did not."""
-
-    program: Number
-    seq: Number
-
-
-class Sync(Wire, frozen=True):
-    """int64 `bytes`, three per program: its number, how many messages I sent, how many of yours came.
-
-    A client says so now and then of what it waits for, and once more when it has all; the server answers with its own
-    numbers for the same programs. Who learns that it missed something asks for it; what came need not be kept.
-    """
-
-    programs: bytes
+    """The sender is alive and wants a Pong."""
 
 
 # ---- server -> client ----------------------------------------------------------------------------------------------
 
 
 class ChatMarkers(Wire, frozen=True):
-    """What the model's chat template writes around a turn, for those who show or stop at it.
+    """What the model's chat template writes around turns.
 
-    roles: role -> (prefix, suffix). default_system: the system text that the template adds where the first turn is not
-    the system's ("" if none). stop: strings that end an assistant turn. calls: how it writes a call of `f` with x = 1
-    ("": a gen cannot have tools here, and no_calls says why).
+    roles: role -> (prefix, suffix). default_system: the system prompt that the template adds if the first turn is not a
+    system turn. stop: strings that end an assistant turn. calls: how it writes a call of `f` with x = 1; "": tools are
+    not supported, and no_calls says why.
     """
 
     roles: dict[str, tuple[str, str]]
@@ -462,21 +447,19 @@ class Welcome(Wire, frozen=True):
     model: str
     max_context: int
     chat: ChatMarkers | None = None
-    """None: the model has no chat template, and role turns are refused."""
+    """None: the model has no chat template, and the server refuses role turns."""
     max_message: int = 64 << 20
-    """Bytes of the largest message that the server takes."""
+    """Size limit of a message to the server, in bytes."""
     images: bool = False
-    """Whether the model looks at pictures."""
-    credit: int = 0
-    """Programs that the client may have here at a time; 0: not told. One more waits with the client until another has
-    ended, or is refused, where none of the others will end by itself."""
+    """Whether prompts may contain images."""
+    max_programs: int = 0
+    """Programs that the client may run at a time; 0: not known. The client queues programs above the limit. If none of
+    the running programs can end by itself, it submits the next one anyway and the server refuses it."""
 
 
 class TokenUsage(Wire, frozen=True):
-    """Tokens of one gen. prompt = cached + computed (of the prompt); generated is the output, all samples.
-
-    drafted: proposed for the output before they were computed; accepted: so many of those became part of it.
-    """
+    """Token counts of one gen. prompt: of these, `cached` came from the tree. generated: output tokens of all samples.
+    drafted, accepted: draft tokens proposed for the output, and how many became part of it."""
 
     prompt: int = 0
     cached: int = 0
@@ -486,10 +469,10 @@ class TokenUsage(Wire, frozen=True):
 
 
 class Times(Wire, frozen=True):
-    """When a gen or select got how far, in seconds of the monotonic clock that all processes of a machine share.
+    """When a gen or select reached each stage, on the monotonic clock that all processes of a machine share.
 
-    ready: its turn had come. sent: its text was ids. started: the engine began to compute it. first: there was a first
-    token. ended: its output was complete. 0.0: not known, or it did not happen (a select has no first token).
+    ready: its state reached it. sent: its prompt was tokenised and sent to the engine. started: the engine began to
+    compute it. first: its first token. ended: its last token. 0.0: unknown, or it did not happen.
     """
 
     ready: float = 0.0
@@ -500,18 +483,16 @@ class Times(Wire, frozen=True):
 
 
 class Tokens(Wire, frozen=True):
-    """A text as tokens. ids: int32 `bytes`. lengths: int32 `bytes`, characters of each (0: ends inside a character).
-
-    made: (n_tokens, whether a gen made them) of one stretch after the other.
-    """
+    """A text as tokens. ids: int32 `bytes`. lengths: int32 `bytes`, characters of each token (0: it ends inside a
+    character). spans: consecutive stretches as (n_tokens, whether a gen produced them)."""
 
     ids: bytes = b""
     lengths: bytes = b""
-    made: tuple[tuple[int, bool], ...] = ()
+    spans: tuple[tuple[int, bool], ...] = ()
 
 
 class TokenLogprob(Wire, frozen=True):
-    """One token: its id, text, log-probability, and the best `top_logprobs` alternatives as (id, text, logprob)."""
+    """One token: its id, text, logprob, and the best `top_logprobs` alternatives as (id, text, logprob)."""
 
     id: int
     text: str
@@ -523,10 +504,10 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class Sample(Wire, frozen=True):
-    """One finished output. `matched`: the stop string, pattern or id that ended it, None where max_tokens did.
+    """One finished output. matched: the stop string, pattern or token id that ended it; None if max_tokens did.
 
-    drafted: int32 `bytes`, which of its tokens (from 0) were proposed before they were computed. drafts: by drafter,
-    how many tokens it proposed and how many were right; where there were several attempts or turns, of the last.
+    drafted: int32 `bytes`, indices of output tokens that were proposed by a draft. drafts: drafter -> (tokens proposed,
+    tokens accepted). After retries or tool rounds both describe the last output.
     """
 
     text: str
@@ -540,8 +521,8 @@ class Sample(Wire, frozen=True):
 
 
 class Scores(Wire, frozen=True):
-    """Why a select chose: per choice the mean logprob, the (logprob, id) of each scored token, and the weight it had in
-    the draw; `unconditional` only for the method that needs it."""
+    """Scores of a select, for each choice: the mean logprob, the (logprob, id) of each scored token, and its weight in
+    the draw. unconditional: only for the method that needs it."""
 
     normalized: tuple[float, ...]
     tokens: tuple[tuple[tuple[float, int], ...], ...]
@@ -550,12 +531,11 @@ class Scores(Wire, frozen=True):
 
 
 class Delta(Wire, frozen=True):
-    """More text of a streaming gen; never half a character, never text that a stop string may still cut.
+    """More text of a streaming gen. It contains whole characters only, and no text that a stop string may still cut.
 
-    n_tokens: so many its output has by now. is_thought: it is of what the model thinks (see Gen.reasoning). round: of a
-    gen with tools or retries, which turn or output it is of, from 0; with retries only the last round counts. logprobs:
-    of the tokens since the piece before, where Sampling.logprobs asks for them. n_prompt, n_cached: as in Usage, of
-    this turn or output; 0: not known yet.
+    n_tokens: output tokens so far. is_thought: the text is reasoning (see Gen.reasoning). round: the turn or attempt of
+    a gen with tools or retries, from 0; with retries only the last one counts. logprobs: of the tokens since the
+    previous Delta, if requested. n_prompt, n_cached: as in TokenUsage, for this round; 0: not known yet.
     """
 
     program: int
@@ -571,10 +551,10 @@ class Delta(Wire, frozen=True):
 
 
 class Called(Wire, frozen=True):
-    """The gen `ref` calls tools, for the `round`-th time (from 0), or shows its `round`-th output (see Gen.retries), or
-    the select `ref` shows its scores (see Select.asks), and waits for Results.
+    """Gen `ref` needs Results from the client: for tool calls, for an output to validate (Gen.retries), or, for a
+    select, for a choice (Select.client_decides).
 
-    text: the whole of its turn, the calls as the model wrote them. usage: of this turn alone.
+    round: from 0. text: the whole turn, with the calls as the model wrote them. usage: of this turn only.
     """
 
     program: int
@@ -589,7 +569,7 @@ class Called(Wire, frozen=True):
 
 
 class Value(Wire, frozen=True):
-    """A ref is known. Gen: one Sample per n. Select and Read: one Sample with the text."""
+    """Value `ref` is known. A Gen has n samples; a Select or Read has one, with the text."""
 
     program: int
     seq: int
@@ -599,17 +579,16 @@ class Value(Wire, frozen=True):
     scores: Scores | None = None
     times: Times = Times()
     tokens: Tokens | None = None
-    """Of a Read that asked for them."""
+    """For a Read with `tokens`."""
     prompt: tuple[TokenLogprob, ...] = ()
-    """Of a Gen that asked for them (Sampling.logprob_start). The first token of a text has the logprob nan."""
+    """For a Gen with logprob_start. The first token of a text has the logprob nan."""
 
 
 class Failed(Wire, frozen=True):
-    """A ref will never be known (ref None: the whole program). code and message are an error of runtime/errors.py.
+    """Value `ref` failed (ref None: the whole program failed). code and message are those of an error in errors.py.
 
-    Refs that depend on a failed one fail too, each with its own Failed. From the engine: program is the request id.
-    program -1: it is the peer itself that is refused (a wrong version, bytes that are no message), or, from an engine
-    that was not Ready yet, its start that failed.
+    Each ref that depends on a failed one gets a Failed of its own. From the engine, `program` is the request id.
+    program -1: the server refuses the client itself, or the engine could not start.
     """
 
     program: int
@@ -621,29 +600,30 @@ class Failed(Wire, frozen=True):
 
 
 class Answer(Wire, frozen=True):
+    """The answer to an Ask. body: JSON, or a UTF-8 error message if not ok."""
+
     id: int
     ok: bool
     body: bytes = b""
-    """JSON, or a UTF-8 message where not ok."""
 
 
 class Pong(Wire, frozen=True):
-    pass
+    """The reply to a Ping. The server also sends it unasked, to find out which client is gone."""
 
 
 # ---- server <-> engine ---------------------------------------------------------------------------------------------
 
 
 class Run(Wire, frozen=True):
-    """One generation for the engine, which knows nothing but ids.
+    """One generation for the engine. The engine works on token ids only.
 
-    ids: the whole prompt. sample: which of n samples this is (a draw is a function of (seed, sample, position)).
-    stop_ids: int32 ids that end the output *and are not part of it* (eos, stop_token_ids, and every token that contains
-    a stop string whole). The one that stopped it is named in Finish.
-    n_done: how many of the last ids were generated before (a replay after an engine died); penalties, min_tokens and
-    draws go on from there.
-    score_from: >= 0 asks for the logprob of each prompt token from that index on (>= 1), in Finish; max_tokens may then
-    be 0. namespace: the root key (tenant, adapter, weights version); nothing is shared across two.
+    ids: the whole prompt, int32. sample: the index among the gen's n samples.
+    stop_ids: int32 ids that end the output and are not part of it: eos, stop_token_ids, and every token that contains a
+    whole stop string. Finish.stop_id names the one that was drawn.
+    n_done: how many ids at the end of `ids` were generated before. It is > 0 when the server replays a request after an
+    engine died; penalties, min_tokens and draws continue from there.
+    score_from: if >= 0, return the logprobs of prompt tokens from this index (>= 1) on, in Finish; max_tokens may be 0.
+    namespace: root key of the KV (tenant, adapter, weights). Requests of two namespaces share nothing.
     """
 
     rid: int
@@ -656,21 +636,21 @@ class Run(Wire, frozen=True):
     score_from: int = -1
     namespace: bytes = b""
     order: tuple[int, ...] = ()
-    """Where it stands among its kin: (program, state, ...); siblings of a fork compare close."""
+    """(program serial, state, ...). Siblings of a fork compare close to each other."""
     client: int = 0
-    """Whose program it is; clients have equal shares."""
+    """The client's number. The scheduler gives clients equal shares."""
     priority: int = 0
-    """Of two waiting, the higher one goes first."""
+    """Waiting requests with a higher one go first."""
     deadline: float = 0.0
-    """Of equal priority, the earlier one goes first; seconds of the clock of Times, 0.0: none."""
+    """Orders requests of equal priority: the earlier goes first. On the clock of Times; 0.0: none."""
 
 
 class SetVocabulary(Wire, frozen=True):
-    """What the engine's guides need to know of the tokenizer. Sent once, before the first Run that has a constraint.
+    """What guides need to know about the tokenizer. Sent once, before the first Run with a constraint.
 
-    text: what the ids spell, one behind the other; ends: int32 `bytes`, where each one's spelling ends in it. special:
-    ids that no text has; control: those, and others that mark more than they spell. eos: those that end an output.
-    tokenizer: the tokenizer itself, as tokenizer.json.
+    text: the spelling of all ids, concatenated. ends: int32 `bytes`, the end of each spelling in `text`. special: ids
+    that are never shown in text. control: special ids and other ids that act as markers. eos: ids that end an output.
+    tokenizer: the content of tokenizer.json.
     """
 
     text: bytes
@@ -682,22 +662,24 @@ class SetVocabulary(Wire, frozen=True):
 
 
 class Abort(Wire, frozen=True):
+    """Stop request `rid`. The engine reports it as finished with reason "abort"."""
+
     rid: int
 
 
-class Over(Wire, frozen=True):
-    """The program, by its number in Run.order, will send no more Runs."""
+class ProgramEnded(Wire, frozen=True):
+    """No more Runs of this program will come. program: the first number of Run.order."""
 
     client: int
     program: int
 
 
 class Hold(Wire, frozen=True):
-    """A prefix that is needed again. Nothing of it is computed, and what is not in the tree now is not held.
+    """Protect the cached part of a prefix from eviction. Nothing is computed for it.
 
-    hold: a number of the server's; one that is there already gives way. steps: until it is needed, about; below 0: not
-    known. seconds: it is pinned for so long. prefetch: first, what lies in host memory comes back, as far as there is
-    room that nobody holds.
+    hold: the server's number for this hold; a new Hold with the same number replaces the old one. steps: engine steps
+    until the prefix is needed, about; < 0: unknown. seconds: pin it for this long. prefetch: copy its pages back from
+    host memory first, as far as there are pages that nobody holds.
     """
 
     hold: int
@@ -709,26 +691,34 @@ class Hold(Wire, frozen=True):
 
 
 class Release(Wire, frozen=True):
-    """The hold is over; unknown ones are those that ended by themselves, or with an engine before this one."""
+    """End a hold. The engine ignores numbers that it does not know: a hold may have expired."""
 
     hold: int
 
 
-class Bury(Wire, frozen=True):
-    """Nobody needs what goes on from the first n_shared ids of this prefix, nor what goes on from all of them: it goes
-    before anything else, but for what somebody runs on or holds."""
+class EvictFirst(Wire, frozen=True):
+    """Nothing will continue from the ids behind the first n_shared of this prefix. Evict them before anything else,
+    unless a request or a hold uses them."""
 
     ids: bytes
     n_shared: int = 0
     namespace: bytes = b""
 
 
-class Finish(Wire, frozen=True):
-    """How a request ended. stop_id: the id of stop_ids that ended it (-1: none did).
+class TopLogprobs(Wire, frozen=True):
+    """Logprob of one token, and the best k alternatives as int32 ids and float32 logprobs."""
 
-    scores: float32 `bytes`, the logprobs that score_from asked for. n_cached: prompt tokens that came from the tree.
-    started: when the engine began to compute it (see Times). n_drafted, n_accepted: as in Usage.
-    drafted: as in Sample. tops: with scores, the alternatives to each token, where Sampling.top_logprobs asks for some.
+    logprob: float
+    top_ids: bytes = b""
+    top_logprobs: bytes = b""
+
+
+class Finish(Wire, frozen=True):
+    """How a request ended. stop_id: the id of Run.stop_ids that ended it (-1: none).
+
+    scores: float32 `bytes`, the logprobs that score_from asked for; tops: with them, the alternatives of each token if
+    Sampling.top_logprobs > 0. n_cached: prompt tokens found in the tree. started: when the engine began to compute it
+    (see Times). n_drafted, n_accepted: as in TokenUsage. drafted, drafts: as in Sample.
     """
 
     rid: int
@@ -743,24 +733,15 @@ class Finish(Wire, frozen=True):
     drafted: bytes = b""
     tops: tuple[TopLogprobs, ...] = ()
     drafts: dict[str, tuple[int, int]] = {}
-    """(drafted, accepted) by drafter."""
-
-
-class TopLogprobs(Wire, frozen=True):
-    """Logprobs of one new token: its own, and the best k as int32 ids and float32 logprobs."""
-
-    logprob: float
-    top_ids: bytes = b""
-    top_logprobs: bytes = b""
 
 
 class Step(Wire, frozen=True):
-    """What one engine step gave, for all requests at once.
+    """The output of one engine step for all requests.
 
-    rids: int64 `bytes`, the requests that got tokens. counts: int32, how many each. ids: int32, all of them in order.
-    logprobs: rid -> one entry per new token, only for those that asked. A finished request is in `finished` of the step
-    that ended it, and is gone from the engine then. cached: rid -> prompt tokens that came from the tree, of those that
-    got their first token.
+    rids: int64 `bytes`, the requests that got tokens. counts: int32, how many each. ids: int32, the tokens of all, in
+    that order. logprobs: rid -> one entry per new token, for requests that asked for them. finished: requests that
+    ended with this step; the engine has forgotten them. cached: rid -> prompt tokens found in the tree, for requests
+    that got their first token.
     """
 
     rids: bytes = b""
@@ -772,33 +753,34 @@ class Step(Wire, frozen=True):
 
 
 class Ready(Wire, frozen=True):
-    """The engine has loaded its model and claimed its pages."""
+    """The engine has loaded its model and allocated its pages.
+
+    page: slots of a page. report: lines for a person about what was chosen (device, dtype, memory, threads).
+    step_seconds: duration of the largest step, measured at start. weights: `weights.fingerprint`, for root keys.
+    """
 
     n_pages: int
     page: int
     max_context: int
     report: tuple[str, ...] = ()
-    """Lines for a person: what was chosen and why (device, dtype, memory, threads)."""
     step_seconds: float = 0.0
-    """What the largest step took as the engine started."""
     weights: bytes = b""
-    """Which weights they are (`weights.fingerprint`), for the root keys."""
 
 
 # ---- server <-> preflight ------------------------------------------------------------------------------------------
 
 
 class Check(Wire, frozen=True):
-    """Try a constraint in a process that may die of it. owner: the client who asks; nobody waits for another's."""
+    """Try to compile a constraint in the preflight process. owner: the client, for fair queueing."""
 
     id: int
     spec: ConstraintSpec
     owner: int = 0
 
 
-class Verdict(Wire, frozen=True):
-    """What came of it: the spec that the engine gets, or (code not empty) an error of runtime/errors.py. id -1: the
-    process is up."""
+class CheckResult(Wire, frozen=True):
+    """The outcome of a Check: the spec for the engine, or an error of errors.py (code not empty). id -1: the preflight
+    process is ready."""
 
     id: int
     spec: ConstraintSpec | None = None
@@ -806,21 +788,19 @@ class Verdict(Wire, frozen=True):
     message: str = ""
 
 
-ClientMessage = Hello | Submit | Define | Undefine | Cancel | Ask | Ping | Resend | Sync
-ServerMessage = Welcome | Delta | Called | Value | Failed | Answer | Pong | Resend | Sync
-EngineOrder = Run | Abort | Over | Hold | Release | Bury | Ask | SetVocabulary | Ping
+ClientMessage = Hello | Submit | Define | Undefine | Cancel | Acknowledge | Ask | Ping
+ServerMessage = Welcome | Delta | Called | Value | Failed | Answer | Pong
+EngineCommand = Run | Abort | ProgramEnded | Hold | Release | EvictFirst | Ask | SetVocabulary | Ping
 EngineReport = Ready | Step | Failed | Answer | Pong
 
-PreflightOrder = SetVocabulary | Check
-
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
-"""What the decoders raise at bytes that are no message: a text that is no UTF-8 is a ValueError."""
+"""What decoders raise on invalid bytes. Invalid UTF-8 is a ValueError, deep nesting a RecursionError."""
 
+# One decoder per direction: a message of another direction does not decode.
 encode = msgspec.msgpack.Encoder().encode
 decode_client = msgspec.msgpack.Decoder(ClientMessage).decode
 decode_server = msgspec.msgpack.Decoder(ServerMessage).decode
-decode_order = msgspec.msgpack.Decoder(EngineOrder).decode
+decode_command = msgspec.msgpack.Decoder(EngineCommand).decode
 decode_report = msgspec.msgpack.Decoder(EngineReport).decode
-decode_check = msgspec.msgpack.Decoder(PreflightOrder).decode
-decode_verdict = msgspec.msgpack.Decoder(Verdict).decode
-"""One encoder for all, one decoder per direction: a peer that sends another direction's message fails to decode."""
+decode_check = msgspec.msgpack.Decoder(SetVocabulary | Check).decode
+decode_check_result = msgspec.msgpack.Decoder(CheckResult).decode

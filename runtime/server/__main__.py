@@ -1,3 +1,5 @@
+"""`python -m banyan.runtime.server`: the server process (see worker.py)."""
+
 import sys
 
 from banyan.runtime.server.worker import main

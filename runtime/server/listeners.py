@@ -1,6 +1,6 @@
-"""Where clients come in: a local socket, and tcp:// where the config binds one. To the server they are one door.
+"""The sockets on which a server listens: the local one, and tcp:// if the config has `bind`.
 
-A client is the letter of its door and the name that libzmq gave it there, so that nobody takes another's name.
+A client is identified by one letter for the socket and the identity that libzmq gave it there.
 """
 
 from __future__ import annotations
@@ -15,47 +15,52 @@ from banyan.runtime.protocol import ipc, tcp_auth
 
 Client = bytes
 
-_AT_ONCE = 64  # messages taken from a door before others have their turn
+_BATCH = 64  # messages taken from one socket before the next one
 
 
 class Listeners:
-    """sockets: readable when somebody says something. breaks: when a connection breaks. lines: where it listens beside
-    the local socket, for a person."""
+    """All listening sockets.
+
+    sockets   readable when a client has sent something
+    monitors  readable when a connection broke
+    address   tcp://HOST:PORT as bound; "" without `bind`
+    report    lines for a person about where it listens besides the local socket
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: Config) -> None:
         """ConfigError: it cannot listen."""
-        near, self._lock = ipc.listen(context, Path(config.socket), config.max_message)
-        self._doors = {b"i": near}
+        local, self._lock = ipc.listen(context, Path(config.socket), config.max_message)
+        self._sockets = {b"i": local}
         self.address = ""
-        """tcp://HOST:PORT as it is bound; "": it is not."""
-        self.lines: tuple[str, ...] = ()
+        self.report: tuple[str, ...] = ()
         try:
             if config.bind:
-                far = tcp_auth.listen(context, config.bind, Path(config.curve_key), config.max_message)
-                self._doors[b"t"] = far
-                self.address = far.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+                remote = tcp_auth.listen(context, config.bind, Path(config.curve_key), config.max_message)
+                self._sockets[b"t"] = remote
+                self.address = remote.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
                 key = tcp_auth.read_keys(Path(config.curve_key))[0].decode()
-                self.lines = (f"listens at {self.address} too, encrypted; its public key is {key}",)
+                self.report = (f"listens at {self.address} too, encrypted; its public key is {key}",)
         except BaseException:
             self.release()
             raise
-        self.sockets = tuple(self._doors.values())
-        self.breaks = tuple(map(ipc.watch, self.sockets))
+        self.sockets = tuple(self._sockets.values())
+        self.monitors = tuple(map(ipc.watch, self.sockets))
 
     def receive(self) -> Iterator[tuple[Client, list[bytes]]]:
-        """What clients sent: at most a batch, so that nobody else is kept waiting."""
-        for letter, door in self._doors.items():
-            for _ in range(_AT_ONCE):
+        """(client, frames) of messages that have arrived, up to a limit, so that other work of the loop is not
+        delayed."""
+        for letter, socket in self._sockets.items():
+            for _ in range(_BATCH):
                 try:
-                    name, *frames = door.recv_multipart(zmq.NOBLOCK)
+                    identity, *frames = socket.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     break
-                yield letter + name, frames
+                yield letter + identity, frames
 
     def send(self, client: Client, data: bytes) -> bool:
-        """False: it is gone, or does not read what it asked for."""
+        """Send a message. Returns False if the client is gone or does not read its messages."""
         try:
-            self._doors[client[:1]].send_multipart((client[1:], data), zmq.NOBLOCK)
+            self._sockets[client[:1]].send_multipart((client[1:], data), zmq.NOBLOCK)
         except zmq.ZMQError as e:
             if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
@@ -63,9 +68,9 @@ class Listeners:
         return True
 
     def has_broken(self) -> bool:
-        """Whether a connection broke since it was last asked."""
-        return sum(map(ipc.drain, self.breaks)) > 0
+        """Whether a connection broke since the last call."""
+        return sum(map(ipc.drain, self.monitors)) > 0
 
     def release(self) -> None:
-        """Let another server have the place. Idempotent."""
+        """Let another server use the path. Idempotent."""
         self._lock.release()

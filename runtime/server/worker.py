@@ -1,9 +1,9 @@
-"""The server as a process: its loop, its sockets, its end.
+"""The server process: its event loop and its sockets.
 
     python -m banyan.runtime.server --config JSON --ready-fd N --alive-fd M [--private]
 
-One thread that never waits for anything but its sockets. Text that takes long to encode goes to a thread and comes
-back as a call on the loop.
+One thread runs the loop and blocks only in poll. Long texts are tokenised on other threads, and the results come back
+as calls on the loop.
 """
 
 from __future__ import annotations
@@ -49,49 +49,47 @@ from banyan.runtime.server.telemetry.observer import Observer
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.tokenizer import Files, Tokenizer
 
-LONG = 4096
-"""Characters that are encoded on the loop at most: about 1 ms. A thread's round trip takes 0.1 ms."""
+MAX_INLINE = 4096
+"""Characters that are tokenised on the loop itself: at most 1 ms. The round trip to a thread takes 0.1 ms."""
 
-MAX_BARREN = 2
-"""Engines that may end one after another before they are ready; then there is nothing to go on with."""
+MAX_FAILED_STARTS = 2
+"""Engines in a row that may die before they are ready. Then the server ends."""
 
-MOST_REFUSALS = 16
-"""Messages of a peer that are refused with a word; then nothing is read of it any more."""
+MAX_REFUSALS = 16
+"""Messages of one peer that are refused with an error. Later ones are ignored."""
 
-MOST_KNOWN = 4096
-"""Peers whose refusals are counted."""
+MAX_COUNTED_PEERS = 4096
+"""Peers whose refused messages are counted."""
 
 LEVELS = ("quiet", "info", "debug")
 
 
 class Peer:
-    """A client that said Hello."""
+    """A connected client."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.n_silent = 0  # heartbeats since it was last heard
+        self.n_silent = 0  # heartbeats since its last message
 
 
 class Server:
-    """One model's server: everything that runs in its process.
-
-    `run` returns when the parent is gone, a signal asked for the end, or no engine comes up.
-    """
+    """Everything that runs in the server process. `run` returns when the parent process is gone, a signal asked for the
+    end, or no engine can be started."""
 
     def __init__(
         self, config: Config, alive_fd: int | None, ready_fd: int | None, is_private: bool, engine: Sequence[str]
     ) -> None:
-        """`is_private`: the directory of the socket goes with the server."""
-        self.config, self._alive_fd, self._ready_fd, self._is_private = config, alive_fd, ready_fd, is_private
+        """is_private: remove the socket's directory at the end. engine: the command that starts an engine."""
+        self.config, self._alive_fd, self.ready_fd, self._is_private = config, alive_fd, ready_fd, is_private
         self.is_stopping = False
         self._error: BanyanError | None = None
         self.tenants = Tenants(configured(config), config.isolate == "connection")
         if config.bind and not self.tenants.asks_for_token:
             raise ConfigError(f"bind is {config.bind}, and anybody could come in there; say who may, with token_file")
         self._peers: dict[bytes, Peer] = {}
-        self._refusals: OrderedDict[bytes, int] = OrderedDict()  # of peers that broke the rules lately
-        self._waiting: dict[bytes, tuple[wire.Hello, Tenant]] = {}  # who said Hello before the engine was ready
-        self._n_barren = 0  # engines in a row that died before they were ready
+        self._refusals: OrderedDict[bytes, int] = OrderedDict()  # refused messages of recent peers
+        self._waiting: dict[bytes, tuple[wire.Hello, Tenant]] = {}  # clients that wait until the engine is ready
+        self._n_failed_starts = 0
         self._started = time.monotonic()
         self._calls: deque[Callable[[], None]] = deque()
         with contextlib.ExitStack() as undo:
@@ -99,126 +97,131 @@ class Server:
             self._undo = undo.pop_all()
 
     def _open(self, undo: contextlib.ExitStack, engine: Sequence[str]) -> None:
-        """Everything that must be closed again, on `undo`."""
+        """Open sockets and start the engine. undo: closes them."""
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         undo.callback(os.close, self._wake)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         undo.callback(self._context.destroy, 0)
         path = Path(self.config.socket)
-        self.front = Listeners(self._context, self.config)
+        self.listeners = Listeners(self._context, self.config)
         if self._is_private:
             undo.callback(shutil.rmtree, path.parent, ignore_errors=True)
-        undo.callback(self.front.release)
+        undo.callback(self.listeners.release)
         undo.callback(path.unlink, missing_ok=True)
-        directory = resolve(self.config.model)
-        self.directory = directory
-        self.name = self.config.model if self.config.model == "pocket" else directory.name
-        self.link = EngineLink(self._context, msgspec.structs.replace(self.config, model=str(directory)), path, engine)
+        self.directory = resolve(self.config.model)
+        self.name = self.config.model if self.config.model == "pocket" else self.directory.name
+        engine_config = msgspec.structs.replace(self.config, model=str(self.directory))
+        self.link = EngineLink(self._context, engine_config, path, engine)
         undo.callback(self.link.close)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="banyan-encode")
         undo.callback(self._threads.shutdown, wait=False, cancel_futures=True)
-        self._load(directory, undo)  # while the engine loads its weights
+        self._load(undo)  # while the engine loads its weights
 
-    def _load(self, directory: Path, undo: contextlib.ExitStack) -> None:
-        files = Files.read(directory)
-        self.tokenizer = Tokenizer(directory, files)
+    def _load(self, undo: contextlib.ExitStack) -> None:
+        files = Files.read(self.directory)
+        self.tokenizer = Tokenizer(self.directory, files)
         template = ChatTemplate(files.template, files.special_tokens) if files.template else None
         text_config = files.config.get("text_config") or files.config
-        self.requests = EngineRequests(self.tokenizer, text_config.get("vocab_size"), self._order)
+        self.requests = EngineRequests(self.tokenizer, text_config.get("vocab_size"), self.link.send)
         vocabulary = self.tokenizer.vocabulary()
-        self.link.first = (vocabulary,)
-        self.grammars = ConstraintChecker(
+        self.link.set_vocabulary(vocabulary)
+        self.constraints = ConstraintChecker(
             self._context,
             Path(self.config.socket),
             vocabulary,
             text_config.get("vocab_size") or len(self.tokenizer.spelling),
-            most_bytes=self.config.constraint_bytes,
+            max_bytes=self.config.constraint_bytes,
             seconds=self.config.constraint_seconds,
             engine=self.config.constraint_engine,
-            changed=self._watch,
+            on_sockets_changed=self._make_poller,
         )
-        undo.callback(self.grammars.close)
-        generator = Generator(self.tokenizer, template, self.requests, self._offload, Random(), self.grammars.check)
+        undo.callback(self.constraints.close)
+        generator = Generator(self.tokenizer, template, self.requests, self._offload, Random(), self.constraints.check)
         self.timers = Timers()
-        self.programs = Programs(generator, self._say, self.timers, quota.QuotaLimits.of(self.config))
+        self.programs = Programs(generator, self._send, self.timers, quota.QuotaLimits.of(self.config))
+        self.observer = Observer(self.config, self.name, undo)
         self.requests.spend, self.requests.standing = self.programs.spend, self.programs.standing
         self.requests.give_up = self.programs.give_up
-        self.programs.over, self.programs.root = self._over, self.tenants.root
-        self._keep_a_journal(undo)
+        self.programs.over, self.programs.root = self._program_ended, self.tenants.root
+        self.requests.ended = self.observer.request_ended
+        self.programs.generated = self.observer.generated
+        self._open_journal(undo)
         self.questions = Questions(
             self.tenants,
             self.tokenizer,
-            order=self._order,
-            say=self._say,
+            send_to_engine=self.link.send,
+            send=self._send,
             stats=self._stats,
             info=self._info,
             check=lambda: self.programs.check(self.requests),
+            on_counters=self.observer.counters,
         )
-        self.observed = Observer(self.config, self.name, undo)
-        self.requests.ended, self.questions.noted = self.observed.ended, self.observed.note
-        self.programs.generated = self.observed.generated
         self.chat = self.programs.tooling.told(template.chat_markers()) if template else None
 
-    def _keep_a_journal(self, undo: contextlib.ExitStack) -> None:
-        """Of programs that are durable, where anybody could come back to them."""
+    def _open_journal(self, undo: contextlib.ExitStack) -> None:
+        """Open the journal of durable programs, unless no client could come back to its programs."""
         durables = self.programs.durables
-        self.requests.diary, self.requests.later = durables.diary, self._later
+        self.requests.diary, self.requests.later = durables.diary, self._call_soon
         if self._is_private:
-            durables.why = "this server ends with the process that started it; use `banyan serve --socket PATH`"
+            durables.unsupported = "this server ends with the process that started it; use `banyan serve --socket PATH`"
         elif self.config.isolate == "connection":
-            durables.why = "who comes back is another connection, and this server keeps each one's to itself"
+            durables.unsupported = "a client that reconnects is new to this server, which keeps each one's to itself"
         else:
-            most = parse_bytes(self.config.durable_bytes)
-            durables.journal = Journal(Path(f"{self.config.socket}.journal"), most)
+            durables.journal = Journal(Path(f"{self.config.socket}.journal"), parse_bytes(self.config.durable_bytes))
             undo.callback(durables.journal.close)
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        beat = time.monotonic() + ipc.HEARTBEAT
-        self._watch()
+        """Serve until the end. Raises the error that ended the server, if one did."""
+        next_heartbeat = time.monotonic() + ipc.HEARTBEAT
+        self._make_poller()
         with self._undo:
             while not self.is_stopping:
-                ready = dict(self._poller.poll(int(1000 * self.timers.wait(max(0.0, beat - time.monotonic()))) + 1))
+                timeout = self.timers.wait(max(0.0, next_heartbeat - time.monotonic()))
+                ready = dict(self._poller.poll(int(1000 * timeout) + 1))
                 if self.link.socket in ready:
-                    self.link.receive(self._report)
+                    self.link.receive(self._handle_report)
                 if self.link.life in ready:
                     self._engine_died()
-                if any(source in ready for source in self.front.sockets):
+                if any(source in ready for source in self.listeners.sockets):
                     self._receive()
                 if self._wake in ready:
-                    self._call()
-                if any(source in ready for source in self.grammars.sockets):
-                    self.grammars.receive()
-                if any(source in ready for source in self.front.breaks) and self.front.has_broken():
-                    beat = min(beat, time.monotonic() + 0.05)  # by then the socket knows whom it lost
-                    self._probe()
+                    self._run_calls()
+                if any(source in ready for source in self.constraints.sockets):
+                    self.constraints.receive()
+                if any(source in ready for source in self.listeners.monitors) and self.listeners.has_broken():
+                    next_heartbeat = min(next_heartbeat, time.monotonic() + 0.05)  # until libzmq has dropped the peer
+                    self._probe_clients()
                 if self._alive_fd in ready:
                     self.stop()
                 self.timers.run()
-                if time.monotonic() >= beat:
-                    beat = time.monotonic() + ipc.HEARTBEAT
-                    self._beat()
+                if time.monotonic() >= next_heartbeat:
+                    next_heartbeat = time.monotonic() + ipc.HEARTBEAT
+                    self._heartbeat()
         if self._error is not None:
             raise self._error
 
-    def _watch(self) -> None:
-        """What the loop sleeps on. Made anew with each process that it talks to."""
+    def _make_poller(self) -> None:
+        """Make the poller again. Called whenever a child process was started or ended."""
         self._poller = zmq.Poller()
-        ours = (*self.front.sockets, *self.front.breaks, self._wake, self._alive_fd)
-        for source in (*ours, self.link.socket, self.link.life, *self.grammars.sockets):
+        ours = (*self.listeners.sockets, *self.listeners.monitors, self._wake, self._alive_fd)
+        for source in (*ours, self.link.socket, self.link.life, *self.constraints.sockets):
             if source is not None:
                 self._poller.register(source, zmq.POLLIN)
 
     def stop(self) -> None:
         self.is_stopping = True
 
-    def _note(self, level: Literal["quiet", "info", "debug"], text: str) -> None:
-        """Say it on stderr, if the log is at least as talkative as `level`."""
+    def wake(self) -> None:
+        """Make the loop run. Safe in a signal handler and on any thread."""
+        os.eventfd_write(self._wake, 1)
+
+    def _log(self, level: Literal["quiet", "info", "debug"], text: str) -> None:
         if LEVELS.index(level) <= LEVELS.index(self.config.log):
             print(f"banyan: {text}", file=sys.stderr, flush=True)
 
-    def _call(self) -> None:
+    def _run_calls(self) -> None:
         os.eventfd_read(self._wake)
         while self._calls:
             try:
@@ -226,41 +229,43 @@ class Server:
             except Exception:  # a bug of ours costs what was to be done, and not the loop
                 traceback.print_exc()
 
-    def _later(self, call: Callable[[], None]) -> None:
+    def _call_soon(self, call: Callable[[], None]) -> None:
+        """Run `call` on the loop later. Safe on any thread."""
         self._calls.append(call)
-        os.eventfd_write(self._wake, 1)
+        self.wake()
 
     def _offload(self, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Run `work`, on a thread if the text is long, and `then` with its result or exception on the loop."""
+
         def result() -> Any:
             try:
                 return work()
             except Exception as e:  # `then` decides what it means
                 return e
 
-        if n_chars <= LONG:
+        if n_chars <= MAX_INLINE:
             then(result())
         else:
-            self._threads.submit(lambda: self._later(partial(then, result())))
+            self._threads.submit(lambda: self._call_soon(partial(then, result())))
 
     # ---- clients ---------------------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        for client, frames in self.front.receive():
-            if self._refusals.get(client, 0) >= MOST_REFUSALS:
+        for client, frames in self.listeners.receive():
+            if self._refusals.get(client, 0) >= MAX_REFUSALS:
                 continue
             try:
                 message = _decode(frames)
                 if not isinstance(message, wire.Ping):
-                    self._note("debug", f"{client.hex()}: {type(message).__name__}, {len(frames[0])} bytes")
-                self._take(client, message)
+                    self._log("debug", f"{client.hex()}: {type(message).__name__}, {len(frames[0])} bytes")
+                self._handle(client, message)
             except BanyanError as e:
                 self._refuse(client, e)
-            except Exception as e:  # a bug of ours costs the client that met it, not all the others
+            except Exception as e:  # a bug: only the client that triggered it is disconnected
                 traceback.print_exc()
                 self._refuse(client, BanyanError(f"the server failed on this message: {e!r}"))
 
-    def _take(self, client: bytes, message: wire.ClientMessage) -> None:
-        peer = self._peers.get(client)
+    def _handle(self, client: bytes, message: wire.ClientMessage) -> None:
         if isinstance(message, wire.Hello):
             if message.version != wire.VERSION:
                 raise ConnectFailed(
@@ -271,6 +276,7 @@ class Server:
             if self.link.ready is not None:
                 self._welcome(self.link.ready)
             return
+        peer = self._peers.get(client)
         if peer is None:
             raise BadMessage(f"{type(message).__name__} came before Hello")
         peer.n_silent = 0
@@ -283,71 +289,68 @@ class Server:
                 self.programs.undefine(client, message)
             case wire.Cancel():
                 self.programs.cancel(client, message)
+            case wire.Acknowledge():
+                self.programs.acknowledge(client, message)
             case wire.Ask():
                 self.questions.ask(client, message)
             case wire.Ping():
-                self._say(client, wire.Pong())
-            case wire.Resend():
-                self.programs.delivery.resend(client, message)
-            case wire.Sync():
-                self.programs.delivery.sync(client, message)
+                self._send(client, wire.Pong())
 
     def _welcome(self, ready: wire.Ready) -> None:
+        """Accept the clients that said Hello."""
+        welcome = wire.Welcome(
+            version=wire.VERSION,
+            model=self.name,
+            max_context=ready.max_context,
+            chat=self.chat,
+            max_message=self.config.max_message,
+            max_programs=self.config.max_programs,
+        )
         for client, (hello, tenant) in self._waiting.items():
             self._peers[client] = Peer(hello.client)
             self.tenants.join(client, tenant)
             whose = f" of {tenant.name}" if tenant.name else ""
-            self._note("info", f"client {hello.client}{whose} joined as {client.hex()}")
-            self._say(
-                client,
-                wire.Welcome(
-                    version=wire.VERSION,
-                    model=self.name,
-                    max_context=ready.max_context,
-                    chat=self.chat,
-                    max_message=self.config.max_message,
-                    credit=self.config.max_programs,
-                ),
-            )
+            self._log("info", f"client {hello.client}{whose} joined as {client.hex()}")
+            self._send(client, welcome)
         self._waiting.clear()
 
-    def _say(self, client: bytes, message: wire.ServerMessage) -> None:
-        if not self.front.send(client, wire.encode(message)):
-            # Not now: who called may be in the middle of its program.
-            self._later(partial(self._forget, client))
+    def _send(self, client: bytes, message: wire.ServerMessage) -> None:
+        if not self.listeners.send(client, wire.encode(message)):
+            # Later, because the caller may be in the middle of one of its programs.
+            self._call_soon(partial(self._forget, client))
 
     def _refuse(self, client: bytes, error: BanyanError) -> None:
-        """A peer that breaks the rules: told so, then forgotten."""
-        self._note("info", f"refused {client.hex()}: {error.message}")
+        """Send an error to a peer that violated the protocol, and disconnect it."""
+        self._log("info", f"refused {client.hex()}: {error.message}")
         self._refusals[client] = self._refusals.pop(client, 0) + 1
-        if len(self._refusals) > MOST_KNOWN:
+        if len(self._refusals) > MAX_COUNTED_PEERS:
             self._refusals.popitem(last=False)
-        self._say(client, wire.Failed(program=-1, seq=0, code=error.code, message=error.message))
+        self._send(client, wire.Failed(program=-1, seq=0, code=error.code, message=error.message))
         self._forget(client)
 
     def _forget(self, client: bytes) -> None:
         if (peer := self._peers.pop(client, None)) is not None:
-            self._note("info", f"client {peer.name} is gone")
+            self._log("info", f"client {peer.name} is gone")
             self.programs.forget(client)
             self.tenants.leave(client)
 
-    def _probe(self) -> None:
-        """A connection broke: find out whose. A send to a client that is gone fails."""
+    def _probe_clients(self) -> None:
+        """Find out which connections broke: sending to a client that is gone fails."""
         for client in list(self._peers):
-            self._say(client, wire.Pong())
+            self._send(client, wire.Pong())
 
-    def _over(self, program: RunningProgram, error: Error | None) -> None:
+    def _program_ended(self, program: RunningProgram, error: Error | None) -> None:
         self.requests.end(program.serial)
-        self.observed.over(program, error)
+        self.observer.program_ended(program, error)
 
-    def _beat(self) -> None:
-        self.link.beat()
-        if self.observed.wants_counters and self.link.ready is not None:
+    def _heartbeat(self) -> None:
+        self.link.heartbeat()
+        if self.observer.wants_counters and self.link.ready is not None:
             self.questions.ask(OURSELVES, wire.Ask(id=0, what="stats"))
-        self._probe()
+        self._probe_clients()
         for client, peer in list(self._peers.items()):
             peer.n_silent += 1
-            if peer.n_silent > ipc.SILENT:
+            if peer.n_silent > ipc.MAX_SILENT:
                 self._forget(client)
 
     def _info(self) -> dict[str, Any]:
@@ -359,33 +362,8 @@ class Server:
             "pid": os.getpid(),
             "engine_pid": self.link.pid,
             "protocol": wire.VERSION,
-            "address": self.front.address,
+            "address": self.listeners.address,
         }
-
-    # ---- the engine ------------------------------------------------------------------------------------------------
-
-    def _order(self, order: wire.EngineOrder) -> None:
-        self.link.send(order)
-
-    def _report(self, report: wire.EngineReport) -> None:
-        match report:
-            case wire.Step():
-                self.observed.step(report)
-                self.requests.take(report)
-            case wire.Failed(program=-1):
-                self._error = self._error or from_code(report.code, report.message)
-            case wire.Failed():
-                self.requests.fail(report)
-            case wire.Answer():
-                self.questions.take(report)
-            case wire.Ready():
-                self._n_barren = 0
-                self.tenants.weights = report.weights
-                lines = (*report.report, *self.front.lines)
-                for line in lines:
-                    self._note("info", line)
-                self._tell(launch.StartReport(pid=os.getpid(), lines=lines))
-                self._welcome(report)
 
     def _stats(self) -> dict[str, float]:
         return {
@@ -393,58 +371,76 @@ class Server:
             "programs": len(self.programs),
             "requests": len(self.requests),
             "engine_starts": self.link.n_starts,
-            **({f"slo_{name}": n for name, n in self.observed.goodput.counts.items()} if self.config.slo else {}),
+            **({f"slo_{name}": n for name, n in self.observer.goodput.counts.items()} if self.config.slo else {}),
             "seconds": round(time.monotonic() - self._started, 3),
         }
 
+    # ---- the engine ------------------------------------------------------------------------------------------------
+
+    def _handle_report(self, report: wire.EngineReport) -> None:
+        match report:
+            case wire.Step():
+                self.observer.step(report)
+                self.requests.take(report)
+            case wire.Failed(program=-1):
+                self._error = self._error or from_code(report.code, report.message)
+            case wire.Failed():
+                self.requests.fail(report)
+            case wire.Answer():
+                self.questions.receive(report)
+            case wire.Ready():
+                self._n_failed_starts = 0
+                self.tenants.weights = report.weights
+                lines = (*report.report, *self.listeners.report)
+                for line in lines:
+                    self._log("info", line)
+                if self.ready_fd is not None:
+                    launch.report_start(self.ready_fd, launch.StartReport(pid=os.getpid(), lines=lines))
+                    self.ready_fd = None
+                self._welcome(report)
+
     def _engine_died(self) -> None:
-        """Start another and give it what ran. Without one that ever was ready, there is nothing to go on with."""
-        self.link.receive(self._report)  # its last words
+        """Start another engine and replay the running requests. The server ends if its first engine died while it was
+        starting, or if no engine comes up any more."""
+        self.link.receive(self._handle_report)  # reports sent before it died
         death, was_ready = self.link.death(), self.link.ready is not None
-        self._n_barren += not (was_ready or death.is_blameless)
+        self._n_failed_starts += not (was_ready or death.is_blameless)
         why = "" if self._error is None else f": {self._error.message}"
         lost = EngineLost(f"the engine process died ({death.how}){why}")
         self.link.close()
         self.questions.fail(lost.message)
-        if self._ready_fd is not None or self._n_barren >= MAX_BARREN:
+        if self.ready_fd is not None or self._n_failed_starts >= MAX_FAILED_STARTS:
             self._error = self._error or lost
             self.requests.fail_all(lost.code, self._error.message)
             self.stop()
             return
         self._error = None
-        self._note("quiet", f"{lost.message}; starting another")
+        self._log("quiet", f"{lost.message}; starting another")
         self.link.start()
-        self._watch()
+        self._make_poller()
         self.requests.replay(death)
-
-    def _tell(self, report: launch.StartReport) -> None:
-        """Report to who started us; only the first time."""
-        if self._ready_fd is not None:
-            launch.tell(self._ready_fd, report)
-            self._ready_fd = None
 
 
 def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
-    """0: asked to end, or the parent is gone. 1: no start, or no engine; the ready pipe and stderr say why."""
+    """Exit code 0: asked to end, or the parent is gone. 1: the server could not start, or no engine can be started any
+    more; the reason goes to the ready pipe and to stderr."""
     parser = argparse.ArgumentParser(prog="python -m banyan.runtime.server")
     parser.add_argument("--config", required=True, help="a Config as JSON; its socket is where to listen")
-    parser.add_argument("--ready-fd", type=int, help="where one line of JSON goes when the server is ready, or why not")
+    parser.add_argument("--ready-fd", type=int, help="file descriptor for one line of JSON: ready, or why not")
     parser.add_argument("--alive-fd", type=int, help="end at EOF of this file descriptor")
     parser.add_argument("--private", action="store_true", help="remove the socket's directory at the end")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server: Server | None = None
-    ready_fd: int | None = args.ready_fd
     try:
-        config = _read(args.config)
-        server = Server(config, args.alive_fd, ready_fd, args.private, engine)
-        _listen_to_signals(server, has_parent=args.alive_fd is not None)
-        gc.freeze()  # what is alive now stays
+        server = Server(_read_config(args.config), args.alive_fd, args.ready_fd, args.private, engine)
+        _handle_signals(server, has_parent=args.alive_fd is not None)
+        gc.freeze()  # objects that live as long as the process
         server.run()
     except BanyanError as e:
-        pending = ready_fd if server is None else server._ready_fd
-        if pending is not None:
-            launch.tell(pending, launch.StartReport(pid=os.getpid(), code=e.code, message=e.message))
+        ready_fd = args.ready_fd if server is None else server.ready_fd  # None after the start was reported
+        if ready_fd is not None:
+            launch.report_start(ready_fd, launch.StartReport(pid=os.getpid(), code=e.code, message=e.message))
         print(f"banyan: {e.message}", file=sys.stderr, flush=True)
         return 1
     return 0
@@ -460,25 +456,25 @@ def _decode(frames: Sequence[bytes]) -> wire.ClientMessage:
     return message
 
 
-def _read(config: str) -> Config:
+def _read_config(text: str) -> Config:
     try:
-        return msgspec.json.decode(config, type=Config)
+        return msgspec.json.decode(text, type=Config)
     except msgspec.DecodeError as e:
         raise ConfigError(f"--config is no Config: {e}") from e
 
 
-def _listen_to_signals(server: Server, has_parent: bool) -> None:
+def _handle_signals(server: Server, has_parent: bool) -> None:
     parent = os.getppid()
 
     def end(*_: Any) -> None:
         server.stop()
-        os.eventfd_write(server._wake, 1)
+        server.wake()
 
-    def orphaned(*_: Any) -> None:
-        if os.getppid() != parent:  # else it was only the thread that started us
+    def parent_died(*_: Any) -> None:
+        if os.getppid() != parent:  # otherwise only the thread that started us has ended
             end()
 
     signal.signal(signal.SIGTERM, end)
     if has_parent:
-        signal.signal(signal.SIGHUP, orphaned)
+        signal.signal(signal.SIGHUP, parent_died)
         launch.tie_to_parent(signal.SIGHUP)

@@ -28,7 +28,7 @@ sys.exit(main(sys.argv[1:], engine=[sys.executable, {fake!r}]))
 
 @pytest.fixture(scope="session")
 def write_boot(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str, ...]]:
-    """`write_boot("ipc.SILENT = 3")`: the command of a server whose modules are changed so, and whose engine is
+    """`write_boot("ipc.MAX_SILENT = 3")`: the command of a server whose modules are changed so, and whose engine is
     fake_engine.py."""
 
     def write(change: str) -> tuple[str, ...]:

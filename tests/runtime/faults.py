@@ -1,4 +1,4 @@
-"""Faults for tests to put into the way of programs: messages that are lost or come twice, connections that are cut."""
+"""A fault for tests to put into the way of programs: a connection that is cut."""
 
 from __future__ import annotations
 
@@ -6,49 +6,7 @@ import contextlib
 import select
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from random import Random
-from typing import Any
-
-from banyan.runtime.client.client import Client
-from banyan.runtime.protocol import wire
-
-SAFE = (wire.Hello, wire.Welcome, wire.Ask, wire.Answer, wire.Undefine)
-"""Messages outside of programs: who asked is told, or asks again."""
-
-
-@contextmanager
-def lossy(client: Client, seed: int, loss: float, twice: float = 0.0) -> Iterator[list[str]]:
-    """Lose and repeat messages of `client`, both ways, at random. Gives what was lost."""
-    rng, lost = Random(seed), list[str]()
-    send_now, take = client.send_now, client._take
-
-    def send(data: bytes) -> None:
-        message = wire.decode_client(data)
-        if isinstance(message, SAFE) or not lose(message):
-            send_now(data)
-            if rng.random() < twice:
-                send_now(data)
-
-    def receive(message: Any) -> None:
-        if isinstance(message, SAFE) or not lose(message):
-            take(message)
-            if rng.random() < twice:
-                take(message)
-
-    def lose(message: Any) -> bool:
-        if is_lost := rng.random() < loss:
-            lost.append(type(message).__name__)
-        return is_lost
-
-    client.send_now, client._take = send, receive  # type: ignore[method-assign]
-    try:
-        yield lost
-    finally:
-        del client.send_now, client._take
-
 
 PATIENCE = 10.0
 """Seconds after which a server that takes nothing is given up."""

@@ -16,14 +16,13 @@ import zmq
 from banyan.runtime import config, launch
 from banyan.runtime.client import client
 from banyan.runtime.protocol import ipc, wire
-from banyan.runtime.protocol.resend_window import pack
 from banyan.runtime.protocol.wire import (
     Append,
     Arg,
+    CacheHint,
     Fork,
     Gen,
     Join,
-    Keep,
     Mark,
     Read,
     Ref,
@@ -49,12 +48,12 @@ TEMPLATE = (
     Select(1, 2, ("x", "y"), temperature=1.0, seed=1),
     Read(1, 3, mark=0),
     Join(0, (1,)),
-    Keep(0, pin=0.0),
+    CacheHint(0, pin=0.0),
     wire.Drop(1),
 )
 PLAIN = (Append(0, ("a",)), Gen(0, 0, SCORED, retries=1, budget=100, priority=1), Results(0, 0, 0, ("no",)))
 TALKS = (
-    Append(0, (wire.Begin("user"), "a", wire.End(), wire.Begin("assistant"))),
+    Append(0, (wire.BeginTurn("user"), "a", wire.EndTurn(), wire.BeginTurn("assistant"))),
     Gen(0, 0, Sampling(max_tokens=3), tools=wire.Tools((SPEC,), 1)),
 )
 WITHOUT_ARGS = tuple(Append(op.state, ("a",)) if op is TEMPLATE[0] else op for op in TEMPLATE)
@@ -75,8 +74,8 @@ TALES: dict[str, tuple[wire.ClientMessage, ...]] = {
         wire.Submit(0, 0, (Use(0, 1, seeds=(5,)),), last=True),
     ),
     "cancel": (wire.Submit(0, 0, PLAIN[:2]), wire.Cancel(0, 1)),
-    "ask": (wire.Ask(1, "tree", most=2), wire.Ask(2, "events", since=0)),
-    "resend": (wire.Submit(0, 0, PLAIN[:2]), wire.Resend(0, 0)),
+    "ask": (wire.Ask(1, "tree", limit=2), wire.Ask(2, "events", since=0)),
+    "acknowledge": (wire.Submit(0, 0, PLAIN[:2]), wire.Acknowledge(0)),
 }
 """Messages that make sense, with every integer field among them."""
 
@@ -180,7 +179,7 @@ def tell(server: launch.ServerProcess, messages: tuple[wire.ClientMessage | byte
     """Say all this as a client of its own, and ask something behind it; what it was answered."""
     context: Any = zmq.Context()
     try:
-        socket, _ = ipc.reach(context, server.socket)
+        socket, _ = ipc.connect(context, server.socket)
         hello = () if isinstance(messages[0], wire.Hello) else (wire.Hello(wire.VERSION),)
         for message in (*hello, *messages, wire.Ask(99, "info")):
             socket.send(message if isinstance(message, bytes) else wire.encode(message))
@@ -207,16 +206,6 @@ def check(good: client.Client) -> None:
     """All that there was still lives, and its books balance."""
     assert good.ask("stats")["server"]["engine_starts"] == 1
     assert good.ask("check") == {}
-
-
-def test_numbers_of_a_sync_that_are_none_cost_nobody_anything(
-    server: launch.ServerProcess, good: client.Client, usual: str
-) -> None:
-    for three in ((2**63 - 1,) * 3, (0, 0, 2**63 - 1), (-1, -1, -1), (-(2**63),) * 3):
-        said = tell(server, (wire.Sync(pack([three])),))
-        assert not [message for message in said if isinstance(message, wire.Failed) and "failed on" in message.message]
-        assert text(begin(good)) == usual
-    check(good)
 
 
 @pytest.mark.parametrize("field", ["child", "ref", "mark"])

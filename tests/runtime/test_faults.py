@@ -1,7 +1,7 @@
 """Whatever happens to a program, it ends in time, with its values or with an error that names the cause.
 
 Random programs, run in every way there is, against a server whose engine speaks by a rule; at a random step something
-happens: the server dies or stands still, its engine dies, the connection is cut, messages are lost, or the body raises.
+happens: the server dies or stands still, its engine dies, the connection is cut, or the body raises.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from waits import join, wait_until
 DEADLINE = 15.0
 """Seconds of each run. The tests' machine may be slow; what is to be seen at once is measured apart."""
 
-LIMITS = {"stop_engine": 3.0, "lose": 60.0}
-"""The same, where nothing else ends a run, and where each message may take several heartbeats of three programs."""
+LIMITS = {"stop_engine": 3.0}
+"""The same, where nothing else ends a run."""
 
 N_WORLDS = 3
 """Servers that the long form plays with at once."""
@@ -107,7 +107,7 @@ class World:
         self.client: Client
         self._trial: Trial
 
-    def prepare(self, fault: str, at: int, seed: int) -> Trial:
+    def prepare(self, fault: str, at: int) -> Trial:
         """`fault` strikes at step `at`, counted over all bodies."""
         if self._server is None or self._server.process.poll() is not None:
             self._end()
@@ -117,13 +117,8 @@ class World:
             self._proxy = self._faults.Proxy(self._folder / f"p{self._n}", self._server.socket)
         self.client = connect(self._proxy.path)
         self.client.ask("stats")  # answered by the engine: it is there
-        if fault == "lose":
-            self._undo.enter_context(self._faults.lossy(self.client, seed, loss=0.2, twice=0.1))
         self._trial = Trial(self.client, at, getattr(self, f"_{fault}"))
         return self._trial
-
-    def _lose(self) -> None:
-        """It happens all the time."""
 
     def _kill_server(self) -> None:
         assert self._server is not None
@@ -138,7 +133,7 @@ class World:
         pid = self._server.pid
         os.kill(pid, signal.SIGSTOP)
         self._undo.callback(_go_on, pid)
-        self._undo.enter_context(pytest.MonkeyPatch.context()).setattr(ipc, "MISSED", N_MISSED)
+        self._undo.enter_context(pytest.MonkeyPatch.context()).setattr(ipc, "MAX_MISSED", N_MISSED)
 
     def _stop_engine(self) -> None:
         pid = self.client.ask("info")["engine_pid"]
@@ -156,15 +151,15 @@ class World:
         """After a program: nothing of it is left, neither here nor, if it lives, in the server."""
         self._trial.end()
         self._undo.close()
-        wait_until(self._is_clean, "the end of the program", seen=lambda: self.client._inboxes, seconds=DEADLINE)
+        wait_until(self._is_clean, "the end of the program", seen=lambda: self.client._programs, seconds=DEADLINE)
         if self.client.lost is not None and self._proxy is not None:
             self._proxy.cut()
             self._proxy = None
-        assert not self.client._inboxes
+        assert not self.client._programs
 
     def _is_clean(self) -> bool:
         gc.collect()  # a handle closes itself once it is collected: a thread may have held one until just now
-        return self.client.lost is not None or not (self.client._inboxes or self._left())
+        return self.client.lost is not None or not (self.client._programs or self._left())
 
     def _left(self) -> bool:
         with suppress(bn.RuntimeLost):
@@ -191,7 +186,7 @@ def _go_on(pid: int) -> None:
 def _quick_heart() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ipc, "HEARTBEAT", 0.1)
-        patch.setattr(ipc, "MISSED", 50)
+        patch.setattr(ipc, "MAX_MISSED", 50)
         yield
 
 
@@ -340,7 +335,6 @@ def stream(trial: Trial, steps: list[Step], timeout: float) -> list[Any]:
 WAYS = [run, run_async, run_batch, stream]
 
 CAUSES: dict[str, tuple[type[BaseException], ...]] = {
-    "lose": (),
     "kill_engine": (),
     "kill_server": (bn.RuntimeLost,),
     "cut": (bn.RuntimeLost,),
@@ -361,7 +355,7 @@ def play(
     world: World, way: Way, steps: list[Step], fault: str, at: int, timeout: float = DEADLINE
 ) -> tuple[bool, bool]:
     """Run it, and look at its end. Returns whether the fault struck and whether the program failed."""
-    trial = world.prepare(fault, at, seed=at)
+    trial = world.prepare(fault, at)
     timeout = LIMITS.get(fault, timeout)
     start, error = time.monotonic(), None
     try:
@@ -383,7 +377,7 @@ def play(
     return trial.has_struck, has_failed
 
 
-QUIET = ["lose", "kill_engine", "raise", "cut"]
+QUIET = ["kill_engine", "raise", "cut"]
 """Faults after which the server lives on."""
 
 
@@ -391,7 +385,7 @@ _TALL: list[Step] = [("fork", [[("tool",), ("select",)]] * 3, "concate_and_appen
 """Its prompt grows over 512 tokens."""
 
 
-@example(steps=_TALL, way=run, fault="lose", at=1)
+@example(steps=_TALL, way=run, fault="kill_engine", at=1)
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=PROGRAMS, way=st.sampled_from(WAYS), fault=st.sampled_from(QUIET), at=st.integers(1, 20))
 def test_random_programs_end_well(world: World, steps: list[Step], way: Any, fault: str, at: int) -> None:
@@ -469,7 +463,7 @@ def test_the_real_engine(real_world: World, fault: str) -> None:
 @pytest.mark.parametrize("fault", ["kill_server", "cut"])
 def test_a_loss_is_known_by_the_connection(world: World, fault: str) -> None:
     """Not by a deadline and not by heartbeats, which would say "stopped answering"."""
-    trial = world.prepare(fault, at=2, seed=0)
+    trial = world.prepare(fault, at=2)
 
     @bn.function
     def program(s: bn.State) -> str:

@@ -55,7 +55,7 @@ def storm(server: launch.ServerProcess, make: Callable[[int], Any], n: int, per_
     try:
         for k in range(n // per_peer):
             fuzzer = make(k)
-            socket, monitor = ipc.reach(context, server.socket)
+            socket, monitor = ipc.connect(context, server.socket)
             for i in range(per_peer):
                 if k % 4 and not i % 3:
                     socket.send(wire.encode(wire.Hello(wire.VERSION)))  # it was refused meanwhile, most likely
@@ -121,13 +121,13 @@ def test_a_peer_that_goes_on_breaking_the_rules_is_not_listened_to(serve: Serve)
     context: Any = zmq.Context()
     good = client.connect(server.socket)
     try:
-        socket, _ = ipc.reach(context, server.socket)
-        for _ in range(2 * worker.MOST_REFUSALS):
+        socket, _ = ipc.connect(context, server.socket)
+        for _ in range(2 * worker.MAX_REFUSALS):
             socket.send(b"\xff")
         socket.send(wire.encode(wire.Hello(wire.VERSION)))
         ask(good, 0)
         said = heard(socket, 500)
-        assert [type(message) for message in said] == [wire.Failed] * worker.MOST_REFUSALS
+        assert [type(message) for message in said] == [wire.Failed] * worker.MAX_REFUSALS
     finally:
         good.close()
         context.destroy(linger=0)
@@ -191,7 +191,7 @@ class Loop:
 def run_engine_storm(fake: ModuleType, fuzz: ModuleType, tmp_path: Path, n: int) -> None:
     loop = Loop(fake, tmp_path)
     try:
-        kinds = (wire.Run, wire.Run, wire.Run, wire.Abort, wire.Over, wire.Ask, wire.SetVocabulary, wire.Ping)
+        kinds = (wire.Run, wire.Run, wire.Run, wire.Abort, wire.ProgramEnded, wire.Ask, wire.SetVocabulary, wire.Ping)
         fuzzer = fuzz.Fuzzer(1, kinds)
         for k in range(n // 500):
             for _ in range(500):

@@ -177,7 +177,7 @@ def test_what_a_child_prints_is_not_on_the_users_stdout(tmp_path: Path, capfd: p
 
 def test_a_talking_server_says_it_on_stderr_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     talk = command(tmp_path, "print('oh no', file=sys.stderr); sys.exit(5)")
-    with pytest.raises(RuntimeLost, match="stands above"):
+    with pytest.raises(RuntimeLost, match="output is above"):
         launch.start(config.make(log="info"), command=talk)
     assert "oh no" in capfd.readouterr().err
 
@@ -204,7 +204,7 @@ def test_a_server_is_awaited_where_a_thousand_files_are_open(tmp_path: Path) -> 
 
 
 def test_a_child_that_ignores_its_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_PATIENCE", 0.2)
+    monkeypatch.setattr(launch, "_GRACE", 0.2)
     child = launch.ChildProcess([*command(tmp_path, "time.sleep(60)"), "--config", "x", "--ready-fd", "0"])
     assert child.wait(0.1) is None
     child.close()

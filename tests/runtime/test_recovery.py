@@ -25,7 +25,7 @@ COUNT = " ".join(map(str, range(60)))
 
 @pytest.fixture(scope="module")
 def boot(write_boot: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
-    return write_boot("ipc.HEARTBEAT, ipc.SILENT = 0.1, 300")
+    return write_boot("ipc.HEARTBEAT, ipc.MAX_SILENT = 0.1, 300")
 
 
 def gen(c: client.Client, text: str, **sampling: Any) -> client.Program:

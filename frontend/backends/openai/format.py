@@ -170,9 +170,9 @@ def turns(pieces: Iterable[Piece]) -> tuple[list[dict[str, Any]], str | None]:
     content: list[str | wire.Image] = []
     for piece in pieces:
         match piece:
-            case wire.Begin():
+            case wire.BeginTurn():
                 role, content = piece.role, []
-            case wire.End():
+            case wire.EndTurn():
                 messages.append({"role": role, "content": _content(content)})
                 role = None
             case wire.Image():

@@ -116,8 +116,8 @@ class _Shadow:
         self.own: list[wire.Part] = []
 
     def put(self, part: wire.Part) -> None:
-        if isinstance(part, wire.Begin | wire.End):
-            self.role = part.role if isinstance(part, wire.Begin) else None
+        if isinstance(part, wire.BeginTurn | wire.EndTurn):
+            self.role = part.role if isinstance(part, wire.BeginTurn) else None
         self.since.append(part)
         self.own.append(part)
 
@@ -327,7 +327,7 @@ def _between(role: str | None, called: wire.Called, texts: tuple[str, ...]) -> t
         return (called, Answers(tuple(zip([call.id for call in called.calls], texts, strict=True))))
     made, said = Made(called.text), " ".join(texts)
     if role == "assistant":
-        return (made, wire.End(), wire.Begin("user"), said, wire.End(), wire.Begin("assistant"))
+        return (made, wire.EndTurn(), wire.BeginTurn("user"), said, wire.EndTurn(), wire.BeginTurn("assistant"))
     return (made, f"\n\n{said}\n\n")
 
 

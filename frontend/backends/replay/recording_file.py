@@ -20,7 +20,7 @@ from banyan.runtime.protocol import wire
 
 VERSION = 1
 
-Text: TypeAlias = "str | wire.Raw | wire.Image | wire.Begin | wire.End"
+Text: TypeAlias = "str | wire.Raw | wire.Image | wire.BeginTurn | wire.EndTurn"
 Asked: TypeAlias = "wire.Gen | wire.Select"
 
 
@@ -83,9 +83,9 @@ class Digest:
                 told = text.replace("\0", "\0\0")
             case wire.Raw(text=text):
                 told = f"\0raw {len(text)} {text}"
-            case wire.Begin(role=role):
+            case wire.BeginTurn(role=role):
                 told = f"\0begin {len(role)} {role}"
-            case wire.End():
+            case wire.EndTurn():
                 told = "\0end"
             case wire.Image(data=data, kind=kind):
                 told = f"\0image {kind} {hashlib.blake2b(data).hexdigest()}"

@@ -130,9 +130,9 @@ def _plain(pieces: Iterable[Piece]) -> str:
         match piece:
             case str():
                 shown.append(piece)
-            case wire.Begin(role=role):
+            case wire.BeginTurn(role=role):
                 shown.append(f"[{role}: ")
-            case wire.End():
+            case wire.EndTurn():
                 shown.append("]")
             case Made(text=text) | wire.Raw(text=text):
                 shown.append(text)

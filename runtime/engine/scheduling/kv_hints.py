@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from banyan.radix_cache.cache import Cache
 from banyan.radix_cache.hints import KVHint
-from banyan.runtime.protocol.wire import Bury, Hold, Release
+from banyan.runtime.protocol.wire import EvictFirst, Hold, Release
 
-Steer = Hold | Release | Bury
+Steer = Hold | Release | EvictFirst
 
 
 class KVHintReceiver:

@@ -31,7 +31,7 @@ from banyan.runtime.engine.scheduling.validate import EngineLimits, admit
 from banyan.runtime.engine.speculation.depth_control import DepthController
 from banyan.runtime.engine.speculation.draft import follow, moved
 from banyan.runtime.errors import BadMessage, BanyanError, ConstraintBroke
-from banyan.runtime.protocol.wire import Abort, Failed, FinishReason, Over, Run, Step, TopLogprobs
+from banyan.runtime.protocol.wire import Abort, Failed, FinishReason, ProgramEnded, Run, Step, TopLogprobs
 
 WORTH_WAITING = 16
 """Tokens: where two share fewer new ones, both compute them, as a wait costs a step."""
@@ -76,10 +76,10 @@ class Scheduler:
 
     # ---- take ------------------------------------------------------------------------------------------------------
 
-    def take(self, order: Run | Abort | Over, guide: Guide | None = None, ends: tuple[int, ...] = ()) -> None:
+    def take(self, order: Run | Abort | ProgramEnded, guide: Guide | None = None, ends: tuple[int, ...] = ()) -> None:
         """Queue a request, or drop one (unknown rids are those that ended meanwhile). A Run that cannot be served is
         Failed in the next report. A Run with a constraint comes with its guide; see `Request` for `ends`."""
-        if isinstance(order, Over):
+        if isinstance(order, ProgramEnded):
             if self.begun is not None:
                 self.begun.forget(order.client, order.program)
             return

@@ -1,6 +1,5 @@
-"""Constraints on their way to the engine: each is tried in another process first, once, and never on the server's loop.
-
-What passed, and what was refused, is remembered; so is what is under way, and asked for once however many gens wait.
+"""Checks constraints before they go to the engine. Each is compiled once in the preflight process, never on the
+server's loop. Results are cached, and gens with the same constraint wait for one check.
 """
 
 from __future__ import annotations
@@ -24,34 +23,37 @@ from banyan.runtime.protocol import ipc, wire
 
 PREFLIGHT = (sys.executable, "-m", "banyan.runtime.server.constraints.preflight")
 QUEUE = 64
-"""Constraints of one client that are under way at most; one more is refused as busy."""
-KEPT = 16 << 20
-"""Characters of constraints that are remembered."""
-GRUDGE = 60.0
-"""Seconds for which a refusal is remembered."""
+"""Constraints of one client that may be checked at a time. Another one is refused with ConstraintBusy."""
+CACHE_CHARS = 16 << 20
+"""Characters of all cached constraints."""
+ERROR_TTL = 60.0
+"""Seconds for which a refusal is cached."""
 MAX_DEATHS = 2
+"""Preflight processes that may die one after another without a result, before waiting constraints fail."""
 
-Then = Callable[[wire.ConstraintSpec | BanyanError], None]
+Callback = Callable[[wire.ConstraintSpec | BanyanError], None]
 
 
-class CachedVerdict(NamedTuple):
-    verdict: wire.ConstraintSpec | BanyanError
-    until: float
+class CachedResult(NamedTuple):
+    """The outcome of a check, and until when it is valid."""
+
+    result: wire.ConstraintSpec | BanyanError
+    expires: float
 
 
 class Waiting(NamedTuple):
-    """A constraint that is under way, and who is to be told."""
+    """A constraint that is being checked. owner: the client's number."""
 
     spec: wire.ConstraintSpec
     owner: int
-    thens: list[Then]
+    callbacks: list[Callback]
 
 
 class ConstraintChecker:
-    """All constraints of a server.
+    """Checks all constraints of a server.
 
-    sockets   what the loop has to poll, and call `receive` for: the preflight's socket, and a file descriptor of its
-              life. None before the first constraint comes: the process is started then. `changed` says so.
+    sockets   for the loop to poll and then call `receive`: the socket of the preflight process, and a file descriptor
+              that is readable when it has ended. Empty until the first constraint starts the process.
     """
 
     def __init__(
@@ -61,38 +63,38 @@ class ConstraintChecker:
         vocabulary: wire.SetVocabulary,
         n_vocab: int,
         *,
-        most_bytes: int,
+        max_bytes: int,
         seconds: float,
         engine: str = "llguidance",
-        changed: Callable[[], None],
+        on_sockets_changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`path`: the server's own socket; the preflight's goes beside it. `engine`: of regexes and choices."""
+        """path: the server's own socket; that of the preflight is beside it. engine: compiles regexes and choices."""
         self._context, self._path, self._vocabulary, self._n_vocab = context, path, vocabulary, n_vocab
-        self._most_bytes, self._seconds, self._changed, self._clock = most_bytes, seconds, changed, clock
+        self._max_bytes, self._seconds, self._clock = max_bytes, seconds, clock
+        self._on_sockets_changed = on_sockets_changed
         self._engine = engine
-        self._known: OrderedDict[wire.ConstraintSpec, CachedVerdict] = OrderedDict()
-        self._n_kept = 0
+        self._cache: OrderedDict[wire.ConstraintSpec, CachedResult] = OrderedDict()
+        self._n_chars = 0
         self._waiting: dict[int, Waiting] = {}
         self._by_spec: dict[wire.ConstraintSpec, int] = {}
         self._n_checks = self._n_starts = 0
-        self._n_deaths = 0  # of preflights, since the last verdict
+        self._n_deaths = 0  # of preflight processes, since the last result
         self._child: launch.ChildProcess | None = None
         self.sockets: tuple[zmq.Socket[bytes] | int, ...] = ()
 
-    def check(self, spec: wire.ConstraintSpec, owner: int, then: Then) -> None:
-        """`then` is called once, now or on the loop later, with the spec that the engine gets, or with an error.
-        `owner`: the client who asks."""
-        if known := self._known.get(spec):
-            if known.until > self._clock():
-                self._known.move_to_end(spec)
-                return then(known.verdict)
-            self._forget(spec)
+    def check(self, spec: wire.ConstraintSpec, owner: int, then: Callback) -> None:
+        """Call `then` once, now or later on the loop, with the spec for the engine or an error. owner: the client."""
+        if cached := self._cache.get(spec):
+            if cached.expires > self._clock():
+                self._cache.move_to_end(spec)
+                return then(cached.result)
+            self._evict(spec)
         if (number := self._by_spec.get(spec)) is not None:
-            self._waiting[number].thens.append(then)
+            self._waiting[number].callbacks.append(then)
             return None
         try:
-            limits.check_size(spec, self._most_bytes)
+            limits.check_size(spec, self._max_bytes)
             if sum(one.owner == owner for one in self._waiting.values()) >= QUEUE:
                 raise ConstraintBusy(f"{QUEUE} constraints of this client are being compiled; try again")
         except BanyanError as e:
@@ -102,30 +104,30 @@ class ConstraintChecker:
         self._waiting[number], self._by_spec[spec] = Waiting(spec, owner, [then]), number
         if self._child is None:
             self._start()
-        elif self._is_up:
+        elif self._is_ready:
             self._send(wire.Check(number, spec, owner))
         return None
 
     def receive(self) -> None:
-        """Take the verdicts that are there; see whether the preflight still lives."""
+        """Handle the results that have arrived, and the death of the process."""
         assert self._child is not None
         with contextlib.suppress(zmq.Again):
             while True:
-                self._take(wire.decode_verdict(self._socket.recv(zmq.NOBLOCK)))
+                self._handle(wire.decode_check_result(self._socket.recv(zmq.NOBLOCK)))
         if not self._child.is_alive:
             self.close()
             self._n_deaths += 1
             if self._n_deaths >= MAX_DEATHS:
                 self._n_deaths = 0
                 for number in list(self._waiting):
-                    self._end(number, ConstraintCrashed("the process that compiles constraints does not stay up"))
+                    self._finish(number, ConstraintCrashed("the process that compiles constraints does not stay up"))
             if self._waiting:
                 self._start()
             else:
-                self._changed()
+                self._on_sockets_changed()
 
     def close(self) -> None:
-        """End the process and the socket. Idempotent."""
+        """End the process and close the socket. Idempotent."""
         if self._child is not None:
             os.close(self._life)
             self._child.close()
@@ -135,44 +137,44 @@ class ConstraintChecker:
             self.sockets = ()
 
     def _start(self) -> None:
-        """Start a preflight; once it is up, it is given all that waits."""
+        """Start a preflight process. It gets the waiting constraints once it is ready."""
         self._n_starts += 1
-        self._address = ipc.beside(self._path, "c")
+        self._address = ipc.child_path(self._path, "c")
         self._socket = ipc.pair(self._context, self._address)
         options = ["--socket", ipc.address(self._address), "--vocabulary", str(self._n_vocab)]
         options += ["--seconds", str(self._seconds), "--engine", self._engine]
         self._child = launch.ChildProcess([*PREFLIGHT, *options])
         self._life = os.pidfd_open(self._child.pid)
-        self._is_up = False
+        self._is_ready = False
         self.sockets = self._socket, self._life
-        self._changed()
+        self._on_sockets_changed()
 
-    def _send(self, order: wire.PreflightOrder) -> None:
-        with contextlib.suppress(zmq.Again):  # it is dead, which `_life` will tell
-            self._socket.send(wire.encode(order), zmq.NOBLOCK)
+    def _send(self, command: wire.SetVocabulary | wire.Check) -> None:
+        with contextlib.suppress(zmq.Again):  # it has died; `_life` will report it
+            self._socket.send(wire.encode(command), zmq.NOBLOCK)
 
-    def _take(self, verdict: wire.Verdict) -> None:
-        if verdict.id < 0:  # it is up: before that, a send would wait for it
-            self._is_up = True
+    def _handle(self, result: wire.CheckResult) -> None:
+        if result.id < 0:  # the process is ready; sending before that would block
+            self._is_ready = True
             self._send(self._vocabulary)
             for number, one in self._waiting.items():
                 self._send(wire.Check(number, one.spec, one.owner))
             return
         self._n_deaths = 0
-        if verdict.id in self._waiting:
-            self._end(verdict.id, verdict.spec or from_code(verdict.code, verdict.message))
+        if result.id in self._waiting:
+            self._finish(result.id, result.spec or from_code(result.code, result.message))
 
-    def _end(self, number: int, verdict: wire.ConstraintSpec | BanyanError) -> None:
-        spec, _, waiting = self._waiting.pop(number)
+    def _finish(self, number: int, result: wire.ConstraintSpec | BanyanError) -> None:
+        spec, _, callbacks = self._waiting.pop(number)
         del self._by_spec[spec]
-        is_error = isinstance(verdict, BanyanError)
-        self._known[spec] = CachedVerdict(verdict, self._clock() + GRUDGE if is_error else math.inf)
-        self._n_kept += len(spec.text)
-        while self._n_kept > KEPT:
-            self._forget(next(iter(self._known)))
-        for then in waiting:
-            then(verdict)
+        is_error = isinstance(result, BanyanError)
+        self._cache[spec] = CachedResult(result, self._clock() + ERROR_TTL if is_error else math.inf)
+        self._n_chars += len(spec.text)
+        while self._n_chars > CACHE_CHARS:
+            self._evict(next(iter(self._cache)))
+        for then in callbacks:
+            then(result)
 
-    def _forget(self, spec: wire.ConstraintSpec) -> None:
-        del self._known[spec]
-        self._n_kept -= len(spec.text)
+    def _evict(self, spec: wire.ConstraintSpec) -> None:
+        del self._cache[spec]
+        self._n_chars -= len(spec.text)

@@ -1,11 +1,11 @@
-"""The preflight of constraints: each is tried in a process of its own, which may die of it.
+"""The preflight process: tries each constraint in a child process of its own, which may crash.
 
     python -m banyan.runtime.server.constraints.preflight --socket ipc://... --alive-fd N --vocabulary V
                                                           --seconds S --engine E
 
-This process learns the vocabulary once and then only forks. A child reads the spec, compiles it and walks some steps
-into it, under limits of memory and CPU time; one that is not done in `seconds` is killed. So a constraint that hangs,
-or brings its compiler down, costs its own child and nothing else, and the next one starts from the same clean memory.
+This process reads the vocabulary once and then only forks. A child compiles one constraint and follows it for some
+random steps, with limits on memory and CPU time. It is killed after `seconds`. So a constraint that hangs or crashes
+its compiler affects no other constraint, and each starts with the same clean memory.
 """
 
 from __future__ import annotations
@@ -43,37 +43,32 @@ from banyan.runtime.errors import (
 )
 from banyan.runtime.protocol import wire
 
-CHILDREN, FRESH, SPRINT = 8, 2, 0.25
-"""Constraints that are tried at the same time; of one client, and not for longer than so many seconds: those that take
-longer go on behind all others. So nobody waits for another's, and only for a moment for the own ones."""
+MAX_CHILDREN, MAX_FAST, FAST_SECONDS = 8, 2, 0.25
+"""Children at a time; fast children of one client at a time; and how long a child is fast. After that it continues with
+the lowest priority. So clients do not wait for each other's constraints, and only briefly for their own."""
 MEMORY = 256 << 20
-"""Bytes that a child may take beyond what it begins with."""
+"""Bytes that a child may allocate."""
 STACK = 64 << 20
-TRY = 1.0
-"""Seconds that outlines_core has; of what takes it longer, llguidance takes care."""
-WORDS = 64 << 10
-"""Bytes of a child's stderr."""
+OUTLINES_SECONDS = 1.0
+"""Time limit of outlines_core. llguidance compiles what takes it longer."""
+MAX_STDERR = 64 << 10
 N_STEPS = 16
-"""Steps walked at random: most limits of an engine that show only in use show here."""
+"""Random steps after compilation. They find most limits of an engine that only show in use."""
 
 
 class PreflightProcess:
-    """One constraint that is being tried."""
+    """A child that tries one constraint."""
 
-    def __init__(self, check: wire.Check, pid: int, pipe: int, words: int, now: float, seconds: float) -> None:
-        """pipe: what it says. words: a file of what it wrote to stderr."""
-        self.check, self.pid, self.pipe, self.words = check, pid, pipe, words
-        self.deadline, self.tires = now + seconds, now + SPRINT
-        self.is_fresh = True
-        self.said = b""
-
-    def tire(self) -> None:
-        self.is_fresh = False
-        os.setpriority(os.PRIO_PROCESS, self.pid, 19)
+    def __init__(self, check: wire.Check, pid: int, pipe: int, stderr: int, now: float, seconds: float) -> None:
+        """pipe: its result. stderr: a file with its stderr."""
+        self.check, self.pid, self.pipe, self.stderr = check, pid, pipe, stderr
+        self.deadline, self.fast_until = now + seconds, now + FAST_SECONDS
+        self.is_fast = True
+        self.output = b""
 
 
 class Preflight:
-    """The loop: orders in, children out, verdicts back."""
+    """The loop of the process: receives checks, forks children, sends results."""
 
     def __init__(
         self, socket: zmq.Socket[bytes], alive_fd: int, n_vocab: int, seconds: float, engine: str = "llguidance"
@@ -81,16 +76,16 @@ class Preflight:
         self._socket, self._alive_fd, self._n_vocab, self._seconds = socket, alive_fd, n_vocab, seconds
         self._engine = engine
         self._vocabulary: Vocabulary | BanyanError | None = None
-        self._queues: dict[int, deque[wire.Check]] = {}  # by client, in turn
+        self._queues: dict[int, deque[wire.Check]] = {}  # by client; the first one is next
         self._children: dict[int, PreflightProcess] = {}  # by pipe
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(alive_fd, zmq.POLLIN)
 
     def run(self) -> None:
-        """Until the parent is gone."""
+        """Run until the parent is gone."""
         while True:
-            times = [child.tires if child.is_fresh else child.deadline for child in self._children.values()]
+            times = [child.fast_until if child.is_fast else child.deadline for child in self._children.values()]
             wait = int(max(0.0, 1000 * (min(times) - time.monotonic()))) + 1 if times else None
             ready = dict(self._poller.poll(wait))
             if self._alive_fd in ready:
@@ -99,111 +94,113 @@ class Preflight:
                 self._receive()
             for child in [self._children[fd] for fd in ready if fd in self._children]:
                 self._read(child)
-            self._look_at_the_clock(time.monotonic())
+            self._check_deadlines(time.monotonic())
             while (check := self._next()) is not None:
                 self._fork(check)
 
     def _receive(self) -> None:
         with contextlib.suppress(zmq.Again):
             while True:
-                order = wire.decode_check(self._socket.recv(zmq.NOBLOCK))
-                if isinstance(order, wire.SetVocabulary):
-                    self._learn(order)
+                message = wire.decode_check(self._socket.recv(zmq.NOBLOCK))
+                if isinstance(message, wire.SetVocabulary):
+                    self._set_vocabulary(message)
                 elif isinstance(self._vocabulary, BanyanError):
-                    error = self._vocabulary
-                    self._socket.send(wire.encode(wire.Verdict(order.id, code=error.code, message=error.message)))
+                    self._socket.send(wire.encode(_failure(message, self._vocabulary)))
                 else:
-                    self._queues.setdefault(order.owner, deque()).append(order)
+                    self._queues.setdefault(message.owner, deque()).append(message)
 
-    def _look_at_the_clock(self, now: float) -> None:
+    def _check_deadlines(self, now: float) -> None:
         for child in list(self._children.values()):
             if child.deadline <= now:
                 os.kill(child.pid, signal.SIGKILL)
-                late = f"the constraint did not compile within {self._seconds:g} s"
-                self._end(child, wire.Verdict(child.check.id, code=ConstraintTimeout.code, message=late))
-            elif child.is_fresh and child.tires <= now:
-                child.tire()
+                error = ConstraintTimeout(f"the constraint did not compile within {self._seconds:g} s")
+                self._finish(child, _failure(child.check, error))
+            elif child.is_fast and child.fast_until <= now:
+                child.is_fast = False
+                os.setpriority(os.PRIO_PROCESS, child.pid, 19)
 
     def _next(self) -> wire.Check | None:
-        """The next constraint to try: clients take turns."""
-        if len(self._children) >= CHILDREN:
+        """The next constraint to try. Clients take turns."""
+        if len(self._children) >= MAX_CHILDREN:
             return None
         for owner, queue in self._queues.items():
-            if sum(child.is_fresh and child.check.owner == owner for child in self._children.values()) < FRESH:
+            if sum(child.is_fast and child.check.owner == owner for child in self._children.values()) < MAX_FAST:
                 del self._queues[owner]
                 check = queue.popleft()
                 if queue:
-                    self._queues[owner] = queue  # at the end of the line
+                    self._queues[owner] = queue  # as the last client
                 return check
         return None
 
-    def _learn(self, message: wire.SetVocabulary) -> None:
-        """Open the vocabulary here: what is known before a fork, each child knows."""
+    def _set_vocabulary(self, message: wire.SetVocabulary) -> None:
+        """Prepare the vocabulary before any fork, so that all children share it."""
         try:
             vocabulary = Vocabulary(message, self._n_vocab)
             with rust_panics_as(Unsupported, "llguidance panicked"):
                 _ = vocabulary.llg
-        except Exception as e:  # a tokenizer that llguidance does not take: each constraint is told so
+        except Exception as e:  # llguidance does not support the tokenizer: all constraints fail with this error
             self._vocabulary = Unsupported(f"constraints on this model: its tokenizer cannot be used for masks ({e})")
         else:
             self._vocabulary = vocabulary
             gc.freeze()
 
     def _fork(self, check: wire.Check) -> None:
-        assert isinstance(self._vocabulary, Vocabulary), "the vocabulary comes first"
-        (pipe, there), words = os.pipe(), os.memfd_create("stderr")
+        assert isinstance(self._vocabulary, Vocabulary), "the vocabulary must come first"
+        (pipe, write_end), stderr = os.pipe(), os.memfd_create("stderr")
         pid = os.fork()
         if not pid:
-            _be_child(check, self._vocabulary, there, words, self._seconds, self._engine)
-        os.close(there)
-        self._children[pipe] = PreflightProcess(check, pid, pipe, words, time.monotonic(), self._seconds)
+            _run_child(check, self._vocabulary, write_end, stderr, self._seconds, self._engine)
+        os.close(write_end)
+        self._children[pipe] = PreflightProcess(check, pid, pipe, stderr, time.monotonic(), self._seconds)
         self._poller.register(pipe, zmq.POLLIN)
 
     def _read(self, child: PreflightProcess) -> None:
         data = os.read(child.pipe, 1 << 16)
-        child.said += data
+        child.output += data
         if not data:  # it has ended
-            self._end(child)
+            self._finish(child)
 
-    def _end(self, child: PreflightProcess, verdict: wire.Verdict | None = None) -> None:
-        """Bury it, and send the verdict: this one, its own, or why it gave none."""
+    def _finish(self, child: PreflightProcess, result: wire.CheckResult | None = None) -> None:
+        """Remove a child that has ended and send its result. result: overrides the one that the child wrote."""
         self._poller.unregister(child.pipe)
         os.close(child.pipe)
         del self._children[child.pipe]
         status = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
-        words = os.pread(child.words, WORDS, 0).decode(errors="replace")
-        os.close(child.words)
-        if verdict is None:
+        stderr = os.pread(child.stderr, MAX_STDERR, 0).decode(errors="replace")
+        os.close(child.stderr)
+        if result is None:
             try:
-                verdict = wire.decode_verdict(child.said)
+                result = wire.decode_check_result(child.output)
             except msgspec.DecodeError:
-                error = _post_mortem(status, words)
-                verdict = wire.Verdict(child.check.id, code=error.code, message=error.message)
-        self._socket.send(wire.encode(verdict))
+                result = _failure(child.check, _crash(status, stderr))
+        self._socket.send(wire.encode(result))
 
 
-def _post_mortem(status: int, words: str) -> BanyanError:
-    """Why a child gave no verdict. status: its exit code, or minus its signal. words: its stderr."""
-    if "memory allocation of" in words:  # what Rust writes before it aborts
-        return _short_of_memory()
-    why = signal.Signals(-status).name if status < 0 else words.strip().rpartition("\n")[2][:200]
+def _failure(check: wire.Check, error: BanyanError) -> wire.CheckResult:
+    return wire.CheckResult(check.id, code=error.code, message=error.message)
+
+
+def _crash(status: int, stderr: str) -> BanyanError:
+    """Why a child ended without a result. status: its exit code, or minus its signal."""
+    if "memory allocation of" in stderr:  # Rust writes this before it aborts
+        return _out_of_memory()
+    why = signal.Signals(-status).name if status < 0 else stderr.strip().rpartition("\n")[2][:200]
     return ConstraintCrashed(f"the constraint could not be compiled: its compiler crashed on it ({why})")
 
 
-def _short_of_memory() -> ConstraintTooLarge:
+def _out_of_memory() -> ConstraintTooLarge:
     return ConstraintTooLarge(f"the constraint needs more than {MEMORY >> 20} MiB to compile; make it smaller")
 
 
-def _be_child(check: wire.Check, vocabulary: Vocabulary, pipe: int, words: int, seconds: float, engine: str) -> None:
-    """Give the verdict and end; never returns."""
+def _run_child(check: wire.Check, vocabulary: Vocabulary, pipe: int, stderr: int, seconds: float, engine: str) -> None:
+    """Write the result to `pipe` and exit."""
     code = 1
     try:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: not to outlive the one who watches the time
-        os.dup2(words, 2)
-        _limit(seconds)
-        said = wire.encode(_verdict(check, vocabulary, engine))
-        while said:
-            said = said[os.write(pipe, said) :]
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: the parent enforces the time limit
+        os.dup2(stderr, 2)
+        _set_limits(seconds)
+        with open(pipe, "wb") as file:
+            file.write(wire.encode(_try(check, vocabulary, engine)))
         code = 0
     except Exception:
         traceback.print_exc()
@@ -211,72 +208,72 @@ def _be_child(check: wire.Check, vocabulary: Vocabulary, pipe: int, words: int, 
         os._exit(code)
 
 
-def _limit(seconds: float) -> None:
+def _set_limits(seconds: float) -> None:
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY + STACK,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (WORDS, WORDS))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_STDERR, MAX_STDERR))
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2,) * 2)
 
 
-def _verdict(check: wire.Check, vocabulary: Vocabulary, engine: str) -> wire.Verdict:
+def _try(check: wire.Check, vocabulary: Vocabulary, engine: str) -> wire.CheckResult:
     try:
         with rust_panics_as(ConstraintCrashed, "the constraint could not be compiled: its compiler panicked"):
             spec = _with_engine(canonical(check.spec), vocabulary, engine)
             _walk(_compile(spec, vocabulary), vocabulary)
     except BanyanError as e:
-        return wire.Verdict(check.id, code=e.code, message=e.message)
+        return _failure(check, e)
     except MemoryError:
-        error = _short_of_memory()
-        return wire.Verdict(check.id, code=error.code, message=error.message)
-    return wire.Verdict(check.id, spec)
+        return _failure(check, _out_of_memory())
+    return wire.CheckResult(check.id, spec)
 
 
 def _with_engine(spec: wire.ConstraintSpec, vocabulary: Vocabulary, engine: str) -> wire.ConstraintSpec:
-    """The spec with the engine that takes it. outlines_core is tried in a process of its own: it may need more memory
-    and time than there is where the other engine needs none."""
-    is_for = spec.kind in ("regex", "choices") and not spec.after and not spec.end
-    if not is_for or (engine != "outlines_core" and spec.engine != "outlines_core"):
+    """The spec with the engine that can compile it. outlines_core is tried in another process, because it may need much
+    more memory and time than llguidance."""
+    is_supported = spec.kind in ("regex", "choices") and not spec.after and not spec.end
+    if not is_supported or (engine != "outlines_core" and spec.engine != "outlines_core"):
         return spec
-    asked = msgspec.structs.replace(spec, engine="outlines_core")
+    with_outlines = msgspec.structs.replace(spec, engine="outlines_core")
     pid = os.fork()
     if not pid:
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-            build(asked, vocabulary)
+            build(with_outlines, vocabulary)
         except BaseException:
             os._exit(1)
         os._exit(0)
     life = os.pidfd_open(pid)
-    if not launch.is_readable(life, TRY):
+    if not launch.is_readable(life, OUTLINES_SECONDS):
         os.kill(pid, signal.SIGKILL)
     os.close(life)
     is_done = os.waitpid(pid, 0)[1] == 0
-    return asked if is_done else msgspec.structs.replace(spec, engine="")
+    return with_outlines if is_done else msgspec.structs.replace(spec, engine="")
 
 
 def _compile(spec: wire.ConstraintSpec, vocabulary: Vocabulary) -> CompiledConstraint:
-    """On a thread with a stack as large as in the engine."""
-    made: list[CompiledConstraint | Exception] = []
+    """Compile on a thread with a stack as large as in the engine."""
+    results: list[CompiledConstraint | Exception] = []
 
     def work() -> None:
         try:
-            made.append(build(spec, vocabulary))
+            results.append(build(spec, vocabulary))
         except Exception as e:
-            made.append(e)
+            results.append(e)
 
     threading.stack_size(STACK)
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    if isinstance(made[0], Exception):
-        raise made[0]
-    return made[0]
+    if isinstance(results[0], Exception):
+        raise results[0]
+    return results[0]
 
 
 def _walk(compiled: CompiledConstraint, vocabulary: Vocabulary) -> None:
+    """Follow the constraint for some random steps. ConstraintTooLarge: it exceeds a limit of its engine."""
     guide, chance = compiled.guide(), Random(0)
     row = np.empty(vocabulary.n_words, np.int32)
     for _ in range(N_STEPS):
@@ -293,9 +290,9 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m banyan.runtime.server.constraints.preflight")
     parser.add_argument("--socket", required=True, help="ZeroMQ address that the server's PAIR is bound to")
     parser.add_argument("--alive-fd", type=int, required=True, help="end at EOF of this file descriptor")
-    parser.add_argument("--vocabulary", type=int, required=True, help="rows of the model's logits")
-    parser.add_argument("--engine", default="llguidance", help="of regexes and choices")
-    parser.add_argument("--seconds", type=float, required=True, help="time that a constraint has to compile")
+    parser.add_argument("--vocabulary", type=int, required=True, help="size of the model's logits")
+    parser.add_argument("--engine", default="llguidance", help="compiles regexes and choices")
+    parser.add_argument("--seconds", type=float, required=True, help="time limit of one constraint")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -303,7 +300,7 @@ def main(argv: list[str]) -> int:
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(args.socket)
-        socket.send(wire.encode(wire.Verdict(-1)))
+        socket.send(wire.encode(wire.CheckResult(-1)))
         Preflight(socket, args.alive_fd, args.vocabulary, args.seconds, args.engine).run()
     return 0
 

@@ -1,12 +1,12 @@
-"""What the engine is told of the future of states: which are needed again, and about when, and which are not.
+"""Predicts which states of programs will need their KV again, and tells the engine with Hold, Release and EvictFirst.
 
-A state rests when none of its requests runs. Its program goes on with it, probably: behind a tool, or when its user's
-code has looked at what it said. How long that takes, and whether it comes at all, is learned from those before it: by
-the tools' names, or the program's. What is expected is held (`wire.Hold`) until it has run again, so also while its
-request waits for its turn, or until it is long overdue. What lost, a branch that was dropped, is buried (`wire.Bury`)
-up to the fork; so is what is dropped before its own branches are, once they are.
+A state rests when none of its requests runs. Usually its program continues it: after a tool call, or when the user's
+code has read its output. How long that takes, and whether it happens, is estimated from earlier rests with the same
+tool or in programs of the same name. The KV of a resting state is held (wire.Hold) until a request that continues it
+has run, or until it is long overdue. A dropped branch is evicted first (wire.EvictFirst), down to its fork. A state
+that is dropped before its branches follows when the last of them is dropped.
 
-Nothing here changes what anybody computes, only which pages go first where pages are short.
+Hints change no output. They only decide which pages are evicted first when pages are short.
 """
 
 from __future__ import annotations
@@ -23,69 +23,66 @@ from banyan.runtime.protocol import wire
 Key = tuple[int, int]
 """(serial of the program, number of the state)"""
 
-PATIENCE = 8.0
-"""A rest that lasts so many times as long as expected is not taken for one any more ..."""
-LEAST = 2.0
-"""... if that is longer than so many seconds."""
+OVERDUE_FACTOR = 8.0
+"""A rest is given up after this many times its expected duration ..."""
+MIN_REST = 2.0
+"""... but not before this many seconds."""
 MEMORY = 64
-"""Rests of one name that are remembered, more or less."""
-N_NAMES = 4096
+"""Rests of one name that an estimate covers, roughly: older ones decay."""
+MAX_NAMES = 4096
 
 
-class _Habit:
-    """How the rests of one name ended: the state ran again, after so many seconds, or never."""
+class _RestEstimate:
+    """How rests of one name ended: the state ran again after some seconds, or never."""
 
-    __slots__ = ("n_back", "n_gone", "seconds")
+    __slots__ = ("n_continued", "n_ended", "seconds")
 
     def __init__(self) -> None:
-        self.n_back = self.n_gone = 0.0
+        self.n_continued = self.n_ended = 0.0
         self.seconds = 1.0
 
-    def back(self, seconds: float) -> None:
-        self.seconds += (seconds - self.seconds) / min(self.n_back + 1, 8)
-        self._count(1, 0)
-
-    def gone(self) -> None:
-        self._count(0, 1)
-
-    def _count(self, n_back: int, n_gone: int) -> None:
+    def update(self, seconds: float | None) -> None:
+        """A rest took so many seconds; None: the state did not continue."""
+        if seconds is not None:
+            self.seconds += (seconds - self.seconds) / min(self.n_continued + 1, 8)
         decay = 1 - 1 / MEMORY
-        self.n_back, self.n_gone = decay * self.n_back + n_back, decay * self.n_gone + n_gone
+        self.n_continued = decay * self.n_continued + (seconds is not None)
+        self.n_ended = decay * self.n_ended + (seconds is None)
 
     @property
-    def is_likely(self) -> bool:
-        return self.n_back >= self.n_gone
+    def is_likely_to_continue(self) -> bool:
+        return self.n_continued >= self.n_ended
 
 
 class _Fork:
-    """What the branches of one fork have in common, in ids: all that the parent had computed, at least."""
+    """The prefix that the branches of one fork share: at least everything the parent had computed."""
 
-    def __init__(self, n_known: int) -> None:
-        self.n_known = n_known
-        self.common: bytes | None = None  # of the prompts that they began with; only of those that ran
+    def __init__(self, n_computed: int) -> None:
+        self.n_computed = n_computed
+        self._common: bytes | None = None  # common prefix of the first prompts of the branches that ran, int32 ids
 
-    def begun(self, ids: bytes) -> None:
-        self.common = ids if self.common is None else ids[: 4 * n_common(self.common, ids)]
+    def started(self, ids: bytes) -> None:
+        self._common = ids if self._common is None else ids[: 4 * n_common(self._common, ids)]
 
     @property
     def n_shared(self) -> int:
-        return max(self.n_known, len(self.common or b"") // 4)
+        return max(self.n_computed, len(self._common or b"") // 4)
 
 
-class _Kept:
-    """What is known of one state's KV."""
+class _StateKV:
+    """The KV of one state. name, namespace: the program's."""
 
-    def __init__(self, name: str, namespace: bytes, parent: _Kept | None = None, fork: _Fork | None = None) -> None:
-        self.name, self.namespace = name, namespace  # the program's
+    def __init__(self, name: str, namespace: bytes, parent: _StateKV | None = None, fork: _Fork | None = None) -> None:
+        self.name, self.namespace = name, namespace
         self.parent, self.fork = parent, fork
-        self.prompt: bytes = b""  # of its last generation ...
-        self.output: bytes | bytearray = b""  # ... and what came of it
+        self.prompt: bytes = b""  # of its last generation, int32 ids
+        self.output: bytes | bytearray = b""
         self.n_running = 0
         self.n_branches = 0  # that are not dropped
         self.is_dropped = False
         self.tools: tuple[str, ...] = ()  # that it waits for
-        self.rested = 0.0  # since when; 0: it runs, or has not yet
-        self.hold = self.pin = 0  # numbers of what the engine holds for it; 0: nothing
+        self.rest_started = 0.0  # 0: it is running, or has not run yet
+        self.hold = self.pin = 0  # numbers of its holds in the engine; 0: none
 
     @property
     def ids(self) -> bytes:
@@ -93,200 +90,203 @@ class _Kept:
 
 
 class KVHintSender:
-    """Sees requests begin and end, is told what programs say and do, and tells the engine. `send` gives it an order."""
+    """Gets the events of requests and programs, and sends hints to the engine with `send`."""
 
     def __init__(
         self,
-        send: Callable[[wire.EngineOrder], None] = lambda order: None,
+        send: Callable[[wire.EngineCommand], None] = lambda command: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.send, self.clock = send, clock
-        self._programs: dict[int, dict[int, _Kept]] = {}
-        self._names: dict[int, tuple[str, bytes]] = {}  # by serial: the program's name, and its namespace
-        self._resting: dict[Key, None] = {}  # since the last step
-        self._overdue: list[tuple[float, Key, float]] = []  # when a rest is given up, and when it began
-        self._n_overdue = 1024  # so many may stand there before it is looked through
-        self._habits: OrderedDict[tuple[str, str], _Habit] = OrderedDict()
+        self._programs: dict[int, dict[int, _StateKV]] = {}
+        self._names: dict[int, tuple[str, bytes]] = {}  # serial -> (program's name, namespace)
+        self._newly_resting: dict[Key, None] = {}  # since the last step
+        self._overdue: list[tuple[float, Key, float]] = []  # heap of (when to give up, state, when the rest started)
+        self._max_overdue = 1024  # size at which stale entries are removed
+        self._estimates: OrderedDict[tuple[str, str], _RestEstimate] = OrderedDict()
         self._n_holds = 0
         self._step_seconds, self._last_step = 0.05, 0.0
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
     def started(self, run: wire.Run) -> None:
-        """A request of a state begins."""
+        """A request starts."""
         if len(run.order) < 2:
             return
-        kept = self._state(run.order[0], run.order[1])
-        kept.n_running += 1
-        if kept.rested:
-            for habit in self._habits_of(kept):
-                habit.back(self.clock() - kept.rested)
-            kept.rested, kept.tools = 0.0, ()  # what is held for it stays so while its request waits for its turn
+        state = self._state(run.order[0], run.order[1])
+        state.n_running += 1
+        if state.rest_started:
+            for estimate in self._estimates_of(state):
+                estimate.update(self.clock() - state.rest_started)
+            state.rest_started, state.tools = 0.0, ()  # the hold stays while the request waits in the engine's queue
         if run.sampling.max_tokens and run.sample == 0:
-            if kept.fork is not None and not kept.prompt:
-                kept.fork.begun(run.ids)
-            kept.prompt, kept.output = run.ids, b""
+            if state.fork is not None and not state.prompt:
+                state.fork.started(run.ids)
+            state.prompt, state.output = run.ids, b""
 
     def ended(self, run: wire.Run, output: bytearray) -> None:
-        """It is over, whatever the reason, and had said `output`, as ids."""
-        kept = self._find(run.order)
-        if kept is None:
+        """A request has ended, for any reason, with `output` (int32 ids)."""
+        state = self._find(run.order)
+        if state is None:
             return
-        kept.n_running -= 1
+        state.n_running -= 1
         if run.sampling.max_tokens and run.sample == 0:
-            kept.output = output
-        if not kept.n_running:
-            self._let_go(kept)
-            self._resting[run.order[0], run.order[1]] = None
+            state.output = output
+        if not state.n_running:
+            self._release_hold(state)
+            self._newly_resting[run.order[0], run.order[1]] = None
 
     def settle(self) -> None:
-        """A step of the engine has been taken in, and all that follows from it is begun: who does not run now rests."""
+        """An engine step was handled and its follow-up requests were started: states without requests rest now."""
         now = self.clock()
         if 0.0 < now - self._last_step < 1.0:
             self._step_seconds += 0.1 * (now - self._last_step - self._step_seconds)
         self._last_step = now
-        while self._resting:
-            key, _ = self._resting.popitem()
-            kept = self._find(key)
-            if kept is not None and not kept.n_running and not kept.is_dropped:
-                self._rest(key, kept, now)
+        while self._newly_resting:
+            key, _ = self._newly_resting.popitem()
+            state = self._find(key)
+            if state is not None and not state.n_running and not state.is_dropped:
+                self._start_rest(key, state, now)
         while self._overdue and self._overdue[0][0] < now:
-            _, key, rested = heappop(self._overdue)
-            kept = self._find(key)
-            if kept is not None and kept.rested == rested:
-                self._give_up(kept)
+            _, key, rest_started = heappop(self._overdue)
+            state = self._find(key)
+            if state is not None and state.rest_started == rest_started:
+                self._give_up(state)
 
-    def _rest(self, key: Key, kept: _Kept, now: float) -> None:
-        kept.rested = now
-        habits = self._habits_of(kept)
-        seconds = max(habit.seconds for habit in habits)
-        heappush(self._overdue, (now + max(LEAST, PATIENCE * seconds), key, now))
-        if len(self._overdue) > self._n_overdue:  # most of them have come back
-            self._overdue = [one for one in self._overdue if (at := self._find(one[1])) and at.rested == one[2]]
+    def _start_rest(self, key: Key, state: _StateKV, now: float) -> None:
+        state.rest_started = now
+        estimates = self._estimates_of(state)
+        seconds = max(estimate.seconds for estimate in estimates)
+        heappush(self._overdue, (now + max(MIN_REST, OVERDUE_FACTOR * seconds), key, now))
+        if len(self._overdue) > self._max_overdue:  # most of these rests are over
+            self._overdue = [one for one in self._overdue if (at := self._find(one[1])) and at.rest_started == one[2]]
             heapify(self._overdue)
-            self._n_overdue = 1024 + 2 * len(self._overdue)
-        if kept.tools or all(habit.is_likely for habit in habits):
-            kept.hold = self._hold(kept, kept.ids, steps=seconds / self._step_seconds)
+            self._max_overdue = 1024 + 2 * len(self._overdue)
+        if state.tools or all(estimate.is_likely_to_continue for estimate in estimates):
+            state.hold = self._hold(state, state.ids, steps=seconds / self._step_seconds)
 
-    def _give_up(self, kept: _Kept) -> None:
-        """It does not come back, or nobody knows when."""
-        if kept.rested and not kept.tools:
-            for habit in self._habits_of(kept):
-                habit.gone()
-        kept.rested, kept.tools = 0.0, ()
-        self._let_go(kept)
+    def _give_up(self, state: _StateKV) -> None:
+        """The state will not continue, or takes longer than can be predicted."""
+        if state.rest_started and not state.tools:
+            for estimate in self._estimates_of(state):
+                estimate.update(None)
+        state.rest_started, state.tools = 0.0, ()
+        self._release_hold(state)
 
-    # ---- what programs say -----------------------------------------------------------------------------------------
+    # ---- programs --------------------------------------------------------------------------------------------------
 
     def begin(self, serial: int, name: str, namespace: bytes = b"") -> None:
+        """A program starts."""
         self._names[serial] = name, namespace
 
     def calls(self, serial: int, number: int, names: tuple[str, ...]) -> None:
-        """The state waits for these tools."""
-        if kept := self._find((serial, number)):
-            kept.tools = names
+        """A state waits for these tools."""
+        if state := self._find((serial, number)):
+            state.tools = names
 
-    def keep(self, serial: int, op: wire.Keep, ids: bytes) -> None:
-        """A wish of the program's own, for a state that now has `ids`; b"": as far as is known."""
-        kept = self._state(serial, op.state)
-        if kept.is_dropped:
+    def keep(self, serial: int, op: wire.CacheHint, ids: bytes) -> None:
+        """A hint of the program itself. ids: the state's tokens; b"": those of its last generation."""
+        state = self._state(serial, op.state)
+        if state.is_dropped:
             return
-        ids = ids or kept.ids
-        if op.pin is not None and kept.pin:
-            self.send(wire.Release(kept.pin))
-            kept.pin = 0
+        ids = ids or state.ids
+        if op.pin is not None:
+            self._release_pin(state)
         if op.steps is not None:
-            self._let_go(kept)
-            kept.hold = self._hold(kept, ids, op.steps, prefetch=op.prefetch)
+            self._release_hold(state)
+            state.hold = self._hold(state, ids, op.steps, prefetch=op.prefetch)
         elif op.prefetch:
-            self.send(wire.Release(self._hold(kept, ids, prefetch=True)))
+            self.send(wire.Release(self._hold(state, ids, prefetch=True)))
         if op.pin:
-            kept.pin = self._hold(kept, ids, seconds=op.pin)
+            state.pin = self._hold(state, ids, seconds=op.pin)
 
     def forked(self, serial: int, number: int, children: tuple[int, ...]) -> None:
         parent = self._state(serial, number)
         fork = _Fork(len(parent.ids) // 4)
         parent.n_branches += len(children)
         for child in children:
-            self._programs[serial][child] = _Kept(parent.name, parent.namespace, parent, fork)
+            self._programs[serial][child] = _StateKV(parent.name, parent.namespace, parent, fork)
 
     def adopted(self, serial: int, number: int, child: int) -> None:
-        """The state goes on as its child, whose KV is its own now."""
+        """State `number` continues with the content of its child."""
         states = self._programs.get(serial, {})
-        heir, kept = states.get(child), states.get(number)
-        if heir is None or kept is None or not heir.prompt:
+        source, state = states.get(child), states.get(number)
+        if source is None or state is None or not source.prompt:
             return
-        kept.prompt, kept.output = heir.prompt, heir.output
-        heir.prompt = heir.output = b""
+        state.prompt, state.output = source.prompt, source.output
+        source.prompt = source.output = b""
 
     def drop(self, serial: int, number: int) -> None:
-        """The state will not go on."""
-        kept = self._find((serial, number))
-        if kept is None or kept.is_dropped:
+        """A state will not continue."""
+        state = self._find((serial, number))
+        if state is None or state.is_dropped:
             return
-        kept.is_dropped = True
-        self._give_up(kept)
-        if kept.pin:
-            self.send(wire.Release(kept.pin))
-            kept.pin = 0
-        at: _Kept | None = kept
+        state.is_dropped = True
+        self._give_up(state)
+        self._release_pin(state)
+        at: _StateKV | None = state
         while at is not None and at.is_dropped and not at.n_branches:
-            if at.prompt and at.fork is not None:  # else it is where the program began, which others may begin with
-                self.send(wire.Bury(at.ids, at.fork.n_shared, at.namespace))
+            if at.prompt and at.fork is not None:  # the KV of a root state may serve other programs
+                self.send(wire.EvictFirst(at.ids, at.fork.n_shared, at.namespace))
             at.prompt = at.output = b""
             if (at := at.parent) is not None:
                 at.n_branches -= 1
 
     def end(self, serial: int) -> None:
-        """The program is over. What it has pinned stays."""
+        """A program has ended. Its pins stay."""
         self._names.pop(serial, None)
-        for kept in self._programs.pop(serial, {}).values():
-            self._give_up(kept)
+        for state in self._programs.pop(serial, {}).values():
+            self._give_up(state)
 
-    # ---- how -------------------------------------------------------------------------------------------------------
+    # ---- helpers ---------------------------------------------------------------------------------------------------
 
-    def _state(self, serial: int, number: int) -> _Kept:
+    def _state(self, serial: int, number: int) -> _StateKV:
         states = self._programs.setdefault(serial, {})
         if number not in states:
-            states[number] = _Kept(*self._names.get(serial, ("", b"")))
+            states[number] = _StateKV(*self._names.get(serial, ("", b"")))
         return states[number]
 
-    def _find(self, order: tuple[int, ...]) -> _Kept | None:
+    def _find(self, order: tuple[int, ...]) -> _StateKV | None:
         return self._programs.get(order[0], {}).get(order[1]) if len(order) > 1 else None
 
-    def _hold(self, kept: _Kept, ids: bytes, steps: float = -1.0, seconds: float = 0.0, prefetch: bool = False) -> int:
+    def _hold(
+        self, state: _StateKV, ids: bytes, steps: float = -1.0, seconds: float = 0.0, prefetch: bool = False
+    ) -> int:
         self._n_holds += 1
-        self.send(wire.Hold(self._n_holds, ids, steps, seconds, prefetch, kept.namespace))
+        self.send(wire.Hold(self._n_holds, ids, steps, seconds, prefetch, state.namespace))
         return self._n_holds
 
-    def _let_go(self, kept: _Kept) -> None:
-        if kept.hold:
-            self.send(wire.Release(kept.hold))
-            kept.hold = 0
+    def _release_hold(self, state: _StateKV) -> None:
+        if state.hold:
+            self.send(wire.Release(state.hold))
+            state.hold = 0
 
-    def _habits_of(self, kept: _Kept) -> list[_Habit]:
-        names = [("tool", name) for name in kept.tools] or [("program", kept.name)]
-        return [self._habit(name) for name in names]
+    def _release_pin(self, state: _StateKV) -> None:
+        if state.pin:
+            self.send(wire.Release(state.pin))
+            state.pin = 0
 
-    def _habit(self, name: tuple[str, str]) -> _Habit:
-        habit = self._habits.get(name)
-        if habit is None:
-            habit = self._habits[name] = _Habit()
-        self._habits.move_to_end(name)
-        if len(self._habits) > N_NAMES:
-            self._habits.popitem(last=False)
-        return habit
+    def _estimates_of(self, state: _StateKV) -> list[_RestEstimate]:
+        """The estimates for the tools that it waits for, or for its program."""
+        names = [("tool", name) for name in state.tools] or [("program", state.name)]
+        for name in names:
+            self._estimates.setdefault(name, _RestEstimate())
+            self._estimates.move_to_end(name)
+        found = [self._estimates[name] for name in names]
+        while len(self._estimates) > MAX_NAMES:
+            self._estimates.popitem(last=False)
+        return found
 
 
-def check_keep(op: wire.Keep) -> None:
-    """BadProgram: a wish that makes no sense."""
-    for name, wish in (("pin", op.pin), ("steps", op.steps)):
-        if wish is not None and not 0 <= wish < inf:
-            raise BadProgram(f"{name} is {wish}; it must be a number that is at least 0")
+def check_keep(op: wire.CacheHint) -> None:
+    """BadProgram: a number that is negative or not finite."""
+    for name, value in (("pin", op.pin), ("steps", op.steps)):
+        if value is not None and not 0 <= value < inf:
+            raise BadProgram(f"{name} is {value}; it must be a number that is at least 0")
 
 
 def n_common(a: bytes, b: bytes) -> int:
-    """How many ids two texts share from the start."""
+    """Length of the common prefix of two sequences of int32 ids, by binary search."""
     n, rest = 0, min(len(a), len(b)) // 4
     while rest:
         half = (rest + 1) // 2

@@ -1,7 +1,7 @@
-"""The engine as the server sees it: a process that may die, and a socket on which it answers.
+"""The server's connection to the engine process, which may die and be replaced.
 
-Orders that come before the engine is ready wait for it. When the process dies, another is started in its place and what
-was running is sent again (`Requests.replay`).
+Commands sent before the engine is ready are queued. When the process dies, the server starts another one and replays
+the running requests (`EngineRequests.replay`).
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from banyan.runtime.server.engine_link.recovery import Death, cause, is_stopped,
 LOADING = 1800.0
 """Seconds that an engine may take to load its model."""
 SLOWER = 20
-"""A step that takes so many times as long as the largest one at the start is none any more."""
+"""An engine is hung when a step takes this many times as long as the largest step at start (or `engine_timeout`)."""
 STOPPED = 2
-"""Heartbeats after which an engine that a signal has stopped is not waited for."""
+"""Heartbeats after which an engine that was stopped by a signal is killed."""
 
 
 class EngineLink:
-    """One engine, or the one that replaced it.
+    """The current engine process.
 
-    socket   readable when the engine says something
+    socket   readable when the engine has sent something
     life     a file descriptor that is readable once the process has ended
-    ready    its Ready; None until it came
+    ready    the engine's Ready message; None until it has come
 
-    `path` is the server's own socket: engines' sockets go beside it.
+    `path` is the server's own socket. The engine's socket is beside it.
     """
 
     def __init__(
@@ -45,80 +45,85 @@ class EngineLink:
     ) -> None:
         self._context, self._config, self._path, self._command = context, config, path, command
         self.n_starts = 0
-        self.first: tuple[wire.EngineOrder, ...] = ()
-        """What each engine is told before anything else."""
+        self._vocabulary: wire.SetVocabulary | None = None
         self.start()
 
+    def set_vocabulary(self, vocabulary: wire.SetVocabulary) -> None:
+        """The first command for each engine. Call it before `receive`."""
+        self._vocabulary = vocabulary
+
     def start(self) -> None:
-        """Start an engine; orders that the last one did not take are forgotten."""
+        """Start an engine. Commands that the previous one did not receive are dropped."""
         self.ready: wire.Ready | None = None
-        self._early: list[bytes] = []
+        self._queued: list[bytes] = []
         self.n_starts += 1
-        self._address = ipc.beside(self._path, "e")  # nothing of its predecessor's can reach it
+        self._address = ipc.child_path(self._path, "e")
         self.socket = ipc.pair(self._context, self._address)
         options = ["--config", msgspec.json.encode(self._config).decode(), "--socket", ipc.address(self._address)]
         self._n_silent, self._is_hung, self._was_stopped = 0, False, False
-        self._nonsense = ""
+        self._bad_report = ""
         self._n_oom_kills = n_oom_kills()
-        flight = FlightRecord.make()
+        fd = FlightRecord.make()
         try:
-            self._flight = FlightRecord(flight)
-            options += ["--flight-fd", str(flight)]
-            self._child = launch.ChildProcess([*self._command, *options], pass_fds=(flight,))
+            self._flight = FlightRecord(fd)
+            self._child = launch.ChildProcess([*self._command, *options, "--flight-fd", str(fd)], pass_fds=(fd,))
         finally:
-            os.close(flight)
+            os.close(fd)
         self.life = os.pidfd_open(self._child.pid)
 
-    def send(self, order: wire.EngineOrder) -> None:
-        """Raises what an order raises that cannot be encoded; who gave it is to blame, and not the engine."""
-        data = wire.encode(order)
+    def send(self, command: wire.EngineCommand) -> None:
+        """Raises if the command cannot be encoded: the caller's fault, not the engine's."""
+        data = wire.encode(command)
         if self.ready is None:
-            self._early.append(data)
+            self._queued.append(data)
         else:
             self._send(data)
 
     def _send(self, data: bytes) -> None:
-        with contextlib.suppress(zmq.Again):  # it is dead, which `life` will tell
+        with contextlib.suppress(zmq.Again):  # the engine has died; `life` will report it
             self.socket.send(data, zmq.NOBLOCK)
 
-    def receive(self, take: Callable[[wire.EngineReport], None]) -> None:
-        """Hand all reports that are there to `take`. An engine whose report cannot be taken is killed: `life` tells."""
+    def receive(self, handle: Callable[[wire.EngineReport], None]) -> None:
+        """Pass all reports that have arrived to `handle`. If a report is invalid, the engine is killed."""
         while True:
             try:
                 data = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            if self._nonsense:
+            if self._bad_report:
                 continue
             self._n_silent = 0
             try:
-                self._take(wire.decode_report(data), take)
+                report = wire.decode_report(data)
+                if isinstance(report, wire.Ready):
+                    self._start_sending(report)
+                handle(report)
             except Exception as e:
                 traceback.print_exc()
-                self._nonsense = f"it said what cannot be: {e!r}"
+                self._bad_report = f"it sent an invalid report: {e!r}"
                 self._kill()
 
-    def _take(self, report: wire.EngineReport, take: Callable[[wire.EngineReport], None]) -> None:
-        if isinstance(report, wire.Ready):
-            self.ready = report
-            for data in (*map(wire.encode, self.first), *self._early):
-                self._send(data)
-            self._early.clear()
-        take(report)
+    def _start_sending(self, ready: wire.Ready) -> None:
+        self.ready = ready
+        if self._vocabulary is not None:
+            self.send(self._vocabulary)
+        for data in self._queued:
+            self._send(data)
+        self._queued.clear()
 
-    def beat(self) -> None:
-        """Ask for a sign of life; once a heartbeat. An engine that gave none for too long is killed: `life` tells.
+    def heartbeat(self) -> None:
+        """Send a Ping, and kill an engine that has been silent for too long.
 
-        Counted in beats, not seconds: a server that was suspended has asked for none.
+        Counts heartbeats, not seconds: a server that was suspended sent no Pings.
         """
         self._n_silent += 1
         if self.ready is None:
-            most = LOADING
+            timeout = LOADING
         else:
-            most = max(self._config.engine_timeout, SLOWER * self.ready.step_seconds)
+            timeout = max(self._config.engine_timeout, SLOWER * self.ready.step_seconds)
             self.send(wire.Ping())
         is_stopped_now = self._n_silent > STOPPED and is_stopped(self.pid)
-        if self._n_silent * ipc.HEARTBEAT > most or is_stopped_now:
+        if self._n_silent * ipc.HEARTBEAT > timeout or is_stopped_now:
             self._is_hung, self._was_stopped = True, is_stopped_now
             self._kill()
 
@@ -131,15 +136,15 @@ class EngineLink:
         return self._child.pid
 
     def death(self) -> Death:
-        """What became of the process, which has ended."""
+        """Why the process has ended."""
         n_killed = n_oom_kills() - self._n_oom_kills
         how, is_blameless = cause(self._child.wait(0), n_killed, self._is_hung, self._was_stopped)
-        if self._nonsense:
-            how, is_blameless = self._nonsense, False
+        if self._bad_report:
+            how, is_blameless = self._bad_report, False
         return Death(how, is_blameless, frozenset(self._flight.rids()), self.ready is not None)
 
     def close(self) -> None:
-        """End the process and the socket. Idempotent."""
+        """End the process and close the socket. Idempotent."""
         if self.life >= 0:
             os.close(self.life)
             self.life = -1

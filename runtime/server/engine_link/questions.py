@@ -1,4 +1,4 @@
-"""What is asked outside of programs (wire.Ask): most of it the engine answers, and the server adds what it knows."""
+"""Questions outside programs (wire.Ask). The engine answers most of them, and the server adds its own data."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from banyan.runtime.server.text.tokenizer import Tokenizer
 
 Client = bytes
 
-MOST_OPEN = 256
-"""Questions of one client that wait for the engine."""
+MAX_OPEN = 256
+"""Unanswered questions of one client."""
 
 OURSELVES = b""
-"""Who asks the engine for counters, in the place of a client."""
+"""Stands for the server in place of a client, when it asks the engine for counters itself."""
 
 
 class Questions:
-    """Questions on their way to the engine and back.
+    """Questions that wait for the engine's answer.
 
-    order, say: give to the engine; to a client. stats, info: what the server has to tell of itself. check: what does
-    not hold in its own books, or "". noted: called with the counters that OURSELVES asked for.
+    send_to_engine, send: send a command to the engine, or a message to a client. stats, info: the server's own data.
+    check: a violated invariant of the server, or "". on_counters: gets the counters that OURSELVES asked for.
     """
 
     def __init__(
@@ -33,63 +33,65 @@ class Questions:
         tenants: Tenants,
         tokenizer: Tokenizer,
         *,
-        order: Callable[[wire.EngineOrder], None],
-        say: Callable[[Client, wire.ServerMessage], None],
+        send_to_engine: Callable[[wire.EngineCommand], None],
+        send: Callable[[Client, wire.ServerMessage], None],
         stats: Callable[[], dict[str, float]],
         info: Callable[[], dict[str, Any]],
         check: Callable[[], str],
+        on_counters: Callable[[dict[str, Any]], None],
     ) -> None:
         self._tenants, self._tokenizer = tenants, tokenizer
-        self._order, self._say, self._stats, self._info, self._check = order, say, stats, info, check
+        self._send_to_engine, self._send = send_to_engine, send
+        self._stats, self._info, self._check, self._on_counters = stats, info, check, on_counters
         self._open: dict[int, tuple[Client, wire.Ask]] = {}
         self._n_open: Counter[Client] = Counter()
         self._n_asked = 0
-        self.noted: Callable[[dict[str, Any]], None] = lambda counters: None
 
     def ask(self, client: Client, ask: wire.Ask) -> None:
+        """A client asks."""
         if ask.what == "info":
-            self._say(client, wire.Answer(id=ask.id, ok=True, body=msgspec.json.encode(self._info())))
+            self._send(client, wire.Answer(id=ask.id, ok=True, body=msgspec.json.encode(self._info())))
             return
+        refusal = ""
         if client != OURSELVES and not (tenant := self._tenants.tenant(client)).is_operator:
-            no = f"{ask.what!r} tells of all tenants, and {tenant.name!r} is no operator; see docs/security.md"
-            self._say(client, wire.Answer(id=ask.id, ok=False, body=no.encode()))
-            return
-        if self._n_open[client] >= MOST_OPEN:
-            many = f"{MOST_OPEN} questions of this client are open, which is all that it may have; wait for answers"
-            self._say(client, wire.Answer(id=ask.id, ok=False, body=many.encode()))
+            refusal = f"{ask.what!r} tells of all tenants, and {tenant.name!r} is no operator; see docs/security.md"
+        elif self._n_open[client] >= MAX_OPEN:
+            refusal = f"{MAX_OPEN} questions of this client are open, which is the limit; wait for answers"
+        if refusal:
+            self._send(client, wire.Answer(id=ask.id, ok=False, body=refusal.encode()))
             return
         self._n_open[client] += 1
         self._open[self._n_asked] = client, ask
-        self._order(msgspec.structs.replace(ask, id=self._n_asked))
+        self._send_to_engine(msgspec.structs.replace(ask, id=self._n_asked))
         self._n_asked += 1
 
-    def take(self, answer: wire.Answer) -> None:
-        """The engine's."""
-        if (asked := self._open.pop(answer.id, None)) is None:
+    def receive(self, answer: wire.Answer) -> None:
+        """The engine answers."""
+        if (question := self._open.pop(answer.id, None)) is None:
             return
-        client, ask = asked
+        client, ask = question
         self._close(client)
         ok, body = answer.ok, answer.body
         if ok and ask.what == "stats":
             counters = msgspec.json.decode(body) | {"server": self._stats()}
             if client == OURSELVES:
-                self.noted(counters)
+                self._on_counters(counters)
                 return
             body = msgspec.json.encode(counters)
         if ok and ask.what == "tree":
             body = self._with_text(body)
-        if ok and ask.what == "check" and (wrong := self._check()):
-            ok, body = False, wrong.encode()
+        if ok and ask.what == "check" and (violation := self._check()):
+            ok, body = False, violation.encode()
         if client != OURSELVES:
-            self._say(client, wire.Answer(id=ask.id, ok=ok, body=body))
+            self._send(client, wire.Answer(id=ask.id, ok=ok, body=body))
 
     def fail(self, why: str) -> None:
-        """The engine that was asked is no more."""
+        """The engine has died: fail all open questions."""
         while self._open:
             client, ask = self._open.popitem()[1]
             self._close(client)
             if client != OURSELVES:
-                self._say(client, wire.Answer(id=ask.id, ok=False, body=why.encode()))
+                self._send(client, wire.Answer(id=ask.id, ok=False, body=why.encode()))
 
     def _close(self, client: Client) -> None:
         self._n_open[client] -= 1
@@ -97,7 +99,7 @@ class Questions:
             del self._n_open[client]
 
     def _with_text(self, body: bytes) -> bytes:
-        """A sketch of the tree, in which each node has `text` in place of `ids`, and roots have their tenant's name."""
+        """A sketch of the tree with `text` in place of `ids`, and tenant names in place of namespaces."""
         sketch = msgspec.json.decode(body)
         for node in sketch["nodes"]:
             node["text"] = self._tokenizer.text_of(node.pop("ids"))

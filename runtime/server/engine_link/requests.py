@@ -126,7 +126,7 @@ class EngineRequests:
         self,
         tokenizer: Tokenizer,
         n_vocabulary: int | None,
-        send: Callable[[wire.EngineOrder], None],
+        send: Callable[[wire.EngineCommand], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tokenizer, self._n_vocabulary, self._send, self.clock = tokenizer, n_vocabulary, send, clock
@@ -246,7 +246,7 @@ class EngineRequests:
         """The program will start no more requests."""
         if serial in self._served:
             del self._served[serial]
-            self._send(wire.Over(self.standing(serial).client, serial))
+            self._send(wire.ProgramEnded(self.standing(serial).client, serial))
 
     def abort(self, request: EngineRequest) -> None:
         """Stop it and forget it; `done` is not called."""

@@ -1,8 +1,8 @@
-"""What a client may have on the server at a time: programs, width, and memory. What is too much ends the program that
-asked for it, with the numbers; other programs, and other clients, go on.
+"""Limits on what one client may have on the server at a time: programs, their width, and memory. A program that exceeds
+a limit ends with an error that contains the numbers. Other programs continue.
 
-Memory is counted, not measured: the text of ops, what values and splices add to it, and a fixed weight for each op and
-each state. A program's count only grows, and is given back at its end.
+Memory is estimated: the text of ops, values and insertions, plus a fixed size for each op and state. The estimate of a
+program only grows, and is given back when the program ends.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from banyan.runtime.protocol.op_template import ProgramTemplate
 from banyan.runtime.server.programs.running_program import Client, RunningProgram
 
 OP, STATE = 256, 2048
-"""Bytes that an op, and a state, take beside their text."""
+"""Bytes of an op, and of a state, besides their text."""
 PIECE = 8
 """Bytes that a fork takes for each piece of its parent's text."""
-MOST_OPS = 1 << 16
-"""Ops of one message, those of templates included: 0.3 s of the server's loop (one core of an AMD EPYC)."""
-MOST_TEMPLATES = 4096
+MAX_OPS = 1 << 16
+"""Ops of one message, including those of templates. They take 0.3 s of the server's loop (one core of an AMD EPYC)."""
+MAX_TEMPLATES = 4096
 
 
 class QuotaLimits(NamedTuple):
-    """Fields of Config."""
+    """Limits per client. The fields are those of Config."""
 
     max_programs: int = 1 << 16
     max_width: int = 4096
@@ -37,113 +37,113 @@ class QuotaLimits(NamedTuple):
         return cls(*(getattr(config, name) for name in cls._fields))
 
 
-class _Share:
+class _ClientUsage:
     """What one client has."""
 
     __slots__ = ("n_bytes", "n_programs", "templates")
 
     def __init__(self) -> None:
         self.n_programs = self.n_bytes = 0
-        self.templates: dict[int, tuple[ProgramTemplate, int]] = {}  # with their weight
+        self.templates: dict[int, tuple[ProgramTemplate, int]] = {}  # number -> (template, bytes)
 
 
 class Quota:
-    """Holds all clients to the limits. Raises Overloaded where a client has too much, and BadProgram where a program
-    asks for too much."""
+    """Checks all clients against the limits. Raises Overloaded if a client has too much, and BadProgram if one program
+    needs too much. It also keeps the clients' templates."""
 
     def __init__(self, limits: QuotaLimits) -> None:
         self.limits = limits
-        self._shares: dict[Client, _Share] = {}
-        self._held: dict[int, int] = {}  # by serial: bytes
+        self._clients: dict[Client, _ClientUsage] = {}
+        self._program_bytes: dict[int, int] = {}  # by serial
 
     def begin(self, program: RunningProgram) -> None:
-        """The program is here. It is counted also where this raises."""
-        share = self._share(program.client)
-        share.n_programs += 1
-        self._held[program.serial] = 0
-        if share.n_programs > self.limits.max_programs:
+        """A program starts. It is counted even if this raises."""
+        usage = self._usage(program.client)
+        usage.n_programs += 1
+        self._program_bytes[program.serial] = 0
+        if usage.n_programs > self.limits.max_programs:
             raise Overloaded(
-                f"this client has {share.n_programs - 1} programs at once, which is all that it may have; "
+                f"this client has {usage.n_programs - 1} programs at once, which is all that it may have; "
                 "wait for some of them, or raise `max_programs`"
             )
 
     def forget(self, program: RunningProgram) -> None:
-        """The program is over."""
-        share = self._shares[program.client]
-        share.n_programs -= 1
-        share.n_bytes -= self._held.pop(program.serial)
-        self._tidy(program.client, share)
+        """A program has ended."""
+        usage = self._clients[program.client]
+        usage.n_programs -= 1
+        usage.n_bytes -= self._program_bytes.pop(program.serial)
+        self._drop_if_empty(program.client, usage)
 
     def forget_client(self, client: Client) -> None:
-        """It is gone, and so are its programs."""
-        self._shares.pop(client, None)
+        """A client is gone. Its programs have ended."""
+        self._clients.pop(client, None)
 
     def hold(self, program: RunningProgram, n_bytes: int) -> None:
-        """The program holds so much more. It is counted also where this raises."""
-        share = self._shares[program.client]
-        share.n_bytes += n_bytes
-        self._held[program.serial] = held = self._held[program.serial] + n_bytes
-        if held > self.limits.max_program:
+        """A program takes more memory. It is counted even if this raises."""
+        usage = self._clients[program.client]
+        usage.n_bytes += n_bytes
+        self._program_bytes[program.serial] = total = self._program_bytes[program.serial] + n_bytes
+        if total > self.limits.max_program:
             raise BadProgram(
-                f"the program takes more than {_size(self.limits.max_program)} on the server; make it several "
+                f"the program takes more than {_size(self.limits.max_program)} on the server; split it into several "
                 "programs, or raise `max_program`"
             )
-        if share.n_bytes > self.limits.max_client:
+        if usage.n_bytes > self.limits.max_client:
             raise Overloaded(
-                f"the {share.n_programs} programs of this client take more than {_size(self.limits.max_client)} on the "
+                f"the {usage.n_programs} programs of this client take more than {_size(self.limits.max_client)} on the "
                 "server; wait for some of them, or raise `max_client`"
             )
 
     def submit(self, program: RunningProgram, ops: tuple[wire.Op, ...]) -> None:
-        """A message brings these ops."""
-        n, weight = len(ops), 0
-        templates = self._shares[program.client].templates
+        """A message adds ops to a program."""
+        n, n_bytes = len(ops), 0
+        templates = self._clients[program.client].templates
         for op in ops:
-            weight += self._weigh(op)
+            n_bytes += self._bytes(op)
             if isinstance(op, wire.Use) and (found := templates.get(op.template)) is not None:
                 n += len(found[0].ops)
-                weight += found[1]
-        if n > MOST_OPS:
-            raise BadProgram(f"a message brings {n} ops; {MOST_OPS} are the most, so send it as several")
-        self.hold(program, weight)
+                n_bytes += found[1]
+        if n > MAX_OPS:
+            raise BadProgram(f"a message brings {n} ops; {MAX_OPS} are the most, so send it as several")
+        self.hold(program, n_bytes)
 
     # ---- templates -------------------------------------------------------------------------------------------------
 
     def define(self, client: Client, number: int, template: ProgramTemplate) -> None:
-        """The client's programs may use the template from now on."""
-        share = self._share(client)
+        """Add a template of a client. Overloaded: it has too many, or too large ones."""
+        usage = self._usage(client)
         self.undefine(client, number)
-        weight = sum(map(self._weigh, template.ops))
-        if len(share.templates) >= MOST_TEMPLATES or share.n_bytes + weight > self.limits.max_client:
-            self._tidy(client, share)
+        n_bytes = sum(map(self._bytes, template.ops))
+        if len(usage.templates) >= MAX_TEMPLATES or usage.n_bytes + n_bytes > self.limits.max_client:
+            self._drop_if_empty(client, usage)
             raise Overloaded(
-                f"this client has {len(share.templates)} templates, and {_size(share.n_bytes)} on the server; at most "
-                f"{MOST_TEMPLATES} templates and {_size(self.limits.max_client)} are taken"
+                f"this client has {len(usage.templates)} templates, and {_size(usage.n_bytes)} on the server; at most "
+                f"{MAX_TEMPLATES} templates and {_size(self.limits.max_client)} are allowed"
             )
-        share.templates[number] = template, weight
-        share.n_bytes += weight
+        usage.templates[number] = template, n_bytes
+        usage.n_bytes += n_bytes
 
     def undefine(self, client: Client, number: int) -> None:
-        if (share := self._shares.get(client)) is not None and number in share.templates:
-            share.n_bytes -= share.templates.pop(number)[1]
-            self._tidy(client, share)
+        if (usage := self._clients.get(client)) is not None and number in usage.templates:
+            usage.n_bytes -= usage.templates.pop(number)[1]
+            self._drop_if_empty(client, usage)
 
     def template(self, client: Client, number: int) -> ProgramTemplate | None:
-        share = self._shares.get(client)
-        found = None if share is None else share.templates.get(number)
+        usage = self._clients.get(client)
+        found = None if usage is None else usage.templates.get(number)
         return None if found is None else found[0]
 
-    # ---- how -------------------------------------------------------------------------------------------------------
+    # ---- helpers ---------------------------------------------------------------------------------------------------
 
-    def _share(self, client: Client) -> _Share:
-        return self._shares.setdefault(client, _Share())
+    def _usage(self, client: Client) -> _ClientUsage:
+        return self._clients.setdefault(client, _ClientUsage())
 
-    def _tidy(self, client: Client, share: _Share) -> None:
-        if not share.n_programs and not share.templates:
-            self._shares.pop(client, None)
+    def _drop_if_empty(self, client: Client, usage: _ClientUsage) -> None:
+        if not usage.n_programs and not usage.templates:
+            self._clients.pop(client, None)
 
-    def _weigh(self, op: wire.Op) -> int:
-        """Bytes that `op` takes while it waits, or as the text that it becomes."""
+    def _bytes(self, op: wire.Op) -> int:
+        """Estimated memory of an op, while it is queued and as text of its state."""
         match op:
             case wire.Append(parts=parts):
                 return OP + sum(OP // 4 + _length(part) for part in parts)
@@ -159,12 +159,9 @@ class Quota:
                 n_bytes += 0 if sampling.constraint is None else len(sampling.constraint.text)
                 n_bytes += 0 if op.tools is None else sum(map(len, op.tools.specs))
                 return OP + n_bytes
-            case wire.Select(choices=choices):
-                self._check_width("a select has", len(choices), "choices")
-                return OP + sum(map(len, choices))
-            case wire.Use(args=args):
-                return OP + sum(map(len, args))
-            case wire.Results(texts=texts):
+            case wire.Select(choices=texts) | wire.Use(args=texts) | wire.Results(texts=texts):
+                if isinstance(op, wire.Select):
+                    self._check_width("a select has", len(texts), "choices")
                 return OP + sum(map(len, texts))
         return OP
 
@@ -177,7 +174,7 @@ def _length(part: wire.Part) -> int:
     match part:
         case str():
             return len(part)
-        case wire.Raw(text=text) | wire.Begin(role=text):
+        case wire.Raw(text=text) | wire.BeginTurn(role=text):
             return len(text)
         case wire.Image(data=data):
             return len(data)

@@ -1,4 +1,4 @@
-"""What programs and gens may take: seconds and tokens. What runs out ends them, with an error that says what it was."""
+"""Timeouts and token budgets of programs and gens. What exceeds one ends with an error that names the limit."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from banyan.runtime.server.engine_link.requests import check_seconds, check_urge
 from banyan.runtime.server.programs.generation import Error
 from banyan.runtime.server.programs.running_program import Client, RunningProgram, RunningState
 
-N_BATCHES = 1024
-"""Batches with a budget that are remembered, all clients together. One that is forgotten starts to count anew."""
+MAX_BATCHES = 1024
+"""Batches whose budgets are remembered, of all clients together. A forgotten batch counts from 0 again."""
 
 
 class Timer:
-    """One call to come. `cancel` takes it back."""
+    """One scheduled call."""
 
     __slots__ = ("action", "timers")
 
@@ -30,43 +30,42 @@ class Timer:
         self.action: Callable[[], None] | None = action
 
     def cancel(self) -> None:
+        """Do not make the call. Idempotent."""
         if self.action is not None:
             self.action = None
             self.timers.cancelled()
 
 
 class Timers:
-    """Calls at their times, for a loop that asks for those that are due."""
+    """Scheduled calls, for an event loop that runs those that are due."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        self.now = clock
         self._heap: list[tuple[float, int, Timer]] = []
-        self._numbers = count()  # of two at one time, the first made is the first called
+        self._numbers = count()  # keeps calls of the same time in order
         self._n_cancelled = 0
 
-    def now(self) -> float:
-        return self._clock()
-
     def call(self, seconds: float, action: Callable[[], None]) -> Timer:
-        """Call `action` so many seconds from now."""
+        """Call `action` in so many seconds."""
         timer = Timer(self, action)
-        heappush(self._heap, (self._clock() + seconds, next(self._numbers), timer))
+        heappush(self._heap, (self.now() + seconds, next(self._numbers), timer))
         return timer
 
     def cancelled(self) -> None:
+        """A timer was cancelled. Most are, long before they are due, so the heap is cleaned from time to time."""
         self._n_cancelled += 1
-        if self._n_cancelled > 100 + len(self._heap) // 2:  # most are taken back long before their time
+        if self._n_cancelled > 100 + len(self._heap) // 2:
             self._heap = [entry for entry in self._heap if entry[2].action is not None]
             heapify(self._heap)
             self._n_cancelled = 0
 
-    def wait(self, most: float) -> float:
-        """Seconds until the next one is due; `most` where none is before that."""
-        return max(0.0, min(most, self._heap[0][0] - self._clock())) if self._heap else most
+    def wait(self, timeout: float) -> float:
+        """Seconds until the next call is due, at most `timeout`."""
+        return max(0.0, min(timeout, self._heap[0][0] - self.now())) if self._heap else timeout
 
     def run(self) -> None:
-        """Call all that are due."""
-        while self._heap and self._heap[0][0] <= self._clock():
+        """Make all calls that are due."""
+        while self._heap and self._heap[0][0] <= self.now():
             timer = heappop(self._heap)[2]
             if timer.action is None:
                 self._n_cancelled -= 1
@@ -78,26 +77,26 @@ class Timers:
                     traceback.print_exc()
 
 
-class _Ledger:
-    """Tokens that a run, a batch or a gen may still make."""
+class _Budget:
+    """Tokens that a run, a batch or a gen may generate."""
 
-    __slots__ = ("budget", "of", "programs", "spent")
+    __slots__ = ("limit", "of", "programs", "spent")
 
-    def __init__(self, of: str, budget: int) -> None:
-        self.of, self.budget, self.spent = of, budget, 0
+    def __init__(self, of: str, limit: int) -> None:
+        self.of, self.limit, self.spent = of, limit, 0
         self.programs: set[RunningProgram] = set()
 
     @property
     def error(self) -> Error | None:
-        if self.spent <= self.budget:
+        if self.spent <= self.limit:
             return None
-        return Error(BudgetExceeded.code, BudgetExceeded.of(self.of, self.budget).message)
+        return Error(BudgetExceeded.code, BudgetExceeded.of(self.of, self.limit).message)
 
 
 class Limiter:
-    """Holds programs to their limits.
+    """Enforces the limits of programs and gens.
 
-    end(program, error): end all that it does. stop(program, state, error): end what its state generates.
+    end(program, error): end a program. stop(program, state, error): end the gen or select that runs in a state.
     """
 
     def __init__(
@@ -107,84 +106,83 @@ class Limiter:
         stop: Callable[[RunningProgram, RunningState, Error], None],
     ) -> None:
         self._timers, self._end, self._stop = timers, end, stop
-        self._programs: dict[int, tuple[RunningProgram, list[_Ledger]]] = {}  # by serial: those with a budget
-        self._batches: OrderedDict[tuple[Client, int], _Ledger] = OrderedDict()
-        self._deadlines: dict[int, Timer] = {}  # by serial
-        self._gens: dict[tuple[int, int], tuple[_Ledger | None, Timer | None]] = {}  # by serial and state
+        self._programs: dict[int, tuple[RunningProgram, list[_Budget]]] = {}  # by serial: those with a budget
+        self._batches: OrderedDict[tuple[Client, int], _Budget] = OrderedDict()
+        self._timeouts: dict[int, Timer] = {}  # by serial
+        self._gens: dict[tuple[int, int], tuple[_Budget | None, Timer | None]] = {}  # by serial and state
 
     def begin(self, program: RunningProgram, limits: wire.ProgramLimits) -> None:
-        """The program begins, under these limits. BadProgram: some of them make no sense."""
+        """A program starts with these limits. BadProgram: a limit has an invalid value."""
         check_urgency(limits.priority, limits.deadline)
         check_seconds("timeout", limits.timeout)
         check_seconds("what is left of the timeout", limits.left)
         if limits.timeout:
-            error = _late(limits.timeout_of, limits.timeout)
-            self._deadlines[program.serial] = self._timers.call(limits.left, partial(self._late, program, error))
-        ledgers = [_Ledger("run", limits.budget)] if limits.budget else []
+            error = _timeout_error(limits.timeout_of, limits.timeout)
+            self._timeouts[program.serial] = self._timers.call(limits.left, partial(self._time_out, program, error))
+        budgets = [_Budget("run", limits.budget)] if limits.budget else []
         if limits.batch >= 0 and limits.batch_budget:
-            ledgers.append(self._batch((program.client, limits.batch), limits.batch_budget))
-        for ledger in ledgers:
-            ledger.programs.add(program)
-        if ledgers:
-            self._programs[program.serial] = program, ledgers
-        for ledger in ledgers:
-            if ledger.error is not None:
-                self._timers.call(0.0, partial(self._end, program, ledger.error))
+            budgets.append(self._batch((program.client, limits.batch), limits.batch_budget))
+        if budgets:
+            self._programs[program.serial] = program, budgets
+        for budget in budgets:
+            budget.programs.add(program)
+            if budget.error is not None:
+                self._timers.call(0.0, partial(self._end, program, budget.error))
 
-    def _late(self, program: RunningProgram, error: Error) -> None:
-        if not program.is_settled:  # else its time is its user's, who holds it to that
+    def _time_out(self, program: RunningProgram, error: Error) -> None:
+        if not program.is_settled:  # otherwise only the user's code is running, and the client enforces the timeout
             self._end(program, error)
 
-    def _batch(self, key: tuple[Client, int], budget: int) -> _Ledger:
-        ledger = self._batches.setdefault(key, _Ledger("batch", budget))
+    def _batch(self, key: tuple[Client, int], limit: int) -> _Budget:
+        budget = self._batches.setdefault(key, _Budget("batch", limit))
         self._batches.move_to_end(key)
-        if len(self._batches) > N_BATCHES:
+        if len(self._batches) > MAX_BATCHES:
             self._batches.popitem(last=False)
-        return ledger
+        return budget
 
     def watch(self, program: RunningProgram, state: RunningState, op: wire.Gen | wire.Select) -> None:
-        """A gen or select begins in `state`."""
-        budget = op.budget if isinstance(op, wire.Gen) else 0
-        if not (op.timeout or budget):
+        """A gen or select starts in a state."""
+        limit = op.budget if isinstance(op, wire.Gen) else 0
+        if not (op.timeout or limit):
             return
         timer = None
         if op.timeout:
-            of = "gen" if isinstance(op, wire.Gen) else "select"
-            timer = self._timers.call(op.timeout, partial(self._stop, program, state, _late(of, op.timeout)))
-        ledger = _Ledger("gen", budget) if budget else None
-        if ledger is not None:
+            error = _timeout_error(type(op).__name__.lower(), op.timeout)
+            timer = self._timers.call(op.timeout, partial(self._stop, program, state, error))
+        budget = _Budget("gen", limit) if limit else None
+        if budget is not None:
             self._programs.setdefault(program.serial, (program, []))
-        self._gens[program.serial, state.number] = ledger, timer
+        self._gens[program.serial, state.number] = budget, timer
 
     def rest(self, program: RunningProgram, state: RunningState) -> None:
-        """What was generated in `state` is over."""
+        """The gen or select of a state has ended."""
         if (watched := self._gens.pop((program.serial, state.number), None)) is not None and watched[1] is not None:
             watched[1].cancel()
 
     def spend(self, order: tuple[int, ...], n: int) -> None:
-        """`n` tokens were made where `order` says: the program's serial, the state's number, and so on."""
+        """A request generated `n` tokens. order: as in wire.Run."""
         if (found := self._programs.get(order[0])) is None:
             return
-        program, ledgers = found
+        program, budgets = found
         gen, _ = self._gens.get((order[0], order[1]), (None, None))
         if gen is not None:
             gen.spent += n
             if gen.error is not None:
                 self._stop(program, program.states[order[1]], gen.error)
-        for ledger in ledgers:
-            ledger.spent += n
-        for ledger in ledgers:
-            if ledger.error is not None:
-                for one in tuple(ledger.programs):
-                    self._end(one, ledger.error)
+        for budget in budgets:
+            budget.spent += n
+        for budget in budgets:
+            if budget.error is not None:
+                for one in tuple(budget.programs):
+                    self._end(one, budget.error)
 
     def forget(self, program: RunningProgram) -> None:
-        """The program is over."""
-        if (timer := self._deadlines.pop(program.serial, None)) is not None:
+        """A program has ended."""
+        if (timer := self._timeouts.pop(program.serial, None)) is not None:
             timer.cancel()
-        for ledger in self._programs.pop(program.serial, (program, []))[1]:
-            ledger.programs.discard(program)
+        for budget in self._programs.pop(program.serial, (program, []))[1]:
+            budget.programs.discard(program)
 
 
-def _late(of: str, seconds: float) -> Error:
+def _timeout_error(of: str, seconds: float) -> Error:
     return Error(DeadlineExceeded.code, DeadlineExceeded.of(of, seconds).message)

@@ -1,8 +1,8 @@
-"""Who is whose: tokens say which tenant a client is, and the root keys keep the KV of tenants apart.
+"""Tenants: access tokens say which tenant a client belongs to, and root keys keep the KV of tenants apart.
 
-A file of tokens holds one a line: the tenant's name, the token, and perhaps the word `operator`. Several lines may name
-one tenant, so that its token can be changed without a pause. Without tokens all clients are one tenant, who may ask the
-server anything. Only digests of tokens are kept, and each one offered is compared with all of them, in constant time.
+A token file has one token a line: the tenant's name, the token, and optionally the word `operator`. A tenant may have
+several tokens, so that they can be changed without downtime. Without tokens, all clients are one tenant that may ask
+the server anything. Only digests of tokens are kept, and a given token is compared with all of them in constant time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from banyan.runtime.protocol import wire
 
 Client = bytes
 
-LEAST_TOKEN = 16
-"""Characters of a token, at least."""
+MIN_TOKEN = 16
+"""Minimum length of a token in characters."""
 
 
 class Tenant(NamedTuple):
-    """Clients that share KV. name: "" where there are no tokens. salt: the server's own, of the root key. is_operator:
-    may ask for what tells of others (stats, the tree and its events), and flush or check the whole."""
+    """Clients that share KV. name: "" without tokens. salt: part of the root key. is_operator: may ask for data of all
+    tenants (stats, the tree, its events), and flush or check the whole server."""
 
     name: str = ""
     salt: bytes = b""
@@ -36,13 +36,14 @@ class Tenant(NamedTuple):
 
 
 class AccessToken(NamedTuple):
+    """The digest of a token, and its tenant."""
+
     digest: bytes
     tenant: Tenant
 
 
 def root_key(salt: bytes, adapter: str, weights: bytes) -> bytes:
-    """The namespace of KV that `adapter` ("": none) on `weights` computed for who has `salt`. 16 bytes, different for
-    whatever differs in any of the three."""
+    """The namespace (16 bytes) of KV that a tenant with `salt` computes with `adapter` ("": none) on `weights`."""
     state = blake2b(digest_size=16, person=b"banyan root key")
     for part in (salt, adapter.encode(), weights):
         state.update(len(part).to_bytes(8, "little") + part)
@@ -50,7 +51,7 @@ def root_key(salt: bytes, adapter: str, weights: bytes) -> bytes:
 
 
 def read_tokens(text: str, where: str) -> tuple[AccessToken, ...]:
-    """The tokens of a file. ConfigError names the line that is none, and never shows a token."""
+    """The tokens of a file. ConfigError: names the invalid line and never contains a token."""
     split = [(n, re.split(r"(?:^|\s)#", line)[0].split()) for n, line in enumerate(text.splitlines(), 1)]
     lines = [(n, words) for n, words in split if words]
     if not lines:
@@ -60,17 +61,17 @@ def read_tokens(text: str, where: str) -> tuple[AccessToken, ...]:
     for n, words in lines:
         if len(words) not in (2, 3) or words[2:] not in ([], ["operator"]):
             raise ConfigError(f"{where}, line {n}: must be `TENANT TOKEN`, or `TENANT TOKEN operator`")
-        if len(words[1]) < LEAST_TOKEN:
-            raise ConfigError(f"{where}, line {n}: a token of {len(words[1])} characters; {LEAST_TOKEN} are the least")
+        if len(words[1]) < MIN_TOKEN:
+            raise ConfigError(f"{where}, line {n}: a token of {len(words[1])} characters; {MIN_TOKEN} are the least")
         digest, is_operator = _digest(words[1]), len(words) == 3 or n_tenants == 1
         if any(token.digest == digest for token in tokens):
-            raise ConfigError(f"{where}, line {n}: this token stands on a line before")
+            raise ConfigError(f"{where}, line {n}: this token is on an earlier line too")
         tokens.append(AccessToken(digest, Tenant(words[0], _digest(words[0]), is_operator)))
     return tuple(tokens)
 
 
 def configured(config: Config, environment: Mapping[str, str] = os.environ) -> tuple[AccessToken, ...]:
-    """The tokens that the server takes: those of the file, or the one of the environment. (): it asks for none."""
+    """The tokens of `token_file`, or the one in the environment; (): the server asks for no token."""
     if not config.token_file:
         return read_tokens(f"default {environment[TOKEN]}", TOKEN) if environment.get(TOKEN) else ()
     path = Path(config.token_file)
@@ -86,9 +87,10 @@ def configured(config: Config, environment: Mapping[str, str] = os.environ) -> t
 
 
 class Tenants:
-    """All clients, and whose they are. weights: of the model that runs (see wire.Ready)."""
+    """The tenant of each connected client. weights: fingerprint of the model's weights (wire.Ready.weights)."""
 
     def __init__(self, tokens: Iterable[AccessToken] = (), isolates_connections: bool = False) -> None:
+        """isolates_connections: each connection is a tenant of its own."""
         self._tokens = tuple(tokens)
         self._isolates = isolates_connections
         self._of: dict[Client, Tenant] = {}
@@ -100,12 +102,12 @@ class Tenants:
         return bool(self._tokens)
 
     def identify(self, hello: wire.Hello) -> Tenant:
-        """Who says this. ConnectFailed: its token is none of ours."""
+        """The tenant of a client that connects. ConnectFailed: its token is missing or wrong."""
         if not self._tokens:
             return Tenant()
-        offered, found = _digest(hello.token), None
-        for token in self._tokens:  # all of them, whichever is the one
-            if hmac.compare_digest(offered, token.digest):
+        digest, found = _digest(hello.token), None
+        for token in self._tokens:  # does not stop at the matching one, so that the time is constant
+            if hmac.compare_digest(digest, token.digest):
                 found = token.tenant
         if found is None:
             what = "the token is wrong" if hello.token else "it wants a token"
@@ -113,28 +115,27 @@ class Tenants:
         return found
 
     def join(self, client: Client, tenant: Tenant) -> None:
-        """A client was welcomed."""
+        """A client was accepted."""
         if self._isolates:
             tenant = tenant._replace(salt=os.urandom(16))
         self._of[client] = tenant
         self._names[self.root(client)] = client.hex() if self._isolates else tenant.name
 
     def leave(self, client: Client) -> None:
-        """It is gone."""
+        """A client is gone."""
         if self._isolates and client in self._of:
             self._names.pop(self.root(client), None)
         self._of.pop(client, None)
 
     def tenant(self, client: Client) -> Tenant:
-        """Of a client that was welcomed."""
         return self._of[client]
 
     def root(self, client: Client) -> bytes:
-        """The namespace of what its programs compute."""
+        """The namespace of a client's KV."""
         return root_key(self._of[client].salt, "", self.weights)
 
     def name(self, namespace: bytes) -> str:
-        """Whose namespace it is, for an operator; the namespace itself, where its client is gone."""
+        """The tenant's name for a namespace; the namespace in hex if its client is gone."""
         return self._names.get(namespace, namespace.hex())
 
 

@@ -1,14 +1,13 @@
-"""What durable programs have come to, in files beside the socket, so that they go on where a server was killed.
+"""Files in which the server records the requests of durable programs, so that they continue after it was killed.
 
-A durable program says by a key which one it is, and has a file. In it stands of each of its requests: the seed, the
-tokens as they came, and the end. A server that is started again knows nothing of programs; the client that comes back
-sends what it had sent before, and each request that begins is found by what it is: its place in the program, its
-prompt, how it is drawn. What has an end has it at once; what has not goes on behind its tokens.
+A durable program has a name and a file. For each of its requests the file holds the seed, the generated tokens and how
+it finished. A restarted server knows no programs; the client submits the whole program again. Each request that starts
+is looked up by its place in the program, its prompt and its sampling parameters. A finished one is answered from the
+file, and an unfinished one continues after its recorded tokens.
 
-A file is a list of records, each with its length and a checksum; what stands behind the first that is not whole was
-never written. Written through the kernel, not to the disk: what is killed loses nothing, and a machine that fails loses
-the last seconds. A file goes when the client has all of the program's answers, when the program fails or is cancelled,
-or after a day in which nobody asked for it.
+A file is a sequence of records with length and checksum. Reading stops at the first incomplete record. Records are
+written to the kernel without fsync, so a killed process loses nothing, and a machine that fails loses the last seconds.
+A file is deleted when the client has all values, when the program fails or is cancelled, or after a day without use.
 """
 
 from __future__ import annotations
@@ -25,50 +24,51 @@ from zlib import crc32
 
 import msgspec
 
-from banyan.runtime.errors import BadProgram, BanyanError, Overloaded, RuntimeLost, Unsupported
+from banyan.runtime.errors import BanyanError, Overloaded
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.ipc import private_directory
-from banyan.runtime.server.programs.generation import Error
-from banyan.runtime.server.programs.running_program import Client, RunningProgram
 
-KEPT = 24 * 3600.0
-"""Seconds that a file is kept whose program nobody runs."""
-MOST_KEY = 256
-"""Characters of a key."""
-_HEAD = struct.Struct("<II")  # length and crc of what follows
-_MOST_RECORD = 1 << 30
+MAX_AGE = 24 * 3600.0
+"""Seconds that a file is kept when its program does not run."""
+_HEADER = struct.Struct("<II")  # length and CRC-32 of the record that follows
+_MAX_RECORD = 1 << 30
 
 
 class Opened(msgspec.Struct, frozen=True, tag="o"):
-    """The program began; see Program.started."""
+    """First record: when the program started (RunningProgram.started), in ISO format."""
 
     started: str
 
 
 class Begun(msgspec.Struct, frozen=True, tag="b"):
-    """The next request of the file (they count from 0)."""
+    """A request started. Requests of a file are numbered from 0 in this order. request: see `_identity`."""
 
     request: bytes
     seed: int
 
 
 class Grew(msgspec.Struct, frozen=True, tag="g"):
+    """Request `n` got these tokens (int32)."""
+
     n: int
     ids: bytes
     logprobs: tuple[wire.TopLogprobs, ...] = ()
 
 
 class Ended(msgspec.Struct, frozen=True, tag="e"):
+    """Request `n` finished."""
+
     n: int
     finish: wire.Finish
 
 
+Record = Opened | Begun | Grew | Ended
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Opened | Begun | Grew | Ended).decode
+_decode = msgspec.msgpack.Decoder(Record).decode
 
 
 class JournalEntry:
-    """One request of a durable program: what stands of it in the file, and how more gets there."""
+    """One request: what the file holds of it, and methods that record more."""
 
     def __init__(self, diary: Diary, n: int, seed: int) -> None:
         self._diary, self._n = diary, n
@@ -82,17 +82,18 @@ class JournalEntry:
         return not self.ids and self.finish is None
 
     def grew(self, ids: bytes, logprobs: Sequence[wire.TopLogprobs]) -> None:
-        """It got these tokens. BanyanError: they cannot be kept."""
+        """Record new tokens. BanyanError: they cannot be written."""
         self._diary.write(Grew(self._n, ids, tuple(logprobs)))
 
     def ended(self, finish: wire.Finish) -> None:
+        """Record how the request finished."""
         if self.finish is None:
             self.finish = finish
             self._diary.write(Ended(self._n, finish))
 
 
 class Diary:
-    """The file of one program."""
+    """The journal file of one program."""
 
     def __init__(self, journal: Journal, path: Path) -> None:
         self._journal, self.path = journal, path
@@ -100,17 +101,16 @@ class Diary:
         self._n = 0
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self.started = datetime.now()
-        size = self._read()
-        os.ftruncate(self._fd, size)
-        journal.n_bytes += size - journal.sizes.pop(path.name, 0)
-        self.n_bytes = size
+        self.n_bytes = self._read()
+        os.ftruncate(self._fd, self.n_bytes)
+        journal.n_bytes += self.n_bytes - journal.closed_sizes.pop(path.name, 0)
         os.utime(self._fd)
-        if not size:
+        if not self.n_bytes:
             self.write(Opened(self.started.isoformat()))
 
     def _read(self) -> int:
-        """Take in what is there. Bytes of it that are whole."""
-        good, by_number = 0, list[JournalEntry]()
+        """Read the existing records. Returns the length of the intact part of the file."""
+        n_bytes, by_number = 0, list[JournalEntry]()
         for end, record in records(self.path.read_bytes()):
             match record:
                 case Opened(started=started):
@@ -123,26 +123,26 @@ class Diary:
                     by_number[n].logprobs += logprobs
                 case Ended(n=n, finish=finish):
                     by_number[n].finish = finish
-            good = end
+            n_bytes = end
         self._n = len(by_number)
-        return good
+        return n_bytes
 
     def begin(self, run: wire.Run) -> JournalEntry:
-        """A request begins: as what stands in the file, or anew."""
-        digest = _identity(run)
-        entry = self._entries.pop(digest, None)
+        """The entry of a request that starts: the recorded one, or a new one."""
+        identity = _identity(run)
+        entry = self._entries.pop(identity, None)
         if entry is None:
             entry = JournalEntry(self, self._n, run.seed)
-            self.write(Begun(digest, run.seed))
+            self.write(Begun(identity, run.seed))
             self._n += 1
         return entry
 
-    def write(self, record: Opened | Begun | Grew | Ended) -> None:
-        """BanyanError: there is no room."""
+    def write(self, record: Record) -> None:
+        """Append a record. BanyanError: the journal is full, or the disk is."""
         if self._fd < 0:
             return
         data = _encode(record)
-        data = _HEAD.pack(len(data), crc32(data)) + data
+        data = _HEADER.pack(len(data), crc32(data)) + data
         self._journal.make_room(len(data))
         try:
             if os.write(self._fd, data) != len(data):
@@ -153,36 +153,36 @@ class Diary:
         self._journal.n_bytes += len(data)
 
     def close(self) -> None:
-        """Keep the file for who comes back. Idempotent."""
+        """Close the file and keep it for a client that comes back. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-            self._journal.sizes[self.path.name] = self.n_bytes
+            self._journal.closed_sizes[self.path.name] = self.n_bytes
 
     def remove(self) -> None:
-        """Nobody needs it any more. Idempotent."""
+        """Delete the file. Idempotent."""
         self.close()
-        self._journal.drop(self.path.name)
+        self._journal.delete(self.path.name)
 
 
-def records(data: bytes) -> Iterator[tuple[int, Opened | Begun | Grew | Ended]]:
-    """The records of a file, each with where it ends, up to the first that is not whole."""
+def records(data: bytes) -> Iterator[tuple[int, Record]]:
+    """(end offset, record) for each record of a file, up to the first one that is not intact."""
     at = 0
-    while at + _HEAD.size <= len(data):
-        n, crc = _HEAD.unpack_from(data, at)
-        body = data[at + _HEAD.size : at + _HEAD.size + n]
-        if n > _MOST_RECORD or len(body) < n or crc32(body) != crc:
+    while at + _HEADER.size <= len(data):
+        n, crc = _HEADER.unpack_from(data, at)
+        body = data[at + _HEADER.size : at + _HEADER.size + n]
+        if n > _MAX_RECORD or len(body) < n or crc32(body) != crc:
             return
         try:
             record = _decode(body)
         except wire.UNREADABLE:
             return
-        at += _HEAD.size + n
+        at += _HEADER.size + n
         yield at, record
 
 
 def _identity(run: wire.Run) -> bytes:
-    """What makes a request the same one: its place among its program's, its prompt, and how it is drawn."""
+    """Digest of what identifies a request: its place in the program, its prompt and its sampling parameters."""
     state = blake2b(digest_size=16, person=b"banyan journal")
     for part in (run.namespace, repr(run.order[1:]).encode(), wire.encode(run.sampling), run.ids):
         state.update(len(part).to_bytes(8, "little") + part)
@@ -191,112 +191,52 @@ def _identity(run: wire.Run) -> bytes:
 
 
 class Journal:
-    """All files, in a directory of mode 0700. n_bytes: of all of them. sizes: of those that nobody has open."""
+    """All journal files, in a directory of mode 0700.
 
-    def __init__(self, folder: Path, most_bytes: int) -> None:
-        self._folder, self._most = folder, most_bytes
+    n_bytes: size of all files. closed_sizes: size of each file that is not open, the oldest first.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder, self._max_bytes = folder, max_bytes
         self.n_bytes = 0
-        self.sizes: dict[str, int] = {}  # oldest first
+        self.closed_sizes: dict[str, int] = {}
         if folder.exists():
             private_directory(folder)
             found = sorted((path.stat().st_mtime, path) for path in folder.iterdir())
             for written, path in found:
-                self.sizes[path.name] = size = path.stat().st_size
+                self.closed_sizes[path.name] = size = path.stat().st_size
                 self.n_bytes += size
-                if written < time.time() - KEPT:
-                    self.drop(path.name)
+                if written < time.time() - MAX_AGE:
+                    self.delete(path.name)
+
+    def path(self, key: bytes) -> Path:
+        """Where the file of a program is."""
+        return self._folder / blake2b(key, digest_size=16).hexdigest()
 
     def open(self, key: bytes) -> Diary:
-        """The file of a program. BanyanError: it cannot be made."""
+        """Open or create the file of a program. BanyanError: that is not possible."""
         try:
             private_directory(self._folder)
-            return Diary(self, self._folder / blake2b(key, digest_size=16).hexdigest())
+            return Diary(self, self.path(key))
         except OSError as e:
             raise BanyanError(f"the journal of durable programs cannot be opened: {e.strerror or e}") from e
 
     def make_room(self, n_bytes: int) -> None:
-        """Overloaded: there is none, even without the files that nobody has open."""
-        while self.n_bytes + n_bytes > self._most and self.sizes:
-            self.drop(next(iter(self.sizes)))
-        if self.n_bytes + n_bytes > self._most:
+        """Delete the oldest closed files until `n_bytes` fit. Overloaded: they do not."""
+        while self.n_bytes + n_bytes > self._max_bytes and self.closed_sizes:
+            self.delete(next(iter(self.closed_sizes)))
+        if self.n_bytes + n_bytes > self._max_bytes:
             raise Overloaded(
-                f"the journal of durable programs has {self.n_bytes} bytes, and {self._most} are the most; "
+                f"the journal of durable programs has {self.n_bytes} bytes, and {self._max_bytes} are the most; "
                 "wait for some of them, or raise `durable_bytes`"
             )
 
-    def drop(self, name: str) -> None:
-        self.n_bytes -= self.sizes.pop(name, 0)
+    def delete(self, name: str) -> None:
+        """Delete a closed file."""
+        self.n_bytes -= self.closed_sizes.pop(name, 0)
         (self._folder / name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Leave nothing where there is nothing."""
+        """Remove the directory if it is empty."""
         with contextlib.suppress(OSError):
             self._folder.rmdir()
-
-
-class Durables:
-    """Which programs are durable. journal: None where none can be (`why`)."""
-
-    def __init__(self) -> None:
-        self.journal: Journal | None = None
-        self.why = ""
-        self._diaries: dict[int, tuple[bytes, RunningProgram, Diary]] = {}  # by serial
-        self._serials: dict[bytes, int] = {}  # by key
-        self._ended: dict[tuple[Client, int], Diary] = {}  # whose answers may still be on their way
-
-    def begin(self, program: RunningProgram, root: bytes, name: str) -> RunningProgram | None:
-        """It is durable, as `name`. The program that was so until now, if there is one: this takes its place."""
-        if self.journal is None:
-            raise Unsupported(f"durable: {self.why}")
-        if len(name) > MOST_KEY:
-            raise BadProgram(f"durable is a name of {len(name)} characters; {MOST_KEY} are the most")
-        key = root + name.encode()
-        before = None
-        if (serial := self._serials.get(key)) is not None:
-            _, before, diary = self._diaries.pop(serial)
-            diary.close()
-        for where in [where for where, diary in self._ended.items() if diary.path == self._path(key)]:
-            self._ended.pop(where).close()
-        diary = self.journal.open(key)
-        program.started = diary.started
-        self._diaries[program.serial], self._serials[key] = (key, program, diary), program.serial
-        return before
-
-    def _path(self, key: bytes) -> Path:
-        assert self.journal is not None
-        return self.journal._folder / blake2b(key, digest_size=16).hexdigest()
-
-    def has(self, program: RunningProgram) -> bool:
-        return program.serial in self._diaries
-
-    def diary(self, serial: int) -> Diary | None:
-        """Of a program, if it is durable."""
-        found = self._diaries.get(serial)
-        return None if found is None else found[2]
-
-    def over(self, program: RunningProgram, error: Error | None, is_client_gone: bool) -> None:
-        """The program is over."""
-        if (found := self._diaries.pop(program.serial, None)) is None:
-            return
-        key, _, diary = found
-        self._serials.pop(key, None)
-        if is_client_gone:
-            diary.close()
-        elif error is not None:
-            diary.remove()
-        else:
-            self._ended[program.client, program.number] = diary
-
-    def confirmed(self, program: tuple[Client, int]) -> None:
-        """Its client has all of its answers."""
-        if (diary := self._ended.pop(program, None)) is not None:
-            diary.remove()
-
-    def forget(self, client: Client) -> None:
-        """The client is gone. What it has may not have come."""
-        for key in [key for key in self._ended if key[0] == client]:
-            self._ended.pop(key).close()
-
-
-GONE = Error(RuntimeLost.code, "its client is gone")
-TAKEN = Error(RuntimeLost.code, "another client took this durable program over")

@@ -22,8 +22,8 @@ from banyan.runtime.server.policy.quota import QuotaLimits as Most
 from banyan.runtime.server.policy.run_limits import Limiter, Timers
 from banyan.runtime.server.programs.client_choice import ClientChoice
 from banyan.runtime.server.programs.delivery import Delivery
+from banyan.runtime.server.programs.durables import CLIENT_GONE, TAKEN_OVER, Durables
 from banyan.runtime.server.programs.generation import Error, Generation, Generator, GenOutcome
-from banyan.runtime.server.programs.journal import GONE, TAKEN, Durables
 from banyan.runtime.server.programs.retries import Retries
 from banyan.runtime.server.programs.running_program import (
     Broken,
@@ -64,7 +64,6 @@ class Programs:
         """The root key of what a client's programs compute; see tenants.py."""
         self.tooling = ToolLoops(generator)
         self.durables = Durables()
-        self.delivery.confirmed = self.durables.confirmed
         self._programs: dict[tuple[Client, int], RunningProgram] = {}
         self._standings: dict[int, Standing] = {}  # by serial
         self._clients: dict[Client, int] = {}
@@ -88,14 +87,12 @@ class Programs:
     # ---- what a client wants ---------------------------------------------------------------------------------------
 
     def submit(self, client: Client, message: wire.Submit) -> None:
-        if self.delivery.has_ended(key := (client, message.program)):
-            return
-        uses = (op.template for op in message.ops if isinstance(op, wire.Use))
-        if any(self._quota.template(client, one) is None for one in uses) and self.delivery.lacks(key, message.seq):
-            return
-        if not self.delivery.accept(key, message.seq):
-            return
+        key = client, message.program
         program = self._programs.get(key)
+        if (error := self.delivery.receive(key, message.seq)) is not None:
+            if program is not None:
+                self._end(program, error)
+            return
         if program is None:
             program = self._programs[key] = RunningProgram(client, message.program, message.name, self._n_made)
             self._n_made += 1
@@ -135,11 +132,14 @@ class Programs:
 
     def _make_durable(self, program: RunningProgram, name: str) -> None:
         if (before := self.durables.begin(program, self.standing(program.serial).namespace, name)) is not None:
-            self._end(before, TAKEN)
+            self._end(before, TAKEN_OVER)
 
     def cancel(self, client: Client, message: wire.Cancel) -> None:
         if program := self._programs.get((client, message.program)):
             self._end(program, Error(Cancelled.code, "the program was cancelled"))
+
+    def acknowledge(self, client: Client, message: wire.Acknowledge) -> None:
+        self.durables.acknowledge(client, message.program, self._programs.get((client, message.program)))
 
     def define(self, client: Client, message: wire.Define) -> None:
         self._quota.define(client, message.template, ProgramTemplate(message.ops))
@@ -151,7 +151,6 @@ class Programs:
         """The client is gone: stop all it had."""
         for key in [key for key in self._programs if key[0] == client]:
             self._end(self._programs[key], None, is_client_gone=True)
-        self.delivery.forget(client)
         self.durables.forget(client)
         self._clients.pop(client, None)
         self._quota.forget_client(client)
@@ -270,7 +269,7 @@ class Programs:
                 self._reach(program, op, Had(state.text, len(state.text.pieces), dict(state.marks)))
             case wire.Mark(mark=mark):
                 state.marks[mark] = len(state.text.pieces)
-            case wire.Keep():
+            case wire.CacheHint():
                 self._keep(program, state, op)
             case wire.Read():
                 self._read(program, state, op)
@@ -281,9 +280,9 @@ class Programs:
                 state.text.append(TextSpan(part))
             case wire.Raw(text=text):
                 state.text.append(TextSpan(text, meant=True))
-            case wire.Begin(role=role):
+            case wire.BeginTurn(role=role):
                 state.text.append(TurnStart(role))
-            case wire.End():
+            case wire.EndTurn():
                 state.text.append(TurnEnd())
             case wire.Ref(ref=ref):
                 value = program.values[ref]
@@ -333,7 +332,7 @@ class Programs:
         sample = wire.Sample(text=text, finish_reason="stop")
         self._give(program, op.ref, GenOutcome((sample,), (), wire.TokenUsage(), tokens=tokens))
 
-    def _keep(self, program: RunningProgram, state: RunningState, op: wire.Keep) -> None:
+    def _keep(self, program: RunningProgram, state: RunningState, op: wire.CacheHint) -> None:
         check_keep(op)
         keep = partial(self.keeper.keep, program.serial, op)
         self._generator.ids(state.text, program.started, lambda ids: None if program.is_over else keep(ids))
@@ -344,7 +343,7 @@ class Programs:
         done = partial(self._generated, program, state, op)
         generation: Generation | ToolLoop | Retries | ClientChoice
         show = partial(self._show, program, op.ref)
-        if isinstance(op, wire.Select) and op.asks:
+        if isinstance(op, wire.Select) and op.client_decides:
             generation = ClientChoice(self._generator, op, state.text, program.started, order, done, show)
         elif isinstance(op, wire.Gen) and op.retries:
             generation = Retries(self._generator, op, state.text, program.started, order, done, show, listener)
@@ -495,7 +494,7 @@ class Programs:
                 self._rest(program, state)
         self._limiter.forget(program)
         self._quota.forget(program)
-        self.over(program, None if is_done else GONE if is_client_gone else error)
+        self.over(program, None if is_done else CLIENT_GONE if is_client_gone else error)
         self.durables.over(program, error, is_client_gone)
         self.keeper.end(program.serial)
         key = program.client, program.number

@@ -1,7 +1,7 @@
-"""What a server tells a monitor: Prometheus' text over HTTP, on an address of this machine.
+"""Prometheus metrics of a server, over HTTP.
 
-Times of requests and programs are counted on the server's loop as they end; all else is read when somebody asks, from
-the counters that the engine last sent.
+Latencies of requests and programs are recorded on the server's loop when they end. All other metrics are computed when
+Prometheus asks, from the counters that the engine sent last.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from banyan.runtime.server.engine_link.requests import EngineRequest
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 ENGINE_COUNTERS = {
-    "steps": "steps of the engine's loop",
-    "steps_ahead": "steps that were launched while the one before was computed",
-    "requests": "requests that the engine was given",
-    "retractions": "running requests that gave their place back for lack of pages",
-    "waits": "requests that waited for a prefix that another was computing",
+    "steps": "steps of the engine",
+    "steps_ahead": "steps that were launched while the previous one was computed",
+    "requests": "requests sent to the engine",
+    "retractions": "running requests that were preempted for lack of pages",
+    "waits": "requests that waited for a prefix that another request was computing",
 }
 TOKENS = {
     "cached": "cached_tokens",
@@ -29,40 +29,40 @@ TOKENS = {
     "forced": "forced_tokens",
 }
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-GOOD = {"requests": "requests that ended", "tokens": "tokens of those", "programs": "programs that ended well"}
+GOOD = {"requests": "requests that ended", "tokens": "their tokens", "programs": "programs that ended without error"}
 DRAFTS = {
-    "drafted": "tokens that were proposed before they were computed",
-    "accepted": "tokens of those that became part of an output",
+    "drafted": "draft tokens that were proposed",
+    "accepted": "draft tokens that became part of an output",
 }
 PAGES = {"free": "n_free", "leased": "n_leased", "cached": "n_cached", "withdrawn": "n_quarantined"}
 
 
 class Metrics:
-    """A registry, and the HTTP server that shows it. Nothing here waits for who reads it.
+    """A registry and its HTTP server. The loop never waits for a reader.
 
-    Counters of an engine begin anew with each engine; here they go on.
+    Counters continue when an engine is replaced, although those of the engine restart at 0.
     """
 
     def __init__(self, where: str) -> None:
-        """where: as in Config.metrics. ConfigError: nothing can listen there, or the extra is not installed."""
+        """where: as in Config.metrics. ConfigError: it cannot listen there, or the extra is not installed."""
         try:
             import prometheus_client as prometheus
             from prometheus_client import core
         except ModuleNotFoundError:
             raise ConfigError("metrics need prometheus_client: pip install 'banyan[metrics]'") from None
         self._core = core
-        self._now: dict[str, Any] = {}  # what the engine said last, and the server's own
-        self._before: dict[str, float] = {}  # counts of engines that are no more
+        self._counters: dict[str, Any] = {}  # the latest counters of the engine and the server
+        self._previous: dict[str, float] = {}  # totals of previous engines
         self._registry = prometheus.CollectorRegistry()
 
         def histogram(name: str, text: str) -> Any:
             return prometheus.Histogram(f"banyan_{name}_seconds", text, registry=self._registry, buckets=SECONDS)
 
-        self._first = histogram("first_token", "from a request's order to its first token")
-        self._gap = histogram("inter_token", "between two tokens of a request, in the mean of it")
-        self._queue = histogram("queue", "from a request's order to the engine's start of it")
-        self._request = histogram("request", "from a request's order to its end")
-        self._program = histogram("program", "from a program's first message to the end of its last gen")
+        self._first = histogram("first_token", "from sending a request to its first token")
+        self._gap = histogram("inter_token", "mean time between two tokens of a request")
+        self._queue = histogram("queue", "from sending a request to its start in the engine")
+        self._request = histogram("request", "from sending a request to its end")
+        self._program = histogram("program", "from the first message of a program to the end of its last gen")
         self._batch = prometheus.Histogram(
             "banyan_batch_requests", "requests that got tokens in a step", registry=self._registry, buckets=ROWS
         )
@@ -82,10 +82,10 @@ class Metrics:
         self._thread.join()
         self._server.server_close()
 
-    # ---- the loop's side -------------------------------------------------------------------------------------------
+    # ---- called on the server's loop --------------------------------------------------------------------------------
 
     def request(self, request: EngineRequest) -> None:
-        """It has ended well."""
+        """A request finished without error."""
         assert request.finish is not None
         self._request.observe(request.ended - request.sent)
         if request.finish.started:
@@ -96,34 +96,33 @@ class Metrics:
                 self._gap.observe((request.ended - request.first) / (n - 1))
 
     def program(self, seconds: float) -> None:
-        """One has ended that took so long."""
+        """A program ended after so many seconds."""
         self._program.observe(seconds)
 
     def step(self, n_requests: int) -> None:
-        """A step of the engine gave so many requests tokens."""
+        """An engine step produced tokens for so many requests."""
         self._batch.observe(n_requests)
 
-    def note(self, engine: dict[str, Any]) -> None:
-        """What the engine answers to Ask("stats"), with the server's own under "server"."""
-        was = self._now.get("server", {}).get("engine_starts")
-        if was is not None and was != engine["server"]["engine_starts"]:
-            for name, n in self._now.get("engine", {}).items():
-                self._before[name] = self._before.get(name, 0) + n
-        self._now = engine
+    def update(self, counters: dict[str, Any]) -> None:
+        """counters: the answer to Ask("stats")."""
+        n_starts = self._counters.get("server", {}).get("engine_starts")
+        if n_starts is not None and n_starts != counters["server"]["engine_starts"]:
+            for name, n in self._counters.get("engine", {}).items():
+                self._previous[name] = self._previous.get(name, 0) + n
+        self._counters = counters
 
-    # ---- the reader's side -----------------------------------------------------------------------------------------
+    # ---- called by prometheus_client on its own thread --------------------------------------------------------------
 
     def describe(self) -> Iterable[Any]:
-        return ()  # so that registering does not collect
+        return ()  # so that registering does not call `collect`
 
     def collect(self) -> Iterable[Any]:
-        """For prometheus_client, on its own thread."""
         counter, gauge = self._core.CounterMetricFamily, self._core.GaugeMetricFamily
-        now = self._now
+        now = self._counters
         engine, cache, server = (now.get(name, {}) for name in ("engine", "cache", "server"))
 
         def total(name: str) -> float:
-            return float(self._before.get(name, 0) + engine.get(name, 0))
+            return float(self._previous.get(name, 0) + engine.get(name, 0))
 
         for name, text in ENGINE_COUNTERS.items():
             yield counter(f"banyan_{name}", text, total(name))
@@ -146,18 +145,16 @@ class Metrics:
         yield evicted
         asked = cache.get("n_query_tokens", 0)
         yield gauge(
-            "banyan_hit_rate", "of prompt tokens, found in the tree", cache.get("n_hit_tokens", 0) / max(1, asked)
+            "banyan_hit_rate", "share of prompt tokens found in the tree", cache.get("n_hit_tokens", 0) / max(1, asked)
         )
         for name in ("running", "waiting"):
             yield gauge(f"banyan_{name}_requests", f"requests that are {name}", engine.get(name, 0))
         for what, text in GOOD.items():
             if (n := server.get(f"slo_{what}")) is not None:
-                yield counter(f"banyan_slo_{what}", f"{text}, and are judged by the service levels", n)
-                yield counter(
-                    f"banyan_good_{what}", f"{text} and kept to the service levels", server[f"slo_good_{what}"]
-                )
+                yield counter(f"banyan_slo_{what}", f"{text}, to which a service level applies", n)
+                yield counter(f"banyan_good_{what}", f"{text} and met the service levels", server[f"slo_good_{what}"])
         for name in ("clients", "programs"):
-            yield gauge(f"banyan_{name}", f"{name} that are here", server.get(name, 0))
+            yield gauge(f"banyan_{name}", f"{name} on the server", server.get(name, 0))
         yield counter(
             "banyan_engine_starts", "engines started: all but the first replaced one", server.get("engine_starts", 0)
         )

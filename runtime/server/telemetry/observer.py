@@ -1,4 +1,4 @@
-"""What is seen of requests and programs as they end, to whoever was asked for: service levels, metrics, traces."""
+"""Passes the events of requests and programs on to goodput, metrics and traces, if the config asks for them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from banyan.runtime.server.telemetry.traces import Traces, exporter
 
 
 class Observer:
-    """Called on the server's loop; nothing here waits."""
+    """Called on the server's loop. Nothing here blocks."""
 
     def __init__(self, config: Config, model: str, undo: contextlib.ExitStack) -> None:
-        """undo: what has to be closed. ConfigError: an extra is not installed, or an address cannot be had."""
+        """undo: closes metrics and traces. ConfigError: an extra is not installed, or an address is in use."""
         self.goodput = Goodput(config.slo)
         self.metrics = Metrics(config.metrics) if config.metrics else None
         if self.metrics is not None:
@@ -31,36 +31,37 @@ class Observer:
 
     @property
     def wants_counters(self) -> bool:
-        """Whether the engine is to be asked for its counters, now and then."""
+        """Whether to ask the engine for its counters from time to time."""
         return self.metrics is not None
 
-    def note(self, counters: dict[str, Any]) -> None:
-        """The engine's counters, and the server's own under "server"."""
+    def counters(self, counters: dict[str, Any]) -> None:
+        """The engine's counters, with those of the server under "server"."""
         if self.metrics is not None:
-            self.metrics.note(counters)
+            self.metrics.update(counters)
 
     def step(self, report: wire.Step) -> None:
+        """An engine step."""
         if self.metrics is not None and report.rids:
             self.metrics.step(len(report.rids) // 8)
 
-    def ended(self, request: EngineRequest) -> None:
-        """It has ended well."""
+    def request_ended(self, request: EngineRequest) -> None:
+        """A request finished without error."""
         self.goodput.request(request)
         if self.metrics is not None:
             self.metrics.request(request)
 
     def generated(self, program: RunningProgram, op: wire.Gen | wire.Select, outcome: GenOutcome | Error) -> None:
-        """A gen or select has ended, one way or the other."""
+        """A gen or select ended, with or without error."""
         program.last = datetime.now()
         if self.traces is not None:
             self.traces.generated(program, op, outcome)
 
-    def over(self, program: RunningProgram, error: Error | None) -> None:
-        """A program has ended; error: what it failed with."""
+    def program_ended(self, program: RunningProgram, error: Error | None) -> None:
+        """A program ended. error: what it failed with."""
         seconds = max(0.0, (program.last - program.started).total_seconds())
         if error is None:
             self.goodput.program(seconds)
         if self.metrics is not None:
             self.metrics.program(seconds)
         if self.traces is not None:
-            self.traces.over(program, error)
+            self.traces.program_ended(program, error)

@@ -1,7 +1,7 @@
-"""OpenTelemetry traces: a span for each program, and below it one for each gen and select.
+"""OpenTelemetry traces: a span for each program, with a child span for each gen and select.
 
-Spans are made on the server's loop, with times that are known already, and leave it on a thread of the SDK's, through a
-queue that is bounded: where nobody takes them they are dropped, and nothing waits.
+Spans are created on the server's loop after the fact. A thread of the SDK exports them from a bounded queue. If the
+collector does not take them they are dropped; the loop never waits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SHUTDOWN_MS = 2000
 
 
 def exporter(where: str) -> Any:
-    """What takes the spans: "console" (stderr), or the URL of a collector that speaks OTLP over HTTP."""
+    """A span exporter. where: "console" (stderr), or the URL of an OTLP collector over HTTP."""
     try:
         if where == "console":
             from opentelemetry.sdk.trace.export import ConsoleSpanExporter
@@ -34,9 +34,9 @@ def exporter(where: str) -> Any:
 
 
 class Traces:
-    """Makes the spans. taker: an OpenTelemetry SpanExporter."""
+    """Creates the spans. exporter: an OpenTelemetry SpanExporter."""
 
-    def __init__(self, taker: Any, model: str) -> None:
+    def __init__(self, exporter: Any, model: str) -> None:
         from opentelemetry import trace
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -46,13 +46,13 @@ class Traces:
         self._provider = TracerProvider(
             resource=Resource.create({"service.name": "banyan", "banyan.model": model}), shutdown_on_exit=False
         )
-        self._processor = BatchSpanProcessor(taker)
+        self._processor = BatchSpanProcessor(exporter)
         self._provider.add_span_processor(self._processor)
         self._tracer = self._provider.get_tracer("banyan")
-        self._programs: dict[int, Any] = {}  # by serial: its span
+        self._programs: dict[int, Any] = {}  # by serial: their spans
 
     def generated(self, program: RunningProgram, op: wire.Gen | wire.Select, outcome: GenOutcome | Error) -> None:
-        """A gen or select has ended."""
+        """A gen or select ended."""
         parent = self._trace.set_span_in_context(self._span(program))
         times = outcome.times if isinstance(outcome, GenOutcome) else wire.Times()
         kind = type(op).__name__.lower()
@@ -73,8 +73,8 @@ class Traces:
             self._fail(span, outcome)
         span.end(_ns(times.ended) if times.ended else None)
 
-    def over(self, program: RunningProgram, error: Error | None) -> None:
-        """A program has ended."""
+    def program_ended(self, program: RunningProgram, error: Error | None) -> None:
+        """A program ended."""
         span = self._span(program)
         if error is not None:
             self._fail(span, error)
@@ -82,7 +82,7 @@ class Traces:
         span.end()
 
     def close(self) -> None:
-        """Send what is there still, as far as somebody takes it soon."""
+        """Export the remaining spans, with a timeout."""
         self._provider.force_flush(_SHUTDOWN_MS)
         self._provider.shutdown()
 
@@ -102,5 +102,5 @@ class Traces:
 
 
 def _ns(monotonic: float) -> int:
-    """A time of wire.Times, as the nanoseconds since 1970 that spans have."""
+    """A time of wire.Times as nanoseconds since 1970, as spans have it."""
     return time.time_ns() - int((time.monotonic() - monotonic) * 1e9)

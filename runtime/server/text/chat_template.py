@@ -1,7 +1,7 @@
-"""The model's own chat template: what it writes for a conversation, and around each turn of it.
+"""The model's chat template: renders conversations, and finds what it writes around each turn.
 
-The environment is the one that Hugging Face templates are written for (sandboxed Jinja, trimmed blocks, `tojson`,
-`raise_exception`, `strftime_now`, generation tags), so a template renders here to the same text as there.
+The Jinja environment is that of Hugging Face (sandboxed, trimmed blocks, `tojson`, `raise_exception`, `strftime_now`,
+generation tags), so that templates render to the same text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ASSISTANT = "assistant"
 
 
 class ChatMessage(NamedTuple):
-    """A turn. calls: those that the template is to write into an assistant's. answers: the call that a tool's is of."""
+    """A chat turn. calls: tool calls of an assistant turn. answers: the call that a tool turn answers."""
 
     role: str
     content: str = ""
@@ -34,7 +34,7 @@ class ChatMessage(NamedTuple):
     answers: wire.WireToolCall | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """As templates are given it. They ask whether a key is there: no key without a value."""
+        """The dict for templates. Keys without a value are left out, because templates check whether a key exists."""
         turn: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.calls:
             turn["tool_calls"] = [
@@ -46,18 +46,15 @@ class ChatMessage(NamedTuple):
         return turn
 
 
-Turns = Sequence[str | ChatMessage]
-"""Turns whatever they say: a role alone, or a message with its calls."""
-
-
 def message(turn: str | ChatMessage) -> ChatMessage:
+    """A turn with any content, given as a role, or as a message with calls."""
     return ChatMessage(turn) if isinstance(turn, str) else turn
 
 
 class _Generation(jinja2.ext.Extension):
-    """{% generation %} ... {% endgeneration %}: marks an assistant's text for training; here it is just its text."""
+    """{% generation %} ... {% endgeneration %} marks assistant text for training. Here it renders its content."""
 
-    tags = {"generation"}  # noqa: RUF012 - jinja2's own interface
+    tags = {"generation"}  # noqa: RUF012 - the interface of jinja2
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -71,14 +68,14 @@ def _refuse(message: str) -> None:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    # Without jinja's own escaping of <, > and &, which are common in prompts.
+    # Does not escape <, > and &, unlike jinja's filter.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class ChatTemplate:
-    """A compiled chat template. `names`: the special tokens it may use, bos_token and so on, as text.
+    """A compiled chat template. names: variables with special tokens, such as bos_token, as text.
 
-    Every method raises BadProgram, with the template's own words, where it refuses the conversation.
+    All methods raise BadProgram, with the template's message, if it refuses the conversation.
     """
 
     def __init__(self, source: str, names: dict[str, str]) -> None:
@@ -92,22 +89,22 @@ class ChatTemplate:
         except jinja2.TemplateError as e:
             raise BadModel(f"the model's chat template cannot be compiled: {e}") from e
         self._names = names
-        self._tells_time = "strftime_now" in source
+        self._uses_time = "strftime_now" in source
         self._tools: list[Any] | None = None
-        self._probe = lru_cache(maxsize=512)(self._probe_afresh)
-        self.told = lru_cache(maxsize=64)(self._told_afresh)
+        self._cached_markers = lru_cache(maxsize=512)(self._find_markers)
+        self.with_tools = lru_cache(maxsize=64)(self._with_tools)
 
-    def _told_afresh(self, specs: tuple[str, ...]) -> ChatTemplate:
-        """The same template in conversations with these tools (see wire.Tools), which it writes where it sees fit."""
+    def _with_tools(self, specs: tuple[str, ...]) -> ChatTemplate:
+        """The same template for conversations with these tools (wire.Tools.specs)."""
         if not specs:
             return self
-        told = copy.copy(self)
-        told._tools = [json.loads(spec) for spec in specs]
-        told._probe = lru_cache(maxsize=512)(told._probe_afresh)
-        return told
+        template = copy.copy(self)
+        template._tools = [json.loads(spec) for spec in specs]
+        template._cached_markers = lru_cache(maxsize=512)(template._find_markers)
+        return template
 
     def render(self, messages: Sequence[ChatMessage], prompt: bool = False, now: datetime | None = None) -> str:
-        """The whole conversation as text; `prompt`: and the beginning of an assistant's turn behind it."""
+        """The conversation as text. prompt: with the beginning of an assistant turn at the end."""
         clock = now or datetime.now()
         try:
             return self._template.render(
@@ -126,14 +123,16 @@ class ChatTemplate:
     def markers(
         self, roles: tuple[str | ChatMessage, ...], opening: str | None = None, now: datetime | None = None
     ) -> tuple[str, ...] | None:
-        """The text before each turn of `roles`, whatever the turns say, and behind the last one.
+        """The text before the content of each turn, and after the last one, for turns with any content.
 
-        `opening`: a turn of that role begins behind them, and the last marker ends where its content starts.
-        None if the template does not write the turns' contents once each, in their order.
+        opening: a turn of this role begins after them, and the last marker ends where its content starts. None: the
+        template does not write the content of each turn once and in order.
         """
-        return self._probe(roles, opening, now if self._tells_time else None)
+        return self._cached_markers(roles, opening, now if self._uses_time else None)
 
-    def _probe_afresh(self, roles: Turns, opening: str | None, now: datetime | None) -> tuple[str, ...] | None:
+    def _find_markers(
+        self, roles: Sequence[str | ChatMessage], opening: str | None, now: datetime | None
+    ) -> tuple[str, ...] | None:
         signs = [f"\ue000{k}\ue001" for k in range(len(roles) + 1)]
         turns = [message(role) for role in roles]
         messages = [
@@ -142,7 +141,7 @@ class ChatTemplate:
         text = self.prefix(messages, opening, now) if opening is not None else self.render(messages, now=now)
         at = 0
         for turn, sign in zip(turns, signs, strict=False):
-            if turn.calls:  # what is written for them stands where the content would
+            if turn.calls:  # the calls are written in place of the content
                 written = self.calling(turn.calls, now)
                 start = text.find(written, at)
                 if start < 0:
@@ -154,20 +153,17 @@ class ChatTemplate:
         return _split(text, signs[: len(roles)])
 
     def calling(self, calls: tuple[wire.WireToolCall, ...], now: datetime | None = None) -> str:
-        """What it writes as the content of an assistant's turn that makes these calls.
-
-        The thoughts that some templates put into the last turn are no part of it.
-        """
+        """What the template writes as the content of an assistant turn with these calls, without empty reasoning."""
         question = ChatMessage("user", "?")
         before = self.prefix([question], ASSISTANT, now)
         whole = self.render([question, ChatMessage(ASSISTANT, "", calls)], now=now)
         if not whole.startswith(before):
-            raise BadProgram("the model's chat template begins a turn with calls unlike one without")
+            raise BadProgram("the model's chat template begins a turn with calls differently")
         written = whole[len(before) :].rpartition("</think>")[2].strip()
         return written.removesuffix(self.ending(("user", ASSISTANT), now).strip()).rstrip()
 
     def prefix(self, messages: Sequence[ChatMessage], opening: str, now: datetime | None = None) -> str:
-        """The conversation up to where the content of a new turn of role `opening` starts."""
+        """The conversation up to the start of the content of a new turn of role `opening`."""
         sign = "\ue000+\ue001"
         closed = ""
         if opening == ASSISTANT and messages:
@@ -177,24 +173,24 @@ class ChatTemplate:
                 return prompted
         before, found, _ = self.render([*messages, ChatMessage(opening, sign)], now=now).partition(sign)
         if closed and not (before.startswith(closed) and before[len(closed) :].strip()):
-            # The template knows no prompt, and no marker of this role either: space alone is for the model to write.
+            # The template has neither a generation prompt nor a marker of this role. White space is left to the model.
             return closed
         if not found:
             raise BadProgram(f"the model's chat template does not write the turns of role {opening!r}")
         return before
 
     def ending(self, roles: tuple[str | ChatMessage, ...], now: datetime | None = None) -> str:
-        """What ends the last of these turns where another follows it. ("" where that cannot be told.)"""
+        """What the template writes after the last of these turns if another turn follows; "" if that is unclear."""
         found = self._try(roles, None, now)
         after = self._try(roles, "user" if message(roles[-1]).role == ASSISTANT else ASSISTANT, now)
         if found is None or after is None or after[-1].startswith(found[-1]):
             return found[-1] if found else ""
-        # Some templates write an end-of-text token behind the last turn, and only there.
+        # Some templates write an end-of-text token after the last turn only.
         shorter = (found[-1].removesuffix(name) for name in self._names.values() if name)
         return next((end for end in shorter if end and after[-1].startswith(end)), "")
 
     def chat_markers(self) -> wire.ChatMarkers:
-        """The prefix and suffix of each role that the template knows, and what ends an assistant's turn."""
+        """The prefix and suffix of each role that the template supports, and what ends an assistant turn."""
         pair = self._try(("user", ASSISTANT, "user"))
         if pair is None:
             return wire.ChatMarkers(roles={})

@@ -1,4 +1,4 @@
-"""Ids to text as they come: whole characters only, and nothing that a stop string may still cut."""
+"""Incremental detokenisation: whole characters only, and no text that a stop string may still cut."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from banyan.runtime.server.text.stop_patterns import REACH, Patterns
 class Detokenizer:
     """The text of one output.
 
-    A stop string ends the text before it, wherever it begins inside a token and however many tokens it spans; a pattern
-    ends it behind its match. Of several the one that is complete first counts, and of those the longest; so what comes
-    out does not depend on how the text is cut into tokens. None is looked for before `min_tokens` tokens are there.
+    A stop string ends the text before it, also if it begins inside a token or spans several tokens. A pattern ends the
+    text after its match. The stop that is complete first counts, and of those the longest, so the result does not
+    depend on how the text is split into tokens. Stops are searched for once there are `min_tokens` tokens.
 
-    text       all text so far, cut at the stop
+    text       the text so far, cut at the stop
     matched    the stop string or pattern that ended it, or None
-    n_tokens   tokens taken, the one that completed a stop included
+    n_tokens   tokens taken, including the one that completed a stop
     """
 
     def __init__(
@@ -28,20 +28,19 @@ class Detokenizer:
         min_tokens: int = 0,
         patterns: Sequence[str] = (),
     ) -> None:
-        """BadProgram: patterns that cannot be used; also from `feed` and `finish`, for those that take too long."""
+        """spelling: bytes of each id. hidden: ids without text. BadProgram: invalid patterns; `feed` and `finish` raise
+        it for patterns that take too long."""
         self._spelling, self._hidden, self._min_tokens = spelling, hidden, min_tokens
         self._stops = tuple(dict.fromkeys(stops))
         self._patterns = Patterns(patterns)
-        self._reach = max(map(len, self._stops), default=1) - 1  # characters that may begin a stop
-        if self._patterns:
-            self._reach = max(self._reach, REACH)
+        # Characters before new text that may be part of a stop.
+        self._reach = max(max(map(len, self._stops), default=1) - 1, REACH if self._patterns else 0)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pieces: list[str] = []
         self._length = 0
         self._tail = ""  # the last `reach` characters
         self._unsent = ""
-        # Characters spelled by the first k + 1 tokens; -1 where they end inside a character.
-        self._ends: list[int] = []
+        self._ends: list[int] = []  # characters of the first k + 1 tokens; -1 if they end inside a character
         self.matched: str | None = None
 
     @property
@@ -53,60 +52,53 @@ class Detokenizer:
         return len(self._ends)
 
     def feed(self, ids: Iterable[int]) -> str:
-        """Take ids; what of the text is now certain and was not returned before. Ids after a stop are ignored."""
+        """Take ids and return new text that is certain. Ids after a stop are ignored."""
         for i in ids:
             if self.matched is not None:
                 break
             spelled = b"" if i in self._hidden or i >= len(self._spelling) else self._spelling[i]
-            text = self._decoder.decode(spelled)
-            if self._add(text, look=self.n_tokens >= self._min_tokens):
-                whole = not self._decoder.getstate()[0]
-                self._ends.append(self._length if whole else -1)
-            else:
-                self._ends.append(-1)
-        return self._certain()
+            is_added = self._add(self._decoder.decode(spelled), search=self.n_tokens >= self._min_tokens)
+            self._ends.append(self._length if is_added and not self._decoder.getstate()[0] else -1)
+        return self._take_certain()
 
     def finish(self, stop_id: int | None = None) -> str:
-        """The output ends; returns the rest of its text. `stop_id`: a token that holds a stop string whole and that is
-        not part of the output, but whose text before the stop is."""
+        """The output has ended. Returns the rest of its text. stop_id: a token that contains a whole stop string: the
+        token is not part of the output, but its text before the stop is."""
         if self.matched is None and stop_id is not None:
-            self._add(self._decoder.decode(self._spelling[stop_id]), look=True)
+            self._add(self._decoder.decode(self._spelling[stop_id]), search=True)
         if self.matched is None:
-            self._add(self._decoder.decode(b"", True), look=True)
+            self._add(self._decoder.decode(b"", True), search=True)
         rest, self._unsent = self._unsent, ""
         return rest
 
     def kept(self) -> tuple[int, int]:
-        """(tokens, characters): the most tokens whose text is wholly in `text`, and how many characters they spell.
-
-        The text behind them belongs to a token that a stop cut."""
-        if self.matched is None:
-            return self.n_tokens, self._length
-        return self.fit(self._length)
+        """(tokens, characters) of the longest prefix of tokens whose text is wholly in `text`. Text behind it belongs
+        to a token that a stop has cut."""
+        return (self.n_tokens, self._length) if self.matched is None else self.fit(self._length)
 
     def fit(self, n_chars: int) -> tuple[int, int]:
-        """(tokens, characters): the most tokens whose text lies wholly in the first `n_chars`, and what they spell."""
+        """(tokens, characters) of the longest prefix of tokens that spells at most `n_chars` characters."""
         for k in range(len(self._ends) - 1, -1, -1):
             if 0 <= self._ends[k] <= n_chars:
                 return k + 1, self._ends[k]
         return 0, 0
 
     def within(self, start: int, end: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The longest stretch of tokens whose text lies wholly in characters start : end, as (tokens, characters)
-        before it and up to its end. An empty one, at `end`, where there is none."""
+        """The longest run of tokens whose text is within characters start : end, as (tokens, characters) before it and
+        up to its end. If there is none: an empty run at `end`."""
         n_tokens, n_chars = self.fit(end)
         for k, at in enumerate((0, *self._ends[:n_tokens])):
             if start <= at < n_chars:
                 return (k, at), (n_tokens, n_chars)
         return (n_tokens, end), (n_tokens, end)
 
-    def _add(self, new: str, look: bool) -> bool:
-        """Append text; False if a stop cut it."""
-        cut = self._find(new) if look and new else None
+    def _add(self, new: str, search: bool) -> bool:
+        """Append text. Returns False if a stop cut it."""
+        cut = self._find_stop(new) if search and new else None
         if cut is not None:
             new = new[: max(0, cut - self._length)]
         self._length += len(new)
-        if cut is not None and cut < self._length:  # the stop began in text that was there before
+        if cut is not None and cut < self._length:  # the stop began in earlier text
             text = self.text[:cut]
             self._unsent = self._unsent[: len(self._unsent) - (self._length - len(new) - cut)]
             self._pieces, self._length = [text], cut
@@ -116,8 +108,8 @@ class Detokenizer:
         self._tail = (self._tail + new)[-self._reach :] if self._reach else ""
         return cut is None
 
-    def _find(self, new: str) -> int | None:
-        """Where the text must be cut because a stop is complete in tail + new; sets `matched`."""
+    def _find_stop(self, new: str) -> int | None:
+        """Where to cut the text because a stop is complete in tail + new. Sets `matched`."""
         window = self._tail + new
         best: tuple[int, int] | None = None  # (end, start)
         for stop in self._stops:
@@ -131,15 +123,14 @@ class Detokenizer:
                 best, self.matched = (found[0], found[0]), found[1]
         return None if best is None else self._length - len(self._tail) + best[1]
 
-    def _certain(self) -> str:
-        """Take from `unsent` all but what may begin a stop."""
-        hold = 0
-        if self.matched is None:
-            for stop in self._stops:
-                for n in range(min(len(stop) - 1, len(self._unsent)), hold, -1):
-                    if self._unsent.endswith(stop[:n]):
-                        hold = n
-                        break
-        n = len(self._unsent) - hold
+    def _take_certain(self) -> str:
+        """Take unsent text, except what may be the beginning of a stop."""
+        n_held = 0
+        for stop in self._stops if self.matched is None else ():
+            for n in range(min(len(stop) - 1, len(self._unsent)), n_held, -1):
+                if self._unsent.endswith(stop[:n]):
+                    n_held = n
+                    break
+        n = len(self._unsent) - n_held
         certain, self._unsent = self._unsent[:n], self._unsent[n:]
         return certain

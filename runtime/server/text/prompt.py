@@ -139,7 +139,7 @@ class PromptText:
 
     def prompt(self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime) -> EncodedPrompt:
         """What is known and what is to encode. Forgets runs that the template rewrote."""
-        template = template and template.told(self.tools)
+        template = template and template.with_tools(self.tools)
         atoms = layout(self.pieces, tokenizer, template, now)
         text = "".join(atom.text for atom in atoms)
         at, n, n_silent = 0, 0, 0
@@ -160,12 +160,12 @@ class PromptText:
         return wire.Tokens(
             ids=b"".join(run.ids for run in runs),
             lengths=lengths.tobytes(),
-            made=tuple((len(run.ids) // 4, run.made) for run in runs if run.ids),
+            spans=tuple((len(run.ids) // 4, run.made) for run in runs if run.ids),
         )
 
     def read(self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime, mark: int = 0) -> str:
         """The text from piece `mark` on, markers included."""
-        template = template and template.told(self.tools)
+        template = template and template.with_tools(self.tools)
         rest, text = self.pieces[mark:], ""
         kinds = [type(piece) for piece in self.pieces[:mark]]
         if kinds.count(TurnStart) > kinds.count(TurnEnd):

@@ -1,7 +1,7 @@
-"""Patterns that end an output: regular expressions in RE2's syntax.
+"""stop_regex: patterns that end an output, in RE2's syntax.
 
-RE2 takes time in proportion to the text, whatever a pattern says (Cox, "Regular Expression Matching in the Wild",
-2010), so none can hold up the server's loop; limits on size and on the time of one output bound the rest.
+RE2 takes time linear in the text for every pattern (Cox, "Regular Expression Matching in the Wild", 2010), so no
+pattern can block the server's loop. Limits on the size of patterns and on the time of one output bound the rest.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import re2
 from banyan.runtime.errors import BadProgram
 
 REACH = 4096
-"""Characters that a match may be long."""
+"""Maximum length of a match in characters."""
 
 MAX_PATTERNS, MAX_LENGTH, MAX_STEPS = 16, 1000, 1000
 ALLOWANCE, PER_SEARCH = 0.25, 1e-4
-"""Seconds of CPU time that one output's patterns may take: in all, and for each search on top. RE2 takes 6 us for 4,096
-characters and, at MAX_STEPS, 10 ms at worst (one core of an AMD EPYC)."""
+"""Seconds of CPU time for the patterns of one output: in all, plus so much for each search. RE2 searches 4,096
+characters in 6 us, and in 10 ms at worst for a pattern with MAX_STEPS (one core of an AMD EPYC)."""
 
 _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
@@ -32,7 +32,7 @@ _LOOKS_AHEAD = ("$", r"\b", r"\B", r"\z")
 
 @lru_cache(maxsize=32)
 def compiled(pattern: str) -> Any:
-    """BadProgram: no regex, or one that is too large."""
+    """A compiled pattern. BadProgram: it is invalid or too large."""
     if len(pattern) > MAX_LENGTH:
         raise BadProgram(f"a stop_regex has {len(pattern)} characters; the limit is {MAX_LENGTH}")
     try:
@@ -53,22 +53,22 @@ def compiled(pattern: str) -> Any:
 
 
 class Patterns:
-    """The patterns of one output. BadProgram: too many, or one that `compiled` refuses."""
+    """The patterns of one output. BadProgram: there are too many, or `compiled` refuses one."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         if len(patterns) > MAX_PATTERNS:
             raise BadProgram(f"stop_regex holds {len(patterns)} patterns; the limit is {MAX_PATTERNS}")
         self._patterns = [(p, compiled(p), any(mark in p for mark in _LOOKS_AHEAD)) for p in dict.fromkeys(patterns)]
-        self._left = ALLOWANCE
+        self._seconds_left = ALLOWANCE
 
     def __bool__(self) -> bool:
         return bool(self._patterns)
 
     def first_end(self, text: str, n_old: int, is_whole: bool) -> tuple[int, str] | None:
-        """(end, pattern): where, behind the first `n_old` characters, a pattern has first matched. Each is looked for
-        in the text up to every character in turn, so it is all one how the text came in pieces.
+        """(end, pattern) of the first match that ends behind the first `n_old` characters.
 
-        is_whole: `text` begins where the output does; else its first character is context alone.
+        The text up to each character is searched in turn, so the result does not depend on how the text was split into
+        pieces. is_whole: `text` starts where the output does; otherwise its first character is only context.
         """
         started = time.thread_time()
         best: tuple[int, str] | None = None
@@ -79,7 +79,7 @@ class Patterns:
                 if regex.search(text[:end], not is_whole) is not None:
                     best = end, pattern
                     break
-        self._left += PER_SEARCH - (time.thread_time() - started)
-        if self._left < 0:
-            raise BadProgram("the patterns of stop_regex take too long to look for; write simpler ones")
+        self._seconds_left += PER_SEARCH - (time.thread_time() - started)
+        if self._seconds_left < 0:
+            raise BadProgram("the patterns of stop_regex take too long to search for; write simpler ones")
         return best

@@ -1,12 +1,11 @@
-"""Text to ids, and what each id spells. The only place where text becomes ids.
+"""The tokenizer: text to ids, and the spelling of each id. Text is tokenised nowhere else.
 
-Text comes as spans: where a span is *meant*, the control tokens that it spells are those tokens; elsewhere it is data,
-and `<|im_end|>` in it is ten characters. Spans are joined before they are encoded, so that a border between them
-leaves no mark in the tokens.
+Text comes as spans. In a span that is `meant`, control tokens are encoded as control tokens. In other spans they are
+data, and `<|im_end|>` is ten characters. Spans are joined before they are encoded, so that borders between them do not
+change the tokens.
 
-A control token is one that was added to the vocabulary, but for those that are plain words or white space (some
-vocabularies add runs of spaces). Whether its makers call it special says nothing: `<tool_call>` and `<think>` often are
-not, and what they do to a model is no text.
+Control tokens are the added tokens of the vocabulary, except plain words and white space (some vocabularies add runs of
+spaces). The `special` flag does not matter: `<tool_call>` and `<think>` often do not have it.
 """
 
 from __future__ import annotations
@@ -28,19 +27,20 @@ from banyan.runtime.server.text.token_cache import TokenCache
 
 
 class TextSpan(NamedTuple):
+    """Text to encode. meant: control tokens in it are encoded as such."""
+
     text: str
     meant: bool = False
-    """Control tokens in it are meant."""
 
 
-class _Facts(msgspec.Struct):
-    """The parts of tokenizer.json that decide how ids are spelled; the rest (megabytes) is skipped."""
+class _TokenizerJson(msgspec.Struct):
+    """The part of tokenizer.json that determines how ids are spelled. The rest (megabytes) is not decoded."""
 
     decoder: Any = None
 
 
 class Files(msgspec.Struct, frozen=True):
-    """What a model directory says about text, besides tokenizer.json. Missing files are empty."""
+    """The text-related files of a model directory, except tokenizer.json. A missing file is {}."""
 
     config: dict[str, Any]
     generation: dict[str, Any]
@@ -52,7 +52,7 @@ class Files(msgspec.Struct, frozen=True):
         tokenizer = _json(directory / "tokenizer_config.json")
         tokenizer = _json(directory / "special_tokens_map.json") | tokenizer
         template: Any = tokenizer.get("chat_template")
-        if isinstance(template, list):  # several, by name
+        if isinstance(template, list):  # several named templates
             template = {t["name"]: t["template"] for t in template}.get("default")
         if (file := directory / "chat_template.jinja").is_file():
             template = file.read_text(encoding="utf-8")
@@ -61,7 +61,7 @@ class Files(msgspec.Struct, frozen=True):
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """bos_token, eos_token ... -> their text: what a chat template may name."""
+        """bos_token, eos_token ... -> their text, for chat templates."""
         found = {}
         for name, value in self.tokenizer.items():
             text = value.get("content") if isinstance(value, dict) else value
@@ -78,17 +78,17 @@ def _json(file: Path) -> dict[str, Any]:
     except msgspec.DecodeError as e:
         raise BadModel(f"{file} is not JSON: {e}") from e
     if not isinstance(value, dict):
-        raise BadModel(f"{file} holds no JSON object")
+        raise BadModel(f"{file} must contain a JSON object")
     return value
 
 
 class Tokenizer:
-    """One model's vocabulary. Thread-safe.
+    """The tokenizer of one model. Thread-safe.
 
-    spelling    bytes of each id; special tokens spell their own name, unused ids nothing
-    special     ids that are never shown in generated text
-    eos_ids     ids that end an output by themselves
-    blank       the prompt that stands for no text at all
+    spelling    bytes of each id; those of a special token are its name, those of an unused id are empty
+    special     ids that generated text does not show
+    eos_ids     ids that end an output
+    blank       the prompt for an empty text
     """
 
     def __init__(self, directory: Path, files: Files) -> None:
@@ -106,15 +106,16 @@ class Tokenizer:
             raise BadModel(f"the tokenizer in {directory} cannot be used: {e.message}") from e
         bos = self._tokenizer.token_to_id(files.special_tokens.get("bos_token", ""))
         self.blank = self._start or ([bos] if bos is not None else list(self.eos_ids[:1]))
-        reaching = [i for i in self._control if _reaches_out(added[i])]
-        self._pieces = None if self._anchor or reaching else TokenCache(self._raw)
-        """None: how text is encoded may depend on the control token beside it."""
+        self._anchor = self._find_anchor()
+        reaching = [i for i in self._control if _depends_on_neighbours(added[i])]
+        # None if the encoding of text may depend on the control token beside it.
+        self._cache = None if self._anchor or reaching else TokenCache(self._raw)
         self._stop_ids: dict[str, frozenset[int]] = {}
         self._vocabulary: tuple[bytes, list[int]] | None = None
 
     def encode(self, spans: Iterable[TextSpan], at_start: bool = False) -> list[int]:
-        """The ids of the spans' joined text. `at_start`: nothing stands before it, so what the tokenizer puts in front
-        of every text (a begin-of-text id) comes first, unless the text spells it itself."""
+        """The ids of the joined text of the spans. at_start: the text starts a prompt, so the ids that the tokenizer
+        puts before every text (a begin-of-text id) come first, unless the text spells them itself."""
         parts = [span for span in spans if span.text]
         text, spans = "".join(span.text for span in parts), merge(parts)
         spelled = spans and spans[0].meant and text.startswith(self.text_of(self._start))
@@ -122,14 +123,14 @@ class Tokenizer:
         if not text:
             return ids
         meant, are_all = self._meant(text, spans)
-        if are_all and self._pieces is None:
+        if are_all and self._cache is None:
             return ids + self._encode(text, at_start)
         borders = list(accumulate(len(part.text) for part in parts))
         done = 0
         for start, end, token in (*meant, (len(text), len(text), None)):
             piece = text[done:start]
-            if self._pieces is not None and (are_all or not any(self.controls(piece))):
-                ids += self._pieces.ids(piece, [border - done for border in borders if done < border < start])
+            if self._cache is not None and (are_all or not any(self.controls(piece))):
+                ids += self._cache.ids(piece, [border - done for border in borders if done < border < start])
             elif piece:
                 ids += self._encode_data(piece, at_start and not done)
             ids += [] if token is None else [token]
@@ -137,15 +138,15 @@ class Tokenizer:
         return ids
 
     def text_of(self, ids: Iterable[int]) -> str:
-        """What the ids spell, special tokens included."""
+        """The text of ids, including special tokens."""
         return b"".join(self.spelling[i] for i in ids).decode(errors="replace")
 
     def controls(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """(start, end, id) of each control token that `text` spells, in order."""
+        """(start, end, id) of each control token in `text`, in order."""
         return self._marks.find(text)
 
     def vocabulary(self) -> wire.SetVocabulary:
-        """What guides need to know of it."""
+        """The vocabulary for guides."""
         return wire.SetVocabulary(
             text=b"".join(self.spelling),
             ends=array("i", accumulate(map(len, self.spelling))).tobytes(),
@@ -156,10 +157,11 @@ class Tokenizer:
         )
 
     def stop_ids(self, stop: str) -> frozenset[int]:
-        """Every id whose spelling contains `stop` whole. Kept per string; the first time scans the vocabulary."""
+        """All ids whose spelling contains the whole of `stop`. Cached; the first call for a string scans the
+        vocabulary."""
         if stop not in self._stop_ids:
             if self._vocabulary is None:
-                # 0xFF is in no UTF-8 text, so no match reaches over two tokens.
+                # 0xFF does not occur in UTF-8, so no match spans two tokens.
                 ends = list(accumulate(len(s) + 1 for s in self.spelling))
                 self._vocabulary = b"\xff".join(self.spelling), ends
             blob, ends = self._vocabulary
@@ -170,7 +172,7 @@ class Tokenizer:
             self._stop_ids[stop] = frozenset(found - self.special)
         return self._stop_ids[stop]
 
-    # ---- how ------------------------------------------------------------------------------------------------------
+    # ---- helpers ---------------------------------------------------------------------------------------------------
 
     def _raw(self, text: str, special: bool = False) -> tokenizers.Encoding:
         """What the library makes of a text. special: with the ids that stand around every text.
@@ -184,25 +186,26 @@ class Tokenizer:
             raise BadProgram(f"the model's tokenizer cannot encode a text of {len(text)} characters: {e}") from e
 
     def _encode(self, text: str, at_start: bool) -> list[int]:
-        # Vocabularies of the SentencePiece kind put a space before every text; inside a state only its start is one.
+        # SentencePiece puts a space before every text. In a prompt only the first text may get it.
         if self._anchor is None or at_start:
             return self._raw(text).ids
         anchor, ids = self._anchor
         return self._raw(anchor + text).ids[len(ids) :]
 
     def _encode_data(self, text: str, at_start: bool) -> list[int]:
-        """No control token is among these ids: where the text spells one, it is cut behind its first character."""
+        """Encode text without control tokens: a control token in it is split after its first character."""
         cuts: Sequence[int] = [start + 1 for start, *_ in self.controls(text)]
         if not cuts:
             ids = self._encode(text, at_start)
             if self._control.isdisjoint(ids) or len(text) < 2:
                 return ids
-            cuts = range(1, len(text))  # the tokenizer's normalizer leads to one
+            cuts = range(1, len(text))  # the tokenizer's normalizer produces a control token
         pieces = [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
         return [i for k, piece in enumerate(pieces) for i in self._encode_data(piece, at_start and not k)]
 
     def _meant(self, text: str, spans: Sequence[TextSpan]) -> tuple[list[tuple[int, int, int]], bool]:
-        """(start, end, id) of each control token that is meant, and whether all are that the text spells."""
+        """(start, end, id) of each control token in spans that are meant, and whether there are no others in the
+        text."""
         ends = list(accumulate(len(span.text) for span in spans))
         found = list(self.controls(text))
         kinds = [(bisect_right(ends, start), end) for start, end, _ in found]
@@ -210,7 +213,7 @@ class Tokenizer:
         return meant, len(meant) == len(found)
 
     def _prefix(self) -> list[int]:
-        """Ids that the tokenizer puts before every text."""
+        """The ids that the tokenizer puts before every text."""
         plain = self._raw("a").ids
         full = self._raw("a", special=True).ids
         for k in range(len(full) - len(plain) + 1):
@@ -219,7 +222,8 @@ class Tokenizer:
         return []
 
     def _find_anchor(self) -> tuple[str, list[int]] | None:
-        """A string to put before text that continues, and its ids: only where the tokenizer adds a space to starts."""
+        """A string to put before text inside a prompt, and its ids. None unless the tokenizer adds a space to every
+        text."""
         if self.text_of(self._raw("a").ids) == "a":
             return None
         for anchor in ("\n", "\0", "."):
@@ -242,21 +246,20 @@ class Tokenizer:
 
 
 class Marks:
-    """Finds control tokens in text. `ids`: how each is written -> its id.
+    """Finds control tokens in text, in one pass for any number of tokens. ids: text of each control token -> its id.
 
-    One pass over the text, whatever the number of tokens (some vocabularies have thousands); of those that begin at one
-    place, the longest.
+    At each position the longest token is taken.
     """
 
     def __init__(self, ids: dict[str, int]) -> None:
         self._ids = ids
-        self._lengths: dict[str, list[int]] = {}  # first character -> lengths, the longest first
+        self._lengths: dict[str, list[int]] = {}  # first character -> lengths of tokens, in descending order
         for first in {token[0] for token in ids}:
             self._lengths[first] = sorted({len(token) for token in ids if token[0] == first}, reverse=True)
         self._firsts = re.compile("|".join(map(re.escape, self._lengths))) if ids else None
 
     def find(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """(start, end, id) of each, in order; they do not overlap."""
+        """(start, end, id) of each, in order and without overlaps."""
         done = 0
         for match in self._firsts.finditer(text) if self._firsts is not None else ():
             if (start := match.start()) < done:
@@ -270,17 +273,17 @@ class Marks:
 
 
 def is_control(token: str) -> bool:
-    """Whether an added token is a mark, not text: it holds a character that is no letter, digit or space."""
+    """Whether an added token is a control token: it contains a character other than letters, digits and spaces."""
     return len(token) > 1 and re.search(r"[^\w\s\u2581]", token) is not None
 
 
-def _reaches_out(token: Any) -> bool:
-    """Whether an added token takes blanks beside it, or is searched for in text that was changed before."""
+def _depends_on_neighbours(token: Any) -> bool:
+    """Whether an added token absorbs blanks beside it, or is matched in normalised text."""
     return bool(token.lstrip or token.rstrip or token.single_word or token.normalized)
 
 
 def merge(spans: Iterable[TextSpan]) -> list[TextSpan]:
-    """Neighbours of one kind as one span; no empty ones."""
+    """Join adjacent spans of the same kind, and drop empty ones."""
     merged: list[TextSpan] = []
     for span in spans:
         if not span.text:
@@ -293,7 +296,7 @@ def merge(spans: Iterable[TextSpan]) -> list[TextSpan]:
 
 
 def _load(directory: Path) -> tuple[tokenizers.Tokenizer, Any]:
-    """The tokenizer and its decoder's description."""
+    """The tokenizer, and the description of its decoder."""
     file = directory / "tokenizer.json"
     if not file.is_file():
         return _convert(directory)
@@ -303,24 +306,25 @@ def _load(directory: Path) -> tuple[tokenizers.Tokenizer, Any]:
             loaded = tokenizers.Tokenizer.from_buffer(data)
         loaded.no_truncation()
         loaded.no_padding()
-        return loaded, msgspec.json.decode(data, type=_Facts).decoder
+        return loaded, msgspec.json.decode(data, type=_TokenizerJson).decoder
     except Exception as e:  # the Rust library raises bare Exceptions
         raise BadModel(f"{file} cannot be read as a tokenizer: {e}") from e
 
 
 def _convert(directory: Path) -> tuple[tokenizers.Tokenizer, Any]:
-    """A tokenizer in another format than tokenizer.json, through transformers. Slow to import; so only here."""
+    """A tokenizer in a format other than tokenizer.json, through transformers, which is slow to import."""
     from transformers import AutoTokenizer
 
     try:
         with rust_panics_as(BadModel, "the library panicked"):
             tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True).backend_tokenizer
-    except Exception as e:  # many kinds, none in common
+    except Exception as e:  # transformers raises many kinds
         raise BadModel(f"{directory} has no tokenizer.json, and transformers cannot make one: {e}") from e
-    return tokenizer, msgspec.json.decode(tokenizer.to_str(), type=_Facts).decoder
+    return tokenizer, msgspec.json.decode(tokenizer.to_str(), type=_TokenizerJson).decoder
 
 
 def _spellings(tokenizer: tokenizers.Tokenizer, added: dict[int, str], decoder: Any) -> list[bytes]:
+    """The bytes of each id. Unsupported: a decoder that is neither byte-level BPE nor SentencePiece."""
     kinds = set(_kinds(decoder))
     if "ByteLevel" in kinds:
         table = _byte_level()
@@ -352,7 +356,7 @@ def _kinds(decoder: Any) -> Iterable[str]:
 
 
 def _byte_level() -> dict[int, int]:
-    """The character by which byte-level BPE (GPT-2) writes a byte -> the byte."""
+    """Character -> the byte that it stands for in byte-level BPE (GPT-2)."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in set(plain)]
     return {b: b for b in plain} | {0x100 + k: b for k, b in enumerate(others)}

@@ -1,12 +1,12 @@
-"""How a model writes calls of tools: read off its own chat template, and read back from what the model says.
+"""The format in which a model writes tool calls. It is detected from the chat template and used to parse outputs.
 
-The template is shown a conversation in which the assistant makes a call. What it writes there is the form, if it is one
-of these; and the form must read back, call for call, what the template wrote.
+The template renders a conversation in which the assistant makes a call. The format of that call must be one of these,
+and parsing the rendered text must return the same call.
 
-    <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>   a mark before each call, JSON behind it (Hermes, Qwen)
-    {"name": "f", "parameters": {"x": 1}}                         the turn is JSON and nothing else (Llama 3)
+    <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>   a mark before each call in JSON (Hermes, Qwen)
+    {"name": "f", "parameters": {"x": 1}}                         the whole turn is JSON (Llama 3)
     [TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}}]           a mark before a list (Mistral)
-    [TOOL_CALLS]f[ARGS]{"x": 1}                                   the name between two marks (Mistral's later models)
+    [TOOL_CALLS]f[ARGS]{"x": 1}                                   the name between two marks (later Mistral models)
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from banyan.runtime.server.text.tokenizer import Tokenizer
 _decode = json.JSONDecoder(strict=False).raw_decode
 _BETWEEN = re.compile(r"[\s,;]*")
 N_CALLS = 32
-"""Most calls of one turn; those behind them are answered with an error."""
+"""Calls of one turn. Further ones are answered with an error."""
 ANY = {"type": "object"}
 
 
 class Form(NamedTuple):
-    """mark: what begins a call; "" where the whole turn is the call. name, arguments: the keys of its JSON; name None:
-    it stands in front of `split`, and the JSON is the arguments. close: what stands behind a call.
+    """A format of tool calls. mark: text before a call; "" if the whole turn is the call. name, arguments: keys of the
+    JSON; name None: the name is text before `split`, and the JSON is the arguments. close: text after a call.
 
-    is_list: the template writes calls as a list; a single one is read too.
-    is_hidden: mark or split is a control token, which texts do not show.
-    is_plain: the template writes a turn that says a call as it writes one that makes it. If not it must be told.
+    is_list: the template writes calls as a list. A single call is accepted too.
+    is_hidden: mark or split is a control token, which is not part of the text.
+    is_plain: a turn with calls renders like a turn with the same text. If not, the calls are passed to the template.
     """
 
     mark: str
@@ -47,22 +47,21 @@ class Form(NamedTuple):
     style: Literal["spaced", "compact"] = "spaced"
 
     def read(self, shown: str, spelled: str, n_before: int = 0) -> tuple[wire.WireToolCall, ...]:
-        """The calls of an assistant's turn, in order; () if it makes none.
+        """The calls of an assistant turn, in order.
 
-        shown: its text. spelled: the same with the control tokens that texts do not show. n_before: calls that the
-        conversation had before, for their ids.
+        shown: its text. spelled: its text with control tokens. n_before: earlier calls in the conversation, for ids.
         """
         text = (spelled if self.is_hidden else shown).rpartition("</think>")[2]
         found = self._marked(text) if self.mark else self._bare(text)
         return tuple(
             call._replace(id=f"{n_before + k:09d}").message(k >= N_CALLS) for k, call in enumerate(found)
-        )  # ids of nine digits: what Mistral's templates insist on
+        )  # Mistral's templates require ids of nine digits
 
     def constraint(self, specs: tuple[str, ...], since: str, is_strict: bool) -> wire.ConstraintSpec | None:
-        """What holds the calls of a turn to the tools, from their mark on; None where no mark in the text begins one.
+        """A constraint that applies from the mark of a call on; None if calls do not begin with a mark in the text.
 
-        since: what ends a model's thoughts, if it has any. is_strict: the arguments fit the tool's parameters; else
-        they are any object.
+        since: the end of the model's reasoning, if it has any. is_strict: arguments match the tool's parameters;
+        otherwise they are any object.
         """
         if not self.mark or (self.name is None and (not self.split or self.is_hidden)):
             return None
@@ -70,8 +69,8 @@ class Form(NamedTuple):
         for one in specs:
             function = json.loads(one)["function"]
             parameters = function.get("parameters")
-            is_told = is_strict and isinstance(parameters, dict) and parameters.get("type") == "object"
-            tools.append((function["name"], {"additionalProperties": False} | parameters if is_told else ANY))
+            has_schema = is_strict and isinstance(parameters, dict) and parameters.get("type") == "object"
+            tools.append((function["name"], {"additionalProperties": False} | parameters if has_schema else ANY))
         kind: Literal["grammar", "json_schema"] = "json_schema" if self.name is not None else "grammar"
         if kind == "grammar":
             ways = (f"{json.dumps(f'{name}{self.split}')} %json {json.dumps(schema)}" for name, schema in tools)
@@ -82,7 +81,7 @@ class Form(NamedTuple):
         return wire.ConstraintSpec(kind, text, self.style, after, scope="repeat", end=self.close, since=since)
 
     def _call_schema(self, tools: list[tuple[str, Any]]) -> Any:
-        """Of one call, or of a list of them. What tools define in `$defs` gets a name that is theirs alone."""
+        """The schema of one call, or of a list of calls. `$defs` of tools are renamed so that they do not collide."""
         defs: dict[str, Any] = {}
         calls = []
         for k, (name, schema) in enumerate(tools):
@@ -117,7 +116,7 @@ class Form(NamedTuple):
         return found
 
     def _bare(self, text: str) -> list[_Found]:
-        """Calls, if the text is nothing but JSON objects that are calls, perhaps in a list."""
+        """The calls, if the whole text is JSON objects that are calls, or a list of them."""
         found: list[_Found] = []
         at = _skip(text, 0)
         while at < len(text):
@@ -146,7 +145,7 @@ class Form(NamedTuple):
 
 
 def _renamed(schema: Any, k: int) -> Any:
-    """The schema, with references to the definitions of tool `k`."""
+    """The schema with its references renamed to the definitions of tool `k`."""
     if isinstance(schema, list):
         return [_renamed(one, k) for one in schema]
     if not isinstance(schema, dict):
@@ -158,6 +157,8 @@ def _renamed(schema: Any, k: int) -> Any:
 
 
 class _Found(NamedTuple):
+    """A parsed call. error: why it is invalid."""
+
     name: str = ""
     arguments: str = "{}"
     error: str = ""
@@ -177,7 +178,7 @@ def _reason(error: Exception) -> str:
     return "it is too deep" if isinstance(error, RecursionError) else str(error)
 
 
-# ---- reading it off a template -------------------------------------------------------------------------------------
+# ---- detection -----------------------------------------------------------------------------------------------------
 
 _NAME, _KEY, _VALUE = "zqnamezq", "zqkeyzq", "zqvaluezq"
 _SPEC = {"name": _NAME, "description": "?", "parameters": {"type": "object", "properties": {_KEY: {"type": "string"}}}}
@@ -189,32 +190,32 @@ def _sample(k: int) -> wire.WireToolCall:
 
 
 def form_of(template: ChatTemplate | None, tokenizer: Tokenizer) -> Form:
-    """ToolError: the template takes no tools, or writes calls in a form that is none of these."""
+    """The format of a template. ToolError: it does not support tools, or its format is unknown."""
     if template is None:
         raise ToolError("the model has no chat template, and so no form for calls of tools")
     question = ChatMessage("user", "?")
-    told = template.told(_SPECS)
+    with_tools = template.with_tools(_SPECS)
     try:
-        if told.render([question]) == template.render([question]):
+        if with_tools.render([question]) == template.render([question]):
             raise ToolError("the model's chat template writes no tools; it was not made for them")
-        one = told.calling((_sample(0),))
+        one = with_tools.calling((_sample(0),))
         form = _form(one)
     except BadProgram as e:
         raise ToolError(f"the model's chat template takes no calls of tools: {e.message}") from e
     if form is None or not _reads(form, one, 1):
         raise ToolError(f"the model's chat template writes calls in a form that is not known here: {one!r}")
     try:
-        two = told.calling((_sample(0), _sample(1)))
-    except BadProgram:  # one call a turn is all that some know
+        two = with_tools.calling((_sample(0), _sample(1)))
+    except BadProgram:  # some templates support one call a turn
         two = ""
     if two and not _reads(form, two, 2):
         raise ToolError(f"the model's chat template writes two calls in a form that is not known here: {two!r}")
     hidden = any(token in tokenizer.special for *_, token in tokenizer.controls(form.mark + form.split))
-    return form._replace(is_hidden=hidden, is_plain=_is_plain(told, one))
+    return form._replace(is_hidden=hidden, is_plain=_is_plain(with_tools, one))
 
 
 def _form(written: str) -> Form | None:
-    """The form of a call as the template wrote it; None if there is no JSON about it."""
+    """The format of a rendered call; None if it contains no JSON."""
     at = written.find(_NAME)
     for start in (k for k, character in enumerate(written[: max(at, 0)]) if character in "[{"):
         try:
@@ -246,27 +247,28 @@ def _reads(form: Form, written: str, n: int) -> bool:
     return form.read(written, written) == tuple(_sample(k) for k in range(n))
 
 
-def _is_plain(told: ChatTemplate, written: str) -> bool:
+def _is_plain(template: ChatTemplate, written: str) -> bool:
+    """Whether a turn whose text is `written` renders like a turn with the call."""
     call = _sample(0)
-    talks = [
+    conversations = [
         [
             ChatMessage("user", "?"),
-            said,
+            turn,
             ChatMessage("tool", "1", answers=call),
             ChatMessage(ASSISTANT, "yes"),
             ChatMessage("user", "!"),
         ]
-        for said in (ChatMessage(ASSISTANT, written), ChatMessage(ASSISTANT, calls=(call,)))
+        for turn in (ChatMessage(ASSISTANT, written), ChatMessage(ASSISTANT, calls=(call,)))
     ]
     try:
-        said, made = map(told.render, talks)
+        as_text, as_call = map(template.render, conversations)
     except BadProgram:
         return False
-    return said == made
+    return as_text == as_call
 
 
 def example(form: Form) -> str:
-    """How it writes a call of f with x = 1, for people."""
+    """A call of f with x = 1, for people."""
     if form.name is None:
         return f'{form.mark}f{form.split}{{"x": 1}}{form.close.strip()}'
     call = f'{{"{form.name}": "f", "{form.arguments}": {{"x": 1}}}}'

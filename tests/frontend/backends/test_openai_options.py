@@ -58,7 +58,7 @@ def name_of(option: str, value: Any) -> str:
 
 def ask(backend: bn.OpenAI, sampling: wire.Sampling) -> wire.Value:
     program = backend.program()
-    turn = (wire.Begin("assistant"),) if backend.kind == "chat" else ("Q",)
+    turn = (wire.BeginTurn("assistant"),) if backend.kind == "chat" else ("Q",)
     program.submit([wire.Append(0, turn), wire.Gen(0, 0, sampling)])
     return program.future(0).result(30)
 

@@ -140,7 +140,7 @@ def test_a_wrong_call_and_a_page_that_cannot_be_written_are_one_line(
         cli.main(["tree", "--socket", "s", "--most", "0"])
     with pytest.raises(SystemExit, match="2"):
         cli.main(["tree"])
-    runtime = SimpleNamespace(client=SimpleNamespace(ask=lambda what, most: TREE))
+    runtime = SimpleNamespace(client=SimpleNamespace(ask=lambda what, limit: TREE))
     with pytest.raises(bn.ConfigError, match="cannot be written"):
         tree.show(runtime, html=tmp_path / "no" / "where.html")
     assert all(line.startswith("banyan: ") for line in capsys.readouterr().err.splitlines())

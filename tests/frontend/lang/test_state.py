@@ -85,10 +85,19 @@ def test_turns_in_all_forms(mock: bn.Mock, body: Any) -> None:
     ]
     assert mock.submits[0] == (
         wire.Append(
-            0, (wire.Begin("system"), "S", wire.End(), wire.Begin("user"), "U", wire.End(), wire.Begin("assistant"))
+            0,
+            (
+                wire.BeginTurn("system"),
+                "S",
+                wire.EndTurn(),
+                wire.BeginTurn("user"),
+                "U",
+                wire.EndTurn(),
+                wire.BeginTurn("assistant"),
+            ),
         ),
         mock.calls[0].op,
-        wire.Append(0, (wire.End(),)),
+        wire.Append(0, (wire.EndTurn(),)),
     )
 
 

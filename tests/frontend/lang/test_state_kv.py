@@ -10,8 +10,8 @@ import banyan as bn
 from banyan.runtime.protocol import wire
 
 
-def keeps(mock: Any) -> list[wire.Keep]:
-    return [op for ops in mock.submits for op in ops if isinstance(op, wire.Keep)]
+def keeps(mock: Any) -> list[wire.CacheHint]:
+    return [op for ops in mock.submits for op in ops if isinstance(op, wire.CacheHint)]
 
 
 def run(body: Any) -> Any:
@@ -34,10 +34,10 @@ def test_each_wish_is_one_op_of_its_state() -> None:
     mock = run(body)
     branch = next(op.children[0] for ops in mock.submits for op in ops if isinstance(op, wire.Fork))
     assert keeps(mock) == [
-        wire.Keep(0, pin=60),
-        wire.Keep(branch, steps=20),
-        wire.Keep(0, prefetch=True),
-        wire.Keep(0, pin=0),
+        wire.CacheHint(0, pin=60),
+        wire.CacheHint(branch, steps=20),
+        wire.CacheHint(0, prefetch=True),
+        wire.CacheHint(0, pin=0),
     ]
 
 

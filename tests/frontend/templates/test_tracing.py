@@ -84,7 +84,7 @@ def test_what_all_runs_begin_with_is_computed(mock: bn.Mock) -> None:
     (submit,) = mock.submits
     append, gen = submit
     assert append == wire.Append(
-        0, (wire.Begin("system"), "Be brief.", wire.End(), wire.Begin("user"), "Examples: 1+1=2\nNow: ")
+        0, (wire.BeginTurn("system"), "Be brief.", wire.EndTurn(), wire.BeginTurn("user"), "Examples: 1+1=2\nNow: ")
     )
     assert isinstance(gen, wire.Gen)
     assert gen.sampling.max_tokens == 0

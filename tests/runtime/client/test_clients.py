@@ -56,7 +56,7 @@ def test_a_client_that_vanishes_frees_all_that_it_had_at_once(tiny_model: Callab
             left += [stats["engine"][name] for name in ("running", "waiting")] + [stats["cache"]["n_leased"]]
             return {} if any(left) else stats
 
-        stats = wait_until(stats_if_free, "an end before the client is given up as silent", seconds=ipc.SILENT / 2)
+        stats = wait_until(stats_if_free, "an end before the client is given up as silent", seconds=ipc.MAX_SILENT / 2)
         assert stats["server"]["clients"] == 1
         assert other.ask("check", timeout=60) == {}
 
@@ -76,7 +76,7 @@ def test_who_does_not_read_holds_up_nobody_and_loses_nothing(serve: Callable[...
     context: Any = zmq.Context()
     try:
         with contextlib.closing(client.connect(server.socket)) as c:
-            slow, _ = ipc.reach(context, server.socket)
+            slow, _ = ipc.connect(context, server.socket)
             slow.setsockopt(zmq.RCVHWM, 1)
             slow.send(wire.encode(wire.Hello(wire.VERSION)))
             stream = (wire.Append(0, ("x",)), wire.Gen(0, 0, wire.Sampling(max_tokens=100), stream=True))
@@ -112,7 +112,7 @@ def test_programs_wait_for_credit_with_the_client_and_none_is_refused(
         for program in programs:
             assert program.future(0).result(60).samples[0].text == "1 2 3"
         assert 1 <= max(seen) <= 3
-        wait_until(lambda: not c._credit and not c._inboxes, "credit and inboxes to be given back")
+        wait_until(lambda: not c._admission and not c._programs, "the admission slots to be free")
 
 
 def test_who_waits_for_credit_can_be_cancelled_and_nobody_waits_for_what_never_ends(

@@ -18,7 +18,7 @@ from banyan.runtime.engine.speculation import quotes
 from banyan.runtime.engine.speculation.depth_control import DepthController
 from banyan.runtime.engine.speculation.ngram import NgramDrafter
 from banyan.runtime.engine.speculation.tree import TreeDrafter
-from banyan.runtime.protocol.wire import Abort, Over, Sampling
+from banyan.runtime.protocol.wire import Abort, ProgramEnded, Sampling
 
 
 def held(fake: ModuleType, n_first: int, n_last: int) -> tuple[int, int]:
@@ -48,7 +48,7 @@ def held(fake: ModuleType, n_first: int, n_last: int) -> tuple[int, int]:
             serial = living.pop(finish.rid)
             if serial not in living.values():
                 for client in range(3):
-                    e.take(Over(client, serial))
+                    e.take(ProgramEnded(client, serial))
         assert not e.failed
         e.model.model.steps.clear()
         if n in (n_first, n_last):

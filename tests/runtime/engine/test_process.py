@@ -20,7 +20,7 @@ from banyan.runtime.protocol.wire import (
     Abort,
     Answer,
     Ask,
-    EngineOrder,
+    EngineCommand,
     EngineReport,
     Failed,
     Ready,
@@ -53,7 +53,7 @@ class Peer:
         )
         os.close(alive)
 
-    def send(self, *orders: EngineOrder) -> None:
+    def send(self, *orders: EngineCommand) -> None:
         for order in orders:
             self.socket.send(encode(order))
 

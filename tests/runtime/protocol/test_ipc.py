@@ -37,7 +37,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
         return keep
 
-    for name in ("listen", "reach", "pair", "watch"):
+    for name in ("listen", "connect", "pair", "watch"):
         monkeypatch.setattr(ipc, name, keeping(getattr(ipc, name)))
     yield
     sockets_made.clear()
@@ -84,7 +84,7 @@ except ipc.ConfigError as e:
 """
     said = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, timeout=30, check=True).stdout
     assert "a server already listens at" in said
-    ipc.reach(context, path)  # and the first is unharmed
+    ipc.connect(context, path)  # and the first is unharmed
 
 
 def test_anothers_living_socket_is_not_taken_over(tmp_path: Path, context: Context) -> None:
@@ -101,9 +101,9 @@ def test_the_socket_of_a_dead_server_is_replaced(tmp_path: Path, context: Contex
         dead.bind(str(path))
     assert path.exists()
     with pytest.raises(ConnectFailed, match="is gone; start it again"):
-        ipc.reach(context, path)
+        ipc.connect(context, path)
     router, _ = ipc.listen(context, path, 1 << 16)
-    dealer, _ = ipc.reach(context, path)
+    dealer, _ = ipc.connect(context, path)
     dealer.send(b"hello")
     assert router.poll(5000)
     assert router.recv_multipart()[1] == b"hello"
@@ -121,7 +121,7 @@ def test_a_child_of_a_killed_server_cannot_come_in_where_the_next_one_waits_for_
         said.send(b"ready")
         return said
 
-    before = ipc.beside(path, "e")
+    before = ipc.child_path(path, "e")
     killed = ipc.pair(context, before)
     orphan = child(before)
     assert killed.poll(5000)
@@ -132,7 +132,7 @@ def test_a_child_of_a_killed_server_cannot_come_in_where_the_next_one_waits_for_
     _, lock = ipc.listen(context, path, 1 << 16)
     assert not before.exists()
     assert (tmp_path / "s.e-mine.txt").exists()
-    after = ipc.beside(path, "e")
+    after = ipc.child_path(path, "e")
     server = ipc.pair(context, after)
     time.sleep(0.3)  # the orphan tries again each tenth of a second
     engine = child(after)
@@ -150,22 +150,22 @@ def test_a_refused_place_stays_free(tmp_path: Path, context: Context) -> None:
         ipc.listen(context, path, 1 << 16)
     assert path.read_text() == "a user's file"
     with pytest.raises(ConnectFailed, match="a file, not a socket"):
-        ipc.reach(context, path)
+        ipc.connect(context, path)
     path.unlink()
     ipc.listen(context, path, 1 << 16)
 
 
 def test_no_socket_at_all(tmp_path: Path, context: Context) -> None:
     with pytest.raises(ConnectFailed, match=r"there is no socket at .*banyan serve --socket"):
-        ipc.reach(context, tmp_path / "s")
+        ipc.connect(context, tmp_path / "s")
 
 
 def test_a_message_beyond_the_limit_costs_its_sender_the_connection_and_nobody_else(
     tmp_path: Path, context: Context
 ) -> None:
     router, _ = ipc.listen(context, tmp_path / "s", 1 << 16)
-    good, _ = ipc.reach(context, tmp_path / "s")
-    bad, broken = ipc.reach(context, tmp_path / "s")
+    good, _ = ipc.connect(context, tmp_path / "s")
+    bad, broken = ipc.connect(context, tmp_path / "s")
     bad.send(b"x" * (1 << 17))
     assert broken.poll(5000)
     assert ipc.drain(broken)
@@ -179,7 +179,7 @@ def test_a_message_beyond_the_limit_costs_its_sender_the_connection_and_nobody_e
 def test_a_break_is_seen_on_both_sides(tmp_path: Path, context: Context) -> None:
     router, _ = ipc.listen(context, tmp_path / "s", 1 << 16)
     breaks = ipc.watch(router)
-    dealer, _ = ipc.reach(context, tmp_path / "s")
+    dealer, _ = ipc.connect(context, tmp_path / "s")
     dealer.send(b"x")
     name, _ = router.recv_multipart()
     dealer.disable_monitor()

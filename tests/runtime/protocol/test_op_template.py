@@ -10,9 +10,9 @@ from banyan.runtime.protocol.op_template import ProgramTemplate, ValueSource
 from banyan.runtime.protocol.wire import (
     Append,
     Arg,
-    Begin,
+    BeginTurn,
     Drop,
-    End,
+    EndTurn,
     Fork,
     Gen,
     Join,
@@ -26,7 +26,7 @@ from banyan.runtime.protocol.wire import (
 )
 
 OPS = (
-    Append(0, (Begin("user"), "about ", Arg(1), End(), Arg(0))),
+    Append(0, (BeginTurn("user"), "about ", Arg(1), EndTurn(), Arg(0))),
     Mark(0, 0),
     Fork(0, (1, 2)),
     Gen(1, 0, Sampling(max_tokens=3), name="a", line="x.py:1"),
@@ -53,14 +53,14 @@ def test_a_template_knows_what_it_takes_and_makes() -> None:
 
 def test_arguments_stand_where_they_belong() -> None:
     found = list(ProgramTemplate(OPS).expand(Use(0, 9, ("first", "second"))))
-    assert found[0] == Append(0, (Begin("user"), "about ", "second", End(), "first"))
+    assert found[0] == Append(0, (BeginTurn("user"), "about ", "second", EndTurn(), "first"))
     assert found[5] == Append(0, (Ref(1), Raw("<s>"), "second"))
     assert [op for k, op in enumerate(found) if k not in (0, 5)] == [op for k, op in enumerate(OPS) if k not in (0, 5)]
 
 
 def test_numbers_go_on_from_where_it_is_used() -> None:
     assert list(ProgramTemplate(OPS).expand(Use(4, 9, ("f", "s"), child=10, ref=20, mark=30, seeds=(100, 101)))) == [
-        Append(4, (Begin("user"), "about ", "s", End(), "f")),
+        Append(4, (BeginTurn("user"), "about ", "s", EndTurn(), "f")),
         Mark(4, 30),
         Fork(4, (10, 11)),
         Gen(10, 20, Sampling(max_tokens=3, seed=100), name="a", line="x.py:1"),

@@ -149,7 +149,7 @@ def test_a_client_that_vanishes_from_tcp_frees_what_it_had_at_once(place: Place)
             server = near.ask("stats")["server"]
             return (server["clients"], server["programs"]) == (1, 0)
 
-        wait_until(is_free, "an end before the client is given up as silent", seconds=ipc.SILENT / 2)
+        wait_until(is_free, "an end before the client is given up as silent", seconds=ipc.MAX_SILENT / 2)
 
 
 def test_a_port_where_nobody_listens_is_said_at_once() -> None:

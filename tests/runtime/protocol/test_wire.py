@@ -19,7 +19,7 @@ MESSAGES = sorted(
 DIRECTIONS = {
     "client": (wire.ClientMessage, wire.decode_client),
     "server": (wire.ServerMessage, wire.decode_server),
-    "order": (wire.EngineOrder, wire.decode_order),
+    "command": (wire.EngineCommand, wire.decode_command),
     "report": (wire.EngineReport, wire.decode_report),
 }
 
@@ -77,12 +77,12 @@ def test_a_message_of_another_direction_is_refused(direction: str) -> None:
 
 def test_tags_never_change() -> None:
     assert sorted(cls.__struct_config__.tag for cls in MESSAGES if cls is not wire.Wire) == [
-        "abort", "answer", "append", "arg", "ask", "begin", "bury", "called", "cancel", "chatmarkers", "check",
-        "constraintspec", "define", "delta", "drop", "end", "failed", "finish", "fork", "gen", "hello", "hold",
-        "image", "join", "keep", "mark", "over", "ping", "pong", "programlimits", "raw", "read", "ready", "reasoning",
-        "ref", "release", "resend", "results", "run", "sample", "sampling", "scores", "select", "setvocabulary",
-        "step", "submit", "sync", "times", "tokenlogprob", "tokens", "tokenusage", "tools", "toplogprobs", "undefine",
-        "use", "value", "verdict", "welcome", "wiretoolcall",
+        "abort", "acknowledge", "answer", "append", "arg", "ask", "beginturn", "cachehint", "called", "cancel",
+        "chatmarkers", "check", "checkresult", "constraintspec", "define", "delta", "drop", "endturn", "evictfirst",
+        "failed", "finish", "fork", "gen", "hello", "hold", "image", "join", "mark", "ping", "pong", "programended",
+        "programlimits", "raw", "read", "ready", "reasoning", "ref", "release", "results", "run", "sample", "sampling",
+        "scores", "select", "setvocabulary", "step", "submit", "times", "tokenlogprob", "tokens", "tokenusage",
+        "tools", "toplogprobs", "undefine", "use", "value", "welcome", "wiretoolcall",
     ]  # fmt: skip
     assert wire.VERSION == 1
 

@@ -175,6 +175,6 @@ def role() -> SimpleNamespace:
     """`role.user("hi")`: the parts of a turn."""
 
     def turn(name: str) -> Callable[..., tuple[wire.Part, ...]]:
-        return lambda *parts: (wire.Begin(name), *parts, wire.End())
+        return lambda *parts: (wire.BeginTurn(name), *parts, wire.EndTurn())
 
     return SimpleNamespace(**{name: turn(name) for name in ("system", "user", "assistant", "tool")})

@@ -38,7 +38,7 @@ class FakeEngine:
         self.speak, self.max_context, self.burst = speak, max_context, burst
         self.runs: list[wire.Run] = []
         self.aborted: list[int] = []
-        self.steered: list[wire.Hold | wire.Release | wire.Bury] = []
+        self.steered: list[wire.Hold | wire.Release | wire.EvictFirst] = []
         self.running: dict[int, tuple[wire.Run, list[int]]] = {}
         self.reports: list[wire.EngineReport] = []
         self.finished: list[wire.Finish] = []
@@ -47,7 +47,7 @@ class FakeEngine:
     def ready(self) -> wire.Ready:
         return wire.Ready(n_pages=64, page=16, max_context=self.max_context, report=("fake engine",))
 
-    def take(self, order: wire.EngineOrder) -> None:
+    def take(self, order: wire.EngineCommand) -> None:
         match order:
             case wire.Run():
                 self.runs.append(order)
@@ -62,7 +62,7 @@ class FakeEngine:
                 if self.running.pop(rid, None):
                     self.aborted.append(rid)
                     self.finished.append(wire.Finish(rid=rid, reason="abort", n_prompt=7, n_cached=3))
-            case wire.Hold() | wire.Release() | wire.Bury():
+            case wire.Hold() | wire.Release() | wire.EvictFirst():
                 self.steered.append(order)
             case wire.Ping():
                 self.reports.append(wire.Pong())
@@ -166,7 +166,7 @@ def main() -> None:
             if args.alive_fd in events:
                 return
             while socket in events and socket.poll(0):
-                engine.take(wire.decode_order(socket.recv()))
+                engine.take(wire.decode_command(socket.recv()))
             if rule.get("step_ms"):
                 time.sleep(rule["step_ms"] / 1000)
             flight.note(LOOP, list(engine.running))

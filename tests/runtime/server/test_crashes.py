@@ -74,7 +74,7 @@ def test_a_run_that_cannot_be_sent_costs_its_program_alone(bench: Any, greedy: S
     b = bench({"a": "bad", "b": "fine"})
     send = b.requests._send
 
-    def picky(order: wire.EngineOrder) -> None:
+    def picky(order: wire.EngineCommand) -> None:
         if isinstance(order, wire.Run) and order.rid == n - 1:
             raises()
         send(order)

@@ -13,7 +13,7 @@ from banyan.runtime.client import client
 from banyan.runtime.client.client import Client
 from banyan.runtime.errors import BanyanError, PromptTooLong
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.wire import Append, Begin, End, Fork, Gen, Join, Keep, Read, Select
+from banyan.runtime.protocol.wire import Append, BeginTurn, CacheHint, EndTurn, Fork, Gen, Join, Read, Select
 
 GREEDY = wire.Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -40,9 +40,9 @@ def test_a_conversation_gives_what_transformers_gives(
     program = real.program()
     program.submit(
         [
-            Append(0, (Begin("user"), "hello there", End(), Begin("assistant"))),
+            Append(0, (BeginTurn("user"), "hello there", EndTurn(), BeginTurn("assistant"))),
             Gen(0, 0, GREEDY),
-            Append(0, (End(), Begin("user"), "another thing", End(), Begin("assistant"))),
+            Append(0, (EndTurn(), BeginTurn("user"), "another thing", EndTurn(), BeginTurn("assistant"))),
             Gen(0, 1, GREEDY),
         ],
         last=True,
@@ -113,7 +113,7 @@ def test_what_a_program_says_of_its_kv_reaches_the_tree(real: Client) -> None:
     program = real.program("keeper")
     program.submit([Append(0, ("the lazy dog and the quick brown fox. " * 4,)), Gen(0, 0, GREEDY)])
     n_prompt = program.future(0).result(60).usage.prompt
-    program.submit([Keep(0, pin=60.0)])
+    program.submit([CacheHint(0, pin=60.0)])
     held = real.ask("stats")["cache"]
     assert held["n_handles"] > before
     assert held["n_held"] >= n_prompt // 16
@@ -121,7 +121,7 @@ def test_what_a_program_says_of_its_kv_reaches_the_tree(real: Client) -> None:
     stored = [digest for event in said["events"] for digest in event["digests"] if event["kind"] == "stored"]
     assert len(stored) >= n_prompt // 16
     assert not said["is_all"]
-    program.submit([Keep(0, pin=0.0)])
+    program.submit([CacheHint(0, pin=0.0)])
     program.cancel()
     assert real.ask("stats")["cache"]["n_handles"] == before
     real.ask("check")

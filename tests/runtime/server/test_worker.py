@@ -26,7 +26,7 @@ class Peer:
     """A client that may say anything."""
 
     def __init__(self, context: Any, path: Path, hello: bool = True) -> None:
-        self.socket, self.monitor = ipc.reach(context, path)
+        self.socket, self.monitor = ipc.connect(context, path)
         if hello:
             self.say(wire.Hello(wire.VERSION))
             assert isinstance(self.hear(), wire.Welcome)
@@ -151,7 +151,7 @@ def test_a_ping_is_answered(peer: Callable[..., Peer]) -> None:
 def serve_with(
     fake_model: Callable[..., Path], write_boot: Callable[[str], tuple[str, ...]]
 ) -> Iterator[Callable[[str], launch.ServerProcess]]:
-    """`serve_with("ipc.SILENT = 3")`: a server whose modules are changed so."""
+    """`serve_with("ipc.MAX_SILENT = 3")`: a server whose modules are changed so."""
     with ExitStack() as stack:
 
         def start(change: str) -> launch.ServerProcess:
@@ -184,7 +184,7 @@ def test_a_client_that_does_not_read_is_dropped_before_it_fills_the_memory(
 def test_a_client_that_says_nothing_for_long_is_forgotten(
     serve_with: Callable[[str], launch.ServerProcess],
 ) -> None:
-    server = serve_with("ipc.HEARTBEAT, ipc.SILENT = 0.05, 30")
+    server = serve_with("ipc.HEARTBEAT, ipc.MAX_SILENT = 0.05, 30")
     context: Any = zmq.Context()
     try:
         silent, talking = Peer(context, server.socket), Peer(context, server.socket)
@@ -228,7 +228,7 @@ def test_a_text_that_cannot_be_encoded_fails_its_program_alone(
                 (wire.Append(0, (bad,)), wire.Gen(0, 0, wire.Sampling(max_tokens=3))),
                 (wire.Append(0, (bad,)), wire.Select(0, 0, (" yes", " no"))),
                 (wire.Append(0, (bad,)), wire.Read(0, 0, tokens=True)),
-                (wire.Append(0, (bad,)), wire.Keep(0), wire.Read(0, 0, tokens=True)),
+                (wire.Append(0, (bad,)), wire.CacheHint(0), wire.Read(0, 0, tokens=True)),
                 again,  # behind an output, so that no client's message is in hand
             )
         ):

@@ -155,7 +155,7 @@ def test_a_json_schema_is_a_response_format(serve: Any, fake: ModuleType) -> Non
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
     gen = wire.Gen(0, 0, wire.Sampling(constraint=wire.ConstraintSpec("json_schema", json.dumps(schema))))
     program = backend.program()
-    program.submit([wire.Append(0, (wire.Begin("assistant"),)), gen])
+    program.submit([wire.Append(0, (wire.BeginTurn("assistant"),)), gen])
     assert program.future(0).result(30).samples[0].text == '{"x": 1}'
     assert api.bodies[0]["response_format"] == {
         "type": "json_schema",
@@ -201,7 +201,7 @@ def test_tools_go_and_come(serve: Any, fake: ModuleType, stream: bool) -> None:
 
     program.on_call(0, execute)
     tools = wire.Tools((json.dumps(SPEC),), max_rounds=1)
-    turn = (wire.Begin("user"), "1+2?", wire.End(), wire.Begin("assistant"))
+    turn = (wire.BeginTurn("user"), "1+2?", wire.EndTurn(), wire.BeginTurn("assistant"))
     program.submit([wire.Append(0, turn), wire.Gen(0, 0, tools=tools, stream=stream)])
     value = program.future(0).result(30)
     assert value.samples[0].text == "3"
@@ -225,7 +225,7 @@ def test_a_model_that_does_not_stop_to_call(serve: Any, fake: ModuleType) -> Non
     program = backend.program()
     program.on_call(0, lambda m: program.submit([wire.Results(0, 0, m.round, ("x",))]))
     tools = wire.Tools((json.dumps(SPEC),), max_rounds=2)
-    program.submit([wire.Append(0, (wire.Begin("assistant"),)), wire.Gen(0, 0, tools=tools)])
+    program.submit([wire.Append(0, (wire.BeginTurn("assistant"),)), wire.Gen(0, 0, tools=tools)])
     with pytest.raises(bn.ToolError, match=r"calls tools \(add\) still after 2 rounds"):
         program.future(0).result(30)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from banyan.runtime.protocol.wire import Bury, Hold, Release
+from banyan.runtime.protocol.wire import EvictFirst, Hold, Release
 
 LENGTH = 40
 
@@ -77,7 +77,7 @@ def test_a_pin_ends_with_its_time(driver: Driver) -> None:
 
 def test_what_lost_goes_before_what_is_older(driver: Driver) -> None:
     driver.ask(0, 1, 2)
-    driver.engine.take(Bury(ids(2)))
+    driver.engine.take(EvictFirst(ids(2)))
     driver.ask(3)
     assert driver.ask(0, 1) == [LENGTH - 1] * 2
     assert driver.engine.cache.stats().evicted == {"dead": driver.engine.cache.stats().n_evicted_pages}
@@ -85,7 +85,7 @@ def test_what_lost_goes_before_what_is_older(driver: Driver) -> None:
 
 def test_what_a_loser_shares_lives(driver: Driver) -> None:
     driver.ask(0)
-    driver.engine.take(Bury(ids(0), 24))
+    driver.engine.take(EvictFirst(ids(0), 24))
     driver.ask(1, 2, 3)
     short = driver.fake.run(99, [1, 2, 3, 4, 5, 6, 7, 8, 9])
     driver.fake.drive(driver.engine, [short], check=True)
@@ -135,7 +135,14 @@ def test_a_number_that_is_said_again_is_the_last_said(driver: Driver) -> None:
 
 @pytest.mark.parametrize(
     "order",
-    [Release(9), Hold(9, b"abc", 1.0), Bury(b"abc"), Hold(9, b""), Bury(b"", -5), Hold(9, ids(40), 1e300, 1e300)],
+    [
+        Release(9),
+        Hold(9, b"abc", 1.0),
+        EvictFirst(b"abc"),
+        Hold(9, b""),
+        EvictFirst(b"", -5),
+        Hold(9, ids(40), 1e300, 1e300),
+    ],
 )
 def test_nonsense_is_nothing(driver: Driver, order: Any) -> None:
     driver.ask(0)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from banyan.runtime.config import Schedule
 from banyan.runtime.engine.scheduling import queue, scheduler
-from banyan.runtime.protocol.wire import Abort, Over, Run, Sampling
+from banyan.runtime.protocol.wire import Abort, ProgramEnded, Run, Sampling
 
 SCHEDULES = get_args(Schedule)
 
@@ -172,7 +172,7 @@ def test_what_will_be_needed_is_foreseen_once_some_have_ended(simulate: ModuleTy
     m = simulate.Machine(n_pages=100, page=16, max_running=64)
     widths: list[int] = []
     m.on_step = lambda plan, step, seconds: widths.append(len(plan.works))
-    m.on_finish = lambda finish: m.take(Over(0, finish.rid))
+    m.on_finish = lambda finish: m.take(ProgramEnded(0, finish.rid))
     for rid in range(300):
         m.lengths[rid] = 40
         m.take(run(simulate, rid, [rid] * 30, 400, order=(rid,)))

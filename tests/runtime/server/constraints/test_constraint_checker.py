@@ -54,7 +54,8 @@ class Desk:
         self.n_changes = 0
         self.grammars = ConstraintChecker(
             self.context, path, words.vocabulary(), len(words.spelling),
-            most_bytes=64 << 10, seconds=seconds, engine=engine, changed=self._changed, clock=lambda: self.now,
+            max_bytes=64 << 10, seconds=seconds, engine=engine, on_sockets_changed=self._changed,
+            clock=lambda: self.now,
         )  # fmt: skip
 
     def _changed(self) -> None:
@@ -242,7 +243,7 @@ def test_everything_is_tried_once(desk: Desk) -> None:
     told = desk.begin(good, bad)
     assert len(told) == 2, "known: at once"
     assert desk.grammars._n_checks == 2
-    desk.now += constraint_checker.GRUDGE + 1
+    desk.now += constraint_checker.ERROR_TTL + 1
     told = desk.begin(good, bad)
     assert set(told) == {0}, "a refusal is forgotten after a while"
     desk.wait(lambda: len(told) == 2)
@@ -250,10 +251,10 @@ def test_everything_is_tried_once(desk: Desk) -> None:
 
 
 def test_memory_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constraint_checker, "KEPT", 10)
+    monkeypatch.setattr(constraint_checker, "CACHE_CHARS", 10)
     desk.ask(*(ConstraintSpec("regex", f"aaa{i}") for i in range(5)))
-    assert len(desk.grammars._known) == 2
-    assert desk.grammars._n_kept == 8
+    assert len(desk.grammars._cache) == 2
+    assert desk.grammars._n_chars == 8
 
 
 def test_too_many_at_once_are_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,8 +402,8 @@ def test_a_compiler_that_takes_too_much_is_told_from_one_that_crashes(shared: De
     (verdict,) = shared.ask(HOSTILE["two multiples of one property"][0])
     assert isinstance(verdict, BanyanError)
     assert verdict.message == "the constraint needs more than 256 MiB to compile; make it smaller"
-    assert preflight._post_mortem(-11, "").message.endswith("its compiler crashed on it (SIGSEGV)")
-    assert preflight._post_mortem(1, "Traceback ...\nKeyError: 'x'\n").message.endswith("(KeyError: 'x')")
+    assert preflight._crash(-11, "").message.endswith("its compiler crashed on it (SIGSEGV)")
+    assert preflight._crash(1, "Traceback ...\nKeyError: 'x'\n").message.endswith("(KeyError: 'x')")
 
 
 @pytest.mark.parametrize("name", HOSTILE)

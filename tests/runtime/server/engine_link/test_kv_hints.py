@@ -9,7 +9,19 @@ import pytest
 
 from banyan.runtime.errors import BadProgram
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.wire import Append, Begin, Bury, Drop, End, Fork, Gen, Hold, Join, Keep, Release
+from banyan.runtime.protocol.wire import (
+    Append,
+    BeginTurn,
+    CacheHint,
+    Drop,
+    EndTurn,
+    EvictFirst,
+    Fork,
+    Gen,
+    Hold,
+    Join,
+    Release,
+)
 from banyan.runtime.server.engine_link.kv_hints import KVHintSender, n_common
 from banyan.runtime.server.text.prompt import pack, unpack
 
@@ -114,7 +126,7 @@ def test_losers_are_buried_up_to_the_fork(kept: Any) -> None:
     kept.run(8)
     assert len(kept.engine.running) == 3
     kept.submit(Drop(1), Drop(3))
-    buried = {order.ids: order.n_shared for order in steered(kept, Bury)}
+    buried = {order.ids: order.n_shared for order in steered(kept, EvictFirst)}
     assert len(buried) == 2
     n_known = len(kept.ids(0)) + 2
     for run in kept.engine.runs[1:]:
@@ -134,7 +146,7 @@ def test_what_branches_share_is_seen_where_the_parent_has_not_run(kept: Any) -> 
     kept.run()
     a, b = (run.ids for run in kept.engine.runs)
     kept.submit(Drop(1))
-    (order,) = steered(kept, Bury)
+    (order,) = steered(kept, EvictFirst)
     assert order.n_shared == n_common(a, b) > 3
 
 
@@ -142,7 +154,7 @@ def test_a_branch_that_never_ran_buries_nothing(kept: Any) -> None:
     kept.submit(Append(0, ("a b c",)), Gen(0, 0, SHORT), Fork(0, (1, 2)), Append(1, ("x",)), Drop(1), Drop(2))
     kept.run()
     kept.submit(Drop(1))
-    assert steered(kept, Bury) == []
+    assert steered(kept, EvictFirst) == []
 
 
 def test_one_that_is_dropped_before_its_branches_is_buried_after_them(kept: Any) -> None:
@@ -152,25 +164,28 @@ def test_one_that_is_dropped_before_its_branches_is_buried_after_them(kept: Any)
     )  # fmt: skip
     kept.run()
     kept.submit(Drop(1))
-    assert steered(kept, Bury) == [], "its branches live"
+    assert steered(kept, EvictFirst) == [], "its branches live"
     kept.submit(Drop(2))
-    assert len(steered(kept, Bury)) == 1
+    assert len(steered(kept, EvictFirst)) == 1
     kept.submit(Drop(3))
-    assert len(steered(kept, Bury)) == 3
-    assert len({order.ids for order in steered(kept, Bury)}) == 3
+    assert len(steered(kept, EvictFirst)) == 3
+    assert len({order.ids for order in steered(kept, EvictFirst)}) == 3
 
 
 def test_one_that_was_adopted_is_not_buried(kept: Any) -> None:
     kept.submit(Append(0, ("a b c",)), Fork(0, (1, 2)), Append(1, (" d",)), Gen(1, 0, SHORT), Gen(2, 1, SHORT))
     kept.run()
     kept.submit(Join(0, (1,), adopt=True), Drop(1), Drop(2))
-    assert len(steered(kept, Bury)) == 1
-    assert not steered(kept, Bury)[0].ids.startswith(kept.engine.runs[0].ids)
+    assert len(steered(kept, EvictFirst)) == 1
+    assert not steered(kept, EvictFirst)[0].ids.startswith(kept.engine.runs[0].ids)
 
 
 def test_wishes_of_a_program(kept: Any) -> None:
     kept.submit(
-        Append(0, ("a long text",)), Keep(0, pin=60.0), Keep(0, steps=20.0, prefetch=True), Keep(0, prefetch=True)
+        Append(0, ("a long text",)),
+        CacheHint(0, pin=60.0),
+        CacheHint(0, steps=20.0, prefetch=True),
+        CacheHint(0, prefetch=True),
     )
     pin, expected, prefetch = steered(kept, Hold)
     assert (pin.seconds, pin.steps, pin.prefetch) == (60.0, -1.0, False)
@@ -187,11 +202,11 @@ def test_wishes_of_a_program(kept: Any) -> None:
 
 
 def test_a_pin_ends_with_zero_and_with_its_state(kept: Any) -> None:
-    kept.submit(Append(0, ("a",)), Keep(0, pin=60.0), Keep(0, pin=30.0))
+    kept.submit(Append(0, ("a",)), CacheHint(0, pin=60.0), CacheHint(0, pin=30.0))
     assert len(held(kept)) == 1, "the second takes the place of the first"
-    kept.submit(Keep(0, pin=0.0))
+    kept.submit(CacheHint(0, pin=0.0))
     assert held(kept) == []
-    kept.submit(Fork(0, (1,)), Append(1, ("b",)), Keep(1, pin=60.0))
+    kept.submit(Fork(0, (1,)), Append(1, ("b",)), CacheHint(1, pin=60.0))
     assert len(held(kept)) == 1
     kept.submit(Drop(1))
     assert held(kept) == []
@@ -199,7 +214,7 @@ def test_a_pin_ends_with_zero_and_with_its_state(kept: Any) -> None:
 
 def test_a_wish_waits_for_its_turn_and_not_for_a_state_that_went(kept: Any) -> None:
     kept.held = []
-    kept.submit(Append(0, ("a",)), Keep(0, pin=60.0), Fork(0, (1,)), Keep(1, pin=60.0), Drop(1))
+    kept.submit(Append(0, ("a",)), CacheHint(0, pin=60.0), Fork(0, (1,)), CacheHint(1, pin=60.0), Drop(1))
     assert steered(kept, Hold) == []
     for then in kept.held:
         then()
@@ -208,7 +223,7 @@ def test_a_wish_waits_for_its_turn_and_not_for_a_state_that_went(kept: Any) -> N
 
 @pytest.mark.parametrize("wish", [{"pin": -1.0}, {"pin": float("inf")}, {"steps": float("nan")}, {"steps": -0.5}])
 def test_a_wish_that_makes_no_sense_is_refused(kept: Any, wish: dict[str, float]) -> None:
-    kept.submit(Append(0, ("a",)), Keep(0, **wish), Gen(0, 0, SHORT))
+    kept.submit(Append(0, ("a",)), CacheHint(0, **wish), Gen(0, 0, SHORT))
     assert kept.failed(0).code == BadProgram.code
     assert next(iter(wish)) in kept.failed(0).message
     assert steered(kept, Hold) == []
@@ -216,7 +231,7 @@ def test_a_wish_that_makes_no_sense_is_refused(kept: Any, wish: dict[str, float]
 
 def test_a_conversation_that_the_template_refuses_as_yet_is_no_error(kept: Any, bench: Callable[..., Any]) -> None:
     b = bench(template=None)
-    b.submit(Append(0, (Begin("user"), "hi", End())), Keep(0, pin=9.0))
+    b.submit(Append(0, (BeginTurn("user"), "hi", EndTurn())), CacheHint(0, pin=9.0))
     assert b.messages(wire.Failed) == []
 
 
@@ -228,7 +243,7 @@ def test_it_forgets_programs_that_are_over(kept: Any) -> None:
     kept.now += 1e6
     kept.requests.keeper.settle()
     keeper = kept.requests.keeper
-    assert [*keeper._programs, *keeper._names, *keeper._resting, *keeper._overdue] == []
+    assert [*keeper._programs, *keeper._names, *keeper._newly_resting, *keeper._overdue] == []
     assert held(kept) == []
 
 

@@ -68,9 +68,9 @@ def test_the_engine_is_told_once_when_a_program_is_over(bench: Any) -> None:
     b.requests._send = lambda order: (orders.append(order), send(order))
     submit(b, 1)
     b.run()
-    overs = [order for order in orders if isinstance(order, wire.Over)]
-    assert overs == [wire.Over(client=0, program=1)]
-    assert isinstance(orders[-1], wire.Over)
+    overs = [order for order in orders if isinstance(order, wire.ProgramEnded)]
+    assert overs == [wire.ProgramEnded(client=0, program=1)]
+    assert isinstance(orders[-1], wire.ProgramEnded)
     assert not b.requests._served
 
 

@@ -101,7 +101,7 @@ def test_states_and_their_pieces_weigh(limited: Make) -> None:
 
 
 def test_a_message_brings_so_many_ops(limited: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota, "MOST_OPS", 50)
+    monkeypatch.setattr(quota, "MAX_OPS", 50)
     b = limited()
     b.programs.define(b"me", Define(0, (Append(0, (Arg(0),)),) * 30))
     b.submit(Use(0, 0, ("a",)))
@@ -117,8 +117,8 @@ def test_templates_weigh_too_and_are_counted(limited: Make, monkeypatch: pytest.
         b.programs.define(b"me", Define(1, (Append(0, ("x" * 60_000,)),)))
     b.programs.define(b"me", Define(0, (Append(0, ("x" * 70_000,)),)))
     b.programs.undefine(b"me", wire.Undefine(0))
-    assert not b.programs._quota._shares
-    monkeypatch.setattr(quota, "MOST_TEMPLATES", 2)
+    assert not b.programs._quota._clients
+    monkeypatch.setattr(quota, "MAX_TEMPLATES", 2)
     for number in range(2):
         b.programs.define(b"me", Define(number, ()))
     with pytest.raises(Overloaded, match="at most 2 templates"):
@@ -133,15 +133,15 @@ def test_all_is_given_back(limited: Make, end: str) -> None:
         b.programs.cancel(b"me", wire.Cancel(0, 1))
     if end == "forget":
         b.programs.forget(b"me")
-    assert not b.programs._quota._shares
-    assert not b.programs._quota._held
+    assert not b.programs._quota._clients
+    assert not b.programs._quota._program_bytes
 
 
 def test_a_program_that_lives_on_keeps_what_it_holds_and_no_other_does(limited: Make) -> None:
     b = limited()
     b.submit(Append(0, ("x" * 1000,)))
-    held = b.programs._quota._shares[b"me"].n_bytes
+    held = b.programs._quota._clients[b"me"].n_bytes
     assert held > 1000
     for program in range(1, 50):
         b.submit(*doubling(5), program=program, last=True)
-    assert b.programs._quota._shares[b"me"].n_bytes == held
+    assert b.programs._quota._clients[b"me"].n_bytes == held

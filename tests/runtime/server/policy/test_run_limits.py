@@ -165,5 +165,5 @@ def test_nothing_is_remembered_of_what_ended(bench: Any, greedy: Any) -> None:
     b.run(8)
     b.programs.forget(b"me")
     limiter = b.programs._limiter
-    assert (limiter._programs, limiter._deadlines, limiter._gens) == ({}, {}, {})
+    assert (limiter._programs, limiter._timeouts, limiter._gens) == ({}, {}, {})
     assert not limiter._batches[b"me", 1].programs

@@ -78,16 +78,16 @@ def test_all_that_a_program_has_the_engine_do_is_in_its_tenants_namespace(bench:
     b.programs.root = lambda who: root_key(who, "", b"")
     short = wire.Sampling(max_tokens=2, temperature=0.0)
     ops = (
-        wire.Append(0, ("one two",)), wire.Keep(0, pin=9.0, prefetch=True), wire.Gen(0, 0, short), wire.Fork(0, (1,)),
-        wire.Append(1, (" three",)), wire.Gen(1, 1, short), wire.Select(0, 2, ("x", "y")),
+        wire.Append(0, ("one two",)), wire.CacheHint(0, pin=9.0, prefetch=True), wire.Gen(0, 0, short),
+        wire.Fork(0, (1,)), wire.Append(1, (" three",)), wire.Gen(1, 1, short), wire.Select(0, 2, ("x", "y")),
     )  # fmt: skip
     for k, who in enumerate((b"ann", b"bob")):
         b.programs.submit(who, wire.Submit(k, 0, ops))
         b.run()
         b.programs.submit(who, wire.Submit(k, 1, (wire.Drop(1),)))
     orders = [*b.engine.runs, *(order for order in b.engine.steered if not isinstance(order, wire.Release))]
-    assert {type(order) for order in orders} == {wire.Run, wire.Hold, wire.Bury}
-    for kind in (wire.Run, wire.Hold, wire.Bury):
+    assert {type(order) for order in orders} == {wire.Run, wire.Hold, wire.EvictFirst}
+    for kind in (wire.Run, wire.Hold, wire.EvictFirst):
         found = {order.namespace for order in orders if isinstance(order, kind)}
         assert found == {root_key(b"ann", "", b""), root_key(b"bob", "", b"")}
 
@@ -107,7 +107,7 @@ def test_two_tenants_never_share_and_one_does(real: Callable[..., Callable[[str]
     assert cached(again) == (n := cached(ann)) > 40, "another token of the same tenant"
     assert cached(bob) == 0
     assert cached(bob) == n
-    names = {node["namespace"] for node in join(OPS).ask("tree", most=100)["nodes"] if node["parent"] < 0}
+    names = {node["namespace"] for node in join(OPS).ask("tree", limit=100)["nodes"] if node["parent"] < 0}
     assert names == {"ann", "bob"}
 
 
@@ -156,7 +156,7 @@ def token_file(folder: Path, text: str, mode: int = 0o600) -> str:
         (f"ann {ANN} king", "line 1: must be"),
         (f"ann {ANN} operator too", "line 1: must be"),
         ("ann short", "line 1: a token of 5 characters"),
-        (f"ann {ANN}\n\nbob {ANN}", "line 3: this token stands on a line before"),
+        (f"ann {ANN}\n\nbob {ANN}", "line 3: this token is on an earlier line too"),
     ],
 )
 def test_a_file_of_tokens_that_is_none_names_the_line_and_no_token(text: str, says: str) -> None:
@@ -223,7 +223,7 @@ def test_a_wrong_token_is_one_clear_error_at_once_and_no_harm_to_others(
         assert program.future(0).result(30).samples[0].text == "b"
         monkeypatch.setenv(config.TOKEN, ANN)
         assert client.connect(server.socket) is good, "the environment's is taken where none is given"
-        assert ANN not in repr(good.door)
+        assert ANN not in repr(good.address)
 
 
 def test_what_tells_of_all_is_for_operators(serve: Callable[..., launch.ServerProcess], tmp_path: Path) -> None:

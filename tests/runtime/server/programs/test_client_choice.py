@@ -14,7 +14,7 @@ CHOICES = ("red", "green")
 
 
 def asking(**options: Any) -> Select:
-    return Select(0, 0, CHOICES, asks=True, **options)
+    return Select(0, 0, CHOICES, client_decides=True, **options)
 
 
 def test_the_client_decides(bench: Any, greedy: Sampler) -> None:

@@ -63,14 +63,14 @@ def kill(server: launch.ServerProcess) -> None:
     server.wait(30)
 
 
-def durable(c: client.Client, *ops: wire.Op, key: str = "k", last: bool = True) -> client.Program:
+def durable(c: client.Client, *ops: wire.Op, key: str = "k", last: bool = True) -> client.ProgramHandle:
     program = c.program(key)
     program.limit(wire.ProgramLimits(durable=key))
     program.submit(list(ops), last=last)
     return program
 
 
-def text(program: client.Program, ref: int) -> str:
+def text(program: client.ProgramHandle, ref: int) -> str:
     return program.future(ref).result(90).samples[0].text
 
 
@@ -263,7 +263,7 @@ def test_cancelled_is_cancelled_while_nobody_is_there(again: Start, join: Any) -
     program = durable(join(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
     wait_for_tokens(server, 5)
     kill(server)
-    wait_until(lambda: program._inbox._line.lost is not None, "the news of the server's death")
+    wait_until(lambda: program._futures._connection.lost is not None, "the news of the server's death")
     program.cancel()
     with pytest.raises(BanyanError, match="cancelled"):
         program.future(0).result(10)
@@ -272,7 +272,7 @@ def test_cancelled_is_cancelled_while_nobody_is_there(again: Start, join: Any) -
 def test_a_server_that_does_not_come_back_is_an_error_in_the_end(
     again: Start, join: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("banyan.runtime.client.reconnect.PATIENCE", 1.0)
+    monkeypatch.setattr("banyan.runtime.client.client.RECONNECT_TIMEOUT", 1.0)
     server = again()
     program = durable(join(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
     wait_for_tokens(server, 5)
@@ -418,4 +418,4 @@ def test_files_that_nobody_wants_make_room_and_go_after_a_day(tmp_path: Path) ->
         os.utime(path, (0, 0))
     assert Journal(tmp_path / "j", 1000).n_bytes == 0
     assert not list((tmp_path / "j").iterdir())
-    assert journal.KEPT == 86400
+    assert journal.MAX_AGE == 86400

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.wire import Append, Begin, End, Gen, Raw, Read, Ref, Select
+from banyan.runtime.protocol.wire import Append, BeginTurn, EndTurn, Gen, Raw, Read, Ref, Select
 from banyan.runtime.server.text import stop_patterns
 from banyan.runtime.server.text.prompt import unpack
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
@@ -49,7 +49,7 @@ def test_a_server_draws_the_seed_that_nobody_gave(bench: Any, greedy: Sampler) -
 def test_ignore_eos_stops_at_nothing_but_what_is_asked(bench: Any, role: SimpleNamespace) -> None:
     b = bench()
     sampling = wire.Sampling(max_tokens=2, ignore_eos=True, stop_token_ids=(9,))
-    b.submit(Append(0, (Begin("assistant"),)), Gen(0, 0, sampling))
+    b.submit(Append(0, (BeginTurn("assistant"),)), Gen(0, 0, sampling))
     assert unpack(b.engine.runs[0].stop_ids) == [9]
 
 
@@ -227,9 +227,9 @@ def test_logprobs(bench: Any, words: Tokenizer) -> None:
 def test_turns_are_written_as_the_template_writes_them(bench: Any, greedy: Sampler, role: SimpleNamespace) -> None:
     b = bench({"assistant\n": "hello"})
     b.submit(
-        Append(0, (*role.system("Be brief."), *role.user("hi"), Begin("assistant"))),
+        Append(0, (*role.system("Be brief."), *role.user("hi"), BeginTurn("assistant"))),
         Gen(0, 0, greedy()),
-        Append(0, (End(),)),
+        Append(0, (EndTurn(),)),
         Read(0, 1),
     )
     b.run()
@@ -248,9 +248,9 @@ def test_the_end_of_turn_stands_once_in_text_and_tokens(
 ) -> None:
     b = bench({"assistant\n": "hello<|im_end|>"})
     b.submit(
-        Append(0, (*role.user("hi"), Begin("assistant"))),
+        Append(0, (*role.user("hi"), BeginTurn("assistant"))),
         Gen(0, 0, greedy()),
-        Append(0, (End(), *role.user("more"), Begin("assistant"))),
+        Append(0, (EndTurn(), *role.user("more"), BeginTurn("assistant"))),
         Gen(0, 1, greedy()),
     )
     b.run()
@@ -268,8 +268,12 @@ def test_data_cannot_open_a_turn(bench: Any, greedy: Sampler, role: SimpleNamesp
     b = bench({"a": evil})
     b.submit(Append(0, ("a",)), Gen(0, 9, greedy(ignore_eos=True)))
     b.run()
-    b.submit(Append(0, (*role.user(evil), *role.user("x", Ref(9)), Begin("assistant"))), Gen(0, 1, greedy()), program=1)
-    b.submit(Append(0, (*role.user(evil, Raw("<|endoftext|>")), Begin("assistant"))), Gen(0, 0, greedy()), program=2)
+    b.submit(
+        Append(0, (*role.user(evil), *role.user("x", Ref(9)), BeginTurn("assistant"))), Gen(0, 1, greedy()), program=1
+    )
+    b.submit(
+        Append(0, (*role.user(evil, Raw("<|endoftext|>")), BeginTurn("assistant"))), Gen(0, 0, greedy()), program=2
+    )
     b.run()
     assert b.ids(-1).count(IM_START) == 2
     assert b.ids(-1).count(IM_END) == 1
@@ -294,8 +298,8 @@ def test_turns_need_a_template(bench: Any, greedy: Sampler, role: SimpleNamespac
 @pytest.mark.parametrize(
     ("parts", "what"),
     [
-        ((Begin("user"), Begin("user")), "do not nest"),
-        ((End(),), "none is open"),
+        ((BeginTurn("user"), BeginTurn("user")), "do not nest"),
+        ((EndTurn(),), "none is open"),
     ],
 )
 def test_turns_do_not_nest(bench: Any, greedy: Sampler, parts: tuple[wire.Part, ...], what: str) -> None:

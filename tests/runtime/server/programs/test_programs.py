@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.wire import Append, Arg, Begin, Drop, End, Fork, Gen, Join, Mark, Read, Ref, Use
+from banyan.runtime.protocol.wire import Append, Arg, BeginTurn, Drop, EndTurn, Fork, Gen, Join, Mark, Read, Ref, Use
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 
 IM_START, IM_END = 1, 2
@@ -88,9 +88,9 @@ def test_a_value_that_comes_with_a_later_message_is_waited_for(bench: Any, greed
 def test_marks_read_from_where_they_stand(bench: Any, greedy: Sampler, role: SimpleNamespace) -> None:
     b = bench({"assistant\n": "yes"})
     b.submit(
-        Append(0, (*role.user("hi"), Begin("assistant"), "Well")), Mark(0, 1), Append(0, (", ",)), Mark(0, 2),
-        Append(0, ("ok", End())), Read(0, 0, 1), Fork(0, (1,)), Append(1, role.user("x")), Read(1, 1, 2), Mark(1, 3),
-        Read(1, 2, 3),
+        Append(0, (*role.user("hi"), BeginTurn("assistant"), "Well")), Mark(0, 1), Append(0, (", ",)), Mark(0, 2),
+        Append(0, ("ok", EndTurn())), Read(0, 0, 1), Fork(0, (1,)), Append(1, role.user("x")), Read(1, 1, 2),
+        Mark(1, 3), Read(1, 2, 3),
     )  # fmt: skip
     assert b.text(0) == ", ok<|im_end|>\n"
     assert b.text(1) == "ok<|im_end|>\n<|im_start|>user\nx<|im_end|>\n"
@@ -113,30 +113,6 @@ def test_a_program_is_forgotten_when_its_last_op_is_done(bench: Any, greedy: Sam
 # ---- templates ------------------------------------------------------------------------------------------------------
 
 
-def insist(b: Any, message: wire.Submit, client: bytes = b"me") -> None:
-    """Send it as often as it is asked for, without what it lacks."""
-    while True:
-        n = len(b.sent)
-        b.programs.submit(client, message)
-        if [type(m) for _, m in b.sent[n:]] != [wire.Resend]:
-            return
-
-
-def test_a_template_that_was_lost_is_asked_for_with_the_message_that_uses_it(bench: Any, greedy: Sampler) -> None:
-    b = bench({"tea?": "yes"})
-    message = wire.Submit(0, 0, (Use(0, 3, ("tea",)),))
-    b.programs.submit(b"me", message)
-    assert [m for _, m in b.sent] == [wire.Resend(program=0, seq=0)]
-    assert not len(b.programs)
-    b.programs.define(b"me", wire.Define(3, (Append(0, (Arg(0), "?")), Gen(0, 0, greedy(), name="a"))))
-    for _ in range(2):  # duplicates are ignored, as ever
-        b.programs.submit(b"me", message)
-    b.run()
-    assert b.text(0) == "yes"
-    b.programs.submit(b"me", wire.Submit(0, 2, (Use(0, 9, ("tea",)),)))
-    assert b.sent[-1][1] == wire.Resend(program=0, seq=1), "the gap before it is what is asked for"
-
-
 def test_a_template_is_its_clients_own_until_that_takes_it_back(bench: Any, greedy: Sampler) -> None:
     b = bench({"tea?": "yes"})
     b.programs.define(b"me", wire.Define(3, (Append(0, (Arg(0), "?")), Gen(0, 0, greedy(), name="a"))))
@@ -144,14 +120,14 @@ def test_a_template_is_its_clients_own_until_that_takes_it_back(bench: Any, gree
         b.submit(Use(0, 3, (drink,)), program=program)
     b.run()
     assert [b.text(0, program) for program in range(2)] == ["yes"] * 2
-    insist(b, wire.Submit(2, 0, (Use(0, 3, ("tea",)),)), client=b"you")
+    b.programs.submit(b"you", wire.Submit(2, 0, (Use(0, 3, ("tea",)),)))
     assert "names template 3" in b.failed(None, 2).message
     b.programs.undefine(b"me", wire.Undefine(3))
-    insist(b, wire.Submit(3, 0, (Use(0, 3, ("tea",)),)))
+    b.programs.submit(b"me", wire.Submit(3, 0, (Use(0, 3, ("tea",)),)))
     assert b.failed(None, 3).code == "bad_program"
     b.programs.define(b"me", wire.Define(4, ()))
     b.programs.forget(b"me")
-    assert not b.programs._quota._shares
+    assert not b.programs._quota._clients
 
 
 def test_a_use_that_does_not_fit_ends_its_program(bench: Any) -> None:
@@ -255,18 +231,6 @@ def test_a_client_that_is_gone_leaves_nothing(bench: Any, greedy: Sampler) -> No
     assert sorted(b.engine.aborted) == [0, 1]
     b.run()
     assert [(c, m.ref) for c, m in b.sent] == [(b"other", 0)]
-
-
-def test_messages_that_come_twice_are_ignored(bench: Any, greedy: Sampler) -> None:
-    b = bench({"a": "b"})
-    message = wire.Submit(program=0, seq=0, ops=(Append(0, ("a",)), Gen(0, 0, greedy())), last=True)
-    b.programs.submit(b"me", message)
-    b.programs.submit(b"me", message)
-    assert len(b.engine.runs) == 1
-    b.run()
-    b.programs.submit(b"me", message)
-    assert len(b.engine.runs) == 1
-    assert len(b.sent) == 1
 
 
 def test_a_dropped_state_stops_at_once(bench: Any, greedy: Sampler) -> None:
@@ -374,9 +338,9 @@ def test_a_state_adopts_a_branch_with_its_tokens(bench: Any, greedy: Sampler, ro
     b = bench({"start": "made", "go": "gone", "on": "done"})
     b.submit(
         *(Append(0, ("start",)), Gen(0, 0, greedy()), Mark(0, 5), Fork(0, (1, 2))),
-        *(Append(1, (*role.user("x"), Begin("assistant"), "go")), Gen(1, 1, greedy())),
+        *(Append(1, (*role.user("x"), BeginTurn("assistant"), "go")), Gen(1, 1, greedy())),
         *(Fork(1, (3,)), Append(3, ("on",)), Gen(3, 2, greedy()), Append(0, ("forgotten",))),
-        *(Join(0, (3,), adopt=True), Append(0, ("!", End())), Read(0, 3), Read(0, 4, mark=5)),
+        *(Join(0, (3,), adopt=True), Append(0, ("!", EndTurn())), Read(0, 3), Read(0, 4, mark=5)),
     )
     b.run()
     text = "startmade<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\ngogoneondone!<|im_end|>\n"
@@ -397,7 +361,7 @@ def test_what_a_join_that_adopts_refuses(bench: Any, greedy: Sampler) -> None:
 
 def test_a_branch_that_failed_is_not_adopted(bench: Any, greedy: Sampler) -> None:
     b = bench()
-    b.submit(Fork(0, (1,)), Append(1, (End(),)), Join(0, (1,), adopt=True), Read(0, 0))
+    b.submit(Fork(0, (1,)), Append(1, (EndTurn(),)), Join(0, (1,), adopt=True), Read(0, 0))
     assert "a turn ends where none is open" in b.failed(0).message
 
 

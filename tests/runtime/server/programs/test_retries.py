@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.wire import Append, Begin, End, Gen, Read, Ref, Results
+from banyan.runtime.protocol.wire import Append, BeginTurn, EndTurn, Gen, Read, Ref, Results
 
 Sampler = Callable[..., wire.Sampling]
 
@@ -30,9 +30,9 @@ def test_in_a_chat_the_model_is_told_in_turns_and_the_state_gets_the_last_output
 ) -> None:
     b = bench({"Q<|im_end|>\n<|im_start|>assistant\nA: ": "bad", "wrong<|im_end|>\n<|im_start|>assistant\n": "good"})
     b.submit(
-        Append(0, (*role.user("Q"), Begin("assistant"), "A: ")),
+        Append(0, (*role.user("Q"), BeginTurn("assistant"), "A: ")),
         Gen(0, 0, greedy(), retries=1),
-        Append(0, (".", End())),
+        Append(0, (".", EndTurn())),
         Read(0, 1),
     )
     b.run()

@@ -10,7 +10,7 @@ import pytest
 
 from banyan.runtime.errors import ConstraintBusy, ConstraintUnsupported, Unsupported
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.wire import Append, Begin, Cancel, Drop, End, Fork, Gen, Join, Read, Results
+from banyan.runtime.protocol.wire import Append, BeginTurn, Cancel, Drop, EndTurn, Fork, Gen, Join, Read, Results
 from banyan.runtime.server.programs.tool_loop import Sieve
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.tokenizer import TextSpan
@@ -48,7 +48,7 @@ def call(name: str, **arguments: Any) -> str:
 
 
 TOOLS = wire.Tools((spec("f"), spec("g")))
-ASK = Append(0, (Begin("user"), "ask", End(), Begin("assistant")))
+ASK = Append(0, (BeginTurn("user"), "ask", EndTurn(), BeginTurn("assistant")))
 OPEN = "<|im_start|>assistant\n"
 START = f"<|im_start|>system\nf;g;<|im_end|>\n<|im_start|>user\nask<|im_end|>\n{OPEN}"
 
@@ -59,7 +59,7 @@ def begin(bench: Any, greedy: Sampler) -> Callable[..., Any]:
 
     def make(say: dict[str, str], source: str = CHATML, tools: wire.Tools = TOOLS, stream: bool = False) -> Any:
         b = bench({k: v + "<|im_end|>" for k, v in say.items()}, ChatTemplate(source, {}))
-        b.submit(ASK, Gen(0, 0, greedy(max_tokens=160), stream, "a", tools=tools), Append(0, (End(),)))
+        b.submit(ASK, Gen(0, 0, greedy(max_tokens=160), stream, "a", tools=tools), Append(0, (EndTurn(),)))
         b.run()
         return b
 
@@ -237,7 +237,7 @@ def test_calls_that_are_no_text_keep_the_tokens_that_the_model_made(begin: Calla
     b = begin({"ask[/I]": SAID, "000000000[/R]": "done"}, source=STRICT)
     assert called(b).calls == (wire.WireToolCall("000000000", "f", '{"x": 1}'),)
     assert called(b).text == ' [{"name":"f","arguments":{"x":1}}]', "the mark is a special token"
-    b.submit(Results(0, 0, 0, ("<|im_end|>one",)), Append(0, (Begin("user"), "more", End())), Read(0, 1))
+    b.submit(Results(0, 0, 0, ("<|im_end|>one",)), Append(0, (BeginTurn("user"), "more", EndTurn())), Read(0, 1))
     b.run()
     assert b.prompts()[1] == f"[T]2[/T][I]ask[/I]{SAID}<|im_end|>[R]<|im_end|>one, 000000000[/R]"
     assert b.ids().count(2) == 1, "the template's mark is a token, the tool's words are none"
@@ -281,7 +281,7 @@ def test_a_stream_shows_what_is_said_and_not_the_calls(begin: Callable[..., Any]
 
 def test_pieces_of_a_turn_have_the_logprobs_of_all_tokens_before_them(bench: Any, greedy: Sampler) -> None:
     b = bench({f"ask<|im_end|>\n{OPEN}": "It is <one>, I say.<|im_end|>"}, ChatTemplate(CHATML, {}))
-    b.submit(ASK, Gen(0, 0, greedy(max_tokens=60, logprobs=True), True, "a", tools=TOOLS), Append(0, (End(),)))
+    b.submit(ASK, Gen(0, 0, greedy(max_tokens=60, logprobs=True), True, "a", tools=TOOLS), Append(0, (EndTurn(),)))
     b.run()
     deltas = b.messages(wire.Delta)
     n = 0

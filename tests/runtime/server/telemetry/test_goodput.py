@@ -68,10 +68,10 @@ def test_how_long_a_program_takes_is_up_to_its_last_gen() -> None:
     program = RunningProgram(b"me", 0, "p", 0)
     program.started = datetime.now() - timedelta(seconds=30)
     program.last = program.started + timedelta(seconds=0.5)
-    observed.over(program, None)  # it was held for half a minute after that
+    observed.program_ended(program, None)  # it was held for half a minute after that
     assert (observed.goodput.counts["programs"], observed.goodput.counts["good_programs"]) == (1, 1)
     observed.generated(program, wire.Gen(0, 0), Error("e", "m"))
-    observed.over(program, None)
+    observed.program_ended(program, None)
     assert (observed.goodput.counts["programs"], observed.goodput.counts["good_programs"]) == (2, 1)
 
 

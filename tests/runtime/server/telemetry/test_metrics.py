@@ -41,7 +41,7 @@ def test_what_the_engine_counts_goes_on_over_its_end(metrics: Metrics) -> None:
     def note(starts: int, steps: int, cached: int) -> None:
         engine = {"steps": steps, "cached_tokens": cached, "running": 3, "waiting": 4}
         cache = {"n_free": 5, "n_cached": 6, "n_query_tokens": 8, "n_hit_tokens": 2, "evicted": {"unused": 7}}
-        metrics.note({"engine": engine, "cache": cache, "server": {"engine_starts": starts, "programs": 9}})
+        metrics.update({"engine": engine, "cache": cache, "server": {"engine_starts": starts, "programs": 9}})
 
     note(1, 100, 40)
     note(1, 120, 50)
@@ -62,7 +62,8 @@ def test_what_the_engine_counts_goes_on_over_its_end(metrics: Metrics) -> None:
 def test_drafts_by_drafter_batches_and_goodput(metrics: Metrics) -> None:
     server = {"engine_starts": 1, "slo_requests": 5, "slo_good_requests": 4, "slo_tokens": 50, "slo_good_tokens": 45,
               "slo_programs": 2, "slo_good_programs": 1}  # fmt: skip
-    metrics.note({"engine": {"drafted_tree": 9, "accepted_tree": 6, "drafted_ngram": 2}, "cache": {}, "server": server})
+    counts = {"drafted_tree": 9, "accepted_tree": 6, "drafted_ngram": 2}
+    metrics.update({"engine": counts, "cache": {}, "server": server})
     for n in (1, 3, 3, 60):
         metrics.step(n)
     found = read(metrics.port)

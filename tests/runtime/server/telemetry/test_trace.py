@@ -26,24 +26,24 @@ def pieces(value: wire.Value) -> list[str]:
         found.append(text[at : at + n])
         at += n
     assert at == len(text)
-    assert len(found) == len(value.tokens.ids) // 4 == sum(n for n, _ in value.tokens.made)
+    assert len(found) == len(value.tokens.ids) // 4 == sum(n for n, _ in value.tokens.spans)
     return found
 
 
 def test_the_tokens_of_a_state(bench: Any, greedy: Sampler, role: SimpleNamespace, words: Tokenizer) -> None:
     b = bench({"assistant\n": "one two"})
     b.submit(
-        Append(0, (*role.user("hé"), wire.Begin("assistant"))),
+        Append(0, (*role.user("hé"), wire.BeginTurn("assistant"))),
         Gen(0, 0, greedy()),
-        Append(0, (wire.End(),)),
+        Append(0, (wire.EndTurn(),)),
         Read(0, 1, tokens=True),
         Read(0, 2),
     )
     b.run()
     value = b.value(1)
     assert "".join(pieces(value)) == b.text(2)
-    prompt, output, rest = value.tokens.made
-    assert [is_made for _, is_made in value.tokens.made] == [False, True, False]
+    prompt, output, rest = value.tokens.spans
+    assert [is_made for _, is_made in value.tokens.spans] == [False, True, False]
     assert prompt[0] == b.value(0).usage.prompt
     made = pieces(value)[prompt[0] : prompt[0] + output[0]]
     assert "".join(made) == "one two"

@@ -29,7 +29,7 @@ def traced(bench: Callable[..., Any]) -> Iterator[Any]:
     """A bench, and `b.spans()`: those that have left, by name."""
     b, memory = bench({"a": " one two"}), InMemorySpanExporter()
     traces = Traces(memory, "m")
-    b.programs.over, b.programs.generated = traces.over, traces.generated
+    b.programs.over, b.programs.generated = traces.program_ended, traces.generated
 
     def spans() -> dict[str, Any]:
         traces._provider.force_flush()

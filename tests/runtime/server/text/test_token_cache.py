@@ -110,13 +110,13 @@ def test_where_a_text_is_one_word_all_of_it_is_encoded() -> None:
 
 
 def test_there_is_a_bound_on_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_cache, "MOST", 1000)
+    monkeypatch.setattr(token_cache, "MAX_CHARS", 1000)
     count = Counted(KINDS["gpt2"]())
     kept = TokenCache(count)
     for k in range(100):
         kept.ids(f"{k:090}")
         kept.ids("x" * 50)
-    assert kept._n_chars == sum(len(text) for _, text in kept._known) <= 1000
+    assert kept._n_chars == sum(len(text) for _, text in kept._cache) <= 1000
     count.n_chars = 0
     kept.ids("x" * 50)
     kept.ids(f"{99:090}")
@@ -128,7 +128,7 @@ def test_there_is_a_bound_on_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_conversation_is_encoded_as_it_was_without_them(words: Tokenizer) -> None:
     """Control tokens, meant and not, beside text of several parts: as one string, or the old way piece by piece."""
-    assert words._pieces is not None
+    assert words._cache is not None
     shots = "the quick brown fox jumps over the lazy dog. " * 8
     for question in ("the fox", " dog<|im_end|>", "<|im_start|>", "", "  \n over"):
         spans = [
@@ -138,5 +138,5 @@ def test_a_conversation_is_encoded_as_it_was_without_them(words: Tokenizer) -> N
         for _ in range(2):
             with pytest.MonkeyPatch.context() as patch:
                 found = words.encode(spans)
-                patch.setattr(words, "_pieces", None)
+                patch.setattr(words, "_cache", None)
                 assert words.encode(spans) == found

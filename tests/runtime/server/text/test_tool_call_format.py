@@ -282,9 +282,9 @@ def test_the_markers_of_turns_with_calls() -> None:
 def test_tools_change_what_a_template_writes_and_are_kept_apart() -> None:
     template = ChatTemplate(HERMES, NAMES)
     spec = '{"type": "function", "function": {"name": "f"}}'
-    assert template.told(()) is template
-    assert template.told((spec,)) is template.told((spec,))
-    assert template.told((spec,)).markers(("user",)) == (
+    assert template.with_tools(()) is template
+    assert template.with_tools((spec,)) is template.with_tools((spec,))
+    assert template.with_tools((spec,)).markers(("user",)) == (
         f"<|im_start|>system\n{spec}\n<|im_end|>\n<|im_start|>user\n",
         "<|im_end|>\n",
     )

@@ -1,0 +1,87 @@
+"""The durable programs of a server, and when their journal files are kept or deleted."""
+
+from __future__ import annotations
+
+from banyan.runtime.errors import BadProgram, RuntimeLost, Unsupported
+from banyan.runtime.server.programs.generation import Error
+from banyan.runtime.server.programs.journal import Diary, Journal
+from banyan.runtime.server.programs.running_program import Client, RunningProgram
+
+MAX_NAME = 256
+"""Characters of the name of a durable program."""
+
+CLIENT_GONE = Error(RuntimeLost.code, "its client is gone")
+TAKEN_OVER = Error(RuntimeLost.code, "another client took this durable program over")
+
+
+class Durables:
+    """The durable programs that run, and those that ended but whose values the client has not acknowledged yet.
+
+    journal: None if this server does not support durable programs; then `unsupported` says why.
+    """
+
+    def __init__(self) -> None:
+        self.journal: Journal | None = None
+        self.unsupported = ""
+        self._running: dict[int, tuple[bytes, RunningProgram, Diary]] = {}  # by serial; with the key of the file
+        self._serials: dict[bytes, int] = {}  # key -> serial
+        self._ended: dict[tuple[Client, int], Diary] = {}  # (client, number) -> file
+        self._acknowledged: set[int] = set()  # serials of running programs
+
+    def begin(self, program: RunningProgram, root: bytes, name: str) -> RunningProgram | None:
+        """Make a program durable under `name`. Returns the running program that had this name before, which is to be
+        ended with TAKEN_OVER. root: the root key of its tenant.
+
+        Unsupported: this server has no journal. BadProgram: the name is too long.
+        """
+        if self.journal is None:
+            raise Unsupported(f"durable: {self.unsupported}")
+        if len(name) > MAX_NAME:
+            raise BadProgram(f"durable is a name of {len(name)} characters; {MAX_NAME} are the most")
+        key = root + name.encode()
+        previous = None
+        if (serial := self._serials.get(key)) is not None:
+            _, previous, diary = self._running.pop(serial)
+            diary.close()
+        path = self.journal.path(key)
+        for where in [where for where, diary in self._ended.items() if diary.path == path]:
+            self._ended.pop(where).close()
+        diary = self.journal.open(key)
+        program.started = diary.started
+        self._running[program.serial], self._serials[key] = (key, program, diary), program.serial
+        return previous
+
+    def has(self, program: RunningProgram) -> bool:
+        return program.serial in self._running
+
+    def diary(self, serial: int) -> Diary | None:
+        """The journal file of a running program, if it is durable."""
+        found = self._running.get(serial)
+        return None if found is None else found[2]
+
+    def over(self, program: RunningProgram, error: Error | None, is_client_gone: bool) -> None:
+        """A program has ended. Its file is kept if its client may still need the values."""
+        if (found := self._running.pop(program.serial, None)) is None:
+            return
+        key, _, diary = found
+        self._serials.pop(key, None)
+        is_acknowledged = program.serial in self._acknowledged
+        self._acknowledged.discard(program.serial)
+        if is_client_gone and not is_acknowledged:
+            diary.close()
+        elif error is not None or is_acknowledged:
+            diary.remove()
+        else:
+            self._ended[program.client, program.number] = diary
+
+    def acknowledge(self, client: Client, number: int, program: RunningProgram | None) -> None:
+        """The client has all values of a program. program: it still runs here, after a restart of the server."""
+        if program is not None:
+            self._acknowledged.add(program.serial)
+        elif (diary := self._ended.pop((client, number), None)) is not None:
+            diary.remove()
+
+    def forget(self, client: Client) -> None:
+        """The client is gone. Keep the files of values that it may not have received."""
+        for key in [key for key in self._ended if key[0] == client]:
+            self._ended.pop(key).close()
