@@ -223,7 +223,7 @@ def test_samples_and_forks_have_a_guide_each(bench: Bench) -> None:
     said = bench.drive(e, *runs)
     assert all(len(one.text) == 8 and one.text.islower() for one in said.values())
     assert len({one.text for one in said.values()}) > 1
-    assert len(e.guides._kept) == 1
+    assert len(e.guides._cache) == 1
 
 
 def test_the_law_under_a_mask(fake: ModuleType) -> None:
@@ -344,7 +344,7 @@ def test_kept_constraints_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPa
     e = bench.engine()
     for n in range(6):
         bench.one(ConstraintSpec("regex", f"[ab]{{{n + 1}}}"), e)
-    assert [spec.text for spec in e.guides._kept] == ["[ab]{4}", "[ab]{5}", "[ab]{6}"]
+    assert [spec.text for spec in e.guides._cache] == ["[ab]{4}", "[ab]{5}", "[ab]{6}"]
 
 
 # ---- what goes wrong in the middle ---------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ def test_masks_that_take_long_fail_their_request(bench: Bench, monkeypatch: pyte
 
 
 def test_the_watch_counts_work_and_not_waiting() -> None:
-    watch = guides.Watch()
+    watch = guides.LapTimer()
     time.sleep(0.05)
     assert watch.lap() < guides.SLOW
     end = time.thread_time() + 1.5 * guides.SLOW

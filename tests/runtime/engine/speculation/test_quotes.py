@@ -15,7 +15,7 @@ from banyan.runtime import config as configs
 from banyan.runtime.engine.process import build
 from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation import quotes
-from banyan.runtime.engine.speculation.quotes import Quotes, Quoting, Rules
+from banyan.runtime.engine.speculation.quotes import QuoteIndex, QuoteState, RuleSet
 from banyan.runtime.engine.speculation.tree import QUOTED, TreeDrafter
 from banyan.runtime.model import pocket
 from banyan.runtime.model.pocket.chat import render
@@ -40,7 +40,7 @@ def ids(text: str) -> list[int]:
 
 def told() -> TreeDrafter:
     tree = TreeDrafter()
-    tree.learn(SPELLING, [END])
+    tree.set_vocabulary(SPELLING, [END])
     return tree
 
 
@@ -159,12 +159,12 @@ def test_rules_are_bounded(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_quote_stands_in_the_prompt(fake: ModuleType) -> None:
     """Whatever the rules: what is found is a run of the prompt, if not for the space of its first token. Few tokens, so
     that all stand everywhere."""
-    chance, made, n_found = random.Random(1), Quotes(), 0
-    made.learn([b"a", b" a", b"b", b" b", b"c", b"1", b" ", b","], ())
+    chance, made, n_found = random.Random(1), QuoteIndex(), 0
+    made.set_vocabulary([b"a", b" a", b"b", b" b", b"c", b"1", b" ", b","], ())
     for rid in range(300):
         prompt = [chance.randrange(8) for _ in range(chance.randrange(2, 40))]
         r = begun(fake, prompt, [chance.randrange(8) for _ in range(chance.randrange(30))], rid)
-        quoting = Quoting(r)
+        quoting = QuoteState(r)
         quote = made.find(r.ids[-3:], quoting, b"")
         if quote is not None:
             n_found += 1
@@ -172,7 +172,7 @@ def test_a_quote_stands_in_the_prompt(fake: ModuleType) -> None:
             runs = [prompt[i : i + len(run)] for i in range(len(prompt))]
             plain = {1: 0, 3: 2}
             assert any(found == run or [plain.get(found[0], found[0]), *found[1:]] == run for found in runs)
-        made.note(r.ids, r.n_prompt, b"")
+        made.learn(r.ids, r.n_prompt, b"")
     assert n_found > 100
 
 
@@ -225,18 +225,18 @@ def test_of_a_quote_that_is_too_long_the_constraint_has_a_part(fake: ModuleType)
     assert (list(chain.tokens), chain.doubts) == (ids(' "|Ed|",|"city":| "|Kiew|"}'), [1, 2, 5, 6])
     r = begun(fake, ids(text.format("Ed", "Kiew")), ids('{|"name":'), 10)
     r.guide = fake.Pattern([*ids(' "|",'), None])
-    said, doubts = tree._quotes.propose(Quoting(r), r, 16, 0.5)
+    said, doubts = tree._quotes.propose(QuoteState(r), r, 16, 0.5)
     assert (list(said), doubts, r.guide.at) == (ids(' "'), [], 0), "nothing of the quote: nobody knows what comes next"
 
 
 def test_records_of_rules() -> None:
-    rules = Rules()
-    assert rules.is_asked(quotes.HOPE)
+    rules = RuleSet()
+    assert rules.is_worth(quotes.FIRST_RATE)
     rules.judge(False)
-    assert not rules.is_asked(quotes.HOPE)
+    assert not rules.is_worth(quotes.FIRST_RATE)
     for _ in range(4):
         rules.judge(True)
-    assert rules.is_asked(quotes.HOPE)
+    assert rules.is_worth(quotes.FIRST_RATE)
 
 
 def test_records_of_the_pocket_model_are_the_same_and_take_fewer_steps() -> None:
