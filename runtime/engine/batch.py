@@ -20,7 +20,7 @@ class DeferredTokens(NamedTuple):
     """Rows whose token ids are sampled by the step before, and are on the device only."""
 
     rows: Tensor  # int64 [n]
-    index: Tensor  # int64 [n]: into sampled
+    which: Tensor  # int64 [n]: indexes into sampled
     sampled: Tensor  # int64 [n_sampled]: what the step before samples, once it has ended
 
 
@@ -44,8 +44,8 @@ class Batch(NamedTuple):
         """Copy the tokens that the step before sampled into `ids`, on the device and in its order. A sampled -1 (none)
         has ended the request, so any token will do."""
         if self.deferred is not None:
-            rows, index, sampled = self.deferred
-            self.ids[rows] = sampled[index].clamp(min=0)
+            rows, which, sampled = self.deferred
+            self.ids[rows] = sampled[which].clamp(min=0)
 
 
 def assemble(

@@ -31,16 +31,12 @@ from banyan.runtime.errors import BanyanError, ConstraintBroke, ConstraintError,
 from banyan.runtime.protocol.wire import ConstraintSpec, Run
 from banyan.runtime.protocol.wire import SetVocabulary as VocabularyMessage
 
-CACHE_BYTES = 256 << 20
-"""Most bytes of cached constraints; beyond that the least recently used are evicted."""
+CACHE_BYTES = 256 << 20  # most bytes of cached constraints; beyond that the least recently used are evicted
 SLOW, PATIENCE = 0.02, 3
-"""CPU seconds of a slow mask, which delays all requests; an output fails after so many slow ones in a row."""
-UNKNOWN, UNREACHABLE = -1, -2
-"""In place of the token that a row samples: it depends on a mask; the row does not count."""
-THREADS = 4
-"""Constraints that are compiled at the same time, so that a slow one does not delay all others."""
-STACK_BYTES = 64 << 20
-"""Stack of a compiling thread: a deep schema is compiled by recursion."""
+"""CPU seconds of a slow mask, which delays all requests; an output fails after PATIENCE slow ones in a row."""
+UNKNOWN, UNREACHABLE = -1, -2  # in place of the token that a row samples: it depends on a mask; the row does not count
+THREADS = 4  # constraints that are compiled at the same time, so that a slow one does not delay all others
+STACK_BYTES = 64 << 20  # stack of a compiling thread: a deep schema is compiled by recursion
 
 
 class Masks(NamedTuple):

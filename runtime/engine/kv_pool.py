@@ -22,8 +22,7 @@ from banyan.runtime.config import Config, KVDtype, Resolved
 from banyan.runtime.errors import ConfigError, OutOfMemory
 from banyan.runtime.model.spec import ModelSpec
 
-LAYOUT = 1
-"""Version of a page's layout and computation in the host file. Files of another version are discarded."""
+LAYOUT = 1  # Version of a page's layout and computation in the host file. Files of another version are discarded.
 
 
 class KVPool:
@@ -143,13 +142,10 @@ def bytes_per_token(spec: ModelSpec, kv_dtype: KVDtype) -> int:
 def open_file(config: Config, resolved: Resolved, spec: ModelSpec, weights: str) -> PageFile:
     """Open the file of the second tier. Its contents are discarded if they come from other weights, another context
     length (some models' positions depend on it) or another layout. Raises ConfigError where it cannot be opened."""
-    facts: tuple[object, ...] = (
-        LAYOUT, weights, resolved.context, spec.n_layers, spec.n_kv_heads, spec.head_dim, spec.dtype
+    facts = (
+        LAYOUT, weights, resolved.context, spec.n_layers, spec.n_kv_heads, spec.head_dim, spec.dtype, config.kv_dtype,
+        config.deterministic,
     )  # fmt: skip
-    if config.kv_dtype != "auto":
-        facts += (config.kv_dtype,)
-    if config.deterministic:  # KV must not have been computed in another way
-        facts += ("deterministic",)
     identity = blake2b(repr(facts).encode(), digest_size=32).digest()
     page_bytes = config.page * bytes_per_token(spec, config.kv_dtype)
     try:

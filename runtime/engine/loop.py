@@ -96,8 +96,10 @@ class EngineLoop:
             graphs = Graphs(model, store, resolved.context, cuda_capture())
         self.model = ModelRunner(model, store, graphs)
         self.cache = Cache(resolved.n_pages, config.page, config.cache, config.eviction, resolved.n_host, file)
-        small = draft_model and make_model_drafter(draft_model, self.model, config.page, self.stopwatch)
-        self.drafting = make_controller(drafters(config.speculate, config.draft_model), small)
+        drafter = None
+        if draft_model is not None:
+            drafter = make_model_drafter(draft_model, self.model, config.page, self.stopwatch)
+        self.drafting = make_controller(drafters(config.speculate, config.draft_model), drafter)
         # Deterministic drafts do not branch: a branch's keys are in other slots, and summed in another order.
         self.drafting.max_tree = 0 if config.deterministic else min((MAX_TREE, *filter(None, model.windows)))
         limits = EngineLimits(resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens)

@@ -107,7 +107,7 @@ def _completion(like: Tensor) -> Callable[[], object]:
     """A function that waits for all work submitted so far to the tensor's device, and for no more."""
     if not like.is_cuda:
         return lambda: None
-    event = torch.cuda.Event()
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event.synchronize
 

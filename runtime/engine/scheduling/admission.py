@@ -18,12 +18,9 @@ from banyan.runtime.engine.scheduling.request import Request
 
 PAUSES = 4.0
 """A program without a request counts as gone after this multiple of the mean pause between requests of a program."""
-FIRST_PAUSE = 2.0
-"""Initial estimate of that mean, in seconds."""
-GROWTH = 1.1
-"""Factor by which the texts of paused programs are expected to grow before they return."""
-FIRST_ROWS = 16.0
-"""Initial value of StepTime.free_rows."""
+FIRST_PAUSE = 2.0  # initial estimate of that mean, in seconds
+GROWTH = 1.1  # factor by which the texts of paused programs are expected to grow before they return
+FIRST_ROWS = 16.0  # initial value of StepTime.free_rows
 
 
 class AdmittedProgram:

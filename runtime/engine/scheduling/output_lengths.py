@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import NamedTuple
 
 _MEMORY = 512  # outputs of a class after which all earlier ones count half
@@ -33,29 +34,21 @@ class OutputLengths:
 class _LengthClass:
     """A histogram of lengths with four bins per octave: counts and sums, and both cumulated from above."""
 
-    __slots__ = ("_n", "_n_above", "_n_all", "_sum", "_sum_above")
-
     def __init__(self) -> None:
         self._n, self._sum = [0.0] * _N_BINS, [0.0] * _N_BINS
-        self._n_above, self._sum_above = [0.0] * (_N_BINS + 1), [0.0] * (_N_BINS + 1)
-        self._n_all = 0.0
+        self._n_from, self._sum_from = [0.0] * _N_BINS, [0.0] * _N_BINS  # of a bin and all above it
 
     def note(self, n_out: int) -> None:
-        if self._n_all >= _MEMORY:
+        if self._n_from[0] >= _MEMORY:
             self._n, self._sum = [n / 2 for n in self._n], [s / 2 for s in self._sum]
-            self._n_all /= 2
-        self._n_all += 1
         self._n[_bin(n_out)] += 1
         self._sum[_bin(n_out)] += n_out
-        n = s = 0.0
-        for i in range(_N_BINS - 1, -1, -1):
-            n, s = n + self._n[i], s + self._sum[i]
-            self._n_above[i], self._sum_above[i] = n, s
+        self._n_from, self._sum_from = ([*accumulate(reversed(x))][::-1] for x in (self._n, self._sum))
 
     def mean_above(self, n_out: int) -> float:
         """The mean of lengths in bins above n_out's; 0.0 if there are none."""
         i = _bin(n_out) + 1
-        return self._sum_above[i] / self._n_above[i] if self._n_above[i] else 0.0
+        return self._sum_from[i] / self._n_from[i] if i < _N_BINS and self._n_from[i] else 0.0
 
 
 def _bin(n: int) -> int:

@@ -2,48 +2,44 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from math import inf
 from operator import attrgetter
-from typing import Protocol
 
 from banyan.radix_cache.node import n_common
 from banyan.runtime.engine.scheduling.request import Request, ServiceAccount
 
-QUANTUM = 2048
-"""Tokens by which a client or program may get ahead of the others."""
-WORTH_MOVING = 16
-"""Tokens by which a waiting request's cached prefix must change before the request changes its place."""
+QUANTUM = 2048  # tokens by which a client or program may get ahead of the others
+WORTH_MOVING = 16  # tokens by which a waiting request's cached prefix must change before the request changes its place
 _N_NEIGHBORS = 64  # sorted prompts on each side of a published one that are compared with it
 
 _rank = attrgetter("key")
 
 
-class QueueOrder(Protocol):
+class QueueOrder(ABC):
     """Waiting requests, and which of them is first. See `Queue` for the methods."""
 
+    @abstractmethod
     def __iter__(self) -> Iterator[Request]: ...
+    @abstractmethod
     def add(self, request: Request) -> None: ...
+    @abstractmethod
     def remove(self, request: Request) -> None: ...
+    @abstractmethod
     def first(self) -> Request: ...
-    def is_still_first(self, request: Request, n_cached: int) -> bool: ...
-    def published(self, request: Request) -> None: ...
-
-
-class _TreeIndependentOrder:
-    """Base of the orders that do not depend on what the tree holds."""
 
     def is_still_first(self, request: Request, n_cached: int) -> bool:
         return True
 
-    def published(self, request: Request) -> None:
+    def published(self, request: Request) -> None:  # noqa: B027 (only one order depends on the tree)
         pass
 
 
-class ArrivalOrder(_TreeIndependentOrder):
+class ArrivalOrder(QueueOrder):
     """By rank: priority, deadline, arrival."""
 
     def __init__(self) -> None:
@@ -115,7 +111,7 @@ class _PriorityQueue:
         return turn
 
 
-class ProgramOrder(_TreeIndependentOrder):
+class ProgramOrder(QueueOrder):
     """By priority, then client, then program, and within a program depth-first."""
 
     def __init__(self, is_fair: bool) -> None:
@@ -180,7 +176,7 @@ def serial(request: Request) -> int:
 # ---- by what is in the tree ----------------------------------------------------------------------------------------
 
 
-class PrefixOrder:
+class PrefixOrder(QueueOrder):
     """The longest prefix in the tree first.
 
     Each request is matched once. When a prompt is published, the requests whose prompts are its neighbors in sorted

@@ -14,7 +14,7 @@ after a pause has saved up nothing. (Counters: Sheng et al., Fairness in serving
 locality: Cao et al., Locality-aware fair scheduling, 2025.)
 
 To prevent starvation, every AGED_TURN-th start goes to the request that has waited longest, if it has waited longer
-than PATIENCE and much longer than is usual now. Where all wait long, the order stands.
+than PATIENCE and much longer than is usual now. Where all wait long, the order is kept.
 """
 
 from __future__ import annotations
@@ -27,13 +27,10 @@ from banyan.runtime.config import Schedule
 from banyan.runtime.engine.scheduling.policies import ArrivalOrder, PrefixOrder, ProgramOrder, QueueOrder, serial
 from banyan.runtime.engine.scheduling.request import Request, ServiceAccount
 
-PATIENCE = 10.0
-"""Seconds."""
-STRETCH = 3.0
-"""Multiple of the usual wait before the first start of a program."""
+PATIENCE = 10.0  # seconds
+STRETCH = 3.0  # multiple of the usual wait before the first start of a program
 AGED_TURN = 4
-N_KNOWN = 16384
-"""Programs whose accounts are kept while they have no request here. A forgotten one starts from zero."""
+N_KNOWN = 16384  # Programs whose accounts are kept while they have no request here. A forgotten one starts from zero.
 
 
 class Queue:

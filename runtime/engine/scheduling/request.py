@@ -20,10 +20,8 @@ from banyan.radix_cache.host_tier import Move
 from banyan.runtime.constraint.guide import Guide
 from banyan.runtime.protocol.wire import Run, TopLogprobs
 
-NO_TOKEN = -1
-"""In a Result: no token could be sampled, because the logits were NaN or all tokens were forbidden."""
-MAX_TREE = 64
-"""Most rows of a work whose draft branches: a row's mask of ancestors has so many bits."""
+NO_TOKEN = -1  # in a Result: no token could be sampled, because the logits were NaN or all tokens were forbidden
+MAX_TREE = 64  # most rows of a work whose draft branches: a row's mask of ancestors has 64 bits
 
 
 class ServiceAccount:
@@ -124,17 +122,13 @@ class Request:
         """Tokens that no step has computed or is computing. 0: the step in flight is its last."""
         return len(self.ids) + self.n_pending - self.n_computed - self.n_inflight
 
-    @property
-    def is_prefilling(self) -> bool:
-        return self.n_left > 1
-
 
 class Work(NamedTuple):
     """What one request does in one step: compute tokens start .. start + n_new into the pages of its lease.
 
-    draws: the last row samples the next token. n_scored: so many tokens from `score_at` on get their logprob. draft:
-    tokens computed after the last one, each of whose rows samples too. parents: for each draft token the index of the
-    draft token it follows, always a lower one, or -1 for the text; () where each follows the one before it.
+    draws: the last row samples the next token. n_scored: number of tokens from `score_at` on that get their logprob.
+    draft: tokens computed after the last one, each of whose rows samples too. parents: for each draft token the index
+    of the draft token it follows, always a lower one, or -1 for the text; () where each follows the one before it.
     """
 
     request: Request

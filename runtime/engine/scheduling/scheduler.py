@@ -35,8 +35,7 @@ from banyan.runtime.engine.speculation.draft import accept_path, slot_moves
 from banyan.runtime.errors import BadMessage, BanyanError, ConstraintBroke
 from banyan.runtime.protocol.wire import Abort, Failed, FinishReason, Over, Run, Step, TopLogprobs
 
-WORTH_WAITING = 16
-"""Tokens: requests that share a shorter new prefix all compute it, because waiting costs a step."""
+WORTH_WAITING = 16  # tokens: requests that share a shorter new prefix all compute it, because waiting costs a step
 FORESIGHT = 1.0
 """The share of the pages which running requests are expected to claim that must be available before another starts.
 With 0, requests start as long as there is a page, and retract each other."""

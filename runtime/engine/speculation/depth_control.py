@@ -43,31 +43,26 @@ from banyan.runtime.engine.speculation.step_cost import Cost
 MAX_DEPTH = 64
 FIRST_RATE, FIRST_OTHER_RATE = 0.7, 0.2
 """Initial acceptance rates: of a token, and of one that is an alternative to another drafter's."""
-TRUST = 1.0
-"""How many of the request's own tokens the rate of a kind is worth."""
+TRUST = 1.0  # how many of the request's own tokens the rate of a kind is worth
 MEMORY, LONG_MEMORY = 0.9, 0.998
 """Factors by which a request's own record and a kind's record fade with each judged draft."""
 MAX_CREDIT = 4
-"""Most right tokens counted for one draft whose tokens are all in doubt, so that a long one does not dominate."""
-LEVELS = 0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05
-"""Thresholds that are tried."""
+"""Most right tokens counted for one draft whose tokens are all uncertain, so that a long one does not dominate."""
+LEVELS = 0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05  # thresholds that are tried
 MIN_SPEEDUP, MIN_MODEL_SPEEDUP = 1.03, 1.1
 """See the module. The second is larger because a model's passes certainly take their time, whereas gains are
 guesses."""
-MAX_MISSES = 4
-"""Proposals in a row that were not worth computing, after which drafters are asked less often."""
+MAX_MISSES = 4  # proposals in a row that were not worth computing, after which drafters are asked less often
 MAX_PAUSE = 32
-"""Most steps without asking for a request; and so many more where that lets steps be planned ahead (`can_skip`)."""
+"""Most steps without asking for a request; and as many more where that lets steps be planned ahead (`can_skip`)."""
 RARE_HITS = 0.05
 """If a smaller share of all asks led to a draft, pauses are twice as long and a new request starts with one."""
-RECENT = 0.04
-"""Weight of one ask in that share, and of one step in the mean length of drafts."""
+RECENT = 0.04  # weight of one ask in that share, and of one step in the mean length of drafts
 DEPTHS = (1, 2, 3, 4, 6, 8)
 MAX_PROMPT_ROWS = 4
 """Rows per sampled token, without drafts, up to which a step is used to fit `Cost`. Rows of prompts cost less."""
 SHARE = 0.01
-CATCH_UP_STEPS = 8
-"""Steps over which the cost of catching up is spread. Outputs may be short."""
+CATCH_UP_STEPS = 8  # Steps over which the cost of catching up is spread. Outputs may be short.
 
 
 class AcceptanceRate:
@@ -97,7 +92,7 @@ class _DraftHistory:
         self.own = [AcceptanceRate() for _ in range(n_drafters)]
         self.counts = [[0, 0] for _ in range(n_drafters)]  # drafted, accepted
         self.n_misses = n_misses  # asks in a row that led to no draft
-        self.max_length = max_length  # of a draft whose tokens are all in doubt; follows what is accepted
+        self.max_length = max_length  # of a draft whose tokens are all uncertain; follows what is accepted
         self.clear()
 
     def clear(self) -> None:
@@ -182,8 +177,8 @@ class DepthController:
             self._hit_rate += RECENT * (bool(history.drafters) - self._hit_rate)
 
     def expected_tokens(self, n_decoding: int) -> int:
-        """Draft tokens of so many requests, for which prompts in the same step should leave room. Beside prompts they
-        cost the same, and a long step makes every decode wait."""
+        """Draft tokens that n_decoding requests will have, for which prompts in the same step should leave room. Beside
+        prompts they cost the same, and a long step makes every decode wait."""
         return int(2 * self._mean_length * n_decoding)
 
     def note(self, plan: Plan, n_rows: int, seconds: float) -> None:
@@ -194,7 +189,7 @@ class DepthController:
             self.cost.note(n_works, n_extra, seconds)
 
     def _max_tokens(self, request: Request) -> int:
-        """How many tokens may be proposed for the request. 0: nobody is asked."""
+        """How many tokens may be proposed for the request. 0: no drafter is asked."""
         rid, is_rare = request.rid, self._hit_rate < RARE_HITS
         max_pause = 2 * MAX_PAUSE if is_rare else MAX_PAUSE
         history = self._histories.get(rid)
@@ -225,12 +220,12 @@ class DepthController:
         drafter.prepare([(request, n) for _, request, n in asks])
         for history, request, n in asks:
             is_first = True
-            for tokens, kind, doubts in drafter.propose(request, n):
-                if doubts is None:
+            for tokens, kind, uncertain in drafter.propose(request, n):
+                if uncertain is None:
                     tokens = tokens[: history.max_length]
                 chance = self._chance(history, d, kind if is_first else 0)
                 other = self._other_rates[d][kind].rate
-                history.chains.append(Chain(tokens, d, kind, chance, other, is_first, doubts))
+                history.chains.append(Chain(tokens, d, kind, chance, other, is_first, uncertain))
                 is_first = False
 
     def _chance(self, history: _DraftHistory, d: int, kind: int) -> float:
@@ -288,9 +283,9 @@ class DepthController:
         return best
 
     def _lengths(self, branches: Sequence[DraftBranch], threshold: float, n: int, share: float) -> list[int]:
-        """How many tokens of each branch to compute. The likeliest branch is computed to its end where the drafter knew
-        no more (it could have proposed n) and the expected cost of the rest is below that of the step it may spare.
-        share: one request's share of a step, in seconds."""
+        """How many tokens of each branch to compute. The most likely branch is computed to its end where the drafter
+        knew no more (it could have proposed n) and the expected cost of the rest is below that of the step it may
+        spare. share: one request's share of a step, in seconds."""
         lengths = [branch.length(threshold) for branch in branches]
         first = branches[0]
         n_left = len(first.tokens) - lengths[0]
@@ -325,7 +320,7 @@ class DepthController:
         if history is None:
             return
         if history.drafters:
-            if history.branches[0].chain.doubts is None:
+            if history.branches[0].chain.uncertain is None:
                 was_wrong = len(path) < len(history.drafters)
                 longest = max(2 * len(path) + 2, 0 if was_wrong else history.max_length)
                 history.max_length = min(longest, self.max_depth)
@@ -336,7 +331,7 @@ class DepthController:
         for chain in history.chains:
             if chain.is_first:
                 n_right, is_whole = chain.n_right(sampled)
-                if chain.doubts is None:
+                if chain.uncertain is None:
                     n_right = min(n_right, MAX_CREDIT)
                 history.own[chain.drafter].add(n_right, is_whole, MEMORY)
                 self._kind_rates[chain.drafter][chain.kind].add(n_right, is_whole, LONG_MEMORY)

@@ -24,12 +24,12 @@ from banyan.runtime.engine.speculation.step_cost import Cost
 
 class Proposal(NamedTuple):
     """One proposed chain. kind: how the drafter found it, 0 .. Drafter.n_kinds - 1; acceptance is measured per kind.
-    doubts: ascending indexes of the tokens that may be wrong, where the others follow from those before them; None: any
+    uncertain: ascending indexes of the tokens that may be wrong, where the others follow from those before; None: any
     token may be wrong."""
 
     tokens: Sequence[int]
     kind: int = 0
-    doubts: Sequence[int] | None = None
+    uncertain: Sequence[int] | None = None
 
 
 class Drafter:
@@ -62,7 +62,7 @@ class Drafter:
         """`propose` will be called for these requests and limits in this step. For drafters that work on a batch."""
 
     def propose(self, request: Request, n: int) -> Sequence[Proposal]:
-        """Chains of at most n tokens that may follow the request's, the likeliest first."""
+        """Chains of at most n tokens that may follow the request's, the most likely first."""
         raise NotImplementedError
 
     def end(self, request: Request) -> None:

@@ -15,14 +15,13 @@ from typing import NamedTuple
 
 from banyan.runtime.engine.scheduling.request import Request
 
-SURE = 0.99
-"""Upper bound of the probability of a token in doubt."""
+SURE = 0.99  # upper bound of the probability of an uncertain token
 
 
 class Chain(NamedTuple):
-    """A proposal with probabilities: `chance` of each token in doubt, given that those before it are right, and `other`
-    of a token that is proposed as an alternative to another one. is_first: it is its drafter's likeliest chain. doubts:
-    see `draft.Proposal`."""
+    """A proposal with probabilities: `chance` of each uncertain token, given that those before it are right, and
+    `other` of a token that is proposed as an alternative to another one. is_first: it is its drafter's most likely
+    chain. uncertain: see `draft.Proposal`."""
 
     tokens: Sequence[int]
     drafter: int
@@ -30,26 +29,26 @@ class Chain(NamedTuple):
     chance: float
     other: float
     is_first: bool = True
-    doubts: Sequence[int] | None = None
+    uncertain: Sequence[int] | None = None
 
     def chances(self) -> list[float]:
-        """The probability of each token, given those before it. A token that is not in doubt counts as certain."""
+        """The probability of each token, given those before it. Any other token counts as certain."""
         chance = min(self.chance, SURE)
-        if self.doubts is None:
+        if self.uncertain is None:
             return [chance] * len(self.tokens)
         out = [1.0] * len(self.tokens)
-        for i in self.doubts:
+        for i in self.uncertain:
             out[i] = chance
         return out
 
     def n_right(self, sampled: Sequence[int]) -> tuple[int, bool]:
-        """How many of its doubts turned out right, as far as the sampled tokens decide; and whether none was wrong."""
+        """How many of its uncertain tokens the sampled tokens confirm; and whether none was wrong."""
         n = next((k for k, (a, b) in enumerate(zip(self.tokens, sampled, strict=False)) if a != b), -1)
         is_whole = n < 0
         n = min(len(self.tokens), len(sampled)) if is_whole else n
-        if self.doubts is None:
+        if self.uncertain is None:
             return n, is_whole
-        n_decided = bisect_right(self.doubts, n - is_whole)
+        n_decided = bisect_right(self.uncertain, n - is_whole)
         return (n_decided if is_whole else max(0, n_decided - 1)), is_whole
 
 
@@ -60,7 +59,7 @@ class DraftBranch:
 
     def __init__(self, chain: Chain, chances: list[float], above: int, at: int, first: float, is_other: bool) -> None:
         """chances: of its tokens, given those before. first: that its first token and all before it are right.
-        is_other: a likelier token is proposed in the same place."""
+        is_other: a more likely token is proposed in the same place."""
         self.chain, self.tokens, self.chances = chain, chain.tokens[at:] if at else chain.tokens, chances
         self.above, self.at, self.is_other = above, at, is_other
         cumulative: list[float] = list(accumulate((first, *chances[1:]), mul))
@@ -117,7 +116,7 @@ class DraftTokens(NamedTuple):
 
 
 def flatten(branches: Sequence[DraftBranch], counts: Sequence[int]) -> DraftTokens:
-    """The first `counts` tokens of each branch. The likeliest branch comes first, because the KV of its tokens then
+    """The first `counts` tokens of each branch. The most likely branch comes first, because the KV of its tokens then
     needs no move when they are accepted."""
     if not any(counts[1:]):
         tokens = array("i", branches[0].tokens[: counts[0]])

@@ -32,10 +32,8 @@ from banyan.runtime.engine.speculation.step_cost import Cost
 from banyan.runtime.model import heads
 from banyan.runtime.model.load import Model
 
-MAX_CATCH_UP = 512
-"""Most rows of one request per pass. A request that is further behind catches up over several steps."""
-N_SECOND = 3
-"""Tokens beside which the second best is proposed too."""
+MAX_CATCH_UP = 512  # Most rows of one request per pass. A request that is further behind catches up over several steps.
+N_SECOND = 3  # tokens beside which the second best is proposed too
 
 
 class _DraftText:

@@ -11,8 +11,7 @@ from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation.draft import Drafter, Proposal
 from banyan.runtime.engine.speculation.ngram_index import NgramIndex, Piece
 
-ORDERS = (4, 2, 1)
-"""Lengths of the n-grams that are looked up, in this order."""
+ORDERS = (4, 2, 1)  # lengths of the n-grams that are looked up, in this order
 STRIDE = 8
 """New tokens after which a text is indexed again. A call of numpy costs as much for one token as for a hundred."""
 INDEX_SIZE = 1 << 21

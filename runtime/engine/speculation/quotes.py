@@ -27,14 +27,11 @@ from banyan.runtime.engine.scheduling.request import Request
 N_KEY = 3
 """Tokens of a key. A quote is also learned under a key that includes its first token, because where a constraint forces
 the quotation mark the output already has it."""
-N_LEFT, N_RIGHT = 4, 3
-"""Tokens of context that a rule keeps."""
+N_LEFT, N_RIGHT = 4, 3  # tokens of context that a rule keeps
 N_RULES, N_PLACES, N_NEXT = 8, 8, 3
 """Most rules per key, places of a rule's context that are tried, and tokens kept that followed a quote."""
-N_KEYS = 1 << 12
-"""Most keys; beyond that the one that least recently learned a quote is evicted."""
-MAX_QUOTE = 32
-"""Tokens of a quote."""
+N_KEYS = 1 << 12  # most keys; beyond that the one that least recently learned a quote is evicted
+MAX_QUOTE = 32  # tokens of a quote
 N_NEAR, N_READ = 1024, 128
 """Tokens at the end of a prompt that are searched, and at the start of an output that are learned from; most places in
 the latter where a quote is looked for. The worst case takes 2 ms."""
@@ -89,7 +86,7 @@ class RuleSet:
 
 class Quote(NamedTuple):
     """tokens: a lead of n_lead tokens, then the quote. is_guess: by a rule from one text. following: what may come
-    next, the likeliest first."""
+    next, the most likely first."""
 
     tokens: array[int]
     n_lead: int
@@ -209,11 +206,11 @@ class QuoteIndex:
 
     def propose(self, state: QuoteState, request: Request, n: int, min_rate: float) -> tuple[array[int], list[int]]:
         """About n tokens that the request may quote next, and what its constraint forces between one quote and the
-        next. Also returns the indexes of the tokens in doubt: the first of each quote, and the one that follows it.
+        next. Also returns the indexes of uncertain tokens: the first of each quote, and the one that follows it.
         min_rate: the acceptance rate that rules need."""
         ids, guide = request.ids, request.guide
         assert guide is not None
-        out, doubts, n_in = array("i"), list[int](), 0
+        out, uncertain, n_in = array("i"), list[int](), 0
         state.pending = None
         while len(out) < n:
             last = out[-N_KEY:] if len(out) >= N_KEY else ids[-N_KEY:] + out
@@ -223,23 +220,23 @@ class QuoteIndex:
             if not out:
                 state.pending = quote
             state.has_guessed |= quote.is_guess
-            doubts.append(len(out) + quote.n_lead)
+            uncertain.append(len(out) + quote.n_lead)
             out.extend(quote.tokens)
             n_in += guide.accept(quote.tokens)
             del out[n_in:]  # a number's constraint accepts the digits and no word behind them
-            if n_in <= doubts[-1]:
-                del doubts[-1]
+            if n_in <= uncertain[-1]:
+                del uncertain[-1]
                 break
             following = next((token for token in quote.following if guide.accept((token,))), None)
             if following is None:
                 break
             forced = guide.forced_tokens(n)
             n_in += 1 + guide.accept(forced)
-            doubts.append(len(out))
+            uncertain.append(len(out))
             out.append(following)
             out.extend(forced)
         guide.rollback(n_in)
-        return out, doubts
+        return out, uncertain
 
     def find(self, last: array[int], state: QuoteState, namespace: bytes, min_rate: float = MIN_RATE) -> Quote | None:
         """What a text that ends with `last` may quote of its prompt; None: nothing is known."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-MEMORY = 0.99
-"""Factor by which older steps fade with each new one: a memory of about a hundred steps."""
+TRUST = 0.5  # how many steps the prior is worth
+MEMORY = 0.99  # factor by which older steps fade with each new one: a memory of about a hundred steps
 SURPRISE = 2.0
 """A step that took longer than this multiple of the expected time was held up, and counts as this multiple."""
 UPWARDS = 0.2
@@ -18,10 +18,9 @@ class Cost:
     """seconds = a + b * n_requests + c * n_extra, where n_extra are rows beyond each request's one. Fitted by least
     squares of the relative error with fading weights, and kept near the prior until there is evidence."""
 
-    def __init__(self, a: float = 16.0, b: float = 1.0, c: float = 1.0, trust: float = 0.5) -> None:
-        """a, b, c: the prior, in any unit; the first `note` scales it. trust: how many steps the prior is worth."""
+    def __init__(self, a: float = 16.0, b: float = 1.0, c: float = 1.0) -> None:
+        """a, b, c: the prior, in any unit; the first `note` scales it."""
         self._theta = self._prior = (a, b, c)
-        self._trust = trust
         self._n = self._n_plain = 0  # steps used; steps without extra rows seen
         self._sums = (0.0,) * 9  # the weighted sums that `_fit` needs
 
@@ -61,7 +60,7 @@ class Cost:
         % of the prior."""
         n, nr, ne, rr, re, ee, y, yr, ye = self._sums
         pa, pb, pc = self._prior
-        ra, rb, rc = (self._trust / max(part, 1e-12) ** 2 for part in self._prior)
+        ra, rb, rc = (TRUST / max(part, 1e-12) ** 2 for part in self._prior)
         n, rr, ee = n + ra, rr + rb, ee + rc
         y, yr, ye = y + ra * pa, yr + rb * pb, ye + rc * pc
         # Elimination of the symmetric positive definite system [n nr ne; nr rr re; ne re ee] (a b c) = (y yr ye).

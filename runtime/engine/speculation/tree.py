@@ -30,11 +30,9 @@ STRIDE, MAX_PENDING = 32, 1 << 13
 takes 0.1 ms for few tokens as for many. Ended texts are queued until the next proposal."""
 QUOTED = 2 * len(ORDERS)
 WEAK = frozenset(kind for kind in range(QUOTED) if kind % len(ORDERS))
-"""Kinds of matches by n-grams shorter than the longest. A quote is likelier than these."""
-N_TOKENS = 1 << 20
-"""Most tokens of ended texts; beyond that the oldest are evicted."""
-ENTRIES_PER_TOKEN = 8
-"""Of the index: three lengths are indexed for the program and for everyone."""
+"""Kinds of matches by n-grams shorter than the longest. A quote is more likely than these."""
+N_TOKENS = 1 << 20  # most tokens of ended texts; beyond that the oldest are evicted
+ENTRIES_PER_TOKEN = 8  # of the index: three lengths are indexed for the program and for everyone
 _N_BITS = 24  # of an index number: the position in the text. Tokens beyond 2^24 of a text are not indexed
 
 
@@ -49,14 +47,14 @@ class _TreeText(NamedTuple):
 class _Reader:
     """A running request: its text, and the source it copies from."""
 
-    __slots__ = ("at", "doubts", "first", "kind", "n_indexed", "n_seen", "number", "quotes", "salts", "source")
+    __slots__ = ("at", "first", "kind", "n_indexed", "n_seen", "number", "quotes", "salts", "source", "uncertain")
 
     def __init__(self, number: int, first: int, salts: tuple[int, int], quotes: QuoteState | None) -> None:
         """first: its first token that is not known from another text."""
         self.number, self.first, self.salts, self.quotes = number, first, salts, quotes
         self.n_indexed = first
         self.source: array[int] | None = None
-        self.doubts: list[int] = []  # tokens in doubt of a source that was made of quotes
+        self.uncertain: list[int] = []  # tokens of a source that was made of quotes
         self.at = self.kind = self.n_seen = 0  # position in the source, when the request had n_seen tokens
 
 
@@ -104,14 +102,14 @@ class TreeDrafter(Drafter):
         if source is None:
             source, at, reader.kind = self._find(request, reader)
         if state is not None and (source is None or reader.kind in WEAK):
-            quotes, doubts = self._quotes.propose(state, request, n, min_rate)
+            quotes, uncertain = self._quotes.propose(state, request, n, min_rate)
             if quotes and (source is None or source[at : at + len(quotes)] != quotes):  # otherwise it knows more
-                source, at, reader.kind, reader.doubts = quotes, 0, QUOTED, doubts
+                source, at, reader.kind, reader.uncertain = quotes, 0, QUOTED, uncertain
         reader.source, reader.at, reader.n_seen = source, at, n_ids
         if source is None:
             return ()
-        doubts_here = [i - at for i in reader.doubts if at <= i < at + n] if reader.kind == QUOTED else None
-        return (Proposal(source[at : at + n], reader.kind, doubts_here),)
+        uncertain_here = [i - at for i in reader.uncertain if at <= i < at + n] if reader.kind == QUOTED else None
+        return (Proposal(source[at : at + n], reader.kind, uncertain_here),)
 
     def end(self, request: Request) -> None:
         reader = self._readers.pop(request.rid, None)

@@ -340,7 +340,7 @@ def test_what_does_not_compile_fails_alone(bench: Bench) -> None:
 
 
 def test_kept_constraints_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guides, "KEPT_BYTES", 3 << 20)
+    monkeypatch.setattr(guides, "CACHE_BYTES", 3 << 20)
     e = bench.engine()
     for n in range(6):
         bench.one(ConstraintSpec("regex", f"[ab]{{{n + 1}}}"), e)

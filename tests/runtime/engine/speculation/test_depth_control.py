@@ -41,7 +41,7 @@ class Parts(Always):
 
     def propose(self, request: Request, n: int) -> list[Proposal]:
         (one,) = super().propose(request, n)
-        return [one._replace(doubts=range(0, n, 6) if self.knows else None)]
+        return [one._replace(uncertain=range(0, n, 6) if self.knows else None)]
 
 
 class Endless:
@@ -135,7 +135,7 @@ def test_one_wrong_doubt_makes_the_next_draft_no_shorter(fake: ModuleType) -> No
 
 
 def test_doubts_by_what_was_said() -> None:
-    chain = Chain([1, 2, 3, 4, 5, 6], 0, 0, 0.5, 0.1, doubts=(1, 4))
+    chain = Chain([1, 2, 3, 4, 5, 6], 0, 0, 0.5, 0.1, uncertain=(1, 4))
     assert chain.chances() == [1, 0.5, 1, 1, 0.5, 1], "what is not in doubt is no reason to end a draft"
     for said, n_right, is_whole in (
         ([], 0, True),
@@ -153,7 +153,7 @@ def test_doubts_by_what_was_said() -> None:
 
 
 def test_of_a_branch_the_tokens_that_are_likely_enough() -> None:
-    first = Chain([1, 2, 3, 4], 0, 0, 0.5, 0.1, doubts=(0, 2))
+    first = Chain([1, 2, 3, 4], 0, 0, 0.5, 0.1, uncertain=(0, 2))
     other = Chain([1, 2, 9], 1, 0, 0.4, 0.3)
     stem, leaf = merge([first, other])
     assert [stem.length(least) for least in (0.6, 0.5, 0.26, 0.24)] == [0, 2, 2, 4]

@@ -201,12 +201,12 @@ def test_a_constraint_says_what_stands_between_quotes(fake: ModuleType) -> None:
     assert foreseen(tree, r) == ids(' "|Ed|",|"city":| "|Kiew|"}')
     assert r.guide.at == 0
     (whole,) = tree.propose(r, 16)
-    assert whole.doubts == [1, 2, 5, 6], "where a quote begins and where it ends"
-    assert tree.propose(r, 6)[0].doubts == [1, 2, 5]
+    assert whole.uncertain == [1, 2, 5, 6], "where a quote begins and where it ends"
+    assert tree.propose(r, 6)[0].uncertain == [1, 2, 5]
     r.guide.accept(whole.tokens[:3])
     r.extend(whole.tokens[:3])
     (rest,) = tree.propose(r, 16)
-    assert (rest.tokens, rest.doubts) == (whole.tokens[3:], [2, 3])
+    assert (rest.tokens, rest.uncertain) == (whole.tokens[3:], [2, 3])
     teach(fake, tree, ORDER.format("Di"), SAYS.format("Di"), 3)
     r = begun(fake, ids(text.format("Ed", "Kiew")), ids('{|"name":'), 10)
     r.guide = fake.Pattern([*ids(' "'), None, *ids('",')])
@@ -222,11 +222,13 @@ def test_of_a_quote_that_is_too_long_the_constraint_has_a_part(fake: ModuleType)
     r = begun(fake, ids(text.format("Ed| Flo", "Kiew")), ids('{|"name":'), 9)
     r.guide = fake.Pattern([*ids(' "'), None, *ids('",|"city":| "'), None, *ids('"}')])
     (chain,) = tree.propose(r, 16)
-    assert (list(chain.tokens), chain.doubts) == (ids(' "|Ed|",|"city":| "|Kiew|"}'), [1, 2, 5, 6])
+    assert (list(chain.tokens), chain.uncertain) == (ids(' "|Ed|",|"city":| "|Kiew|"}'), [1, 2, 5, 6])
     r = begun(fake, ids(text.format("Ed", "Kiew")), ids('{|"name":'), 10)
     r.guide = fake.Pattern([*ids(' "|",'), None])
-    said, doubts = tree._quotes.propose(QuoteState(r), r, 16, 0.5)
-    assert (list(said), doubts, r.guide.at) == (ids(' "'), [], 0), "nothing of the quote: nobody knows what comes next"
+    said, uncertain = tree._quotes.propose(QuoteState(r), r, 16, 0.5)
+    assert (list(said), uncertain, r.guide.at) == (ids(' "'), [], 0), (
+        "nothing of the quote: nobody knows what comes next"
+    )
 
 
 def test_records_of_rules() -> None:
