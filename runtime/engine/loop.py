@@ -99,9 +99,9 @@ class EngineLoop:
         drafter = None
         if draft_model is not None:
             drafter = make_model_drafter(draft_model, self.model, config.page, self.stopwatch)
-        self.drafting = make_controller(drafters(config.speculate, config.draft_model), drafter)
         # Deterministic drafts do not branch: a branch's keys are in other slots, and summed in another order.
-        self.drafting.max_tree = 0 if config.deterministic else min((MAX_TREE, *filter(None, model.windows)))
+        max_tree = 0 if config.deterministic else min((MAX_TREE, *filter(None, model.windows)))
+        self.drafting = make_controller(drafters(config.speculate, config.draft_model), drafter, max_tree)
         limits = EngineLimits(resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens)
         self.scheduler = Scheduler(self.cache, limits, config.schedule, self.drafting)
         self.guides = Guides(model.spec.vocab_size, self.device, lambda rids: self._record(COMPILER, rids))

@@ -12,7 +12,7 @@ before `PendingSample.read`, which waits for these draws and not for what was la
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from itertools import islice
+from itertools import chain, islice
 from math import isfinite
 from typing import NamedTuple
 
@@ -120,9 +120,13 @@ def _draw_rows(requests: Sequence[Request | DraftPosition], device: torch.device
     )  # fmt: skip
 
 
+_Edit = tuple[int, Collection[int], float, npt.NDArray[np.float64]]
+"""Row, tokens, factor, and a shift per token."""
+
+
 def edit(logits: Tensor, requests: Sequence[Request | DraftPosition]) -> None:
     """Apply penalties, bias and min_tokens, in place."""
-    penalties, biases = _LogitEdits(), _LogitEdits()  # separate, because a token may have both
+    penalties, biases = list[_Edit](), list[_Edit]()  # separate, because a token may have both
     for row, r in enumerate(requests):
         if not r.has_edits:
             continue
@@ -130,41 +134,26 @@ def edit(logits: Tensor, requests: Sequence[Request | DraftPosition]) -> None:
         if r.token_counts:
             counts = np.fromiter(r.token_counts.values(), np.float64, len(r.token_counts))
             shifts = -(s.frequency_penalty * counts + s.presence_penalty * (counts > 0))
-            penalties.add(row, r.token_counts, s.repetition_penalty, shifts)
+            penalties.append((row, r.token_counts, s.repetition_penalty, shifts))
         bias = s.logit_bias or {}
         if r.n_out < s.min_tokens and r.stop_ids and r.guide is None:  # a guide's mask handles min_tokens
             bias = bias | dict.fromkeys((i for i in r.stop_ids if i < logits.shape[1]), -np.inf)
         if bias:
-            biases.add(row, bias, 1.0, np.fromiter(bias.values(), np.float64, len(bias)))
-    penalties.apply(logits)
-    biases.apply(logits)
+            biases.append((row, bias, 1.0, np.fromiter(bias.values(), np.float64, len(bias))))
+    _apply(penalties, logits)
+    _apply(biases, logits)
 
 
-class _LogitEdits:
-    """Edits of single logits; each logit at most once."""
-
-    def __init__(self) -> None:
-        self.rows: list[int] = []
-        self.counts: list[int] = []
-        self.factors: list[float] = []
-        self.tokens: list[npt.NDArray[np.int64]] = []
-        self.shifts: list[npt.NDArray[np.float64]] = []
-
-    def add(self, row: int, tokens: Collection[int], factor: float, shifts: npt.NDArray[np.float64]) -> None:
-        self.rows.append(row)
-        self.counts.append(len(tokens))
-        self.factors.append(factor)
-        self.tokens.append(np.fromiter(tokens, np.int64, len(tokens)))
-        self.shifts.append(shifts)
-
-    def apply(self, logits: Tensor) -> None:
-        if not self.rows:
-            return
-        rows, factors = np.repeat(self.rows, self.counts), np.repeat(np.array(self.factors, np.float32), self.counts)
-        with np.errstate(over="ignore"):  # a value beyond float32's range becomes infinite, as it should
-            shifts = np.concatenate(self.shifts).astype(np.float32)
-        cells = to_device(np.stack([rows, np.concatenate(self.tokens)]), logits.device)
-        edit_logits(logits, *cells, *to_device(np.stack([factors, shifts]), logits.device))
+def _apply(edits: list[_Edit], logits: Tensor) -> None:
+    """Apply edits, of which no two have the same logit."""
+    if not edits:
+        return
+    rows, tokens, factors, shifts = zip(*edits, strict=True)
+    sizes = [len(one) for one in tokens]
+    at = np.stack([np.repeat(rows, sizes), np.fromiter(chain.from_iterable(tokens), np.int64, sum(sizes))])
+    with np.errstate(over="ignore"):  # a value beyond float32's range becomes infinite, as it should
+        values = np.stack([np.repeat(factors, sizes), np.concatenate(shifts)]).astype(np.float32)
+    edit_logits(logits, *to_device(at, logits.device), *to_device(values, logits.device))
 
 
 def _scores(logits: Tensor, batch: Batch) -> Callable[[], tuple[dict[int, list[float]], Logprobs]]:

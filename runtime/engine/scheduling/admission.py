@@ -30,8 +30,6 @@ class AdmittedProgram:
     n_own     its tokens beyond that prefix, if all of them are in the tree
     """
 
-    __slots__ = ("_text_lengths", "n_own", "n_running", "paused_since", "rank", "shared")
-
     def __init__(self, rank: tuple[float, ...], shared: tuple[int, int]) -> None:
         self.rank, self.shared = rank, shared
         self.n_running = self.n_own = 0

@@ -67,8 +67,6 @@ class _ProgramQueue:
     """The waiting requests of one program by rank. place: its place among the client's programs when it was last put
     into the heap; it can only have moved backwards since."""
 
-    __slots__ = ("account", "deadline", "place", "requests", "serial")
-
     def __init__(self, request: Request, is_fair: bool) -> None:
         self.serial, self.account = serial(request), request.program
         self.deadline = request.run.deadline or inf

@@ -27,8 +27,6 @@ MAX_TREE = 64  # most rows of a work whose draft branches: a row's mask of ances
 class ServiceAccount:
     """Tokens computed so far for one client or program, and how many of its requests are in the scheduler."""
 
-    __slots__ = ("n_requests", "n_served")
-
     def __init__(self, n_served: int) -> None:
         self.n_served, self.n_requests = n_served, 0
 

@@ -68,8 +68,6 @@ CATCH_UP_STEPS = 8  # Steps over which the cost of catching up is spread. Output
 class AcceptanceRate:
     """How many tokens were judged and how many were right; both fade."""
 
-    __slots__ = ("n_judged", "n_right")
-
     def __init__(self, n_judged: float = 0.0, n_right: float = 0.0) -> None:
         self.n_judged, self.n_right = n_judged, n_right
 
@@ -85,8 +83,6 @@ class AcceptanceRate:
 
 class _DraftHistory:
     """One request's record, and its proposals for the present step."""
-
-    __slots__ = ("branches", "chains", "counts", "drafters", "max_length", "n_misses", "own")
 
     def __init__(self, n_drafters: int, max_length: int, n_misses: int) -> None:
         self.own = [AcceptanceRate() for _ in range(n_drafters)]
@@ -109,11 +105,11 @@ class DepthController:
     """The drafters and their records. The scheduler calls it in each plan and commit; see the module."""
 
     def __init__(self, drafters: Sequence[Drafter] = (), jumps: bool = True, cost: Cost | None = None,
-                 max_depth: int = MAX_DEPTH) -> None:  # fmt: skip
-        """jumps: what a constraint forces is appended without sampling. max_depth: tokens of a draft."""
-        self.drafters, self.jumps, self.max_depth = tuple(drafters), jumps, max_depth
+                 max_depth: int = MAX_DEPTH, max_tree: int = MAX_TREE) -> None:  # fmt: skip
+        """jumps: what a constraint forces is appended without sampling. max_depth: tokens of a draft. max_tree: rows of
+        a work whose draft branches."""
+        self.drafters, self.jumps, self.max_depth, self.max_tree = tuple(drafters), jumps, max_depth, max_tree
         self.cost = cost or Cost()
-        self.max_tree = MAX_TREE  # most rows of a work whose draft branches
         self._histories: dict[int, _DraftHistory] = {}  # by rid
         self.proposed: dict[int, _DraftHistory] = {}  # by rid: those with proposals to be judged after this step
         self._n_steps = 0  # planned

@@ -11,6 +11,10 @@ For one chain this is rejection sampling (Leviathan et al., Fast inference from 
 2023): token x is accepted with probability p(x), and its replacement is distributed as p without x. For a tree it is
 that of SpecInfer (Miao et al., 2024) with deterministic drafts. One uniform number per position is the coupling of
 Daliri et al., Coupling without communication and drafter-invariant speculative decoding, 2024.
+
+Reading order of this folder: here, the terms and the verification; `tree` with `ngram_index` and `quotes`, `ngram`,
+`model` and `heads`, the drafters; `drafters`, which makes them; `draft_tree` and `step_cost`, gain and cost of a
+draft; `depth_control`, which decides who gets a draft and how long.
 """
 
 from __future__ import annotations

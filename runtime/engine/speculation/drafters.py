@@ -11,6 +11,7 @@ import torch
 
 from banyan.runtime.config import Config, Resolved
 from banyan.runtime.engine.model_runner import ModelRunner
+from banyan.runtime.engine.scheduling.request import MAX_TREE
 from banyan.runtime.engine.speculation.depth_control import DepthController
 from banyan.runtime.engine.speculation.draft import Drafter
 from banyan.runtime.engine.speculation.heads import EagleDrafter, MedusaDrafter
@@ -71,12 +72,14 @@ def read(source: DraftSource, resolved: Resolved, large: load.Model) -> DraftMod
     return heads.read_eagle(path, large, device, dtype, resolved.context)
 
 
-def make_controller(names: Sequence[str], model_drafter: Drafter | None = None) -> DepthController:
+def make_controller(
+    names: Sequence[str], model_drafter: Drafter | None = None, max_tree: int = MAX_TREE
+) -> DepthController:
     """The controller of the drafters in `names`, of config.DRAFTERS, and of the one that runs a model, if any."""
     drafters: list[Drafter] = [kind() for kind in (TreeDrafter, NgramDrafter) if kind.name in names]
     if model_drafter is not None:
         drafters.append(model_drafter)
-    return DepthController(drafters, jumps="grammar" in names)
+    return DepthController(drafters, jumps="grammar" in names, max_tree=max_tree)
 
 
 def make_model_drafter(draft: DraftModel, large: ModelRunner, page: int, stopwatch: Callable[[], float]) -> Drafter:

@@ -39,8 +39,6 @@ N_SECOND = 3  # tokens beside which the second best is proposed too
 class _DraftText:
     """What the small model's pools hold of one request."""
 
-    __slots__ = ("digests", "lease", "n_computed", "proposals", "tail", "writer")
-
     def __init__(self) -> None:
         self.writer = 0  # its number among those that wrote slots; a new one for each lease
         self.lease: Lease | None = None
@@ -52,8 +50,6 @@ class _DraftText:
 
 class _DraftTurn:
     """One request in the passes of a step."""
-
-    __slots__ = ("computed", "draft", "end", "n", "position", "request", "second_best", "start")
 
     def __init__(self, request: Request, n: int, start: int) -> None:
         self.request, self.n = request, n

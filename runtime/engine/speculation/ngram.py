@@ -22,8 +22,6 @@ class _NgramText:
     """One request: how many of its tokens are indexed, and the position that it copied from when it had n_seen tokens
     (0: none)."""
 
-    __slots__ = ("at", "kind", "n_indexed", "n_seen", "salt")
-
     def __init__(self, salt: int) -> None:
         self.salt = salt
         self.at = self.kind = self.n_indexed = self.n_seen = 0

@@ -33,9 +33,6 @@ class Piece(NamedTuple):
 class NgramIndex:
     """From n-grams of some lengths to the number that was last put for them, separately for each salt."""
 
-    __slots__ = ("_factor_rows", "_factors", "_numbers", "_salt_factor_rows", "_salt_factors", "_shift", "_table",
-                 "orders")  # fmt: skip
-
     def __init__(self, orders: Sequence[int], size: int) -> None:
         """orders: the lengths, the longest first. size: entries of 8 bytes; the system claims a page of memory when it
         is first written."""

@@ -8,8 +8,9 @@ the prompt of each request that reaches the same key. (Induction heads do this f
 In-context learning and induction heads, 2022. Rules of left and right context generalized from pairs of examples:
 Califf and Mooney, Bottom-up relational learning of pattern matching rules for information extraction, 2003.)
 
-A word starts with a space in prose and with none behind a quotation mark. Both are the same here: a *plain* text is
-int32 tokens as bytes, in which a token that begins with a space is replaced by the one without it, where there is one.
+A word starts with a space in prose and with none behind a quotation mark. Both are the same here: a *plain* text is a
+string with one character per token, in which a token that begins with a space is replaced by the one without it, where
+there is one.
 """
 
 from __future__ import annotations
@@ -44,8 +45,6 @@ learned from. Learning from a text takes as long as computing a few rows of a sm
 FORESEEN = 0.8
 """A request whose output was drafted to more than this share, by rules of several texts, is not learned from."""
 
-_SIZE = array("i").itemsize
-
 
 class _QuoteRule(NamedTuple):
     """lead: tokens between the key and the quote. left, right: plain context in the prompt. is_plain: the quote is
@@ -54,20 +53,18 @@ class _QuoteRule(NamedTuple):
     texts."""
 
     lead: array[int]
-    left: bytes
-    right: bytes
+    left: str
+    right: str
     is_plain: bool
     following: tuple[int, ...]
     weight: int
-    last: bytes
+    last: str
     has_right: bool = False
     is_shared: bool = False
 
 
 class RuleSet:
     """The rules of one key, and their acceptance rate."""
-
-    __slots__ = ("_n_skipped", "items", "rate")
 
     def __init__(self) -> None:
         self.items: list[_QuoteRule] = []  # shared rules first, then by weight
@@ -98,11 +95,9 @@ class Quote(NamedTuple):
 class QuoteState:
     """The quotes of one request."""
 
-    __slots__ = ("has_guessed", "has_quoted", "pending", "plain", "prompt")
-
     def __init__(self, request: Request) -> None:
         self.prompt = request.ids[max(0, request.n_prompt - N_NEAR) : request.n_prompt]
-        self.plain: bytes | None = None  # its plain form, once it is searched
+        self.plain: str | None = None  # its plain form, once it is searched
         self.pending: Quote | None = None  # proposed, not judged yet
         self.has_guessed = self.has_quoted = False
 
@@ -135,11 +130,11 @@ class QuoteIndex:
         self._control = frozenset(control)
         self._is_word = [any(c > 127 or chr(c).isalpha() for c in text) for text in spelling]
 
-    def _to_plain(self, ids: array[int]) -> bytes:
-        if self._plain is None:
-            return ids.tobytes()
+    def _to_plain(self, ids: array[int]) -> str:
         tokens = np.array(ids, np.int32)
-        return np.where(tokens < len(self._plain), self._plain.take(tokens, mode="clip"), tokens).tobytes()
+        if self._plain is not None:
+            tokens = np.where(tokens < len(self._plain), self._plain.take(tokens, mode="clip"), tokens)
+        return tokens.astype("<i4").tobytes().decode("utf-32-le", "surrogatepass")
 
     # ---- learn -----------------------------------------------------------------------------------------------------
 
@@ -155,25 +150,25 @@ class QuoteIndex:
         """Learn from a text whose output begins after n_prompt tokens."""
         first, end = max(0, n_prompt - N_NEAR), min(len(ids) - 1, n_prompt + N_NEAR)
         text = self._to_plain(ids[first : end + 1])
-        prompt = text[: _SIZE * (n_prompt - first)]
+        prompt = text[: n_prompt - first]
         at, n_read = n_prompt, 0
         while at < end and n_read < N_READ:
             n_read += 1
             source, n = _longest_match(prompt, text, at - first)
-            left = prompt[_SIZE * max(0, source - N_LEFT) : _SIZE * max(0, source)]
-            right = prompt[_SIZE * (source + n) : _SIZE * (source + n + N_RIGHT)]
+            left = prompt[max(0, source - N_LEFT) : max(0, source)]
+            right = prompt[source + n : source + n + N_RIGHT]
             if left and right and at + n < len(ids):
                 is_plain, weight = ids[at] != ids[first + source], self._n_words(left) + self._n_words(right)
-                last = prompt[_SIZE * source : _SIZE * (source + n)]
-                has_right = _find(last, right[:_SIZE], 0) >= 0
+                last = prompt[source : source + n]
+                has_right = right[0] in last
                 for start in (at, at - 1):
                     rule = _QuoteRule(ids[start:at], left, right, is_plain, (ids[at + n],), weight, last, has_right)
                     self._add((namespace, ids[max(0, at - N_KEY) : start].tobytes()), rule)
             at += n or 1
 
-    def _n_words(self, plain: bytes) -> int:
+    def _n_words(self, plain: str) -> int:
         is_word = self._is_word
-        return sum([i >= len(is_word) or is_word[i] for i in memoryview(plain).cast("i")])
+        return sum([i >= len(is_word) or is_word[i] for i in map(ord, plain)])
 
     def _add(self, key: tuple[bytes, bytes], new: _QuoteRule) -> None:
         """Add a rule. If it has enough in common with an existing one, their common part replaces both."""
@@ -185,10 +180,10 @@ class QuoteIndex:
                 left, right = _common_end(rule.left, new.left), _common_start(rule.right, new.right)
                 n_left = self._n_words(left)
                 weight = n_left + self._n_words(right)
-                is_enough = n_left or weight > 1 or (weight and len(left) + len(right) > 2 * _SIZE)
+                is_enough = n_left or weight > 1 or (weight and len(left) + len(right) > 2)
                 if left and right and is_enough and (n_common < 0 or weight > common.weight):
                     following = tuple(dict.fromkeys(new.following + rule.following))[:N_NEXT]
-                    has_right = any(_find(one.last, right, 0) >= 0 for one in (rule, new))
+                    has_right = right in rule.last or right in new.last
                     has_right |= rule.is_shared and rule.has_right
                     common = _QuoteRule(
                         rule.lead, left, right, rule.is_plain, following, weight, new.last, has_right, True
@@ -252,13 +247,13 @@ class QuoteIndex:
                 if not self._control.isdisjoint(quote):
                     continue
                 if rule.is_plain:
-                    (quote[0],) = memoryview(state.plain)[_SIZE * start : _SIZE * (start + 1)].cast("i")
+                    quote[0] = ord(state.plain[start])
                 following = dict.fromkeys(token for any_rule in (rule, *rules.items) for token in any_rule.following)
                 return Quote(rule.lead + quote, len(rule.lead), not rule.is_shared, tuple(following), rules)
         return None
 
 
-def _best_match(rules: Sequence[_QuoteRule], prompt: bytes) -> tuple[_QuoteRule, int, int] | None:
+def _best_match(rules: Sequence[_QuoteRule], prompt: str) -> tuple[_QuoteRule, int, int] | None:
     """A rule, and the start and end of what it quotes. Of shared rules with some weight the one that matches last in
     the prompt; otherwise the first that matches."""
     best = None
@@ -271,67 +266,48 @@ def _best_match(rules: Sequence[_QuoteRule], prompt: bytes) -> tuple[_QuoteRule,
     return best
 
 
-def _match(prompt: bytes, rule: _QuoteRule) -> tuple[int, int]:
+def _match(prompt: str, rule: _QuoteRule) -> tuple[int, int]:
     """Start and end of the rule's last match in the prompt; (0, 0) for none. A rule of one text need not match with all
     of its context."""
-    left, right = (rule.left, rule.right) if rule.is_shared else (rule.left[-2 * _SIZE :], rule.right[:_SIZE])
-    n_left, stop = len(left) // _SIZE, len(prompt) // _SIZE
+    left, right = (rule.left, rule.right) if rule.is_shared else (rule.left[-2:], rule.right[0])
+    n_left, stop = len(left), len(prompt)
     for _ in range(N_PLACES):
         stop = _rfind(prompt, right, stop)
         if stop <= n_left:
             break
         start = _rfind(prompt, left, stop - n_left) + n_left
         if n_left <= start and stop <= start + MAX_QUOTE:
-            return start, stop if rule.has_right else _find(prompt, right, start + 1)
+            return start, stop if rule.has_right else prompt.find(right, start + 1)
     return 0, 0
 
 
-def _longest_match(prompt: bytes, text: bytes, at: int) -> tuple[int, int]:
-    """Start and length, in tokens, of the longest run of the prompt that the text repeats from its token `at` on, the
-    last of several. A single token counts if it occurs once. (-1, 0): none."""
-    run = text[_SIZE * at : _SIZE * (at + MAX_QUOTE)]
+def _longest_match(prompt: str, text: str, at: int) -> tuple[int, int]:
+    """Start and length of the longest run of the prompt that the text repeats from its token `at` on, the last of
+    several. A single token counts if it occurs once. (-1, 0): none."""
+    run = text[at : at + MAX_QUOTE]
     best, longest = -1, 0
-    place = len(prompt) // _SIZE
+    place = len(prompt)
     for _ in range(N_PLACES):
-        place = _rfind(prompt, run[: 2 * _SIZE], place)
+        place = _rfind(prompt, run[:2], place)
         if place < 0:
             break
-        n = len(_common_start(run, prompt[_SIZE * place : _SIZE * (place + MAX_QUOTE)])) // _SIZE
+        n = len(_common_start(run, prompt[place : place + MAX_QUOTE]))
         if n > longest:
             best, longest = place, n
-    if not longest:
-        place = _rfind(prompt, run[:_SIZE], len(prompt) // _SIZE)
-        if place >= 0 and _rfind(prompt, run[:_SIZE], place) < 0:
-            return place, 1
+    if not longest and prompt.count(run[0]) == 1:
+        return prompt.find(run[0]), 1
     return best, longest
 
 
-def _find(text: bytes, run: bytes, after: int) -> int:
-    """The token index of the run's first occurrence at token `after` or later; -1: none."""
-    at = text.find(run, _SIZE * after)
-    while at > 0 and at % _SIZE:
-        at = text.find(run, at + 1)
-    return at // _SIZE
+def _rfind(text: str, run: str, before: int) -> int:
+    """Where the run's last occurrence starts that starts before `before`; -1: none."""
+    return text.rfind(run, 0, before - 1 + len(run))
 
 
-def _rfind(text: bytes, run: bytes, before: int) -> int:
-    """The token index of the run's last occurrence that starts before token `before`; -1: none."""
-    stop = _SIZE * (before - 1) + len(run)
-    at = text.rfind(run, 0, stop) if before > 0 else -1
-    while at > 0 and at % _SIZE:
-        at = text.rfind(run, 0, at - 1 + len(run))
-    return at // _SIZE
-
-
-def _common_start(a: bytes, b: bytes) -> bytes:
+def _common_start(a: str, b: str) -> str:
     n = min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return a[:n]
-    return a[: next(k for k in range(0, n, _SIZE) if a[k : k + _SIZE] != b[k : k + _SIZE])]
+    return a[: next((k for k in range(n) if a[k] != b[k]), n)]
 
 
-def _common_end(a: bytes, b: bytes) -> bytes:
-    n = 0
-    while n < min(len(a), len(b)) and a[len(a) - n - _SIZE : len(a) - n] == b[len(b) - n - _SIZE : len(b) - n]:
-        n += _SIZE
-    return a[len(a) - n :]
+def _common_end(a: str, b: str) -> str:
+    return _common_start(a[::-1], b[::-1])[::-1]

@@ -47,8 +47,6 @@ class _TreeText(NamedTuple):
 class _Reader:
     """A running request: its text, and the source it copies from."""
 
-    __slots__ = ("at", "first", "kind", "n_indexed", "n_seen", "number", "quotes", "salts", "source", "uncertain")
-
     def __init__(self, number: int, first: int, salts: tuple[int, int], quotes: QuoteState | None) -> None:
         """first: its first token that is not known from another text."""
         self.number, self.first, self.salts, self.quotes = number, first, salts, quotes

@@ -176,19 +176,6 @@ def test_a_quote_stands_in_the_prompt(fake: ModuleType) -> None:
     assert n_found > 100
 
 
-def test_runs_are_found_at_tokens_and_not_between_them() -> None:
-    chance = random.Random(2)
-    text = [chance.choice((0, 1, 256, 65536, 257)) for _ in range(300)]
-    data = array("i", text).tobytes()
-    for _ in range(300):
-        run = [chance.choice((0, 1, 256, 65536, 257)) for _ in range(chance.randint(1, 3))]
-        before = chance.randint(0, 299)
-        places = [i for i in range(before) if text[i : i + len(run)] == run]
-        assert quotes._rfind(data, array("i", run).tobytes(), before) == max(places, default=-1)
-        places = [i for i in range(before, 300) if text[i : i + len(run)] == run]
-        assert quotes._find(data, array("i", run).tobytes(), before) == min(places, default=-1)
-
-
 def test_a_constraint_says_what_stands_between_quotes(fake: ModuleType) -> None:
     """Value, forced text and the next value are one draft; the guide stands where it stood."""
     tree = told()
