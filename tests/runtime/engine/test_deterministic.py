@@ -281,7 +281,7 @@ def test_tiles_are_all_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     ("is_off", "what"),
     [
         (lambda rows, last: len(rows) == 7, "a chunk of 6 tokens beside another text"),
-        (lambda rows, last: last is not None, "a last layer without the rows that nobody wants"),
+        (lambda rows, last: last is not None, "a last layer that computes only the rows that are needed"),
     ],
 )
 def test_an_engine_proves_it_before_it_begins(
