@@ -71,8 +71,8 @@ def peak(requests: Iterable[Growth], page: int) -> int:
     Each gets one token per step. So just before one with t tokens left ends, all that are left have grown by t.
     """
     by_end = sorted(requests)
-    n, room, freed, most = len(by_end), sum(g.n_room for g in by_end), 0, 0.0
+    n, room, freed, n_pages = len(by_end), sum(g.n_room for g in by_end), 0, 0.0
     for n_left, n_room, n_own in by_end:
-        most = max(most, (n * n_left - room) / page + n / 2 - freed)  # n / 2: pages are claimed whole
+        n_pages = max(n_pages, (n * n_left - room) / page + n / 2 - freed)  # n / 2: pages are claimed whole
         n, room, freed = n - 1, room - n_room, freed + n_own
-    return max(0, int(most))
+    return max(0, int(n_pages))

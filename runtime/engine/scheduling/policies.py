@@ -64,18 +64,19 @@ _Place = tuple[float, int, int]
 
 
 class _ProgramQueue:
-    """The waiting requests of one program by rank. place: its place among the client's programs when it was last put
-    into the heap; it can only have moved backwards since."""
+    """The waiting requests of one program, by rank."""
 
     def __init__(self, request: Request, is_fair: bool) -> None:
         self.serial, self.account = serial(request), request.program
         self.deadline = request.run.deadline or inf
+        self.is_fair = is_fair
         self.requests: list[Request] = []
-        self.place = self.current_place(is_fair)
 
-    def current_place(self, is_fair: bool) -> _Place:
-        """Deadline; with is_fair, how often its tokens have doubled, from one quantum on; age."""
-        level = (self.account.n_served // QUANTUM).bit_length() if is_fair else 0
+    @property
+    def place(self) -> _Place:
+        """Its place among the client's programs: deadline; with is_fair, how often its tokens have doubled, from one
+        quantum on; age. It can only move backwards."""
+        level = (self.account.n_served // QUANTUM).bit_length() if self.is_fair else 0
         return self.deadline, level, self.serial
 
 
@@ -85,7 +86,7 @@ class _ClientQueue:
     def __init__(self, account: ServiceAccount) -> None:
         self.account = account
         self.programs: dict[int, _ProgramQueue] = {}
-        self.heap: list[tuple[_Place, int, _ProgramQueue]] = []  # some no longer wait
+        self.heap: list[tuple[_Place, int, _ProgramQueue]] = []  # place may be outdated, and some no longer wait
 
 
 class _PriorityQueue:
@@ -159,8 +160,7 @@ class ProgramOrder(QueueOrder):
             place, number, program = heap[0]
             if client.programs.get(program.serial) is not program:
                 heappop(heap)
-            elif (current := program.current_place(self._is_fair)) != place:
-                program.place = current
+            elif (current := program.place) != place:
                 heapreplace(heap, (current, number, program))
             else:
                 return program.requests[0]

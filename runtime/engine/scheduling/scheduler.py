@@ -181,9 +181,7 @@ class Scheduler:
             if request.lease is not None and budget:
                 works.append(make_work(request, min(budget, request.n_left)))
                 budget -= works[-1].n_new
-        copies: list[tuple[int, int, int]] = []
-        self._start_waiting(works, copies, budget, now)
-        return works, copies
+        return works, self._start_waiting(works, budget, now)
 
     def _grow(self, request: Request) -> bool:
         """Claim pages for all tokens of a running request. Retracts requests of a later rank for that, and finally the
@@ -196,19 +194,20 @@ class Scheduler:
                 return False
         return True
 
-    def _start_waiting(self, works: list[Work], copies: list[tuple[int, int, int]], budget: int, now: float) -> None:
+    def _start_waiting(self, works: list[Work], budget: int, now: float) -> list[tuple[int, int, int]]:
         """Start waiting requests in the queue's order while there are tokens, places and pages. If the first cannot
-        start, none behind it does."""
+        start, none behind it does. Adds their works and returns their page copies."""
         waiting, running = self.waiting, self.running
         expected: list[Growth] | None = None
         started: list[Request] = []
+        copies: list[tuple[int, int, int]] = []
         while budget and waiting:
             request = waiting.first(now)
             if self._blocked == (request, self._n_released) and running:
-                return
+                break
             is_full = len(running) + len(self.following) >= self.max_running
             if is_full and not self._preempt_for(request, works, started):
-                return
+                break
             run, owner = request.run, (request.run.client, *request.run.order[:1])
             lease = self.cache.open(request.ids.tobytes(), run.namespace, request.n_reusable, run.priority, owner)
             if not waiting.is_still_first(request, lease.n_cached):
@@ -222,7 +221,7 @@ class Scheduler:
                 continue
             if running and not self._is_admitted(request, lease):
                 lease.close()
-                return
+                break
             if expected is None:
                 expected = [self._growth(r, r.lease) for r in running if r.lease]
             expected.append(self._growth(request, lease))
@@ -233,13 +232,14 @@ class Scheduler:
                     expected = None
                     continue
                 self._blocked = request, self._n_released
-                return
+                break
             expected[-1] = self._growth(request, lease)  # its first pages are claimed
             self._start(request, lease, now)
             started.append(request)
             copies.extend(lease.take_copies())
             works.append(make_work(request, min(budget, request.n_left)))
             budget -= works[-1].n_new
+        return copies
 
     def _start(self, request: Request, lease: Lease, now: float) -> None:
         """Move a waiting request to the running ones."""

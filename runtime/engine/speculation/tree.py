@@ -13,6 +13,7 @@ few and short.
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 from zlib import crc32
@@ -69,8 +70,8 @@ class TreeDrafter(Drafter):
         self._index = NgramIndex(ORDERS, ENTRIES_PER_TOKEN * n_tokens)
         self._pieces: list[Piece] = []  # queued for the index
         self._n_pending = 0  # their tokens
-        self._texts: dict[int, _TreeText] = {}  # by number, oldest first
-        self._ended: dict[int, int] = {}  # number -> tokens, oldest first
+        self._texts: dict[int, _TreeText] = {}  # by number
+        self._ended: deque[int] = deque()  # numbers of ended texts, oldest first
         self._readers: dict[int, _Reader] = {}  # by rid
         self._quotes = QuoteIndex()
         self._n_texts = 0
@@ -121,12 +122,10 @@ class TreeDrafter(Drafter):
         base = max(0, reader.first - max(ORDERS))
         kept = request.ids[base:]
         self._texts[reader.number] = _TreeText(kept, base, request.run.namespace)
-        self._ended[reader.number] = len(kept)
+        self._ended.append(reader.number)
         self.n_tokens += len(kept)
         while self.n_tokens > self._max_tokens:
-            number = next(iter(self._ended))
-            self.n_tokens -= self._ended.pop(number)
-            del self._texts[number]
+            self.n_tokens -= len(self._texts.pop(self._ended.popleft()).ids)
 
     def _reader(self, request: Request) -> _Reader:
         reader = self._readers.get(request.rid)
