@@ -38,15 +38,15 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.flight_record import COMPILER, LOOP, FlightRecord
 
 
-class Inbox(Protocol):
+class Link(Protocol):
+    """The connection to the server."""
+
     def drain(self, block: bool) -> Iterable[wire.EngineOrder]:
         """The orders that have arrived; with `block`, wait for one. Raises EOFError when no more will come."""
 
     def watch(self, fd: int) -> None:
         """End a wait also when this eventfd is written to."""
 
-
-class Outbox(Protocol):
     def send(self, reports: Iterable[wire.EngineReport]) -> None: ...
 
 
@@ -140,34 +140,34 @@ class EngineLoop:
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
-    def run(self, inbox: Inbox, outbox: Outbox) -> None:
-        """THE loop, until the inbox ends.
+    def run(self, link: Link) -> None:
+        """THE loop, until the link ends.
 
         With a GPU, the next step is launched before the present one is complete, where it can be planned without the
         tokens that the present one samples (`Scheduler.plan_ahead`). While the GPU computes, the last report is sent
         and new requests are taken; orders that concern running requests are deferred to the end of the step.
         """
-        inbox.watch(self.guides.wake)
-        outbox.send([self.ready])
+        link.watch(self.guides.wake)
+        link.send([self.ready])
         deferred: list[wire.EngineOrder] = []
         reports: list[wire.EngineReport] = []
         ahead: InFlightStep | None = None
         while True:
             try:
                 is_idle = self.scheduler.is_idle and ahead is None and not deferred
-                for order in (*deferred, *inbox.drain(block=is_idle)):
+                for order in (*deferred, *link.drain(block=is_idle)):
                     self.take(order)
                 step = self.sample(ahead or self.launch())
                 ahead, deferred = None, []
                 if self.plans_ahead and step is not None:
                     ahead = self.launch(step)
-                    outbox.send(reports)
-                    reports, deferred = [], self._take_new(inbox)
+                    link.send(reports)
+                    reports, deferred = [], self._take_new(link)
             except EOFError:
                 return
             reports += self.reports(self.complete(step))
             if not self.plans_ahead or self.scheduler.is_idle:
-                outbox.send(reports)
+                link.send(reports)
                 reports = []
 
     def step(self) -> wire.Step:
@@ -285,10 +285,10 @@ class EngineLoop:
                     self.scheduler.take(run)  # so that it is aborted there, like any other
                 self.scheduler.take(order)
 
-    def _take_new(self, inbox: Inbox) -> list[wire.EngineOrder]:
+    def _take_new(self, link: Link) -> list[wire.EngineOrder]:
         """Take the orders that do not affect the step in flight. Returns the others."""
         deferred: list[wire.EngineOrder] = []
-        for order in inbox.drain(block=False):
+        for order in link.drain(block=False):
             if isinstance(order, wire.Run | wire.Ping):
                 self.take(order)
             else:

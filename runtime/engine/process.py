@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
             flight = None if args.flight_fd is None else FlightRecord(args.flight_fd)
             engine = build(msgspec.json.decode(args.config, type=Config), flight)
             settle()
-            engine.run(link, link)
+            engine.run(link)
             engine.close()
         except BanyanError as e:
             link.send([Failed(-1, 0, e.code, e.message)])
@@ -102,7 +102,7 @@ def settle() -> None:
 
 
 class ServerLink:
-    """The engine's inbox and outbox: one PAIR socket, and the pipe that shows when the parent ends."""
+    """The engine's connection to the server: one PAIR socket, and the pipe that shows when the parent ends."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, alive_fd: int | None) -> None:
         self._socket = context.socket(zmq.PAIR)

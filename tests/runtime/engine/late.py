@@ -112,7 +112,7 @@ class Device(ModelRunner):
 
 
 class Box:
-    """Inbox and outbox. orders: by the number of steps that are launched when they come."""
+    """The link to a server. orders: by the number of steps that are launched when they come."""
 
     def __init__(self, e: worker.EngineLoop, orders: dict[int, list[Any]]) -> None:
         self.e, self.orders = e, orders
@@ -177,7 +177,7 @@ def loop(e: worker.EngineLoop, orders: dict[int, list[Any]], check: bool = True)
         return step
 
     e.launch, e.complete = launched, landed  # type: ignore[method-assign]
-    e.run(box, box)
+    e.run(box)
     assert isinstance(box.others[0], Ready)
     e.scheduler.check()
     assert e.scheduler.is_idle
