@@ -223,7 +223,7 @@ class Guides:
                 last.rollback(n_ahead)
                 last, n_ahead, depth = guide, 0, 0
                 sampled.clear()
-            taken = _take(request, _best_chain(requests, best, i)) if best is not None and takes_best(request) else []
+            taken = _take_best(requests, best, i) if best is not None and takes_best(request) else []
             if taken:
                 sampled += taken
                 n_ahead += len(taken)
@@ -272,24 +272,23 @@ def takes_best(request: Request | DraftPosition) -> bool:
     return not (sampling.temperature or sampling.logprobs or request.has_edits)
 
 
-def _best_chain(requests: Sequence[Request | DraftPosition], best: Sequence[int], i: int) -> list[int]:
-    """The best token of row i, and those of the following rows while each is behind the best token before it."""
-    out = [best[i]]
-    for k in range(i + 1, len(requests)):
-        row = requests[k]
-        if not isinstance(row, DraftPosition) or row.n_back or row.token != out[-1]:
-            break
-        out.append(best[k])
-    return out
-
-
-def _take(request: Request | DraftPosition, tokens: list[int]) -> list[int]:
-    """Advance its guide by the tokens that `_mask` would allow, and return them. May stop early at one that ends the
-    output."""
+def _take_best(requests: Sequence[Request | DraftPosition], best: Sequence[int], i: int) -> list[int]:
+    """Advance row i's guide by the best token of the row, and by those of the following rows while each is behind the
+    best token before it. Returns the tokens that their masks allow. May stop early at one that ends the output."""
+    request = requests[i]
     guide = request.guide
     assert guide is not None
-    end = next((n for n, token in enumerate(tokens) if token in request.end_ids), len(tokens))
-    return tokens[: guide.take(tokens[:end])] if not guide.error else []
+    if guide.error:
+        return []
+    tokens: list[int] = []
+    for k in range(i, len(requests)):
+        row = requests[k]
+        if k > i and (not isinstance(row, DraftPosition) or row.n_back or row.token != tokens[-1]):
+            break
+        if best[k] in request.end_ids:
+            break
+        tokens.append(best[k])
+    return tokens[: guide.take(tokens)]
 
 
 def _mask(request: Request | DraftPosition, n_vocab: int) -> Row:

@@ -90,7 +90,7 @@ def make_model_drafter(draft: DraftModel, large: ModelRunner, page: int, stopwat
         assert isinstance(large.model, Decoder)
         features = large.model.features = store.keep_features(large_spec.hidden)
         if isinstance(draft, heads.Medusa):
-            return MedusaDrafter(draft, features, page, stopwatch)
+            return MedusaDrafter(draft, features, stopwatch)
         return EagleDrafter(draft, features, store.n_pages, page, large_spec.vocab_size, device, stopwatch)
     return ModelDrafter(draft, store.n_pages, page, large_spec.vocab_size, device, stopwatch)
 

@@ -64,8 +64,8 @@ class MedusaDrafter(Drafter):
 
     name, n_kinds = "medusa", 2
 
-    def __init__(self, head: heads.Medusa, features: Tensor, page: int, stopwatch: Callable[[], float]) -> None:
-        self._head, self._features, self._page, self._stopwatch = head, features, page, stopwatch
+    def __init__(self, head: heads.Medusa, features: Tensor, stopwatch: Callable[[], float]) -> None:
+        self._head, self._features, self._stopwatch = head, features, stopwatch
         self._proposals: dict[int, list[Proposal]] = {}
         self.cost: Cost = Cost(2.0, 0.25, 0.0)
 
