@@ -121,7 +121,7 @@ async def answer(model: str, dtype: str, write: Callable[[Any], None]) -> None:
             if e.scheduler.is_idle:
                 await asyncio.sleep(0.0005)
                 continue
-            before, n_old = time.process_time(), sum(not r.is_prefilling for r in e.scheduler.running)
+            before, n_old = time.process_time(), sum(r.n_left <= 1 for r in e.scheduler.running)
             step = e.step()
             steps.append((time.process_time() - before, min(n_old, N_DECODES)))
             ids = iter(array("i", step.ids))

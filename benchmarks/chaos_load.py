@@ -247,7 +247,7 @@ def agents(part: str, n: int, n_present: int, share: float) -> Agents:
     def play(n_pages: int, is_measured: bool, **options: object) -> Timed:
         m = Machine(n_pages=n_pages, max_running=16, cost=GPU, **options)  # type: ignore[arg-type]
         if not has_set:
-            m.scheduler.begun = None
+            m.scheduler.admission = None
         left, serials = iter(bodies[n_present:]), count(n_present)
 
         class Closed(Timed):

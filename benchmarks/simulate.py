@@ -80,7 +80,7 @@ class Machine:
         self.cache = Cache(n_pages, page, cache, policy)
         limits = EngineLimits(context, VOCABULARY + 1, max_running, step_tokens)
         self.scheduler = Scheduler(self.cache, limits, **options)  # type: ignore[arg-type]
-        self.steering = KVHintReceiver(self.cache)
+        self.kv_hints = KVHintReceiver(self.cache)
         self.cost = cost or Cost()
         self.now = self.busy = self.cpu = 0.0
         self.n_steps = 0
@@ -98,7 +98,7 @@ class Machine:
     def take(self, order: EngineCommand) -> None:
         before = time.thread_time()
         if isinstance(order, Hold | Release | EvictFirst):
-            self.steering.take(order, self.now)
+            self.kv_hints.take(order, self.now)
         elif isinstance(order, Run | Abort | ProgramEnded):
             self.scheduler.take(order)
         self.cpu += time.thread_time() - before

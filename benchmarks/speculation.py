@@ -38,8 +38,8 @@ from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.process import build, settle
 from banyan.runtime.engine.scheduling.request import Request
+from banyan.runtime.engine.speculation.drafters import make_controller
 from banyan.runtime.engine.speculation.ngram import NgramDrafter
-from banyan.runtime.engine.speculation.registry import make
 from banyan.runtime.engine.speculation.tree import TreeDrafter
 from banyan.runtime.model import pocket
 from banyan.runtime.model.pocket.chat import Sample, render
@@ -179,10 +179,10 @@ class Bench:
         engines differ by a twentieth, is the same for all. Nothing is cached but what drafters have learned."""
         arm = Arm("off", batch, self.tokenizer.vocabulary(), self.end, dtype)
         engine, chance = arm.engine, random.Random(0)
-        kinds = {how: make(configs.drafters(how, "")) for how in ("off", *names)}
+        kinds = {how: make_controller(configs.drafters(how, "")) for how in ("off", *names)}
         known = Vocabulary(self.tokenizer.vocabulary(), engine.model.model.spec.vocab_size)
         for drafting in kinds.values():
-            drafting.learn(known.spelling, known.control)
+            drafting.set_vocabulary(known.spelling, known.control)
             drafting.warm_up(0)
         n_at_once, seconds = 4 * batch, {how: list[float]() for how in kinds}
         for r in range(-1, self.rounds * (4 if batch == 1 else 8)):  # they differ, by what else the machine does

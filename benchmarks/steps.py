@@ -55,7 +55,7 @@ def send(e: EngineLoop, n: int, n_prompt: int, n_shared: int = 0, n_out: int = 4
 def decodes(e: EngineLoop, n: int, n_prompt: int, n_shared: int = 0) -> None:
     """The same, and compute the prompts."""
     send(e, n, n_prompt, n_shared)
-    while len(e.scheduler.running) < n or any(r.is_prefilling for r in e.scheduler.running):
+    while len(e.scheduler.running) < n or any(r.n_left > 1 for r in e.scheduler.running):
         e.step()
 
 

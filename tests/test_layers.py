@@ -36,7 +36,7 @@ PUBLIC = (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch")
 
 SCHEDULING = f"{RUNTIME}.engine.scheduling"
 SPECULATION = f"{RUNTIME}.engine.speculation"
-MODEL_DRAFTERS = tuple(f"{SPECULATION}.{name}" for name in ("draft_models", "heads", "model"))
+MODEL_DRAFTERS = tuple(f"{SPECULATION}.{name}" for name in ("drafters", "heads", "model"))
 """Drafters that run a model."""
 
 # The longest prefix of a module's name decides.

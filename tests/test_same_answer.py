@@ -484,7 +484,10 @@ def test_constrained_with_every_drafter(model: Model, vocabulary: Vocabulary, he
 def test_constrained_with_a_smaller_model(
     model: Model, vocabulary: Vocabulary, held_truth: Held, monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
-    for margin in ("GAIN", "EDGE"):  # who is in a batch with whom is up to the threads that compile: drafts always pay
+    for margin in (
+        "MIN_MODEL_SPEEDUP",
+        "MIN_SPEEDUP",
+    ):  # who is in a batch with whom is up to the threads that compile: drafts always pay
         monkeypatch.setattr(depth_control, margin, 0.0)
     e = engine(model, small=model, page=page, speculate="model,grammar")
     for _ in range(3):

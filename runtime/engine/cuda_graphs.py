@@ -1,7 +1,7 @@
-"""Decode steps as CUDA graphs: a step of few rows is launched as one thing, not as some hundred.
+"""Runs decode steps as CUDA graphs, so that a step of few rows is one launch instead of hundreds.
 
-A graph is captured for each of some sizes, the first time that a step of up to so many requests decodes; a step fills
-the next larger one. All other steps (prompts, drafts, scores) run as they are.
+A graph is captured for each of some batch sizes when it is first needed; a step uses the next larger size. Steps with
+prompts, drafts or scores run without a graph.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 class Captured(NamedTuple):
     replay: Callable[[], None]
-    out: Tensor  # what the captured function returned; each replay writes it anew
+    out: Tensor  # what the captured function returned; each replay overwrites it
 
 
 Capture = Callable[[Callable[[], Tensor]], Captured]
 
 
 def cuda_capture() -> Capture:
-    """Captures whose memory is one pool, as no two of them run at once."""
+    """A capture function. Its graphs share one memory pool, because no two of them run at once."""
     pool = torch.cuda.graph_pool_handle()
 
     def capture(run: Callable[[], Tensor]) -> Captured:
@@ -43,7 +43,7 @@ def cuda_capture() -> Capture:
     return capture
 
 
-class _Step(NamedTuple):
+class _CapturedStep(NamedTuple):
     fixed: Fixed
     ids: Tensor  # int64 [size]
     positions: Tensor  # int64 [size]
@@ -51,37 +51,37 @@ class _Step(NamedTuple):
 
 
 class Graphs:
-    """The captured steps of a model over a store's pages."""
+    """The captured decode steps of a model over a KV pool."""
 
     def __init__(self, model: Model, store: KVPool, context: int, capture: Capture) -> None:
         """context: tokens of the longest request. capture: `cuda_capture()`."""
         self.model, self.store, self.capture = model, store, capture
         self.n_pages = -(-context // store.page)
-        self.steps: dict[int, _Step] = {}  # by size
+        self.steps: dict[int, _CapturedStep] = {}  # by size
         self.n_captured = 0
 
     def __call__(self, batch: Batch) -> Tensor | None:
-        """The logits of a step in which every request decodes one token; None: it is no such step. They are overwritten
-        by the next."""
-        n = len(batch.drawn)
+        """The logits of a step in which every request decodes one token; the next step overwrites them. None for any
+        other step."""
+        n = len(batch.sampled_for)
         is_decode = set(batch.ragged.q_lens) == {1} and n == len(batch.ids) and not batch.scored
         size = next((size for size in SIZES if size >= n), 0)
         if not is_decode or not size:
             return None
         step = self.steps.get(size)
         if step is None or not step.fixed.fill(batch.ragged):
-            step = self.steps[size] = self._make(batch, size)
+            step = self.steps[size] = self._capture(batch, size)
         step.ids[:n].copy_(batch.ids)
         step.positions[:n].copy_(batch.positions)
         step.captured.replay()
         return step.captured.out[:n]
 
-    def _make(self, batch: Batch, size: int) -> _Step:
-        """Compute the step as it is, which compiles kernels and shows what the layers plan; then capture it."""
-        from banyan.kernels.attention.graph_batch import Fixed  # loads Triton, which a CPU does without
+    def _capture(self, batch: Batch, size: int) -> _CapturedStep:
+        """Run the step without a graph, which compiles kernels and shows the layers' plans; then capture it."""
+        from banyan.kernels.attention.graph_batch import Fixed  # imports Triton, which a CPU does not need
 
-        if self.steps.pop(size, None) is not None and batch.ids.is_cuda:  # its memory goes to the next
-            torch.cuda.synchronize(batch.ids.device)  # when it has been replayed: a step ahead it may still be
+        if self.steps.pop(size, None) is not None and batch.ids.is_cuda:  # the new graph takes over its memory,
+            torch.cuda.synchronize(batch.ids.device)  # so a replay that is still in flight must end first
         model, kv = self.model, self.store.kv
         model.forward(batch.ids, batch.positions, batch.ragged, kv, batch.rows)
         fixed = Fixed(batch.ragged, size, self.n_pages, self.store.spare)
@@ -93,6 +93,6 @@ class Graphs:
         def run() -> Tensor:
             return model.forward(ids, positions, fixed.ragged, kv, rows)
 
-        run()  # the padded shapes too may have something to compile; it writes what the step itself writes
+        run()  # compiles for the padded shapes; writes the same KV as the step itself
         self.n_captured += 1
-        return _Step(fixed, ids, positions, self.capture(run))
+        return _CapturedStep(fixed, ids, positions, self.capture(run))

@@ -1,7 +1,7 @@
-"""Deterministic mode is not believed: when an engine starts, one text goes by several roads, to the same bits.
+"""Tests deterministic mode when an engine starts: one text is computed in several ways, which must give the same bits.
 
-The kernels are made for it (linear layers that sum each row by itself, attention in absolute chunks), but compilers and
-the vendors' libraries decide how they round, and those are not ours.
+The kernels are made for it (linear layers sum each row by itself, attention works in absolute chunks), but compilers
+and vendor libraries decide how they round.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from banyan.runtime.errors import ConfigError
 
 _N_TOKENS = 300  # more than a chunk of attention, and than any tile of rows
 
-Part = tuple[Sequence[int], int, int]
-"""Pages, and the tokens of the text to be computed into them: first, end."""
+_Part = tuple[Sequence[int], int, int]
+"""Pages, and the first and end of the text's tokens to compute into them."""
 
 
 @torch.inference_mode()
-def prove(runner: ModelRunner, n_most: int) -> None:
-    """Compute a text of at most `n_most` tokens at once, in growing chunks beside single rows, and behind pages that
-    two requests share. Raises ConfigError where a logit differs. Writes to the first pages, which hold nothing yet."""
+def check_determinism(runner: ModelRunner, max_tokens: int) -> None:
+    """Compute a text of at most max_tokens at once, in growing chunks beside single rows, and on pages shared by two
+    requests. Raises ConfigError where a logit differs. Writes to the first pages, which must hold nothing."""
     store = runner.store
-    n = min(n_most, _N_TOKENS, store.n_pages // 3 * store.page)
+    n = min(max_tokens, _N_TOKENS, store.n_pages // 3 * store.page)
     per_text = -(-n // store.page)
     one, two, three = (range(i * per_text, (i + 1) * per_text) for i in range(3))
     ends = [end for end in accumulate(range(1, n + 1)) if end < n] + [n]
-    want = dict(zip(ends, _step(runner, [(one, 0, n)], ends), strict=True))
+    expected = dict(zip(ends, _step(runner, [(one, 0, n)], ends), strict=True))
     start, n_decoded = 0, 0
     for end in ends:
         n_chunk = end - start
         chunk, decode = _step(runner, [(two, start, end), (three, n_decoded, n_decoded + 1)], [n_chunk, n_chunk + 1])
         start, n_decoded = end, n_decoded + 1
-        _compare(chunk, want[end], f"a chunk of {n_chunk} tokens beside another text")
-        if n_decoded in want:
-            _compare(decode, want[n_decoded], "one token beside a chunk")
+        _compare(chunk, expected[end], f"a chunk of {n_chunk} tokens beside another text")
+        if n_decoded in expected:
+            _compare(decode, expected[n_decoded], "one token beside a chunk")
     (last,) = _step(runner, [(two, 0, n)], [n], wanted=[1])
-    _compare(last, want[n], "a last layer without the rows that nobody wants")
+    _compare(last, expected[n], "a last layer that computes only the rows that are needed")
     n_shared = max(0, per_text - 2)
     tails = [(*one[:n_shared], *own[n_shared:]) for own in (two, three)]
     n_new = n - n_shared * store.page
     for logits in _step(runner, [(pages, n - n_new, n) for pages in tails], [n_new, 2 * n_new]):
-        _compare(logits, want[n], "two texts that read the same pages")
+        _compare(logits, expected[n], "two texts on shared pages")
 
 
 def _step(
-    runner: ModelRunner, parts: Sequence[Part], counts: Sequence[int], wanted: Sequence[int] | None = None
+    runner: ModelRunner, parts: Sequence[_Part], counts: Sequence[int], wanted: Sequence[int] | None = None
 ) -> Tensor:
-    """Logits [len(counts), vocab] behind so many rows of the step. wanted: see `ragged`."""
+    """Logits [len(counts), vocab]; entry i is for row counts[i] - 1 of the step. wanted: see `ragged`."""
     store = runner.store
     at = torch.cat([torch.arange(first, end) for _, first, end in parts])
     ids = at * 7919 % runner.model.spec.vocab_size
@@ -65,9 +65,9 @@ def _step(
     return runner.model.forward(ids, at, batch, store.kv, rows)
 
 
-def _compare(got: Tensor, want: Tensor, road: str) -> None:
-    if not torch.equal(got, want):
+def _compare(got: Tensor, expected: Tensor, way: str) -> None:
+    if not torch.equal(got, expected):
         raise ConfigError(
-            f"deterministic cannot be kept on this machine: {road} changed logits by up to "
-            f"{(got - want).abs().max():.1e}; start without it, and please report the device and versions"
+            f"this machine cannot run in deterministic mode: {way} changed logits by up to "
+            f"{(got - expected).abs().max():.1e}; start without it, and please report the device and versions"
         )

@@ -1,7 +1,7 @@
-"""The engine's guides: constraints compiled on a thread, kept, and asked for the masks of a step.
+"""The engine's guides: compiles constraints on threads, caches them, and makes the masks of a step.
 
-A Run with a constraint does not reach the scheduler before its guide is there; so it holds no place in a batch and no
-page while it waits, and the loop never compiles.
+A Run with a constraint reaches the scheduler when its guide is compiled. Until then it holds no place in a batch and no
+page, and the loop never compiles.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from banyan.kernels.attention.ragged import to_device
 from banyan.runtime.constraint.build import build
-from banyan.runtime.constraint.guide import CompiledConstraint, Guide, clear_bits, set_bits
+from banyan.runtime.constraint.guide import CompiledConstraint, Guide, Row, clear_bits, set_bits
 from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation.draft import DraftPosition
@@ -31,78 +31,77 @@ from banyan.runtime.errors import BanyanError, ConstraintBroke, ConstraintError,
 from banyan.runtime.protocol.wire import ConstraintSpec, Run
 from banyan.runtime.protocol.wire import SetVocabulary as VocabularyMessage
 
-KEPT_BYTES = 256 << 20
-"""Of compiled constraints; of more, those that were not used for the longest go."""
+CACHE_BYTES = 256 << 20  # most bytes of cached constraints; beyond that the least recently used are evicted
 SLOW, PATIENCE = 0.02, 3
-"""CPU seconds that a mask may take, as all others wait for it; so many in a row that took longer fail the output."""
-UNKNOWN, NOTHING = -1, -2
-"""In place of the token that a row draws: it depends on the mask; the row does not count."""
-THREADS = 4
-"""Constraints that are compiled at the same time. One that takes long, but not too long, does not keep all others."""
-STACK = 64 << 20
-"""Bytes of a compiling thread's stack: a deep schema is compiled by recursion."""
+"""CPU seconds of a slow mask, which delays all requests; an output fails after PATIENCE slow ones in a row."""
+UNKNOWN, UNREACHABLE = -1, -2  # in place of the token that a row samples: it depends on a mask; the row does not count
+THREADS = 4  # constraints that are compiled at the same time, so that a slow one does not delay all others
+STACK_BYTES = 64 << 20  # stack of a compiling thread: a deep schema is compiled by recursion
 
 
 class Masks(NamedTuple):
-    """masks: int32 [n_masks, n_words]. which: int32 [n_rows], a row's mask, -1 for none."""
+    """masks: int32 [n_masks, n_words]. which: int32 [n_rows], the mask of each row, -1 for none."""
 
     masks: Tensor
     which: Tensor
 
 
 class Guided(NamedTuple):
-    """A Run and its guide; or the error that keeps it from one. ends: stop ids that are no text."""
+    """A Run and its guide, or the error for which it has none. end_ids: its stop ids that are not text."""
 
     run: Run
     guide: Guide | None
-    ends: tuple[int, ...]
+    end_ids: tuple[int, ...]
     error: BanyanError | None = None
 
 
-class Watch:
-    """CPU seconds of this thread, lap by lap, good to a quarter of SLOW. Its clock is a system call, at which a busy
-    machine likes to take the CPU away: it is asked only where the wall's, which is none, says that time has passed."""
+class LapTimer:
+    """CPU seconds of this thread between laps, accurate to SLOW / 4.
+
+    The CPU clock is a system call, at which a busy machine tends to switch processes. So it is read only when the wall
+    clock, which needs no call, shows that enough time has passed.
+    """
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.perf_counter(), time.thread_time()
 
     def lap(self) -> float:
-        """Since the last lap; 0 for a short one, which counts to the next."""
+        """Seconds since the last lap. A short lap gives 0 and counts towards the next."""
         wall = time.perf_counter()
         if wall - self._wall <= SLOW / 4:
             return 0.0
         cpu = time.thread_time()
-        took, self._wall, self._cpu = cpu - self._cpu, wall, cpu
-        return took
+        seconds, self._wall, self._cpu = cpu - self._cpu, wall, cpu
+        return seconds
 
 
 class Guides:
-    """All constraints of an engine. `wake` is an eventfd, readable when some Run became ready."""
+    """All constraints of an engine. `wake` is an eventfd that becomes readable when a Run becomes ready."""
 
     def __init__(
-        self, n_vocab: int, device: torch.device, has_in_hand: Callable[[list[int]], None] = lambda rids: None
+        self, n_vocab: int, device: torch.device, note_compiling: Callable[[list[int]], None] = lambda rids: None
     ) -> None:
-        """has_in_hand: called on the thread, with the rid of the Run that it compiles for."""
-        self._n_vocab, self._device, self._has_in_hand = n_vocab, device, has_in_hand
-        self._vocabulary: Vocabulary | BanyanError = Unsupported("constraints: nobody told the engine its vocabulary")
-        self._kept: OrderedDict[ConstraintSpec, CompiledConstraint] = OrderedDict()
+        """note_compiling: called on the compiling thread with the rid of the Run, and with [] afterwards."""
+        self._n_vocab, self._device, self._note_compiling = n_vocab, device, note_compiling
+        self._vocabulary: Vocabulary | BanyanError = Unsupported("constraints: the engine has received no vocabulary")
+        self._cache: OrderedDict[ConstraintSpec, CompiledConstraint] = OrderedDict()
         self._waiting: dict[ConstraintSpec, list[Run]] = {}
         self._done: deque[tuple[ConstraintSpec, CompiledConstraint | BanyanError]] = deque()
         self._ready: list[Guided] = []
-        self._n_slow: dict[int, int] = {}  # by rid: how many masks in a row were
-        self._n_compiling = 0  # of which `wake` has not told yet
+        self._n_slow: dict[int, int] = {}  # by rid: slow masks in a row
+        self._n_compiling = 0  # not yet signalled by `wake`
         self._threads: ThreadPoolExecutor | None = None
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         weakref.finalize(self, os.close, self.wake)
 
-    def learn(self, message: VocabularyMessage) -> Vocabulary | None:
-        """The tokenizer's vocabulary; None where it cannot be used. Opens it here, where nothing runs yet: that keeps
-        other threads from running."""
+    def set_vocabulary(self, message: VocabularyMessage) -> Vocabulary | None:
+        """Use the tokenizer's vocabulary. Returns None where it cannot be used. Prepares it now, before any request
+        runs, because that blocks other threads."""
         try:
             vocabulary = Vocabulary(message, self._n_vocab)
             with rust_panics_as(Unsupported, "llguidance panicked"):
                 _ = vocabulary.llg, vocabulary.spelling
-        except Exception as e:  # a tokenizer that llguidance does not take; all but constraints work without
+        except Exception as e:  # llguidance rejects the tokenizer; everything but constraints works without
             self._vocabulary = Unsupported(f"constraints on this model: its tokenizer cannot be used for masks ({e})")
             return None
         self._vocabulary = vocabulary
@@ -111,14 +110,14 @@ class Guides:
     # ---- compile ---------------------------------------------------------------------------------------------------
 
     def submit(self, run: Run) -> None:
-        """Find or make the guide of a Run with a constraint: it is in `ready` now or later."""
+        """Find or compile the guide of a Run with a constraint. `ready` returns it now or later."""
         spec = run.sampling.constraint
         assert spec is not None
         if isinstance(self._vocabulary, BanyanError):
             self._ready.append(Guided(run, None, (), self._vocabulary))
-        elif compiled := self._kept.get(spec):
-            self._kept.move_to_end(spec)
-            self._ready.append(_begin(run, compiled, self._vocabulary))
+        elif compiled := self._cache.get(spec):
+            self._cache.move_to_end(spec)
+            self._ready.append(_guided(run, compiled, self._vocabulary))
         elif spec in self._waiting:
             self._waiting[spec].append(run)
         else:
@@ -127,7 +126,7 @@ class Guides:
             self._pool().submit(self._compile, spec, self._vocabulary, run.rid)
 
     def abort(self, rid: int) -> Run | None:
-        """Forget a Run that waits here, and return it; None if none does."""
+        """Remove a Run that waits here and return it; None if there is none."""
         for runs in self._waiting.values():
             for run in runs:
                 if run.rid == rid:
@@ -140,75 +139,71 @@ class Guides:
         return None
 
     def ready(self) -> list[Guided]:
-        """Runs whose guide is there, each once."""
+        """The Runs whose guides have become ready since the last call."""
         if self._n_compiling:
             with contextlib.suppress(BlockingIOError):
                 self._n_compiling -= os.eventfd_read(self.wake)
         while self._done:
-            spec, made = self._done.popleft()
-            if not isinstance(made, BanyanError):
-                self._keep(spec, made)
-            for run in self._waiting.pop(spec):
-                if isinstance(made, BanyanError):
-                    self._ready.append(Guided(run, None, (), made))
-                else:
-                    assert isinstance(self._vocabulary, Vocabulary)
-                    self._ready.append(_begin(run, made, self._vocabulary))
+            spec, compiled = self._done.popleft()
+            runs = self._waiting.pop(spec)
+            if isinstance(compiled, BanyanError):
+                self._ready += [Guided(run, None, (), compiled) for run in runs]
+                continue
+            self._cache[spec] = compiled
+            while sum(c.n_bytes for c in self._cache.values()) > CACHE_BYTES:
+                self._cache.popitem(last=False)
+            assert isinstance(self._vocabulary, Vocabulary)
+            self._ready += [_guided(run, compiled, self._vocabulary) for run in runs]
         ready, self._ready = self._ready, []
         return ready
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._threads is None:
-            old = threading.stack_size(STACK)
+            old = threading.stack_size(STACK_BYTES)
             try:
                 self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="banyan-guides")
-                together = threading.Barrier(THREADS)  # so each of them starts now, while the size holds
-                for started in [self._threads.submit(together.wait) for _ in range(THREADS)]:
+                barrier = threading.Barrier(THREADS)  # so that all threads start now, with this stack size
+                for started in [self._threads.submit(barrier.wait) for _ in range(THREADS)]:
                     started.result()
             finally:
                 threading.stack_size(old)
         return self._threads
 
     def _compile(self, spec: ConstraintSpec, vocabulary: Vocabulary, rid: int) -> None:
-        made: CompiledConstraint | BanyanError
-        self._has_in_hand([rid])
+        compiled: CompiledConstraint | BanyanError
+        self._note_compiling([rid])
         try:
-            made = build(spec, vocabulary)
+            compiled = build(spec, vocabulary)
         except BanyanError as e:
-            made = e
+            compiled = e
         except Exception as e:  # the Runs fail, the engine goes on
-            made = ConstraintError(f"the constraint could not be compiled: {e!r}")
-        self._has_in_hand([])
-        self._done.append((spec, made))
+            compiled = ConstraintError(f"the constraint could not be compiled: {e!r}")
+        self._note_compiling([])
+        self._done.append((spec, compiled))
         os.eventfd_write(self.wake, 1)
-
-    def _keep(self, spec: ConstraintSpec, compiled: CompiledConstraint) -> None:
-        self._kept[spec] = compiled
-        while sum(c.n_bytes for c in self._kept.values()) > KEPT_BYTES:
-            self._kept.popitem(last=False)
 
     # ---- masks -----------------------------------------------------------------------------------------------------
 
     def masks(self, requests: Sequence[Request | DraftPosition], logits: Tensor | None = None) -> Masks | None:
-        """The masks of the rows that draw for `requests`; None where nobody needs one. On a GPU asynchronous.
+        """The masks of the rows that sample for `requests`; None where no row needs one. Asynchronous on a GPU.
 
-        logits: of these rows, where they are known by now. Where the best token of a row is allowed, who takes the best
-        needs no mask: to ask for one token costs a fifth of a mask.
+        logits: of these rows, where the host has them. A row that takes the best token, and whose best token is
+        allowed, needs no mask: checking one token costs a fifth of a mask.
 
-        A guide goes along its request's draft, and at the end back to where it was. Where it is known what a row draws,
-        no other row below it counts, and none of these gets a mask.
+        A guide follows its request's draft and is rolled back at the end. Where it is known what a row samples, the
+        rows below all other tokens are unreachable and get no mask.
         """
         guided = [i for i, r in enumerate(requests) if r.guide is not None]
         if not guided:
             return None
         best = None if logits is None or logits.is_cuda else logits.numpy().argmax(-1).tolist()
-        out: list[np.ndarray] = []
+        out: list[Row] = []
         slow: dict[int, int] = {}
         which = [-1] * len(requests)
-        watch = Watch()
-        last, n_ahead, depth = requests[guided[0]].guide, 0, 0  # n_ahead: so many tokens is its guide ahead of its text
+        timer = LapTimer()
+        last, n_ahead, depth = requests[guided[0]].guide, 0, 0  # n_ahead: tokens by which `last` is ahead of its text
         assert last is not None
-        drawn: list[int] = []  # along the path to the row in hand: what each draws, or UNKNOWN, or NOTHING
+        sampled: list[int] = []  # along the path to the present row: what each row samples, UNKNOWN or UNREACHABLE
         n_done = 0  # rows
         for i in guided:
             if i < n_done:
@@ -218,28 +213,28 @@ class Guides:
             assert guide is not None
             if isinstance(request, DraftPosition):
                 depth += 1 - request.n_back
-                del drawn[depth:]
-                if drawn[-1] == UNKNOWN:
+                del sampled[depth:]
+                if sampled[-1] == UNKNOWN:
                     guide.rollback(n_ahead + 1 - depth)
                     n_ahead = depth - 1 + guide.accept((request.token,))
-                if drawn[-1] not in (request.token, UNKNOWN) or n_ahead < depth:
-                    drawn.append(NOTHING)
+                if sampled[-1] not in (request.token, UNKNOWN) or n_ahead < depth:
+                    sampled.append(UNREACHABLE)
                     continue
             else:
                 last.rollback(n_ahead)
                 last, n_ahead, depth = guide, 0, 0
-                drawn.clear()
-            taken = _take(request, _foreseen(requests, best, i)) if best is not None and takes_best(request) else []
+                sampled.clear()
+            taken = _take_best(requests, best, i) if best is not None and takes_best(request) else []
             if taken:
-                drawn += taken
+                sampled += taken
                 n_ahead += len(taken)
                 depth += len(taken) - 1
                 n_done = i + len(taken)
             else:
-                drawn.append(UNKNOWN)
+                sampled.append(UNKNOWN)
                 which[i] = len(out)
                 out.append(_mask(request, self._n_vocab))
-            if watch.lap() > SLOW and self._gives_up(request, slow):
+            if timer.lap() > SLOW and self._gives_up(request, slow):
                 if which[i] < 0:
                     which[i] = len(out)
                     out.append(_mask(request, self._n_vocab))
@@ -251,7 +246,7 @@ class Guides:
         return Masks(to_device(np.stack(out), self._device), to_device(np.array(which, np.int32), self._device))
 
     def _gives_up(self, request: Request | DraftPosition, slow: dict[int, int]) -> bool:
-        """Its mask took long: whether too many in a row did, and its guide goes no further."""
+        """Count a slow mask. After too many in a row the request's guide gives up."""
         slow[request.rid] = n = self._n_slow.get(request.rid, 0) + 1
         if n < PATIENCE:
             return False
@@ -260,52 +255,52 @@ class Guides:
         return True
 
 
-def _begin(run: Run, compiled: CompiledConstraint, vocabulary: Vocabulary) -> Guided:
-    """A guide that stands where the Run does: behind what an engine before this one generated."""
+def _guided(run: Run, compiled: CompiledConstraint, vocabulary: Vocabulary) -> Guided:
+    """A Run with its guide, which has accepted what a previous engine generated."""
     guide = compiled.guide()
     done = array("i", run.ids)[len(run.ids) // 4 - run.n_done :]
     if guide.accept(done) < len(done):
-        why = guide.error or "a token that it does not allow"
+        why = guide.error or "it does not allow one of the tokens"
         return Guided(run, None, (), ConstraintBroke(f"the output so far does not match the constraint: {why}"))
-    marks = vocabulary.control.union(vocabulary.eos)
-    ends = tuple(i for i in array("i", run.stop_ids) if i in marks and i < vocabulary.n_vocab)
-    return Guided(run, guide, ends)
+    control = vocabulary.control.union(vocabulary.eos)
+    end_ids = tuple(i for i in array("i", run.stop_ids) if i in control and i < vocabulary.n_vocab)
+    return Guided(run, guide, end_ids)
 
 
 def takes_best(request: Request | DraftPosition) -> bool:
-    """Whether its next token is the best of its row, of those that its constraint allows."""
+    """Whether its next token is the best one that its constraint allows."""
     sampling = request.sampling
     return not (sampling.temperature or sampling.logprobs or request.has_edits)
 
 
-def _foreseen(requests: Sequence[Request | DraftPosition], best: Sequence[int], i: int) -> list[int]:
-    """The best token of row i, and those of the rows behind it, as long as each stands behind the best one before."""
-    out = [best[i]]
-    for k in range(i + 1, len(requests)):
-        row = requests[k]
-        if not isinstance(row, DraftPosition) or row.n_back or row.token != out[-1]:
-            break
-        out.append(best[k])
-    return out
-
-
-def _take(request: Request | DraftPosition, tokens: list[int]) -> list[int]:
-    """Have its guide go on by the tokens, as far as `_mask` has them. May say no of one that ends the output."""
+def _take_best(requests: Sequence[Request | DraftPosition], best: Sequence[int], i: int) -> list[int]:
+    """Advance row i's guide by the best token of the row, and by those of the following rows while each is behind the
+    best token before it. Returns the tokens that their masks allow. May stop early at one that ends the output."""
+    request = requests[i]
     guide = request.guide
     assert guide is not None
-    end = next((n for n, token in enumerate(tokens) if token in request.ends), len(tokens))
-    return tokens[: guide.take(tokens[:end])] if not guide.error else []
+    if guide.error:
+        return []
+    tokens: list[int] = []
+    for k in range(i, len(requests)):
+        row = requests[k]
+        if k > i and (not isinstance(row, DraftPosition) or row.n_back or row.token != tokens[-1]):
+            break
+        if best[k] in request.end_ids:
+            break
+        tokens.append(best[k])
+    return tokens[: guide.take(tokens)]
 
 
-def _mask(request: Request | DraftPosition, n_vocab: int) -> np.ndarray:
-    """The guide's mask, and the tokens that end the output where it may end; min_tokens yields to a full value."""
+def _mask(request: Request | DraftPosition, n_vocab: int) -> Row:
+    """The guide's mask, with end_ids allowed where the output may end. A complete value may end before min_tokens."""
     guide = request.guide
     assert guide is not None
     row = np.empty(-(-n_vocab // 32), np.int32)
     guide.fill(row)
-    clear_bits(row, request.ends)
+    clear_bits(row, request.end_ids)
     if guide.error:
         row[:] = 0
     elif guide.can_stop and (request.n_out >= request.sampling.min_tokens or not row.any()):
-        set_bits(row, request.ends)
+        set_bits(row, request.end_ids)
     return row

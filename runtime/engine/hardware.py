@@ -1,4 +1,4 @@
-"""What the machine has: the memory and cores that this process may really use, not what the board carries."""
+"""The memory and cores that this process may use, within the limits of its container."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def probe(gpus: bool = True) -> Hardware:
-    """Look at the machine now. A container's limits (cgroup v2 and v1) count like the machine's own.
-
-    Without `gpus` none is touched: a look at its memory claims some of it.
-    """
+    """What is available now. gpus: look at the GPU too, which claims some of its memory."""
     gpu, free_gpu = None, 0
     if gpus and torch.cuda.is_available():
         gpu, free_gpu = torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0]
@@ -28,13 +25,15 @@ def probe(gpus: bool = True) -> Hardware:
 
 
 def facts(spec: ModelSpec, n_parameters: int = 0, kv_elements: int = 0) -> ModelFacts:
-    """What `config.resolve` has to know about a model; and the sizes of what runs beside it on the same pages."""
+    """What `config.resolve` needs to know about a model. n_parameters, kv_elements: of a draft model on the same
+    pages."""
     sizes = spec.n_parameters + n_parameters, spec.kv_elements + kv_elements
     return ModelFacts(spec.name, spec.max_context, spec.dtype, *sizes, kv_beside=kv_elements, kv_heads=spec.kv_heads)
 
 
 def n_cores(root: Path = _CGROUPS) -> int:
-    """Physical cores this process may use: hyperthreads share one matrix unit and only get in each other's way."""
+    """Physical cores that this process may use. Hyperthreads share a matrix unit and would only slow each other
+    down."""
     allowed = len(os.sched_getaffinity(0))
     cores = min(psutil.cpu_count(logical=False) or allowed, allowed)
     for group in _groups("cpu", root):
@@ -47,22 +46,24 @@ def n_cores(root: Path = _CGROUPS) -> int:
 
 
 def free_memory(root: Path = _CGROUPS) -> int:
-    """Bytes that can still be allocated: the machine's, or what is left under the tightest limit above us."""
+    """Bytes that can still be allocated: the machine's, or what the tightest cgroup limit leaves."""
     free: int = psutil.virtual_memory().available
     for group in _groups("memory", root):
-        for limit_file, used_file in (("memory.max", "memory.current"),
-                                      ("memory.limit_in_bytes", "memory.usage_in_bytes")):  # fmt: skip
+        for limit_file, used_file in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
             limit, used = _words(group / limit_file), _words(group / used_file)
             if limit and used and limit[0] != "max":
-                stat = _words(group / "memory.stat")  # name value name value ...
-                cold = next((int(n) for name, n in zip(stat[::2], stat[1::2], strict=False)
-                             if name in ("inactive_file", "total_inactive_file")), 0)  # fmt: skip
-                free = min(free, int(limit[0]) - int(used[0]) + cold)  # cold file pages go when memory is asked for
+                words = _words(group / "memory.stat")  # name value name value ...
+                stat = dict(zip(words[::2], words[1::2], strict=False))
+                reclaimable = int(stat.get("inactive_file", stat.get("total_inactive_file", "0")))
+                free = min(free, int(limit[0]) - int(used[0]) + reclaimable)
     return max(0, free)
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
-    """The directories of our control groups, from our own up to the root."""
+    """The directories of this process's cgroups (v1 and v2), from its own up to the root."""
     for line in _membership():  # "0::/path" (v2) or "4:memory:/path" (v1)
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

@@ -1,4 +1,4 @@
-"""The KV pool: where the pages, which everyone else knows as numbers, really lie."""
+"""The KV pool: the memory of the pages, which everyone else knows as numbers."""
 
 from __future__ import annotations
 
@@ -22,30 +22,23 @@ from banyan.runtime.config import Config, KVDtype, Resolved
 from banyan.runtime.errors import ConfigError, OutOfMemory
 from banyan.runtime.model.spec import ModelSpec
 
+LAYOUT = 1  # Version of a page's layout and computation in the host file. Files of another version are discarded.
+
 
 class KVPool:
-    """K and V of all pages, per layer: [n_pages, page, n_kv_heads, head_dim], on the model's device. They are in the
-    model's dtype, or in 8 bits with a scale per slot and head.
-
-    Memory is claimed here, once; on a CPU the kernel hands it out page by page as it is first written.
-    """
+    """K and V of all pages, per layer: [n_pages, page, n_kv_heads, head_dim], on the model's device, in the model's
+    dtype or in 8 bits with a scale per slot and head. Memory is claimed once, here."""
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        n_pages: int,
-        page: int,
-        device: str,
-        n_host: int = 0,
-        file: PageFile | None = None,
+        self, spec: ModelSpec, n_pages: int, page: int, device: str, n_host: int = 0, file: PageFile | None = None,
         kv_dtype: KVDtype = "auto",
-    ) -> None:
-        """n_host: pages of the second tier, in `file` if there is one."""
+    ) -> None:  # fmt: skip
+        """n_host: pages of the second tier, which is in `file` if there is one."""
         shape = n_pages + 1, page, spec.n_kv_heads, spec.head_dim
-        self.dtype = getattr(torch, spec.dtype)  # that is computed in
-        self.kv_dtype = KINDS.get(kv_dtype, self.dtype)
+        self.dtype: torch.dtype = getattr(torch, spec.dtype)  # of computation
+        self.kv_dtype: torch.dtype = KINDS.get(kv_dtype, self.dtype)
         self.n_pages, self.page = n_pages, page
-        self.spare = range(n_pages * page, (n_pages + 1) * page)  # slots that nobody has, for rows that fill up a graph
+        self.spare = range(n_pages * page, (n_pages + 1) * page)  # unused slots, for padding rows of CUDA graphs
         self.device = torch.device(device)
         try:
             layers = stacked(2 * spec.n_layers, shape, self.kv_dtype, device)
@@ -60,37 +53,37 @@ class KVPool:
         self.file = file
         self.host = self._claim_host(n_host, page * bytes_per_token(spec, kv_dtype)) if n_host else None
 
-    def _claim_host(self, n_host: int, n_bytes: int) -> Tensor:
-        """The second tier: uint8 [n_host, bytes of a page], of a page what all pools have, one behind the other."""
-        shape = n_host, n_bytes
+    def _claim_host(self, n_host: int, page_bytes: int) -> Tensor:
+        """The second tier: uint8 [n_host, page_bytes]. A page has the parts of all pools one behind the other."""
+        shape = n_host, page_bytes
         if self.file is not None:
             return torch.frombuffer(self.file.pages, dtype=torch.uint8, count=prod(shape)).view(shape)
         try:
             return torch.empty(shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
         except RuntimeError as e:
             size = prod(shape) / 2**20
-            raise OutOfMemory(f"{size:.0f} MiB of host memory cannot be had; lower `host_memory`") from e
+            raise OutOfMemory(f"{size:.0f} MiB of host memory are not available; lower `host_memory`") from e
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        """Copy the first n_slots of pages: (source, destination, n_slots), in all layers."""
+        """Copy the first n_slots of pages, in all layers: (source, destination, n_slots)."""
         if copies:
             table = to_device(np.array(copies, np.int32), self.device)
             for pools in self._kinds():
                 ops.copy_pages(pools, table)
 
     def copy_slots(self, paths: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
-        """Move slots, page * page_size + offset, along paths of (sources, destinations), in all layers; see the op."""
+        """Copy slots, page * page_size + offset, in all layers: lists of (sources, destinations). See the op."""
         if paths:
             lists = np.full((2, len(paths), max(len(sources) for sources, _ in paths)), -1, np.int64)
             for i, path in enumerate(paths):
-                for own, slots in zip(lists[:, i], path, strict=True):
-                    own[: len(slots)] = slots
+                for row, slots in zip(lists[:, i], path, strict=True):
+                    row[: len(slots)] = slots
             for pools in self._kinds():
                 ops.copy_slots(pools, *to_device(lists, self.device))
 
     def keep_features(self, width: int) -> Tensor:
-        """Room for a hidden state beside each slot's keys: [n_slots, width]. They go where the slots go, but not to
-        host memory: those who draft from them draft badly then."""
+        """Allocate a hidden state for each slot: [n_slots, width]. It is copied with the slot's KV, but not to host
+        memory, so drafters that read it draft badly from pages that come back."""
         shape = self._pools[0].shape[0], self.page, 1, width
         self.features = torch.zeros(shape, dtype=self.dtype, device=self.device)
         return self.features.view(-1, width)
@@ -99,19 +92,19 @@ class KVPool:
         return [self._pools] if self.features is None else [self._pools, (self.features,)]
 
     def release(self) -> None:
-        """Let another process have the file. Nothing may be moved any more."""
+        """Close the file, so that another process may open it. No page may be moved afterwards."""
         self.host = None
         if self.file is not None:
             self.file.close()
 
     def move(self, moves: Sequence[Move]) -> None:
-        """Move pages between the device and host memory, in order. Before any copy and any write of the same plan."""
+        """Move pages between the device and host memory, in order. Call it before all copies and writes of a plan."""
         for is_out, run in groupby(moves, attrgetter("is_out")):
             (self._move_out if is_out else self._move_in)(list(run))
 
     def _move_out(self, moves: list[Move]) -> None:
         assert self.host is not None
-        last = {move.host: move for move in moves}  # of two into one place, the later one counts
+        last = {move.host: move for move in moves}  # if two go to the same place, the later one counts
         if self.file is not None:
             for i in last:
                 self.file.begin(i)
@@ -132,7 +125,7 @@ class KVPool:
             pool[device] = self.host[host, place].view(pool.dtype).view(-1, *pool.shape[1:]).to(self.device)
 
     def _places(self) -> Iterator[tuple[Tensor, slice]]:
-        """Each pool, and where its part of a page stands among the page's bytes."""
+        """Each pool, and the range of its part in a page's bytes."""
         at = 0
         for pool in self._pools:
             end = at + pool[0].numel() * pool.element_size()
@@ -141,31 +134,24 @@ class KVPool:
 
 
 def bytes_per_token(spec: ModelSpec, kv_dtype: KVDtype) -> int:
-    """What a token takes in all pools of a model, scales included."""
+    """Bytes of one token in all pools of a model, including scales."""
     dtype = KINDS.get(kv_dtype, getattr(torch, spec.dtype))
     return 2 * spec.n_layers * slot_bytes(spec.n_kv_heads, spec.head_dim, dtype)
 
 
-LAYOUT = 1
-"""Of a page in the second tier, and of what is computed into it. Another number makes all files begin anew."""
-
-
 def open_file(config: Config, resolved: Resolved, spec: ModelSpec, weights: str) -> PageFile:
-    """The second tier's file. What it holds of other weights, of another context (some models' positions depend on
-    it), or of another layout is forgotten. Raises ConfigError: it cannot be had."""
-    facts: tuple[object, ...] = (
-        LAYOUT, weights, resolved.context, spec.n_layers, spec.n_kv_heads, spec.head_dim, spec.dtype
+    """Open the file of the second tier. Its contents are discarded if they come from other weights, another context
+    length (some models' positions depend on it) or another layout. Raises ConfigError where it cannot be opened."""
+    facts = (
+        LAYOUT, weights, resolved.context, spec.n_layers, spec.n_kv_heads, spec.head_dim, spec.dtype, config.kv_dtype,
+        config.deterministic,
     )  # fmt: skip
-    if config.kv_dtype != "auto":
-        facts += (config.kv_dtype,)
-    if config.deterministic:  # takes no keys that were computed in another way
-        facts += ("deterministic",)
     identity = blake2b(repr(facts).encode(), digest_size=32).digest()
     page_bytes = config.page * bytes_per_token(spec, config.kv_dtype)
     try:
         return PageFile(Path(config.host_file), resolved.n_host, config.page, page_bytes, identity)
     except BlockingIOError as e:
-        raise ConfigError(f"host_file {config.host_file} is another server's; name another file") from e
+        raise ConfigError(f"host_file {config.host_file} is used by another server; name another file") from e
     except OSError as e:
         size = resolved.n_host * page_bytes / 2**20
         raise ConfigError(f"host_file {config.host_file} cannot hold {size:.0f} MiB: {e.strerror}") from e

@@ -1,7 +1,7 @@
-"""The engine: the loop, and all that it stands on, in one object. Its process is in process.py.
+"""The engine: the loop, and the parts that it drives. Its process is in process.py.
 
-The engine owns pages and nothing that cannot be computed again: it may be killed at any time, and the server's ids are
-enough to go on in another.
+The engine owns pages and nothing that cannot be computed again. It may be killed at any time; the server has all token
+ids and continues in another engine.
 """
 
 from __future__ import annotations
@@ -10,357 +10,296 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import NamedTuple, Protocol
 
-import msgspec
 import torch
 from torch import Tensor
 
 from banyan.kernels.native import threads
 from banyan.radix_cache.cache import Cache
-from banyan.radix_cache.snapshot import sketch
 from banyan.runtime.config import Config, Resolved, drafters
 from banyan.runtime.engine.batch import Batch, assemble
 from banyan.runtime.engine.cuda_graphs import Graphs, cuda_capture
-from banyan.runtime.engine.determinism import prove
+from banyan.runtime.engine.determinism import check_determinism
 from banyan.runtime.engine.guides import Guides
+from banyan.runtime.engine.inspection import Inspector
 from banyan.runtime.engine.kv_pool import KVPool, open_file
 from banyan.runtime.engine.model_runner import ModelRunner
-from banyan.runtime.engine.sampler import Drawn, sample
+from banyan.runtime.engine.sampler import PendingSample, sample
 from banyan.runtime.engine.scheduling.kv_hints import KVHintReceiver
 from banyan.runtime.engine.scheduling.request import MAX_TREE, Plan
 from banyan.runtime.engine.scheduling.scheduler import Scheduler
 from banyan.runtime.engine.scheduling.validate import EngineLimits
-from banyan.runtime.engine.speculation import draft_models
-from banyan.runtime.engine.speculation.registry import make
+from banyan.runtime.engine.speculation.drafters import DraftModel, make_controller, make_model_drafter
 from banyan.runtime.errors import OutOfMemory
 from banyan.runtime.model.decoder import Decoder
 from banyan.runtime.model.load import Model
+from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.flight_record import COMPILER, LOOP, FlightRecord
-from banyan.runtime.protocol.wire import (
-    Abort,
-    Answer,
-    Ask,
-    EngineCommand,
-    EngineReport,
-    EvictFirst,
-    Failed,
-    Hold,
-    Ping,
-    Pong,
-    ProgramEnded,
-    Ready,
-    Release,
-    Run,
-    SetVocabulary,
-    Step,
-)
 
 
-class Inbox(Protocol):
-    def drain(self, block: bool) -> Iterable[EngineCommand]:
-        """The orders that have come; with `block`, wait for one. Raises EOFError when no more will come."""
+class Link(Protocol):
+    """The connection to the server."""
+
+    def drain(self, block: bool) -> Iterable[wire.EngineCommand]:
+        """The orders that have arrived; with `block`, wait for one. Raises EOFError when no more will come."""
 
     def watch(self, fd: int) -> None:
         """End a wait also when this eventfd is written to."""
 
-
-class Outbox(Protocol):
-    def send(self, reports: Iterable[EngineReport]) -> None: ...
+    def send(self, reports: Iterable[wire.EngineReport]) -> None: ...
 
 
-class Flying(NamedTuple):
-    """A step that the device computes. start: by the stopwatch. logits: until its draws are launched; drawn: from then
-    on."""
+class InFlightStep(NamedTuple):
+    """A step that the device computes. It has logits until its sampling is launched, and then a pending sample. start:
+    when it was launched, by the stopwatch."""
 
     plan: Plan
     batch: Batch
-    logits: Tensor | None
     start: float
-    drawn: Drawn | None = None
+    logits: Tensor | None = None
+    pending: PendingSample | None = None
 
 
 class EngineLoop:
     """One model, its pages, and the requests that run on them.
 
-    `take` orders, then `step` until the scheduler is idle; or hand both over to `run`. A step's requests fail together
-    when the model fails under them; the others go on.
+    `take` orders, then `step` until the scheduler is idle; or call `run`. If the model fails in a step, the requests of
+    that step fail together and the others go on.
     """
 
     def __init__(
-        self,
-        config: Config,
-        model: Model,
-        resolved: Resolved,
-        clock: Callable[[], float] = time.monotonic,
-        flight: FlightRecord | None = None,
-        weights: str = "",
-        stopwatch: Callable[[], float] | None = None,
-        fingerprint: bytes = b"",
-        draft_model: draft_models.Draft | None = None,
-    ) -> None:
-        """flight: where to say what is in hand, for who has to know should this process die of it. weights: which they
-        are (`weights.version`), so that a file of the second tier is not taken for these by mistake. stopwatch: in
-        seconds, for what a step costs. fingerprint: as in Ready.weights.
-        draft_model: see Config."""
+        self, config: Config, model: Model, resolved: Resolved, clock: Callable[[], float] = time.monotonic,
+        flight: FlightRecord | None = None, weights: str = "", stopwatch: Callable[[], float] | None = None,
+        fingerprint: bytes = b"", draft_model: DraftModel | None = None,
+    ) -> None:  # fmt: skip
+        """flight: records which requests are in hand, in case one kills this process. weights: `weights.version`, which
+        identifies the second tier's file. stopwatch: seconds, for the cost of steps. fingerprint: see Ready.weights."""
         self.config, self.resolved, self.clock, self._flight = config, resolved, clock, flight
+        self.spec, self.page, self.device = model.spec, config.page, torch.device(resolved.device)
         self._fingerprint = fingerprint
-        # A step that was held up by other processes says nothing of what it costs.
-        is_alone = resolved.device == "cpu" and resolved.threads == 1
-        self.stopwatch = stopwatch or (time.thread_time if is_alone else time.perf_counter)
-        self.step_seconds = 0.0
-        self.spec = model.spec
-        self.page = config.page
-        self.device = torch.device(resolved.device)
+        # On one CPU thread the cost of a step is CPU time, which other processes do not disturb.
+        is_one_thread = resolved.device == "cpu" and resolved.threads == 1
+        self.stopwatch = stopwatch or (time.thread_time if is_one_thread else time.perf_counter)
         if self.device.type == "cpu":
             threads.use(resolved.threads)
             torch.set_num_threads(1 if getattr(model, "is_packed", False) else resolved.threads)
+        self.plans_ahead = self.device.type == "cuda"  # the device computes while this process plans
+
         file = open_file(config, resolved, self.spec, weights) if config.host_file else None
-        places = resolved.n_pages, config.page, resolved.device, resolved.n_host
-        store = KVPool(model.spec, *places, file, config.kv_dtype)
+        store = KVPool(
+            model.spec, resolved.n_pages, config.page, resolved.device, resolved.n_host, file, config.kv_dtype
+        )
         graphs = None
-        # Of transformers' own code nothing is known; and a graph's attention is not cut into absolute chunks.
+        # transformers' own code may not be capturable, and a captured step does not cut attention into absolute chunks.
         if self.device.type == "cuda" and isinstance(model, Decoder) and not config.deterministic:
             graphs = Graphs(model, store, resolved.context, cuda_capture())
         self.model = ModelRunner(model, store, graphs)
         self.cache = Cache(resolved.n_pages, config.page, config.cache, config.eviction, resolved.n_host, file)
+        drafter = None
+        if draft_model is not None:
+            drafter = make_model_drafter(draft_model, self.model, config.page, self.stopwatch)
+        # Deterministic drafts do not branch: a branch's keys are in other slots, and summed in another order.
+        max_tree = 0 if config.deterministic else min((MAX_TREE, *filter(None, model.windows)))
+        self.drafting = make_controller(drafters(config.speculate, config.draft_model), drafter, max_tree)
         limits = EngineLimits(resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens)
-        small = draft_model and draft_models.drafter(draft_model, self.model, config.page, self.stopwatch)
-        self.drafting = make(drafters(config.speculate, config.draft_model), small)
-        # A branch's keys lie in other slots than a chain's, and are summed in another order.
-        self.drafting.max_tree = 0 if config.deterministic else min((MAX_TREE, *filter(None, model.windows)))
         self.scheduler = Scheduler(self.cache, limits, config.schedule, self.drafting)
-        self.guides = Guides(model.spec.vocab_size, self.device, partial(self._has_in_hand, COMPILER))
-        self.steering = KVHintReceiver(self.cache)
-        self.is_ahead = self.device.type == "cuda"  # the device computes while this process does something else
-        self._flying: list[Plan] = []  # what the device computes, one behind the other
-        self._ended = 0.0  # when the last step had, by the stopwatch
-        self.answers: list[Answer | Pong] = []
-        self.failed: list[Failed] = []
+        self.guides = Guides(model.spec.vocab_size, self.device, lambda rids: self._record(COMPILER, rids))
+        self.kv_hints = KVHintReceiver(self.cache)
+        self.inspector = Inspector(self.scheduler, {"model": self.spec, "config": config, "resolved": resolved})
+
+        self.step_seconds = 0.0  # of the largest step
+        self._in_flight: list[Plan] = []  # what the device computes, in order
+        self._last_end = 0.0  # of the last step, by the stopwatch
+        self.answers: list[wire.Answer | wire.Pong] = []
+        self.failed: list[wire.Failed] = []
 
     @property
-    def ready(self) -> Ready:
+    def ready(self) -> wire.Ready:
         resolved = self.resolved
         sizes = resolved.n_pages, self.page, resolved.context
-        return Ready(*sizes, resolved.decisions, self.step_seconds, self._fingerprint)
+        return wire.Ready(*sizes, resolved.decisions, self.step_seconds, self._fingerprint)
 
     def warm_up(self) -> None:
-        """Compute what no one asked for: kernels are compiled, threads started, and it shows how long a step takes."""
+        """Run steps before the first request: compiles kernels, starts threads, and measures the largest step."""
+        n_rows = min(self.config.step_tokens, self.resolved.context - 1)
         self.model.settle()
         before = time.monotonic()
-        self.model.warm_up(min(self.config.step_tokens, self.resolved.context - 1), self.config.max_running)
+        self.model.warm_up(n_rows, self.config.max_running)
         self.step_seconds = time.monotonic() - before
-        self.drafting.warm_up(min(self.config.step_tokens, self.resolved.context - 1))
+        self.drafting.warm_up(n_rows)
         if self.config.deterministic:
-            prove(self.model, self.resolved.context - 1)
+            check_determinism(self.model, self.resolved.context - 1)
 
     def close(self) -> None:
-        """The end: where the second tier is a file, it gets what lies on the device."""
+        """Shut down. A second tier in a file first receives the pages on the device."""
         if self.model.store.file is not None:
             self.cache.close()
             self.model.store.move(self.cache.take_moves())
             self.model.store.release()
 
-    def run(self, inbox: Inbox, outbox: Outbox) -> None:
-        """THE loop, until the inbox ends.
+    # ---- the loop --------------------------------------------------------------------------------------------------
 
-        A device of its own always has its next step before it ends one, where that can be planned without knowing what
-        this one draws (`Scheduler.follow`). While it computes, the report of the step before is sent, and requests that
-        came are taken. Orders that concern those that run wait for the step's end.
+    def run(self, link: Link) -> None:
+        """THE loop, until the link ends.
+
+        With a GPU, the next step is launched before the present one is complete, where it can be planned without the
+        tokens that the present one samples (`Scheduler.plan_ahead`). While the GPU computes, the last report is sent
+        and new requests are taken; orders that concern running requests are deferred to the end of the step.
         """
-        inbox.watch(self.guides.wake)
-        outbox.send([self.ready])
-        late: list[EngineCommand] = []
-        said: list[EngineReport] = []
-        behind: Flying | None = None
+        link.watch(self.guides.wake)
+        link.send([self.ready])
+        deferred: list[wire.EngineCommand] = []
+        reports: list[wire.EngineReport] = []
+        ahead: InFlightStep | None = None
         while True:
             try:
-                is_done = self.scheduler.is_idle and behind is None and not late
-                for order in (*late, *inbox.drain(block=is_done)):
+                is_idle = self.scheduler.is_idle and ahead is None and not deferred
+                for order in (*deferred, *link.drain(block=is_idle)):
                     self.take(order)
-                flying, late = self.draw(behind or self.launch()), []
-                behind = None
-                if self.is_ahead and flying is not None:
-                    behind = self.launch(flying)
-                    outbox.send(said)
-                    said, late = [], self._take_ahead(inbox)
+                step = self.sample(ahead or self.launch())
+                ahead, deferred = None, []
+                if self.plans_ahead and step is not None:
+                    ahead = self.launch(step)
+                    link.send(reports)
+                    reports, deferred = [], self._take_new(link)
             except EOFError:
                 return
-            said += self.reports(self.land(flying))
-            if not self.is_ahead or self.scheduler.is_idle:
-                outbox.send(said)
-                said = []
+            reports += self.reports(self.complete(step))
+            if not self.plans_ahead or self.scheduler.is_idle:
+                link.send(reports)
+                reports = []
 
-    def _take_ahead(self, inbox: Inbox) -> list[EngineCommand]:
-        """Take what changes nothing of the step that is computed now; return the rest."""
-        late: list[EngineCommand] = []
-        for order in inbox.drain(block=False):
-            if isinstance(order, Run | Ping):
-                self.take(order)
-            else:
-                late.append(order)
-        return late
+    def step(self) -> wire.Step:
+        """Compute one step. Requests that it failed are in `failed`."""
+        return self.complete(self.sample(self.launch()))
 
-    def step(self) -> Step:
-        """Compute one step of whatever stands in the scheduler. What failed by it is in `failed`."""
-        return self.land(self.draw(self.launch()))
-
-    def launch(self, before: Flying | None = None) -> Flying | None:
-        """Plan a step and give it to the device, which may still compute when this returns. None: there is nothing to
-        do, or it failed. before: what the device still computes; None also where this has to land first."""
-        for run, guide, ends, error in self.guides.ready():
+    def launch(self, before: InFlightStep | None = None) -> InFlightStep | None:
+        """Plan a step and launch its forward pass. None: there is nothing to do, or it failed. before: the step in
+        flight; then None also where the next step can be planned only after it."""
+        for run, guide, end_ids, error in self.guides.ready():
             if error is not None:
-                self.failed.append(Failed(run.rid, 0, error.code, error.message))
+                self.failed.append(wire.Failed(run.rid, 0, error.code, error.message))
             else:
-                self.scheduler.take(run, guide, ends)
+                self.scheduler.take(run, guide, end_ids)
         if not self.cache.conserved():
-            self._mend("its counters do not add up")
+            self.inspector.repair("the pages do not add up")
         now = self.clock()
-        plan = self.scheduler.plan(now) if before is None else self.scheduler.follow(before.plan, now)
+        plan = self.scheduler.plan(now) if before is None else self.scheduler.plan_ahead(before.plan, now)
         if plan is None:
             return None
-        self._flying.append(plan)
-        self._note_flying()
-        self.model.store.move(plan.moves)  # where this fails the tree is wrong, and the engine has to end
+        self._in_flight.append(plan)
+        self._record_in_flight()
+        self.model.store.move(plan.moves)  # if this fails, the tree is wrong and the engine must end
         start = self.stopwatch()
-        drawn = (before.batch.drawn, before.drawn.ids) if before is not None else None
+        sampled = None
+        if before is not None and before.pending is not None and before.pending.ids is not None:
+            sampled = before.batch.sampled_for, before.pending.ids
         try:
-            batch = assemble(plan, self.page, self.device, self.config.deterministic, drawn)
-            return Flying(plan, batch, self.model(batch, plan.copies), start)
+            batch = assemble(plan, self.page, self.device, self.config.deterministic, sampled)
+            return InFlightStep(plan, batch, start, logits=self.model(batch, plan.copies))
         except Exception as e:
             self._fail(plan, e)
             return None
 
-    def draw(self, flying: Flying | None) -> Flying | None:
-        """Launch the draws of a step, behind it and before any other: all tokens before them are known by now, so masks
-        and penalties are. None: there is no step, or it failed."""
-        if flying is None:
+    def sample(self, step: InFlightStep | None) -> InFlightStep | None:
+        """Launch the sampling of a step. The step before it is committed, so masks and penalties are known. None: there
+        is no step, or it failed."""
+        if step is None:
             return None
-        plan, batch, logits, start, _ = flying
-        if plan.is_ahead:  # others were taken since it was launched
-            self._note_flying()
+        plan, batch, start, logits, _ = step
+        assert logits is not None
+        if plan.is_ahead:  # other requests were taken since it was launched
+            self._record_in_flight()
         try:
-            masks = self.guides.masks(batch.drawn, batch.drawing(logits))  # while a GPU computes
-            return Flying(plan, batch, None, start, sample(logits, batch, masks))
+            masks = self.guides.masks(batch.sampled_for, batch.sampling_logits(logits))  # while a GPU computes
+            return InFlightStep(plan, batch, start, pending=sample(logits, batch, masks))
         except Exception as e:
             self._fail(plan, e)
             return None
 
-    def land(self, flying: Flying | None) -> Step:
-        """Wait for the draws of a step, and commit it."""
-        if flying is not None:
-            plan, batch, _, start, drawn = flying
-            assert drawn is not None, "a step lands when its draws are launched"
-            self._note_flying()  # others may have been taken meanwhile
+    def complete(self, step: InFlightStep | None) -> wire.Step:
+        """Wait for a step's tokens and commit them. Returns the report."""
+        if step is not None:
+            plan, batch, start, _, pending = step
+            assert pending is not None
+            self._record_in_flight()  # other requests may have been taken meanwhile
             try:
-                result = drawn.read()
+                result = pending.read()
             except Exception as e:
                 self._fail(plan, e)
             else:
-                self._flying.remove(plan)
+                self._in_flight.remove(plan)
                 self.scheduler.commit(plan, result)
                 self.model.store.copy_slots(self.scheduler.moves)
                 self.scheduler.moves.clear()
                 if self.drafting.drafters:
                     now = self.stopwatch()
-                    seconds = now - max(start, self._ended)  # it may have waited for the one before it
+                    seconds = now - max(start, self._last_end)  # it may have waited for the step before it
                     self.drafting.note(plan, sum(batch.ragged.q_lens), seconds)
-                    self._ended = now
-        step, failed = self.scheduler.report()
+                    self._last_end = now
+        report, failed = self.scheduler.report()
         self.failed += failed
-        return step
+        return report
 
-    def reports(self, step: Step) -> list[EngineReport]:
-        """All that there is to send, and forget it."""
-        out: list[EngineReport] = [*self.failed, *self.answers]
+    def reports(self, step: wire.Step) -> list[wire.EngineReport]:
+        """Everything there is to send. Returns it once."""
+        out: list[wire.EngineReport] = [*self.failed, *self.answers]
         if step.rids or step.finished:
             out.append(step)
         self.failed, self.answers = [], []
         return out
 
-    def _note_flying(self) -> None:
-        """Who might be the reason, should the device take this process with it: a fault shows late."""
-        if self._flight is not None:
-            self._flight.note(LOOP, [work.request.rid for plan in self._flying for work in plan.works])
-
-    def _has_in_hand(self, lane: int, rids: list[int]) -> None:
-        if self._flight is not None:
-            self._flight.note(lane, rids)
-
-    def take(self, order: EngineCommand) -> None:
-        match order:
-            case Ping():
-                self.answers.append(Pong())
-            case Ask():
-                self.answers.append(self._answer(order))
-            case SetVocabulary():
-                if known := self.guides.learn(order):
-                    self.drafting.learn(known.spelling, known.control)
-            case Run() if order.sampling.constraint is not None:
-                if self.scheduler.admit(order):
-                    self.guides.submit(order)
-            case Run():
-                self._has_in_hand(LOOP, [order.rid])
-                self.scheduler.take(order)
-            case ProgramEnded():
-                self.scheduler.take(order)
-            case Hold() | Release() | EvictFirst():
-                self.steering.take(order, self.clock())
-            case Abort():
-                if (run := self.guides.abort(order.rid)) is not None:
-                    self.scheduler.take(run)  # to end there, as any other
-                self.scheduler.take(order)
-
-    def _answer(self, ask: Ask) -> Answer:
-        """stats: counters of the engine and its tree. check: every invariant. tree: its nodes. events: what came and
-        went there. info: the model and the options."""
-        if ask.what == "check":
-            try:
-                self.scheduler.check()
-            except AssertionError as e:
-                n_withdrawn = self._mend(str(e))
-                what = f"the engine's books did not balance: {e}; {n_withdrawn} pages were withdrawn, and it goes on"
-                return Answer(ask.id, False, what.encode())
-            return Answer(ask.id, True, b"{}")
-        if ask.what == "flush":
-            self.cache.reset()
-            return Answer(ask.id, True, b"{}")
-        if ask.what == "tree":
-            return Answer(ask.id, True, msgspec.json.encode(sketch(self.cache, ask.limit)))
-        if ask.what == "events":
-            said = self.cache.listen(time.time_ns() // 1000).since(ask.since)
-            events = [event._asdict() for event in said.events]
-            return Answer(ask.id, True, msgspec.json.encode(said._asdict() | {"events": events}))
-        if ask.what == "stats":
-            return Answer(ask.id, True, msgspec.json.encode(self.stats()))
-        facts = {"model": self.spec, "config": self.config, "resolved": self.resolved}
-        return Answer(ask.id, True, msgspec.json.encode(facts))
-
-    def _mend(self, why: str) -> int:
-        """The tree is not what it should be, by a bug. Returns how many pages are withdrawn; raises AssertionError, and
-        ends the engine by that, where the tree cannot be used any more."""
-        before = self.cache.stats()
-        self.scheduler.mend()
-        after = self.cache.stats()
-        n = after.n_quarantined - before.n_quarantined
-        print(
-            f"banyan: the tree's books did not balance: {why}; {n} pages are withdrawn, {after.n_cached} of "
-            f"{before.n_cached} stay cached. This is a bug; please report it",
-            file=sys.stderr,
-            flush=True,
-        )
-        return n
-
-    def stats(self) -> dict[str, object]:
-        return {"engine": self.scheduler.stats(), "cache": self.cache.stats()._asdict()}
-
     def _fail(self, plan: Plan, error: Exception) -> None:
-        """A step did not complete. Its requests fail; raises again where the device itself is lost."""
+        """Fail the requests of a step that did not complete. Raises again where the device itself is lost."""
         traceback.print_exception(error, file=sys.stderr)
-        self._flying.remove(plan)
-        memory = isinstance(error, torch.OutOfMemoryError)
-        code = OutOfMemory.code if memory else "error"
+        self._in_flight.remove(plan)
+        code = OutOfMemory.code if isinstance(error, torch.OutOfMemoryError) else "error"
         self.scheduler.fail(plan, code, f"the engine failed in a step of {len(plan.works)} requests: {error!r}")
         if self.device.type == "cuda":
             torch.cuda.synchronize()  # after a fault in a kernel every call fails, this one too
+
+    # ---- orders ----------------------------------------------------------------------------------------------------
+
+    def take(self, order: wire.EngineCommand) -> None:
+        match order:
+            case wire.Ping():
+                self.answers.append(wire.Pong())
+            case wire.Ask():
+                self.answers.append(self.inspector.answer(order))
+            case wire.SetVocabulary():
+                if vocabulary := self.guides.set_vocabulary(order):
+                    self.drafting.set_vocabulary(vocabulary.spelling, vocabulary.control)
+            case wire.Run() if order.sampling.constraint is not None:
+                if self.scheduler.admit(order):
+                    self.guides.submit(order)
+            case wire.Run():
+                self._record(LOOP, [order.rid])
+                self.scheduler.take(order)
+            case wire.ProgramEnded():
+                self.scheduler.take(order)
+            case wire.Hold() | wire.Release() | wire.EvictFirst():
+                self.kv_hints.take(order, self.clock())
+            case wire.Abort():
+                if (run := self.guides.abort(order.rid)) is not None:
+                    self.scheduler.take(run)  # so that it is aborted there, like any other
+                self.scheduler.take(order)
+
+    def _take_new(self, link: Link) -> list[wire.EngineCommand]:
+        """Take the orders that do not affect the step in flight. Returns the others."""
+        deferred: list[wire.EngineCommand] = []
+        for order in link.drain(block=False):
+            if isinstance(order, wire.Run | wire.Ping):
+                self.take(order)
+            else:
+                deferred.append(order)
+        return deferred
+
+    def _record_in_flight(self) -> None:
+        """Record the requests of all steps in flight: a fault on the device shows late, and may kill the process."""
+        if self._flight is not None:
+            self._flight.note(LOOP, [work.request.rid for plan in self._in_flight for work in plan.works])
+
+    def _record(self, lane: int, rids: list[int]) -> None:
+        if self._flight is not None:
+            self._flight.note(lane, rids)

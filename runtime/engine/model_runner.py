@@ -1,9 +1,8 @@
-"""Runs a model over batches: its pools, its weights, and nothing of requests."""
+"""Runs a model over batches. Knows its weights and its KV pool, but no requests."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,21 +13,20 @@ from banyan.kernels.ops import ragged
 from banyan.runtime.engine.batch import Batch
 from banyan.runtime.engine.cuda_graphs import SIZES, Graphs
 from banyan.runtime.engine.kv_pool import KVPool
+from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.model.load import Model
+from banyan.runtime.protocol.wire import Run, Sampling
 
 
 class ModelRunner:
-    """A model and the store that its KV lies in."""
+    """A model and the pool of its KV. graphs: set where decode steps are captured and replayed."""
 
     def __init__(self, model: Model, store: KVPool, graphs: Graphs | None = None) -> None:
-        """graphs: of the same model and store, where decode steps are to be captured and replayed."""
-        self.model = model
-        self.store = store
-        self.graphs = graphs
+        self.model, self.store, self.graphs = model, store, graphs
 
     @torch.inference_mode()
     def settle(self) -> None:
-        """Have plans go by what a shared read costs on this device, for this model; measured the first time."""
+        """Measure when sharing reads of common prefixes pays on this device, unless that is known."""
         spec, store = self.model.spec, self.store
         if not INTERPRETED:
             sizes = spec.n_heads, spec.n_kv_heads, spec.head_dim, store.page
@@ -36,9 +34,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def warm_up(self, n_rows: int, n_running: int = 1) -> None:
-        """Run a prompt of `n_rows` tokens and a decode behind it: kernels are compiled and threads started before the
-        first request comes; and decodes of up to `n_running` requests, where they are captured. Writes to the first
-        pages, which hold nothing yet."""
+        """Run a prompt of n_rows tokens and a decode behind it, so that kernels are compiled and threads started before
+        the first request; and capture decodes of up to n_running requests. Writes to the first pages, which must hold
+        nothing."""
         page, device = self.store.page, self.store.device
         pages = [range(-(-(n_rows + 1) // page))]
         for start, end in ((0, n_rows), (n_rows, n_rows + 1)):
@@ -46,24 +44,26 @@ class ModelRunner:
             at = torch.arange(start, end, device=device)
             rows = torch.tensor([n - 1], device=device)
             self.model.forward(torch.zeros_like(at), at, ragged([n], [end], pages, page, device), self.store.kv, rows)
-        for n in SIZES if self.graphs is not None else ():
-            if n <= n_running:
-                self.graphs(decodes(n, self.store))
+        if self.graphs is not None:
+            for n in SIZES:
+                if n <= n_running:
+                    self.graphs(decodes(n, self.store))
 
     @torch.inference_mode()
     def __call__(self, batch: Batch, copies: Sequence[tuple[int, int, int]]) -> Tensor:
-        """One forward pass, after the page copies it stands on. Logits float32 [n_scored + n_drawn, vocab]."""
+        """One forward pass, after the page copies that it needs. Returns logits, float32 [n_scored + n_sampled, vocab];
+        those of a captured step are overwritten by the next one."""
         self.store.copy(copies)
-        batch.see()
+        batch.fill_deferred()
         if self.graphs is not None and (logits := self.graphs(batch)) is not None:
             return logits
         return self.model.forward(batch.ids, batch.positions, batch.ragged, self.store.kv, batch.rows)
 
 
 def decodes(n: int, store: KVPool) -> Batch:
-    """A step of n requests of one token each."""
+    """A step of n requests with one token each, for warming up."""
     device = store.device
     zeros, none = torch.zeros(n, dtype=torch.int64, device=device), torch.zeros(0, dtype=torch.int64, device=device)
-    drawn: tuple[Any, ...] = (None,) * n
     batch = ragged([1] * n, [1] * n, [[i % store.n_pages] for i in range(n)], store.page, device)
-    return Batch(zeros, zeros, batch, torch.arange(n, device=device), none, (), drawn)
+    request = Request(Run(0, bytes(4), Sampling()), 1)
+    return Batch(zeros, zeros, batch, torch.arange(n, device=device), none, (), (request,) * n)

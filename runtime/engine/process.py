@@ -2,9 +2,9 @@
 
     python -m banyan.runtime.engine --socket ipc://DIR/engine --config JSON --alive-fd N [--flight-fd M]
 
-The server binds a PAIR socket, the engine connects. It first sends Ready, or one Failed with program -1 that says why
-there will be none. It ends when its parent does: the read end of a pipe that the parent holds turns EOF (`--alive-fd`),
-and the kernel sends SIGKILL besides. Ctrl-C is the server's business; SIGTERM ends the process at once.
+The server binds a PAIR socket and the engine connects. It first sends Ready, or one Failed with program -1 that says
+why it could not start. It ends when its parent does: the read end of a pipe that the parent holds reaches EOF
+(`--alive-fd`), and the kernel sends SIGKILL too. The server handles Ctrl-C; SIGTERM ends the process at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from banyan.runtime import config as configs
 from banyan.runtime.config import Config
 from banyan.runtime.engine.hardware import facts, probe
 from banyan.runtime.engine.loop import EngineLoop
-from banyan.runtime.engine.speculation import draft_models
+from banyan.runtime.engine.speculation import drafters
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.model import load, spec, weights
 from banyan.runtime.protocol.flight_record import FlightRecord
@@ -34,16 +34,16 @@ from banyan.runtime.protocol.wire import UNREADABLE, EngineCommand, EngineReport
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_LAST_WORDS_MS = 2000  # how long an ending process waits for the server to read what it said
+_LINGER_MS = 2000  # how long a process that ends waits for the server to read its last message
 
 
 def main(argv: list[str]) -> int:
-    """0: the parent is gone or closed the pipe. 1: no engine came up (a Failed says why), or the loop broke down."""
+    """Returns 0 when the parent has ended or closed the pipe; 1 when the engine could not start or the loop failed."""
     parser = argparse.ArgumentParser(prog="python -m banyan.runtime.engine")
-    parser.add_argument("--socket", required=True, help="ZeroMQ address that the server's PAIR is bound to")
+    parser.add_argument("--socket", required=True, help="ZeroMQ address to which the server's PAIR socket is bound")
     parser.add_argument("--config", required=True, help="a Config as JSON")
     parser.add_argument("--alive-fd", type=int, help="end at EOF of this file descriptor")
-    parser.add_argument("--flight-fd", type=int, help="memory in which it says what it has in hand: see flight.py")
+    parser.add_argument("--flight-fd", type=int, help="memory that records the requests in hand: flight_record.py")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
             flight = None if args.flight_fd is None else FlightRecord(args.flight_fd)
             engine = build(msgspec.json.decode(args.config, type=Config), flight)
             settle()
-            engine.run(link, link)
+            engine.run(link)
             engine.close()
         except BanyanError as e:
             link.send([Failed(-1, 0, e.code, e.message)])
@@ -70,37 +70,32 @@ def main(argv: list[str]) -> int:
 
 
 def build(config: Config, flight: FlightRecord | None = None) -> EngineLoop:
-    """An engine from options: the model read from disk, "auto" resolved by what the machine has now."""
+    """An engine from its configuration: reads the model, and resolves "auto" options by what the machine has now."""
     path = spec.resolve(config.model)
-    drafts = draft_models.find(config, path)
-    known = facts(spec.read_spec(path), *((drafts.n_parameters, drafts.kv_elements) if drafts else ()))
-    resolved = configs.resolve(config, probe(gpus=config.device != "cpu"), known)
+    source = drafters.find(config, path)
+    model_facts = facts(spec.read_spec(path), *((source.n_parameters, source.kv_elements) if source else ()))
+    resolved = configs.resolve(config, probe(gpus=config.device != "cpu"), model_facts)
     with weights.bar(f"loading {config.model}") as progress:
         model = load.load(
-            path,
-            device=resolved.device,
-            dtype=resolved.dtype,
-            max_context=resolved.context,
-            deterministic=config.deterministic,
-            weight_dtype=config.weight_dtype,
-            progress=progress,
-        )
-    kind = "" if config.weight_dtype == "auto" else f" {config.weight_dtype}"
-    known_as = weights.version(path) + kind, weights.fingerprint(path) + kind.encode()
-    draft_model = draft_models.read(drafts, resolved, model) if drafts else None
+            path, device=resolved.device, dtype=resolved.dtype, max_context=resolved.context,
+            deterministic=config.deterministic, weight_dtype=config.weight_dtype, progress=progress,
+        )  # fmt: skip
+    suffix = "" if config.weight_dtype == "auto" else f" {config.weight_dtype}"
     engine = EngineLoop(
-        config, model, resolved, flight=flight, draft_model=draft_model, weights=known_as[0], fingerprint=known_as[1]
-    )
+        config, model, resolved, flight=flight, weights=weights.version(path) + suffix,
+        fingerprint=weights.fingerprint(path) + suffix.encode(),
+        draft_model=drafters.read(source, resolved, model) if source else None,
+    )  # fmt: skip
     engine.warm_up()
     return engine
 
 
 def settle() -> None:
-    """What a process does once whose engine will now run for long."""
-    gc.freeze()  # what is alive stays: no collection walks the model again
-    gc.enable()  # off since the process began (__main__.py)
-    # glibc gives large buffers back to the kernel and faults them in again at the next step: a cumsum of 64 x 8192
-    # float64 takes 6.4 ms so, and 0.5 ms where memory is kept (one core of an AMD EPYC, torch 2.13).
+    """Prepare the process for a long run. Called once, when the engine is built."""
+    gc.freeze()  # collections skip what is alive now, which includes the model
+    gc.enable()  # off since the process started (__main__.py)
+    # glibc returns large buffers to the kernel and faults them in again in the next step: a cumsum of 64 x 8192 float64
+    # then takes 6.4 ms, and 0.5 ms where memory is kept (one core of an AMD EPYC, torch 2.13).
     with contextlib.suppress(AttributeError, OSError):  # another libc
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, 1 << 30)
@@ -108,13 +103,13 @@ def settle() -> None:
 
 
 class ServerLink:
-    """Inbox and outbox of the engine: one PAIR socket, and the pipe that tells of the parent's end."""
+    """The engine's connection to the server: one PAIR socket, and the pipe that shows when the parent ends."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, alive_fd: int | None) -> None:
         self._socket = context.socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # the server reads all; never block the loop for it
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # sending never blocks the loop
         self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.setsockopt(zmq.LINGER, _LAST_WORDS_MS)
+        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self._socket.connect(address)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -123,10 +118,10 @@ class ServerLink:
         self._alive_fd = alive_fd
 
     def drain(self, block: bool) -> Iterator[EngineCommand]:
-        """The orders that have come; with `block`, wait for one. EOFError: the parent is gone."""
+        """The orders that have arrived; with `block`, wait for one. Raises EOFError when the parent has ended."""
         events = dict(self._poller.poll(None if block else 0))
         if self._alive_fd in events:
-            raise EOFError("the parent is gone")
+            raise EOFError("the parent has ended")
         while self._socket in events:
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
@@ -135,7 +130,7 @@ class ServerLink:
             try:
                 order = decode_command(data)
             except UNREADABLE as e:
-                print(f"banyan: {len(data)} bytes that are no order were ignored: {e}", file=sys.stderr, flush=True)
+                print(f"banyan: ignored an unreadable order of {len(data)} bytes: {e}", file=sys.stderr, flush=True)
             else:
                 yield order
 

@@ -1,22 +1,23 @@
-"""From logits to tokens: what `Sampling` says, for all rows of a step at once.
+"""Samples tokens from logits as `Sampling` says, for all rows of a step at once.
 
 The order is: repetition penalty, frequency and presence penalty, logit bias, min_tokens, the constraint's mask; then,
-where temperature is above 0, temperature, top-k, top-p (of what top-k left), min-p, and one draw. Logprobs are the
-model's own: those of the logits as they came, before all of that.
+with a temperature above 0: temperature, top-k, top-p (of what top-k left), min-p, and one draw. Logprobs are those of
+the model's own logits, before all of that.
 
 A draw is a function of (seed, sample, position in the text) and of the row (`kernels/draw/reference.py`): a request
-draws the same tokens whatever it is batched with, and again after a retraction or in another engine. On a GPU nothing
-here waits for the device before `Drawn.read`, which waits for these draws and not for what was launched behind them.
+gets the same tokens in any batch, after a retraction, and in another engine. On a GPU nothing waits for the device
+before `PendingSample.read`, which waits for these draws and not for what was launched behind them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from itertools import islice
+from itertools import chain, islice
 from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -30,13 +31,14 @@ from banyan.runtime.engine.speculation.draft import DraftPosition
 from banyan.runtime.protocol.wire import TopLogprobs
 
 Logprobs = dict[int, list[TopLogprobs]]
-_MOST_K = 2**31 - 1  # no vocabulary has more
+_MAX_TOP_K = 2**31 - 1  # no vocabulary is larger
 
 
-class Drawn(NamedTuple):
-    """What a step draws. The device may still be at it.
+class PendingSample(NamedTuple):
+    """What a step samples, perhaps before the device has computed it.
 
-    ids: int64 [n_drawn], there; None where they are known here, or there are none. read: wait for them.
+    ids: int64 [n_sampled] on the device; None where the host knows them already, or there are none. read: wait for the
+    result.
     """
 
     ids: Tensor | None
@@ -44,36 +46,36 @@ class Drawn(NamedTuple):
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, batch: Batch, masks: Masks | None = None) -> Drawn:
-    """logits: float32 [n_scored + n_drawn, vocab], changed in place; masks of the rows that draw."""
+def sample(logits: Tensor, batch: Batch, masks: Masks | None = None) -> PendingSample:
+    """logits: float32 [n_scored + n_sampled, vocab], changed in place. masks: of the rows that sample."""
     scores = _scores(logits[: len(batch.targets)], batch) if batch.scored else None
-    ids, chosen = _choose(batch.drawing(logits), batch.drawn, masks) if batch.drawn else (None, None)
-    wait = _landing(logits)
+    ids, chosen = (
+        _choose(batch.sampling_logits(logits), batch.sampled_for, masks) if batch.sampled_for else (None, None)
+    )
+    wait = _completion(logits)
 
     def read() -> Result:
         wait()
         return Result(*(chosen() if chosen else ([], {})), *(scores() if scores else ({}, {})))
 
-    return Drawn(ids, read)
+    return PendingSample(ids, read)
 
 
 @torch.inference_mode()
 def choose(
     logits: Tensor, requests: Sequence[Request | DraftPosition], masks: Masks | None = None
 ) -> tuple[list[int], Logprobs]:
-    """One token for each row of `logits`, [n, vocab], and the logprobs that were asked for, by rid.
-
-    Where there is nothing to choose from (NaN, or all forbidden), the token is NO_TOKEN, -1.
-    """
+    """One token for each row of `logits`, [n, vocab], and the requested logprobs by rid. The token is NO_TOKEN where
+    there is nothing to sample from (NaN, or all forbidden)."""
     _, chosen = _choose(logits, requests, masks)
-    _landing(logits)()
+    _completion(logits)()
     return chosen()
 
 
 def _choose(
     logits: Tensor, requests: Sequence[Request | DraftPosition], masks: Masks | None
 ) -> tuple[Tensor | None, Callable[[], tuple[list[int], Logprobs]]]:
-    """`choose`, in two: the tokens on the device, None where they are known; and what is to be read of them."""
+    """The sampled ids on the device, None where the host knows them; and how to read the result of `choose`."""
     if not logits.is_cuda and all(r.is_plain or takes_best(r) for r in requests):
         if masks is not None:
             mask_logits(logits, *masks)
@@ -81,106 +83,84 @@ def _choose(
         best = rows.argmax(-1).tolist()
         if all(isfinite(row[i]) for row, i in zip(rows, best, strict=True)):  # the greedy path of a CPU: few calls
             return None, lambda: (best, {})
-    asked = [i for i, r in enumerate(requests) if r.sampling.logprobs]
-    at = to_device(np.array(asked, np.int64), logits.device)
-    own = logits[at].log_softmax(-1) if asked else None
+    with_logprobs = [i for i, r in enumerate(requests) if r.sampling.logprobs]
+    at = to_device(np.array(with_logprobs, np.int64), logits.device)
+    own = logits[at].log_softmax(-1) if with_logprobs else None
     if any(r.has_edits for r in requests):
         edit(logits, requests)
     if masks is not None:
         mask_logits(logits, *masks)
-    ids = draw(logits, _rows(requests, logits.device))
-    logprobs = None if own is None else _logprobs(own, ids[at].clamp(min=0), [requests[i] for i in asked])
+    ids = draw(logits, _draw_rows(requests, logits.device))
+    logprobs = None if own is None else _logprobs(own, ids[at].clamp(min=0), [requests[i] for i in with_logprobs])
     host = _to_host(ids)
     return ids, lambda: (host.tolist(), {} if logprobs is None else logprobs())
 
 
 def _to_host(tensor: Tensor) -> Tensor:
-    """It, on the host; from a GPU it is there when `_landing` says so."""
+    """A copy on the host; from a GPU it is complete when `_completion` has been waited for."""
     if not tensor.is_cuda:
         return tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
 
 
-def _landing(like: Tensor) -> Callable[[], None]:
-    """Call it to wait for all that the device of a tensor was given by now, and for no more."""
+def _completion(like: Tensor) -> Callable[[], object]:
+    """A function that waits for all work submitted so far to the tensor's device, and for no more."""
     if not like.is_cuda:
-        return _nothing
-    event = torch.cuda.Event()
+        return lambda: None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event.synchronize
 
 
-def _nothing() -> None:
-    pass
-
-
-def _rows(requests: Sequence[Request | DraftPosition], device: torch.device) -> Rows:
-    """What the draw has to know of them."""
+def _draw_rows(requests: Sequence[Request | DraftPosition], device: torch.device) -> Rows:
     s = [r.sampling for r in requests]
-    runs = [r.run for r in requests]
     return draw_rows(
-        [x.temperature for x in s],
-        [max(0, min(x.top_k, _MOST_K)) for x in s],
-        [x.top_p for x in s],
-        [x.min_p for x in s],
-        [run.seed for run in runs],
-        [run.sample for run in runs],
-        [r.n_total for r in requests],
-        device,
-    )
+        [x.temperature for x in s], [max(0, min(x.top_k, _MAX_TOP_K)) for x in s],
+        [x.top_p for x in s], [x.min_p for x in s],
+        [r.run.seed for r in requests], [r.run.sample for r in requests], [r.n_total for r in requests], device,
+    )  # fmt: skip
+
+
+_Edit = tuple[int, Collection[int], float, npt.NDArray[np.float64]]
+"""Row, tokens, factor, and a shift per token."""
 
 
 def edit(logits: Tensor, requests: Sequence[Request | DraftPosition]) -> None:
-    """Penalties, bias and min_tokens, in place."""
-    penalties, biases = _Cells(), _Cells()  # apart, as a token may have both
+    """Apply penalties, bias and min_tokens, in place."""
+    penalties, biases = list[_Edit](), list[_Edit]()  # separate, because a token may have both
     for row, r in enumerate(requests):
         if not r.has_edits:
             continue
         s = r.sampling
-        if r.seen:
-            counts = np.fromiter(r.seen.values(), np.float64, len(r.seen))
+        if r.token_counts:
+            counts = np.fromiter(r.token_counts.values(), np.float64, len(r.token_counts))
             shifts = -(s.frequency_penalty * counts + s.presence_penalty * (counts > 0))
-            penalties.add(row, r.seen, s.repetition_penalty, shifts)
+            penalties.append((row, r.token_counts, s.repetition_penalty, shifts))
         bias = s.logit_bias or {}
-        if r.n_out < s.min_tokens and r.stop_ids and r.guide is None:  # a guide's mask sees to it
+        if r.n_out < s.min_tokens and r.stop_ids and r.guide is None:  # a guide's mask handles min_tokens
             bias = bias | dict.fromkeys((i for i in r.stop_ids if i < logits.shape[1]), -np.inf)
         if bias:
-            biases.add(row, bias, 1.0, np.fromiter(bias.values(), np.float64, len(bias)))
-    penalties.edit(logits)
-    biases.edit(logits)
+            biases.append((row, bias, 1.0, np.fromiter(bias.values(), np.float64, len(bias))))
+    _apply(penalties, logits)
+    _apply(biases, logits)
 
 
-class _Cells:
-    """Cells of the logits, each of them once."""
-
-    def __init__(self) -> None:
-        self.rows: list[int] = []
-        self.counts: list[int] = []
-        self.factors: list[float] = []
-        self.tokens: list[np.ndarray] = []
-        self.shifts: list[np.ndarray] = []
-
-    def add(self, row: int, tokens: Collection[int], factor: float, shifts: np.ndarray) -> None:
-        self.rows.append(row)
-        self.counts.append(len(tokens))
-        self.factors.append(factor)
-        self.tokens.append(np.fromiter(tokens, np.int64, len(tokens)))
-        self.shifts.append(shifts)
-
-    def edit(self, logits: Tensor) -> None:
-        if not self.rows:
-            return
-        rows, factors = np.repeat(self.rows, self.counts), np.repeat(np.array(self.factors, np.float32), self.counts)
-        with np.errstate(over="ignore"):  # more than float32 holds is infinite, as it should be
-            shifts = np.concatenate(self.shifts).astype(np.float32)
-        cells = to_device(np.stack([rows, np.concatenate(self.tokens)]), logits.device)
-        edit_logits(logits, *cells, *to_device(np.stack([factors, shifts]), logits.device))
+def _apply(edits: list[_Edit], logits: Tensor) -> None:
+    """Apply edits, of which no two have the same logit."""
+    if not edits:
+        return
+    rows, tokens, factors, shifts = zip(*edits, strict=True)
+    sizes = [len(one) for one in tokens]
+    at = np.stack([np.repeat(rows, sizes), np.fromiter(chain.from_iterable(tokens), np.int64, sum(sizes))])
+    with np.errstate(over="ignore"):  # a value beyond float32's range becomes infinite, as it should
+        values = np.stack([np.repeat(factors, sizes), np.concatenate(shifts)]).astype(np.float32)
+    edit_logits(logits, *to_device(at, logits.device), *to_device(values, logits.device))
 
 
 def _scores(logits: Tensor, batch: Batch) -> Callable[[], tuple[dict[int, list[float]], Logprobs]]:
-    """By rid, the logprobs of the tokens to be scored, and where alternatives are asked for, these too."""
-    logprobs = logits.log_softmax(-1)  # of each row by itself; logsumexp parts the sum of one row among threads
+    """By rid, the logprobs of the scored tokens, and their alternatives where requested."""
+    logprobs = logits.log_softmax(-1)  # row by row; logsumexp would split the sum of one row among threads
     flat = _to_host(logprobs.gather(1, batch.targets[:, None]).squeeze(1))
     best: dict[int, tuple[Tensor, Tensor]] = {}
     at = 0
@@ -205,16 +185,17 @@ def _scores(logits: Tensor, batch: Batch) -> Callable[[], tuple[dict[int, list[f
 
 
 def _logprobs(own: Tensor, ids: Tensor, requests: Sequence[Request | DraftPosition]) -> Callable[[], Logprobs]:
-    """own: the model's logprobs, [n, vocab]; ids [n]: the tokens chosen. By rid, row by row."""
+    """By rid, row by row. own: the model's logprobs, [n, vocab]. ids [n]: the sampled tokens."""
     chosen = _to_host(own.gather(1, ids[:, None]).squeeze(1))
     values, best = own.topk(min(max(r.sampling.top_logprobs for r in requests), own.shape[1]))
     tops, top_ids = _to_host(values), _to_host(best.int())
-    asked = [(r.rid, r.sampling.top_logprobs) for r in requests]
+    keys = [(r.rid, r.sampling.top_logprobs) for r in requests]
 
     def read() -> Logprobs:
         out: Logprobs = {}
-        for (rid, k), p, its_ids, its in zip(asked, chosen.tolist(), top_ids.numpy(), tops.numpy(), strict=True):
-            out.setdefault(rid, []).append(TopLogprobs(p, its_ids[:k].tobytes(), its[:k].tobytes()))
+        rows = zip(keys, chosen.tolist(), top_ids.numpy(), tops.numpy(), strict=True)
+        for (rid, k), p, row_ids, row_tops in rows:
+            out.setdefault(rid, []).append(TopLogprobs(p, row_ids[:k].tobytes(), row_tops[:k].tobytes()))
         return out
 
     return read

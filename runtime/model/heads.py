@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels import ops
+from banyan.kernels.kv_layout import Pool
 from banyan.kernels.ops import Ragged
 from banyan.runtime.errors import BadModel, Unsupported
 from banyan.runtime.model import families
@@ -100,7 +101,7 @@ class Eagle:
         self._frequencies, self._rope_scale = rope
 
     @torch.inference_mode()
-    def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Tensor, Tensor]], rows: Tensor,
+    def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Pool, Pool]], rows: Tensor,
                 features: Tensor) -> tuple[Tensor, Tensor]:  # fmt: skip
         """As `load.Model.forward`; features [n_rows, hidden]: of the token before each. Also returns the features
         behind `rows`, as they are foreseen, [n_out, hidden]."""

@@ -99,7 +99,7 @@ def test_a_step_ahead_says_what_one_that_waits_says(
     for is_ahead in (False, device == "cuda"):
         resolved = Resolved(device=device, dtype="float32", context=256, n_pages=64, n_host=0, threads=1, decisions=())
         e = EngineLoop(configs.make(speculate="off", step_tokens=32, deterministic=deterministic), model, resolved)
-        e.is_ahead = is_ahead
+        e.plans_ahead = is_ahead
         box = late.loop(e, {2 * i: [run] for i, run in enumerate(runs)})
         said.append((box.said, {rid: len(tops) for rid, tops in box.logprobs.items()}))
         assert not box.failed

@@ -164,7 +164,7 @@ class Loop:
 
     def _run(self) -> None:
         try:
-            self.engine.run(self.link, self.link)
+            self.engine.run(self.link)
         except BaseException as e:
             self.error = e
 
@@ -224,7 +224,7 @@ def run_engine_storm(fake: ModuleType, fuzz: ModuleType, tmp_path: Path, n: int)
         loop.until(wire.Answer, id=99_999)
     finally:
         loop.close()
-    stats = loop.engine.stats()["cache"]
+    stats = loop.engine.cache.stats()._asdict()
     assert stats["n_free"] + stats["n_leased"] + stats["n_cached"] == 64
     loop.engine.scheduler.check()
 

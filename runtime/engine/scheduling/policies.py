@@ -1,203 +1,189 @@
-"""The orders in which requests are started. queue.py holds one of them, and sees to what all have in common."""
+"""The orders of waiting requests. `Queue` uses one of them and adds what all have in common."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from math import inf
 from operator import attrgetter
-from typing import Protocol
 
 from banyan.radix_cache.node import n_common
 from banyan.runtime.engine.scheduling.request import Request, ServiceAccount
 
-QUANTUM = 2048
-"""Tokens that a client or a program may get ahead of the others."""
-WORTH_MOVING = 16
-"""Tokens: a waiting request whose prefix in the tree is longer, or shorter, by less keeps its place."""
-_N_LOOK = 64  # waiting requests on each side of a prompt that are told when it is in the tree
+QUANTUM = 2048  # tokens by which a client or program may get ahead of the others
+WORTH_MOVING = 16  # tokens by which a waiting request's cached prefix must change before the request changes its place
+_N_NEIGHBORS = 64  # sorted prompts on each side of a published one that are compared with it
 
 _rank = attrgetter("key")
 
 
-class Order(Protocol):
-    """Waiting requests, and which of them is the first."""
+class QueueOrder(ABC):
+    """Waiting requests, and which of them is first. See `Queue` for the methods."""
 
-    def add(self, request: Request) -> None: ...
-
-    def remove(self, request: Request) -> None: ...
-
-    def first(self) -> Request:
-        """There is one at least."""
-
-    def is_still_first(self, request: Request, n_cached: int) -> bool:
-        """The first was looked up in the tree just now."""
-
-    def published(self, request: Request) -> None:
-        """Its prompt is in the tree now."""
-
+    @abstractmethod
     def __iter__(self) -> Iterator[Request]: ...
-
-
-class RequestQueue:
-    """In rank."""
-
-    def __init__(self) -> None:
-        self._line: list[Request] = []
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._line)
-
-    def add(self, request: Request) -> None:
-        insort(self._line, request, key=_rank)
-
-    def remove(self, request: Request) -> None:
-        del self._line[bisect_left(self._line, request.key, key=_rank)]
-
-    def first(self) -> Request:
-        return self._line[0]
+    @abstractmethod
+    def add(self, request: Request) -> None: ...
+    @abstractmethod
+    def remove(self, request: Request) -> None: ...
+    @abstractmethod
+    def first(self) -> Request: ...
 
     def is_still_first(self, request: Request, n_cached: int) -> bool:
         return True
 
-    def published(self, request: Request) -> None:
+    def published(self, request: Request) -> None:  # noqa: B027 (only one order depends on the tree)
         pass
+
+
+class ArrivalOrder(QueueOrder):
+    """By rank: priority, deadline, arrival."""
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def add(self, request: Request) -> None:
+        insort(self._requests, request, key=_rank)
+
+    def remove(self, request: Request) -> None:
+        del self._requests[bisect_left(self._requests, request.key, key=_rank)]
+
+    def first(self) -> Request:
+        return self._requests[0]
 
 
 # ---- by clients and programs ---------------------------------------------------------------------------------------
 
+_Place = tuple[float, int, int]
+
 
 class _ProgramQueue:
-    """Of one program those that wait, in rank. key: its place among its client's; it never falls while they wait."""
-
-    __slots__ = ("account", "deadline", "key", "line", "serial")
+    """The waiting requests of one program, by rank."""
 
     def __init__(self, request: Request, is_fair: bool) -> None:
         self.serial, self.account = serial(request), request.program
         self.deadline = request.run.deadline or inf
-        self.line: list[Request] = []
-        self.key = self.place(is_fair)
+        self.is_fair = is_fair
+        self.requests: list[Request] = []
 
-    def place(self, is_fair: bool) -> tuple[float, int, int]:
-        """Deadline; with `is_fair`, how often what it was given has doubled, from a quantum on; age."""
-        level = (self.account.n_served // QUANTUM).bit_length() if is_fair else 0
+    @property
+    def place(self) -> _Place:
+        """Its place among the client's programs: deadline; with is_fair, how often its tokens have doubled, from one
+        quantum on; age. It can only move backwards."""
+        level = (self.account.n_served // QUANTUM).bit_length() if self.is_fair else 0
         return self.deadline, level, self.serial
 
 
-class _Client:
-    """The programs of one client that have somebody waiting."""
+class _ClientQueue:
+    """The programs of one client that have waiting requests."""
 
     def __init__(self, account: ServiceAccount) -> None:
         self.account = account
         self.programs: dict[int, _ProgramQueue] = {}
-        self.heap: list[tuple[tuple[float, int, int], int, _ProgramQueue]] = []  # some wait no more
+        self.heap: list[tuple[_Place, int, _ProgramQueue]] = []  # place may be outdated, and some no longer wait
 
 
-class _Class:
-    """All that wait with one priority. turn: the client that goes on until it was given `upto`."""
+class _PriorityQueue:
+    """The clients with waiting requests of one priority. turn: the client that is served until its account reaches
+    `turn_end` tokens."""
 
     def __init__(self) -> None:
-        self.clients: dict[int, _Client] = {}
-        self.turn: _Client | None = None
-        self.upto = 0
+        self.clients: dict[int, _ClientQueue] = {}
+        self.turn: _ClientQueue | None = None
+        self.turn_end = 0
+
+    def next_client(self) -> _ClientQueue:
+        """The client whose turn it is. After a quantum the turn passes to the one with the fewest tokens."""
+        clients, turn = self.clients, self.turn
+        if len(clients) == 1:
+            return next(iter(clients.values()))
+        if turn is None or turn.account.n_served >= self.turn_end or not turn.programs:
+            by_share = sorted(clients.items(), key=lambda item: (item[1].account.n_served, item[0]))[:2]
+            self.turn = turn = by_share[0][1]
+            self.turn_end = by_share[1][1].account.n_served + QUANTUM
+        return turn
 
 
-class Depth:
-    """By priority; then by client; then by program; and in it depth-first."""
+class ProgramOrder(QueueOrder):
+    """By priority, then client, then program, and within a program depth-first."""
 
     def __init__(self, is_fair: bool) -> None:
-        """is_fair: among programs, too, who was given least goes first; else the oldest."""
+        """is_fair: the client's program with the fewest tokens goes first; otherwise its oldest."""
         self._is_fair = is_fair
-        self._classes: dict[int, _Class] = {}
-        self._numbers = count()  # a heap never compares programs
+        self._priorities: dict[int, _PriorityQueue] = {}
+        self._numbers = count()  # so that a heap never compares programs
 
     def __iter__(self) -> Iterator[Request]:
-        for some in self._classes.values():
-            for client in some.clients.values():
+        for priority in self._priorities.values():
+            for client in priority.clients.values():
                 for program in client.programs.values():
-                    yield from program.line
+                    yield from program.requests
 
     def add(self, request: Request) -> None:
         run = request.run
-        some = self._classes.get(run.priority)
-        if some is None:
-            some = self._classes[run.priority] = _Class()
-        client = some.clients.get(run.client)
-        if client is None:
-            client = some.clients[run.client] = _Client(request.client)
+        clients = self._priorities.setdefault(run.priority, _PriorityQueue()).clients
+        client = clients.setdefault(run.client, _ClientQueue(request.client))
         program = client.programs.get(serial(request))
         if program is None:
             program = client.programs[serial(request)] = _ProgramQueue(request, self._is_fair)
-            heappush(client.heap, (program.key, next(self._numbers), program))
-        insort(program.line, request, key=_rank)
+            heappush(client.heap, (program.place, next(self._numbers), program))
+        insort(program.requests, request, key=_rank)
 
     def remove(self, request: Request) -> None:
         run = request.run
-        some = self._classes[run.priority]
-        client = some.clients[run.client]
+        clients = self._priorities[run.priority].clients
+        client = clients[run.client]
         program = client.programs[serial(request)]
-        del program.line[bisect_left(program.line, request.key, key=_rank)]
-        if program.line:
+        del program.requests[bisect_left(program.requests, request.key, key=_rank)]
+        if program.requests:
             return
         del client.programs[program.serial]
         if len(client.heap) > 64 + 2 * len(client.programs):
-            client.heap = [(p.key, next(self._numbers), p) for p in client.programs.values()]
+            client.heap = [(p.place, next(self._numbers), p) for p in client.programs.values()]
             heapify(client.heap)
         if client.programs:
             return
-        del some.clients[run.client]
-        if not some.clients:
-            del self._classes[run.priority]
+        del clients[run.client]
+        if not clients:
+            del self._priorities[run.priority]
 
     def first(self) -> Request:
-        client = self._client(self._classes[max(self._classes)])
+        client = self._priorities[max(self._priorities)].next_client()
         heap = client.heap
         while True:
-            key, number, program = heap[0]
+            place, number, program = heap[0]
             if client.programs.get(program.serial) is not program:
                 heappop(heap)
-            elif (now := program.place(self._is_fair)) != key:
-                program.key = now
-                heapreplace(heap, (now, number, program))
+            elif (current := program.place) != place:
+                heapreplace(heap, (current, number, program))
             else:
-                return program.line[0]
-
-    def _client(self, some: _Class) -> _Client:
-        """Whose turn it is: who has it keeps it for a quantum, then who was given least has it."""
-        clients, turn = some.clients, some.turn
-        if len(clients) == 1:
-            return next(iter(clients.values()))
-        if turn is None or turn.account.n_served >= some.upto or not turn.programs:
-            by_share = sorted(clients.items(), key=lambda item: (item[1].account.n_served, item[0]))[:2]
-            some.turn = turn = by_share[0][1]
-            some.upto = by_share[1][1].account.n_served + QUANTUM
-        return turn
-
-    def is_still_first(self, request: Request, n_cached: int) -> bool:
-        return True
-
-    def published(self, request: Request) -> None:
-        pass
+                return program.requests[0]
 
 
 def serial(request: Request) -> int:
-    """Of its program; -1 if it is of none."""
+    """The number of its program; -1 if it belongs to none."""
     return request.run.order[0] if request.run.order else -1
 
 
 # ---- by what is in the tree ----------------------------------------------------------------------------------------
 
 
-class Prefixes:
-    """The longest prefix in the tree first. Each is looked up once; then, of what changes in the tree, those are told
-    whom it concerns: of sorted prompts, they stand beside the one that was published. What was evicted is noticed when
-    its request comes to be the first."""
+class PrefixOrder(QueueOrder):
+    """The longest prefix in the tree first.
 
-    def __init__(self, look: Callable[[Request], int]) -> None:
-        self._look = look
-        self._n_cached: dict[int, int] = {}  # by rid: those that wait, and how much of them the tree had
+    Each request is matched once. When a prompt is published, the requests whose prompts are its neighbors in sorted
+    order are updated. An eviction is noticed when its request comes first.
+    """
+
+    def __init__(self, n_matched: Callable[[Request], int]) -> None:
+        self._n_matched = n_matched
+        self._n_cached: dict[int, int] = {}  # by rid: tokens of each waiting request that were in the tree
         self._heap: list[tuple[int, float, int, int, Request]] = []  # stale where the length is not that above
         self._sorted: list[tuple[bytes, bytes, int, Request]] = []  # namespace, ids, rid
 
@@ -206,42 +192,42 @@ class Prefixes:
 
     def add(self, request: Request) -> None:
         insort(self._sorted, (request.run.namespace, request.run.ids, request.rid, request))
-        self._place(request, self._look(request))
+        self._push(request, self._n_matched(request))
 
-    def _place(self, request: Request, n_cached: int) -> None:
+    def _push(self, request: Request, n_cached: int) -> None:
         self._n_cached[request.rid] = n_cached
         run = request.run
         heappush(self._heap, (-run.priority, run.deadline or inf, -n_cached, request.rid, request))
         if len(self._heap) > 64 + 4 * len(self._n_cached):
-            self._heap = [entry for entry in self._heap if self._holds(entry[2], entry[4])]
+            self._heap = [entry for entry in self._heap if self._n_cached.get(entry[3]) == -entry[2]]
             heapify(self._heap)
-
-    def _holds(self, n: int, request: Request) -> bool:
-        return self._n_cached.get(request.rid) == -n
 
     def remove(self, request: Request) -> None:
         del self._n_cached[request.rid]
-        i = bisect_left(self._sorted, (request.run.namespace, request.run.ids, request.rid))
-        del self._sorted[i]
+        del self._sorted[bisect_left(self._sorted, (request.run.namespace, request.run.ids, request.rid))]
 
     def first(self) -> Request:
-        while not self._holds(self._heap[0][2], self._heap[0][4]):
-            heappop(self._heap)
-        return self._heap[0][4]
+        heap = self._heap
+        while self._n_cached.get(heap[0][3]) != -heap[0][2]:
+            heappop(heap)
+        return heap[0][4]
 
     def is_still_first(self, request: Request, n_cached: int) -> bool:
         if n_cached > self._n_cached[request.rid] - WORTH_MOVING:
             return True
-        self._place(request, n_cached)
+        self._push(request, n_cached)
         return False
 
     def published(self, request: Request) -> None:
         ids, namespace = request.run.ids, request.run.namespace
         at = bisect_left(self._sorted, (namespace, ids))
-        for side in (range(at, min(at + _N_LOOK, len(self._sorted))), range(at - 1, max(at - 1 - _N_LOOK, -1), -1)):
-            for i in side:
+        for neighbors in (
+            range(at, min(at + _N_NEIGHBORS, len(self._sorted))),
+            range(at - 1, max(at - 1 - _N_NEIGHBORS, -1), -1),
+        ):
+            for i in neighbors:
                 other = self._sorted[i]
                 n = n_common(ids, 0, other[1]) if other[0] == namespace else 0
                 if n < self._n_cached[other[2]] + WORTH_MOVING:
                     break
-                self._place(other[3], n)
+                self._push(other[3], n)

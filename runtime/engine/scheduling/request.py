@@ -1,11 +1,11 @@
-"""One generation in the engine, and what a step passes between the scheduler and the model. No torch.
+"""One generation in the engine, and what a step passes between scheduler and model. No torch.
 
 A request has no phase, only counts: of its `n_total` tokens, `n_computed` have their keys and values in its pages, and
-a step computes `n_new` more. Prefill, a chunk of it, decode and a prefix found in the tree are this one case; where a
-step reaches the last token, it also draws the next.
+a step computes `n_new` more. Prefill, a chunk of it, decode and a prefix found in the tree are this one case. A step
+that reaches the last token also samples the next one.
 
-A step may be planned while the one before it is still computed: by counts, as `n_flying` and `n_pending` say what will
-have become of them.
+A step may be planned while the one before it is still computed. `n_inflight` and `n_pending` then say by how much that
+step will have advanced the counts.
 """
 
 from __future__ import annotations
@@ -20,118 +20,81 @@ from banyan.radix_cache.host_tier import Move
 from banyan.runtime.constraint.guide import Guide
 from banyan.runtime.protocol.wire import Run, TopLogprobs
 
-NO_TOKEN = -1
-"""In a Result: there was nothing to choose from, as the model gave NaN or all tokens are forbidden."""
-
-
-MAX_TREE = 64
-"""Rows of a work whose draft branches: as many as a row's mask of ancestors has bits, and no more than a window."""
+NO_TOKEN = -1  # in a Result: no token could be sampled, because the logits were NaN or all tokens were forbidden
+MAX_TREE = 64  # most rows of a work whose draft branches: a row's mask of ancestors has 64 bits
 
 
 class ServiceAccount:
-    """What a client, or a program, was given: tokens computed for it. n_here: its requests in the scheduler."""
-
-    __slots__ = ("n_here", "n_served")
+    """Tokens computed so far for one client or program, and how many of its requests are in the scheduler."""
 
     def __init__(self, n_served: int) -> None:
-        self.n_served, self.n_here = n_served, 0
+        self.n_served, self.n_requests = n_served, 0
 
 
 class Request:
     """The state of one Run. Only the scheduler changes it."""
 
     __slots__ = (
-        "client",
-        "drafted",
-        "end",
-        "ends",
-        "guide",
-        "has_edits",
-        "ids",
-        "is_plain",
-        "is_waiting",
-        "key",
-        "lease",
-        "n_cached",
-        "n_computed",
-        "n_flying",
-        "n_forced",
-        "n_given",
-        "n_pending",
-        "n_prompt",
-        "n_published",
-        "program",
-        "rid",
-        "run",
-        "sampling",
-        "scores",
-        "seen",
-        "since",
-        "started",
-        "stop_ids",
-        "tops",
-    )
+        "client", "drafted", "end_ids", "guide", "has_edits", "ids", "is_plain", "is_waiting", "key", "lease",
+        "max_total", "n_cached", "n_computed", "n_forced", "n_inflight", "n_pending", "n_prompt", "n_published",
+        "n_submitted", "program", "rid", "run", "sampling", "scores", "start_time", "stop_ids", "token_counts", "tops",
+        "waiting_since",
+    )  # fmt: skip
 
     client: ServiceAccount
     program: ServiceAccount
     key: tuple[Any, ...]
-    """Its rank, by the queue: minus its priority, and more. Of two, the smaller goes first when pages are short."""
+    """Its rank, set by the queue. The request with the larger rank is retracted first when pages are short."""
 
-    def __init__(self, run: Run, end: int, guide: Guide | None = None, ends: tuple[int, ...] = ()) -> None:
-        """`end`: the n_total at which its length ends it. `guide`: of its constraint, where it stands now. `ends`: its
-        stop ids that are no text, which a guide leaves to us."""
-        self.rid = run.rid
-        self.run = run
-        self.sampling = run.sampling
-        self.is_waiting = False
-        self.since = nan  # when it began to wait; nan while it does not, or no step was planned since
+    def __init__(self, run: Run, max_total: int, guide: Guide | None = None, end_ids: tuple[int, ...] = ()) -> None:
+        """max_total: the n_total at which the length limit ends it. guide: the state of its constraint. end_ids: stop
+        ids that are not text, which the guide's masks leave to the engine."""
+        self.rid, self.run, self.sampling = run.rid, run, run.sampling
+        self.max_total, self.guide, self.end_ids = max_total, guide, end_ids
         self.ids = array("i", run.ids)
         self.stop_ids = frozenset(array("i", run.stop_ids))
-        self.n_given = len(self.ids)  # tokens that came with the Run
-        self.n_prompt = self.n_given - run.n_done
-        self.end = end
-        self.n_computed = 0
-        self.n_published = 0
-        # While a step is planned behind one that is still computed: tokens that this one computes of it, and whether it
-        # draws one that the text goes on from. Else 0.
-        self.n_flying = self.n_pending = 0
-        self.started = 0.0  # when it was first planned
-        self.drafted = array("i")  # which tokens of its output were there before they were computed
-        self.n_forced = 0  # so many of them because the constraint leaves no other
-        self.n_cached = -1  # prompt tokens found in the tree at its first start; -1 before
-        self.scores = array("f")  # logprobs of the prompt tokens from score_from on, as far as computed
-        self.tops: list[TopLogprobs] = []  # the same with alternatives, where they are asked for
+        self.n_submitted = len(self.ids)  # tokens that came with the Run
+        self.n_prompt = self.n_submitted - run.n_done
+        self.n_computed = self.n_published = 0
+        # While a step is planned ahead: tokens that the step in flight computes, and whether it samples a token that
+        # the text continues from. Otherwise 0.
+        self.n_inflight = self.n_pending = 0
+        self.is_waiting = False
+        self.waiting_since = nan  # nan while it does not wait, and until the first plan after it was added
+        self.start_time = 0.0  # of its first step
         self.lease: Lease | None = None  # held while it runs
-        self.guide, self.ends = guide, ends
+        self.n_cached = -1  # prompt tokens found in the tree at its first start; -1 before
+        self.drafted = array("i")  # positions in the output whose tokens were drafted or forced
+        self.n_forced = 0  # output tokens that the constraint forced
+        self.scores = array("f")  # logprobs of the prompt tokens from score_from on, as far as computed
+        self.tops: list[TopLogprobs] = []  # the same with alternatives, where requested
         s = self.sampling
         has_penalties = bool(s.frequency_penalty or s.presence_penalty or s.repetition_penalty != 1.0)
         self.has_edits = has_penalties or bool(s.logit_bias or s.min_tokens)
-        self.is_plain = not (
-            self.has_edits or s.temperature or s.logprobs or guide
-        )  # its next token is the argmax of its row
-        # How often each token of the text is in its output. Only with penalties, and None without: few have them.
-        self.seen: dict[int, int] | None = dict.fromkeys(self.ids, 0) if has_penalties else None
-        for token in self.ids[self.n_prompt :] if has_penalties else ():
-            self.count(token)
+        # Its next token is the argmax of its row, and nothing else is needed.
+        self.is_plain = not (self.has_edits or s.temperature or s.logprobs or guide)
+        # How often each token of the text occurs in the output. None without penalties.
+        self.token_counts: dict[int, int] | None = dict.fromkeys(self.ids, 0) if has_penalties else None
+        self._count(self.ids[self.n_prompt :])
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """More tokens of output."""
+        """Append output tokens."""
         self.ids.extend(tokens)
-        for token in tokens if self.seen is not None else ():
-            self.count(token)
+        self._count(tokens)
 
-    def count(self, token: int) -> None:
-        assert self.seen is not None
-        self.seen[token] = self.seen.get(token, 0) + 1
+    def _count(self, tokens: Sequence[int]) -> None:
+        if (counts := self.token_counts) is not None:
+            for token in tokens:
+                counts[token] = counts.get(token, 0) + 1
 
     @property
     def pages(self) -> list[int]:
-        """Where its tokens stand, while it runs."""
+        """Its block table. Only while it runs."""
         assert self.lease is not None
         return self.lease.pages
 
     def slot(self, i: int) -> int:
-        """Where its i-th token stands, counted over all pages, while it runs."""
+        """The slot of its i-th token: page * page_size + offset. Only while it runs."""
         assert self.lease is not None
         page = self.lease.cache.page
         return self.lease.pages[i // page] * page + i % page
@@ -142,32 +105,28 @@ class Request:
 
     @property
     def n_out(self) -> int:
-        """Tokens generated so far, those of an engine before this one included."""
+        """Tokens generated so far, including those of a previous engine."""
         return len(self.ids) - self.n_prompt
 
     @property
     def n_reusable(self) -> int:
-        """How long a prefix from the tree may be. The last token is always computed: its row draws the next one. So is
-        what stands before a token whose logprob is still to be given."""
+        """The longest prefix that may come from the tree. The last token is always computed, as its row samples the
+        next one. So is the token before one whose logprob is still to be scored."""
         n_scored = self.run.score_from + len(self.scores)
         return n_scored - 1 if 0 < n_scored < self.n_prompt else len(self.ids) - 1
 
     @property
     def n_left(self) -> int:
-        """Tokens that no step has computed or computes now. 0: the one that computes now is its last."""
-        return len(self.ids) + self.n_pending - self.n_computed - self.n_flying
-
-    @property
-    def is_prefilling(self) -> bool:
-        return self.n_left > 1
+        """Tokens that no step has computed or is computing. 0: the step in flight is its last."""
+        return len(self.ids) + self.n_pending - self.n_computed - self.n_inflight
 
 
 class Work(NamedTuple):
-    """What one request does in one step: compute tokens start .. start + n_new, into the pages of a lease.
+    """What one request does in one step: compute tokens start .. start + n_new into the pages of its lease.
 
-    draws: its last row gives the next token. n_scored: so many tokens from `score_at` on get their logprob. draft: of
-    one that draws, computed behind them; each of its rows draws too. parents: of each token of the draft, which of its
-    tokens it follows, a lower number, or -1: the text; (): each follows the one before it.
+    draws: the last row samples the next token. n_scored: number of tokens from `score_at` on that get their logprob.
+    draft: tokens computed after the last one, each of whose rows samples too. parents: for each draft token the index
+    of the draft token it follows, always a lower one, or -1 for the text; () where each follows the one before it.
     """
 
     request: Request
@@ -182,32 +141,32 @@ class Work(NamedTuple):
 
     @property
     def n_pending(self) -> int:
-        """1: it draws a token that its text goes on from, unless that ends it. 0: none, or the last by length."""
-        return int(self.draws and self.request.n_total + 1 < self.request.end)
+        """1: it samples a token that the text continues from, unless that token ends it. 0: none, or the last."""
+        return int(self.draws and self.request.n_total + 1 < self.request.max_total)
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether the request still goes on from here: it has not ended since, and does not begin anew."""
+    def is_current(self) -> bool:
+        """False: the request has ended or was retracted since the plan, so the result is discarded."""
         return self.request.lease is self.lease
 
 
-def work_of(request: Request, n_new: int) -> Work:
-    """What computing its next n_new tokens is."""
+def make_work(request: Request, n_new: int) -> Work:
+    """The work of computing a request's next n_new tokens."""
     assert request.lease is not None
-    start = request.n_computed + request.n_flying
-    reach = start + n_new
-    draws = reach == request.n_total + request.n_pending < request.end
+    start = request.n_computed + request.n_inflight
+    end = start + n_new
+    draws = end == request.n_total + request.n_pending < request.max_total
     if request.run.score_from < 0:
         return Work(request, request.lease, start, n_new, draws)
     score_at = request.run.score_from + len(request.scores)
-    n_scored = max(0, min(reach + 1, request.n_prompt) - score_at)
+    n_scored = max(0, min(end + 1, request.n_prompt) - score_at)
     return Work(request, request.lease, start, n_new, draws, score_at, n_scored)
 
 
 class Plan(NamedTuple):
-    """One step. moves: between the device and host memory, to be done first, in order. copies: (source page,
-    destination page, n_slots), to be done next, before anything is written. is_ahead: it was made while the step before
-    it was computed; where that one draws a token, a work may start with it, unseen."""
+    """One step. It first does the moves between device and host memory, in order, then the copies (source page,
+    destination page, n_slots), then computes the works. is_ahead: it was planned while the step before it was computed,
+    so a work may start with a token that is not known yet."""
 
     works: tuple[Work, ...]
     copies: tuple[tuple[int, int, int], ...] = ()
@@ -216,16 +175,16 @@ class Plan(NamedTuple):
 
     @property
     def n_rows(self) -> int:
-        """Without drafts."""
+        """Rows without drafts."""
         return sum(work.n_new for work in self.works)
 
 
 class Result(NamedTuple):
     """What the model gave for a plan.
 
-    ids: of each work that draws, in order, one, and one per token of its draft. logprobs: by rid, of each of these, for
-    those that asked. scores: by rid, the logprobs of the
-    scored tokens of this step; tops: with the alternatives to each, for those that asked.
+    ids: for each work that samples, in order, one token, and one more per token of its draft. logprobs: by rid, one
+    entry per such token, where requested. scores: by rid, the logprobs of the step's scored tokens; tops: the same with
+    alternatives, where requested.
     """
 
     ids: list[int]

@@ -1,49 +1,50 @@
-"""Who computes how many tokens in the next step. No torch, no clock, no chance: the same messages give the same plans.
+"""Decides how many tokens of each request the next step computes. No torch, no clock, no chance: the same messages
+give the same plans.
 
-Waiting requests stand in one queue by (Run.order, arrival), running ones in the same rank. A plan gives each decode its
-token first, then chunks of prompts what is left of the budget, then starts waiting requests with the rest. A request
-whose prefix another is computing right now follows that one: it waits, holding nothing, and goes on from the tree once
-the prefix is published there. So n requests with the same new prefix cost one prefill. Where it takes no more than
-counts, a step is planned while the one before it is computed (`follow`).
+Waiting requests are in one queue by (Run.order, arrival), running ones in a list by rank. A plan first gives each
+decode its token, then gives chunks of prompts what is left of the token budget, then starts waiting requests with the
+rest. A request whose prefix is being computed by another one right now holds nothing and waits until that prefix is in
+the tree, so n requests with the same new prefix cost one prefill. A step is planned while the one before it is computed
+where counts alone suffice (`plan_ahead`).
 
-When pages are short, the last in rank is retracted: its lease is closed (what it computed stays in the tree until it is
-evicted) and it queues again with all its tokens. The first in rank always goes on, and a request alone always fits
-(`take` refuses those that could not), so there is no deadlock, and nothing is lost but time.
+When pages run out, the running request of the last rank is retracted: its lease is closed (what it computed stays in
+the tree until it is evicted) and it queues again with all its tokens. The first in rank always makes progress, and a
+request alone always fits (`take` refuses others), so there is no deadlock and only time is lost.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
+from itertools import pairwise
 from operator import attrgetter
 
 from banyan.radix_cache.cache import Cache, Lease
+from banyan.radix_cache.check import check as check_cache
 from banyan.radix_cache.quarantine import quarantine
 from banyan.runtime.config import Schedule
 from banyan.runtime.constraint.guide import Guide
-from banyan.runtime.engine.scheduling.admission import AdmissionControl, Pace
-from banyan.runtime.engine.scheduling.invariants import check
+from banyan.runtime.engine.scheduling.admission import AdmissionControl, StepTime
 from banyan.runtime.engine.scheduling.output_lengths import Growth, OutputLengths, peak
 from banyan.runtime.engine.scheduling.queue import Queue
-from banyan.runtime.engine.scheduling.request import NO_TOKEN, Plan, Request, Result, Work, work_of
+from banyan.runtime.engine.scheduling.request import NO_TOKEN, Plan, Request, Result, Work, make_work
 from banyan.runtime.engine.scheduling.step_report import StepReport
 from banyan.runtime.engine.scheduling.validate import EngineLimits, admit
 from banyan.runtime.engine.speculation.depth_control import DepthController
-from banyan.runtime.engine.speculation.draft import follow, moved
+from banyan.runtime.engine.speculation.draft import accept_path, slot_moves
 from banyan.runtime.errors import BadMessage, BanyanError, ConstraintBroke
 from banyan.runtime.protocol.wire import Abort, Failed, FinishReason, ProgramEnded, Run, Step, TopLogprobs
 
-WORTH_WAITING = 16
-"""Tokens: where two share fewer new ones, both compute them, as a wait costs a step."""
+WORTH_WAITING = 16  # tokens: requests that share a shorter new prefix all compute it, because waiting costs a step
 FORESIGHT = 1.0
-"""How much of what running requests are expected to need must be there before another is started; with 0 they are
-started as long as there is a page, and retract each other."""
+"""The share of the pages which running requests are expected to claim that must be available before another starts.
+With 0, requests start as long as there is a page, and retract each other."""
 
 _rank = attrgetter("key")
 
 
 class Scheduler:
-    """`take` messages, `plan` a step, `commit` what it gave, `report` it. Nothing else changes a request."""
+    """`take` orders, `plan` a step, `commit` its result, `report` it. Nothing else changes a request."""
 
     def __init__(
         self, cache: Cache, limits: EngineLimits, schedule: Schedule = "dfs", drafting: DepthController | None = None
@@ -52,22 +53,21 @@ class Scheduler:
         self.drafting = drafting or DepthController()
         self.limits = limits
         self.max_running = min(limits.max_running, limits.step_tokens)  # each decode has its token in each step
-        self.requests: dict[int, Request] = {}  # by rid: waiting, following and running
-        self.waiting = Queue(schedule, self._look)
-        self.running: list[Request] = []  # in rank; exactly those that hold a lease
-        self.following: list[Request] = []  # until the next plan: their prefix is being computed in this step
+        self.requests: dict[int, Request] = {}  # by rid: all that have not ended
+        self.waiting = Queue(schedule, self._n_matched)
+        self.running: list[Request] = []  # by rank; exactly those that hold a lease
+        self.following: list[Request] = []  # until the next plan: another request computes their prefix in this step
         self.lengths = OutputLengths()
-        self.begun = AdmissionControl(cache.page) if schedule == "dfs" and cache.enabled else None
-        self._pace = Pace()
+        self.admission = AdmissionControl(cache.page) if schedule == "dfs" and cache.enabled else None
+        self._step_time = StepTime()
         self._now = 0.0  # of the last plan
-        self._n_taken = 0
-        self._n_released = 0
-        self._is_short: tuple[Request, int] | None = None  # who found no room when so many had been released
+        self._n_taken = self._n_released = 0
+        self._blocked: tuple[Request, int] | None = None  # who found no pages, and the value of _n_released then
         self.counts = dict.fromkeys(
             ("steps", "steps_ahead", "requests", "prompt_tokens", "cached_tokens", "computed_tokens",
              "generated_tokens", "forced_tokens", "retractions", "waits"), 0)  # fmt: skip
-        self.moves: list[tuple[list[int], list[int]]] = []  # slots to slots, due now: see `moved`
-        self._said = StepReport()
+        self.moves: list[tuple[list[int], list[int]]] = []  # slots to move now: see `slot_moves`
+        self._report = StepReport()
 
     @property
     def is_idle(self) -> bool:
@@ -76,119 +76,118 @@ class Scheduler:
 
     # ---- take ------------------------------------------------------------------------------------------------------
 
-    def take(self, order: Run | Abort | ProgramEnded, guide: Guide | None = None, ends: tuple[int, ...] = ()) -> None:
-        """Queue a request, or drop one (unknown rids are those that ended meanwhile). A Run that cannot be served is
-        Failed in the next report. A Run with a constraint comes with its guide; see `Request` for `ends`."""
+    def take(
+        self, order: Run | Abort | ProgramEnded, guide: Guide | None = None, end_ids: tuple[int, ...] = ()
+    ) -> None:
+        """Queue or drop a request. Unknown rids belong to requests that have ended. A Run that cannot be served is
+        Failed in the next report. A Run with a constraint comes with its guide; see `Request` for `end_ids`."""
         if isinstance(order, ProgramEnded):
-            if self.begun is not None:
-                self.begun.forget(order.client, order.program)
-            return
-        if isinstance(order, Abort):
+            if self.admission is not None:
+                self.admission.end_program(order.client, order.program)
+        elif isinstance(order, Abort):
             if request := self.requests.get(order.rid):
                 self._finish(request, "abort")
-            return
-        if not (end := self.admit(order)):
-            return
-        request = Request(order, end, guide, ends)
-        self.waiting.enter(request, self._n_taken)
-        self._n_taken += 1
-        self.requests[request.rid] = request
-        self.counts["requests"] += 1
-        self.counts["prompt_tokens"] += request.n_prompt
-        self.waiting.add(request)
-        self._jump(request)  # a constraint's forced start becomes part of the prefill
-        self._end_if_full(request)  # all of it may have been generated by an engine before this one
+        elif max_total := self.admit(order):
+            request = Request(order, max_total, guide, end_ids)
+            self.waiting.register(request, self._n_taken)
+            self._n_taken += 1
+            self.requests[request.rid] = request
+            self.counts["requests"] += 1
+            self.counts["prompt_tokens"] += request.n_prompt
+            self.waiting.add(request)
+            self._append_forced(request)  # a constraint's forced start becomes part of the prefill
+            self._finish_if_complete(request)  # a previous engine may have generated all of it
 
     def admit(self, order: Run) -> int:
-        """The n_total at which its length ends the request; 0 where it cannot be served, as the next report says."""
+        """The n_total at which the length limit ends the request. 0: it cannot be served, as the next report says."""
         try:
             if order.rid in self.requests:
-                raise BadMessage(f"request {order.rid} is here already")
+                raise BadMessage(f"request {order.rid} exists already")
             return admit(order, self.limits, self.cache.n_pages, self.cache.page)
         except BanyanError as e:
-            self._said.fail(order.rid, e.code, e.message)
+            self._report.fail(order.rid, e.code, e.message)
             return 0
 
     # ---- plan ------------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> Plan | None:
-        """The next step, or None where there is nothing to do. `now`: seconds; only differences count.
+        """The next step, or None where there is nothing to do. now: seconds; only differences count.
 
-        Claims pages through leases, evicts, retracts. Computes nothing and moves no counts: that is for `commit`.
+        Claims pages through leases, evicts and retracts. Counts move in `commit`.
         """
         if self.cache.quarantined and not self.running:
-            self.cache.readmit()  # or a request might not fit that is alone
-        n_decoding = sum(request.n_computed >= request.n_given for request in self.running)
-        works, copies = self._works(now, min(self.drafting.appetite(n_decoding), self.limits.step_tokens // 4))
+            self.cache.readmit()  # otherwise a request alone might not fit
+        n_decoding = sum(request.n_computed >= request.n_submitted for request in self.running)
+        n_reserved = min(self.drafting.expected_tokens(n_decoding), self.limits.step_tokens // 4)
+        works, copies = self._plan_works(now, n_reserved)
         n_rows = sum(work.n_new for work in works)
-        self._pace.note(now, n_rows)
-        self.drafting.widen(works, self.limits.step_tokens - n_rows)
+        self._step_time.note(now, n_rows)
+        self.drafting.add_drafts(works, self.limits.step_tokens - n_rows)
         return Plan(tuple(works), tuple(copies), tuple(self.cache.take_moves())) if works else None
 
-    def follow(self, flying: Plan, now: float) -> Plan | None:
-        """The step behind one that is still computed, by counts alone. None where that would not do, or where nothing
-        is to be done: `plan` it when `flying` is committed.
+    def plan_ahead(self, inflight: Plan, now: float) -> Plan | None:
+        """The step after one that is still being computed, planned by counts alone. None where counts do not suffice or
+        there is nothing to do; then call `plan` once `inflight` is committed.
 
-        Who ends by what is drawn now has a row too many in it, which `commit` passes over. It harms nobody: its keys go
-        behind the text, into a slot that whoever has it next writes before reading it, in a later step.
+        A request that ends with the token being sampled has one row too many in this step, and `commit` ignores it. Its
+        KV goes into a slot behind the text, which the slot's next owner overwrites before reading it.
         """
-        if flying.is_ahead:
-            self._pace.note(now, flying.n_rows)  # the one before it is committed: it begins now
-        wanted = [work for work in flying.works if work.is_wanted]
-        if not all(map(self._can_follow, wanted)):
+        if inflight.is_ahead:
+            self._step_time.note(now, inflight.n_rows)  # the step before it has been committed, so it starts now
+        current = [work for work in inflight.works if work.is_current]
+        if not all(map(self._can_plan_ahead, current)):
             return None
-        for work in wanted:
-            work.request.n_flying, work.request.n_pending = work.n_new, work.n_pending
-        works, copies = self._works(now)
-        for work in wanted:
-            work.request.n_flying = work.request.n_pending = 0
+        for work in current:
+            work.request.n_inflight, work.request.n_pending = work.n_new, work.n_pending
+        works, copies = self._plan_works(now)
+        for work in current:
+            work.request.n_inflight = work.request.n_pending = 0
         if not works:
             return None
-        self.drafting.rest()
+        self.drafting.skip_step()
         return Plan(tuple(works), tuple(copies), tuple(self.cache.take_moves()), is_ahead=True)
 
-    def _can_follow(self, work: Work) -> bool:
-        """Whether what comes behind it depends on no token that it draws: not on how much of a draft is right, on what
-        a constraint then forces, or on what a drafter would say. And there are pages; where there are none, it may be
-        that somebody ends now."""
+    def _can_plan_ahead(self, work: Work) -> bool:
+        """Whether the request's next work is independent of the token being sampled: of how much of a draft is
+        accepted, of what a constraint then forces, and of what a drafter would propose. It also needs its pages; if
+        there are none, a request may end with this step and free some."""
         request, n_pending = work.request, work.n_pending
         if work.draft or work.n_scored:
             return False
-        is_forced = request.guide is not None and self.drafting.jumps
-        if n_pending and (is_forced or not self.drafting.can_rest(request)):
+        may_force = request.guide is not None and self.drafting.jumps
+        if n_pending and (may_force or not self.drafting.can_skip(request)):
             return False
         return work.lease.grow(request.n_total + n_pending)
 
-    def _works(self, now: float, n_kept: int = 0) -> tuple[list[Work], list[tuple[int, int, int]]]:
-        """Of a step: what is computed, and the copies of pages that this stands on. n_kept: rows that prompts leave."""
+    def _plan_works(self, now: float, n_reserved: int = 0) -> tuple[list[Work], list[tuple[int, int, int]]]:
+        """The works of a step, and the page copies they need. n_reserved: rows that prompts leave to drafts."""
         for request in self.following:
             self.waiting.add(request)
         self.following.clear()
-        self.waiting.stamp(now)
+        self.waiting.start_waits(now)
         self._now = now
         self.cache.tick(self.counts["steps"], now)
         works: list[Work] = []
         budget = self.limits.step_tokens
         chunks: list[Request] = []
         for request in tuple(self.running):
-            if request.lease is None or not self._has_grown(request):  # retracted, by one before it or now
+            if request.lease is None or not self._grow(request):  # retracted by an earlier one, or now
                 continue
             if (n_left := request.n_left) > 1:
                 chunks.append(request)
             elif n_left:
-                works.append(work_of(request, 1))
+                works.append(make_work(request, 1))
                 budget -= 1
-        budget = max(budget - n_kept, 0)
+        budget = max(budget - n_reserved, 0)
         for request in chunks:
             if request.lease is not None and budget:
-                works.append(work_of(request, min(budget, request.n_left)))
+                works.append(make_work(request, min(budget, request.n_left)))
                 budget -= works[-1].n_new
-        copies: list[tuple[int, int, int]] = []
-        self._start(works, copies, budget, now)
-        return works, copies
+        return works, self._start_waiting(works, budget, now)
 
-    def _has_grown(self, request: Request) -> bool:
-        """Room for all its tokens; others behind it are retracted for that, and at the last it itself."""
+    def _grow(self, request: Request) -> bool:
+        """Claim pages for all tokens of a running request. Retracts requests of a later rank for that, and finally the
+        request itself; then returns False."""
         assert request.lease is not None
         while not request.lease.grow(request.n_total):
             last = self.running[-1]
@@ -197,18 +196,20 @@ class Scheduler:
                 return False
         return True
 
-    def _start(self, works: list[Work], copies: list[tuple[int, int, int]], budget: int, now: float) -> None:
-        """Start waiting requests, the first of them first, as long as there are tokens, places and pages. None that is
-        behind it in the queue overtakes the first."""
+    def _start_waiting(self, works: list[Work], budget: int, now: float) -> list[tuple[int, int, int]]:
+        """Start waiting requests in the queue's order while there are tokens, places and pages. If the first cannot
+        start, none behind it does. Adds their works and returns their page copies."""
         waiting, running = self.waiting, self.running
         expected: list[Growth] | None = None
-        fresh: list[Request] = []
+        started: list[Request] = []
+        copies: list[tuple[int, int, int]] = []
         while budget and waiting:
             request = waiting.first(now)
-            if self._is_short == (request, self._n_released) and running:
-                return
-            if len(running) + len(self.following) >= self.max_running and not self._make_way(request, works, fresh):
-                return
+            if self._blocked == (request, self._n_released) and running:
+                break
+            is_full = len(running) + len(self.following) >= self.max_running
+            if is_full and not self._preempt_for(request, works, started):
+                break
             run, owner = request.run, (request.run.client, *request.run.order[:1])
             lease = self.cache.open(request.ids.tobytes(), run.namespace, request.n_reusable, run.priority, owner)
             if not waiting.is_still_first(request, lease.n_cached):
@@ -220,78 +221,79 @@ class Scheduler:
                 self.following.append(request)
                 self.counts["waits"] += 1
                 continue
-            if running and not self._has_turn(request, lease):
+            if running and not self._is_admitted(request, lease):
                 lease.close()
-                return
+                break
             if expected is None:
                 expected = [self._growth(r, r.lease) for r in running if r.lease]
             expected.append(self._growth(request, lease))
-            is_tight = running and FORESIGHT * peak(expected, self.cache.page) > self.cache.n_available
-            if is_tight or not lease.grow(request.n_total):
+            is_short = running and FORESIGHT * peak(expected, self.cache.page) > self.cache.n_available
+            if is_short or not lease.grow(request.n_total):
                 lease.close()
-                if self._make_way(request, works, fresh):
+                if self._preempt_for(request, works, started):
                     expected = None
                     continue
-                self._is_short = request, self._n_released
-                return
+                self._blocked = request, self._n_released
+                break
             expected[-1] = self._growth(request, lease)  # its first pages are claimed
-            self._run(request, lease, now)
-            fresh.append(request)
+            self._start(request, lease, now)
+            started.append(request)
             copies.extend(lease.take_copies())
-            works.append(work_of(request, min(budget, request.n_left)))
+            works.append(make_work(request, min(budget, request.n_left)))
             budget -= works[-1].n_new
+        return copies
 
-    def _run(self, request: Request, lease: Lease, now: float) -> None:
-        """It runs from now on."""
+    def _start(self, request: Request, lease: Lease, now: float) -> None:
+        """Move a waiting request to the running ones."""
         self.waiting.start(request, now)
         insort(self.running, request, key=_rank)
         request.lease = lease
-        request.started = request.started or now
+        request.start_time = request.start_time or now
         request.n_computed = request.n_published = lease.n_cached
-        if self.begun is not None:
-            self.begun.run(request, lease.n_cached, now)
+        if self.admission is not None:
+            self.admission.start(request, lease.n_cached, now)
         if request.n_cached < 0:
             request.n_cached = min(lease.n_cached, request.n_prompt)
             self.counts["cached_tokens"] += request.n_cached
-        if request.n_computed < request.n_given:
+        if request.n_computed < request.n_submitted:
             self.cache.in_flight.claim(request, request.run.ids, request.run.namespace)
 
-    def _make_way(self, request: Request, works: list[Work], fresh: list[Request]) -> bool:
-        """Retract the last of those that run, if it has a lower priority, and is none of the `fresh`."""
+    def _preempt_for(self, request: Request, works: list[Work], started: list[Request]) -> bool:
+        """Retract the running request of the last rank if its priority is lower and this plan did not start it."""
         last = self.running[-1] if self.running else request
-        if last.key[0] <= request.key[0] or last in fresh:
+        if last.key[0] <= request.key[0] or last in started:
             return False
         works[:] = [work for work in works if work.request is not last]
         self._retract(last)
         return True
 
-    def _has_turn(self, request: Request, lease: Lease) -> bool:
-        """Whether it is right to evict for it now what others may need soon."""
-        if self.begun is None or request is self.waiting.aged:
+    def _is_admitted(self, request: Request, lease: Lease) -> bool:
+        """Whether to start a request although that may evict what older programs will need again soon."""
+        if self.admission is None or request is self.waiting.aged:
             return True
         n_new = request.n_total - lease.n_cached
         n_left = self.lengths.left(request.sampling.max_tokens, request.n_out)
-        if n_left * self._pace.rows > n_new * (len(self.running) + 1):  # what a row more in each step saves
+        if n_left * self._step_time.free_rows > n_new * (len(self.running) + 1):  # a larger batch saves more
             return True
-        return self.begun.has_room(request, n_new, self.cache.n_available * self.cache.page, self._now)
+        return self.admission.has_room(request, n_new, self.cache.n_available * self.cache.page, self._now)
 
     def _growth(self, request: Request, lease: Lease) -> Growth:
-        """What it is expected to do from now on; what it has still to compute of its own is as good as done."""
+        """Its expected growth. Tokens that it has but has not computed count as computed."""
         n_left = self.lengths.left(request.sampling.max_tokens, request.n_out)
-        n_left = min(n_left, request.end - request.n_total)
+        n_left = min(n_left, request.max_total - request.n_total)
         n_room = lease.n_slots - request.n_total
         return Growth(n_left, n_room, (request.n_out + n_left) // self.cache.page)
 
-    def _look(self, request: Request) -> int:
-        """How many of its tokens the tree has."""
+    def _n_matched(self, request: Request) -> int:
+        """How many of its tokens are in the tree."""
         root = self.cache.tree.roots.get(request.run.namespace)
         return self.cache.tree.match(root, request.ids.tobytes(), request.n_reusable)[1] if root else 0
 
     def _is_being_computed(self, request: Request, n_cached: int) -> bool:
-        """Whether this very step computes more of the request's prefix than the tree has.
+        """Whether this step computes more of the request's prefix than the tree has.
 
-        Who runs and still prefills when a waiting request is looked at ends its prefill in this step: there are tokens
-        left in the budget, so it got all it needed. The wait is one step, then, whatever becomes of the other.
+        A running request that still prefills when waiting ones are considered ends its prefill in this step: the budget
+        has tokens left, so it got all it needed. The wait is therefore one step, whatever happens to the other request.
         """
         if not self.cache.enabled or n_cached >= request.n_reusable:
             return False
@@ -305,13 +307,13 @@ class Scheduler:
     # ---- commit ----------------------------------------------------------------------------------------------------
 
     def commit(self, plan: Plan, result: Result) -> None:
-        """Tokens and counts move here, and only here. `result` must be of this plan, and its forward completed."""
+        """Apply a plan's result. Tokens and counts change here and nowhere else."""
         self.counts["steps"] += 1
         self.counts["steps_ahead"] += plan.is_ahead
         ids = iter(result.ids)
         for request, lease, _, n_new, draws, _, n_scored, draft, parents in plan.works:
-            said = [next(ids) for _ in range(1 + len(draft))] if draws else []
-            if request.lease is not lease:  # `Work.is_wanted`: it ended in the step before, or begins anew
+            sampled = [next(ids) for _ in range(1 + len(draft))] if draws else []
+            if request.lease is not lease:  # not `Work.is_current`: it ended in the step before, or was retracted
                 continue
             request.n_computed += n_new
             request.client.n_served += n_new + len(draft)
@@ -325,45 +327,46 @@ class Scheduler:
                 if request.n_computed == request.n_total:
                     self._finish(request, "length")
                 continue
-            path, drawn = follow(draft, parents, said)
+            path, tokens = accept_path(draft, parents, sampled)
             if self.drafting.proposed:
-                self.drafting.judge(request, drawn, path)
-            self.moves += moved(request, parents, path)
+                self.drafting.judge(request, tokens, path)
+            self.moves += slot_moves(request, parents, path)
             tops = result.logprobs.get(request.rid, ())
-            self._draw(request, drawn, [tops[at] for at in (0, *(1 + i for i in path))] if tops else ())
+            self._append_sampled(request, tokens, [tops[at] for at in (0, *(1 + i for i in path))] if tops else ())
             if request.lease is not None:
                 self._publish(request)
                 if draft:
                     request.lease.shrink(request.n_total)
 
-    def _draw(self, request: Request, drawn: Sequence[int], tops: Sequence[TopLogprobs]) -> None:
-        """Append what was drawn, up to an end; all but the last of it was foreseen by a draft, and computed."""
-        end = next((i for i, token in enumerate(drawn) if token in request.stop_ids or token == NO_TOKEN), len(drawn))
-        n = end if request.guide is None else request.guide.accept(drawn[:end])
-        n_drafted = min(n, len(drawn) - 1)
+    def _append_sampled(self, request: Request, sampled: Sequence[int], tops: Sequence[TopLogprobs]) -> None:
+        """Append sampled tokens up to a stop. All but the last were drafted, and have been computed."""
+        stops = request.stop_ids
+        stop = next((i for i, token in enumerate(sampled) if token in stops or token == NO_TOKEN), len(sampled))
+        n = stop if request.guide is None else request.guide.accept(sampled[:stop])
+        n_drafted = min(n, len(sampled) - 1)
         request.drafted.extend(range(request.n_out, request.n_out + n_drafted))
         request.n_computed += n_drafted
         self.counts["computed_tokens"] += n_drafted
-        self._append(request, drawn[:n])
-        self._said.logprobs(request, tops[:n])
-        if n == len(drawn):
-            self._jump(request)
-        if n and self._end_if_full(request):
+        self._append(request, sampled[:n])
+        self._report.logprobs(request, tops[:n])
+        if n == len(sampled):
+            self._append_forced(request)
+        if n and self._finish_if_complete(request):
             return
-        if n < end or (end < len(drawn) and drawn[end] == NO_TOKEN):
+        if n < stop or (stop < len(sampled) and sampled[stop] == NO_TOKEN):
             self._end_without_token(request)
-        elif end < len(drawn):
-            self._finish(request, "stop", drawn[end])
+        elif stop < len(sampled):
+            self._finish(request, "stop", sampled[stop])
 
     def _append(self, request: Request, tokens: Sequence[int]) -> None:
-        """More tokens of output: of the request, and of the next report."""
+        """Add output tokens to the request and to the next report."""
         request.extend(tokens)
-        self._said.tokens(request, tokens)
+        self._report.tokens(request, tokens)
 
-    def _jump(self, request: Request) -> None:
-        """Append what the constraint forces: the next step computes it as one chunk. Who asked for logprobs draws each
-        token, so that the model has a say on it."""
-        guide, room = request.guide, request.end - request.n_total
+    def _append_forced(self, request: Request) -> None:
+        """Append the tokens that the constraint forces; the next step computes them as one chunk. With logprobs each
+        token is sampled instead, so that the model gives it a probability."""
+        guide, room = request.guide, request.max_total - request.n_total
         if guide is None or room <= 0 or request.sampling.logprobs or request.sampling.max_tokens == 0:
             return
         if not self.drafting.jumps:
@@ -376,18 +379,20 @@ class Scheduler:
         self.counts["forced_tokens"] += n
         self._append(request, forced[:n])
 
-    def _end_if_full(self, request: Request) -> bool:
-        """Finish a request whose output is whole (nothing can follow) or as long as it may be."""
+    def _finish_if_complete(self, request: Request) -> bool:
+        """Finish a request whose output is complete (nothing can follow) or has reached its maximum length."""
         if request.guide is not None and request.guide.must_stop:
             self._finish(request, "stop")
-        elif request.n_out >= request.sampling.max_tokens > 0 or (request.n_total == request.end and request.n_out):
+        elif request.n_out >= request.sampling.max_tokens > 0 or (
+            request.n_total == request.max_total and request.n_out
+        ):
             self._finish(request, "length")
         else:
             return False
         return True
 
     def _end_without_token(self, request: Request) -> None:
-        """No token may come next: that ends a whole output, and fails any other."""
+        """No token may come next. That finishes a complete output and fails any other."""
         guide = request.guide
         if guide is not None and guide.error:
             why = f"the constraint's engine gave up after {request.n_out} tokens: {guide.error}"
@@ -395,29 +400,30 @@ class Scheduler:
         elif guide is not None and guide.can_stop:
             self._finish(request, "stop")
         else:
-            self._fail(request, "error", "no token to choose: the model's logits are NaN, or all are forbidden")
+            self._fail(request, "error", "no token can be sampled: the model's logits are NaN, or all are forbidden")
 
     def fail(self, plan: Plan, code: str, message: str) -> None:
-        """The plan's step did not complete: its requests fail. What they had computed before stands."""
+        """Fail the requests of a step that did not complete. What they computed before stays in the tree."""
         for work in plan.works:
-            if work.is_wanted:
+            if work.is_current:
                 self._fail(work.request, code, message)
 
     def report(self) -> tuple[Step, Sequence[Failed]]:
         """What happened since the last report."""
-        step, failed = self._said.take()
+        step, failed = self._report.take()
         self.counts["generated_tokens"] += len(step.ids) // 4
         return step, failed
 
     def _publish(self, request: Request) -> None:
-        """Put what is newly computed in the tree: a prompt at once (others may wait for it), an output page by page."""
+        """Put newly computed tokens into the tree: those of a prompt at once, as others may wait for them; those of an
+        output page by page."""
         n, page = request.n_computed, self.cache.page
-        is_prompt = request.n_published < request.n_given
+        is_prompt = request.n_published < request.n_submitted
         if is_prompt or n // page > request.n_published // page:
             assert request.lease is not None
             request.lease.publish(request.ids[:n].tobytes())
             request.n_published = n
-            if is_prompt and n >= request.n_given:
+            if is_prompt and n >= request.n_submitted:
                 self.cache.in_flight.release(request)
                 self.waiting.published(request)
 
@@ -425,20 +431,20 @@ class Scheduler:
 
     def _finish(self, request: Request, reason: FinishReason, stop_id: int = -1) -> None:
         self._release(request)
-        self.waiting.leave(request)
+        self.waiting.unregister(request)
         if reason != "abort" and request.sampling.max_tokens:
             self.lengths.note(request.sampling.max_tokens, request.n_out)
         drafts = self.drafting.end(request)
-        if request.n_forced:  # what a constraint forces is always right
+        if request.n_forced:  # forced tokens are always accepted
             drafts["grammar"] = request.n_forced, request.n_forced
-        self._said.finish(request, reason, stop_id, drafts)
-        request.guide = None  # a row too many needs no mask
+        self._report.finish(request, reason, stop_id, drafts)
+        request.guide = None  # a step planned ahead may still have a row for it, which needs no mask
 
     def _fail(self, request: Request, code: str, message: str) -> None:
         self._release(request)
-        self.waiting.leave(request)
+        self.waiting.unregister(request)
         self.drafting.end(request)
-        self._said.fail(request.rid, code, message)
+        self._report.fail(request.rid, code, message)
 
     def _retract(self, request: Request) -> None:
         self.counts["retractions"] += 1
@@ -448,7 +454,8 @@ class Scheduler:
         self.waiting.add(request)
 
     def _release(self, request: Request) -> None:
-        """Out of every list, and its lease closed: the only way out of the scheduler, whatever the reason."""
+        """Take a request out of every list and close its lease. Whatever ends or retracts a request goes through
+        here."""
         del self.requests[request.rid]
         self._n_released += 1
         if request.lease is not None:
@@ -456,9 +463,9 @@ class Scheduler:
                 request.lease.publish(request.ids[: request.n_computed].tobytes())
             request.lease.close()
             request.lease = None
-            request.n_flying = request.n_pending = 0
-            if self.begun is not None:
-                self.begun.rest(request, self._now)
+            request.n_inflight = request.n_pending = 0
+            if self.admission is not None:
+                self.admission.stop(request, self._now)
             self.cache.in_flight.release(request)
             self.running.remove(request)
         elif request in self.following:
@@ -466,21 +473,34 @@ class Scheduler:
         else:
             self.waiting.remove(request)
 
-    def mend(self) -> None:
-        """The cache's books do not balance: withdraw what is in doubt. Requests that ran on it begin anew; nothing that
-        they had computed is used. Raises AssertionError where that does not help."""
+    def repair(self) -> None:
+        """Withdraw the pages in doubt when the cache's invariants do not hold. Requests that used them start again, and
+        nothing they computed is published. Raises AssertionError where that does not help."""
         ended = set(quarantine(self.cache))
         for request in [request for request in self.running if request.lease in ended]:
-            request.n_published = request.n_computed  # so that nothing is published
+            request.n_published = request.n_computed
             self._retract(request)
 
-    # ---- what can be asked -----------------------------------------------------------------------------------------
+    # ---- inspection ------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start, and how many requests stand where now."""
-        lanes = {"running": len(self.running), "waiting": len(self.requests) - len(self.running)}
-        return self.counts | self.drafting.stats() | lanes
+        """Counters since the start, and the numbers of running and waiting requests."""
+        now = {"running": len(self.running), "waiting": len(self.requests) - len(self.running)}
+        return self.counts | self.drafting.stats() | now
 
     def check(self) -> None:
-        """Every invariant of the scheduler and of its cache. Raises AssertionError where one does not hold."""
-        check(self)
+        """Check every invariant of the scheduler and of its cache. Raises AssertionError for one that does not hold."""
+        requests, running, waiting = self.requests, self.running, self.waiting
+        check_cache(self.cache)
+        self.drafting.check(set(requests))
+        listed = [*running, *waiting, *self.following]
+        assert sorted(r.rid for r in listed) == sorted(requests), "a request is in no list, or in two"
+        assert len(waiting) == sum(r.is_waiting for r in requests.values()) == len(list(waiting))
+        assert all(a.key < b.key for a, b in pairwise(running)), "the running requests are not sorted by rank"
+        for r in requests.values():
+            assert (r.lease is not None) == (r in running)
+            assert r.lease.n_cached <= r.n_computed if r.lease else r.n_computed == 0
+            assert r.n_published <= r.n_computed < r.n_total <= r.max_total
+            assert r.n_inflight == r.n_pending == 0, "counts of a step in flight are set outside plan_ahead"
+        assert len(running) <= self.max_running
+        assert len(self.cache.in_flight) == sum(r.n_computed < r.n_submitted for r in running)

@@ -1,4 +1,4 @@
-"""What happens to requests, gathered until it is sent. No torch."""
+"""Collects what happens to requests until it is sent to the server. No torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from banyan.runtime.protocol.wire import Failed, Finish, FinishReason, Step, Top
 
 
 class StepReport:
-    """Tokens, ends and failures since the last `take`."""
+    """New tokens, finished and failed requests since the last `take`."""
 
     def __init__(self) -> None:
         self._clear()
@@ -23,7 +23,7 @@ class StepReport:
         self._failed: list[Failed] = []
 
     def tokens(self, request: Request, tokens: Sequence[int]) -> None:
-        """More tokens of output, which the request has by now."""
+        """Add output tokens, which the request already has."""
         if not tokens:
             return
         if request.n_out == len(tokens):
@@ -36,42 +36,26 @@ class StepReport:
             self._n_new.append(len(tokens))
 
     def logprobs(self, request: Request, tops: Sequence[TopLogprobs]) -> None:
-        """Those of its last tokens; none where they were not asked for."""
+        """Add the logprobs of a request's latest tokens; empty where they were not requested."""
         if tops:
             self._logprobs[request.rid] = (*self._logprobs.get(request.rid, ()), *tops)
 
     def finish(self, request: Request, reason: FinishReason, stop_id: int, drafts: dict[str, tuple[int, int]]) -> None:
-        """Its output is over. drafts: by drafter, tokens that were drafted and accepted."""
+        """Add a finished request. drafts: by drafter, how many tokens were drafted and how many accepted."""
+        n_drafted, n_accepted = (sum(n) for n in zip(*drafts.values(), strict=True)) if drafts else (0, 0)
+        r = request
         self._finished.append(
-            Finish(
-                request.rid,
-                reason,
-                stop_id,
-                request.n_prompt,
-                max(request.n_cached, 0),
-                request.scores.tobytes(),
-                request.started,
-                sum(n for n, _ in drafts.values()),
-                sum(n for _, n in drafts.values()),
-                request.drafted.tobytes(),
-                tuple(request.tops),
-                drafts,
-            )
-        )
+            Finish(r.rid, reason, stop_id, r.n_prompt, max(r.n_cached, 0), r.scores.tobytes(), r.start_time,
+                   n_drafted, n_accepted, r.drafted.tobytes(), tuple(r.tops), drafts)
+        )  # fmt: skip
 
     def fail(self, rid: int, code: str, message: str) -> None:
         self._failed.append(Failed(rid, 0, code, message))
 
     def take(self) -> tuple[Step, Sequence[Failed]]:
-        """All of it, once."""
-        step = Step(
-            self._rids.tobytes(),
-            self._n_new.tobytes(),
-            self._ids.tobytes(),
-            self._logprobs,
-            tuple(self._finished),
-            self._cached,
-        )
+        """Return everything collected, and start over."""
+        ids = self._rids.tobytes(), self._n_new.tobytes(), self._ids.tobytes()
+        step = Step(*ids, self._logprobs, tuple(self._finished), self._cached)
         failed = self._failed
         self._clear()
         return step, failed

@@ -1,4 +1,4 @@
-"""Which Runs can be served at all. Who cannot is told so at once, with numbers, and costs nobody else anything."""
+"""Checks whether a Run can be served. One that cannot fails before it claims anything, with an error that says why."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from banyan.runtime.protocol.wire import Run, Sampling
 
 
 class EngineLimits(NamedTuple):
-    """What bounds requests and plans. context in tokens, prompt and output together."""
+    """Limits of requests and steps. context: tokens of prompt and output together."""
 
     context: int
     vocab_size: int
@@ -20,48 +20,48 @@ class EngineLimits(NamedTuple):
 
 
 def admit(run: Run, limits: EngineLimits, n_pages: int, page: int) -> int:
-    """The n_total at which the request's length ends it. Raises what keeps it from being served."""
+    """Return the n_total at which the length limit ends the request. Raises a BanyanError if it cannot be served."""
     if len(run.ids) % 4 or len(run.stop_ids) % 4:
-        raise BadMessage("ids and stop_ids are int32, but their bytes are no multiple of 4")
+        raise BadMessage("ids and stop_ids must be int32, but their size in bytes is not a multiple of 4")
     if not 0 <= run.rid < 1 << 63:
         raise BadMessage(f"the request's number is {run.rid}; it must be in 0 .. 2**63 - 1")
     ids, s = array("i", run.ids), run.sampling
     if not ids:
-        raise BadProgram("the prompt is empty; a model needs at least one token to go on from")
+        raise BadProgram("the prompt is empty; a model needs at least one token to continue from")
     if any(i < 0 for i in array("i", run.stop_ids)):
         raise BadMessage("stop_ids has a negative id")
     if not 0 <= run.n_done < len(ids):
-        raise BadMessage(f"n_done is {run.n_done}, of {len(ids)} ids")
+        raise BadMessage(f"n_done is {run.n_done}; it must be in 0 .. {len(ids) - 1}")
     if run.score_from > len(ids) or run.score_from == 0:
-        raise BadMessage(f"score_from is {run.score_from}; it must be in 1 .. {len(ids)}: the first token has none")
+        raise BadMessage(
+            f"score_from is {run.score_from}; it must be in 1 .. {len(ids)}: the first token has no logprob"
+        )
     if not -inf < run.deadline < inf:
         raise BadMessage(f"deadline is {run.deadline}; it must be finite")
-    for what, some in (("prompt", ids), ("logit_bias", s.logit_bias)):
-        if some and not 0 <= min(some) <= max(some) < limits.vocab_size:
+    for what, tokens in (("prompt", ids), ("logit_bias", s.logit_bias)):
+        if tokens and not 0 <= min(tokens) <= max(tokens) < limits.vocab_size:
             raise BadProgram(
-                f"{what} has token {min(some) if min(some) < 0 else max(some)}; "
+                f"{what} has token {min(tokens) if min(tokens) < 0 else max(tokens)}; "
                 f"the model's vocabulary is 0 .. {limits.vocab_size - 1}"
             )
-    check_sampling(s)
-    if not all(-inf < bias < inf for bias in s.logit_bias.values()):
-        raise BadProgram("a value of logit_bias is not finite; -100 is enough to forbid a token")
+    _check_sampling(s)
     if len(ids) + (s.max_tokens > 0) > limits.context:
         raise PromptTooLong(
-            f"the prompt has {len(ids)} tokens, but the context is {limits.context}, the output included"
+            f"the prompt has {len(ids)} tokens, but the context is {limits.context}, including the output"
         )
-    end = max(len(ids), min(len(ids) - run.n_done + s.max_tokens, limits.context))
-    need = -(-max(end - 1, len(ids)) // page)  # the last token drawn is never computed
+    max_total = max(len(ids), min(len(ids) - run.n_done + s.max_tokens, limits.context))
+    need = -(-max(max_total - 1, len(ids)) // page)  # the last sampled token is never computed
     if need > n_pages:
         raise OutOfMemory(
-            f"the request needs {need} pages ({len(ids)} tokens, and up to {end} with its output), but there are "
-            f"{n_pages} of {page} slots; lower max_tokens or raise `kv_memory`"
+            f"the request needs {need} pages ({len(ids)} tokens, up to {max_total} with its output), but there are "
+            f"only {n_pages} of {page} slots; lower max_tokens or raise `kv_memory`"
         )
-    return end
+    return max_total
 
 
-def check_sampling(s: Sampling) -> None:
-    """Raises BadProgram for a value that the sampler cannot follow."""
-    for name, value, ok, meant in (
+def _check_sampling(s: Sampling) -> None:
+    """Raises BadProgram for a value outside the sampler's range."""
+    for name, value, ok, allowed in (
         ("max_tokens", s.max_tokens, s.max_tokens >= 0, "at least 0"),
         ("min_tokens", s.min_tokens, s.min_tokens >= 0, "at least 0"),
         ("temperature", s.temperature, 0 <= s.temperature < inf, "at least 0"),
@@ -74,4 +74,6 @@ def check_sampling(s: Sampling) -> None:
         ("top_logprobs", s.top_logprobs, s.top_logprobs >= 0, "at least 0"),
     ):
         if not ok:
-            raise BadProgram(f"{name} is {value}; it must be {meant}")
+            raise BadProgram(f"{name} is {value}; it must be {allowed}")
+    if not all(-inf < bias < inf for bias in s.logit_bias.values()):
+        raise BadProgram("a value of logit_bias is not finite; -100 is enough to forbid a token")

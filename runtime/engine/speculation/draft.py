@@ -1,17 +1,20 @@
-"""Drafts: tokens proposed before the model has drawn them, and what the sampler has to know of a request inside one.
+"""Drafts: tokens proposed before the model has sampled them, and how they are verified.
 
 A draft is a tree: each of its tokens follows another of them, or the text. One forward pass computes the last token of
-a request and, behind it, all tokens of its draft, each of which sees the text and its own ancestors alone; and gives
-logits for each of these rows. The sampler draws from all of them. From the last token's row on, the draft is followed:
-where one of the tokens that come next in it is the one that was drawn, its row says what follows that; where none is,
-the draw counts and the draft ends there. What lies beside the path was computed for nothing. So every token of an
-output is one that the model drew, with the uniform number of its position, and whoever proposed it has no say: with a
-seed, outputs are the same with drafts and without.
+a request and, behind it, all tokens of its draft; each draft token sees the text and its own ancestors. The sampler
+samples from every row. From the last token's row on, the draft is followed: if one of its next tokens is the one that
+was sampled, that token is accepted and its row says what comes next; otherwise the sampled token ends the draft. So
+each output token is one that the model sampled with the random number of its position. With a seed, outputs are the
+same with drafts and without.
 
 For one chain this is rejection sampling (Leviathan et al., Fast inference from transformers via speculative decoding,
-2023): token x is accepted with probability p(x), and what comes in its place is distributed as p without x; for a tree,
-that of SpecInfer (Miao et al., 2024) where drafts are certain of what they say. That one uniform number does it all is
-the coupling of Daliri et al., Coupling without communication and drafter-invariant speculative decoding, 2024.
+2023): token x is accepted with probability p(x), and its replacement is distributed as p without x. For a tree it is
+that of SpecInfer (Miao et al., 2024) with deterministic drafts. One uniform number per position is the coupling of
+Daliri et al., Coupling without communication and drafter-invariant speculative decoding, 2024.
+
+Reading order of this folder: here, the terms and the verification; `tree` with `ngram_index` and `quotes`, `ngram`,
+`model` and `heads`, the drafters; `drafters`, which makes them; `draft_tree` and `step_cost`, gain and cost of a
+draft; `depth_control`, which decides who gets a draft and how long.
 """
 
 from __future__ import annotations
@@ -24,20 +27,20 @@ from banyan.runtime.engine.speculation.step_cost import Cost
 
 
 class Proposal(NamedTuple):
-    """One chain. kind: how the drafter came by it, 0 .. Drafter.n_kinds - 1; each kind's record is kept apart. doubts:
-    the tokens, by number and ascending, at which it may go wrong, where the others follow from those before them; None:
-    each may."""
+    """One proposed chain. kind: how the drafter found it, 0 .. Drafter.n_kinds - 1; acceptance is measured per kind.
+    uncertain: ascending indexes of the tokens that may be wrong, where the others follow from those before; None: any
+    token may be wrong."""
 
     tokens: Sequence[int]
     kind: int = 0
-    doubts: Sequence[int] | None = None
+    uncertain: Sequence[int] | None = None
 
 
 class Drafter:
-    """Proposes how outputs go on. What it keeps of a request it forgets at `end`.
+    """Proposes continuations of outputs. Forgets a request at `end`.
 
-    cost: of one that computes: seconds of a pass for one token more of each request, and of the rows that it has to
-    catch up with; it is asked only where that pays. None: next to nothing.
+    cost: of a drafter that runs a model: seconds of one pass, by requests and by rows to catch up with. It is asked
+    only where that pays. None: a proposal costs next to nothing.
     """
 
     name: str
@@ -45,88 +48,87 @@ class Drafter:
     cost: Cost | None = None
 
     def warm_up(self, n_rows: int) -> None:
-        """Before anybody is served: have all memory; and who computes, computes n_rows rows and fewer that no one asked
-        for, while pages hold nothing: that shows what they cost."""
+        """Allocate all memory. A drafter with a model also computes up to n_rows rows, which measures their cost.
+        Called before the first request, while the pages hold nothing."""
 
-    def learn(self, spelling: Sequence[bytes], marks: Collection[int]) -> None:
-        """What the tokens spell, and which are no text. Told once, or never."""
+    def set_vocabulary(self, spelling: Sequence[bytes], control: Collection[int]) -> None:
+        """The tokens' bytes, and the tokens that are not text. Called at most once."""
 
     def can_draft(self, request: Request) -> bool:
-        """Whether it could say something of this request now."""
+        """Whether it can propose something for this request now."""
         return True
 
     def n_behind(self, request: Request) -> int:
-        """Rows that it would have to catch up with before it can say something of this request."""
+        """Rows it must compute before it can propose something for this request."""
         return 0
 
     def prepare(self, asks: Sequence[tuple[Request, int]]) -> None:
-        """`propose` will be called for these requests in this step, with this n: for who computes or looks up for
-        all of them together."""
+        """`propose` will be called for these requests and limits in this step. For drafters that work on a batch."""
 
     def propose(self, request: Request, n: int) -> Sequence[Proposal]:
-        """Chains of at most n tokens that may follow those of the request, the likeliest first. Changes no output."""
+        """Chains of at most n tokens that may follow the request's, the most likely first."""
         raise NotImplementedError
 
     def end(self, request: Request) -> None:
-        """The request has ended, or failed; it may have never been proposed for."""
+        """The request has ended or failed. It may never have been proposed for."""
 
 
 class DraftPosition:
-    """A request as it stands behind a token of its draft: a `Request` as far as the sampler asks."""
+    """A request as it would be behind a token of its draft. Has the fields of `Request` that the sampler reads."""
 
-    __slots__ = ("ends", "guide", "has_edits", "is_plain", "n_back", "n_out", "n_total", "rid", "run", "sampling",
-                 "seen", "stop_ids", "token")  # fmt: skip
+    __slots__ = ("end_ids", "guide", "has_edits", "is_plain", "n_back", "n_out", "n_total", "rid", "run", "sampling",
+                 "stop_ids", "token", "token_counts")  # fmt: skip
 
-    def __init__(self, request: Request, n: int, token: int, seen: dict[int, int] | None, n_back: int = 0) -> None:
-        """n: tokens of the draft up to here, with `token`, the last. n_back: the row before stands so many tokens
-        behind the one that `token` follows."""
+    def __init__(self, request: Request, n: int, token: int, counts: dict[int, int] | None, n_back: int = 0) -> None:
+        """n: draft tokens up to and including `token`. counts: see Request.token_counts. n_back: by how many tokens the
+        row before is deeper than this token's parent."""
         self.token, self.n_back = token, n_back
         self.n_total, self.n_out = request.n_total + n, request.n_out + n
-        self.rid, self.run, self.sampling, self.seen = request.rid, request.run, request.sampling, seen
-        self.stop_ids, self.guide, self.ends = request.stop_ids, request.guide, request.ends
+        self.rid, self.run, self.sampling, self.token_counts = request.rid, request.run, request.sampling, counts
+        self.stop_ids, self.guide, self.end_ids = request.stop_ids, request.guide, request.end_ids
         self.is_plain, self.has_edits = request.is_plain, request.has_edits
 
 
-def rows_of(draft: Sequence[int], parents: Sequence[int], request: Request) -> list[Request | DraftPosition]:
-    """Who draws from the rows of a request's draft, one for each of its tokens. For `parents` see `Work`."""
+def draft_rows(draft: Sequence[int], parents: Sequence[int], request: Request) -> list[Request | DraftPosition]:
+    """What samples from each row of a request's draft. For `parents` see `Work`."""
     if request.is_plain:
-        return [request] * len(draft)  # the argmax, wherever it stands
+        return [request] * len(draft)  # the argmax, whatever its position
     out: list[Request | DraftPosition] = []
-    seen = [request.seen]  # at the last token, then behind each of the draft's
+    counts = [request.token_counts]  # at the last token, then behind each draft token
     depth = [0]
     for i, token in enumerate(draft):
         above = parents[i] + 1 if parents else i
         n = depth[above] + 1
-        was = seen[above]
-        seen.append(None if was is None else was | {token: was.get(token, 0) + 1})
-        out.append(DraftPosition(request, n, token, seen[-1], depth[-1] - n + 1))
+        before = counts[above]
+        counts.append(None if before is None else before | {token: before.get(token, 0) + 1})
+        out.append(DraftPosition(request, n, token, counts[-1], depth[-1] - n + 1))
         depth.append(n)
     return out
 
 
-def follow(draft: Sequence[int], parents: Sequence[int], drawn: list[int]) -> tuple[Sequence[int], list[int]]:
-    """The tokens of a draft that were drawn, as numbers in it; and what was drawn, these tokens and one more.
+def accept_path(draft: Sequence[int], parents: Sequence[int], sampled: list[int]) -> tuple[Sequence[int], list[int]]:
+    """The accepted tokens of a draft, as indexes into it; and the new output tokens: those and one more.
 
-    drawn[0]: what was drawn behind the text, drawn[1 + i]: behind draft[i]."""
+    sampled[0]: sampled behind the text; sampled[1 + i]: behind draft[i]."""
     if not draft:
-        return (), drawn
+        return (), sampled
     if not parents:
-        n = next((k for k, token in enumerate(draft) if token != drawn[k]), len(draft))
-        return range(n), list(drawn[: n + 1])
+        n = next((k for k, token in enumerate(draft) if token != sampled[k]), len(draft))
+        return range(n), list(sampled[: n + 1])
     below = {(parent, token): i for i, (parent, token) in enumerate(zip(parents, draft, strict=True))}
     path: list[int] = []
-    said = [drawn[0]]
-    at = below.get((-1, drawn[0]))
+    tokens = [sampled[0]]
+    at = below.get((-1, sampled[0]))
     while at is not None:
         path.append(at)
-        said.append(drawn[1 + at])
-        at = below.get((at, drawn[1 + at]))
-    return path, said
+        tokens.append(sampled[1 + at])
+        at = below.get((at, sampled[1 + at]))
+    return path, tokens
 
 
-def moved(request: Request, parents: Sequence[int], path: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Where the tokens of a draft's path were computed, and where they belong, if that is not the same. To be moved
-    before others may find them, as they are published."""
+def slot_moves(request: Request, parents: Sequence[int], path: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """The slots in which the accepted tokens were computed and those in which they belong, where these differ. The KV
+    must be moved before the tokens are published."""
     if not parents or path == list(range(len(path))):
         return []
     end = request.n_total

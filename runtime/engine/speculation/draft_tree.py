@@ -1,7 +1,7 @@
-"""Chains of several drafters as one tree: what they have in common stands once, and where they differ it branches.
+"""Merges the chains of several drafters into one tree: shared tokens occur once, and it branches where they differ.
 
-A tree is kept as its branches, runs of tokens, since nearly all are one or two, with the chance that each is right as
-far as each of its tokens.
+A tree is stored as branches, which are runs of tokens, because nearly all trees have one or two. Each branch knows the
+probability that the draft is right up to each of its tokens.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from itertools import accumulate
 from operator import mul, neg
 from typing import NamedTuple
 
-SURE = 0.99
-"""The chance of no token in doubt is higher."""
+from banyan.runtime.engine.scheduling.request import Request
+
+SURE = 0.99  # upper bound of the probability of an uncertain token
 
 
 class Chain(NamedTuple):
-    """A proposal, and the chances of its tokens, behind the ones before them: of those in doubt; and `other`, of one
-    that is proposed beside another. is_first: it is what its drafter thinks likeliest."""
+    """A proposal with probabilities: `chance` of each uncertain token, given that those before it are right, and
+    `other` of a token that is proposed as an alternative to another one. is_first: it is its drafter's most likely
+    chain. uncertain: see `draft.Proposal`."""
 
     tokens: Sequence[int]
     drafter: int
@@ -27,65 +29,66 @@ class Chain(NamedTuple):
     chance: float
     other: float
     is_first: bool = True
-    doubts: Sequence[int] | None = None  # see `draft.Proposal`
+    uncertain: Sequence[int] | None = None
 
     def chances(self) -> list[float]:
-        """Of each token, behind the one before. What follows from that is certain: a long draft with little in doubt
-        would end early for it."""
+        """The probability of each token, given those before it. Any other token counts as certain."""
         chance = min(self.chance, SURE)
-        if self.doubts is None:
+        if self.uncertain is None:
             return [chance] * len(self.tokens)
         out = [1.0] * len(self.tokens)
-        for i in self.doubts:
+        for i in self.uncertain:
             out[i] = chance
         return out
 
-    def n_right(self, said: Sequence[int]) -> tuple[int, bool]:
-        """How many of its doubts came out right, of those that what was said decides; and whether none was wrong."""
-        n = next((k for k, (a, b) in enumerate(zip(self.tokens, said, strict=False)) if a != b), -1)
+    def n_right(self, sampled: Sequence[int]) -> tuple[int, bool]:
+        """How many of its uncertain tokens the sampled tokens confirm; and whether none was wrong."""
+        n = next((k for k, (a, b) in enumerate(zip(self.tokens, sampled, strict=False)) if a != b), -1)
         is_whole = n < 0
-        n = min(len(self.tokens), len(said)) if is_whole else n
-        if self.doubts is None:
+        n = min(len(self.tokens), len(sampled)) if is_whole else n
+        if self.uncertain is None:
             return n, is_whole
-        n_met = bisect_right(self.doubts, n - is_whole)
-        return (n_met if is_whole else max(0, n_met - 1)), is_whole
+        n_decided = bisect_right(self.uncertain, n - is_whole)
+        return (n_decided if is_whole else max(0, n_decided - 1)), is_whole
 
 
 class DraftBranch:
-    """A run of tokens: `at` tokens deep it leaves the branch number `above` (-1: the text), or goes on from its end."""
+    """A run of tokens that leaves branch number `above` (-1: the text) at depth `at`, or continues from its end."""
 
     __slots__ = ("_gains", "_negated", "above", "at", "chain", "chances", "is_other", "tokens")
 
     def __init__(self, chain: Chain, chances: list[float], above: int, at: int, first: float, is_other: bool) -> None:
-        """chances: of its tokens, behind the ones before. first: that its first token is right, and with it all before.
-        is_other: another token is proposed in the same place, and is likelier."""
+        """chances: of its tokens, given those before. first: that its first token and all before it are right.
+        is_other: a more likely token is proposed in the same place."""
         self.chain, self.tokens, self.chances = chain, chain.tokens[at:] if at else chain.tokens, chances
         self.above, self.at, self.is_other = above, at, is_other
-        upto: list[float] = list(accumulate((first, *chances[1:]), mul))
-        self._negated: list[float] = list(map(neg, upto))  # ascending
-        self._gains: list[float] = list(accumulate(upto))
+        cumulative: list[float] = list(accumulate((first, *chances[1:]), mul))
+        self._negated: list[float] = list(map(neg, cumulative))  # ascending
+        self._gains: list[float] = list(accumulate(cumulative))
 
-    def upto(self, least: float) -> int:
-        """How many of its tokens have at least that chance."""
-        return bisect_right(self._negated, -least)
+    def length(self, threshold: float) -> int:
+        """How many of its tokens are right with at least that probability."""
+        return bisect_right(self._negated, -threshold)
 
     def gain(self, n: int) -> float:
-        """How many of its first n tokens will be right. n >= 1."""
+        """The expected number of accepted tokens among its first n. n >= 1."""
         return self._gains[n - 1]
 
     def chance_at(self, depth: int) -> float:
-        """That the draft is right up to its token at that depth."""
+        """The probability that the draft is right up to its token at that depth."""
         return -self._negated[depth - self.at]
 
 
 def merge(chains: Sequence[Chain]) -> list[DraftBranch]:
-    """The branches of a tree that holds all chains, those first that others leave."""
+    """The branches of a tree that contains all chains; a branch comes after the one it leaves."""
     branches: list[DraftBranch] = []
     for chain in chains:
         tokens, n = chain.tokens, len(chain.tokens)
         above, k = -1, 0
         while k < n:
-            i = _find(branches, above, k, tokens[k])
+            token = tokens[k]
+            starts = (i for i, b in enumerate(branches) if b.above == above and b.at == k and b.tokens[0] == token)
+            i = next(starts, -1)
             if i < 0:
                 break
             above, branch = i, branches[i]
@@ -95,36 +98,31 @@ def merge(chains: Sequence[Chain]) -> list[DraftBranch]:
         if k == n:
             continue
         before = branches[above].chance_at(k - 1) if above >= 0 else 1.0
-        beside = [b.chances[0] for b in branches if b.above == above and b.at == k]
+        alternatives = [b.chances[0] for b in branches if b.above == above and b.at == k]
         if above >= 0 and k - branches[above].at < len(branches[above].tokens):
-            beside.append(branches[above].chances[k - branches[above].at])
+            alternatives.append(branches[above].chances[k - branches[above].at])
         chances = chain.chances()[k:]
-        chance = min(chain.other, 1 - max(beside)) if beside else chances[0]
-        branches.append(DraftBranch(chain, chances, above, k, before * chance, bool(beside)))
+        chance = min(chain.other, 1 - max(alternatives)) if alternatives else chances[0]
+        branches.append(DraftBranch(chain, chances, above, k, before * chance, bool(alternatives)))
     return branches
 
 
-def _find(branches: Sequence[DraftBranch], above: int, at: int, token: int) -> int:
-    return next((i for i, b in enumerate(branches) if b.above == above and b.at == at and b.tokens[0] == token), -1)
-
-
-class Laid(NamedTuple):
-    """A tree as it is computed: each token's parent before it, the tokens below one behind the other. parents: () where
-    each follows the one before it. drafters: whose token each is."""
+class DraftTokens(NamedTuple):
+    """A draft in the order in which it is computed. parents: as in `Work`. drafters: who proposed each token."""
 
     tokens: array[int]
     parents: list[int]
     drafters: list[int]
 
 
-def lay(branches: Sequence[DraftBranch], counts: Sequence[int]) -> Laid:
-    """Of each branch its first `counts` tokens. The likeliest branch comes first: what is accepted of it stands where
-    it belongs already."""
+def flatten(branches: Sequence[DraftBranch], counts: Sequence[int]) -> DraftTokens:
+    """The first `counts` tokens of each branch. The most likely branch comes first, because the KV of its tokens then
+    needs no move when they are accepted."""
     if not any(counts[1:]):
         tokens = array("i", branches[0].tokens[: counts[0]])
-        return Laid(tokens, [], [branches[0].chain.drafter] * len(tokens))
-    out = Laid(array("i"), [], [])
-    ends: dict[tuple[int, int], int] = {}  # (branch, depth) -> token's number
+        return DraftTokens(tokens, [], [branches[0].chain.drafter] * len(tokens))
+    out = DraftTokens(array("i"), [], [])
+    ends: dict[tuple[int, int], int] = {}  # (branch, depth) -> index in out
 
     def put(i: int) -> None:
         branch = branches[i]
@@ -135,7 +133,7 @@ def lay(branches: Sequence[DraftBranch], counts: Sequence[int]) -> Laid:
             out.tokens.append(branch.tokens[k])
             out.drafters.append(branch.chain.drafter)
         below = [j for j, b in enumerate(branches) if b.above == i and counts[j]]
-        for j in sorted(below, key=lambda j: -branches[j].at):  # the deepest first, so that the way back is short
+        for j in sorted(below, key=lambda j: -branches[j].at):  # the deepest first: a guide rolls back the least
             put(j)
 
     for i, branch in enumerate(branches):
@@ -144,16 +142,51 @@ def lay(branches: Sequence[DraftBranch], counts: Sequence[int]) -> Laid:
     return out
 
 
-def prune(laid: Laid, is_kept: Sequence[bool]) -> Laid:
-    """Without the tokens that are not kept, and what stands below them."""
-    number: dict[int, int] = {-1: -1}
-    out = Laid(array("i"), [], [])
-    for i, token in enumerate(laid.tokens):
-        above = number.get(laid.parents[i])
+def trim(request: Request, draft: DraftTokens, budget: int) -> DraftTokens:
+    """The tokens for which there is budget and room, without those that end the output or that the constraint forbids,
+    and without all below them. Claims pages; may change `draft`."""
+    tokens, parents = draft.tokens, draft.parents
+    assert request.lease is not None
+    n = min(budget, len(tokens))
+    if n > 0 and not request.lease.grow(request.n_total + n):
+        n = request.lease.n_slots - request.n_total
+    n = max(n, 0)
+    del tokens[n:], parents[n:], draft.drafters[n:]
+    stops, guide = request.stop_ids, request.guide
+    if not parents:
+        n = next((i for i, token in enumerate(tokens) if token in stops), n)
+        if guide is not None and n:
+            n = guide.accept(tokens[:n])
+            guide.rollback(n)
+        del tokens[n:], draft.drafters[n:]
+        return draft
+    is_kept = [token not in stops for token in tokens]
+    if guide is not None:
+        depth = [0] * n  # of an accepted token with its ancestors; -1: not accepted
+        n_in = 0
+        for i, token in enumerate(tokens):
+            above = depth[parents[i]] if parents[i] >= 0 else 0
+            depth[i] = -1
+            if is_kept[i] and above >= 0:
+                guide.rollback(n_in - above)
+                n_in = above
+                if guide.accept((token,)):
+                    n_in = depth[i] = above + 1
+            is_kept[i] = depth[i] >= 0
+        guide.rollback(n_in)
+    return draft if all(is_kept) else _prune(draft, is_kept)
+
+
+def _prune(draft: DraftTokens, is_kept: Sequence[bool]) -> DraftTokens:
+    """Drop the tokens that are not kept, and those below them."""
+    index: dict[int, int] = {-1: -1}
+    out = DraftTokens(array("i"), [], [])
+    for i, (token, parent, drafter) in enumerate(zip(*draft, strict=True)):
+        above = index.get(parent)
         if is_kept[i] and above is not None:
-            number[i] = len(out.tokens)
+            index[i] = len(out.tokens)
             out.tokens.append(token)
             out.parents.append(above)
-            out.drafters.append(laid.drafters[i])
+            out.drafters.append(drafter)
     is_chain = all(parent == i - 1 for i, parent in enumerate(out.parents))
-    return Laid(out.tokens, [], out.drafters) if is_chain else out
+    return out._replace(parents=[]) if is_chain else out

@@ -1,7 +1,7 @@
-"""Drafters that read the large model's last hidden states: heads as EAGLE's, and as Medusa's. See model/heads.py.
+"""Drafters that read the large model's last hidden states: EAGLE and Medusa heads. See model/heads.py.
 
-The large model leaves a hidden state beside each slot's keys. So heads too find what another request computed of
-a page that both have.
+The large model stores a hidden state beside each slot's KV, so a head also finds what another request computed of a
+shared page.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.attention.ragged import to_device
-from banyan.kernels.ops import ragged
+from banyan.kernels.ops import Ragged
 from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation.draft import Drafter, Proposal
 from banyan.runtime.engine.speculation.model import ModelDrafter
@@ -23,50 +23,49 @@ from banyan.runtime.model import heads
 
 
 class EagleDrafter(ModelDrafter):
-    """As a smaller model, but for what it reads: the token, and the feature of the one before it; behind the text that
-    is the feature that it foresaw itself. What it computed so is computed again once the true one is there."""
+    """Runs an EAGLE head. It differs from a small model in its input: the token, and the hidden state of the token
+    before it. Within a draft that is the state it predicted itself, so draft tokens that are accepted are computed
+    again from the true state."""
 
     name = "eagle"
     keeps_tail = False
 
     def __init__(self, head: heads.Eagle, features: Tensor, n_pages: int, page: int, n_vocab: int, device: str,
                  stopwatch: Callable[[], float]) -> None:  # fmt: skip
-        """features: the large model's, [n_slots, hidden]; all else as for `ModelDrafter`."""
+        """features: the large model's hidden states, [n_slots, hidden]. For the rest see `ModelDrafter`."""
         self._head, self._features = head, features
-        self._foreseen = torch.zeros_like(features)
+        self._predicted = torch.zeros_like(features)
         super().__init__(head, n_pages, page, n_vocab, device, stopwatch)
 
     def can_draft(self, request: Request) -> bool:
         return _has_features(request)
 
-    def _forward(self, ids: Sequence[int], q_lens: Sequence[int], kv_lens: Sequence[int],
-                 pages: Sequence[Sequence[int]], known: Sequence[int]) -> Tensor:  # fmt: skip
-        shape, page = ragged(q_lens, kv_lens, pages, self._page, self._device), self._page
-        before = array("q")  # the slot of the token before each
-        is_true = array("b")
-        for q, kv, own, n in zip(q_lens, kv_lens, pages, known, strict=True):
+    def _compute(self, ids: Tensor, shape: Ragged, last: Tensor, pages: Sequence[Sequence[int]],
+                 n_texts: Sequence[int]) -> Tensor:  # fmt: skip
+        page = self._page
+        before = array("q")  # the slot of the token before each row
+        is_true = array("b")  # whether the large model's state is there
+        for q, kv, own, n in zip(shape.q_lens, shape.kv_lens, pages, n_texts, strict=True):
             for at in range(kv - q - 1, kv - 1):
                 before.append(own[at // page] * page + at % page if at >= 0 else 0)
                 is_true.append(0 <= at < n - 1)
         slots = to_device(np.array(before), self._device)
         mask = to_device(np.array(is_true, bool), self._device)
-        features = torch.where(mask[:, None], self._features[slots], self._foreseen[slots])
-        last = to_device(np.cumsum(np.array(q_lens, np.int64)) - 1, self._device)
-        rows = to_device(np.array(ids, np.int64), self._device)
+        features = torch.where(mask[:, None], self._features[slots], self._predicted[slots])
         assert shape.position is not None
-        logits, out = self._head.forward(rows, shape.position.long(), shape, self._store.kv, last, features)
-        self._foreseen[shape.slots[last]] = out
+        logits, out = self._head.forward(ids, shape.position.long(), shape, self._store.kv, last, features)
+        self._predicted[shape.slots[last]] = out
         return logits
 
 
 class MedusaDrafter(Drafter):
-    """Each head's best token as a chain, and the second best of the first heads beside it. A kind is whether a token is
-    the best, or the second."""
+    """Runs Medusa heads: proposes each head's best token as a chain, and beside the first ones the second best. A
+    proposal's kind is 0 for the former and 1 for the latter."""
 
     name, n_kinds = "medusa", 2
 
-    def __init__(self, head: heads.Medusa, features: Tensor, page: int, stopwatch: Callable[[], float]) -> None:
-        self._head, self._features, self._page, self._stopwatch = head, features, page, stopwatch
+    def __init__(self, head: heads.Medusa, features: Tensor, stopwatch: Callable[[], float]) -> None:
+        self._head, self._features, self._stopwatch = head, features, stopwatch
         self._proposals: dict[int, list[Proposal]] = {}
         self.cost: Cost = Cost(2.0, 0.25, 0.0)
 
@@ -81,7 +80,7 @@ class MedusaDrafter(Drafter):
 
     @torch.inference_mode()
     def prepare(self, asks: Sequence[tuple[Request, int]]) -> None:
-        """One look of all heads at all of them, whatever depth they are asked for."""
+        """Run all heads once for all requests, whatever the depth."""
         start = self._stopwatch()
         slots = torch.tensor([request.slot(request.n_total - 2) for request, _ in asks], device=self._features.device)
         best = self._head(self._features[slots]).topk(2).indices.permute(1, 0, 2).tolist()  # [n, n_heads, 2]
@@ -99,5 +98,5 @@ class MedusaDrafter(Drafter):
 
 
 def _has_features(request: Request) -> bool:
-    """Of all tokens but the last, which no step has computed yet; and there is such a token."""
+    """Whether all tokens but the last, which no step has computed yet, have a hidden state; there is at least one."""
     return 0 < request.n_computed == request.n_total - 1

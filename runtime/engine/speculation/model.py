@@ -1,14 +1,14 @@
-"""The drafter that computes: a smaller model with the same tokenizer says what the large one will probably say.
+"""The drafter that runs a smaller model with the same tokenizer.
 
-It runs as the large one does, batched over requests, and on the same pages: the slots of a request's page hold its
-tokens in the pools of both. So the tree serves both; what one request computed, all that share the page find. But the
-small model goes its own way through the text, since it is asked only where that pays: which of a page's slots hold what
-it should be is remembered by page, as a digest of the text up to its end. What is not there is computed when it is
-wanted, as a chunk, and garbage would be a bad draft and nothing worse.
+It runs as the large model does: batched over requests, and on the same pages. A page's slots hold its tokens' KV in the
+pools of both models, so what one request computed is found by all that share the page. But the small model skips parts
+of the text, as it is asked only where that pays. So it remembers for each page which text its slots hold, as a digest
+of the text up to the page's end. Missing KV is computed as a chunk when it is needed. Wrong KV would only make a bad
+draft.
 
-Where tokens are sampled it draws as the large one will, with the numbers of the same positions: where the two agree on
-the law they agree on the draw. (Daliri et al., Coupling without communication and drafter-invariant speculative
-decoding, 2024.) Where not, it proposes its best tokens, and beside the first its second best.
+Where tokens are sampled, it samples with the random numbers of the same positions. Where both models agree on the
+distribution, they agree on the token. (Daliri et al., Coupling without communication and drafter-invariant speculative
+decoding, 2024.) For greedy requests it proposes its best tokens, and beside the first ones its second best.
 """
 
 from __future__ import annotations
@@ -22,66 +22,60 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.attention.ragged import to_device
-from banyan.kernels.ops import ragged
+from banyan.kernels.ops import Ragged, ragged
 from banyan.radix_cache.cache import Lease
 from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.sampler import choose
 from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation.draft import Drafter, DraftPosition, Proposal
 from banyan.runtime.engine.speculation.step_cost import Cost
-from banyan.runtime.model.load import Model as Network
+from banyan.runtime.model import heads
+from banyan.runtime.model.load import Model
 
-MOST_BEHIND = 512
-"""Rows that a pass catches up with for one request; one that is farther behind comes nearer with each step."""
-N_SECOND = 3
-"""Tokens beside which the second best is proposed too."""
+MAX_CATCH_UP = 512  # Most rows of one request per pass. A request that is further behind catches up over several steps.
+N_SECOND = 3  # tokens beside which the second best is proposed too
 
 
-class _DrafterText:
-    """What is in the small model's pools of one request."""
-
-    __slots__ = ("digests", "lease", "number", "proposals", "tail", "upto")
+class _DraftText:
+    """What the small model's pools hold of one request."""
 
     def __init__(self) -> None:
-        self.number = 0  # who it is among those who wrote slots
+        self.writer = 0  # its number among those that wrote slots; a new one for each lease
         self.lease: Lease | None = None
-        self.digests = array("L", [0])  # of the text up to each page's end, for pages that are known to be right
-        self.upto = 0  # of its text, so many tokens were computed at the last pass ...
-        self.tail: Sequence[int] = ()  # ... and these behind them, which were proposed
+        self.digests = array("L", [0])  # of the text up to the end of each page that is known to be right
+        self.n_computed = 0  # tokens of its text that were computed at the last pass,
+        self.tail: Sequence[int] = ()  # and the proposed tokens computed behind them
         self.proposals: list[Proposal] = []
 
 
 class _DraftTurn:
     """One request in the passes of a step."""
 
-    __slots__ = ("computed", "end", "head", "n", "pages", "request", "seconds", "start", "view")
-
     def __init__(self, request: Request, n: int, start: int) -> None:
-        self.request, self.n, self.pages = request, n, request.pages
-        self.computed = list(request.ids[start : start + MOST_BEHIND])  # tokens from `start` on
+        self.request, self.n = request, n
+        self.computed = list(request.ids[start : start + MAX_CATCH_UP])  # tokens from `start` on
         self.start, self.end = start, start + len(self.computed)
-        self.view: Request | DraftPosition = request  # as it stands behind what is proposed
-        self.head: list[int] = []
-        self.seconds: list[int] = []  # beside the first of them
+        self.position: Request | DraftPosition = request  # behind the last draft token
+        self.draft: list[int] = []
+        self.second_best: list[int] = []  # beside the first of them
 
 
 class ModelDrafter(Drafter):
-    """See `draft.Drafter`. A kind is whether a token is the best, or the second."""
+    """See `draft.Drafter`. A proposal's kind is 0 for the best tokens and 1 for one that ends in a second best."""
 
     name = "model"
     n_kinds = 2
-    keeps_tail = True  # what it computed of a draft is as good as what it would compute of the text
+    keeps_tail = True  # whether KV computed for an accepted draft token is valid for the text
 
-    def __init__(self, network: Network, n_pages: int, page: int, n_vocab: int, device: str,
+    def __init__(self, network: Model | heads.Eagle, n_pages: int, page: int, n_vocab: int, device: str,
                  stopwatch: Callable[[], float]) -> None:  # fmt: skip
-        """n_pages, page: as the large model's. n_vocab: of the large model; what is beyond it is not proposed. Raises
-        OutOfMemory."""
+        """n_pages, page, n_vocab: of the large model. Ids from n_vocab on are not proposed. Raises OutOfMemory."""
         self._network, self._n_vocab, self._stopwatch = network, n_vocab, stopwatch
         self._store = KVPool(network.spec, n_pages, page, device)
         self._device, self._page = torch.device(device), page
-        self._digests = array("L", bytes(8 * n_pages))  # of the text up to the page's end; 0: it is not whole
+        self._digests = array("L", bytes(8 * n_pages))  # of the text up to the page's end; 0: it is not complete
         self._writers = array("L", bytes(8 * n_pages))
-        self._texts: dict[int, _DrafterText] = {}
+        self._texts: dict[int, _DraftText] = {}
         self._n_writers = 0
         self.cost: Cost = Cost(8.0, 0.25, 0.25)
 
@@ -92,114 +86,113 @@ class ModelDrafter(Drafter):
             self._forward([0] * n, [n], [n], [range(-(-n // self._page))], [n])
             self.cost.note(1, n - 1, self._stopwatch() - start)
 
-    # ---- what is there ---------------------------------------------------------------------------------------------
+    # ---- which KV is valid -----------------------------------------------------------------------------------------
 
     def n_behind(self, request: Request) -> int:
-        return request.n_total - 1 - self._known(request)
+        return request.n_total - 1 - self._n_valid(request)
 
-    def _known(self, request: Request) -> int:
-        """How many of its first tokens are in its pages, the last not counted."""
-        text = self._texts.setdefault(request.rid, _DrafterText())
+    def _n_valid(self, request: Request) -> int:
+        """How many of its first tokens have valid KV in its pages, not counting the last token."""
+        text = self._texts.setdefault(request.rid, _DraftText())
         if text.lease is not request.lease:
             self._n_writers += 1
-            text.lease, text.number = request.lease, self._n_writers
-            text.upto, text.tail = 0, ()
+            text.lease, text.writer = request.lease, self._n_writers
+            text.n_computed, text.tail = 0, ()
             del text.digests[1:]
         ids, page, pages = request.ids, self._page, request.pages
-        own = text.upto
+        own = text.n_computed
         for token in text.tail:
             if own == len(ids) or ids[own] != token:
                 break
             own += 1
-        i = len(text.digests) - 1  # pages before it are right, and held since
-        known = i * page
-        while known < len(ids) - 1 and i < len(pages):
-            end = known + page
-            is_own = self._writers[pages[i]] == text.number
+        i = len(text.digests) - 1  # pages before it are right, and have been held since
+        valid = i * page
+        while valid < len(ids) - 1 and i < len(pages):
+            end = valid + page
+            is_own = self._writers[pages[i]] == text.writer
             if is_own and own < end:
-                known = max(known, own)
+                valid = max(valid, own)
                 break
             if end > len(ids):
                 break
-            digest = _digest(ids, known, end, text.digests[-1])
+            digest = _digest(ids, valid, end, text.digests[-1])
             if not is_own and self._digests[pages[i]] != digest:
                 break
             text.digests.append(digest)
-            i, known = i + 1, end
-        return min(known, len(ids) - 1)
+            i, valid = i + 1, end
+        return min(valid, len(ids) - 1)
 
-    def _note(self, turn: _DraftTurn) -> None:
-        """What its slots hold now."""
-        request, page = turn.request, self._page
+    def _record(self, turn: _DraftTurn) -> None:
+        """Remember what the slots of a request hold after its passes."""
+        request, page, pages = turn.request, self._page, turn.request.pages
         text = self._texts[request.rid]
-        text.upto = min(turn.end, request.n_total)
+        text.n_computed = min(turn.end, request.n_total)
         text.tail = turn.computed[request.n_total - turn.start :] if self.keeps_tail else ()
         for i in range(turn.start // page, -(-(turn.start + len(turn.computed)) // page)):
-            self._writers[turn.pages[i]] = text.number
-            self._digests[turn.pages[i]] = 0
-        while (i := len(text.digests)) * page <= text.upto:  # pages that are whole now
+            self._writers[pages[i]] = text.writer
+            self._digests[pages[i]] = 0
+        while (i := len(text.digests)) * page <= text.n_computed:  # pages that are complete now
             text.digests.append(_digest(request.ids, (i - 1) * page, i * page, text.digests[-1]))
-            self._digests[turn.pages[i - 1]] = text.digests[-1]
+            self._digests[pages[i - 1]] = text.digests[-1]
 
     # ---- propose ---------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def prepare(self, asks: Sequence[tuple[Request, int]]) -> None:
-        """Chains for all of them: a pass over what each has to catch up with, then one for each token more."""
-        start, turns = self._stopwatch(), []
+        """Compute the proposals: one pass over what each request has to catch up with, then one per further token."""
+        start, turns = self._stopwatch(), list[_DraftTurn]()
         for request, n in asks:
-            known = self._known(request)
+            n_valid = self._n_valid(request)
             self._texts[request.rid].proposals = []
             n = min(n, self._network.spec.max_context - request.n_total)
             assert request.lease is not None
             if n > 0 and not request.lease.grow(request.n_total + n - 1):
                 n = request.lease.n_slots - request.n_total + 1
             if n > 0:
-                turns.append(_DraftTurn(request, n, known))
+                turns.append(_DraftTurn(request, n, n_valid))
         if not turns:
             return
-        logits = self._forward(
-            [token for turn in turns for token in turn.computed],
-            [len(turn.computed) for turn in turns], [turn.end for turn in turns], [turn.pages for turn in turns],
-            [turn.request.n_total for turn in turns],
-        )  # fmt: skip
-        going, n_passes = self._take(turns, logits), 1
-        while going:
-            for turn in going:
-                turn.computed.append(turn.head[-1])
-            ends = [turn.start + len(turn.computed) for turn in going]
-            logits = self._forward(
-                [turn.head[-1] for turn in going], [1] * len(going), ends, [turn.pages for turn in going],
-                [turn.request.n_total for turn in going],
-            )  # fmt: skip
-            going, n_passes = self._take(going, logits), n_passes + 1
+        q_lens = [len(turn.computed) for turn in turns]
+        logits = self._pass(turns, [token for turn in turns for token in turn.computed], q_lens)
+        active, n_passes = self._extend(turns, logits), 1
+        while active:
+            for turn in active:
+                turn.computed.append(turn.draft[-1])
+            logits = self._pass(active, [turn.draft[-1] for turn in active], [1] * len(active))
+            active, n_passes = self._extend(active, logits), n_passes + 1
         for turn in turns:
-            self._note(turn)
-            self._texts[turn.request.rid].proposals = _proposals(turn.head, turn.seconds, self._n_vocab)
+            self._record(turn)
+            self._texts[turn.request.rid].proposals = _proposals(turn.draft, turn.second_best, self._n_vocab)
         n_behind = sum(turn.end - turn.start - 1 for turn in turns)
         self.cost.note(len(turns), n_behind // n_passes, (self._stopwatch() - start) / n_passes)
 
-    def _take(self, turns: Sequence[_DraftTurn], logits: Tensor) -> list[_DraftTurn]:
-        """Choose the next token of each, as the large model's sampler would. Returns who wants one more."""
+    def _pass(self, turns: Sequence[_DraftTurn], ids: Sequence[int], q_lens: Sequence[int]) -> Tensor:
+        kv_lens = [turn.start + len(turn.computed) for turn in turns]
+        return self._forward(
+            ids, q_lens, kv_lens, [turn.request.pages for turn in turns], [turn.request.n_total for turn in turns]
+        )
+
+    def _extend(self, turns: Sequence[_DraftTurn], logits: Tensor) -> list[_DraftTurn]:
+        """Choose each request's next token as the large model's sampler would. Returns those that need one more."""
         ready = [i for i, turn in enumerate(turns) if turn.end >= turn.request.n_total]
         if len(ready) < len(turns):  # some are still behind
             logits, turns = logits[ready], [turns[i] for i in ready]
         if not turns:
             return []
-        views = [turn.view for turn in turns]
-        if len(turns[0].head) < N_SECOND and all(view.is_plain for view in views):
+        positions = [turn.position for turn in turns]
+        if len(turns[0].draft) < N_SECOND and all(position.is_plain for position in positions):
             for turn, (best, second) in zip(turns, logits.topk(2).indices.tolist(), strict=True):
-                turn.head.append(best)
-                turn.seconds.append(second)
+                turn.draft.append(best)
+                turn.second_best.append(second)
         else:
-            for turn, token in zip(turns, choose(logits, views)[0], strict=True):
-                turn.head.append(token)
+            for turn, token in zip(turns, choose(logits, positions)[0], strict=True):
+                turn.draft.append(token)
         for turn in turns:
             if not turn.request.is_plain:
-                token, seen = turn.head[-1], turn.view.seen
-                seen = None if seen is None else seen | {token: seen.get(token, 0) + 1}
-                turn.view = DraftPosition(turn.request, len(turn.head), token, seen)
-        return [turn for turn in turns if len(turn.head) < turn.n and 0 <= turn.head[-1] < self._n_vocab]
+                token, counts = turn.draft[-1], turn.position.token_counts
+                counts = None if counts is None else counts | {token: counts.get(token, 0) + 1}
+                turn.position = DraftPosition(turn.request, len(turn.draft), token, counts)
+        return [turn for turn in turns if len(turn.draft) < turn.n and 0 <= turn.draft[-1] < self._n_vocab]
 
     def propose(self, request: Request, n: int) -> Sequence[Proposal]:
         text = self._texts.get(request.rid)
@@ -209,22 +202,27 @@ class ModelDrafter(Drafter):
         self._texts.pop(request.rid, None)
 
     def _forward(self, ids: Sequence[int], q_lens: Sequence[int], kv_lens: Sequence[int],
-                 pages: Sequence[Sequence[int]], known: Sequence[int]) -> Tensor:  # fmt: skip
-        """Logits behind the last row of each. known: tokens of each that are its text's, not a draft's."""
+                 pages: Sequence[Sequence[int]], n_texts: Sequence[int]) -> Tensor:  # fmt: skip
+        """The logits of each request's last row. n_texts: tokens of each that belong to its text, not to a draft."""
         shape = ragged(q_lens, kv_lens, pages, self._page, self._device)
-        assert shape.position is not None
         rows = to_device(np.array(ids, np.int64), self._device)
         last = to_device(np.cumsum(np.array(q_lens, np.int64)) - 1, self._device)
-        return self._network.forward(rows, shape.position.long(), shape, self._store.kv, last)
+        return self._compute(rows, shape, last, pages, n_texts)
+
+    def _compute(self, ids: Tensor, shape: Ragged, last: Tensor, pages: Sequence[Sequence[int]],
+                 n_texts: Sequence[int]) -> Tensor:  # fmt: skip
+        assert not isinstance(self._network, heads.Eagle)
+        assert shape.position is not None
+        return self._network.forward(ids, shape.position.long(), shape, self._store.kv, last)
 
 
-def _proposals(head: list[int], seconds: Sequence[int], n_vocab: int) -> list[Proposal]:
+def _proposals(draft: list[int], second_best: Sequence[int], n_vocab: int) -> list[Proposal]:
     """The chain, and beside its first tokens the second best."""
-    n = next((k for k, token in enumerate(head) if not 0 <= token < n_vocab), len(head))
-    out = [Proposal(array("i", head[:n]))] if n else []
-    for k, second in enumerate(seconds[: n + 1]):
+    n = next((k for k, token in enumerate(draft) if not 0 <= token < n_vocab), len(draft))
+    out = [Proposal(array("i", draft[:n]))] if n else []
+    for k, second in enumerate(second_best[: n + 1]):
         if second < n_vocab:
-            out.append(Proposal(array("i", [*head[:k], second]), 1))
+            out.append(Proposal(array("i", [*draft[:k], second]), 1))
     return out
 
 

@@ -1,7 +1,7 @@
-"""Where a run of tokens was last seen: the index behind drafters that copy.
+"""A hash table from n-grams to where they last occurred, for the drafters that copy.
 
-A table of fixed size, without chains: a later run takes the place of an earlier one, so memory is bounded and what is
-recent is found. What it says is a hint; who asks compares the tokens.
+The table has a fixed size and no chains: a later n-gram overwrites an earlier one with the same hash, so memory is
+bounded and recent text is found. Its answers are hints; the caller compares the tokens.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 _WORD = (1 << 64) - 1
 _FACTOR = 0x9E3779B97F4A7C15  # odd; Fibonacci hashing
 _STRIDE = 0xD1342543DE82EF95  # odd; of the polynomial over the tokens
-_NO_TOKEN = 1 << 32  # what stands before a text
+_NO_TOKEN = 1 << 32  # stands before the start of a text
 
 
 class Piece(NamedTuple):
-    """Of a text, for each i in start .. stop: the runs before ids[i] have the number base + i, for each of the salts.
-    0 <= base + i < 2^63 - 1."""
+    """A part of a text to index: for each i in start .. stop, the n-grams before ids[i] get the number base + i, under
+    each of the salts. 0 <= base + i < 2^63 - 1."""
 
     ids: array[int]
     start: int
@@ -31,46 +31,45 @@ class Piece(NamedTuple):
 
 
 class NgramIndex:
-    """From runs of tokens of some lengths to a number, the last that was put for them. Runs of two salts differ."""
+    """From n-grams of some lengths to the number that was last put for them, separately for each salt."""
 
-    __slots__ = ("_factors", "_places", "_rows", "_salting", "_salting_rows", "_shift", "_slots", "orders")
-
-    def __init__(self, orders: Sequence[int], n_places: int) -> None:
-        """orders: the lengths, the longest first. n_places: about how many runs it remembers; 8 bytes each, of which
-        only those written to are claimed."""
+    def __init__(self, orders: Sequence[int], size: int) -> None:
+        """orders: the lengths, the longest first. size: entries of 8 bytes; the system claims a page of memory when it
+        is first written."""
         self.orders = tuple(orders)
-        # Salt and tokens of a run are multiplied with these; the sum modulo 2^64 begins with its place.
+        # The hash is the top bits of a polynomial in salt and tokens modulo 2^64.
         powers = [_FACTOR * pow(_STRIDE, k, 1 << 64) & _WORD for k in range(self.orders[0] + 1)]
         self._factors = [powers[:order][::-1] for order in self.orders]
-        self._rows = [np.array(factors, np.uint64) for factors in self._factors]
-        self._salting = [powers[order] for order in self.orders]
-        self._salting_rows = np.array(self._salting, np.uint64)[:, None]
-        bits = max(4, (n_places - 1).bit_length())
+        self._factor_rows = [np.array(factors, np.uint64) for factors in self._factors]
+        self._salt_factors = [powers[order] for order in self.orders]
+        self._salt_factor_rows = np.array(self._salt_factors, np.uint64)[:, None]
+        bits = max(4, (size - 1).bit_length())
         self._shift = 64 - bits
-        self._slots = np.zeros(1 << bits, np.int64)  # the number + 1; 0: none
-        self._places = memoryview(self._slots.data)  # faster than numpy for one
+        self._table = np.zeros(1 << bits, np.int64)  # number + 1; 0: none
+        self._numbers = memoryview(self._table.data)  # faster than numpy for single entries
 
     def claim(self) -> None:
-        """Have all its memory now, and forget everything: a virtual machine may take 6 ms for each 2 MiB at first."""
-        self._slots.fill(0)
+        """Claim all memory now, and forget everything. In a virtual machine, the first write to 2 MiB may take 6 ms."""
+        self._table.fill(0)
 
     def find(self, ids: Sequence[int], *salts: int) -> Iterator[int]:
-        """For each salt, and for each length in turn: the number put for the last tokens of `ids`, or for others; -1
-        for none."""
-        runs = [sum(map(mul, ids[-order:], by)) for order, by in zip(self.orders, self._factors, strict=True)]
-        shift, places = self._shift, self._places
+        """For each salt and each length in turn: the number put for the last tokens of `ids`, or for others with the
+        same hash; -1 for none."""
+        sums = [sum(map(mul, ids[-order:], by)) for order, by in zip(self.orders, self._factors, strict=True)]
+        shift, numbers = self._shift, self._numbers
         for salt in salts:
-            for run, salting in zip(runs, self._salting, strict=True):
-                yield places[(run + salt * salting & _WORD) >> shift] - 1
+            for value, factor in zip(sums, self._salt_factors, strict=True):
+                yield numbers[(value + salt * factor & _WORD) >> shift] - 1
 
     def put(self, pieces: Sequence[Piece]) -> None:
-        """All pieces, the later ones over the earlier; as many salts for each. One call costs little more for many.
+        """Index all pieces, later ones over earlier ones. All have the same number of salts. One call for many pieces
+        costs little more than for one.
 
-        Runs that begin before a piece's first token are put with it too, as if what happens to stand there were theirs:
-        to leave them out takes longer than to find, should somebody meet one, that it is none.
+        The n-grams that begin before a piece's first token are hashed over whatever comes before it in the joined
+        array. Leaving them out would cost more than a lookup that finds one, as the caller compares the tokens.
         """
         longest = self.orders[0]
-        joined, lengths, numbers = array("i", bytes(longest * array("i").itemsize)), [], []
+        joined, lengths, numbers = array("i", bytes(longest * array("i").itemsize)), list[int](), list[int]()
         for ids, start, stop, _, base in pieces:
             first = max(0, start - longest)
             numbers.append(base + first + 1 - len(joined))
@@ -81,9 +80,9 @@ class NgramIndex:
         tokens = np.array(joined, np.uint64)
         tokens[:longest] = _NO_TOKEN
         salts = np.array([piece.salts for piece in pieces], np.uint64).T[:, None]
-        places = np.repeat(salts * self._salting_rows, lengths, axis=2)
-        for k, row in enumerate(self._rows):
-            places[:, k] += np.correlate(tokens[longest + 1 - len(row) :], row)  # modulo 2^64
-        places >>= np.uint64(self._shift)
-        # Of a run that comes twice the later stays: numpy assigns in order.
-        self._slots[places.view(np.int64)] = np.repeat(numbers, lengths) + np.arange(longest + 1, len(joined) + 1)
+        entries = np.repeat(salts * self._salt_factor_rows, lengths, axis=2)
+        for k, row in enumerate(self._factor_rows):
+            entries[:, k] += np.correlate(tokens[longest + 1 - len(row) :], row)  # modulo 2^64
+        entries >>= np.uint64(self._shift)
+        # numpy assigns in order, so the later of two equal n-grams stays.
+        self._table[entries.view(np.int64)] = np.repeat(numbers, lengths) + np.arange(longest + 1, len(joined) + 1)

@@ -1,35 +1,32 @@
-"""What a step costs, as it was measured: seconds by how many requests and how many rows it had."""
+"""What a step costs: seconds by the numbers of requests and rows, fitted to measured steps."""
 
 from __future__ import annotations
 
-MEMORY = 0.99
-"""How much of what was known counts when a step is added: a hundred steps."""
+TRUST = 0.5  # how many steps the prior is worth
+MEMORY = 0.99  # factor by which older steps fade with each new one: a memory of about a hundred steps
 SURPRISE = 2.0
-"""Times the expected: what took longer was held up by others, and counts as this."""
+"""A step that took longer than this multiple of the expected time was held up, and counts as this multiple."""
 UPWARDS = 0.2
-"""The weight of a step that took longer than expected, against one that took less: a lower curve, as a step that the
-machine did not disturb says more than one that it did."""
-
-KNOWN, SELDOM = 64, 4
-"""After so many steps, of those without a row more one in so many is noted: most say nothing new, and a note costs 4 us
-beside a model that empties the caches."""
+"""Weight of a step that took longer than expected, against one that took less. The fit is a lower curve, because other
+processes can only make a step slower."""
+WARM, SELDOM = 64, 4
+"""After WARM steps only every SELDOM-th step without extra rows is used. Most say nothing new, and a note takes 4
+us."""
 
 
 class Cost:
-    """seconds = a + b n_requests + c n_extra, n_extra: rows beyond each request's one. Fitted by least squares of the
-    relative error, with weights that fade; and held near the prior until there is evidence."""
+    """seconds = a + b * n_requests + c * n_extra, where n_extra are rows beyond each request's one. Fitted by least
+    squares of the relative error with fading weights, and kept near the prior until there is evidence."""
 
-    def __init__(self, a: float = 16.0, b: float = 1.0, c: float = 1.0, trust: float = 0.5) -> None:
-        """a, b, c: the prior, any unit until `note` is first called. trust: how many steps it is worth."""
-        self._theta = (a, b, c)
-        self._prior = (a, b, c)
-        self._trust = trust
-        self._n = self._n_told = 0  # steps that were noted; those without a row more that were told
-        self._sums = (0.0,) * 9  # weighted, of what `_fit` needs
+    def __init__(self, a: float = 16.0, b: float = 1.0, c: float = 1.0) -> None:
+        """a, b, c: the prior, in any unit; the first `note` scales it."""
+        self._theta = self._prior = (a, b, c)
+        self._n = self._n_plain = 0  # steps used; steps without extra rows seen
+        self._sums = (0.0,) * 9  # the weighted sums that `_fit` needs
 
     @property
     def per_row(self) -> float:
-        """Seconds of a row more."""
+        """Seconds of one extra row."""
         return self._theta[2]
 
     def step(self, n_requests: int, n_extra: int) -> float:
@@ -38,19 +35,20 @@ class Cost:
         return a + b * n_requests + c * n_extra
 
     def note(self, n_requests: int, n_extra: int, seconds: float) -> None:
-        """A step took so long."""
-        self._n_told += not n_extra
-        if seconds <= 0 or (not n_extra and self._n_told % SELDOM and self._n > KNOWN):
+        """Add a measured step."""
+        self._n_plain += not n_extra
+        if seconds <= 0 or (not n_extra and self._n_plain % SELDOM and self._n > WARM):
             return
-        if not self._n:  # the prior says how the parts compare, and this how large they are
+        if not self._n:
+            a, b, c = self._prior
             scale = seconds / self.step(n_requests, n_extra)
-            self._theta = self._prior = tuple(x * scale for x in self._prior)  # type: ignore[assignment]
+            self._theta = self._prior = (a * scale, b * scale, c * scale)
         self._n += 1
         expected = self.step(n_requests, n_extra)
         weight = (1.0 if seconds <= expected else UPWARDS) / expected**2
         seconds = min(seconds, SURPRISE * expected)
         w, r, e, m = weight, n_requests, n_extra, MEMORY
-        n, nr, ne, rr, re, ee, y, yr, ye = self._sums  # in one line each: this runs in every step
+        n, nr, ne, rr, re, ee, y, yr, ye = self._sums  # written out, as this runs in every step
         self._sums = (
             m * n + w, m * nr + w * r, m * ne + w * e, m * rr + w * r * r, m * re + w * r * e, m * ee + w * e * e,
             m * y + w * seconds, m * yr + w * r * seconds, m * ye + w * e * seconds)  # fmt: skip
@@ -58,28 +56,19 @@ class Cost:
             self._fit()
 
     def _fit(self) -> None:
-        """Solve, with the prior as observations of each part alone. What comes out negative is next to nothing."""
-        n, nr, ne, rr, re, ee, *y = self._sums
-        s = [[n, nr, ne], [nr, rr, re], [ne, re, ee]]
-        for i, part in enumerate(self._prior):
-            ridge = self._trust / max(part, 1e-12) ** 2
-            s[i][i] += ridge
-            y[i] += ridge * part
-        a, b, c = _solve(s, y)
-        least = 0.01
-        self._theta = tuple(max(x, least * part) for x, part in zip((a, b, c), self._prior, strict=True))  # type: ignore[assignment]
-
-
-def _solve(s: list[list[float]], y: list[float]) -> list[float]:
-    """s x = y, for a symmetric positive definite s, by elimination."""
-    n = len(y)
-    for i in range(n):
-        for j in range(i + 1, n):
-            factor = s[j][i] / s[i][i]
-            for k in range(i, n):
-                s[j][k] -= factor * s[i][k]
-            y[j] -= factor * y[i]
-    x = [0.0] * n
-    for i in reversed(range(n)):
-        x[i] = (y[i] - sum(s[i][k] * x[k] for k in range(i + 1, n))) / s[i][i]
-    return x
+        """Solve the normal equations, with the prior as one observation of each coefficient. Coefficients stay above 1
+        % of the prior."""
+        n, nr, ne, rr, re, ee, y, yr, ye = self._sums
+        pa, pb, pc = self._prior
+        ra, rb, rc = (TRUST / max(part, 1e-12) ** 2 for part in self._prior)
+        n, rr, ee = n + ra, rr + rb, ee + rc
+        y, yr, ye = y + ra * pa, yr + rb * pb, ye + rc * pc
+        # Elimination of the symmetric positive definite system [n nr ne; nr rr re; ne re ee] (a b c) = (y yr ye).
+        f, g = nr / n, ne / n
+        rr, re, ee = rr - f * nr, re - f * ne, ee - g * ne
+        yr, ye = yr - f * y, ye - g * y
+        h = re / rr
+        c = (ye - h * yr) / (ee - h * re)
+        b = (yr - re * c) / rr
+        a = (y - nr * b - ne * c) / n
+        self._theta = max(a, 0.01 * pa), max(b, 0.01 * pb), max(c, 0.01 * pc)

@@ -204,18 +204,18 @@ def tell(e: EngineLoop, says: Says | Sequence[Says], jumps: bool = True) -> None
     drafters = [Told(says, name) for says, name in zip(several, names, strict=False)]
     drafting = DepthController(drafters, jumps, Cost(1.0, 0.0, 1e-9), max_depth=8)
     drafting.cost.note = lambda *_: None  # type: ignore[method-assign]
-    drafting.widen = partial(_widen, drafting.widen, drafting)  # type: ignore[method-assign]
+    drafting.add_drafts = partial(_widen, drafting.add_drafts, drafting)  # type: ignore[method-assign]
     drafting.max_tree = e.drafting.max_tree
     e.drafting = e.scheduler.drafting = drafting
 
 
 def _widen(widen: Callable[..., None], drafting: DepthController, works: list[Work], budget: int) -> None:
     """As if nothing had been learned from what was right in other steps."""
-    drafting._paid = 1.0
-    for trail in drafting._trails.values():
-        trail.reach, trail.idle, trail.own = 8, 0, [AcceptanceRate() for _ in drafting.drafters]
-    drafting._kinds = [[AcceptanceRate(1.0, 0.9)] for _ in drafting.drafters]
-    drafting._others = [[AcceptanceRate(1.0, 0.2)] for _ in drafting.drafters]
+    drafting._hit_rate = 1.0
+    for history in drafting._histories.values():
+        history.max_length, history.n_misses, history.own = 8, 0, [AcceptanceRate() for _ in drafting.drafters]
+    drafting._kind_rates = [[AcceptanceRate(1.0, 0.9)] for _ in drafting.drafters]
+    drafting._other_rates = [[AcceptanceRate(1.0, 0.2)] for _ in drafting.drafters]
     widen(works, budget)
 
 

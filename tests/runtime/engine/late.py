@@ -20,7 +20,7 @@ from torch import Tensor
 from banyan.runtime.engine import loop as worker
 from banyan.runtime.engine.batch import Batch
 from banyan.runtime.engine.model_runner import ModelRunner
-from banyan.runtime.engine.sampler import Drawn, sample
+from banyan.runtime.engine.sampler import PendingSample, sample
 from banyan.runtime.engine.scheduling.request import NO_TOKEN, Result
 from banyan.runtime.engine.speculation.draft import DraftPosition
 from banyan.runtime.protocol.wire import Failed, Finish, Ready, Step, TopLogprobs
@@ -51,7 +51,7 @@ class Device(ModelRunner):
         store.copy_slots = lambda paths: self._give(lambda some=list(paths): copy_slots(some)) if paths else None
         masks = e.guides.masks
         e.guides.masks = lambda requests, logits: masks(requests, None)  # as on a GPU: logits are not known
-        e.model, e.is_ahead = self, True
+        e.model, e.plans_ahead = self, True
 
     def _give(self, work: Callable[[], None]) -> None:
         self._work.append(work)
@@ -76,9 +76,12 @@ class Device(ModelRunner):
         self._give(lambda: logits.copy_(forward(batch, copies)))
         return logits
 
-    def sample(self, logits: Tensor, batch: Batch, masks: Any = None) -> Drawn:
+    def sample(self, logits: Tensor, batch: Batch, masks: Any = None) -> PendingSample:
         """In the place of the sampler's: what the host knows is taken now, what the device computes comes later."""
-        drawn = tuple(DraftPosition(r, 0, NO_TOKEN, None if r.seen is None else dict(r.seen)) for r in batch.drawn)
+        drawn = tuple(
+            DraftPosition(r, 0, NO_TOKEN, None if r.token_counts is None else dict(r.token_counts))
+            for r in batch.sampled_for
+        )
         ids = torch.full((len(drawn),), POISON)
         told: list[Result | Exception] = []
         step = self._n_drawn
@@ -90,7 +93,7 @@ class Device(ModelRunner):
                 told.append(error)
                 ids[:] = 0
                 return
-            told.append(result := sample(logits, batch._replace(drawn=drawn), masks).read())
+            told.append(result := sample(logits, batch._replace(sampled_for=drawn), masks).read())
             ids.copy_(torch.tensor(result.ids, dtype=torch.int64))
 
         self.log.append(Event("draw", step))
@@ -105,11 +108,11 @@ class Device(ModelRunner):
                 raise result
             return result
 
-        return Drawn(ids, read)
+        return PendingSample(ids, read)
 
 
 class Box:
-    """Inbox and outbox. orders: by the number of steps that are launched when they come."""
+    """The link to a server. orders: by the number of steps that are launched when they come."""
 
     def __init__(self, e: worker.EngineLoop, orders: dict[int, list[Any]]) -> None:
         self.e, self.orders = e, orders
@@ -160,7 +163,7 @@ def play(e: worker.EngineLoop, orders: dict[int, list[Any]], is_lazy: bool = Tru
 def loop(e: worker.EngineLoop, orders: dict[int, list[Any]], check: bool = True) -> Box:
     """Run the loop to its end. check: every invariant, whenever a step has landed."""
     box = Box(e, orders)
-    launch, land = e.launch, e.land
+    launch, land = e.launch, e.complete
 
     def launched(*before: Any) -> Any:
         flying = launch(*before)
@@ -173,10 +176,10 @@ def loop(e: worker.EngineLoop, orders: dict[int, list[Any]], check: bool = True)
             e.scheduler.check()
         return step
 
-    e.launch, e.land = launched, landed  # type: ignore[method-assign]
-    e.run(box, box)
+    e.launch, e.complete = launched, landed  # type: ignore[method-assign]
+    e.run(box)
     assert isinstance(box.others[0], Ready)
     e.scheduler.check()
     assert e.scheduler.is_idle
-    assert not e._flying
+    assert not e._in_flight
     return box

@@ -165,7 +165,7 @@ def test_drafts_that_are_right_are_the_same_as_in_the_loop_that_waits(fake: Modu
 def test_a_draft_is_never_followed(fake: ModuleType, late: ModuleType) -> None:
     """Nobody knows how much of it is right, whatever is said of the next."""
     e = fake.told(lambda request, n: array("i", [*fake.greedy(list(request.ids), 2), 11][: min(n, 3)]), page=4)
-    e.drafting.can_rest = lambda request: True
+    e.drafting.can_skip = lambda request: True
     box = late.play(e, {rid: [fake.run(rid, [rid, 3], LONG)] for rid in range(3)})
     assert box.said == {rid: fake.greedy([rid, 3], 40) for rid in range(3)}
     assert e.drafting.stats()["accepted_told"] > 40
@@ -324,14 +324,14 @@ def test_books_that_do_not_balance_are_mended_beside_a_step(
 ) -> None:
     """Who begins anew may be started while the step that it was in is still computed, on other pages."""
     e = fake.engine(page=4)
-    answer = e._answer
+    answer = e.inspector.answer
 
     def spoiled(ask: Any) -> Any:
         if ask.what == "check":
             spoil(e)
         return answer(ask)
 
-    e._answer = spoiled
+    e.inspector.answer = spoiled
     prompts = {rid: [rid, *range(9)] for rid in range(3)}
     runs = [fake.run(rid, prompt, LONG) for rid, prompt in prompts.items()]
     box = late.play(e, {0: runs, 9: [Ask(1, "check")]})
@@ -344,12 +344,12 @@ def test_books_that_do_not_balance_are_mended_beside_a_step(
 def test_what_a_step_costs_is_counted_from_the_end_of_the_one_before_it(fake: ModuleType, late: ModuleType) -> None:
     """The clock says how many steps the device has computed."""
     e = fake.engine(page=4, step_tokens=8, speculate="ngram")
-    e.drafting.can_rest = lambda request: True
+    e.drafting.can_skip = lambda request: True
     e.stopwatch = e.clock = lambda: float(len(e.model.model.steps))
     costs: list[tuple[int, int, float]] = []
     begun: list[tuple[float, int]] = []
     e.drafting.note = lambda plan, n_rows, seconds: costs.append((len(plan.works), n_rows, seconds))
-    e.scheduler._pace.note = lambda *noted: begun.append(noted)
+    e.scheduler._step_time.note = lambda *noted: begun.append(noted)
     late.play(e, {0: [fake.run(0, range(20))], 4: [fake.run(1, range(30, 45))]})
     rows = [(len(step), sum(step)) for step in e.model.model.steps]
     assert costs == [(n, n_rows, 1.0) for n, n_rows in rows]

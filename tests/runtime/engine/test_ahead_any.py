@@ -135,7 +135,7 @@ def test_any_mix_is_told_what_each_is_told_alone(
         patch.setattr(scheduler, "FORESIGHT", foresight)
         box = late.play(e, orders, is_lazy)
     assert all(answer.ok for answer in box.others[1:])
-    assert not e.drafting._trails
+    assert not e.drafting._histories
     for rid, out in expected.items():
         finish, said = box.finished.get(rid), box.said.get(rid, [])
         if finish is None:

@@ -39,7 +39,7 @@ def test_rows_that_draw_are_all_that_a_last_layer_computes(fake: ModuleType) -> 
     assert (tail.q_lens, tail.kv_lens) == ((1, 1, 3), (100, 100, 102))
     assert tail.position is not None
     assert tail.position.tolist() == made.positions[made.rows].tolist()
-    assert [request.rid for request in made.drawn] == [1, 2, 3, 3, 3]
+    assert [request.rid for request in made.sampled_for] == [1, 2, 3, 3, 3]
 
 
 def test_where_tokens_are_scored_all_rows_are_computed(fake: ModuleType) -> None:

@@ -22,7 +22,7 @@ from banyan.kernels.fused_layers import Layers
 from banyan.runtime import config as configs
 from banyan.runtime.config import Resolved
 from banyan.runtime.engine.batch import Batch
-from banyan.runtime.engine.determinism import prove
+from banyan.runtime.engine.determinism import check_determinism
 from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.model_runner import ModelRunner
 from banyan.runtime.engine.process import build
@@ -87,7 +87,7 @@ class Watched(ModelRunner):
         logits = super().__call__(batch, copies)
         n_scored = len(batch.targets)
         first: dict[int, int] = {}
-        for who, row, own in zip(batch.drawn, batch.rows[n_scored:].tolist(), logits[n_scored:], strict=True):
+        for who, row, own in zip(batch.sampled_for, batch.rows[n_scored:].tolist(), logits[n_scored:], strict=True):
             begin = first.setdefault(who.rid, row)  # behind it the request's draft
             text = self.requests[who.rid].ids.tobytes() + batch.ids[begin + 1 : row + 1].int().numpy().tobytes()
             self.seen.note(text, own.numpy().tobytes())
@@ -281,7 +281,7 @@ def test_tiles_are_all_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     ("is_off", "what"),
     [
         (lambda rows, last: len(rows) == 7, "a chunk of 6 tokens beside another text"),
-        (lambda rows, last: last is not None, "a last layer without the rows that nobody wants"),
+        (lambda rows, last: last is not None, "a last layer that computes only the rows that are needed"),
     ],
 )
 def test_an_engine_proves_it_before_it_begins(
@@ -298,13 +298,13 @@ def test_an_engine_proves_it_before_it_begins(
 
     monkeypatch.setattr(Layers, "__call__", off_by_little)
     with pytest.raises(ConfigError, match=f"{what} changed logits by up to"):
-        prove(e.model, 300)
+        check_determinism(e.model, 300)
 
 
 @pytest.mark.parametrize("n", [1, 17, 47, 300])
 def test_short_contexts_are_proved_too(native: None, n: int) -> None:
     e = build(configs.make(deterministic=True, device="cpu", kv_memory="64MB", threads=1))
-    prove(e.model, n)
+    check_determinism(e.model, n)
 
 
 def test_what_cannot_be_deterministic_says_so(tiny_model: Callable[..., Any], native: None) -> None:

@@ -227,7 +227,7 @@ def test_samples_and_forks_have_a_guide_each(bench: Bench) -> None:
     said = bench.drive(e, *runs)
     assert all(len(one.text) == 8 and one.text.islower() for one in said.values())
     assert len({one.text for one in said.values()}) > 1
-    assert len(e.guides._kept) == 1
+    assert len(e.guides._cache) == 1
 
 
 def test_the_law_under_a_mask(fake: ModuleType) -> None:
@@ -363,11 +363,11 @@ def test_a_tokenizer_at_which_llguidance_panics_fails_constraints_alone(tiny: Mo
 
 
 def test_kept_constraints_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guides, "KEPT_BYTES", 3 << 20)
+    monkeypatch.setattr(guides, "CACHE_BYTES", 3 << 20)
     e = bench.engine()
     for n in range(6):
         bench.one(ConstraintSpec("regex", f"[ab]{{{n + 1}}}"), e)
-    assert [spec.text for spec in e.guides._kept] == ["[ab]{4}", "[ab]{5}", "[ab]{6}"]
+    assert [spec.text for spec in e.guides._cache] == ["[ab]{4}", "[ab]{5}", "[ab]{6}"]
 
 
 # ---- what goes wrong in the middle ---------------------------------------------------------------------------------
@@ -392,7 +392,7 @@ def test_masks_that_take_long_fail_their_request(bench: Bench, monkeypatch: pyte
 
 
 def test_the_watch_counts_work_and_not_waiting() -> None:
-    watch = guides.Watch()
+    watch = guides.LapTimer()
     time.sleep(0.05)
     assert watch.lap() < guides.SLOW
     end = time.thread_time() + 1.5 * guides.SLOW

@@ -14,7 +14,7 @@ from banyan.kernels.ops import mask_logits
 from banyan.runtime.constraint.guide import set_bits
 from banyan.runtime.engine.guides import Guides
 from banyan.runtime.engine.scheduling.request import Request
-from banyan.runtime.engine.speculation.draft import follow, rows_of
+from banyan.runtime.engine.speculation.draft import accept_path, draft_rows
 from banyan.runtime.protocol.wire import Sampling
 
 N_VOCAB = 64
@@ -72,7 +72,7 @@ def test_only_rows_that_a_path_may_lead_to_are_asked_about(
     guides = Guides(N_VOCAB, torch.device("cpu"))
     guide = Even()
     request = Request(fake.run(0, [1, 2, 3], Sampling(temperature=0.0)), 100, guide)  # type: ignore[arg-type]
-    rows = [request, *rows_of(DRAFT, PARENTS, request)]
+    rows = [request, *draft_rows(DRAFT, PARENTS, request)]
     logits = torch.zeros(len(rows), N_VOCAB)
     logits[torch.arange(len(rows)), torch.tensor(best)] = 1.0
     masks = guides.masks(rows, logits)
@@ -81,7 +81,7 @@ def test_only_rows_that_a_path_may_lead_to_are_asked_about(
     if masks is not None:
         mask_logits(logits, *masks)
     drawn = logits.argmax(-1).tolist()
-    _, path_said = follow(DRAFT, PARENTS, drawn)
+    _, path_said = accept_path(DRAFT, PARENTS, drawn)
     assert all(token % 2 == 0 for token in path_said)
     assert said is None or path_said == said
 
@@ -90,7 +90,7 @@ def test_only_rows_that_a_path_may_lead_to_are_asked_about(
 def test_where_nobody_knows_what_is_drawn_all_rows_are_masked(fake: ModuleType, temperature: float) -> None:
     guides, guide = Guides(N_VOCAB, torch.device("cpu")), Even()
     request = Request(fake.run(0, [1, 2, 3], Sampling(temperature=temperature)), 100, guide)  # type: ignore[arg-type]
-    rows = [request, *rows_of(DRAFT, PARENTS, request)]
+    rows = [request, *draft_rows(DRAFT, PARENTS, request)]
     masks = guides.masks(rows, torch.zeros(len(rows), N_VOCAB) if temperature else None)
     assert masks is not None
     assert guide.asked == ALL

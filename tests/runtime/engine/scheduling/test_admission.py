@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from banyan.runtime.engine.scheduling.admission import FIRST_ROWS, PAUSES, AdmissionControl, Pace
+from banyan.runtime.engine.scheduling.admission import FIRST_ROWS, PAUSES, AdmissionControl, StepTime
 from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.protocol.wire import Run
 
@@ -14,7 +14,9 @@ from banyan.runtime.protocol.wire import Run
 def request(program: int, n: int, state: int = 0, first: int = 7, **fields: Any) -> Request:
     """A request of `program` with a prompt of n tokens, the first 32 of which are its kind's."""
     ids = [first] * 32 + [program] * (n - 32)
-    return Request(Run(program, array("i", ids[:n]).tobytes(), order=(program, state, 0, 0), **fields), end=n + 100)
+    return Request(
+        Run(program, array("i", ids[:n]).tobytes(), order=(program, state, 0, 0), **fields), max_total=n + 100
+    )
 
 
 class Begun(AdmissionControl):
@@ -26,9 +28,9 @@ class Begun(AdmissionControl):
     def play(self, program: int, n: int, n_cached: int = 0, at: float = 0.0, **fields: Any) -> Request:
         """A request that is run, and ends in the same moment."""
         r = request(program, n, **fields)
-        self.run(r, n_cached, at)
+        self.start(r, n_cached, at)
         r.n_cached = n_cached
-        self.rest(r, at)
+        self.stop(r, at)
         return r
 
 
@@ -43,17 +45,17 @@ def test_the_texts_of_older_programs_that_pause_are_left_alone() -> None:
     assert begun.has_room(request(5, 200), 60, 500, 1.0)
     assert not begun.has_room(request(6, 100), 1, 659, 1.0)
     assert begun.has_room(request(6, 100, priority=1), 500, 500, 1.0), "before them all"
-    begun.forget(0, 1)
+    begun.end_program(0, 1)
     assert begun.has_room(request(6, 100), 1, 500, 1.0)
-    begun.forget(0, 99)
+    begun.end_program(0, 99)
 
 
 def test_those_that_run_hold_their_pages_themselves() -> None:
     begun = Begun()
     one = request(1, 400)
-    begun.run(one, 0, 0.0)
+    begun.start(one, 0, 0.0)
     assert begun.has_room(request(2, 100), 100, 100, 1.0)
-    begun.rest(one, 1.0)
+    begun.stop(one, 1.0)
     assert not begun.has_room(request(2, 100), 100, 100, 1.0)
 
 
@@ -64,7 +66,7 @@ def test_what_several_have_in_common_counts_once() -> None:
     assert begun.has_room(request(4, 100), 38, 400, 1.0), "3 x 110 + 32"
     assert not begun.has_room(request(4, 100), 39, 400, 1.0)
     runs = request(5, 132)
-    begun.run(runs, 32, 1.0)
+    begun.start(runs, 32, 1.0)
     assert begun.has_room(request(6, 100), 70, 400, 1.0), "one that runs keeps it in the tree"
     begun.play(0, 132, n_cached=32, first=8)
     assert not begun.has_room(request(6, 100), 1, 470, 1.0), "another beginning is not shared with them"
@@ -98,9 +100,9 @@ def test_who_pauses_for_long_counts_as_gone_and_pauses_are_learned() -> None:
 def test_what_is_over_while_it_runs_leaves_nothing() -> None:
     begun = Begun()
     r = request(0, 700)
-    begun.run(r, 32, 0.0)
-    begun.forget(0, 0)
-    begun.rest(r, 1.0)
+    begun.start(r, 32, 0.0)
+    begun.end_program(0, 0)
+    begun.stop(r, 1.0)
     assert len(begun) == 0
     assert not begun._shared_now
     assert begun.has_room(request(1, 700), 700, 700, 2.0)
@@ -111,29 +113,29 @@ def test_what_is_over_while_it_runs_leaves_nothing() -> None:
 
 @pytest.mark.parametrize(("fixed", "row"), [(10e-3, 0.06e-3), (2e-3, 0.25e-3), (1e-3, 1e-3)])
 def test_the_cost_of_a_step_is_learned_from_times(fixed: float, row: float) -> None:
-    chance, pace, now = random.Random(0), Pace(), 5.0
-    assert pace.rows == FIRST_ROWS
+    chance, pace, now = random.Random(0), StepTime(), 5.0
+    assert pace.free_rows == FIRST_ROWS
     for _ in range(300):
         n = chance.choice([1, 4, 16, 64, 512])
         pace.note(now, n)
         now += (fixed + n * row) * chance.uniform(0.9, 1.1)
-    assert pace.rows == pytest.approx(fixed / row, rel=0.5)
+    assert pace.free_rows == pytest.approx(fixed / row, rel=0.5)
 
 
 def test_time_without_a_step_is_none_of_it() -> None:
-    pace, now = Pace(), 0.0
+    pace, now = StepTime(), 0.0
     for k in range(200):
         n = 1 + k % 64
         pace.note(now, n)
         now += 2e-3 + n * 0.25e-3
         pace.note(now, 0)
         now += 100.0
-    assert pace.rows == pytest.approx(8.0, rel=0.1)
+    assert pace.free_rows == pytest.approx(8.0, rel=0.1)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0])
 def test_a_clock_that_tells_nothing_is_borne(seconds: float) -> None:
-    pace = Pace()
+    pace = StepTime()
     for k in range(100):
         pace.note(k * seconds, 8)
-    assert pace.rows == FIRST_ROWS
+    assert pace.free_rows == FIRST_ROWS

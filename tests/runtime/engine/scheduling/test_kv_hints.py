@@ -61,7 +61,7 @@ def test_what_is_held_stays(driver: Driver, how: dict[str, float]) -> None:
     driver.engine.take(Release(1))
     driver.ask(*OTHERS)
     assert driver.ask(0) == [0]
-    assert len(driver.engine.steering) == 0
+    assert len(driver.engine.kv_hints) == 0
 
 
 def test_a_pin_ends_with_its_time(driver: Driver) -> None:
@@ -154,5 +154,5 @@ def test_holds_that_hold_nothing_are_forgotten(driver: Driver) -> None:
     driver.ask(0)
     for number in range(10_000):
         driver.engine.take(Hold(number, ids(number % 7), steps=5.0, namespace=b"" if number % 500 == 0 else b"other"))
-    assert len(driver.engine.steering) < 200
+    assert len(driver.engine.kv_hints) < 200
     driver.engine.scheduler.check()

@@ -27,8 +27,8 @@ class Desk:
 
     def add(self, *order: int, ids: Any = (1,), cached: int = 0, **fields: Any) -> Request:
         self.cached[self.n] = cached
-        request = Request(Run(self.n, array("i", ids).tobytes(), order=order, **fields), end=len(ids) + 8)
-        self.queue.enter(request, self.n)
+        request = Request(Run(self.n, array("i", ids).tobytes(), order=order, **fields), max_total=len(ids) + 8)
+        self.queue.register(request, self.n)
         self.queue.add(request)
         self.n += 1
         return request
@@ -37,7 +37,7 @@ class Desk:
         """The rids in the order in which they are started, until `least` are left. serve: tokens each then gets."""
         out = []
         while len(self.queue) > least:
-            self.queue.stamp(now)
+            self.queue.start_waits(now)
             request = self.queue.first(now)
             assert request is self.queue.first(now), "the same until something changes"
             self.queue.start(request, now)
@@ -114,7 +114,7 @@ def test_a_client_that_left_is_forgotten() -> None:
     d = Desk("dfs")
     one = d.add(0, client=7)
     d.queue.remove(one)
-    d.queue.leave(one)
+    d.queue.unregister(one)
     assert not d.queue._accounts._clients
 
 
@@ -124,11 +124,11 @@ def test_accounts_of_programs_are_kept_between_requests_but_not_for_ever(monkeyp
     first = d.add(0, 0)
     first.program.n_served = 99
     d.queue.remove(first)
-    d.queue.leave(first)
+    d.queue.unregister(first)
     assert d.add(0, 1).program.n_served == 99
     for request in list(d.queue):
         d.queue.remove(request)
-        d.queue.leave(request)
+        d.queue.unregister(request)
     for program in range(1, 4):
         d.add(program)
     assert d.add(0, 2).program.n_served == 0
@@ -139,7 +139,7 @@ def test_lpm_takes_the_longest_prefix_and_is_told_what_changes() -> None:
     text = list(range(100))
     short, long, other = d.add(ids=text[:50], cached=20), d.add(ids=text, cached=40), d.add(ids=[7] * 90, cached=30)
     assert d.queue.first(0.0) is long
-    published = Request(Run(99, array("i", [7] * 80).tobytes()), end=99)
+    published = Request(Run(99, array("i", [7] * 80).tobytes()), max_total=99)
     d.queue.published(published)
     assert d.queue.first(0.0) is other, "its prefix is in the tree now, 80 tokens of it"
     assert not d.queue.is_still_first(other, 10), "meanwhile it was evicted"
@@ -153,7 +153,7 @@ def test_lpm_does_not_mix_namespaces() -> None:
     d = Desk("lpm")
     d.add(ids=[1] * 50, namespace=b"a")
     d.add(ids=[1] * 50, namespace=b"b")
-    d.queue.published(Request(Run(9, array("i", [1] * 50).tobytes(), namespace=b"b"), end=60))
+    d.queue.published(Request(Run(9, array("i", [1] * 50).tobytes(), namespace=b"b"), max_total=60))
     assert d.starts() == [1, 0]
 
 
@@ -173,7 +173,7 @@ def test_priority_and_deadline_go_before_any_order(schedule: Schedule) -> None:
 def test_each_fourth_is_the_one_that_waited_longest(schedule: Schedule) -> None:
     d = Desk(schedule)
     d.add(50, priority=-1)
-    d.queue.stamp(0.0)
+    d.queue.start_waits(0.0)
     for k in range(20):
         d.add(k)
     now = queue.PATIENCE + 1
@@ -186,7 +186,7 @@ def test_where_all_wait_for_long_the_order_stands() -> None:
     d = Desk("dfs")
     for k in range(1, 60):
         d.add(k)
-    d.queue.stamp(0.0)
+    d.queue.start_waits(0.0)
     assert d.starts(20.0, serve=1, least=30) == list(range(29))
     d.add(0)
     assert d.starts(25.0, serve=1)[0] == 59
@@ -211,7 +211,7 @@ def test_all_that_come_are_started_or_leave_and_nothing_stays(schedule: Schedule
     now = 0.0
     for _ in range(3000):
         now += chance.random()
-        d.queue.stamp(now)
+        d.queue.start_waits(now)
         match chance.randrange(6):
             case 0 | 1:
                 fields: dict[str, Any] = {"client": chance.randrange(3), "priority": chance.choice([0, 0, 0, 1])}
@@ -225,11 +225,11 @@ def test_all_that_come_are_started_or_leave_and_nothing_stays(schedule: Schedule
                     first.program.n_served += chance.randrange(2 * policies.QUANTUM)
                     first.client.n_served += chance.randrange(2 * policies.QUANTUM)
                     d.queue.published(first)
-                    d.queue.leave(first)
+                    d.queue.unregister(first)
             case 3 if waiting:
                 gone = waiting.pop(chance.choice(list(waiting)))
                 d.queue.remove(gone)
-                d.queue.leave(gone)
+                d.queue.unregister(gone)
             case 4 if waiting:
                 aside.append(waiting.pop(chance.choice(list(waiting))))
                 d.queue.set_aside(aside[-1])
@@ -243,7 +243,7 @@ def test_all_that_come_are_started_or_leave_and_nothing_stays(schedule: Schedule
         d.queue.add(request)
     d.starts()
     order: Any = d.queue._order
-    left = [getattr(order, name, ()) for name in ("_line", "_classes", "_sorted", "_n_cached")]
+    left = [getattr(order, name, ()) for name in ("_requests", "_priorities", "_sorted", "_n_cached")]
     assert not any(map(len, left))
     assert len(getattr(order, "_heap", ())) < 1000
     assert len(d.queue._arrivals) < 5000

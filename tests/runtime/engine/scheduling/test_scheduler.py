@@ -373,8 +373,8 @@ def test_a_storm_of_aborts_loses_no_page_and_spoils_no_answer(
         ({"score_from": 0}, "bad_message", "score_from is 0"),
         ({"n_done": 2}, "bad_message", "n_done is 2"),
         ({"n_done": -1}, "bad_message", "n_done is -1"),
-        ({"stop_ids": b"123"}, "bad_message", "no multiple of 4"),
-        ({"rid": 7}, "bad_message", "request 7 is here already"),
+        ({"stop_ids": b"123"}, "bad_message", "not a multiple of 4"),
+        ({"rid": 7}, "bad_message", "request 7 exists already"),
     ]
     + [
         ({"sampling": Sampling(**{name: value})}, "bad_program", f"{name} is {value}")

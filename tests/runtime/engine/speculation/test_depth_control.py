@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from banyan.runtime.engine.scheduling.request import Plan, Request, Work
-from banyan.runtime.engine.speculation.depth_control import IDLE, DepthController
-from banyan.runtime.engine.speculation.draft import Drafter, Proposal, follow
+from banyan.runtime.engine.speculation.depth_control import MAX_MISSES, DepthController
+from banyan.runtime.engine.speculation.draft import Drafter, Proposal, accept_path
 from banyan.runtime.engine.speculation.draft_tree import Chain, merge
 from banyan.runtime.engine.speculation.step_cost import Cost
 from banyan.runtime.protocol.wire import Sampling
@@ -41,7 +41,7 @@ class Parts(Always):
 
     def propose(self, request: Request, n: int) -> list[Proposal]:
         (one,) = super().propose(request, n)
-        return [one._replace(doubts=range(0, n, 6) if self.knows else None)]
+        return [one._replace(uncertain=range(0, n, 6) if self.knows else None)]
 
 
 class Endless:
@@ -72,13 +72,13 @@ class Bench:
     def step(self, model: Any, budget: int = 512) -> list[int]:
         """The depth of each draft. model: its k-th token behind the present end."""
         works = [Work(r, r.lease, r.n_total - 1, 1, True) for r in self.requests]
-        self.drafting.widen(works, budget)
+        self.drafting.add_drafts(works, budget)
         for work in works:
             depth = [0]
             for parent in work.parents or range(-1, len(work.draft) - 1):
                 depth.append(depth[parent + 1] + 1)
             drawn = [model(k) for k in depth]
-            path, said = follow(work.draft, work.parents, drawn)
+            path, said = accept_path(work.draft, work.parents, drawn)
             self.drafting.judge(work.request, said, path)
             work.request.extend(drawn[:1])
         return [len(work.draft) for work in works]
@@ -135,7 +135,7 @@ def test_one_wrong_doubt_makes_the_next_draft_no_shorter(fake: ModuleType) -> No
 
 
 def test_doubts_by_what_was_said() -> None:
-    chain = Chain([1, 2, 3, 4, 5, 6], 0, 0, 0.5, 0.1, doubts=(1, 4))
+    chain = Chain([1, 2, 3, 4, 5, 6], 0, 0, 0.5, 0.1, uncertain=(1, 4))
     assert chain.chances() == [1, 0.5, 1, 1, 0.5, 1], "what is not in doubt is no reason to end a draft"
     for said, n_right, is_whole in (
         ([], 0, True),
@@ -153,10 +153,10 @@ def test_doubts_by_what_was_said() -> None:
 
 
 def test_of_a_branch_the_tokens_that_are_likely_enough() -> None:
-    first = Chain([1, 2, 3, 4], 0, 0, 0.5, 0.1, doubts=(0, 2))
+    first = Chain([1, 2, 3, 4], 0, 0, 0.5, 0.1, uncertain=(0, 2))
     other = Chain([1, 2, 9], 1, 0, 0.4, 0.3)
     stem, leaf = merge([first, other])
-    assert [stem.upto(least) for least in (0.6, 0.5, 0.26, 0.24)] == [0, 2, 2, 4]
+    assert [stem.length(least) for least in (0.6, 0.5, 0.26, 0.24)] == [0, 2, 2, 4]
     assert stem.gain(2) == 0.5 + 0.5
     assert (leaf.above, leaf.at, leaf.is_other) == (0, 2, True)
     assert leaf.chance_at(2) == pytest.approx(0.5 * 0.3)
@@ -196,7 +196,7 @@ def test_a_prompt_beside_them_makes_drafts_no_cheaper(fake: ModuleType) -> None:
     for rows in (0, 200, 500):
         works = [Work(r, r.lease, r.n_total - 1, 1, True) for r in b.requests]
         works += [Work(prompt, Endless(), 0, rows, rows == 500)] if rows else []  # type: ignore[arg-type]
-        b.drafting.widen(works, 4096)
+        b.drafting.add_drafts(works, 4096)
         assert sum(len(work.draft) for work in works) == 0
 
 
@@ -248,11 +248,11 @@ def in_vain(fake: ModuleType) -> tuple[Bench, Always]:
 def test_what_is_of_a_step_that_failed_is_not_judged(fake: ModuleType) -> None:
     b = Bench(fake, DepthController([Always()], cost=Cost(16, 1, 1)), 2)
     works = [Work(r, r.lease, r.n_total - 1, 1, True) for r in b.requests]
-    b.drafting.widen(works, 512)
+    b.drafting.add_drafts(works, 512)
     assert b.drafting.proposed.keys() == {0, 1}
     b.drafting.end(b.requests.pop())
     b.drafting.check({0})
-    b.drafting.widen([works[0]._replace(draws=False)], 0)
+    b.drafting.add_drafts([works[0]._replace(draws=False)], 0)
     b.drafting.judge(b.requests[0], [2], ())
     assert not b.drafting.proposed
     assert b.drafting.stats() == {"drafted_always": 0, "accepted_always": 0}
@@ -288,19 +288,19 @@ def test_what_can_be_foreseen_again_is_found_at_once(fake: ModuleType) -> None:
 def test_prompts_leave_room_to_drafts_that_come(fake: ModuleType) -> None:
     drafting = DepthController([Always()], cost=Cost(16, 1, 1))
     b = Bench(fake, drafting, 4)
-    assert drafting.appetite(4) == 0
+    assert drafting.expected_tokens(4) == 0
     for _ in range(60):
         n_laid = sum(b.step(lambda k: 1))
-    assert n_laid <= drafting.appetite(4) <= 2 * n_laid
+    assert n_laid <= drafting.expected_tokens(4) <= 2 * n_laid
     for _ in range(200):
         b.step(lambda k: 2)
-    assert drafting.appetite(4) <= 2
+    assert drafting.expected_tokens(4) <= 2
 
 
 def test_who_finds_no_room_is_asked_again(fake: ModuleType) -> None:
     """Drafts that a step full of prompts has no room for are not drafts that were not worth it."""
     b = Bench(fake, DepthController([Always()], cost=Cost(16, 1, 1)), 8)
-    for _ in range(3 * IDLE):
+    for _ in range(3 * MAX_MISSES):
         b.step(lambda k: 1, budget=8)
     assert all(b.step(lambda k: 1))
 

@@ -146,7 +146,7 @@ def test_tree_knows_what_ended_though_nobody_asked(fake: ModuleType) -> None:
     texts = [some(1000, seed=rid) for rid in range(20)]
     for rid, text in enumerate(texts):
         ended(drafter, request(fake, text[:900], rid), text[900:])
-        assert sum(len(piece.ids) for piece in drafter._pieces) <= tree.MOST + 1000
+        assert sum(len(piece.ids) for piece in drafter._pieces) <= tree.MAX_PENDING + 1000
     for rid, text in enumerate(texts):
         assert proposed(drafter, request(fake, text[:900], 100 + rid)) == text[900:908]
     assert not drafter._pieces

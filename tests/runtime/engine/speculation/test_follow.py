@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from banyan.kernels import ops
-from banyan.runtime.engine.speculation.draft import follow, moved
+from banyan.runtime.engine.speculation.draft import accept_path, slot_moves
 
 
 def test_the_engine_and_the_device_follow_drafts_alike() -> None:
@@ -20,7 +20,7 @@ def test_the_engine_and_the_device_follow_drafts_alike() -> None:
         parents = [chance.choice([i - 1, chance.randrange(-1, i)]) for i in range(n)]
         draft = [parents[:i].count(parent) for i, parent in enumerate(parents)]  # siblings' tokens differ
         drawn = [chance.choice([0, 0, 0, 1, 5]) for _ in range(n + 1)]
-        path, said = follow(draft, parents, drawn)
+        path, said = accept_path(draft, parents, drawn)
         slots = random.Random(n).sample(range(99), n + 1)  # of the text's last token, then of the draft
         request: Any = SimpleNamespace(n_total=1, slot=slots.__getitem__)
         got = ops.accept(
@@ -33,7 +33,7 @@ def test_the_engine_and_the_device_follow_drafts_alike() -> None:
         )
         told = [[x for x in row[0].tolist() if x >= 0] for row in got]
         assert told[0] == said
-        if copies := moved(request, parents, path):
+        if copies := slot_moves(request, parents, path):
             assert told[1:] == list(copies[0])
         else:
             assert told[1] == told[2]

@@ -17,7 +17,7 @@ from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.process import build
 from banyan.runtime.engine.scheduling import scheduler
 from banyan.runtime.engine.scheduling.request import Request
-from banyan.runtime.engine.speculation import draft_models
+from banyan.runtime.engine.speculation import drafters
 from banyan.runtime.errors import ConfigError
 from banyan.runtime.model.load import Model, load
 from banyan.runtime.protocol.wire import Abort, Run, Sampling
@@ -122,7 +122,7 @@ def test_pages_that_became_anothers_are_computed_again(
 
 
 def test_one_that_is_far_behind_comes_nearer(fake: ModuleType, large: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("banyan.runtime.engine.speculation.model.MOST_BEHIND", 25)
+    monkeypatch.setattr("banyan.runtime.engine.speculation.model.MAX_CATCH_UP", 25)
     jobs = fake.forked(2, Sampling(temperature=0.0, max_tokens=120))
     plain = fake.drive(engine(large, None), jobs)
     e = engine(large, large)
@@ -151,7 +151,7 @@ def _fields(spec: Any) -> dict[str, Any]:
 def test_its_tokenizer_must_be_the_same(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     large = tiny_model("llama")
     config = configs.make(model=str(large), draft_model=str(tiny_model("qwen3")))
-    found = draft_models.find(config, large)
+    found = drafters.find(config, large)
     assert found is not None
     assert (found.path, found.kind) == (tiny_model("qwen3"), "model")
     shutil.copytree(large, tmp_path / "copy")
@@ -162,7 +162,7 @@ def test_its_tokenizer_must_be_the_same(tiny_model: Callable[..., Path], tmp_pat
     vocab[a], vocab[b] = vocab[b], vocab[a]
     file.write_text(json.dumps(known))
     with pytest.raises(ConfigError, match=r"has another tokenizer than .*: token .* name a model of the same family"):
-        draft_models.find(configs.make(model=str(large), draft_model=str(tmp_path / "copy")), large)
+        drafters.find(configs.make(model=str(large), draft_model=str(tmp_path / "copy")), large)
 
 
 def test_an_engine_by_options(fake: ModuleType, tiny_model: Callable[..., Path]) -> None:

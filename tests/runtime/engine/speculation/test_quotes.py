@@ -15,7 +15,7 @@ from banyan.runtime import config as configs
 from banyan.runtime.engine.process import build
 from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation import quotes
-from banyan.runtime.engine.speculation.quotes import Quotes, Quoting, Rules
+from banyan.runtime.engine.speculation.quotes import QuoteIndex, QuoteState, RuleSet
 from banyan.runtime.engine.speculation.tree import QUOTED, TreeDrafter
 from banyan.runtime.model import pocket
 from banyan.runtime.model.pocket.chat import render
@@ -40,7 +40,7 @@ def ids(text: str) -> list[int]:
 
 def told() -> TreeDrafter:
     tree = TreeDrafter()
-    tree.learn(SPELLING, [END])
+    tree.set_vocabulary(SPELLING, [END])
     return tree
 
 
@@ -159,12 +159,12 @@ def test_rules_are_bounded(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_quote_stands_in_the_prompt(fake: ModuleType) -> None:
     """Whatever the rules: what is found is a run of the prompt, if not for the space of its first token. Few tokens, so
     that all stand everywhere."""
-    chance, made, n_found = random.Random(1), Quotes(), 0
-    made.learn([b"a", b" a", b"b", b" b", b"c", b"1", b" ", b","], ())
+    chance, made, n_found = random.Random(1), QuoteIndex(), 0
+    made.set_vocabulary([b"a", b" a", b"b", b" b", b"c", b"1", b" ", b","], ())
     for rid in range(300):
         prompt = [chance.randrange(8) for _ in range(chance.randrange(2, 40))]
         r = begun(fake, prompt, [chance.randrange(8) for _ in range(chance.randrange(30))], rid)
-        quoting = Quoting(r)
+        quoting = QuoteState(r)
         quote = made.find(r.ids[-3:], quoting, b"")
         if quote is not None:
             n_found += 1
@@ -172,21 +172,8 @@ def test_a_quote_stands_in_the_prompt(fake: ModuleType) -> None:
             runs = [prompt[i : i + len(run)] for i in range(len(prompt))]
             plain = {1: 0, 3: 2}
             assert any(found == run or [plain.get(found[0], found[0]), *found[1:]] == run for found in runs)
-        made.note(r.ids, r.n_prompt, b"")
+        made.learn(r.ids, r.n_prompt, b"")
     assert n_found > 100
-
-
-def test_runs_are_found_at_tokens_and_not_between_them() -> None:
-    chance = random.Random(2)
-    text = [chance.choice((0, 1, 256, 65536, 257)) for _ in range(300)]
-    data = array("i", text).tobytes()
-    for _ in range(300):
-        run = [chance.choice((0, 1, 256, 65536, 257)) for _ in range(chance.randint(1, 3))]
-        before = chance.randint(0, 299)
-        places = [i for i in range(before) if text[i : i + len(run)] == run]
-        assert quotes._rfind(data, array("i", run).tobytes(), before) == max(places, default=-1)
-        places = [i for i in range(before, 300) if text[i : i + len(run)] == run]
-        assert quotes._find(data, array("i", run).tobytes(), before) == min(places, default=-1)
 
 
 def test_a_constraint_says_what_stands_between_quotes(fake: ModuleType) -> None:
@@ -201,12 +188,12 @@ def test_a_constraint_says_what_stands_between_quotes(fake: ModuleType) -> None:
     assert foreseen(tree, r) == ids(' "|Ed|",|"city":| "|Kiew|"}')
     assert r.guide.at == 0
     (whole,) = tree.propose(r, 16)
-    assert whole.doubts == [1, 2, 5, 6], "where a quote begins and where it ends"
-    assert tree.propose(r, 6)[0].doubts == [1, 2, 5]
+    assert whole.uncertain == [1, 2, 5, 6], "where a quote begins and where it ends"
+    assert tree.propose(r, 6)[0].uncertain == [1, 2, 5]
     r.guide.accept(whole.tokens[:3])
     r.extend(whole.tokens[:3])
     (rest,) = tree.propose(r, 16)
-    assert (rest.tokens, rest.doubts) == (whole.tokens[3:], [2, 3])
+    assert (rest.tokens, rest.uncertain) == (whole.tokens[3:], [2, 3])
     teach(fake, tree, ORDER.format("Di"), SAYS.format("Di"), 3)
     r = begun(fake, ids(text.format("Ed", "Kiew")), ids('{|"name":'), 10)
     r.guide = fake.Pattern([*ids(' "'), None, *ids('",')])
@@ -222,21 +209,23 @@ def test_of_a_quote_that_is_too_long_the_constraint_has_a_part(fake: ModuleType)
     r = begun(fake, ids(text.format("Ed| Flo", "Kiew")), ids('{|"name":'), 9)
     r.guide = fake.Pattern([*ids(' "'), None, *ids('",|"city":| "'), None, *ids('"}')])
     (chain,) = tree.propose(r, 16)
-    assert (list(chain.tokens), chain.doubts) == (ids(' "|Ed|",|"city":| "|Kiew|"}'), [1, 2, 5, 6])
+    assert (list(chain.tokens), chain.uncertain) == (ids(' "|Ed|",|"city":| "|Kiew|"}'), [1, 2, 5, 6])
     r = begun(fake, ids(text.format("Ed", "Kiew")), ids('{|"name":'), 10)
     r.guide = fake.Pattern([*ids(' "|",'), None])
-    said, doubts = tree._quotes.propose(Quoting(r), r, 16, 0.5)
-    assert (list(said), doubts, r.guide.at) == (ids(' "'), [], 0), "nothing of the quote: nobody knows what comes next"
+    said, uncertain = tree._quotes.propose(QuoteState(r), r, 16, 0.5)
+    assert (list(said), uncertain, r.guide.at) == (ids(' "'), [], 0), (
+        "nothing of the quote: nobody knows what comes next"
+    )
 
 
 def test_records_of_rules() -> None:
-    rules = Rules()
-    assert rules.is_asked(quotes.HOPE)
+    rules = RuleSet()
+    assert rules.is_worth(quotes.FIRST_RATE)
     rules.judge(False)
-    assert not rules.is_asked(quotes.HOPE)
+    assert not rules.is_worth(quotes.FIRST_RATE)
     for _ in range(4):
         rules.judge(True)
-    assert rules.is_asked(quotes.HOPE)
+    assert rules.is_worth(quotes.FIRST_RATE)
 
 
 def test_records_of_the_pocket_model_are_the_same_and_take_fewer_steps() -> None:

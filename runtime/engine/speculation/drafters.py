@@ -1,0 +1,106 @@
+"""Makes the drafters that a configuration names, and reads the draft model or head that one of them may need."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from banyan.runtime.config import Config, Resolved
+from banyan.runtime.engine.model_runner import ModelRunner
+from banyan.runtime.engine.scheduling.request import MAX_TREE
+from banyan.runtime.engine.speculation.depth_control import DepthController
+from banyan.runtime.engine.speculation.draft import Drafter
+from banyan.runtime.engine.speculation.heads import EagleDrafter, MedusaDrafter
+from banyan.runtime.engine.speculation.model import ModelDrafter
+from banyan.runtime.engine.speculation.ngram import NgramDrafter
+from banyan.runtime.engine.speculation.tree import TreeDrafter
+from banyan.runtime.errors import ConfigError, Unsupported
+from banyan.runtime.model import heads, load, spec, weights
+from banyan.runtime.model.decoder import Decoder
+
+DraftModel = load.Model | heads.Eagle | heads.Medusa
+
+
+class DraftSource(NamedTuple):
+    """What `Config.draft_model` names, before its weights are read. kv_elements: numbers it stores per token."""
+
+    path: Path
+    kind: heads.Kind
+    n_parameters: int
+    kv_elements: int
+
+
+def find(config: Config, large: Path) -> DraftSource | None:
+    """Look up `Config.draft_model`; None where none is named. Raises ConfigError where its tokenizer differs from the
+    large model's, and what `spec.resolve` and `heads.kind_of` raise."""
+    if not config.draft_model:
+        return None
+    path = spec.resolve(config.draft_model)
+    kind = heads.kind_of(path)
+    if kind != "model":
+        n_parameters = weights.Checkpoint(path).n_parameters
+        return DraftSource(path, kind, n_parameters, heads.kv_elements(path, kind, spec.read_spec(large)))
+    theirs, ours = _vocabulary(path), _vocabulary(large)
+    for i in sorted(theirs.keys() & ours.keys()):
+        if theirs[i] != ours[i]:
+            raise ConfigError(
+                f"draft_model {config.draft_model} has another tokenizer than {config.model}: token {i} is "
+                f"{theirs[i]!r} in the one and {ours[i]!r} in the other; name a model of the same family"
+            )
+    small = spec.read_spec(path)
+    return DraftSource(path, kind, small.n_parameters, small.kv_elements)
+
+
+def read(source: DraftSource, resolved: Resolved, large: load.Model) -> DraftModel:
+    """Load the draft model or head onto the large model's device, in its dtype."""
+    device, dtype, path = torch.device(resolved.device), getattr(torch, resolved.dtype), source.path
+    if source.kind == "model":
+        context = min(resolved.context, spec.read_spec(path).max_context)
+        with weights.bar(f"loading {path.name}") as progress:
+            return load.load(path, device=resolved.device, dtype=resolved.dtype, max_context=context, progress=progress)
+    if not isinstance(large, Decoder):
+        raise Unsupported(
+            f"draft_model {path.name} is a head, which reads hidden states; {large.spec.family} runs in transformers' "
+            "own code, which does not show them; name a smaller model"
+        )
+    if source.kind == "medusa":
+        return heads.read_medusa(path, large.spec, device, dtype)
+    return heads.read_eagle(path, large, device, dtype, resolved.context)
+
+
+def make_controller(
+    names: Sequence[str], model_drafter: Drafter | None = None, max_tree: int = MAX_TREE
+) -> DepthController:
+    """The controller of the drafters in `names`, of config.DRAFTERS, and of the one that runs a model, if any."""
+    drafters: list[Drafter] = [kind() for kind in (TreeDrafter, NgramDrafter) if kind.name in names]
+    if model_drafter is not None:
+        drafters.append(model_drafter)
+    return DepthController(drafters, jumps="grammar" in names, max_tree=max_tree)
+
+
+def make_model_drafter(draft: DraftModel, large: ModelRunner, page: int, stopwatch: Callable[[], float]) -> Drafter:
+    """The drafter that runs `draft`. For a head, the large model stores its hidden states from now on."""
+    store, large_spec = large.store, large.model.spec
+    device = store.device.type
+    if isinstance(draft, heads.Eagle | heads.Medusa):
+        assert isinstance(large.model, Decoder)
+        features = large.model.features = store.keep_features(large_spec.hidden)
+        if isinstance(draft, heads.Medusa):
+            return MedusaDrafter(draft, features, stopwatch)
+        return EagleDrafter(draft, features, store.n_pages, page, large_spec.vocab_size, device, stopwatch)
+    return ModelDrafter(draft, store.n_pages, page, large_spec.vocab_size, device, stopwatch)
+
+
+def _vocabulary(directory: Path) -> dict[int, str]:
+    """The tokens of tokenizer.json by id; {} where there is none, or its format is unknown."""
+    try:
+        file = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    vocab = file.get("model", {}).get("vocab", {})
+    tokens = {i: token for token, i in vocab.items()} if isinstance(vocab, dict) else {}
+    return tokens | {added["id"]: added["content"] for added in file.get("added_tokens") or ()}
