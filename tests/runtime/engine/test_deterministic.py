@@ -289,7 +289,7 @@ def test_an_engine_proves_it_before_it_begins(
 ) -> None:
     config = configs.make(deterministic=True, device="cpu", kv_memory="64MB", threads=1)
     e = build(config)
-    assert any("deterministic" in line and "drafts are chains" in line for line in e.resolved.decisions)
+    assert any("deterministic" in line and "drafts do not branch" in line for line in e.resolved.decisions)
     plain = Layers.__call__
 
     def off_by_little(self: Layers, x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:

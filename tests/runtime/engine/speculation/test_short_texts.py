@@ -15,7 +15,7 @@ from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation.draft import Drafter
 from banyan.runtime.engine.speculation.ngram import NgramDrafter
 from banyan.runtime.engine.speculation.ngram_index import NgramIndex, Piece
-from banyan.runtime.engine.speculation.quotes import N_BEFORE, Quotes, Quoting
+from banyan.runtime.engine.speculation.quotes import N_KEY, QuoteIndex, QuoteState
 from banyan.runtime.engine.speculation.tree import TreeDrafter
 from banyan.runtime.protocol.wire import Sampling
 
@@ -79,7 +79,7 @@ def test_drafters_take_texts_of_any_length(
 ) -> None:
     """made: prompt, output, whether a constraint holds it, and whether anybody asks for it before it ends."""
     drafter: Drafter = TreeDrafter(1 << 6) if name == "tree" else NgramDrafter()
-    drafter.learn([b"a", b" a", b"b"], [2])
+    drafter.set_vocabulary([b"a", b" a", b"b"], [2])
     said = {token for prompt, output, *_ in made for token in (*prompt, *output)} | {0, 1}
     for rid, (prompt, output, is_held, is_asked) in enumerate(made):
         guide = fake.Pattern([None] * 100) if is_held else None
@@ -102,26 +102,26 @@ def test_drafters_take_texts_of_any_length(
 
 @ANY
 @given(
-    made=st.lists(st.tuples(texts(8), texts(6)), min_size=1, max_size=5), prompt=texts(8), last=texts(N_BEFORE),
+    made=st.lists(st.tuples(texts(8), texts(6)), min_size=1, max_size=5), prompt=texts(8), last=texts(N_KEY),
     is_told=st.booleans(),
 )  # fmt: skip
 def test_quotes_are_of_the_prompt(
     fake: ModuleType, made: Sequence[tuple[list[int], list[int]]], prompt: list[int], last: list[int], is_told: bool
 ) -> None:
-    quotes = Quotes()
+    quotes = QuoteIndex()
     if is_told:
-        quotes.learn([b"a", b" a", b"b"], [2])
+        quotes.set_vocabulary([b"a", b" a", b"b"], [2])
     for before, output in made:
-        quotes.note(array("i", before + output), len(before), b"")
+        quotes.learn(array("i", before + output), len(before), b"")
     request = Request(fake.run(0, prompt), 1 << 20, fake.Pattern([None] * 100))
-    quoting = Quoting(request)
+    quoting = QuoteState(request)
     quote = quotes.find(array("i", last), quoting, b"")
     if quote is not None:
         rest = quote.tokens[quote.n_lead :].tobytes()
         assert rest
-        assert quotes.plain(array("i", rest)) in quotes.plain(quoting.prompt)
-    proposed, doubts = quotes.propose(quoting, request, 4, 0.0)
-    assert all(0 <= i < len(proposed) for i in doubts)
+        assert quotes._to_plain(array("i", rest)) in quotes._to_plain(quoting.prompt)
+    proposed, uncertain = quotes.propose(quoting, request, 4, 0.0)
+    assert all(0 <= i < len(proposed) for i in uncertain)
     assert request.guide is not None
     assert request.guide.at == 0  # type: ignore[attr-defined]
 
