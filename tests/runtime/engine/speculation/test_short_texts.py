@@ -139,7 +139,7 @@ def test_an_empty_output_ends_as_any_other(fake: ModuleType, n_prompt: int, is_h
     for rid in range(4):
         run = fake.run(rid, range(n_prompt), sampling, stop_ids=array("i", [end]).tobytes())
         if is_held:
-            e.scheduler.take(run, guide=fake.Pattern([]), ends=(end,))
+            e.scheduler.take(run, guide=fake.Pattern([]), end_ids=(end,))
         else:
             e.take(run)
         fake.drive(e, [], outputs, check=True, limit=20)
