@@ -160,7 +160,7 @@ def chunks(report: Report, share: dict[str, float], seconds: float) -> None:
 def shared_reads(report: Report, seconds: float) -> None:
     kept = "ratio >= 0.97"  # where sharing hardly pays, it must not cost
     for dtype in (torch.float32, torch.bfloat16):
-        found = share_threshold.settle(
+        found = share_threshold.calibrate(
             share_threshold.AttentionShape(HEADS, KV_HEADS, DIM, PAGE, dtype, dtype), torch.device("cpu")
         )
         report.row(f"a partial result more, {str(dtype)[6:]}", "keys", found)

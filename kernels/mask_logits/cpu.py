@@ -1,10 +1,10 @@
-"""Forbid tokens on a CPU, through the compiled library."""
+"""Masks forbidden tokens on a CPU, by the C++ library."""
 
 import torch
 from torch import Tensor
 
 from banyan.kernels.mask_logits import reference
-from banyan.kernels.native import build
+from banyan.kernels.native import build, threads
 
 
 def mask_logits(logits: Tensor, masks: Tensor, which: Tensor) -> None:
@@ -23,6 +23,6 @@ def mask_logits(logits: Tensor, masks: Tensor, which: Tensor) -> None:
         logits.shape[1],
         logits.stride(0),
         masks.shape[1],
-        build.n_threads(logits.numel()),
+        threads.for_rows(logits.numel()),
     )
     return None

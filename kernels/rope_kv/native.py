@@ -1,16 +1,15 @@
-"""A call of the compiled library's rope_kv."""
+"""Calls rope_kv of the C++ library (native/rows.h)."""
 
 import ctypes
 
 import torch
 from torch import Tensor
 
-from banyan.kernels.kv_layout import Pool
-from banyan.kernels.native import kv_pointers
+from banyan.kernels.kv_layout import Pool, native_kind, pointers
 
 
 class _Call(ctypes.Structure):
-    """RopeKv of rows.h."""
+    """Mirrors `RopeKv` of rows.h."""
 
     _fields_ = (
         *(
@@ -34,12 +33,12 @@ def rope_kv(
     v_pool: Pool,
     slots: Tensor,
 ) -> Tensor:
-    """See `reference.rope_kv`; for inputs that the library knows (`cpu.rope_kv` looks)."""
+    """See `reference.rope_kv`; for inputs that `cpu.rope_kv` found to be supported."""
     n, n_all, dim = qkv.shape
     n_kv_heads = k_pool.shape[2]
     n_heads = n_all - 2 * n_kv_heads
     q = qkv.new_empty((n, n_heads, dim))
-    (k, k_scale), (v, v_scale) = kv_pointers.pointers(k_pool), kv_pointers.pointers(v_pool)
+    (k, k_scale), (v, v_scale) = pointers(k_pool), pointers(v_pool)
     call = _Call(
         qkv.data_ptr(),
         None if norms is None else norms[0].data_ptr(),
@@ -60,5 +59,5 @@ def rope_kv(
         qkv.stride(0),
         eps,
     )
-    library.banyan_rope_kv(qkv.dtype == torch.bfloat16, kv_pointers.kind(k_pool), ctypes.addressof(call), n_threads)
+    library.banyan_rope_kv(qkv.dtype == torch.bfloat16, native_kind(k_pool), ctypes.addressof(call), n_threads)
     return q

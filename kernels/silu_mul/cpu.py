@@ -1,9 +1,9 @@
-"""The gate of a feed-forward layer on a CPU, through the compiled library."""
+"""The gate of a feed-forward layer on a CPU, by the C++ library."""
 
 import torch
 from torch import Tensor
 
-from banyan.kernels.native import build
+from banyan.kernels.native import build, threads
 from banyan.kernels.silu_mul import reference
 
 
@@ -22,6 +22,6 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         n,
         dim,
         gate_up.stride(0),
-        build.n_threads(gate_up.numel()),
+        threads.for_rows(gate_up.numel()),
     )
     return out

@@ -1,4 +1,4 @@
-"""The gate of a feed-forward layer, one program per row and part of it."""
+"""The gate of a feed-forward layer, one program per row and block of columns."""
 
 import torch
 import triton

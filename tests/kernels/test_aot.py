@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from banyan.kernels.accept import kernel as accept
 from banyan.kernels.attention import kernel as attention
 from banyan.kernels.attention.ragged import ragged
 from banyan.kernels.copy_pages import kernel as copy_pages
@@ -20,8 +19,8 @@ from banyan.kernels.rope_kv import kernel as rope_kv
 from banyan.kernels.silu_mul import kernel as silu_mul
 from banyan.kernels.write_kv import kernel as write_kv
 
-aot = pytest.importorskip("banyan.kernels.testing.aot")
-occupancy = pytest.importorskip("banyan.kernels.testing.occupancy")
+aot = pytest.importorskip("kernel_support.aot")
+occupancy = pytest.importorskip("kernel_support.occupancy")
 
 pytestmark = pytest.mark.timeout(600)  # a compiler on a busy machine
 
@@ -96,7 +95,6 @@ def launch_small_ops() -> None:
     write_kv.write_kv(k, v, pool, pool, rows[:64])
     copy_pages.copy_pages(list(meta(4, 9, 16, 8, 128)), meta(3, 3, dtype=torch.int32))
     copy_slots.copy_slots(list(meta(4, 9, 16, 8, 128)), slots, slots)
-    accept.accept(rows, rows, tree, tree[:4], rows, 64)
     edit_logits.edit_logits(logits, rows, rows, angles.view(-1)[:90], angles.view(-1)[:90])
     mask_logits.mask_logits(logits, meta(3, 4748, dtype=torch.int32), tree)
     draw.draw(logits, Rows(real, rows, real, real, rows, rows, rows))
@@ -115,7 +113,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_ops_around_attention(target: str) -> None:
     found = aot.compile_launcher(target, launch_small_ops)
-    names = "_write _copy _copy _accept _edit _mask _draw _norm _norm _norm _rope_kv _rope_kv _silu_mul"
+    names = "_write _copy _copy _edit _mask _draw _norm _norm _norm _rope_kv _rope_kv _silu_mul"
     assert [c.kernel for c in found] == names.split()
     for compiled in found:
         compiled.check()

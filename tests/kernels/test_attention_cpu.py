@@ -11,7 +11,7 @@ from banyan.kernels.attention.plan import MERGE_KEYS
 from banyan.kernels.attention.ragged import ragged
 from banyan.kernels.kv_layout import KINDS, Quantized, quantize
 from banyan.kernels.native import build, threads
-from banyan.kernels.testing.cases import Case, attention_case, check_deterministic, random_trees
+from kernel_support.cases import Case, attention_case, check_deterministic, random_trees
 
 BATCHES = {
     "one decode": ([1], [37]),
@@ -176,12 +176,6 @@ def test_random_batches(call: dict) -> None:
 @given(call=calls)
 def test_many_random_batches(call: dict) -> None:
     run_random(call)
-
-
-def test_a_batch_without_memory_of_plans_gives_the_same() -> None:
-    case = attention_case(4, [1, 5], [30, 20])
-    bare = case.ragged._replace(plans=None)
-    run(case._replace(ragged=bare))
 
 
 def test_layers_with_and_without_window_share_a_batch() -> None:

@@ -12,8 +12,8 @@ import torch
 from banyan.kernels import dispatch_report, ops
 from banyan.kernels.attention import native
 from banyan.kernels.native import build, threads
-from banyan.kernels.testing.cases import attention_case
-from banyan.kernels.testing.small_ops import CHECKS
+from kernel_support.cases import attention_case
+from kernel_support.small_ops import CHECKS
 
 COMPILER = shutil.which("c++") or ""
 
@@ -135,8 +135,8 @@ def test_the_library_has_its_own_number_of_threads() -> None:
     n_of_torch = torch.get_num_threads()
     threads.use(n_of_torch + 2)
     try:
-        assert build.n_threads(1 << 20) == n_of_torch + 2
+        assert threads.for_rows(1 << 20) == n_of_torch + 2
         assert torch.get_num_threads() == n_of_torch
     finally:
         threads.use(0)
-    assert build.n_threads(1 << 20) == n_of_torch
+    assert threads.for_rows(1 << 20) == n_of_torch

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from banyan.kernels import ops
 from banyan.kernels.kv_layout import KINDS
-from banyan.kernels.testing.cases import Case, attention_case, random_trees
 from banyan.runtime import config as configs
 from banyan.runtime.config import Resolved
 from banyan.runtime.engine.cuda_graphs import Graphs, cuda_capture
@@ -22,6 +21,7 @@ from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.model_runner import ModelRunner, decodes
 from banyan.runtime.model.load import load
 from banyan.runtime.protocol.wire import Sampling
+from kernel_support.cases import Case, attention_case, random_trees
 
 OPTIONS = [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}, {"window": 90, "softcap": 9.0, "sinks": True}]
 calls = st.fixed_dictionaries(
@@ -68,7 +68,7 @@ def test_a_window_over_a_tree_of_many_tiles(heads: tuple[int, int], device: str)
 
 
 def test_captured_steps_are_right(device: str, tiny_model: Callable[..., Path]) -> None:
-    """Graphs of decode steps, on the device that has them; `interpreted/test_fixed.py` tries the road elsewhere."""
+    """Graphs of decode steps on a GPU; `interpreted/test_graph_batch.py` tests the same on a CPU."""
     if device != "cuda":
         pytest.skip("CUDA graphs need --device=cuda")
     model = load(tiny_model(head_dim=16), device=device)

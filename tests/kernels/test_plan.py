@@ -55,7 +55,7 @@ def test_items_cover_what_rows_see(
             for j, (row, part) in enumerate(entries):
                 own = owner[row]
                 stands = kv_lens[own] - q_lens[own] + row - first_row[own]
-                is_own = own == request and position + j == stands and tail == kv_lens[own] - plan.DRAFT
+                is_own = own == request and position + j == stands and tail == kv_lens[own] - plan.MAX_DRAFT
                 is_shared = end <= position == tail <= kv_lens[own] - q_lens[own] and merge_keys < 1e9
                 read = slice(start // PAGE, -(-end // PAGE))
                 assert is_own or is_shared

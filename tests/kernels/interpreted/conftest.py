@@ -5,7 +5,7 @@ import os
 import pytest
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    from banyan.kernels.testing import interpreter
+    from kernel_support import interpreter
 
     interpreter.install()
 

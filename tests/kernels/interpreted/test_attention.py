@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from banyan.kernels import quantized
 from banyan.kernels.attention import kernel, plan
-from banyan.kernels.testing import interpreter
-from banyan.kernels.testing.cases import Case, attention_case, check_deterministic, random_trees
+from banyan.kernels.write_kv import kernel as write_kv
+from kernel_support import interpreter
+from kernel_support.cases import Case, attention_case, check_deterministic, random_trees
 
 BATCHES = {
     "one decode": ([1], [37]),
@@ -94,7 +94,7 @@ def test_all_options_at_once(kv: str, page_size: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_chip_without_fp8_reads_its_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantized, "parts", lambda pool, arch: (pool.bits, pool.scale, quantized.FP8_BITS))
+    monkeypatch.setattr(write_kv, "pool_args", lambda pool, arch: (pool.bits, pool.scale, write_kv.FP8_BITS))
     run(attention_case(8, [1, 20], [40, 33], dtype=dtype, kv="fp8"))
 
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
-from banyan.kernels.testing import interpreter
+from kernel_support import interpreter
 
 
 @triton.jit

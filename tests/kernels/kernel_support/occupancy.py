@@ -6,7 +6,7 @@ figures of chips are their makers' (bandwidth, registers, shared memory) and pub
 
 from typing import NamedTuple
 
-from banyan.kernels.testing.aot import CompiledKernel
+from kernel_support.aot import CompiledKernel
 
 
 class Chip(NamedTuple):

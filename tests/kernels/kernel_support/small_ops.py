@@ -13,8 +13,8 @@ from banyan.kernels.mask_logits import reference as mask_logits
 from banyan.kernels.rms_norm import reference as rms_norm
 from banyan.kernels.rope_kv import reference as rope_kv
 from banyan.kernels.silu_mul import reference as silu_mul
-from banyan.kernels.testing.cases import TOLERANCE
-from banyan.kernels.testing.draws import check_draw, check_edit_logits
+from kernel_support.cases import TOLERANCE
+from kernel_support.draws import check_draw, check_edit_logits
 
 Check = Callable[[int, torch.dtype, str], None]
 
@@ -129,37 +129,6 @@ def _layers(chance: random.Random, shape: tuple[int, ...], dtype: torch.dtype, d
     return [*layers, torch.randint(256, shape, dtype=torch.uint8).to(device), torch.randn(shape[:3]).to(device)]
 
 
-def check_accept(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Trees, chains and roots alone, drawn so that paths are long; against a plain walk down a dictionary."""
-    chance = _start(seed)
-    sizes = [chance.choice([1, 2, 5, 17, 64]) for _ in range(chance.randint(0, 3))]
-    drawn, tokens, parents, starts, slots = [], [], [], [0], torch.randperm(sum(sizes) + 9).tolist()
-    said, moves = [], []
-    for n in sizes:
-        own = [-1] + [chance.choice([j - 1, chance.randrange(j)]) for j in range(1, n)]
-        order = [own[:j].count(parent) for j, parent in enumerate(own)]  # among its siblings: their tokens differ
-        draws = [chance.choice([0, 0, 0, 1, 7, -1]) for _ in own]
-        below = {(parent, token): j for j, (parent, token) in enumerate(zip(own, order, strict=True)) if j}
-        path = [0]
-        while (path[-1], draws[path[-1]]) in below:
-            path.append(below[path[-1], draws[path[-1]]])
-        said.append([draws[j] for j in path])
-        first = starts[-1]
-        moves.append([(slots[first + j], slots[first + 1 + k]) for k, j in enumerate(path[1:])])
-        drawn, tokens, parents = drawn + draws, tokens + order, parents + own
-        starts.append(first + n)
-    width = max(sizes, default=1)
-    rows = (torch.tensor(x, dtype=torch.int64).to(device) for x in (drawn, tokens, slots[: len(drawn)]))
-    tree = (torch.tensor(x, dtype=torch.int32).to(device) for x in (parents, starts))
-    (drawn_, tokens_, slots_), (parents_, starts_) = rows, tree
-    got = ops.accept(drawn_, tokens_, parents_, starts_, slots_, width)
-    want = [
-        [own + [-1] * (width - len(own)) for own in lists]
-        for lists in (said, [[a for a, _ in own] for own in moves], [[b for _, b in own] for own in moves])
-    ]
-    assert [x.tolist() for x in got] == want
-
-
 def check_rms_norm(seed: int, dtype: torch.dtype, device: str) -> None:
     """Rows, and heads of a fused projection; with and without residual."""
     chance = _start(seed)
@@ -254,7 +223,6 @@ def check_mask_logits(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 CHECKS: list[Check] = [
-    check_accept,
     check_write_kv,
     check_copy_pages,
     check_copy_slots,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.attention import reference
-from banyan.kernels.attention.plan import DRAFT
+from banyan.kernels.attention.plan import MAX_DRAFT
 from banyan.kernels.attention.ragged import Ragged, ragged
 from banyan.kernels.kv_layout import KINDS, Pool, Quantized, quantize
 
@@ -101,7 +101,7 @@ def random_trees(seed: int, q_lens: Sequence[int]) -> list[list[int] | None]:
     """Parents for about half of the requests that may have a tree of drafts."""
     chance = random.Random(seed)
     return [
-        [chance.randrange(-1, j) for j in range(n)] if 0 < n <= DRAFT and chance.random() < 0.5 else None
+        [chance.randrange(-1, j) for j in range(n)] if 0 < n <= MAX_DRAFT and chance.random() < 0.5 else None
         for n in q_lens
     ]
 
