@@ -21,7 +21,7 @@ KINDS = {  # state: (class, meaning)
 
 
 class TreeNode(NamedTuple):
-    """A node as the server describes it (`radix_cache.sketch.Shown`), and what hangs below it."""
+    """A node as the server describes it (`radix_cache.snapshot.NodeSnapshot`), and what hangs below it."""
 
     n_tokens: int
     n_pages: int

@@ -73,7 +73,7 @@ class _PlanTables:
 
     def on_device(self) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
         """The entry of `Ragged.plans`: small and large items, rows, merges, and the number of partial results."""
-        parts = self.data.split([n * m for n, m in self.shapes])
+        parts = torch.split(self.data, [n * m for n, m in self.shapes])
         small, large, rows, merges = (part.view(shape) for part, shape in zip(parts, self.shapes, strict=True))
         return small, large, rows, merges, self.n_partials
 
@@ -85,6 +85,6 @@ class _PlanTables:
     def fill(self, plan: AttentionPlan) -> None:
         """Copies a plan to the device, asynchronously."""
         host = torch.zeros(len(self.data), dtype=torch.int32, pin_memory=self.data.is_cuda)
-        for to, table in zip(host.split([n * m for n, m in self.shapes]), plan[:4], strict=True):
+        for to, table in zip(torch.split(host, [n * m for n, m in self.shapes]), plan[:4], strict=True):
             to[: table.size].copy_(torch.from_numpy(np.ascontiguousarray(table).reshape(-1)))
         self.data.copy_(host, non_blocking=True)

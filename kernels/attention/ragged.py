@@ -80,8 +80,8 @@ def ragged(
     if wanted is not None and sum(q_lens) - sum(wanted) >= MIN_SAVED_ROWS:
         kept = [i for i, n_wanted in enumerate(wanted) if n_wanted]
         trees = None if parents is None else [_last_rows(parents[i], wanted[i]) for i in kept]
-        lens = [[of[i] for i in kept] for of in (wanted, kv_lens)]
-        tail = ragged(*lens, [pages[i] for i in kept], page_size, device, trees, deterministic)
+        tail_q_lens, tail_kv_lens = ([lens[i] for i in kept] for lens in (wanted, kv_lens))
+        tail = ragged(tail_q_lens, tail_kv_lens, [pages[i] for i in kept], page_size, device, trees, deterministic)
 
     table = np.zeros((n, max(n_pages, default=0) or 1), np.int32)
     for row, own, need in zip(table, pages, n_pages, strict=True):

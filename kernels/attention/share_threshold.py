@@ -112,7 +112,9 @@ def _captured(call: Callable[[], object], device: torch.device) -> Callable[[], 
 
 
 def _time(run: Callable[[], object], device: torch.device) -> float:
-    wait = functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    wait: Callable[[], None] = (
+        functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    )
     wait()
     start = time.perf_counter()
     run()

@@ -18,7 +18,8 @@ class Packed(NamedTuple):
 
 def pack(weight: Tensor, width: int) -> Packed:
     """Packs `weight` [n_out, n_in] in panels of `width` output columns."""
-    return Packed(_panels(weight, width, weight.dtype), *weight.shape, weight.dtype)
+    n_out, n_in = weight.shape
+    return Packed(_panels(weight, width, weight.dtype), n_out, n_in, weight.dtype)
 
 
 def pack_int8(weight: Tensor, width: int) -> Packed:
@@ -26,7 +27,8 @@ def pack_int8(weight: Tensor, width: int) -> Packed:
     numbers, scale = quantize(weight)
     padded = scale.new_ones(-(-len(scale) // width) * width)
     padded[: len(scale)] = scale
-    return Packed(_panels(numbers, width, weight.dtype), *weight.shape, weight.dtype, padded)
+    n_out, n_in = weight.shape
+    return Packed(_panels(numbers, width, weight.dtype), n_out, n_in, weight.dtype, padded)
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:

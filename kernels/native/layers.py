@@ -129,7 +129,7 @@ class Layers:
         n_heads, n_kv_heads, dim = self.sizes
         parts = [n * width for width in self.widths]
         buffers = x.new_empty(sum(parts))
-        h, *others = buffers.split(parts)
+        h, *others = torch.split(buffers, parts)
         h.zero_()
         plans = [self._plan(ragged, window) for window in self.windows]
         n_last = n

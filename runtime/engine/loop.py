@@ -19,7 +19,7 @@ from torch import Tensor
 
 from banyan.kernels.native import threads
 from banyan.radix_cache.cache import Cache
-from banyan.radix_cache.snapshot import sketch
+from banyan.radix_cache.snapshot import snapshot
 from banyan.runtime.config import Config, Resolved, drafters
 from banyan.runtime.engine.batch import Batch, assemble
 from banyan.runtime.engine.cuda_graphs import Graphs, cuda_capture
@@ -327,7 +327,7 @@ class EngineLoop:
             self.cache.reset()
             return Answer(ask.id, True, b"{}")
         if ask.what == "tree":
-            return Answer(ask.id, True, msgspec.json.encode(sketch(self.cache, ask.most)))
+            return Answer(ask.id, True, msgspec.json.encode(snapshot(self.cache, ask.most)))
         if ask.what == "events":
             said = self.cache.listen(time.time_ns() // 1000).since(ask.since)
             events = [event._asdict() for event in said.events]

@@ -402,7 +402,7 @@ class Ask(Wire, frozen=True):
 
     "stats": counters as JSON. "flush": empty the tree of all that no program uses. "check": walk every invariant
     (the answer's `ok` is False where one does not hold). "info": the model and options as JSON. "tree": what stands in
-    the tree, `most` of its nodes at most, and of each the text that it begins with (`radix_cache.sketch`, as JSON).
+    the tree, `most` of its nodes at most, and of each the text that it begins with (`radix_cache.snapshot`, as JSON).
     "events": which prefixes came to the engine's pages and left them since the number `since`, that the last answer
     gave as `next`; -1: all that are there (`radix_cache.events`, as JSON).
     """

@@ -451,7 +451,7 @@ class Machine(RuleBasedStateMachine):
         self.cache.reset()
         assert self.cache.stats().n_free == self.cache.n_pages
         assert not self.cache.tree.roots
-        assert not len(self.cache.holds)
+        assert not len(self.cache.hints)
         assert self.cache.stats().n_host_cached == 0
         check(self.cache)
         if self.file is not None:

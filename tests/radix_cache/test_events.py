@@ -101,7 +101,7 @@ def test_namespaces_are_told_apart_however_long() -> None:
 
 def test_who_comes_too_late_gets_all_that_is_there() -> None:
     cache = Cache(100, PAGE)
-    events = cache.events = cache.tree.log = CacheEvents(cache.tree, first=1000, n_kept=10)
+    events = cache.events = cache.tree.listener = CacheEvents(cache.tree, first=1000, n_kept=10)
     slow, quick, other = Mirror(events), Mirror(events), Mirror(events)
     other.at = 999  # a number of a process before this one
     slow.look()
@@ -140,7 +140,7 @@ def test_a_mirror_has_what_the_tree_has(n_host: int, seed: int) -> None:
         elif what < 4 and leases:
             lease, prompt = chance.choice(leases)
             lease.take_copies()
-            lease.publish(prompt[: 4 * chance.randrange(lease._n_known, len(prompt) // 4 + 1)])
+            lease.publish(prompt[: 4 * chance.randrange(lease._n_computed, len(prompt) // 4 + 1)])
         elif what == 4 and leases:
             leases.pop(chance.randrange(len(leases)))[0].close()
         elif what == 5:

@@ -46,9 +46,9 @@ def picture(cache: Cache) -> object:
 def age(cache: Cache) -> list[bytes]:
     """The keys of what nobody holds, in the order in which it would go."""
     order = []
-    for lane in cache.tree.lanes:
-        node: Node = lane
-        while (node := node.next) is not lane:
+    for queue in cache.tree.queues:
+        node: Node = queue
+        while (node := node.next) is not queue:
             order.append(node.key)
     return order
 
