@@ -69,12 +69,13 @@ def why_not_deterministic(device: str, dtype: torch.dtype, head_dim: int) -> str
     Every op of the C++ library sums each row in a fixed order. The libraries that torch calls do not promise that on
     any device. (On a GPU, a deterministic model gives them tiles of one shape: see `runtime/model/linear.py`.)
     """
+    rounds = "rounds a row differently in different batches"
     if device != "cpu":
-        return "the vendor's library, which computes linear layers, rounds a row by how many there are"
+        return f"the vendor's library, which computes linear layers, {rounds}"
     if build.library() is None:
-        return "the CPU kernels could not be built (no C++ compiler), and torch rounds a row by how many there are"
+        return f"the CPU kernels could not be built (no C++ compiler), and torch {rounds}"
     if dtype not in build.DTYPES:
-        return f"on a CPU {str(dtype)[6:]} is computed by torch, which rounds a row by how many there are"
+        return f"on a CPU {str(dtype)[6:]} is computed by torch, which {rounds}"
     if head_dim % 16 or head_dim > MAX_DIM:
-        return f"heads of {head_dim} are computed by torch, which rounds a row by how many there are"
+        return f"heads of {head_dim} are computed by torch, which {rounds}"
     return ""

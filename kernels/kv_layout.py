@@ -121,8 +121,12 @@ def are_native(k_pool: Pool, v_pool: Pool, dtype: torch.dtype) -> bool:
     )
 
 
+def address(x: Tensor | None) -> int | None:
+    """The address of a tensor's numbers; None (a null pointer) for None."""
+    return None if x is None else x.data_ptr()
+
+
 def pointers(pool: Pool) -> tuple[int, int | None]:
     """Addresses of a pool's numbers and of its scales (None if it has none)."""
-    if isinstance(pool, Quantized):
-        return pool.numbers.data_ptr(), pool.scale.data_ptr()
-    return pool.data_ptr(), None
+    numbers, scale = pool if isinstance(pool, Quantized) else (pool, None)
+    return numbers.data_ptr(), address(scale)

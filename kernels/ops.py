@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, overload
 
 from torch import Tensor
 
-from banyan.kernels.attention.ragged import Ragged, ragged
+from banyan.kernels.attention.ragged import AttentionOptions, Ragged, ragged
 from banyan.kernels.device import INTERPRETED
 from banyan.kernels.draw.rows import Rows
 from banyan.kernels.kv_layout import Pool
@@ -20,6 +20,7 @@ from banyan.kernels.linear.cpu import linear as cpu_linear
 from banyan.kernels.linear.cpu import pack
 from banyan.kernels.linear.packed import Packed
 from banyan.kernels.linear.reference import linear as reference_linear
+from banyan.kernels.rope_kv.reference import Norms
 
 __all__ = [
     "TABLE",
@@ -177,10 +178,11 @@ def attention(
     window: int = 0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of ragged rows over paged KV; see `attention/reference.py` for shapes and options."""
+    """Causal attention of ragged rows over paged KV; see `attention/reference.py` for shapes, and
+    AttentionOptions."""
     ragged.check(window)
     run = implementation("attention", q.device.type)
-    out: Tensor = run(q, k_pool, v_pool, ragged, scale=scale, softcap=softcap, window=window, sinks=sinks)
+    out: Tensor = run(q, k_pool, v_pool, ragged, AttentionOptions(scale, softcap, window, sinks))
     return out
 
 
@@ -235,14 +237,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
 
 
 def rope_kv(
-    qkv: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    k_pool: Pool,
-    v_pool: Pool,
-    slots: Tensor,
+    qkv: Tensor, norms: Norms, eps: float, cos: Tensor, sin: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor
 ) -> Tensor:
     """Norms and rotates queries (returned) and keys (written to the pool with the values); see
     `rope_kv/reference.py`."""

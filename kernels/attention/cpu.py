@@ -3,27 +3,17 @@
 from torch import Tensor
 
 from banyan.kernels.attention import native, torch_cpu
-from banyan.kernels.attention.ragged import Ragged
+from banyan.kernels.attention.ragged import AttentionOptions, Ragged
 from banyan.kernels.kv_layout import Pool, are_native
 from banyan.kernels.native import build
 
 
-def attention(
-    q: Tensor,
-    k_pool: Pool,
-    v_pool: Pool,
-    ragged: Ragged,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    window: int = 0,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions) -> Tensor:
     """See `reference.attention`."""
     library = build.library()
     if library is None or not is_known(q, k_pool, v_pool):
-        return torch_cpu.attention(q, k_pool, v_pool, ragged, scale=scale, softcap=softcap, window=window, sinks=sinks)
-    return native.attend(library, q, k_pool, v_pool, ragged, scale=scale, softcap=softcap, window=window, sinks=sinks)
+        return torch_cpu.attention(q, k_pool, v_pool, ragged, options)
+    return native.attend(library, q, k_pool, v_pool, ragged, options)
 
 
 def is_known(q: Tensor, k_pool: Pool, v_pool: Pool) -> bool:

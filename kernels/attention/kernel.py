@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from banyan.kernels.attention.plan import MERGE_KEYS, AttentionPlan, Tiles, plan
-from banyan.kernels.attention.ragged import Ragged, to_device
+from banyan.kernels.attention.ragged import AttentionOptions, Ragged, to_device
 from banyan.kernels.device import architecture, n_processors
 from banyan.kernels.kv_layout import Pool
 from banyan.kernels.write_kv import kernel as write_kv
@@ -262,18 +262,9 @@ def _narrow_tile(dim: int, amd: bool, ampere: bool, large: bool) -> Tile:
     return Tile(128 if is_hopper or dim <= 64 else 64, 64 if is_hopper and dim <= 64 else 32, 8, stages)
 
 
-def attention(
-    q: Tensor,
-    k_pool: Pool,
-    v_pool: Pool,
-    ragged: Ragged,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    window: int = 0,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions) -> Tensor:
     """See `reference.attention`. head_dim is 16 to 256. Does not synchronise with the host."""
+    scale, softcap, window, sinks = options
     n_rows, n_heads, dim = q.shape
     _, page_size, n_kv_heads, _ = k_pool.shape
     group = n_heads // n_kv_heads

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.attention.plan import MERGE_KEYS, Tiles, plan
-from banyan.kernels.attention.ragged import Ragged
+from banyan.kernels.attention.ragged import AttentionOptions, Ragged
 from banyan.kernels.kv_layout import Pool, native_kind, pointers
 from banyan.kernels.native import threads
 
@@ -44,24 +44,15 @@ class NativeWork(NamedTuple):
 
 
 def attend(
-    library: ctypes.CDLL,
-    q: Tensor,
-    k_pool: Pool,
-    v_pool: Pool,
-    ragged: Ragged,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    window: int = 0,
-    sinks: Tensor | None = None,
+    library: ctypes.CDLL, q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions
 ) -> Tensor:
     """See `reference.attention`; for inputs that `cpu.is_known` accepts."""
     n_heads, dim = q.shape[1:]
     page_size, n_kv_heads = k_pool.shape[1:3]
     out = q.new_empty(q.shape)
-    call, work, _part = prepare(ragged, n_heads, n_kv_heads, dim, page_size, window, scale, softcap)
-    if sinks is not None:
-        sinks = sinks.to(torch.float32).contiguous()
+    call, work, _part = prepare(ragged, n_heads, n_kv_heads, dim, page_size, options)
+    if options.sinks is not None:
+        sinks = options.sinks.to(torch.float32).contiguous()
         call.sinks = sinks.data_ptr()
     (call.k, call.k_scale), (call.v, call.v_scale) = pointers(k_pool), pointers(v_pool)
     call.q, call.out, call.s_q = q.data_ptr(), out.data_ptr(), q.stride(0)
@@ -70,10 +61,11 @@ def attend(
 
 
 def prepare(
-    ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, page: int, window: int, scale: float, softcap: float = 0.0
+    ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, page: int, options: AttentionOptions
 ) -> tuple[AttentionCall, NativeWork, Tensor]:
-    """A call without q, out and pools (rows of q are assumed contiguous), its plan, and the buffer of its partial
-    results, which must stay alive until the call returns."""
+    """A call without q, out, sinks and pools (rows of q are assumed contiguous), its plan, and the buffer of its
+    partial results, which must stay alive until the call returns."""
+    scale, softcap, window, _ = options
     work = _work(ragged, n_heads, n_kv_heads, dim, window)
     n_partials = work.n_partials * n_heads
     part = torch.empty(n_partials * (dim + 1))  # one buffer: the results, then their log-sum-exps

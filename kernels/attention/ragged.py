@@ -17,6 +17,21 @@ ALL_KEYS = (1 << MAX_DRAFT) - 1
 """The ancestor mask of a row that attends to all keys up to its own."""
 
 
+class AttentionOptions(NamedTuple):
+    """What varies between the attention of layers.
+
+    softcap c  scores become c * tanh(scores / c); 0: off
+    window w   a row at position p attends only to keys at positions > p - w; 0: no window. Not smaller than a draft
+               tree: the index of an ancestor in the cache is not its position
+    sinks      [n_heads]: one more logit per head that takes part in the softmax and has no value
+    """
+
+    scale: float
+    softcap: float = 0.0
+    window: int = 0
+    sinks: Tensor | None = None
+
+
 class Ragged(NamedTuple):
     """A ragged batch over paged KV. Built once per step and shared by all layers.
 
@@ -159,7 +174,7 @@ def _trees(
             masks += [ALL_KEYS] * q_len
             continue
         if len(own) != q_len or q_len > MAX_DRAFT or any(not -1 <= parent < j for j, parent in enumerate(own)):
-            raise ValueError(f"{list(own)} is no tree of {q_len} rows, of which there may be {MAX_DRAFT}")
+            raise ValueError(f"{list(own)} is no tree of {q_len} rows (at most {MAX_DRAFT})")
         row, before = len(masks), (1 << MAX_DRAFT - q_len) - 1
         bit, start = before + 1, depth[row] if q_len else 0
         for j, parent in enumerate(own):

@@ -4,32 +4,19 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.attention.plan import MAX_DRAFT
-from banyan.kernels.attention.ragged import Ragged
+from banyan.kernels.attention.ragged import AttentionOptions, Ragged
 from banyan.kernels.kv_layout import Pool, read
 
 
-def attention(
-    q: Tensor,
-    k_pool: Pool,
-    v_pool: Pool,
-    ragged: Ragged,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    window: int = 0,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions) -> Tensor:
     """Causal attention of ragged rows over paged KV. Computes in float32 (float64 for float64 inputs).
 
     q            [n_rows, n_heads, head_dim]
     k/v_pool     [n_pages, page_size, n_kv_heads, head_dim], in q's dtype or in 8 bits with scales. Query head h reads
                  KV head h // (n_heads / n_kv_heads)
-    softcap c    scores become c * tanh(scores / c); 0: off
-    window w     a row at position p attends only to keys at positions > p - w; 0: no window. Not smaller than a draft
-                 tree: the index of an ancestor in the cache is not its position
-    sinks        [n_heads]: one more logit per head that takes part in the softmax and has no value
     Returns      [n_rows, n_heads, head_dim], in q's dtype
     """
+    scale, softcap, window, sinks = options
     real = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[1] // k_pool.shape[2]
     page_size = k_pool.shape[1]

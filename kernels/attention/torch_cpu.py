@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from banyan.kernels.attention.ragged import Ragged
+from banyan.kernels.attention.ragged import AttentionOptions, Ragged
 from banyan.kernels.attention.reference import hidden
 from banyan.kernels.kv_layout import Pool, Quantized, read
 
@@ -23,26 +23,16 @@ _GROUP_BYTES = 1 << 19  # per group of decodes: their K stays in a core's L2 unt
 _GROUP_WASTE = 0.25  # share of a group's gathered pages that may be padding, at most
 
 
-def attention(
-    q: Tensor,
-    k_pool: Pool,
-    v_pool: Pool,
-    ragged: Ragged,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    window: int = 0,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions) -> Tensor:
     """See `reference.attention`. Raises ValueError for a deterministic batch: torch rounds differently per shape."""
     if ragged.deterministic:
         raise ValueError("attention in plain torch cannot be deterministic: install a C++ compiler, or name it in CXX")
     out = torch.empty_like(q)
-    for work in _plan(ragged, k_pool, window, q.dtype):
+    for work in _plan(ragged, k_pool, options.window, q.dtype):
         if isinstance(work, _Decodes):
-            _decode(out, q, k_pool, v_pool, work, scale, softcap, sinks)
+            _decode(out, q, k_pool, v_pool, work, options)
         else:
-            _extend(out, q, k_pool, v_pool, work, scale, softcap, sinks)
+            _extend(out, q, k_pool, v_pool, work, options)
     return out
 
 
@@ -131,36 +121,19 @@ def _decodes(group: list[tuple[int, int, int, int, int]], page_table: Tensor, pa
     return _Decodes(which, pages.flatten(), n, span, unread, mask)
 
 
-def _decode(
-    out: Tensor,
-    q: Tensor,
-    k_pool: Pool,
-    v_pool: Pool,
-    work: _Decodes,
-    scale: float,
-    softcap: float,
-    sinks: Tensor | None,
-) -> None:
+def _decode(out: Tensor, q: Tensor, k_pool: Pool, v_pool: Pool, work: _Decodes, options: AttentionOptions) -> None:
     heads, dim = k_pool.shape[2:]
     k, v = (t.view(work.n, -1, heads, dim) for t in _gather(k_pool, v_pool, work.pages, work.unread, q.dtype))
     k, v = (t[:, work.span].transpose(1, 2) for t in (k, v))  # [n, kv_heads, slots, dim]
     rows = q[work.rows].view(work.n, heads, -1, dim)  # [n, kv_heads, group, dim]
-    result, lse = _partial(rows, k, v, scale, softcap, mask=work.mask)
-    if sinks is not None:
-        result = _sink(result, lse, sinks.view(heads, -1))
+    result, lse = _partial(rows, k, v, options.scale, options.softcap, mask=work.mask)
+    if options.sinks is not None:
+        result = _sink(result, lse, options.sinks.view(heads, -1))
     out[work.rows] = result.reshape(work.n, -1, dim)
 
 
-def _extend(
-    out: Tensor,
-    q: Tensor,
-    k_pool: Pool,
-    v_pool: Pool,
-    work: _Extend,
-    scale: float,
-    softcap: float,
-    sinks: Tensor | None,
-) -> None:
+def _extend(out: Tensor, q: Tensor, k_pool: Pool, v_pool: Pool, work: _Extend, options: AttentionOptions) -> None:
+    scale, softcap, _, sinks = options
     heads, dim = k_pool.shape[2:]
     n = work.rows.stop - work.rows.start
     # [kv_heads, 1, tokens, dim]; the group axis is expanded without a copy

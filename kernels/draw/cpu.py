@@ -15,7 +15,7 @@ def draw(logits: Tensor, rows: Rows) -> Tensor:
     library = build.library()
     if library is None or logits.dtype != torch.float32 or logits.stride(1) != 1:
         return reference.draw(logits, rows)
-    assert all(x.is_contiguous() for x in rows), "a number per row, contiguous"
+    assert all(x.is_contiguous() for x in rows), "each column of rows must be contiguous, with one number per row"
     out = torch.empty(len(logits), dtype=torch.int64)
     columns = (ctypes.c_void_p * len(rows))(*(x.data_ptr() for x in rows))
     n_threads = threads.for_rows(logits.numel())

@@ -174,7 +174,9 @@ def draw(logits: Tensor, rows: Rows) -> Tensor:
     n_rows, n_vocab = logits.shape
     assert logits.dtype == torch.float32, f"logits are {logits.dtype}; they must be float32"
     assert logits.stride(1) == 1, "the last axis must be contiguous"
-    assert all(x.shape == (n_rows,) and x.is_contiguous() for x in rows), "a number per row, contiguous"
+    assert all(x.shape == (n_rows,) and x.is_contiguous() for x in rows), (
+        "each column of rows must be contiguous, with one number per row"
+    )
     out = torch.empty(n_rows, dtype=torch.int64, device=logits.device)
     if n_rows:
         block, warps = launch("draw", n_vocab)

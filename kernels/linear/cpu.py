@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from banyan.kernels.kv_layout import address
 from banyan.kernels.linear import packed, reference
 from banyan.kernels.linear.packed import Packed
 from banyan.kernels.native import build, threads
@@ -41,19 +42,9 @@ def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Te
     out = x.new_empty((n, n_out))
     library = build.library()
     assert library is not None, "a weight is packed only if there is a library"
-    library.banyan_linear(
-        dtype == torch.bfloat16,
-        x.data_ptr(),
-        panels.data_ptr(),
-        None if scale is None else scale.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        n,
-        n_in,
-        n_out,
-        x.stride(0),
-        1 if n * n_in * n_out < threads.PRODUCT_WORK else threads.n_max(),
-    )
+    pointers = map(address, (x, panels, scale, bias, out))
+    n_threads = 1 if n * n_in * n_out < threads.PRODUCT_WORK else threads.n_max()
+    library.banyan_linear(dtype == torch.bfloat16, *pointers, n, n_in, n_out, x.stride(0), n_threads)
     return out
 
 

@@ -33,13 +33,15 @@ def library() -> ctypes.CDLL | None:
     """The library; None if it cannot be built. Builds it on the first call."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
-        _log.warning("no C++ compiler (c++) found: attention on the CPU runs in plain torch, 2-4 times slower")
+        _log.warning("no C++ compiler (c++) found: the CPU ops run in plain torch, 2-4 times slower")
         return None
     try:
         return load(compiler, cache_folder())
     except (OSError, subprocess.SubprocessError, AssertionError) as error:
         detail = getattr(error, "stderr", None) or str(error)
-        _log.warning("CPU kernels could not be built, plain torch serves, 2-4 times slower: %s", detail.strip()[:500])
+        _log.warning(
+            "CPU kernels could not be built; the CPU ops run in plain torch, 2-4 times slower: %s", detail.strip()[:500]
+        )
         return None
 
 

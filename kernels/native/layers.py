@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.attention.native import AttentionCall, prepare
-from banyan.kernels.attention.ragged import Ragged
-from banyan.kernels.kv_layout import Pool, are_native, native_kind, pointers
+from banyan.kernels.attention.ragged import AttentionOptions, Ragged
+from banyan.kernels.kv_layout import Pool, address, are_native, native_kind, pointers
 from banyan.kernels.linear.packed import Packed
 from banyan.kernels.native import threads
 
@@ -99,9 +99,8 @@ class Layers:
         self.widths = w.qkv.n_in, w.qkv.n_out, n_heads * dim, n_heads * dim, 2 * n_intermediate, n_intermediate
 
     def _layer(self, w: Weights) -> _Layer:
-        norms = (None, None) if w.qk_norm is None else tuple(norm.data_ptr() for norm in w.qk_norm)
-        return _Layer(w.attention_norm.data_ptr(), w.mlp_norm.data_ptr(), *norms, *map(_weight, w.linears),
-                      plan=self.windows.index(w.window))  # fmt: skip
+        norms = map(address, (w.attention_norm, w.mlp_norm, *(w.qk_norm or (None, None))))
+        return _Layer(*norms, *map(_weight, w.linears), plan=self.windows.index(w.window))
 
     def bind(self, kv: Sequence[tuple[Pool, Pool]]) -> bool:
         """Sets the pools that calls use, a (K, V) pair per layer. False if the library does not support them."""
@@ -126,7 +125,6 @@ class Layers:
                   the results of these; None: of all
         """
         n = len(x)
-        n_heads, n_kv_heads, dim = self.sizes
         parts = [n * width for width in self.widths]
         buffers = x.new_empty(sum(parts))
         h, *others = torch.split(buffers, parts)
@@ -138,26 +136,10 @@ class Layers:
             n_last = len(last)
             plans.append(self._plan(ragged.tail, self._weights[-1].window))
         plan_array = (_AttentionPlan * len(plans))(*(plan for plan, _ in plans))
-        call = _Pass(
-            x.data_ptr(),
-            h.data_ptr(),
-            *(other.data_ptr() for other in others),
-            cos.data_ptr(),
-            sin.data_ptr(),
-            ragged.slots.data_ptr(),
-            None if last is None else last.data_ptr(),
-            n,
-            n_last,
-            len(self.windows) if last is not None else self._layers[-1].plan,
-            n_heads,
-            n_kv_heads,
-            dim,
-            cos.shape[1],
-            threads.ROW_NUMBERS,
-            threads.PRODUCT_WORK,
-            self.eps,
-            threads.n_max(),
-        )
+        last_plan = len(self.windows) if last is not None else self._layers[-1].plan
+        tensors = (x, h, *others, cos, sin, ragged.slots, last)
+        sizes = (n, n_last, last_plan, *self.sizes, cos.shape[1], threads.ROW_NUMBERS, threads.PRODUCT_WORK)
+        call = _Pass(*map(address, tensors), *sizes, self.eps, threads.n_max())
         self.library.banyan_layers(
             x.dtype == torch.bfloat16, self._kind, ctypes.addressof(call), ctypes.addressof(self._layers),
             len(self._layers), ctypes.addressof(plan_array),
@@ -169,7 +151,7 @@ class Layers:
         assert self._kv is not None
         ragged.check(window)
         page = self._kv[0][0].shape[1]
-        call, work, part = prepare(ragged, *self.sizes, page, window, self.sizes[2] ** -0.5)
+        call, work, part = prepare(ragged, *self.sizes, page, AttentionOptions(self.sizes[2] ** -0.5, window=window))
         small, n_small, large, n_large, merges, n_merges, n_threads = work.arguments
         return _AttentionPlan(call, small, large, merges, n_small, n_large, n_merges, n_threads), part
 
@@ -177,7 +159,4 @@ class Layers:
 def _weight(linear: tuple[Tensor | Packed, Tensor | None]) -> _Weight:
     weight, bias = linear
     assert isinstance(weight, Packed)
-    scale = None if weight.scale is None else weight.scale.data_ptr()
-    return _Weight(
-        weight.panels.data_ptr(), scale, None if bias is None else bias.data_ptr(), weight.n_in, weight.n_out
-    )
+    return _Weight(*map(address, (weight.panels, weight.scale, bias)), weight.n_in, weight.n_out)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from banyan.kernels.attention import native
 from banyan.kernels.attention import reference as attention
-from banyan.kernels.attention.ragged import ragged
+from banyan.kernels.attention.ragged import AttentionOptions, ragged
 from banyan.kernels.draw import reference as draw
 from banyan.kernels.draw.rows import draw_rows
 from banyan.kernels.kv_layout import KINDS, Pool, Quantized, empty, parts, quantize, read
@@ -50,14 +50,14 @@ def _attention(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dt
     for heads, kv_heads, dim in ((6, 2, 80), (4, 4, 64)):
         q = _randn(generator, dtype, 82, heads, dim)
         k, v = _randn(generator, dtype, 2, 29, 16, kv_heads, dim)
-        all_sinks = torch.randn(heads, generator=generator)
+        sinks = torch.randn(heads, generator=generator)
         pools: list[tuple[Pool, Pool]] = [(k, v)]
         pools += [(Quantized(*quantize(k, kind)), Quantized(*quantize(v, kind))) for kind in KINDS.values()]
         for k_pool, v_pool in pools:
-            for softcap, window, sinks in ((0.0, 0, None), (5.0, 40, all_sinks)):
+            for options in (AttentionOptions(0.1), AttentionOptions(0.1, 5.0, 40, sinks)):
                 attend = partial(native.attend, library)
                 got, want = (
-                    run(rows, k_pool, v_pool, batch, scale=0.1, softcap=softcap, window=window, sinks=sinks)
+                    run(rows, k_pool, v_pool, batch, options)
                     for run, rows in ((attend, q), (attention.attention, q.double()))
                 )
                 _near("attention", got, want, tolerance)
@@ -106,7 +106,7 @@ def _rope(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, 
         k, v = (empty((2, 4, kv_heads, dim), kind) for _ in range(2))
         for part in (*parts(k), *parts(v)):
             part.zero_()
-        got_q = native_rope.rope_kv(library, 1, qkv, (q_norm, k_norm), 1e-6, cos, sin, k, v, slots)
+        got_q = native_rope.rope_kv(library, qkv, (q_norm, k_norm), 1e-6, cos, sin, k, v, slots)
         _near("rope_kv", got_q, want_q, tolerance)
         got = torch.stack([read(pool, torch.arange(2), torch.float64) for pool in (k, v)])
         _near(f"rope_kv's pools of {kind}", got, want, tolerance + loss)
@@ -143,7 +143,7 @@ def _layers(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype
         h, total = rms_norm.rms_norm(h, attention_norm.double(), 1e-5, total)
         rows = (h @ qkv_w + qkv_b).view(4, -1, dim)
         q = rope_kv.rope_kv(rows, norms, 1e-5, cos.double(), sin.double(), wide_k, wide_v, batch.slots)
-        attended = attention.attention(q, wide_k, wide_v, batch, scale=dim**-0.5, window=window)
+        attended = attention.attention(q, wide_k, wide_v, batch, AttentionOptions(dim**-0.5, window=window))
         h, total = rms_norm.rms_norm(attended.view(4, -1) @ out_w + out_b, mlp_norm.double(), 1e-5, total)
         h = silu_mul.silu_mul(h @ gate_w + gate_b) @ down_w + down_b
 

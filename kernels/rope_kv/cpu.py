@@ -4,33 +4,24 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.kv_layout import Pool, are_native
-from banyan.kernels.native import build, threads
+from banyan.kernels.native import build
 from banyan.kernels.rope_kv import native, reference
+from banyan.kernels.rope_kv.reference import Norms
 
 MAX_HEAD = 512  # as in rows.h
 
 
 def rope_kv(
-    qkv: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    k_pool: Pool,
-    v_pool: Pool,
-    slots: Tensor,
+    qkv: Tensor, norms: Norms, eps: float, cos: Tensor, sin: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor
 ) -> Tensor:
     """See `reference.rope_kv`."""
     library = build.library()
     if library is None or not _is_known(qkv, norms, cos, sin, k_pool, v_pool):
         return reference.rope_kv(qkv, norms, eps, cos, sin, k_pool, v_pool, slots)
-    n_threads = threads.for_rows(qkv.numel())
-    return native.rope_kv(library, n_threads, qkv, norms, eps, cos, sin, k_pool, v_pool, slots)
+    return native.rope_kv(library, qkv, norms, eps, cos, sin, k_pool, v_pool, slots)
 
 
-def _is_known(
-    qkv: Tensor, norms: tuple[Tensor, Tensor] | None, cos: Tensor, sin: Tensor, k_pool: Pool, v_pool: Pool
-) -> bool:
+def _is_known(qkv: Tensor, norms: Norms, cos: Tensor, sin: Tensor, k_pool: Pool, v_pool: Pool) -> bool:
     """Whether the library supports these inputs."""
     dtype, dim = qkv.dtype, qkv.shape[2]
     return (

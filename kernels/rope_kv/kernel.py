@@ -7,6 +7,7 @@ from torch import Tensor
 
 from banyan.kernels.device import architecture
 from banyan.kernels.kv_layout import Pool
+from banyan.kernels.rope_kv.reference import Norms
 from banyan.kernels.write_kv.kernel import narrow, pool_args, put, scale_of
 
 
@@ -90,14 +91,7 @@ def _rope_kv(
 
 
 def rope_kv(
-    qkv: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    k_pool: Pool,
-    v_pool: Pool,
-    slots: Tensor,
+    qkv: Tensor, norms: Norms, eps: float, cos: Tensor, sin: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor
 ) -> Tensor:
     """See `reference.rope_kv`. qkv may be a view of a wider tensor; its rows must be contiguous."""
     n_rows, n_all, dim = qkv.shape

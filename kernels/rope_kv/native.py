@@ -5,7 +5,9 @@ import ctypes
 import torch
 from torch import Tensor
 
-from banyan.kernels.kv_layout import Pool, native_kind, pointers
+from banyan.kernels.kv_layout import Pool, address, native_kind, pointers
+from banyan.kernels.native import threads
+from banyan.kernels.rope_kv.reference import Norms
 
 
 class _Call(ctypes.Structure):
@@ -23,9 +25,8 @@ class _Call(ctypes.Structure):
 
 def rope_kv(
     library: ctypes.CDLL,
-    n_threads: int,
     qkv: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
+    norms: Norms,
     eps: float,
     cos: Tensor,
     sin: Tensor,
@@ -39,25 +40,10 @@ def rope_kv(
     n_heads = n_all - 2 * n_kv_heads
     q = qkv.new_empty((n, n_heads, dim))
     (k, k_scale), (v, v_scale) = pointers(k_pool), pointers(v_pool)
-    call = _Call(
-        qkv.data_ptr(),
-        None if norms is None else norms[0].data_ptr(),
-        None if norms is None else norms[1].data_ptr(),
-        cos.data_ptr(),
-        sin.data_ptr(),
-        slots.data_ptr(),
-        q.data_ptr(),
-        k,
-        v,
-        k_scale,
-        v_scale,
-        n,
-        n_heads,
-        n_kv_heads,
-        dim,
-        cos.shape[1],
-        qkv.stride(0),
-        eps,
+    tensors = (qkv, *(norms or (None, None)), cos, sin, slots, q)
+    sizes = (n, n_heads, n_kv_heads, dim, cos.shape[1], qkv.stride(0))
+    call = _Call(*map(address, tensors), k, v, k_scale, v_scale, *sizes, eps)
+    library.banyan_rope_kv(
+        qkv.dtype == torch.bfloat16, native_kind(k_pool), ctypes.addressof(call), threads.for_rows(qkv.numel())
     )
-    library.banyan_rope_kv(qkv.dtype == torch.bfloat16, native_kind(k_pool), ctypes.addressof(call), n_threads)
     return q

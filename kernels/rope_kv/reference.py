@@ -10,22 +10,18 @@ from banyan.kernels.kv_layout import Pool
 from banyan.kernels.rms_norm import reference as rms_norm
 from banyan.kernels.write_kv import reference as write_kv
 
+Norms = tuple[Tensor, Tensor] | None
+"""Weights of the norms over each head of the queries and of the keys, [dim] each; None: no norms."""
+
 
 def rope_kv(
-    qkv: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    k_pool: Pool,
-    v_pool: Pool,
-    slots: Tensor,
+    qkv: Tensor, norms: Norms, eps: float, cos: Tensor, sin: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor
 ) -> Tensor:
     """Returns the normed and rotated queries, [n_rows, n_heads, dim]. Writes keys, normed and rotated too, and values
     to the pools.
 
     qkv          [n_rows, n_heads + 2 n_kv_heads, dim]: queries, keys and values of a fused projection; not changed
-    norms        weights of the norm over each head of the queries and of the keys, [dim] each; None: no norm
+    norms        of the heads; see Norms
     cos, sin     [n_rows, n_rotary / 2] for each row's position. n_rotary <= dim; further dimensions are not rotated
     k/v_pool     [n_pages, page_size, n_kv_heads, dim], contiguous, changed in place; see `write_kv`
     slots        int64 [n_rows], distinct: page * page_size + offset

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from banyan.kernels.attention import kernel as attention
-from banyan.kernels.attention.ragged import ragged
+from banyan.kernels.attention.ragged import AttentionOptions, ragged
 from banyan.kernels.copy_pages import kernel as copy_pages
 from banyan.kernels.copy_slots import kernel as copy_slots
 from banyan.kernels.draw import kernel as draw
@@ -41,7 +41,7 @@ def compile_attention(
     pool = empty((8, page_size, heads[1], dim), KINDS.get(options.pop("kv", ""), dtype), "meta")
     if options.pop("sinks", False):
         options["sinks"] = torch.empty(heads[0], device="meta")
-    found = aot.compile_launcher(target, attention.attention, q, pool, pool, batch, scale=0.1, **options)
+    found = aot.compile_launcher(target, attention.attention, q, pool, pool, batch, AttentionOptions(0.1, **options))
     shapes = ["large", "merge"] if deterministic else ["small", "large", "merge"]
     assert [c.kernel for c in found] == [*["_attend"] * (len(shapes) - 1), "_merge"]
     for compiled in found:

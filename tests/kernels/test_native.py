@@ -11,6 +11,7 @@ import torch
 
 from banyan.kernels import dispatch_report, ops
 from banyan.kernels.attention import native
+from banyan.kernels.attention.ragged import AttentionOptions
 from banyan.kernels.native import build, threads
 from kernel_support.cases import attention_case
 from kernel_support.small_ops import CHECKS
@@ -68,7 +69,7 @@ def test_a_build_is_tried_before_it_gets_its_name(tmp_path: Path, monkeypatch: p
 
     library = build.load(COMPILER, tmp_path)  # the narrowest vectors, no optimiser: the same answers
     case = attention_case(2, [1, 40], [70, 90], window=50, softcap=4.0, sinks=True)
-    case.check(native.attend(library, *case[:4], **case.options))
+    case.check(native.attend(library, *case[:4], AttentionOptions(**case.options)))
 
     def forbid(*args: object, **options: object) -> None:
         raise AssertionError("built twice")

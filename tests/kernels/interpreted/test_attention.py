@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from banyan.kernels.attention import kernel, plan
+from banyan.kernels.attention.ragged import AttentionOptions
 from banyan.kernels.write_kv import kernel as write_kv
 from kernel_support import interpreter
 from kernel_support.cases import Case, attention_case, check_deterministic, random_trees
@@ -22,7 +23,7 @@ BATCHES = {
 
 
 def run(case: Case) -> None:
-    case.check(kernel.attention(*case[:4], **case.options))
+    case.check(kernel.attention(*case[:4], AttentionOptions(**case.options)))
 
 
 def split_often(patch: pytest.MonkeyPatch, n_keys: int) -> None:
@@ -102,7 +103,7 @@ def test_q_may_be_a_view_of_a_wider_tensor() -> None:
     case = attention_case(5, [1, 7], [20, 30], dim=32)
     wide = torch.full((8, 4 + 9, 32), torch.nan)
     wide[:, :4] = case.q
-    case.check(kernel.attention(wide[:, :4], *case[1:4], **case.options))
+    case.check(kernel.attention(wide[:, :4], *case[1:4], AttentionOptions(**case.options)))
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 50, "softcap": 5.0, "sinks": torch.ones(4)}], ids=str)

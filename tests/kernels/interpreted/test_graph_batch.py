@@ -14,6 +14,7 @@ from torch import Tensor
 from banyan.kernels.attention import kernel
 from banyan.kernels.attention.graph_batch import GraphBatch
 from banyan.kernels.attention.plan import MERGE_KEYS
+from banyan.kernels.attention.ragged import AttentionOptions
 from banyan.runtime.engine.cuda_graphs import Captured, Graphs
 from banyan.runtime.model.load import load
 from kernel_support.cases import Case, attention_case
@@ -36,14 +37,14 @@ def attend(case: Case, fixed: GraphBatch) -> Tensor:
     """On the fixed batch, with rows behind the case's own that mean nothing."""
     q = torch.full((len(fixed.ragged.slots), *case.q.shape[1:]), torch.nan)
     q[: len(case.q)] = case.q
-    return kernel.attention(q, case.k_pool, case.v_pool, fixed.ragged, **case.options)[: len(case.q)]
+    return kernel.attention(q, case.k_pool, case.v_pool, fixed.ragged, AttentionOptions(**case.options))[: len(case.q)]
 
 
 @pytest.mark.parametrize("window", [0, 20])
 def test_a_fixed_batch_takes_others_than_the_one_it_was_made_for(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MERGE_KEYS, "cuda", 0.0)
     first = decodes(1, [40, 7], window=window)
-    first.check(kernel.attention(*first[:4], **first.options))
+    first.check(kernel.attention(*first[:4], AttentionOptions(**first.options)))
     fixed = GraphBatch(first.ragged, 5, 30, spare=range(2))
     pointers = [t.data_ptr() for t in fixed.ragged if isinstance(t, Tensor)]
     for case in (first, decodes(2, [100, 90, 95, 60], 3, window), decodes(3, [1], 0, window), first):
@@ -56,7 +57,7 @@ def test_a_fixed_batch_takes_others_than_the_one_it_was_made_for(window: int, mo
 def test_what_finds_no_room_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MERGE_KEYS, "cuda", 0.0)
     first = decodes(1, [40, 7])
-    kernel.attention(*first[:4], **first.options)
+    kernel.attention(*first[:4], AttentionOptions(**first.options))
     fixed = GraphBatch(first.ragged, 2, 30, spare=range(2))
     assert not fixed.fill(decodes(2, [9, 9, 9]).ragged), "more rows than it has"
     for tables in fixed._tables.values():

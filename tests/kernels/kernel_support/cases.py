@@ -9,7 +9,7 @@ from torch import Tensor
 
 from banyan.kernels.attention import reference
 from banyan.kernels.attention.plan import MAX_DRAFT
-from banyan.kernels.attention.ragged import Ragged, ragged
+from banyan.kernels.attention.ragged import AttentionOptions, Ragged, ragged
 from banyan.kernels.kv_layout import KINDS, Pool, Quantized, quantize
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -30,7 +30,7 @@ class Case(NamedTuple):
         if options.get("sinks") is not None:
             options["sinks"] = options["sinks"].double()
         pools = (t if isinstance(t, Quantized) else t.double() for t in (self.k_pool, self.v_pool))
-        return reference.attention(self.q.double(), *pools, self.ragged, **options)
+        return reference.attention(self.q.double(), *pools, self.ragged, AttentionOptions(**options))
 
     def check(self, got: Tensor, factor: float = 1.0) -> None:
         """Fail unless `got` is the answer within the tolerance of its type; NaN is never within it."""
@@ -133,7 +133,7 @@ def check_deterministic(
         q_lens, kv_lens = [m for _, m, _ in pieces], [first + m for first, m, _ in pieces]
         batch = ragged(q_lens, kv_lens, [places[at] for *_, at in pieces], page_size, deterministic=True)
         rows = torch.cat([q[first : first + m] for first, m, _ in pieces])
-        return attend(rows, k_pool, v_pool, batch, scale=0.3, **options)
+        return attend(rows, k_pool, v_pool, batch, AttentionOptions(0.3, **options))
 
     want = run([(0, n, 0)])
     assert not want.isnan().any()
