@@ -75,7 +75,3 @@ class Tally:
         """The mean of the programs' hit rates; 0 if there are none."""
         rates = sum(found / asked for asked, found in self._by_owner.values() if asked)
         return (self._rates_of_ended + rates) / max(1, self.n_programs)
-
-    def of(self, owner: Hashable) -> tuple[int, int]:
-        """(tokens asked for, tokens found) of one of the last N_OWNERS programs."""
-        return self._by_owner.get(owner, (0, 0))
