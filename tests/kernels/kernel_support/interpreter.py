@@ -296,7 +296,7 @@ def _repair_index() -> None:
 
 
 def _patch_language_once() -> None:
-    """Patches `tl` once per launch and module instead of at every nested call (tl.max): launches run 1.3-1.5x faster."""
+    """Patches `tl` once per launch and module instead of at every nested call (tl.max): 1.3-1.5x faster."""
     seen: set[int] = set()
     stock_call = stock.GridExecutor.__call__
 
