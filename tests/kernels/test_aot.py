@@ -1,4 +1,4 @@
-"""Every variant of every kernel, compiled by its real launcher for chips that are not here."""
+"""Every variant of every kernel, compiled through its launcher for GPUs that need not be present."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ ALL_OPTIONS = {"window": 4096, "softcap": 30.0, "sinks": True, "tree": True}
 def compile_attention(
     target: str, dtype: torch.dtype, heads: tuple[int, int], dim: int, page_size: int = 16, **options: Any
 ) -> dict[str, Any]:
-    """A decode, a chunk and a split read; the compiled kernels by name: small, large and merge."""
+    """Compiles a decode, a chunk and a split read. Returns the kernels by name: small, large and merge."""
     kv_lens = [30000, 700, 900]
     pages = [range(-(-n // page_size)) for n in kv_lens]
     parents = [None, [-1], None] if options.pop("tree", False) else None
@@ -86,7 +86,7 @@ def test_float32_keeps_its_precision() -> None:
 
 
 def launch_small_ops() -> None:
-    """Each op once, in the shapes of an 8B model."""
+    """Launches each op once, in the shapes of an 8B model."""
     qkv, pool = meta(64, 48, 128), meta(9, 16, 8, 128)
     q, k, v = qkv[:, :32], qkv[:, 32:40], qkv[:, 40:]
     rows, tree = meta(90, dtype=torch.int64), meta(90, dtype=torch.int32)
@@ -122,7 +122,7 @@ def test_the_ops_around_attention(target: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_memory_bounds_asks_for_enough_of_it(target: str, dtype: torch.dtype) -> None:
-    """In every dtype: nothing is spilled, and the programs of a multiprocessor keep its share of memory busy."""
+    """In every dtype, nothing spills, and a multiprocessor's programs keep enough bytes in flight."""
     pools, x, weight = meta(4, 9, 16, 8, 128, dtype=dtype), meta(64, 4096, dtype=dtype), meta(4096, dtype=dtype)
     slots, pages = meta(3, 8, dtype=torch.int64), meta(3, 3, dtype=torch.int32)
     logits, masks = meta(64, 151936, dtype=dtype), meta(3, 4748, dtype=torch.int32)

@@ -26,7 +26,7 @@ BATCHES = {
 
 
 def run(case: Case) -> None:
-    """By both paths; the compiled one where there is a compiler."""
+    """Checks both paths; the compiled one only if there is a compiler."""
     args = case[:4]
     case.check(torch_cpu.attention(*args, AttentionOptions(**case.options)))
     library = build.library()
@@ -102,12 +102,12 @@ def test_a_shared_subtree_is_read_once_and_the_answer_is_the_same(monkeypatch: p
 @pytest.mark.parametrize("options", [{}, {"window": 12}, {"softcap": 5.0}, {"sinks": True}], ids=str)
 def test_trees_of_drafts(options: dict) -> None:
     tree = [-1, 0, 0, 1, -1, 4, 2]
-    for kv_lens in ([7, 30], [90, 50]):  # nothing before the tree, and more than its mask speaks of
+    for kv_lens in ([7, 30], [90, 50]):  # nothing before the tree, and more keys than its mask covers
         run(attention_case(7, [7, 2], kv_lens, parents=[tree, None], **options))
 
 
 def test_a_tree_row_equals_the_chain_that_it_ends() -> None:
-    """Against plain causal attention over the row's own path: what a tree means, said without its masks."""
+    """Against plain causal attention over the row's path: the meaning of a tree, without masks."""
     n, context, dim = 6, 20, 64
     parents = [-1, 0, 0, 2, -1, 3]
     k, v = torch.randn(2, context + n, 2, dim)
@@ -207,8 +207,8 @@ def test_a_deterministic_row_has_the_same_bits_in_every_batch(
 def test_in_float32_a_row_has_the_same_bits_among_few_and_among_many(
     kv: str | None, options: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They go different ways; and a text is computed again as a chunk when an engine has died."""
-    monkeypatch.setattr(threads, "_n_threads", 1)  # or reads are split
+    """Few and many rows have different code. A text that was decoded may be computed again as a chunk."""
+    monkeypatch.setattr(threads, "_n_threads", 1)  # else reads are split
     for heads, n_kv_heads, dim in ((6, 2, 80), (8, 8, 64)):
         k, v = torch.randn(2, 32, 16, n_kv_heads, dim)
         pools = (k, v) if kv is None else [Quantized(*quantize(pool, KINDS[kv])) for pool in (k, v)]

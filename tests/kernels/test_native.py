@@ -1,4 +1,4 @@
-"""Building the CPU library: once, checked, and never in the way."""
+"""The build of the CPU library: once, checked, and with a fallback."""
 
 import logging
 import shutil
@@ -21,7 +21,7 @@ COMPILER = shutil.which("c++") or ""
 
 @pytest.fixture
 def fresh():
-    """`build.library` forgets what it found, before the test and after."""
+    """Clears the cache of `build.library` before and after the test."""
     build.library.cache_clear()
     yield
     build.library.cache_clear()

@@ -1,4 +1,4 @@
-"""Attention on --device: on a GPU the Triton kernels as they were compiled for it, else the CPU's own path."""
+"""Attention on --device: the compiled Triton kernels on a GPU, else the CPU path."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_long_reads_are_split(options: dict, device: str) -> None:
 
 @pytest.mark.parametrize("heads", [(8, 2), (16, 1)])
 def test_a_window_over_a_tree_of_many_tiles(heads: tuple[int, int], device: str) -> None:
-    """A row far behind in the cache may stand near the tree's root, and see keys that the row before it does not."""
+    """A row with a high index can be near the tree's root, and attend to keys that the row before it does not."""
     parents = [[-1, *range(9), *([0] * 30)]]
     run(attention_case(3, [40], [300], heads=heads, window=41, parents=parents, device=device))
 
@@ -85,7 +85,7 @@ def test_captured_steps_are_right(device: str, tiny_model: Callable[..., Path]) 
 def test_a_step_ahead_says_what_one_that_waits_says(
     device: str, tiny_model: Callable[..., Path], module_at: Callable[[Path], ModuleType], deterministic: bool
 ) -> None:
-    """The loop on the device itself; `runtime/engine/late.py` stands for one elsewhere."""
+    """The engine loop on a real device; elsewhere `runtime/engine/late.py` simulates one."""
     engine_tests = Path(__file__).parents[1] / "runtime" / "engine"
     fake, late = module_at(engine_tests / "fake.py"), module_at(engine_tests / "late.py")
     model = load(tiny_model(head_dim=16), device=device)

@@ -1,4 +1,4 @@
-"""When a shared read pays: found from times, measured once for a device, and kept."""
+"""The threshold of shared reads: derived from times, measured once per device, and cached."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SHAPE = AttentionShape(4, 2, 16, 16, torch.float32, torch.float32)
 
 
 def seconds(merge_keys: float, noise: Random | None, n: int, n_keys: int) -> tuple[float, float]:
-    """Alone and together, on a device on which a partial result costs what so many keys do."""
+    """Times without and with sharing on a device where a partial result costs as much as `merge_keys` keys."""
     alone, together = n * (n_keys + N_OWN_KEYS), n_keys + n * N_OWN_KEYS + n * merge_keys
     return alone * (noise.uniform(1.0, 1.1) if noise else 1.0), together * (noise.uniform(1.0, 1.1) if noise else 1.0)
 
 
 def lost(cut: float, merge_keys: float) -> tuple[float, float]:
-    """How much slower than the better choice the worst one by `cut` is: where it shares, and where it does not."""
+    """How much slower than the better choice the threshold `cut` is at worst: in shared cases, and in others."""
     shared, alone = [0.0], [0.0]
     for n in N_ROWS:
         for n_keys in N_KEYS:

@@ -1,4 +1,4 @@
-"""The ops beside attention on --device, the CPU unless it is named, and the table."""
+"""All ops except attention on --device (default: the CPU), and the table of ops."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Every invariant is broken here once, by hand, and `check` must name it: a check that cannot fail says nothing."""
+"""Each test violates one invariant by hand; `check` must name it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PROMPT = ids(*range(8))
 
 
 class Scene:
-    """Two branches of one page below a trunk of two, and an open leaf, all unlocked; one lease, on a prompt of its own,
-    whose last page is a copy."""
+    """A trunk of two pages with two branches of one page and an open leaf, all unlocked; and one lease on another
+    prompt, whose last page is a copy."""
 
     def __init__(self) -> None:
         self.cache = Cache(32, 4)
@@ -87,7 +87,7 @@ def miscount_tokens(s: Scene) -> None:
 
 
 def miscount_a_queue(s: Scene) -> None:
-    """In one what is missing in the other."""
+    """One queue counts a page too many, another one too few."""
     s.branch.queue.n_pages += 1
     s.cache.tree.queue(1).n_pages -= 1
 

@@ -1,4 +1,4 @@
-"""After every harm that can be done to the books they balance again, what was right is still there, all goes on."""
+"""After every violation of test_check.py, quarantine restores all invariants, keeps what is sound, and work goes on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from banyan.radix_cache.quarantine import quarantine
 
 @pytest.fixture(scope="module")
 def harms(module_at: Callable[[Path], ModuleType]) -> ModuleType:
-    """test_check.py: a scene, and what can be done to it."""
+    """test_check.py: a scene, and the violations."""
     return module_at(Path(__file__).with_name("test_check.py"))
 
 
@@ -66,7 +66,7 @@ def test_after_it_the_books_balance(harms: ModuleType, name: str) -> None:
 
 
 def go_on(cache: Cache, harms: ModuleType) -> None:
-    """Use it as ever, until nothing is left, and all pages are there."""
+    """Uses the cache normally until nothing is left. All pages must be free then."""
     chance = random.Random(1)
     for _ in range(60):
         prompt = harms.ids(*(chance.randrange(3) for _ in range(chance.randrange(1, 20))))

@@ -1,4 +1,4 @@
-"""What a sketch says of the tree is true: of nodes that are shown, of those that are folded, and of who goes first."""
+"""Snapshots match the tree: shown nodes, folded nodes, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def all_nodes(cache: Cache) -> list[Node]:
 
 
 def paths(drawn: TreeSnapshot) -> Iterator[tuple[NodeSnapshot, list[int]]]:
-    """Each node that is shown, and the tokens of its path, as far as a sketch has them."""
+    """Each shown node, and the tokens of its path as far as the snapshot has them."""
     known: list[list[int]] = []
     for node in drawn.nodes:
         before = [node.namespace] if node.parent < 0 else known[node.parent]

@@ -27,7 +27,7 @@ def run(case: Case) -> None:
 
 
 def split_often(patch: pytest.MonkeyPatch, n_keys: int) -> None:
-    """Split reads of more keys: small inputs take the road of long ones."""
+    """Splits short reads, so that small inputs take the code path of long ones."""
     patch.setattr(plan, "MIN_SPLIT", n_keys)
     patch.setattr(plan, "ALIGN", 32)
     patch.setattr(plan, "WAVES", 1000)
@@ -70,12 +70,12 @@ def test_a_shared_subtree_is_read_once(options: dict, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}], ids=str)
 def test_trees_of_drafts(options: dict) -> None:
     tree = [-1, 0, 0, 1, -1, 4, 2]
-    for kv_lens in ([7, 30], [90, 50]):  # nothing before the tree, and more than its mask speaks of
+    for kv_lens in ([7, 30], [90, 50]):  # nothing before the tree, and more keys than its mask covers
         run(attention_case(7, [7, 2], kv_lens, dim=16, parents=[tree, None], **options))
 
 
 def test_a_window_over_a_tree_of_many_tiles() -> None:
-    """A row far behind in the cache may stand near the tree's root, and see keys that the row before it does not."""
+    """A row with a high index can be near the tree's root, and attend to keys that the row before it does not."""
     run(attention_case(3, [8], [140], heads=(16, 1), dim=16, window=9, parents=[[-1, 0, 1, 2, 0, 0, 0, 0]]))
 
 

@@ -1,5 +1,7 @@
-"""Batches of fixed shape: what is captured once must be right for all that is filled in later. No GPU: a capture that
-runs the step again, on the same tensors, stands for a graph."""
+"""Batches at fixed addresses: a step that was captured once must be right for every batch that is filled in later.
+
+Without a GPU: running the step again on the same tensors simulates the replay of a graph.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ ENGINE = Path(__file__).parents[2] / "runtime" / "engine"
 
 
 def again(run: Callable[[], Tensor]) -> Captured:
-    """As a graph does: nothing runs before the first replay, and each writes to the same result."""
+    """Like a graph: nothing runs before the first replay, and each replay writes to the same result."""
     captured = Captured(lambda: captured.out.set_(run()), torch.zeros(0))
     return captured
 
@@ -34,7 +36,7 @@ def decodes(seed: int, kv_lens: list[int], shared_pages: int = 0, window: int = 
 
 
 def attend(case: Case, fixed: GraphBatch) -> Tensor:
-    """On the fixed batch, with rows behind the case's own that mean nothing."""
+    """Attention on the fixed batch, which has unused rows behind those of the case."""
     q = torch.full((len(fixed.ragged.slots), *case.q.shape[1:]), torch.nan)
     q[: len(case.q)] = case.q
     return kernel.attention(q, case.k_pool, case.v_pool, fixed.ragged, AttentionOptions(**case.options))[: len(case.q)]
@@ -69,7 +71,7 @@ def test_what_finds_no_room_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_engine_on_captured_steps_says_the_same(
     tiny_model: Callable[..., Path], module_at: Callable[[Path], ModuleType]
 ) -> None:
-    """Also where a step is launched before the one behind whose draws it comes has ended."""
+    """Also if a step is launched before the previous step, whose draws it needs, has ended."""
     fake, late = module_at(ENGINE / "fake.py"), module_at(ENGINE / "late.py")
     model = load(tiny_model())
     said = []

@@ -1,4 +1,4 @@
-"""The repairs and checks of the interpreter itself, with planted faults."""
+"""The fixes and checks of the interpreter support, with planted faults."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The Triton kernels beside attention, run as Python, against the float64 reference."""
+"""The Triton kernels except attention, run as Python, against the float64 reference."""
 
 import pytest
 import torch

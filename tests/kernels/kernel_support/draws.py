@@ -82,9 +82,7 @@ def may_be(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: 
     if not peak.isfinite() or temperature <= 0:
         yield -1 if not peak.isfinite() else int((logits == peak).nonzero()[0])
         return
-    x = (logits - peak) / max(
-        temperature, 1e-30
-    )  # in float32, as implementations do: this decides ties
+    x = (logits - peak) / max(temperature, 1e-30)  # in float32, as implementations do: this decides ties
     p, u = x.double().softmax(0), reference.uniform(*key)
     for q, m in product({top_p, top_p * (1 - NEAR), min(1.0, top_p * (1 + NEAR))}, {min_p, min_p * (1 - NEAR)}):
         q = top_p if top_p == 1 else q
