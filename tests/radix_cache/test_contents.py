@@ -136,7 +136,7 @@ class Machine(RuleBasedStateMachine):
         order=st.permutations(range(5)), ns=st.lists(st.integers(0, 20), min_size=5, max_size=5), draws=bits, late=bits
     )
     def step(self, order: list[int], ns: list[int], draws: int, late: int) -> None:
-        """A forward pass over some leases: reads all earlier slots, writes the next ones, draws at the end of prompts."""
+        """A forward pass over some leases: reads earlier slots, writes the next ones, draws at the end of prompts."""
         at_work = [(self.running[i], ns[i]) for i in order if i < len(self.running) and ns[i]]
         for one, _ in at_work:
             self.do_copies(one)
