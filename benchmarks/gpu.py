@@ -31,10 +31,9 @@ from torch.nn import functional as F
 
 from banyan.kernels import ops
 from banyan.kernels.attention import share_threshold
-from banyan.kernels.dispatch_report import count
 from banyan.kernels.draw.rows import draw_rows
 from banyan.kernels.kv_layout import KINDS, Quantized, quantize
-from banyan.kernels.ops import TABLE
+from banyan.kernels.ops import TABLE, OpSizes
 from banyan.runtime.engine.batch import Batch
 from banyan.runtime.engine.cuda_graphs import Captured, Graphs, cuda_capture
 from banyan.runtime.engine.kv_pool import KVPool, bytes_per_token
@@ -136,7 +135,7 @@ def chunks(run: Run, roof: dict[str, float]) -> None:
 def shared_reads(run: Run) -> None:
     if not run.is_dry:
         shape = share_threshold.AttentionShape(32, 8, 128, work.PAGE, run.dtype, run.dtype)
-        run.row("a partial result more", "keys", share_threshold.settle(shape, run.device))
+        run.row("a partial result more", "keys", share_threshold.calibrate(shape, run.device))
     own, few = run.size(64, 3), run.size(64, 3)
     thoughts = work.thoughts(run.size(2048, 32), run.size(512, 16), own, run.size(4, 2))
     suffixes = work.branches(run.size(128, 2), run.size(2048, 32), own)
@@ -167,11 +166,11 @@ def shared_reads(run: Run) -> None:
 
 
 def small_ops(run: Run, roof: dict[str, float]) -> None:
-    """Against torch's own ops, and bytes moved by the table's formula against the copy ceiling."""
+    """Against torch's own ops, and bytes moved by the op table against the copy ceiling."""
     for name, (sizes, ours, torchs) in _small_ops(run).items():
         took, theirs = run.times(ours, torchs)
         op = name.split(",")[0]
-        n_bytes = count(TABLE[op].n_bytes.split(", ")[0], sizes | {"size": run.dtype.itemsize})
+        n_bytes = TABLE[op].n_bytes(OpSizes(**sizes | {"size": run.dtype.itemsize}))
         run.row(name, "us", 1e6 * took, 1e6 * theirs, "torch")
         run.row(name, "GB/s", n_bytes / took / 1e9, roof["copy"] / 1e9, "ceiling: copy", "", True)
 

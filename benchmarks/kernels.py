@@ -34,7 +34,7 @@ from banyan.kernels import ops
 from banyan.kernels.attention import cpu, native, share_threshold, torch_cpu
 from banyan.kernels.attention import plan as planner
 from banyan.kernels.attention.plan import Subtree, Tiles
-from banyan.kernels.attention.ragged import Ragged, ragged
+from banyan.kernels.attention.ragged import AttentionOptions, Ragged, ragged
 from banyan.kernels.kv_layout import KINDS, Quantized, quantize
 from banyan.runtime.engine.batch import assemble
 from banyan.runtime.engine.kv_pool import KVPool
@@ -88,7 +88,7 @@ class Case:
         self.n_flops = 4 * HEADS * DIM * pairs
 
     def ours(self, batch: Ragged | None = None) -> Tensor:
-        return cpu.attention(self.q, self.k, self.v, batch or self.batch, scale=DIM**-0.5)
+        return cpu.attention(self.q, self.k, self.v, batch or self.batch, AttentionOptions(DIM**-0.5))
 
     def quantized(self, kind: str) -> Case:
         """The same with K and V in 8 bits."""
@@ -97,7 +97,7 @@ class Case:
         return other
 
     def fallback(self) -> Tensor:
-        return torch_cpu.attention(self.q, self.k, self.v, self.batch, scale=DIM**-0.5)
+        return torch_cpu.attention(self.q, self.k, self.v, self.batch, AttentionOptions(DIM**-0.5))
 
     def sdpa(self) -> Tensor:
         """What one writes first: gather each request's pages, and let torch share K and V among the query heads."""
@@ -160,7 +160,7 @@ def chunks(report: Report, share: dict[str, float], seconds: float) -> None:
 def shared_reads(report: Report, seconds: float) -> None:
     kept = "ratio >= 0.97"  # where sharing hardly pays, it must not cost
     for dtype in (torch.float32, torch.bfloat16):
-        found = share_threshold.settle(
+        found = share_threshold.calibrate(
             share_threshold.AttentionShape(HEADS, KV_HEADS, DIM, PAGE, dtype, dtype), torch.device("cpu")
         )
         report.row(f"a partial result more, {str(dtype)[6:]}", "keys", found)

@@ -23,7 +23,7 @@ from report import Report, correct
 from tree_work import Adapter, Ids, measure
 
 from banyan.radix_cache.cache import Cache, Lease
-from banyan.radix_cache.pages import PagePool
+from banyan.radix_cache.tree import PagePool
 
 HERE = Path(__file__).resolve().parent
 TARGETS = {  # of figures at 100k nodes, microseconds

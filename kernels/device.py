@@ -1,4 +1,4 @@
-"""What a launcher may know about the device without asking it anything: its architecture."""
+"""What a launcher knows about the GPU without a call to the driver per launch."""
 
 import os
 
@@ -8,15 +8,15 @@ _PROCESSORS = {"sm_80": 108, "sm_90": 132, "gfx942": 304, "interpreter": 2}
 
 
 def architecture() -> str:
-    """sm_90, gfx942 and the like, of the current device; "interpreter" where kernels run as Python."""
+    """The architecture of the current device, such as sm_90 or gfx942; "interpreter" if kernels run as Python."""
     if INTERPRETED:
         return "interpreter"
     from triton.runtime import driver
 
     target = driver.active.get_current_target()
-    return f"sm_{target.arch}" if target.backend == "cuda" else target.arch
+    return f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch)
 
 
 def n_processors(arch: str) -> int:
-    """Multiprocessors to plan for; plans need no more than the order of magnitude."""
+    """Multiprocessors to plan for. Plans need only the order of magnitude, so unknown chips count as an A100."""
     return _PROCESSORS.get(arch, 108)

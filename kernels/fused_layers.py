@@ -1,11 +1,10 @@
-"""Which decoders have all their layers computed in one call, and not op by op."""
+"""Decides whether one call of the C++ library can compute all layers of a decoder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from banyan.kernels.attention.cpu import MAX_DIM
-from banyan.kernels.attention.native import MAX_ROWS
+from banyan.kernels.attention.native import MAX_DIM, MAX_ROWS
 from banyan.kernels.device import INTERPRETED
 from banyan.kernels.linear.packed import Packed
 from banyan.kernels.native import build
@@ -15,7 +14,7 @@ __all__ = ["Layers", "Weights", "fused"]
 
 
 def fused(weights: Sequence[Weights], n_heads: int, n_kv_heads: int, dim: int, eps: float) -> Layers | None:
-    """None, where the library does not compute all of such layers: it does on a CPU, in its types, packed for it."""
+    """The fused layers; None if the library cannot compute them. It needs a CPU, packed weights and its dtypes."""
     library = build.library()
     if INTERPRETED or library is None or dim % 16 or dim > MAX_DIM or n_heads > MAX_ROWS:
         return None

@@ -1,23 +1,25 @@
-"""Pools: where keys or values lie, in pages; as they were computed, or in 8 bits with a scale per slot and head.
+"""Pools: tensors that hold the keys or the values of one layer, in pages.
 
-A scale of its own for each token and head follows that token's largest number, so that nothing has to be measured ahead
-and no token spoils another's. The scales of a page stand beside it under the same page number and move with it.
+A pool is a tensor in the model's dtype, or `Quantized`: 8 bits per number, with one scale per slot and head. With a
+scale for each token and head, nothing has to be calibrated and one token's outliers do not affect the others. The
+scales are stored by page like the numbers, and are copied and moved with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-KINDS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-LIMIT = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # the largest number that each takes
+KINDS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # 8-bit dtypes, by the names of the option
+LIMIT = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # the largest number of each
+_NATIVE_KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2}
 
 
 class Quantized(NamedTuple):
-    """A pool in 8 bits: what stands at a slot is `numbers` times `scale`."""
+    """A pool in 8 bits. The value of a number is `numbers` times `scale`."""
 
     numbers: Tensor  # int8 or float8_e4m3fn [n_pages, page_size, n_kv_heads, head_dim]
     scale: Tensor  # float32 [n_pages, page_size, n_kv_heads]
@@ -28,7 +30,7 @@ class Quantized(NamedTuple):
 
     @property
     def bits(self) -> Tensor:
-        """`numbers` as uint8: what torch can move, whatever it knows of the type."""
+        """`numbers` viewed as uint8: torch can copy it on every device, also where it cannot copy float8."""
         return self.numbers.view(torch.uint8)
 
 
@@ -36,7 +38,10 @@ Pool = Tensor | Quantized
 
 
 def stacked(n: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> list[Pool]:
-    """n pools of one shape, whose parts lie in one piece of memory each: what copies in all of them is one launch."""
+    """n uninitialised pools in one allocation, so that one launch can copy in all of them (see `stacks`).
+
+    shape: [n_pages, page_size, n_kv_heads, head_dim]. An 8-bit `dtype` gives `Quantized` pools.
+    """
     numbers = torch.empty((n, *shape), dtype=dtype, device=device)
     if dtype not in LIMIT:
         return list(numbers)
@@ -45,23 +50,41 @@ def stacked(n: int, shape: Sequence[int], dtype: torch.dtype, device: torch.devi
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> Pool:
-    """A pool of [n_pages, page_size, n_kv_heads, head_dim], holding anything; with scales where `dtype` has 8 bits."""
+    """One uninitialised pool; see `stacked`."""
     (pool,) = stacked(1, shape, dtype, device)
     return pool
 
 
+def stacks(pools: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Views [n, *shape] that cover all given contiguous pools, each pool once.
+
+    Pools of one shape and dtype at equal distances in one allocation share a view. Other pools get a view with n = 1.
+    """
+    groups: dict[tuple[torch.Size, torch.dtype, int], list[Tensor]] = {}
+    for pool in pools:
+        assert pool.is_contiguous(), "a pool must be contiguous"
+        groups.setdefault((pool.shape, pool.dtype, pool.untyped_storage().data_ptr()), []).append(pool)
+    for (shape, _, _), group in groups.items():
+        first, *others = offsets = [int(pool.storage_offset()) for pool in group]
+        step = others[0] - first if others else 0
+        if step < 0 or offsets != [first + i * step for i in range(len(group))]:
+            yield from (pool.unsqueeze(0) for pool in group)
+        else:
+            yield group[0].as_strided((len(group), *shape), (step, *group[0].stride()))
+
+
 def parts(pool: Pool) -> tuple[Tensor, ...]:
-    """The tensors of a pool, each [n_pages, page_size, ...], of types that torch can copy."""
+    """The tensors of a pool, each [n_pages, page_size, ...], in dtypes that torch can copy."""
     return (pool.bits, pool.scale) if isinstance(pool, Quantized) else (pool,)
 
 
 def slot_bytes(n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes that a token takes in one pool."""
+    """Bytes that one token takes in one pool."""
     return n_kv_heads * (head_dim * dtype.itemsize + (4 if dtype in LIMIT else 0))
 
 
 def read(pool: Pool, pages: Tensor, dtype: torch.dtype) -> Tensor:
-    """What stands on `pages` (int64 [n]): [n, page_size, n_kv_heads, head_dim] in `dtype`."""
+    """The content of `pages` (int64 [n]) as [n, page_size, n_kv_heads, head_dim] in `dtype`."""
     if not isinstance(pool, Quantized):
         return pool[pages].to(dtype)
     real = torch.promote_types(dtype, torch.float32)
@@ -70,13 +93,40 @@ def read(pool: Pool, pages: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x [..., head_dim] as numbers of 8 bits, and their scales, float32 [...].
+    """Quantises x [..., head_dim] to 8 bits. Returns the numbers and their scales, float32 [...].
 
-    Off by half a scale at most in int8; in e4m3 by a sixteenth of the number, or 2**-10 of the scale. NaN stays NaN: it
-    is the scale that carries it.
+    The error is at most half a scale in int8. In e4m3 it is at most a sixteenth of the number, or 2**-10 of the scale.
+    A NaN makes the scale NaN.
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     scale = (x.abs().amax(-1) / LIMIT[dtype]).float()
     steps = (x / torch.where(scale > 0, scale, 1.0).unsqueeze(-1)).clamp(-LIMIT[dtype], LIMIT[dtype])
     steps = steps.nan_to_num()
     return (steps.round() if dtype == torch.int8 else steps).to(dtype), scale
+
+
+# ---- pools as arguments of the C++ library -------------------------------------------------------------------------
+
+
+def native_kind(pool: Pool) -> int:
+    """How the library reads a pool's numbers: in the dtype of the computation (0), as int8 (1), as e4m3 (2)."""
+    return _NATIVE_KINDS[pool.numbers.dtype] if isinstance(pool, Quantized) else 0
+
+
+def are_native(k_pool: Pool, v_pool: Pool, dtype: torch.dtype) -> bool:
+    """Whether the library can compute in `dtype` on these two pools."""
+    return native_kind(k_pool) == native_kind(v_pool) and all(
+        (isinstance(pool, Quantized) or pool.dtype == dtype) and all(part.is_contiguous() for part in parts(pool))
+        for pool in (k_pool, v_pool)
+    )
+
+
+def address(x: Tensor | None) -> int | None:
+    """The address of a tensor's numbers; None (a null pointer) for None."""
+    return None if x is None else x.data_ptr()
+
+
+def pointers(pool: Pool) -> tuple[int, int | None]:
+    """Addresses of a pool's numbers and of its scales (None if it has none)."""
+    numbers, scale = pool if isinstance(pool, Quantized) else (pool, None)
+    return numbers.data_ptr(), address(scale)

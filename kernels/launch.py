@@ -1,12 +1,11 @@
-"""How the kernels beside attention are launched, per architecture: numbers a program handles at once, and its threads.
+"""Launch configurations of all kernels except attention: block size and threads, per op.
 
-Chosen without a GPU, from what the compilers say of registers and shared memory: nothing is spilled, and the programs
-that fit on a multiprocessor have as many bytes on their way from memory as its share of the bandwidth needs. All of
-these ops are bound by memory; threads beyond that only wait for each other in reductions. `testing/occupancy.py`
-computes it, and a test holds every entry to it but one: `draw` keeps six sums of each number's place in registers and
-so has one program on a multiprocessor; it reads its row from L2, and there are hardly more rows than multiprocessors.
-(Twice its threads spill 10 bytes on sm_80 and sm_90; blocks of 8192 spill 250 to 350.) What attention does stands in
-`attention/kernel.py`.
+They were chosen without a GPU from what the compilers report: no kernel spills registers, and the programs that fit on
+a multiprocessor keep enough bytes in flight to use its share of the memory bandwidth. All these ops are bound by
+memory, so more threads would only wait for each other in reductions. A test computes this for every entry except
+`draw`: it keeps six sums per lane in registers, so one program fills a multiprocessor. It reads its row from L2, and
+there are rarely more rows than multiprocessors. (Twice its threads spill 10 bytes on sm_80 and sm_90; blocks of 8192
+spill 250 to 350.) The tiles of attention are in `attention/kernel.py`.
 """
 
 from typing import NamedTuple
@@ -15,8 +14,10 @@ from banyan.kernels.device import architecture
 
 
 class Launch(NamedTuple):
-    block: int  # numbers; at most, where a row is shorter
-    threads: int  # of a full block; of a shorter one as many numbers each
+    """Configuration of one op."""
+
+    block: int  # numbers per program, at most; less if a row is shorter
+    threads: int  # of a full block; a smaller block has proportionally fewer
 
 
 _LAUNCHES = {
@@ -31,9 +32,8 @@ _LAUNCHES = {
 
 
 def launch(op: str, n: int) -> tuple[int, int]:
-    """(block, num_warps) for rows of n numbers, on the current device: a power of 2, and its threads in warps, of which
-    AMD's have 64 lanes and others 32."""
+    """(block, num_warps) for rows of n numbers on the current device. block is a power of 2."""
     block, threads = _LAUNCHES[op]
     own = min(block, 1 << (n - 1).bit_length())
-    lanes = 64 if architecture().startswith("gfx") else 32
-    return own, max(1, threads * own // block // lanes)
+    warp_size = 64 if architecture().startswith("gfx") else 32
+    return own, max(1, threads * own // block // warp_size)

@@ -1,4 +1,4 @@
-"""Every invariant of a cache, in one function. Its time grows with the tree: for tests and idle moments."""
+"""Checks every invariant of a cache. The time grows with the tree: for tests, idle moments and `banyan check`."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ from collections import Counter
 from collections.abc import Iterator
 
 from banyan.radix_cache.cache import Cache, Lease
-from banyan.radix_cache.node import Node, Root
+from banyan.radix_cache.node import EvictionQueue, Node, Root
 
 
 class Corrupt(AssertionError):
-    """An invariant does not hold; the message says which, and where."""
+    """An invariant is violated; the message says which one, and where."""
 
 
 def check(cache: Cache) -> None:
-    """Raises Corrupt at the first invariant that does not hold. Changes nothing."""
-    _check_pages(cache)
+    """Raises Corrupt at the first violated invariant. Changes nothing."""
+    nodes = [node for root in cache.tree.roots.values() for node in cache.tree.subtree(root)[1:]]
+    _check_pages(cache, nodes)
     for namespace, root in cache.tree.roots.items():
-        _must(root.namespace == namespace, f"the root of {namespace!r} calls itself {root.namespace!r}")
+        _must(root.namespace == namespace, f"the root of {namespace!r} has the namespace {root.namespace!r}")
         _must(not root.key and not root.pages and root.start == 0, "a root has tokens or pages")
-        _must(root.order == sorted(root.children), "the order of a root's children is not their keys, sorted")
-        _must(bool(root.children or root.n_locks), f"the root of {namespace!r} is empty and unlocked, and still there")
-        for node in _below(root):
-            _check_node(cache, node)
-    n_tokens = sum(len(node.key) // 4 for node in _nodes(cache) if node.pages)
+        _must(root.order == sorted(root.children), "the order of a root's children is not their sorted keys")
+        _must(bool(root.children or root.n_locks), f"the root of {namespace!r} is empty and unlocked")
+    for node in nodes:
+        _check_node(cache, node)
+    n_tokens = sum(len(node.key) // 4 for node in nodes if node.pages)
     _must(cache.tree.n_tokens == n_tokens, f"the tree counts {cache.tree.n_tokens} tokens, but there are {n_tokens}")
-    _check_locks(cache)
-    _check_host(cache)
-    _check_holds(cache)
-    _check_lanes(cache)
+    _check_locks(cache, nodes)
+    _check_host(cache, nodes)
+    _check_holds(cache, nodes)
+    _check_queues(cache, nodes)
     for lease in cache.leases:
         check_lease(lease)
 
@@ -38,208 +39,191 @@ def _must(holds: bool, what: str) -> None:
         raise Corrupt(what)
 
 
-def _below(node: Node) -> Iterator[Node]:
-    """All nodes below one, parents first."""
-    stack = list(node.children.values())
-    while stack:
-        node = stack.pop()
-        yield node
-        stack += node.children.values()
-
-
-def _nodes(cache: Cache) -> Iterator[Node]:
-    for root in cache.tree.roots.values():
-        yield from _below(root)
+def _name(node: Node) -> str:
+    return f"node at {node.start} of {len(node.key) // 4} tokens"
 
 
 def private(lease: Lease) -> list[int]:
-    """The pages of a lease that are not the tree's."""
+    """The pages of a lease that do not belong to the tree."""
     return lease.pages[len(lease.pages) - lease.n_private :]
 
 
-def _check_pages(cache: Cache) -> None:
-    """Every page is free, leased or in the tree, exactly once; and the counters say so."""
-    tree, nodes = cache.tree, list(_nodes(cache))
-    free = cache.pool.free
+def locked_nodes(lease: Lease) -> set[Node]:
+    """The nodes that a lease locks, with their roots."""
+    path: set[Node] = set()
+    for end in (lease._node, lease._source):
+        node = end
+        while node is not None:
+            path.add(node)
+            node = node.parent
+    return path
+
+
+def _check_pages(cache: Cache, nodes: list[Node]) -> None:
+    """Every page is free, leased or in the tree, exactly once; and the counters agree."""
+    tree, free = cache.tree, cache.pool.free
     leased = [page for lease in cache.leases for page in private(lease)]
     cached = [page for node in nodes for page in node.pages]
-    holders = Counter(free) + Counter(leased) + Counter(cached) + Counter(cache.quarantined)
-    wrong = [page for page in {*range(cache.n_pages), *holders} if holders[page] != 1 or not 0 <= page < cache.n_pages]
-    for page in wrong:
-        where = f"free {free.count(page)}, leased {leased.count(page)}, in the tree {cached.count(page)} times"
-        raise Corrupt(f"page {page} of {cache.n_pages} is not held exactly once: {where}")
+    owners = Counter(free) + Counter(leased) + Counter(cached) + Counter(cache.quarantined)
+    for page in {*range(cache.n_pages), *owners}:
+        if owners[page] != 1 or not 0 <= page < cache.n_pages:
+            where = f"free {free.count(page)}, leased {leased.count(page)}, in the tree {cached.count(page)} times"
+            raise Corrupt(f"page {page} of {cache.n_pages} does not have exactly one owner: {where}")
     evictable = sum(len(node.pages) for node in nodes if not node.n_locks)
     held = sum(len(node.pages) for node in nodes if node.n_holds and not node.n_locks)
-    for name, says, is_ in (
+    for name, counter, n in (
         ("leased pages", cache._n_leased, len(leased)),
         ("cached pages", tree.n_pages, len(cached)),
         ("held pages", tree.n_held, held),
         ("evictable pages", tree.n_evictable, evictable),
         ("nodes", tree.n_nodes, len(nodes)),
     ):
-        _must(says == is_, f"the counter of {name} says {says}, but there are {is_}")
+        _must(counter == n, f"the counter of {name} is {counter}, but there are {n}")
     _must(cache.conserved(), "the counters do not add up to n_pages")
-    _must(cache.enabled or not nodes, "the cache is off, and there are nodes")
+    _must(cache.enabled or not nodes, "the cache is off, but there are nodes")
 
 
 def check_shape(cache: Cache, node: Node) -> None:
-    """A node is a run of whole tokens in as many pages as that takes, where its parent looks for it."""
-    page, parent = cache.page, node.parent
-    at = f"node at {node.start} of {len(node.key) // 4} tokens"
+    """Checks a node by itself: whole tokens, the right number of pages, at its place below its parent."""
+    page, parent, name = cache.page, node.parent, _name(node)
     if parent is None:
-        raise Corrupt(f"{at} has no parent")
+        raise Corrupt(f"{name} has no parent")
     n, rest = divmod(len(node.key), 4)
-    _must(n > 0 and not rest, f"{at}: a key must hold whole tokens, and one at least")
-    _must(len(node.pages) in (-(-n // page), 0), f"{at} has {len(node.pages)} pages of {page}")
-    _must(len(node.host) in (-(-n // page), 0), f"{at} has {len(node.host)} pages of {page} in host memory")
-    _must(bool(node.pages or node.host), f"{at} lies nowhere")
-    _must(bool(parent.pages or not node.pages or not parent.parent), f"{at} is on the device, and what is above is not")
-    _must(node.start == parent.end and node.start % page == 0, f"{at} does not begin at a border behind its parent")
-    _must(not node.children or n % page == 0, f"{at} has children behind a page that is not full")
-    _must(node.order == sorted(node.children), f"{at}: the order of the children is not their keys, sorted")
-    first = node.key[: 4 * page]
-    _must(parent.children.get(first) is node, f"{at} is not where its parent looks for it")
+    _must(n > 0 and not rest, f"{name}: a key must have whole tokens, and at least one")
+    _must(len(node.pages) in (-(-n // page), 0), f"{name} has {len(node.pages)} pages of {page}")
+    _must(len(node.host) in (-(-n // page), 0), f"{name} has {len(node.host)} pages of {page} in host memory")
+    _must(bool(node.pages or node.host), f"{name} has no pages")
+    _must(bool(parent.pages or not node.pages or not parent.parent), f"{name} is on the device, but its parent is not")
+    _must(node.start == parent.end and node.start % page == 0, f"{name} does not begin at a border behind its parent")
+    _must(not node.children or n % page == 0, f"{name} has children behind a page that is not full")
+    _must(node.order == sorted(node.children), f"{name}: the order of the children is not their sorted keys")
+    _must(parent.children.get(node.key[: 4 * page]) is node, f"{name} is not in its parent's table of children")
 
 
 def _check_node(cache: Cache, node: Node) -> None:
     check_shape(cache, node)
-    page, parent, first, n = cache.page, node.parent, node.key[: 4 * cache.page], len(node.key) // 4
+    parent, first, name = node.parent, node.key[: cache.tree.width], _name(node)
     assert parent is not None
-    at = f"node at {node.start} of {n} tokens"
-    _must(bool(node.pages or not node.n_holds), f"{at} is held, and not on the device")
-    _must(parent.n_locks >= node.n_locks, f"{at} is locked more often than its parent")
-    if n < page and not node.n_locks and not node.n_holds:
+    _must(bool(node.pages or not node.n_holds), f"{name} is held, but not on the device")
+    _must(parent.n_locks >= node.n_locks, f"{name} is locked more often than its parent")
+    if len(first) < cache.tree.width and not node.n_locks and not node.n_holds:
         longer = [key for key in parent.children if key != first and key.startswith(first)]
-        _must(not longer, f"{at} says nothing that a child beside it does not say")
+        _must(not longer, f"{name} is redundant: a sibling begins with the same tokens")
 
 
-def _check_locks(cache: Cache) -> None:
-    """A node is locked once by each lease that holds it or something below it."""
+def _check_locks(cache: Cache, nodes: list[Node]) -> None:
+    """A node is locked once by each lease on it or on a node below it."""
     locks: Counter[Node] = Counter()
     for lease in cache.leases:
-        path: set[Node] = set()
-        for end in (lease._at, lease._source):
-            node = end
-            while node is not None:
-                path.add(node)
-                node = node.parent
-        locks.update(path)
-    for node in (*cache.tree.roots.values(), *_nodes(cache)):
-        _must(
-            node.n_locks == locks[node],
-            f"node at {node.start} of {len(node.key) // 4} tokens has {node.n_locks} locks, but {locks[node]} leases",
-        )
+        locks.update(locked_nodes(lease))
+    for node in (*cache.tree.roots.values(), *nodes):
+        _must(node.n_locks == locks[node], f"{_name(node)} has {node.n_locks} locks, but {locks[node]} leases")
 
 
-def _check_holds(cache: Cache) -> None:
-    """A node is held once by each handle that holds it or something below it, and the handles stand in order."""
+def _check_holds(cache: Cache, nodes: list[Node]) -> None:
+    """A node is held once by each hint on it or on a node below it, and the hints are in order."""
     holds: Counter[Node] = Counter()
-    for order, name in ((cache.holds.expected, "due"), (cache.holds.pinned, "until")):
-        _must(order == sorted(order), "the handles that hold something are out of order")
-        for due, _, handle in order:
-            _must(getattr(handle, name) == due, "a handle stands elsewhere than it says")
-            if handle.node is None:
-                raise Corrupt("a handle that holds nothing stands among those that do")
-            at: Node | None = handle.node
-            while at is not None and at.parent is not None:
-                holds[at] += 1
-                at = at.parent
-            _must(isinstance(at, Root) and at.namespace == handle.namespace, "a handle holds what is not in the tree")
-            above = handle.node.parent.path if handle.node.parent else b""
-            _must(handle.ids.startswith(above), "a handle holds another's tokens")
-    for node in _nodes(cache):
-        _must(
-            node.n_holds == holds[node],
-            f"node at {node.start} of {len(node.key) // 4} tokens has {node.n_holds} holds, but {holds[node]} handles",
-        )
+    for order, field in ((cache.hints.expected, "due"), (cache.hints.pinned, "until")):
+        _must(order == sorted(order), "the hints are out of order")
+        for due, _, hint in order:
+            _must(getattr(hint, field) == due, "a hint is not at its place in the order")
+            if hint.node is None:
+                raise Corrupt("a hint without a node is in the order")
+            node: Node | None = hint.node
+            while node is not None and node.parent is not None:
+                holds[node] += 1
+                node = node.parent
+            _must(isinstance(node, Root) and node.namespace == hint.namespace, "a hint holds what is not in the tree")
+            above = hint.node.parent.path if hint.node.parent else b""
+            _must(hint.ids.startswith(above), "a hint holds other tokens than its own")
+    for node in nodes:
+        _must(node.n_holds == holds[node], f"{_name(node)} has {node.n_holds} holds, but {holds[node]} hints")
 
 
-def _check_host(cache: Cache) -> None:
-    """Each page of host memory is free or in one node, and its lane holds the nodes that lie nowhere else."""
-    host, nodes = cache.host, list(_nodes(cache))
-    if host is None:
-        _must(not any(node.host for node in nodes), "a node lies in host memory, and there is none")
-        return
-    held = Counter([*host.free, *(page for node in nodes for page in node.host)])
-    _must(held == Counter(range(host.n_pages)), "a page of host memory is not held exactly once")
-    _must(host.copies.keys() == {node for node in nodes if node.host and node.pages}, "a copy is not known as one")
-    listed: dict[Node, int] = {}
-    node: Node = host.lane
-    while node.next is not host.lane:
-        _must(node.next.prev is node and node.next not in listed, "the host's lane is not a circle")
+def _queued(queue: EvictionQueue) -> Iterator[Node]:
+    """The nodes of a queue in order. Checks that it is a circular list of nodes that refer to it."""
+    seen: set[Node] = set()
+    node: Node = queue
+    while node.next is not queue:
+        _must(node.next.prev is node and node.next not in seen, f"the {queue.reason} queue is not a circular list")
         node = node.next
-        listed[node] = len(listed)
-    _must(host.lane.prev is node, "the host's lane is not a circle")
-    alone = {node for node in nodes if not node.pages and not node.n_locks}
-    _must(alone == listed.keys(), "the host's lane is not what lies in host memory alone")
-    for node in alone:
-        _must(node.lane is host.lane, "a node stands in another lane than it says")
+        _must(node.queue is queue, "a node is in another queue than it refers to")
+        seen.add(node)
+        yield node
+    _must(queue.prev is node, f"the {queue.reason} queue is not a circular list")
+
+
+def _check_host(cache: Cache, nodes: list[Node]) -> None:
+    """Each page of host memory is free or in one node, and its queue has the nodes that are only there."""
+    host = cache.host
+    if host is None:
+        _must(not any(node.host for node in nodes), "a node is in host memory, but there is none")
+        return
+    owners = Counter([*host.free, *(page for node in nodes for page in node.host)])
+    _must(owners == Counter(range(host.n_pages)), "a page of host memory does not have exactly one owner")
+    _must(host.copies.keys() == {node for node in nodes if node.host and node.pages}, "a copy is not listed as one")
+    place = {node: i for i, node in enumerate(_queued(host.queue))}
+    only_here = {node for node in nodes if not node.pages and not node.n_locks}
+    _must(only_here == place.keys(), "the host's queue does not have the nodes that are only in host memory")
+    for node in only_here:
         parent = node.parent
-        is_first = parent is None or listed[node] < listed.get(parent, len(listed))
-        _must(is_first, "in host memory, a node goes before one below it")
+        is_first = parent is None or place[node] < place.get(parent, len(place))
+        _must(is_first, "in host memory, a node is evicted before one below it")
 
 
-def _check_lanes(cache: Cache) -> None:
-    """The lanes hold the nodes that are neither locked nor held, once each, and none before one that is below it."""
+def _check_queues(cache: Cache, nodes: list[Node]) -> None:
+    """The queues have the nodes that are neither locked nor held, once each, and none before a node below it."""
     tree = cache.tree
-    _must(bool(tree.lanes), "there is no lane")
-    levels = [lane.level for lane in tree.lanes]
-    _must(levels == sorted(set(levels)), "the lanes are out of order")
-    listed: dict[Node, tuple[float, int]] = {}
-    for lane in tree.lanes:
-        _must(lane is tree.dead or (lane.is_open and tree.levels.get(lane.level) is lane), "a lane is shut and listed")
-        node: Node = lane
-        while node.next is not lane:
-            _must(node.next.prev is node and node.next not in listed, "a lane is not a circle")
-            node = node.next
-            _must(node.lane is lane, "a node stands in another lane than it says")
-            listed[node] = lane.level, len(listed)
-        _must(lane.prev is node, "a lane is not a circle")
-    for lane in (tree.dead, *tree.levels.values()):
-        if lane not in tree.lanes:
-            _must(lane.next is lane and not lane.is_open, "a lane is open, or has nodes, and is not listed")
-    free = {node for node in _nodes(cache) if node.pages and not (node.n_locks or node.n_holds)}
-    _must(free == listed.keys(), "the lanes do not hold the nodes that are neither locked nor held")
-    for lane in tree.lanes:
-        n_pages = sum(len(node.pages) for node in listed if node.lane is lane)
-        _must(lane.n_pages == n_pages, f"a lane says {lane.n_pages} pages, but has {n_pages}")
-    for node in _nodes(cache):
+    levels = [queue.level for queue in tree.queues]
+    _must(bool(levels), "there is no queue")
+    _must(levels == sorted(set(levels)), "the queues are out of order")
+    place: dict[Node, tuple[float, int]] = {}
+    for queue in tree.queues:
+        is_listed = queue is tree.dead or (queue.is_open and tree.by_level.get(queue.level) is queue)
+        _must(is_listed, "a closed queue is listed")
+        for node in _queued(queue):
+            place[node] = queue.level, len(place)
+    for queue in (tree.dead, *tree.by_level.values()):
+        if queue not in tree.queues:
+            _must(queue.next is queue and not queue.is_open, "a queue is open or has nodes, but is not listed")
+    unused = {node for node in nodes if node.pages and not (node.n_locks or node.n_holds)}
+    _must(unused == place.keys(), "the queues do not have the nodes that are neither locked nor held")
+    for queue in tree.queues:
+        n_pages = sum(len(node.pages) for node in _queued(queue))
+        _must(queue.n_pages == n_pages, f"a queue counts {queue.n_pages} pages, but has {n_pages}")
+
+    def eviction_order(node: Node) -> tuple[int, float, int]:
+        """Queued nodes first, then held ones, then locked ones."""
+        return (2, 0.0, 0) if node.n_locks else (1, 0.0, 0) if node.n_holds else (0, *place[node])
+
+    for node in nodes:
         parent = node.parent
         if node.pages and parent is not None and parent.parent is not None:
-            _must(_stays(node, listed) <= _stays(parent, listed), "a node is evicted before one below it")
-
-
-def _stays(node: Node, listed: dict[Node, tuple[float, int]]) -> tuple[int, float, int]:
-    """How late a node is evicted: by class (in a lane, held, locked), then by its lane's level, then by its place."""
-    if node.n_locks:
-        return 2, 0.0, 0
-    if node.n_holds:
-        return 1, 0.0, 0
-    return 0, *listed[node]
+            _must(eviction_order(node) <= eviction_order(parent), "a node is evicted before one below it")
 
 
 def check_lease(lease: Lease) -> None:
-    """What a lease reads is what it says it is."""
-    cache, at, source = lease.cache, lease._at, lease._source
+    """Checks that the pages of a lease hold its tokens."""
+    cache, end, source = lease.cache, lease._node, lease._source
     page = cache.page
-    key, node = b"", at
+    key, node = b"", end
     pages: list[int] = []
     while node.parent is not None:
         key, pages, node = node.key + key, node.pages + pages, node.parent
     _must(isinstance(node, Root) and node.namespace == lease._namespace, "a lease is in another namespace than its own")
     _must(lease.is_open, "a closed lease is listed as open")
-    _must(lease._ids.startswith(key), "a lease is locked on a path of other tokens than its own")
+    _must(lease._ids.startswith(key), "a lease locks a path of other tokens than its own")
     _must(lease.pages[: len(pages)] == pages, "a lease reads other pages than the tree has for its tokens")
-    _must(at.end <= lease._n_known <= lease.n_slots, "a lease knows more tokens than it has room for")
+    _must(end.end <= lease._n_computed <= lease.n_slots, "a lease has computed more tokens than it has room for")
     if source is not None:
         parent, first = source, source
-        while parent.parent is not None and parent is not at:
+        while parent.parent is not None and parent is not end:
             parent, first = parent.parent, parent
-        _must(parent is at, "the source of a copy is not below its lease")
-        rest = lease._ids[4 * at.end : 4 * lease.n_cached]
+        _must(parent is end, "the source of a copy is not below its lease")
+        rest = lease._ids[4 * end.end : 4 * lease.n_cached]
         _must(first.key.startswith(rest) and 0 < len(rest) < 4 * page, "the source of a copy holds other tokens")
         _must(all(copy[0] == first.pages[0] for copy in lease._copies), "a copy reads another page than its source's")
     _must(source is not None or not lease._copies, "a copy has no locked source")
-    if at.end % page:
-        owners = [other for other in cache.leases if other._at is at]
+    if end.end % page:
+        owners = [other for other in cache.leases if other._node is end]
         _must(owners == [lease], "two leases fill one page")

@@ -1,52 +1,50 @@
-"""What programs say of the tree: this will be needed again, this must stay, this can go.
+"""Hints of programs about prefixes: this is needed again, this must stay, this can go.
 
-    handle = cache.handle(ids)              # a place in the tree: the end of a prefix
-    handle.expect(steps)                    # it is needed again in about so many steps
-    handle.pin(until)                       # it stays as long as anything can be done about it
-    handle.prefetch()                       # what of it lies in host memory comes back, before what nobody holds
-    handle.release()                        # neither; the policy decides
-    handle.drop()                           # nobody will need it: the subtree goes before anything else
+    hint = cache.handle(ids)              # a hint on the prefix `ids`
+    hint.expect(steps)                    # it is needed again in about so many steps
+    hint.pin(until)                       # keep it as long as anything else can be evicted
+    hint.prefetch()                       # bring it back from host memory
+    hint.release()                        # nothing more is known; the policy decides
+    hint.drop()                           # nobody needs it: evict the subtree first
 
-Order of eviction: what was dropped; what nobody holds, as the policy says; what is expected, the farthest first; what
-is pinned, the soonest to end first. So neither a pin nor an expectation can stop the engine: they give way, last.
+Order of eviction: dropped nodes; unused nodes, by the policy; expected ones, those that are needed last first; pinned
+ones, those whose pin ends first. So pins and expectations never block the engine.
 
-What is expected is late sooner or later. A wait that is overdue by d steps is taken to last d more, as one that is to
-last d: so who is forgotten loses his place slowly, and to those who are surely nearer.
+If an expected prefix is overdue by d steps, it is assumed to take d more steps. So a forgotten expectation loses its
+place gradually, to those that are needed sooner.
 
-A handle that waits or is pinned holds the path to its node (`Tree.hold`). Under pressure it gives the path up from its
-end, node by node: what it gave up stands in the lanes then, and is evicted page by page.
+A hint that is expected or pinned holds the path to its node (`Tree.hold`). Under pressure it gives up the path node by
+node, from its end. The nodes then wait in the eviction queues.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from banyan.radix_cache.node import Node
-
-if TYPE_CHECKING:
-    from banyan.radix_cache.cache import Cache
+from banyan.radix_cache.tree import Tree, n_tokens
 
 
 class _HintPosition(NamedTuple):
-    """A handle's place in an order; the number tells those apart that are due at once."""
+    """A hint's place in an order. `number` orders hints with the same due time."""
 
     due: float
     number: int
-    handle: KVHint
+    hint: KVHint
 
 
 class KVHint:
-    """A prefix, and what its program said of it. Made by `Cache.handle`; `release` or `drop` ends it."""
+    """A prefix, and what its program said about it. Made by `Cache.handle`; `release` or `drop` ends it."""
 
-    __slots__ = ("_holds", "_number", "due", "ids", "namespace", "node", "until")
+    __slots__ = ("_hints", "due", "ids", "namespace", "node", "number", "until")
 
-    def __init__(self, holds: KVHints, number: int, ids: bytes, namespace: bytes) -> None:
-        self._holds, self._number = holds, number
+    def __init__(self, hints: KVHints, number: int, ids: bytes, namespace: bytes) -> None:
+        self._hints, self.number = hints, number
         self.ids, self.namespace = ids, namespace
-        self.node: Node | None = None  # the end of what it holds; None: it holds nothing
+        self.node: Node | None = None  # the last node that it holds; None: it holds nothing
         self.due: float | None = None  # the step at which it is expected
-        self.until: float | None = None  # when its pin ends
+        self.until: float | None = None  # the time at which its pin ends
 
     @property
     def is_held(self) -> bool:
@@ -54,38 +52,38 @@ class KVHint:
 
     def expect(self, steps: float) -> None:
         """The prefix is needed again in about so many of the caller's steps (`Cache.tick`)."""
-        self._holds.remove(self)
-        self.due = self._holds.step + max(0.0, steps)
-        self._holds.add(self)
+        self._hints.remove(self)
+        self.due = self._hints.step + max(0.0, steps)
+        self._hints.add(self)
 
     def pin(self, until: float) -> None:
-        """It stays until the caller's clock says so. It is evicted only where nothing else is left."""
-        self._holds.remove(self)
+        """Keeps the prefix until that time of the caller's clock. It is evicted only if nothing else is left."""
+        self._hints.remove(self)
         self.until = until
-        self._holds.add(self)
+        self._hints.add(self)
 
     def release(self) -> None:
-        """Nothing more is known of it."""
-        self._holds.remove(self)
+        """Ends the expectation and the pin."""
+        self._hints.remove(self)
         self.due = self.until = None
 
     def drop(self, n_shared: int = 0) -> None:
-        """Nobody will need it: let go of it, and let what is below its end die, and the path to it behind its first
-        `n_shared` tokens, as far up as nothing else stands below it. What is locked or held lives on."""
+        """Marks all nodes below the prefix as dead. Also the path to it, from its end up to the first `n_shared` tokens
+        or to a fork. Locked and held nodes stay alive."""
         self.release()
-        self._holds.cache.bury(self.ids, self.namespace, n_shared)
+        self._hints.discard(self.ids, self.namespace, n_shared)
 
     def prefetch(self) -> int:
-        """Bring it back from host memory as far as there are pages that nobody needs or holds. Returns its tokens on
-        the device."""
-        return self._holds.cache.prefetch(self.ids, self.namespace)
+        """Brings the prefix back from host memory, into pages that are free or unused. Returns its tokens on the
+        device."""
+        return self._hints.prefetch(self.ids, self.namespace)
 
 
 class KVHints:
-    """The handles that hold something, in the order in which they give it up."""
+    """All hints that hold something, in the order in which they give it up; and eviction, which makes them."""
 
-    def __init__(self, cache: Cache) -> None:
-        self.cache = cache
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
         self.step = 0.0
         self.expected: list[_HintPosition] = []  # by due step
         self.pinned: list[_HintPosition] = []  # by the end of the pin
@@ -99,65 +97,162 @@ class KVHints:
         return KVHint(self, self._n_made, ids, namespace)
 
     def tick(self, step: float, now: float) -> None:
-        """The step that begins, and the time: pins that have ended hold no more."""
+        """Sets the current step and time. Ends the pins that are over."""
         self.step = step
         while self.pinned and self.pinned[0].due <= now:
-            handle = self.pinned[0].handle
-            self.remove(handle)
-            handle.until = None
-            self.add(handle)
+            hint = self.pinned[0].hint
+            self.remove(hint)
+            hint.until = None
+            self.add(hint)
 
-    def add(self, handle: KVHint) -> None:
-        """Hold what stands of it on the device, if it is expected or pinned."""
-        if handle.due is None and handle.until is None:
+    def add(self, hint: KVHint) -> None:
+        """Holds the part of a hint's prefix that is on the device, if it is expected or pinned."""
+        if hint.due is None and hint.until is None:
             return
-        if found := self.cache.find(handle.ids, handle.namespace):
-            handle.node = found[0]
-            insort(self._order(handle), self._place(handle))
-            self.cache.tree.hold(found[0])
+        if found := self._find(hint.ids, hint.namespace):
+            hint.node = found[0]
+            insort(*self._place(hint))
+            self.tree.hold(found[0])
 
-    def remove(self, handle: KVHint) -> None:
-        """Hold it no more."""
-        if (node := handle.node) is not None:
-            self._forget(handle)
-            self.cache.tree.let_go(node)
+    def remove(self, hint: KVHint) -> None:
+        """Ends the hold of a hint."""
+        if (node := hint.node) is not None:
+            self._forget(hint)
+            self.tree.unhold(node)
 
     def clear(self) -> None:
-        """Hold nothing any more."""
-        for _, _, handle in [*self.expected, *self.pinned]:
-            handle.release()
+        """Releases all hints."""
+        for _, _, hint in [*self.expected, *self.pinned]:
+            hint.release()
 
-    def give_up(self) -> str:
-        """Let go of the last node of the handle that is needed last. Says why it was held; "" if none is."""
+    def hold_again(self) -> None:
+        """Lets all hints hold what is left of their prefixes, after the tree was rebuilt without holds."""
+        hints = {place.hint for place in (*self.expected, *self.pinned)}
+        self.expected, self.pinned = [], []
+        for hint in hints:
+            hint.node = None
+            self.add(hint)
+
+    # ---- eviction --------------------------------------------------------------------------------------------------
+
+    def evict(self, n: int) -> int:
+        """Frees n pages on the device: first of nodes without holds, then of held ones. Returns how many, which is less
+        than n only if all other pages are locked."""
+        tree, free = self.tree, self.tree.pool.free
+        n_freed = tree.evict(n)
+        while n_freed < n:
+            n_free = len(free)
+            if not (reason := self._give_up()):
+                break
+            n_dropped = len(free) - n_free  # an open leaf that only the hint needed
+            tree.count_evicted(reason, n_dropped)
+            n_freed += n_dropped
+            n_freed += tree.evict(n - n_freed, reason)
+        return n_freed
+
+    def _give_up(self) -> str:
+        """Ends the hold on the last node of the hint that is needed last. Returns why it was held; "" if no hint holds
+        anything."""
         expected, pinned = self.expected, self.pinned
         if expected:
             first, last = expected[0], expected[-1]
-            place = first if self.step - first.due > last.due - self.step else last
+            hint = (first if self.step - first.due > last.due - self.step else last).hint
         elif pinned:
-            place = pinned[0]
+            hint = pinned[0].hint
         else:
             return ""
-        handle = place.handle
-        node = handle.node
+        node = hint.node
         assert node is not None
         above = node.parent
         assert above is not None
         if above.parent is None:
-            self._forget(handle)
+            self._forget(hint)
         else:
-            handle.node = above
-        self.cache.tree.let_go(node, above)
+            hint.node = above
+        self.tree.unhold(node, above)
         return "expected" if expected else "pinned"
 
-    def _forget(self, handle: KVHint) -> None:
-        order, place = self._order(handle), self._place(handle)
+    def _forget(self, hint: KVHint) -> None:
+        order, place = self._place(hint)
         del order[bisect_left(order, place)]
-        handle.node = None
+        hint.node = None
 
-    def _order(self, handle: KVHint) -> list[_HintPosition]:
-        return self.expected if handle.until is None else self.pinned
-
-    def _place(self, handle: KVHint) -> _HintPosition:
-        due = handle.due if handle.until is None else handle.until
+    def _place(self, hint: KVHint) -> tuple[list[_HintPosition], _HintPosition]:
+        """The order that a hint belongs to, and its place there."""
+        order, due = (self.expected, hint.due) if hint.until is None else (self.pinned, hint.until)
         assert due is not None
-        return _HintPosition(due, handle._number, handle)
+        return order, _HintPosition(due, hint.number, hint)
+
+    # ---- prefixes --------------------------------------------------------------------------------------------------
+
+    def _find(self, ids: bytes, namespace: bytes) -> tuple[Node, bool] | None:
+        """The node that ends the part of a prefix on the device, and whether that is the whole prefix. Splits the node,
+        so that it has no page behind the prefix. None if no whole page and not the whole prefix is there."""
+        tree, page = self.tree, self.tree.page
+        root = tree.roots.get(namespace)
+        if root is None:
+            return None
+        n_ids = n_tokens(ids)
+        node, n = tree.match(root, ids, n_ids)
+        while not node.pages and node.parent:
+            node = node.parent
+            n = min(n, node.end)
+        if n < node.end:
+            # A last page that continues the prefix belongs to it; one that differs from it does not.
+            n_own = -(-n // page) * page if n == n_ids else n - n % page
+            if n_own <= node.start:
+                node = node.parent or node
+            elif n_own < node.end:
+                node = tree.split(node, n_own - node.start)
+        return (node, n == n_ids) if node.parent else None
+
+    def discard(self, ids: bytes, namespace: bytes, n_shared: int) -> None:
+        """See `KVHint.drop`."""
+        found = self._find(ids, namespace)
+        if found is None:
+            return
+        node, is_whole = found
+        tree, page = self.tree, self.tree.page
+        n_kept = -(-n_shared // page) * page
+        if node.start < n_kept < node.end:
+            tree.split(node, n_kept - node.start)
+        if is_whole:
+            for below in reversed(tree.subtree(node)):
+                if below.start >= n_shared:
+                    self._mark_dead(below)
+        elif node.start < n_shared or not self._mark_dead(node):
+            return
+        while node.queue is tree.dead and (parent := node.parent) and len(parent.children) == 1:
+            if parent.start < n_shared or not self._mark_dead(parent):
+                return
+            node = parent
+
+    def _mark_dead(self, node: Node) -> bool:
+        """Marks a node as dead, if it is unused and all below it is dead. Drops it if it is only in host memory."""
+        tree = self.tree
+        if node.parent is None or node.n_locks or node.n_holds:
+            return False
+        if not node.pages and tree.second_tier:
+            tree.second_tier.drop_subtree(node)
+            return True
+        if any(child.queue is not tree.dead for child in node.children.values()):
+            return False
+        tree.mark_dead(node)
+        return True
+
+    def prefetch(self, ids: bytes, namespace: bytes) -> int:
+        """See `KVHint.prefetch`."""
+        tree = self.tree
+        root = tree.roots.get(namespace)
+        if root is None:
+            return 0
+        node, n = tree.match(root, ids, n_tokens(ids))
+        if node.pages or node is root:
+            return n
+        n_room, above = len(tree.pool.free) + tree.n_evictable - tree.n_held, node.parent
+        while above is not None:
+            if not (above.n_locks or above.n_holds):
+                n_room -= len(above.pages)  # the prefix must not evict its own beginning
+            above = above.parent
+        assert tree.second_tier is not None
+        return tree.second_tier.bring(node, n, n_room)[1]

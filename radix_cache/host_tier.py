@@ -1,37 +1,37 @@
-"""The second tier: pages that leave the device go to host memory, and come back when a request wants them.
+"""The second tier: pages that are evicted from the device move to host memory, and back when a request needs them.
 
-The tree stays one. A node's pages lie on the device, in host memory, or in both; below a node that lies in host memory
-alone, all do. What is evicted from the device is put behind all that was evicted before it, so of the host's lane, too,
-the head is a leaf, and goes first when host memory is full: before it copies go whose originals are back on the device.
+There is still one tree. A node's pages are on the device, in host memory, or in both. If a node is only in host memory,
+so are all nodes below it. Nodes that are evicted from the device go to the end of the host's queue. So its head is a
+leaf too, and is evicted first when host memory is full, after the copies of nodes that are on the device as well.
 
-Nothing is moved here. Who owns the memory takes the `moves`, in order, and does them before it next writes to a page:
+This module moves no bytes. The owner of the memory takes the `moves` and executes them in order, before it next writes
+to a page:
 
     for move in cache.take_moves():        # first these,
         ...
     for copy in lease.take_copies():       # then the copies,
         ...                                # then the forward pass
 
-With a file (pagefile.py) the same pages outlive the process.
+With a file (pagefile.py), host memory outlives the process.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from banyan.radix_cache.node import HOST, NO_PAGES, EvictionQueue, Node, link, unlink
 from banyan.radix_cache.pagefile import Label, PageFile, label_node, prefix_digests
-
-if TYPE_CHECKING:
-    from banyan.radix_cache.tree import Tree
+from banyan.radix_cache.tree import Tree
 
 RUN = 16
-"""Pages that leave the device at once, where a leaf has as many: a move of one page costs as much as one of a few, and
-each cuts a node."""
+"""Pages that leave the device at once, if a leaf has as many: moving one page costs as much as moving a few, and each
+move splits a node."""
 
 
 class Move(NamedTuple):
-    """One page, all layers of it. is_out: from the device to host memory; else back. label: what to seal it with in a
-    file, "" where there is none or the page is not full."""
+    """One page, in all layers. is_out: from the device to host memory, else back. label: to seal it with in a file; ""
+    if there is no file or the page is not full."""
 
     is_out: bool
     device: int
@@ -40,48 +40,53 @@ class Move(NamedTuple):
 
 
 class Host:
-    """Host memory of `n_pages` pages, and who lies in it. Implements `tree.Below`."""
+    """Host memory of `n_pages` pages, and the nodes in it. Implements `tree.SecondTier`."""
 
-    def __init__(self, tree: Tree, n_pages: int, file: PageFile | None = None) -> None:
+    def __init__(self, tree: Tree, evict: Callable[[int], int], n_pages: int, file: PageFile | None = None) -> None:
+        """evict: frees pages on the device (`KVHints.evict`)."""
         self.tree = tree
         self.n_pages = n_pages
         self.file = file
-        self.free = list(range(n_pages - 1, -1, -1))
-        self.lane = EvictionQueue(HOST, "host")  # of nodes that lie here alone
-        self.lane.is_open = True
-        self.copies: dict[Node, None] = {}  # nodes that lie on the device too, the longest known first
+        self._evict = evict
+        self._reset()
         self.moves: list[Move] = []
         self.n_out = self.n_in = 0
-        self.unproven: set[int] = set()  # pages that a process before this one wrote, not yet read
         if file is not None:
             self._restore(file)
 
+    def _reset(self) -> None:
+        self.free = list(range(self.n_pages - 1, -1, -1))
+        self.queue = EvictionQueue(HOST, "host", is_open=True)  # of nodes that are only here
+        self.copies: dict[Node, None] = {}  # nodes that are on the device too, the oldest copy first
+        self.unproven: set[int] = set()  # pages that an earlier process wrote and that were not read yet
+
     # ---- out -------------------------------------------------------------------------------------------------------
 
-    def take(self, node: Node, n: int) -> int:
-        """Let go of at least n pages at the end of a leaf, the head of its lane, or of all. How many it were."""
+    def move_out(self, node: Node, n: int) -> int:
+        """Moves at least n pages at the end of a leaf, the head of its queue, off the device; or all its pages. Returns
+        how many. Drops the leaf if there is no room here."""
         tree = self.tree
-        n_go = min(max(n, RUN), len(node.pages), self.n_pages)
-        if n_go < len(node.pages):
-            tree.split(node, (len(node.pages) - n_go) * tree.page)
+        n_out = min(max(n, RUN), len(node.pages), self.n_pages)
+        if n_out < len(node.pages):
+            tree.split(node, (len(node.pages) - n_out) * tree.page)
         if not node.host and not self._copy(node):
             for child in list(node.children.values()):
-                self.forget(child)
+                self.drop_subtree(child)
             tree.drop(node)
-            return n_go
+            return n_out
         self.copies.pop(node, None)
-        if tree.log:
-            tree.log.removed(node, 0)
-        tree.n_pages -= n_go
+        if tree.listener:
+            tree.listener.removed(node, 0)
+        tree.n_pages -= n_out
         tree.n_tokens -= len(node.key) // 4
         tree.pool.give(node.pages)
         unlink(node)
         node.pages = NO_PAGES
-        link(node, self.lane)
-        return n_go
+        link(node, self.queue)
+        return n_out
 
     def _copy(self, node: Node) -> bool:
-        """Give a node pages here and order the moves there. False: there is no room."""
+        """Gives a node pages here and orders the moves to them. False if there is no room."""
         host = self._claim(len(node.pages))
         if not host:
             return False
@@ -92,30 +97,30 @@ class Host:
         self.unproven.difference_update(host)
         return True
 
-    def save(self, n_most: int) -> int:
-        """Copy up to n_most pages that lie on the device alone, the youngest first, into host memory that is free: for
-        a file, before the end. Returns how many."""
-        n_left = n_most
-        for lane in reversed(self.tree.lanes):
-            node: Node = lane
-            while (node := node.prev) is not lane:  # from the youngest: what is above a node comes before it
+    def save(self, n: int) -> int:
+        """Copies up to n pages that are only on the device, the youngest first, into free host memory: before the
+        process ends, for a file. Returns how many."""
+        n_left = n
+        for queue in reversed(self.tree.queues):
+            node: Node = queue
+            while (node := node.prev) is not queue:  # from the youngest: parents come before children
                 above = node.parent
                 is_rooted = above is not None and (above.host or not above.parent)
                 if is_rooted and not node.host and len(node.pages) <= min(n_left, len(self.free)):
                     self._copy(node)
                     self.copies[node] = None
                     n_left -= len(node.pages)
-        return n_most - n_left
+        return n - n_left
 
     def _claim(self, n: int) -> list[int]:
-        """n pages, or none where there are not n."""
+        """n pages here, by eviction if needed; none if there are not n."""
         if n > self.n_pages:
             return []
         free = self.free
         while len(free) < n:
             if self.copies:
-                self.release(next(iter(self.copies)))
-            elif (node := self.lane.next) is not self.lane:
+                self.free_copy(next(iter(self.copies)))
+            elif (node := self.queue.next) is not self.queue:
                 self._trim(node, n - len(free))
             else:
                 return []
@@ -124,7 +129,7 @@ class Host:
         return taken
 
     def _trim(self, node: Node, n: int) -> None:
-        """Free n pages at the end of the lane's head, or all it has."""
+        """Frees n pages at the end of the head of the queue, or all its pages."""
         n_kept = len(node.host) - n
         if n_kept <= 0:
             self.tree.drop(node)
@@ -136,8 +141,8 @@ class Host:
     # ---- back ------------------------------------------------------------------------------------------------------
 
     def bring(self, node: Node, n: int, n_room: int) -> tuple[Node, int]:
-        """Bring back the path to the n-th token, which stands in `node`, as far as n_room pages go; what is evicted for
-        it is chosen as ever. Returns the node that then ends it on the device, and how many tokens it has."""
+        """Brings the path to the n-th token, which is in `node`, back to the device, up to n_room pages. Evicts other
+        pages for it as usual. Returns the node that then ends it on the device, and its tokens."""
         tree = self.tree
         n_more = -(-n // tree.page) * tree.page - node.start
         if n_more < node.end - node.start:
@@ -149,7 +154,7 @@ class Host:
         assert at is not None
         for k, one in enumerate(reversed(path)):
             if not self._is_sound(one):
-                self.forget(one)
+                self.drop_subtree(one)
                 del path[: len(path) - k]
                 break
         if not path:
@@ -160,7 +165,7 @@ class Host:
             n_pages = len(path[-1].host)
             if n_pages > n_room:
                 break
-            tree.evict(n_pages - len(tree.pool.free))
+            self._evict(n_pages - len(tree.pool.free))
             if n_pages > len(tree.pool.free):
                 break
             at = path.pop()
@@ -173,71 +178,64 @@ class Host:
         return at, min(n, at.end)
 
     def adopt(self, node: Node, pages: list[int]) -> None:
-        """A locked node that lies here alone gets `pages` on the device. Its copy stays."""
+        """Gives a locked node that is only here `pages` on the device. Its copy here stays."""
         tree = self.tree
         node.pages = pages
-        node.lane = tree.lane(tree.policy.stored(tree.n_stored, 0))
+        node.queue = tree.queue(tree.policy.stored(tree.n_stored, 0))
         tree.n_pages += len(pages)
         tree.n_stored += len(pages)
         tree.n_tokens += len(node.key) // 4
         self.copies[node] = None
-        if tree.log:
-            tree.log.stored(node, 0)
+        if tree.listener:
+            tree.listener.stored(node, 0)
 
     def _is_sound(self, node: Node) -> bool:
-        """Whether what a process before this one left is what it wrote."""
+        """Whether the pages of a node are intact, if an earlier process wrote them."""
         if self.file is None or self.unproven.isdisjoint(node.host):
             return True
         is_sound = all(map(self.file.is_sound, self.unproven.intersection(node.host)))
         self.unproven.difference_update(node.host)
         return is_sound
 
-    # ---- what the tree says ----------------------------------------------------------------------------------------
+    # ---- changes of the tree ---------------------------------------------------------------------------------------
 
-    def cut(self, upper: Node, lower: Node) -> None:
-        """`upper` was cut off a node with pages here."""
+    def split(self, upper: Node, lower: Node) -> None:
+        """`upper` was split off a node with pages here."""
         n = len(upper.key) // self.tree.width
         upper.host, lower.host = lower.host[:n], lower.host[n:]
         if lower in self.copies:
             self.copies[upper] = None
 
-    def release(self, node: Node) -> None:
-        """A node's copy is of no more use."""
+    def free_copy(self, node: Node) -> None:
+        """Frees a node's pages here."""
         self.copies.pop(node, None)
         self.free += node.host
         node.host = NO_PAGES
 
-    def forget(self, node: Node) -> None:
-        """Drop a node that lies here alone, and all below it."""
-        below = [node]
-        for at in below:
-            below += at.children.values()
-        for at in reversed(below):
-            self.tree.drop(at)
+    def drop_subtree(self, node: Node) -> None:
+        """Drops a node that is only here, and all nodes below it."""
+        for below in reversed(self.tree.subtree(node)):
+            self.tree.drop(below)
 
     def clear(self) -> None:
-        """Forget all that lies here."""
+        """Drops all nodes that are only here, and all copies."""
         while self.copies:
-            self.release(next(iter(self.copies)))
-        while (node := self.lane.next) is not self.lane:
+            self.free_copy(next(iter(self.copies)))
+        while (node := self.queue.next) is not self.queue:
             self.tree.drop(node)
         if self.file is not None:
             self.file.wipe()
 
     def empty(self) -> None:
-        """Forget all at once, whatever the books say; nodes no longer know of it. Ordered moves stand."""
-        self.free = list(range(self.n_pages - 1, -1, -1))
-        self.lane = EvictionQueue(HOST, "host")
-        self.lane.is_open = True
-        self.copies.clear()
-        self.unproven.clear()
+        """Frees all pages without looking at nodes, which must not refer to them any more. Ordered moves stay."""
+        self._reset()
         if self.file is not None:
             self.file.wipe()
 
     # ---- the file --------------------------------------------------------------------------------------------------
 
     def _restore(self, file: PageFile) -> None:
-        """Take over what the file has. What does not hang together to a root is free again."""
+        """Builds nodes from the pages of the file. Pages without a path to a root become free."""
         after: dict[bytes, dict[bytes, tuple[int, Label]]] = {}
         namespaces: dict[bytes, None] = {}
         for i, label in file.labels():
@@ -247,15 +245,17 @@ class Host:
         for namespace in namespaces:
             (digest,) = prefix_digests(namespace, b"", 0, self.tree.width)
             if digest in after:
-                self._grow(self.tree.root(namespace), digest, after, used)
+                self._restore_tree(self.tree.root(namespace), digest, after, used)
         self.free = [i for i in self.free if i not in used]
         self.unproven = used
 
-    def _grow(
+    def _restore_tree(
         self, root: Node, digest: bytes, after: dict[bytes, dict[bytes, tuple[int, Label]]], used: set[int]
     ) -> None:
-        """Hang all pages below a root that go on from a digest: those without a fork in one node."""
-        tree, made = self.tree, []
+        """Builds the nodes below a root. `after`: by digest of a prefix, the pages that continue it. Pages without a
+        fork between them become one node. Adds the pages to `used`."""
+        tree = self.tree
+        nodes: list[Node] = []
         stack = [(root, page) for page in after[digest].values()]
         while stack:
             parent, (i, label) = stack.pop()
@@ -264,11 +264,11 @@ class Host:
                 ((i, label),) = rest.values()
                 ids.append(label.ids)
                 pages.append(i)
-            node = Node(parent, parent.end, b"".join(ids), NO_PAGES, self.lane)
+            node = Node(parent, parent.end, b"".join(ids), NO_PAGES, self.queue)
             node.host = pages
             tree.attach(parent, node)
-            made.append(node)
+            nodes.append(node)
             used.update(pages)
             stack += [(node, page) for page in rest.values()]
-        for node in reversed(made):  # what is below a node comes before it
-            link(node, self.lane)
+        for node in reversed(nodes):  # children first
+            link(node, self.queue)

@@ -1,12 +1,11 @@
-"""What is being computed right now: a prefix that stands in no tree yet, but soon will, chunk by chunk.
+"""An index of prompts that are being computed now, and so are not in the tree yet.
 
     cache.in_flight.claim(request, ids, namespace)          # its prefill starts
     found = cache.in_flight.find(ids, namespace)            # (owner, n_tokens shared with its prompt), or None
-    cache.in_flight.release(request)                        # all of it is published, or it ended; safe to repeat
+    cache.in_flight.release(request)                        # all of it is published, or the request ended
 
-An index and no more: who waits for whom, and what becomes of those who wait when an owner ends, is the scheduler's.
-It asks when it admits a request, compares the tokens shared with those the tree has, and opens leases when the owner
-publishes or releases.
+The scheduler asks it when it admits a request. If a running request computes more of the prompt than the tree has, the
+new request waits for it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Owner = TypeVar("Owner")
 
 
 class InFlight(Generic[Owner]):
-    """Prompts and who computes them. Owners are told apart by equality and must be hashable; each claims once."""
+    """Prompts and the owners that compute them. Owners are hashable; each has at most one claim."""
 
     __slots__ = ("_claims", "_n_claimed", "_owners", "_prompts")
 
@@ -34,7 +33,7 @@ class InFlight(Generic[Owner]):
         return len(self._owners)
 
     def claim(self, owner: Owner, ids: bytes, namespace: bytes = b"") -> None:
-        """`owner` computes the prompt `ids` now."""
+        """`owner` starts to compute the prompt `ids`. Raises ValueError if it already has a claim."""
         if owner in self._claims:
             raise ValueError(f"{owner!r} has a claim already")
         self._n_claimed += 1
@@ -43,7 +42,7 @@ class InFlight(Generic[Owner]):
         insort(self._prompts.setdefault(namespace, []), (ids, self._n_claimed))
 
     def release(self, owner: Owner) -> None:
-        """`owner` computes no more, or all of it is published. Nothing happens where it has no claim."""
+        """`owner` computes no more. Does nothing if it has no claim."""
         claim = self._claims.pop(owner, None)
         if claim is None:
             return
@@ -54,10 +53,10 @@ class InFlight(Generic[Owner]):
             del self._prompts[namespace]
 
     def find(self, ids: bytes, namespace: bytes = b"") -> tuple[Owner, int] | None:
-        """Who computes the longest part of the prefix of `ids`, and how many tokens; of equals the earliest claim, if
-        its prompt is the same or stands next to `ids` in sorted order. None where no first token is shared.
+        """The owner that computes the longest prefix of `ids`, and its tokens; None if no prompt shares a token. Of
+        equal prompts, the earliest claim.
 
-        Two comparisons beside a binary search: of sorted strings, a neighbour has the longest common prefix.
+        Takes a binary search and two comparisons: in sorted strings, a neighbour has the longest common prefix.
         """
         prompts = self._prompts.get(namespace, [])
         i = bisect_left(prompts, (ids, 0))

@@ -1,4 +1,4 @@
-"""What the tree is made of: nodes, the roots above them, and the lanes in which they wait to be evicted."""
+"""The parts of the radix tree: nodes, the roots above them, and the queues in which they wait for eviction."""
 
 from __future__ import annotations
 
@@ -6,103 +6,116 @@ from math import inf
 
 import numpy as np
 
-NO_CHILDREN: dict[bytes, Node] = {}  # of every leaf; never written to
+NO_CHILDREN: dict[bytes, Node] = {}  # shared by all leaves; never written to
 NO_ORDER: list[bytes] = []
 NO_PAGES: list[int] = []
 
 DEAD = -(2.0**64)
-"""A level below all that a policy gives."""
+"""The level of dropped nodes: below all levels that a policy gives."""
 HOST = -inf
-"""The level of what lies in host memory alone, and waits in a lane of its own."""
+"""The level of nodes that are only in host memory. They wait in a queue of their own."""
 
 
 class Node:
     """A run of tokens, and the pages that hold their keys and values.
 
-    pages: on the device; empty where it lies in host memory alone. host: its pages there; empty where there is no copy.
-    n_locks: leases that hold it or something below it. n_holds: handles that do.
-    lane: where it stands, or will stand, while it is neither locked nor held.
+    pages    on the device; empty if the node is only in host memory
+    host     pages in host memory; empty if there is no copy
+    n_locks  leases on the node or on a node below it
+    n_holds  hints on the node or on a node below it
+    queue    where the node waits for eviction, or will wait once it is neither locked nor held
     """
 
-    __slots__ = ("children", "host", "key", "lane", "n_holds", "n_locks", "next", "order", "pages", "parent", "prev",
+    __slots__ = ("children", "host", "key", "n_holds", "n_locks", "next", "order", "pages", "parent", "prev", "queue",
                  "start")  # fmt: skip
 
     parent: Node | None  # None: a root
-    prev: Node  # in its lane, if it stands there
+    prev: Node  # neighbours in the queue, if the node waits there
     next: Node
 
-    def __init__(self, parent: Node | None, start: int, key: bytes, pages: list[int], lane: EvictionQueue) -> None:
+    def __init__(self, parent: Node | None, start: int, key: bytes, pages: list[int], queue: EvictionQueue) -> None:
         self.parent = parent
-        self.start = start  # of its first token, counted from the root
-        self.key = key
+        self.start = start  # position of its first token
+        self.key = key  # token ids, int32 little-endian
         self.pages = pages
         self.host = NO_PAGES
         self.children = NO_CHILDREN  # by the first page of their keys
         self.order = NO_ORDER  # the same keys, sorted
-        self.lane = lane
+        self.queue = queue
         self.n_locks = self.n_holds = 0
 
     @property
     def end(self) -> int:
+        """The position behind its last token."""
         return self.start + len(self.key) // 4
 
     @property
     def path(self) -> bytes:
-        """All ids from the root to its end."""
-        parts, at = [self.key], self.parent
-        while at:
-            parts.append(at.key)
-            at = at.parent
+        """All token ids from the root to the end of the node."""
+        parts, node = [self.key], self.parent
+        while node:
+            parts.append(node.key)
+            node = node.parent
         return b"".join(reversed(parts))
 
 
 class EvictionQueue(Node):
-    """Nodes of one level, neither locked nor held, longest unused first: a circle that this object closes.
+    """Nodes of one level that are neither locked nor held, the longest unused first. A circular list that starts and
+    ends with this object.
 
-    Of two lanes the lower level is evicted first. reason: what eviction from here is counted as.
-    is_open: whether a node may be put in now; a lane that has run empty leaves the tree's list, and is put back first.
+    Queues with lower levels are evicted first. reason: the name under which evictions are counted. is_open: whether the
+    queue is in the tree's list. An empty queue leaves the list, and must be opened again before a node is added.
     """
 
     __slots__ = ("is_open", "level", "n_pages", "reason")
 
-    def __init__(self, level: float, reason: str) -> None:
+    def __init__(self, level: float, reason: str, is_open: bool = False) -> None:
         super().__init__(None, 0, b"", NO_PAGES, self)
         self.prev = self.next = self
         self.level = level
         self.reason = reason
-        self.n_pages = 0  # on the device, of the nodes that stand here
-        self.is_open = False
+        self.is_open = is_open
+        self.n_pages = 0  # on the device, of the nodes in the queue
 
 
 class Root(Node):
-    """The empty prefix of one namespace. Locked like a node, but in no lane: it goes with its last child and lock."""
+    """The empty prefix of one namespace. It can be locked, but is in no queue: it is removed with its last child and
+    lock."""
 
     __slots__ = ("namespace",)
 
-    def __init__(self, namespace: bytes, lane: EvictionQueue) -> None:
-        super().__init__(None, 0, b"", NO_PAGES, lane)
+    def __init__(self, namespace: bytes, queue: EvictionQueue) -> None:
+        super().__init__(None, 0, b"", NO_PAGES, queue)
         self.namespace = namespace
 
 
-def link(node: Node, lane: EvictionQueue) -> None:
-    """Make a node the youngest of a lane."""
-    youngest = lane.prev
-    node.lane, node.prev, node.next = lane, youngest, lane
-    youngest.next = lane.prev = node
-    lane.n_pages += len(node.pages)
+def namespace_of(node: Node) -> bytes:
+    """The namespace of the tree that a node is in."""
+    while node.parent:
+        node = node.parent
+    assert isinstance(node, Root)
+    return node.namespace
+
+
+def link(node: Node, queue: EvictionQueue) -> None:
+    """Adds a node to the end of a queue, as its youngest."""
+    youngest = queue.prev
+    node.queue, node.prev, node.next = queue, youngest, queue
+    youngest.next = queue.prev = node
+    queue.n_pages += len(node.pages)
 
 
 def unlink(node: Node) -> None:
-    """Take a node out of its lane."""
+    """Removes a node from its queue."""
     before, behind = node.prev, node.next
     before.next, behind.prev = behind, before
-    node.lane.n_pages -= len(node.pages)
+    node.queue.n_pages -= len(node.pages)
 
 
 def n_common(ids: bytes, start: int, key: bytes) -> int:
-    """How many tokens `key` shares with `ids` from the byte `start` on."""
+    """The number of tokens that `key` shares with `ids` from byte `start` on."""
     n = min(len(ids) - start, len(key))
-    if n <= 256:  # two integers and their lowest different bit: for short runs faster than an array
+    if n <= 256:  # find the lowest differing bit of two integers: faster than an array for short runs
         differing = int.from_bytes(ids[start : start + n], "little") ^ int.from_bytes(key[:n], "little")
         return ((differing & -differing).bit_length() - 1) // 32 if differing else n // 4
     differs = np.frombuffer(ids, np.int32, n // 4, start) != np.frombuffer(key, np.int32, n // 4)

@@ -1,13 +1,13 @@
-"""Host memory that is a file: what lies in it outlives the process, and says itself what it is.
+"""Host memory in a file, so that it outlives the process.
 
-Each page has a label: its tokens, a digest of the whole prefix that it ends, the digest of the one before it, and
-checksums of itself and of the page's bytes. A page's label is erased before the page is written, and written after it.
-So whenever the process dies, every label that is whole belongs to a page that is whole; after a crash of the machine,
-which may write in any order, the checksum of the bytes tells (it is compared before a page is first used). Nothing has
-to be logged, repaired or closed, and a file of another model, layout or version is written over.
+Each page has a label: its tokens, a digest of the whole prefix that it ends, the digest of the prefix before it, and
+checksums of the label and of the page. A label is erased before its page is written, and written after it. So if the
+process dies, every valid label belongs to a complete page. If the machine crashes, writes may be lost in any order; the
+page's checksum, which is compared before its first use, detects that. There is no log and no repair. A file of another
+model, layout or version is overwritten.
 
     file header   one block of 4 KiB
-    labels        one a page, of equal size
+    labels        one per page, of equal size
     pages         from the next border of 4 KiB on
 """
 
@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from banyan.radix_cache.node import Node, Root
+from banyan.radix_cache.node import Node, namespace_of
 
 N_NAMESPACE = 64
-"""Longest namespace, in bytes, whose pages are kept."""
+"""Pages with a longer namespace, in bytes, are not kept in a file."""
 _MAGIC = b"BANYANKV1"
 _BLOCK = 4096
 _FILE = struct.Struct("<16sIIQ32s")  # magic, page, n_pages, page_bytes, identity
@@ -35,7 +35,7 @@ _HEAD = struct.Struct("<IIIB3x16s16s64s")  # crc of the rest, crc of the page, n
 
 
 class Label(NamedTuple):
-    """What a page says of itself. digest: of the prefix that it ends. parent: of the prefix before it."""
+    """The content of a page. digest: of the prefix that it ends. parent: digest of the prefix before it."""
 
     digest: bytes
     parent: bytes
@@ -44,9 +44,9 @@ class Label(NamedTuple):
 
 
 def prefix_digests(namespace: bytes, ids: bytes, first: int, width: int) -> list[bytes]:
-    """Digests of the prefixes of `ids` that end with page `first` - 1, `first`, ..., all of `width` bytes a page.
+    """Digests of the prefixes of `ids` that end with page `first` - 1, `first`, and so on. width: bytes per page.
 
-    They name a prefix, over namespaces and machines; 16 bytes, so that no two are ever met that are the same.
+    A digest names a prefix across namespaces and machines. It has 16 bytes, so that collisions do not occur.
     """
     state = blake2b(ids[: first * width], digest_size=16, key=namespace[:N_NAMESPACE])
     digests = [state.digest()]
@@ -57,28 +57,25 @@ def prefix_digests(namespace: bytes, ids: bytes, first: int, width: int) -> list
 
 
 def label_node(node: Node, page: int) -> list[bytes]:
-    """A label for each page of a node, without the page's own checksum; "" for what cannot be kept."""
-    root: Node = node
-    while root.parent:
-        root = root.parent
-    assert isinstance(root, Root)
+    """A label for each page of a node, without the page's checksum; "" for a page that cannot be kept."""
+    namespace = namespace_of(node)
     n = -(-len(node.key) // (4 * page))
-    if len(root.namespace) > N_NAMESPACE:
+    if len(namespace) > N_NAMESPACE:
         return [b""] * n
     first, ids = node.start // page, node.path
-    digests = prefix_digests(root.namespace, ids, first, 4 * page)
+    digests = prefix_digests(namespace, ids, first, 4 * page)
     labels = [
-        Label(digests[i + 1], digests[i], root.namespace, ids[4 * page * (first + i) : 4 * page * (first + i + 1)])
+        Label(digests[i + 1], digests[i], namespace, ids[4 * page * (first + i) : 4 * page * (first + i + 1)])
         for i in range(len(digests) - 1)
     ]
     return [_pack(label) for label in labels] + [b""] * (n - len(labels))
 
 
 class PageFile:
-    """A file of `n_pages` pages of `page_bytes` each, mapped into memory. Held by one process at a time.
+    """A file of `n_pages` pages of `page_bytes` each, mapped into memory. Locked by one process at a time.
 
-    identity: 32 bytes that say what the bytes mean (the model, its weights, how a page is laid out); a file of another
-    identity, or of other sizes, is begun anew. Raises OSError: it cannot be made, or another process has it.
+    identity: 32 bytes that identify the meaning of the pages (model, weights, layout). A file with another identity or
+    other sizes is cleared. Raises OSError if the file cannot be created, or another process has it.
     """
 
     def __init__(self, path: Path, n_pages: int, page: int, page_bytes: int, identity: bytes) -> None:
@@ -93,7 +90,7 @@ class PageFile:
             is_ours = os.fstat(self._fd).st_size == size and os.pread(self._fd, _FILE.size, 0) == head
             if not is_ours:
                 os.ftruncate(self._fd, 0)
-            os.posix_fallocate(self._fd, 0, size)  # a full disk is an error now, not a fault in the middle of a write
+            os.posix_fallocate(self._fd, 0, size)  # a full disk is an error here, and not a fault in a later write
             self._map = mmap.mmap(self._fd, size)
         except OSError:
             os.close(self._fd)
@@ -103,16 +100,16 @@ class PageFile:
 
     @property
     def pages(self) -> memoryview:
-        """The pages' bytes, one after the other, to be written to."""
+        """The writable memory of all pages, one after the other."""
         return memoryview(self._map)[self._o_pages :]
 
     def begin(self, i: int) -> None:
-        """Page i is about to be written."""
+        """Erases the label of page i. Call before writing the page."""
         o = self._o_label(i)
         self._map[o : o + 4] = bytes(4)
 
     def seal(self, i: int, label: bytes) -> None:
-        """Page i is written; `label` says what it is."""
+        """Writes the label of page i. Call after writing the page."""
         if label:
             o = self._o_label(i)
             rest = struct.pack("<I", self._crc(i)) + label[8:]
@@ -120,28 +117,28 @@ class PageFile:
             self._map[o : o + 4] = struct.pack("<I", _nonzero(crc32(rest)))
 
     def is_sound(self, i: int) -> bool:
-        """Whether page i is what was written when it was sealed."""
+        """Whether the content of page i matches its checksum."""
         (crc,) = struct.unpack_from("<I", self._map, self._o_label(i) + 4)
         return bool(crc == self._crc(i))
 
     def labels(self) -> Iterator[tuple[int, Label]]:
-        """All pages that are sealed, and what they are."""
+        """All pages with a valid label."""
         for i in range(self.n_pages):
             o = self._o_label(i)
             if (label := _unpack(self._map[o : o + self._label_bytes], self.page)) is not None:
                 yield i, label
 
     def wipe(self) -> None:
-        """Forget all pages."""
+        """Erases all labels."""
         self._map[_BLOCK : _BLOCK + self.n_pages * self._label_bytes] = bytes(self.n_pages * self._label_bytes)
 
     def flush(self) -> None:
-        """Let the machine crash: all that is written so far reaches the disk before this returns."""
+        """Writes everything to the disk before it returns."""
         self._map.flush()
 
     def close(self) -> None:
-        """Let another process have it. Nobody may look at `pages` any more."""
-        with contextlib.suppress(BufferError):  # somebody still could: it goes with him
+        """Unlocks the file. `pages` must not be used any more."""
+        with contextlib.suppress(BufferError):  # a view of `pages` still exists; the map ends with it
             self._map.close()
         os.close(self._fd)
 
@@ -164,7 +161,7 @@ def _pack(label: Label) -> bytes:
 
 
 def _unpack(data: bytes, page: int) -> Label | None:
-    """What a label says, if it is whole."""
+    """The label, if it is valid."""
     crc, _, n_tokens, n_namespace, digest, parent, namespace = _HEAD.unpack_from(data)
     end = _HEAD.size + 4 * page
     if not crc or n_tokens != page or crc != _nonzero(crc32(data[4:end])):

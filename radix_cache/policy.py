@@ -1,52 +1,40 @@
-"""Which of the nodes that nobody needs for sure goes first.
+"""Eviction policies: which of the unused nodes is evicted first.
 
-A policy gives each node a level: when it is stored, and each time a lease that found it lets go. Lower levels go first;
-within one, the longest unused. The tree sees to it that no node's level is below that of a node under it, whatever a
-policy says, so a policy is a few lines of arithmetic and can break nothing.
-
-What has been dropped stands below every level, and what programs wait for or have pinned above: see handles.py.
+A policy gives each node a level: when it is stored, and each time a lease that matched it closes. Nodes of lower levels
+are evicted first; within a level, the longest unused. The tree keeps a node's level at least as high as those of the
+nodes below it, whatever the policy says. Dropped nodes are below all levels, and nodes that programs expect or have
+pinned above (hints.py).
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
-
-
-class Policy(Protocol):
-    """has_levels: whether `used` ever changes anything; where not, nobody asks it.
-
-    share: the most of all that could be evicted that may stand in the highest level; what is too much, the longest
-    unused of it, goes to the level below (to 0, if it has two).
-    """
-
-    has_levels: ClassVar[bool]
-    share: ClassVar[float]
-
-    def stored(self, n_stored: int, priority: int) -> int:
-        """The level of a new node. n_stored: pages that were stored before it, ever. priority: its lease's."""
-
-    def used(self, level: int, priority: int) -> int:
-        """The level of a node that was found and used, and had `level` before."""
+from typing import ClassVar
 
 
 class Lru:
-    """The longest unused first."""
+    """The longest unused first; the base class of all policies.
+
+    has_levels  whether `used` can change a level; else it is never called
+    share       the largest share of all evictable pages that may be in level 1; the longest unused rest goes to level 0
+    """
 
     has_levels: ClassVar[bool] = False
     share: ClassVar[float] = 1.0
 
     def __init__(self, n_pages: int) -> None:
-        pass
+        """n_pages: of the pool."""
 
     def stored(self, n_stored: int, priority: int) -> int:
+        """The level of a new node. n_stored: pages stored before it so far. priority: of its lease."""
         return 0
 
     def used(self, level: int, priority: int) -> int:
+        """The new level of a node that a lease matched."""
         return level
 
 
 class Slru(Lru):
-    """Segmented LRU: what was used again is protected from what was not, as long as it is not more than four fifths.
+    """Segmented LRU: nodes that were used again are protected from the others, up to four fifths of the pages.
 
     Karedla, Love, Wherry: Caching strategies to improve disk system performance, 1994.
     """
@@ -59,7 +47,7 @@ class Slru(Lru):
 
 
 class Lfu(Lru):
-    """The least often used first. Counts end at 255, so that what was popular once can be caught up with."""
+    """The least often used first. Counts stop at 255, so that newer nodes can catch up."""
 
     has_levels: ClassVar[bool] = True
 
@@ -68,8 +56,8 @@ class Lfu(Lru):
 
 
 class Fifo(Lru):
-    """The longest stored first, whatever was used since; exact to a sixty-fourth of the pool. A node that is gone on
-    from counts as stored with what came last below it."""
+    """The longest stored first, with a resolution of 1/64 of the pool. A node with children counts as stored with its
+    newest descendant."""
 
     def __init__(self, n_pages: int) -> None:
         self._n_epoch = max(1, n_pages // 64)
@@ -79,7 +67,7 @@ class Fifo(Lru):
 
 
 class Priority(Lru):
-    """The highest priority of all leases that used it."""
+    """The lowest priority first; a node has the highest priority of all leases that used it."""
 
     has_levels: ClassVar[bool] = True
 

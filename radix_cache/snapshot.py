@@ -1,4 +1,4 @@
-"""What stands in the tree, for somebody who looks: the biggest subtrees node by node, the rest as numbers."""
+"""A picture of the tree for `banyan tree`: the largest subtrees node by node, the rest as numbers."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from banyan.radix_cache.cache import Cache
+from banyan.radix_cache.hints import KVHint
 from banyan.radix_cache.node import Node, Root
 
 N_IDS = 24
-"""Ids of a node's beginning that are shown."""
-MOST = 5000
-"""Nodes of a sketch, however many are asked for."""
+"""Token ids that are shown of the beginning of a node."""
+MAX_NODES = 5000
+"""Nodes of a snapshot, however many are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class NodeSnapshot:
     """A node, or a root, which has no tokens.
 
-    parent     its place in Sketch.nodes; -1: it is a root
-    ids        the first of its tokens
-    n_pages    on the device; n_host: in host memory. Both: it has a copy there
-    n_locks    leases that read it or something below it: its sharers
-    n_before   pages that are evicted before it; -1: it is locked or held, or not on the device
-    n_folded   nodes below it that are not shown, and their tokens
-    namespace  of a root, in hexadecimal digits
+    parent     its index in TreeSnapshot.nodes; -1: it is a root
+    ids        its first token ids
+    n_pages    on the device
+    n_host     in host memory; with n_pages, these are a copy
+    n_locks    leases on it or on a node below it
+    n_before   pages that are evicted before it; -1: it is locked, held or not on the device
+    n_folded   nodes below it that are not shown; n_folded_tokens: their tokens
+    namespace  of a root, in hexadecimal
     """
 
     parent: int
@@ -44,8 +46,9 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Sketch:
-    """nodes: each behind its parent; of children, first who has most below it. n_nodes, n_roots: shown or not."""
+class TreeSnapshot:
+    """The whole tree. nodes: parents before children; of siblings, the largest subtree first. n_nodes, n_roots: also
+    those that are not shown. The other numbers are those of `Stats`."""
 
     page: int
     n_pages: int
@@ -57,31 +60,33 @@ class Sketch:
     n_host_cached: int
     n_nodes: int
     n_roots: int
-    nodes: list[Shown] = field(default_factory=list)
+    nodes: list[NodeSnapshot] = field(default_factory=list)
 
 
-def sketch(cache: Cache, n_most: int) -> Sketch:
-    """The tree with at most `n_most` of its nodes, those with most tokens below them. Walks all of it once."""
+def snapshot(cache: Cache, n_max: int) -> TreeSnapshot:
+    """The tree with at most `n_max` of its nodes: those with most tokens in their subtrees. Walks the whole tree."""
     stats = cache.stats()
-    drawn = Sketch(
+    result = TreeSnapshot(
         cache.page, stats.n_pages, stats.n_free, stats.n_leased, stats.n_cached, stats.n_held, stats.n_host_pages,
         stats.n_host_cached, stats.n_nodes, len(cache.tree.roots),
     )  # fmt: skip
     sizes = _sizes(cache)
-    chosen = _choose(cache, sizes, min(n_most, MOST))
-    before, pinned, expected = _before(cache, chosen), *_held(cache)
-    stack: list[tuple[Node, int]] = [
-        (root, -1) for root in reversed(_by_size((r for r in cache.tree.roots.values() if r in chosen), sizes))
-    ]
+    chosen = _choose(cache, sizes, min(n_max, MAX_NODES))
+    before = _pages_before(cache)
+    pinned, expected = (_held(place.hint for place in order) for order in (cache.hints.pinned, cache.hints.expected))
+
+    def largest_first(nodes: Iterable[Node]) -> list[Node]:
+        return sorted((node for node in nodes if node in chosen), key=lambda node: -sizes[node][1])
+
+    stack: list[tuple[Node, int]] = [(root, -1) for root in reversed(largest_first(cache.tree.roots.values()))]
     while stack:
         node, parent = stack.pop()
-        below = _by_size((child for child in node.children.values() if child in chosen), sizes)
-        stack.extend((child, len(drawn.nodes)) for child in reversed(below))
+        children = largest_first(node.children.values())
+        stack.extend((child, len(result.nodes)) for child in reversed(children))
         n_nodes, n_tokens = sizes[node]
         n_own = len(node.key) // 4
-        n_shown, n_shown_tokens = (sum(sizes[child][i] for child in below) for i in (0, 1))
-        drawn.nodes.append(
-            Shown(
+        result.nodes.append(
+            NodeSnapshot(
                 parent=parent,
                 ids=array("i", node.key[: 4 * N_IDS]).tolist(),
                 n_tokens=n_own,
@@ -91,33 +96,27 @@ def sketch(cache: Cache, n_most: int) -> Sketch:
                 n_before=before.get(node, -1),
                 is_pinned=node in pinned,
                 is_expected=node in expected,
-                n_folded=n_nodes - 1 - n_shown,
-                n_folded_tokens=n_tokens - n_own - n_shown_tokens,
+                n_folded=n_nodes - 1 - sum(sizes[child][0] for child in children),
+                n_folded_tokens=n_tokens - n_own - sum(sizes[child][1] for child in children),
                 namespace=node.namespace.hex() if isinstance(node, Root) else "",
             )
         )
-    return drawn
-
-
-def _by_size(nodes: Iterable[Node], sizes: dict[Node, tuple[int, int]]) -> list[Node]:
-    return sorted(nodes, key=lambda node: -sizes[node][1])
+    return result
 
 
 def _sizes(cache: Cache) -> dict[Node, tuple[int, int]]:
     """(nodes, tokens) of each subtree."""
-    order: list[Node] = list(cache.tree.roots.values())
-    for node in order:
-        order += node.children.values()
-    sizes = {node: (1, len(node.key) // 4) for node in order}
-    for node in reversed(order):
+    nodes = [node for root in cache.tree.roots.values() for node in cache.tree.subtree(root)]
+    sizes = {node: (1, len(node.key) // 4) for node in nodes}
+    for node in reversed(nodes):
         if node.parent:
             (n, n_tokens), (m, m_tokens) = sizes[node.parent], sizes[node]
             sizes[node.parent] = n + m, n_tokens + m_tokens
     return sizes
 
 
-def _choose(cache: Cache, sizes: dict[Node, tuple[int, int]], n_most: int) -> set[Node]:
-    """Those with most tokens in their subtrees."""
+def _choose(cache: Cache, sizes: dict[Node, tuple[int, int]], n_max: int) -> set[Node]:
+    """The n_max nodes with most tokens in their subtrees."""
     chosen: set[Node] = set()
     heap: list[tuple[int, int, Node]] = []
 
@@ -126,33 +125,31 @@ def _choose(cache: Cache, sizes: dict[Node, tuple[int, int]], n_most: int) -> se
             heappush(heap, (-sizes[node][1], id(node), node))
 
     offer(cache.tree.roots.values())
-    while heap and len(chosen) < n_most:
+    while heap and len(chosen) < n_max:
         node = heappop(heap)[2]
         chosen.add(node)
         offer(node.children.values())
     return chosen
 
 
-def _before(cache: Cache, chosen: set[Node]) -> dict[Node, int]:
-    """Of the chosen that stand in lanes, how many pages go before each."""
+def _pages_before(cache: Cache) -> dict[Node, int]:
+    """For each node in an eviction queue: how many pages are evicted before it."""
     before, n = dict[Node, int](), 0
-    for lane in cache.tree.lanes:
-        node = lane.next
-        while node is not lane:
-            if node in chosen:
-                before[node] = n
+    for queue in cache.tree.queues:
+        node = queue.next
+        while node is not queue:
+            before[node] = n
             n += len(node.pages)
             node = node.next
     return before
 
 
-def _held(cache: Cache) -> tuple[set[Node], set[Node]]:
-    """The nodes that are pinned, and those that are expected."""
-    pinned, expected = set[Node](), set[Node]()
-    for places, nodes in ((cache.holds.pinned, pinned), (cache.holds.expected, expected)):
-        for place in places:
-            node = place.handle.node
-            while node is not None and node.parent and node not in nodes:
-                nodes.add(node)
-                node = node.parent
-    return pinned, expected
+def _held(hints: Iterable[KVHint]) -> set[Node]:
+    """The nodes that hints hold."""
+    nodes = set[Node]()
+    for hint in hints:
+        node = hint.node
+        while node is not None and node.parent and node not in nodes:
+            nodes.add(node)
+            node = node.parent
+    return nodes

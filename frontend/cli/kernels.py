@@ -19,9 +19,7 @@ def show() -> int:
         console.print(f"{op.name:13}", style="bold", end="")
         costs = f"{_short(n_bytes, 'B'):>10}{_short(n_flops, 'FLOP') if n_flops else '-':>13}"
         console.print(f"{costs}{n_flops / n_bytes:>8.1f}  {op.name}/{choice.file}.py: {choice.why}")
-        for what, text in (("takes", op.shapes), ("bytes", op.n_bytes), ("flops", op.n_flops), ("where", op.where)):
-            if text not in ("", "0"):
-                console.print(f"  {what:7}{text}", style="dim")
+        console.print(f"  takes  {op.shapes}", style="dim")
     return 0
 
 

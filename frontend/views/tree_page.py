@@ -21,7 +21,7 @@ KINDS = {  # state: (CSS class, meaning)
 
 
 class TreeNode(NamedTuple):
-    """A node of the server's answer (`radix_cache.sketch.Shown`) and its children.
+    """A node of the server's answer (`radix_cache.snapshot.NodeSnapshot`) and its children.
 
     n_before: pages that are evicted before this node. n_folded: descendants that the answer left out.
     """

@@ -1,43 +1,29 @@
-"""Attention on a CPU through the compiled library; what it does not know goes to `plain.py`."""
+"""Attention on a CPU: the C++ library, or plain torch (`torch_cpu.py`) for inputs that the library does not support."""
 
 from torch import Tensor
 
 from banyan.kernels.attention import native, torch_cpu
-from banyan.kernels.attention.ragged import Ragged
-from banyan.kernels.kv_layout import Pool
-from banyan.kernels.native import build, kv_pointers
-
-MAX_DIM = 256  # as attention.h has it
+from banyan.kernels.attention.ragged import AttentionOptions, Ragged
+from banyan.kernels.kv_layout import Pool, are_native
+from banyan.kernels.native import build
 
 
-def attention(
-    q: Tensor,
-    k_pool: Pool,
-    v_pool: Pool,
-    ragged: Ragged,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    window: int = 0,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions) -> Tensor:
     """See `reference.attention`."""
     library = build.library()
     if library is None or not is_known(q, k_pool, v_pool):
-        return torch_cpu.attention(q, k_pool, v_pool, ragged, scale=scale, softcap=softcap, window=window, sinks=sinks)
-    return native.attend(library, q, k_pool, v_pool, ragged, scale=scale, softcap=softcap, window=window, sinks=sinks)
+        return torch_cpu.attention(q, k_pool, v_pool, ragged, options)
+    return native.attend(library, q, k_pool, v_pool, ragged, options)
 
 
 def is_known(q: Tensor, k_pool: Pool, v_pool: Pool) -> bool:
-    """Whether the library computes on these."""
+    """Whether the library supports these inputs."""
     _, n_heads, dim = q.shape
     return (
         q.dtype in build.DTYPES
-        and kv_pointers.holds(k_pool, q.dtype)
-        and kv_pointers.holds(v_pool, q.dtype)
-        and kv_pointers.kind(k_pool) == kv_pointers.kind(v_pool)
+        and are_native(k_pool, v_pool, q.dtype)
         and dim % 16 == 0
-        and dim <= MAX_DIM
+        and dim <= native.MAX_DIM
         and n_heads <= native.MAX_ROWS
         and q.stride(2) == 1
         and q.stride(1) == dim

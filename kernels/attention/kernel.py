@@ -1,12 +1,12 @@
-"""Attention over work items in Triton: one kernel for decodes and chunks, one that merges split reads.
+"""Attention over work items in Triton: one kernel for decodes and chunks, and one that merges split reads.
 
-An item is a few rows over a run of keys (`plan.py`): decodes, pieces of a chunk, or the rows of all requests below a
-subtree that they have in common. The query heads that share a KV head are packed into the tile's rows, so K and V are
-read once per group. Scores live in base 2. Where several items read keys for a row, they leave normalised partial
-results and their log-sum-exp, and `_merge` joins them (FlashDecoding; Dao et al., 2023).
+An item is a few rows and a range of keys (`plan.py`): decodes, pieces of a chunk, or the rows of all requests that
+share a subtree. The query heads that share a KV head are packed into the tile's rows, so K and V are read once per
+group. Scores are in base 2. If several items read keys for one row, each writes a normalised partial result and its
+log-sum-exp, and `_merge` combines them (FlashDecoding; Dao et al., 2023).
 
-Page ids are loaded one block ahead: a load whose address depends on another load of the same iteration is not
-pipelined, and K and V would stay single-buffered at any number of stages.
+Page ids are loaded one block ahead: Triton does not pipeline a load whose address depends on another load of the same
+iteration, so K and V would be single-buffered with any number of stages.
 """
 
 from typing import NamedTuple
@@ -16,28 +16,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from banyan.kernels import quantized
 from banyan.kernels.attention.plan import MERGE_KEYS, AttentionPlan, Tiles, plan
-from banyan.kernels.attention.ragged import Ragged, to_device
+from banyan.kernels.attention.ragged import AttentionOptions, Ragged, to_device
 from banyan.kernels.device import architecture, n_processors
 from banyan.kernels.kv_layout import Pool
-from banyan.kernels.quantized import widen
+from banyan.kernels.write_kv import kernel as write_kv
+from banyan.kernels.write_kv.kernel import widen
 
 LOG2E = 1.4426950408889634
 
 
 @triton.jit
 def _block(
-    b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, p_k_scale, p_v_scale, s_page, s_slot, s_scale, b_last, b_oldest, b_seen,
-    o_key, o_d, end, tail, scale,
+    b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, p_k_scale, p_v_scale, s_page, s_slot, s_scale, b_last, b_oldest,
+    b_ancestors, o_key, o_d, end, tail, scale,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr, TREE: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys: scores, running maximum and sum, weighted values."""
+    """Processes one block of keys: scores, running maximum and sum, weighted values."""
     o_slot = b_page * s_page + (o_key % PAGE) * s_slot
     p_kt = p_k + o_slot[None, :] + o_d[:, None]
     p_vs = p_v + o_slot[:, None] + o_d[None, :]
-    if MASKED:  # slots past the end may hold anything, NaN too
+    if MASKED:  # slots past the end may hold anything, even NaN
         b_k = tl.load(p_kt, mask=(o_key < end)[None, :] & (o_d < DIM)[:, None], other=0.0)
         b_v = tl.load(p_vs, mask=(o_key < end)[:, None] & (o_d < DIM)[None, :], other=0.0)
     elif BLOCK_D == DIM:
@@ -46,7 +46,7 @@ def _block(
     else:
         b_k = tl.load(p_kt, mask=(o_d < DIM)[:, None], other=0.0)
         b_v = tl.load(p_vs, mask=(o_d < DIM)[None, :], other=0.0)
-    if KIND > 0:  # a key's scale goes to its score, a value's to its weight
+    if KIND > 0:  # apply a key's scale to its score, and a value's scale to its weight
         o_scale = (b_page * PAGE + o_key % PAGE) * s_scale
         b_k_scale = tl.load(p_k_scale + o_scale, mask=o_key < end, other=0.0)
         b_v_scale = tl.load(p_v_scale + o_scale, mask=o_key < end, other=0.0)
@@ -64,12 +64,12 @@ def _block(
             m_seen = m_seen & (o_key[None, :] >= b_oldest[:, None])
         if TREE:
             o_bit = (o_key - tail)[None, :]
-            b_bit = (b_seen[:, None] >> tl.minimum(tl.maximum(o_bit, 0), 63).to(tl.int64)) & 1
+            b_bit = (b_ancestors[:, None] >> tl.minimum(tl.maximum(o_bit, 0), 63).to(tl.int64)) & 1
             m_seen = m_seen & ((o_bit < 0) | (b_bit != 0))
         b_score = tl.where(m_seen, b_score, float("-inf"))
 
     b_top = tl.maximum(b_max, tl.max(b_score, 1))
-    b_base = tl.where(b_top == float("-inf"), 0.0, b_top) if MASKED else b_top  # a row may have seen nothing yet
+    b_base = tl.where(b_top == float("-inf"), 0.0, b_top) if MASKED else b_top  # a row may have attended to no key yet
     b_weight = tl.exp2(b_score - b_base[:, None])
     b_shrink = tl.exp2(b_max - b_base)
     b_sum = b_sum * b_shrink + tl.sum(b_weight, 1)
@@ -82,14 +82,14 @@ def _block(
 
 @triton.jit
 def _attend(
-    p_q, p_k, p_v, p_k_scale, p_v_scale, p_out, p_part, p_lse, p_sinks, p_items, p_rows, p_table, p_position, p_seen,
-    s_q_row, s_q_head, s_page, s_slot, s_head, s_scale, s_out_row, s_out_head, s_table, scale,
+    p_q, p_k, p_v, p_k_scale, p_v_scale, p_out, p_part, p_lse, p_sinks, p_items, p_rows, p_table, p_position,
+    p_ancestors, s_q_row, s_q_head, s_page, s_slot, s_head, s_scale, s_out_row, s_out_head, s_table, scale,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, KIND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE_STAGES: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, SINKS: tl.constexpr, ALL_MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (item, KV head): rows of q times the heads of the group, over the item's keys."""
+    """Program (item, KV head). Its tile has the item's rows times the heads of the group."""
     i_item, i_head = tl.program_id(0), tl.program_id(1)
     p_item = p_items + i_item.to(tl.int64) * 8
     first, n_rows, request = tl.load(p_item), tl.load(p_item + 1), tl.load(p_item + 2)
@@ -109,9 +109,9 @@ def _attend(
     b_oldest = b_last
     if WINDOW > 0:
         b_oldest = tl.load(p_position + o_row, mask=m_row, other=0) - (WINDOW - 1)
-    b_seen = o_row
+    b_ancestors = o_row
     if TREE:
-        b_seen = tl.load(p_seen + o_row, mask=m_row, other=0.0)
+        b_ancestors = tl.load(p_ancestors + o_row, mask=m_row, other=0.0)
 
     p_table += request.to(tl.int64) * s_table
     p_k += i_head.to(tl.int64) * s_head
@@ -123,9 +123,10 @@ def _attend(
     b_sum = tl.zeros([BLOCK_M], tl.float32)
     b_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
 
-    # Keys that every row sees come in whole blocks without a mask; what is left is short and needs no pipeline.
-    # A window has its left edge anywhere: all blocks are masked. So they are in deterministic mode: the same keys may
-    # be a whole block for one item and the edge of another, and compilers round the two loops differently.
+    # The first loop reads whole blocks that every row attends to, without a mask. The rest is short and needs no
+    # pipeline. With a window, all blocks are masked, since its left edge can be anywhere. In deterministic mode they
+    # are masked too: the same keys may be a whole block of one item and the edge of another, and compilers round the
+    # two loops differently.
     b_page = tl.load(p_table + (start + o_n) // PAGE, mask=start + o_n < end, other=0).to(tl.int64)
     middle = start
     if WINDOW == 0 and not ALL_MASKED:
@@ -138,7 +139,7 @@ def _attend(
             b_next = tl.load(p_table + (o_key + BLOCK_N) // PAGE, mask=o_key + BLOCK_N < end, other=0).to(tl.int64)
             b_max, b_sum, b_acc = _block(
                 b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, p_k_scale, p_v_scale, s_page, s_slot, s_scale, b_last,
-                b_oldest, b_seen, o_key, o_d, end, tail, scale,
+                b_oldest, b_ancestors, o_key, o_d, end, tail, scale,
                 DIM, BLOCK_D, PAGE, KIND, SOFTCAP, WINDOW, TREE, False, PRECISION,
             )  # fmt: skip
             b_page = b_next
@@ -147,16 +148,16 @@ def _attend(
         b_next = tl.load(p_table + (o_key + BLOCK_N) // PAGE, mask=o_key + BLOCK_N < end, other=0).to(tl.int64)
         b_max, b_sum, b_acc = _block(
             b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, p_k_scale, p_v_scale, s_page, s_slot, s_scale, b_last,
-            b_oldest, b_seen, o_key, o_d, end, tail, scale,
+            b_oldest, b_ancestors, o_key, o_d, end, tail, scale,
             DIM, BLOCK_D, PAGE, KIND, SOFTCAP, WINDOW, TREE, True, PRECISION,
         )  # fmt: skip
         b_page = b_next
 
     b_part = tl.load(p_entry + 1, mask=m_row, other=-1)
-    if tl.max(b_part, 0) < 0:  # an item's rows are all whole, or all parts
+    if tl.max(b_part, 0) < 0:  # the rows of an item are either all final, or all partial
         if SINKS:
             b_sink = tl.load(p_sinks + b_head).to(tl.float32) * 1.4426950408889634
-            b_sum += tl.exp2(b_sink - b_max)  # infinite where it outweighs all keys by 2^128: the row is 0 then
+            b_sum += tl.exp2(b_sink - b_max)  # infinite if it outweighs all keys by 2^128: then the row is 0
         b_out = b_acc / tl.where(b_sum == 0.0, 1.0, b_sum)[:, None]
         p_to = p_out + (o_row * s_out_row + b_head * s_out_head)[:, None] + o_d[None, :]
         tl.store(p_to, b_out.to(p_out.dtype.element_ty), mask=m_q)
@@ -172,11 +173,11 @@ def _merge(
     p_part, p_lse, p_out, p_sinks, p_merges, s_out_row, s_out_head, n_heads,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Program (split row, query head): the mean of its partial results, weighted by what they summed."""
+    """Program (split row, query head): the mean of its partial results, weighted by their exponential sums."""
     i_merge, i_head = tl.program_id(0), tl.program_id(1)
     p_merge = p_merges + i_merge.to(tl.int64) * 4
     row, part, n_parts = tl.load(p_merge), tl.load(p_merge + 1), tl.load(p_merge + 2)
-    if n_parts == 0:  # a table of fixed length may end in zeros
+    if n_parts == 0:  # a table of fixed length ends in zeros (graph_batch.py)
         return
     o_d = tl.arange(0, BLOCK_D)
     m_d = o_d < DIM
@@ -201,7 +202,7 @@ def _merge(
 
 
 class Tile(NamedTuple):
-    """A compiled shape: rows (tokens times heads of a group), keys a block, warps, pipeline stages."""
+    """A compiled shape: rows (tokens times heads of a group), keys per block, warps, pipeline stages."""
 
     rows: int
     keys: int
@@ -210,16 +211,16 @@ class Tile(NamedTuple):
 
 
 def tile(arch: str, dim: int, group: int, dtype: torch.dtype, kind: int, *, large: bool) -> Tile:
-    """The tile for one kind of item; static, so that runs repeat and every variant can be compiled ahead of time.
+    """The tile for small or large items. It is static, so that results repeat and tests can compile every variant.
 
-    Registers, shared memory and spills of each entry are asserted by the tests; gfx942 has 64 KB of LDS. kind: of the
-    pools' numbers; those of 8 bits are widened in registers, and leave fewer of them to a tile.
+    The tests check registers, shared memory and spills of each entry; gfx942 has 64 KB of LDS. kind: of the pools'
+    numbers (write_kv/kernel.py). Numbers of 8 bits are widened in registers, so a tile has fewer left.
     """
     wide = dim > 128
     amd, ampere = arch.startswith("gfx"), arch.startswith("sm_8")
     if arch == "interpreter":
         rows, keys, warps, stages = (32, 32, 4, 1) if large else (16, 32, 4, 1)
-    elif dtype == torch.float32:  # no tensor cores: IEEE products from registers
+    elif dtype == torch.float32:  # no tensor cores: IEEE products in registers
         rows, keys, warps, stages = (16, 16, 4, 1)
     elif kind:
         rows, keys, warps, stages = _narrow_tile(dim, amd, ampere, large)
@@ -253,7 +254,7 @@ def _narrow_tile(dim: int, amd: bool, ampere: bool, large: bool) -> Tile:
         stages = 1 if large else 2
     if not large:
         if is_hopper and dim > 64:
-            stages = 4  # as many bytes on their way as 3 of 16 bits; with 3, ptxas spills some variants
+            stages = 4  # as many bytes in flight as 3 stages of 16 bits; with 3, ptxas spills in some variants
         keys = (16 if dim > 128 else 32) if amd else (64 if dim <= 64 else 32)
         return Tile(16, keys, 4, stages)
     if dim > 128:
@@ -261,25 +262,16 @@ def _narrow_tile(dim: int, amd: bool, ampere: bool, large: bool) -> Tile:
     return Tile(128 if is_hopper or dim <= 64 else 64, 64 if is_hopper and dim <= 64 else 32, 8, stages)
 
 
-def attention(
-    q: Tensor,
-    k_pool: Pool,
-    v_pool: Pool,
-    ragged: Ragged,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    window: int = 0,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """See `reference.attention`. No synchronisation with the host; head_dim 16 to 256."""
+def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions) -> Tensor:
+    """See `reference.attention`. head_dim is 16 to 256. Does not synchronise with the host."""
+    scale, softcap, window, sinks = options
     n_rows, n_heads, dim = q.shape
     _, page_size, n_kv_heads, _ = k_pool.shape
     group = n_heads // n_kv_heads
     assert 16 <= dim <= 256, f"head_dim {dim} is outside 16..256"
     assert n_heads == group * n_kv_heads, f"{n_heads} heads do not divide into {n_kv_heads} KV heads"
     arch = architecture()
-    (k, k_scale, kind), (v, v_scale, _) = quantized.parts(k_pool, arch), quantized.parts(v_pool, arch)
+    (k, k_scale, kind), (v, v_scale, _) = write_kv.pool_args(k_pool, arch), write_kv.pool_args(v_pool, arch)
     assert k.dtype == v.dtype, f"{k.dtype}, {v.dtype}: one dtype for both pools"
     assert kind or q.dtype == k.dtype, f"{q.dtype}, {k.dtype}: queries and pools are of one dtype, or pools of 8 bits"
     assert q.stride(2) == k.stride(3) == 1, "rows must be contiguous"
@@ -298,13 +290,13 @@ def attention(
         if len(items):
             _attend[(len(items), n_kv_heads)](
                 q, k, v, k_scale, v_scale, out, part, lse, sinks, items, rows, ragged.page_table, ragged.position,
-                ragged.seen, q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), n_kv_heads,
+                ragged.ancestors, q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), n_kv_heads,
                 out.stride(0), out.stride(1), ragged.page_table.stride(0),
                 scale * LOG2E * (2.0 / softcap if softcap else 1.0),
                 GROUP=group, DIM=dim, BLOCK_D=block_d, PAGE=page_size, KIND=kind,
                 BLOCK_M=shape.rows, BLOCK_N=shape.keys,
                 EDGE_STAGES=shape.stages if window or ragged.deterministic else 1,
-                SOFTCAP=softcap, WINDOW=window, TREE=ragged.seen is not None, SINKS=sinks is not None,
+                SOFTCAP=softcap, WINDOW=window, TREE=ragged.ancestors is not None, SINKS=sinks is not None,
                 ALL_MASKED=ragged.deterministic,
                 PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
                 num_warps=shape.warps, num_stages=shape.stages,
@@ -320,22 +312,20 @@ def attention(
 def _device_plan(
     ragged: Ragged, tiles: list[Tile], n_kv_heads: int, group: int, window: int, arch: str, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    """The plan's tables on the device, made once per step."""
+    """The plan's tables on the device: small and large items, rows, merges, and the number of partial results. Cached
+    in the batch for the step's other layers."""
     small_rows, large_rows = (shape.rows // group for shape in tiles)
     if ragged.deterministic:
-        small_rows = 0  # of two tile shapes, each would round in its own way
-    key = Key(arch, Tiles(small_rows, large_rows, large_rows, small_rows), n_kv_heads, window)
-    plans = {} if ragged.plans is None else ragged.plans
-    if key not in plans:
-        made = host_plan(ragged, key)
-        tables = (to_device(table, device) for table in made[:4])
-        plans[key] = (*tables, made.n_partials)
-    small, large, entries, merges, n_partials = plans[key]
-    return small, large, entries, merges, n_partials
+        small_rows = 0  # two tile shapes would round differently
+    key = PlanKey(arch, Tiles(small_rows, large_rows, large_rows, small_rows), n_kv_heads, window)
+    if key not in ragged.plans:
+        result = host_plan(ragged, key)
+        ragged.plans[key] = (*(to_device(table, device) for table in result[:4]), result.n_partials)
+    return ragged.plans[key]
 
 
-class Key(NamedTuple):
-    """What a plan depends on besides the batch: the layers that agree in it share one."""
+class PlanKey(NamedTuple):
+    """What a plan depends on besides the batch. Layers with equal keys share a plan."""
 
     arch: str
     tiles: Tiles
@@ -343,7 +333,8 @@ class Key(NamedTuple):
     window: int
 
 
-def host_plan(ragged: Ragged, key: Key) -> AttentionPlan:
+def host_plan(ragged: Ragged, key: PlanKey) -> AttentionPlan:
+    """The plan as numpy tables."""
     return plan(
         ragged.q_lens,
         ragged.kv_lens,

@@ -1,4 +1,4 @@
-"""A call of the compiled library's attention."""
+"""Calls the attention of the C++ library (native/attention.h)."""
 
 import ctypes
 from typing import Any, NamedTuple
@@ -7,21 +7,24 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.attention.plan import MERGE_KEYS, Tiles, plan
-from banyan.kernels.attention.ragged import Ragged
-from banyan.kernels.kv_layout import Pool
-from banyan.kernels.native import kv_pointers, threads
+from banyan.kernels.attention.ragged import AttentionOptions, Ragged
+from banyan.kernels.kv_layout import Pool, native_kind, pointers
+from banyan.kernels.native import threads
 
 LOG2E = 1.4426950408889634
-ROWS = 192  # of a chunk's tile: tokens times heads of a group; K and V of a block are prepared once for all of them
-MAX_ROWS = 256  # of any tile, as attention.h has it
-SMALL_WORK = 1 << 17  # multiply-adds below which waking a second thread costs more than it saves
+CHUNK_ROWS = 192  # of a tile (tokens times heads of a group): K and V of a block are converted once for all of them
+MAX_ROWS = 256  # of any tile, as in items.h
+MAX_DIM = 256  # of a head, as in items.h
+SMALL_WORK = 1 << 17  # multiply-adds; below, waking a second thread costs more than it saves
 
-
-_POINTERS = ("q", "k", "v", "out", "sinks", "table", "rows", "position", "seen", "part", "lse", "k_scale", "v_scale")
+_POINTERS = (
+    *("q", "k", "v", "out", "sinks", "table", "rows", "position", "ancestors"),
+    *("part", "lse", "k_scale", "v_scale"),
+)
 
 
 class AttentionCall(ctypes.Structure):
-    """Call of attention.h."""
+    """Mirrors `Call` of items.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
@@ -32,54 +35,45 @@ class AttentionCall(ctypes.Structure):
 
 
 class NativeWork(NamedTuple):
-    """A plan as the library takes it."""
+    """A plan as arguments of the library."""
 
-    tables: tuple[Any, ...]  # arrays whose memory `arguments` points to
+    tables: tuple[Any, ...]  # keeps the arrays alive that `arguments` points to
     rows: int  # pointer
     arguments: tuple[int, ...]  # small, n_small, large, n_large, merges, n_merges, n_threads
     n_partials: int
 
 
 def attend(
-    library: ctypes.CDLL,
-    q: Tensor,
-    k_pool: Pool,
-    v_pool: Pool,
-    ragged: Ragged,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    window: int = 0,
-    sinks: Tensor | None = None,
+    library: ctypes.CDLL, q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions
 ) -> Tensor:
-    """See `reference.attention`; for inputs that the library knows (`cpu.is_known`)."""
-    n_rows, n_heads, dim = q.shape
-    _, page_size, n_kv_heads, _ = k_pool.shape
-    out = q.new_empty((n_rows, n_heads, dim))
-    call, work, _part = described(ragged, n_heads, n_kv_heads, dim, page_size, window, scale, softcap)
-    if sinks is not None:
-        sinks = sinks.to(torch.float32).contiguous()
+    """See `reference.attention`; for inputs that `cpu.is_known` accepts."""
+    n_heads, dim = q.shape[1:]
+    page_size, n_kv_heads = k_pool.shape[1:3]
+    out = q.new_empty(q.shape)
+    call, work, _part = prepare(ragged, n_heads, n_kv_heads, dim, page_size, options)
+    if options.sinks is not None:
+        sinks = options.sinks.to(torch.float32).contiguous()
         call.sinks = sinks.data_ptr()
-    (call.k, call.k_scale), (call.v, call.v_scale) = kv_pointers.pointers(k_pool), kv_pointers.pointers(v_pool)
+    (call.k, call.k_scale), (call.v, call.v_scale) = pointers(k_pool), pointers(v_pool)
     call.q, call.out, call.s_q = q.data_ptr(), out.data_ptr(), q.stride(0)
-    library.banyan_attention(
-        q.dtype == torch.bfloat16, kv_pointers.kind(k_pool), ctypes.addressof(call), *work.arguments
-    )
+    library.banyan_attention(q.dtype == torch.bfloat16, native_kind(k_pool), ctypes.addressof(call), *work.arguments)
     return out
 
 
-def described(
-    ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, page: int, window: int, scale: float, softcap: float = 0.0
+def prepare(
+    ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, page: int, options: AttentionOptions
 ) -> tuple[AttentionCall, NativeWork, Tensor]:
-    """A call without its tensors (rows of q are taken to be contiguous), its plan, and the memory that it points to."""
-    work = laid_out(ragged, n_heads, n_kv_heads, dim, window)
+    """A call without q, out, sinks and pools (rows of q are assumed contiguous), its plan, and the buffer of its
+    partial results, which must stay alive until the call returns."""
+    scale, softcap, window, _ = options
+    work = _work(ragged, n_heads, n_kv_heads, dim, window)
     n_partials = work.n_partials * n_heads
-    part = torch.empty(n_partials * (dim + 1))  # one buffer: results, then their log-sum-exps
+    part = torch.empty(n_partials * (dim + 1))  # one buffer: the results, then their log-sum-exps
     call = AttentionCall(
         table=ragged.page_table.data_ptr(),
         rows=work.rows,
-        position=ragged.position.data_ptr(),  # type: ignore[union-attr]  # `ragged` gives one
-        seen=None if ragged.seen is None else ragged.seen.data_ptr(),
+        position=ragged.position.data_ptr(),
+        ancestors=None if ragged.ancestors is None else ragged.ancestors.data_ptr(),
         part=part.data_ptr(),
         lse=part.data_ptr() + 4 * n_partials * dim,
         s_q=n_heads * dim,
@@ -99,20 +93,19 @@ def described(
     return call, work, part
 
 
-def laid_out(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int) -> NativeWork:
-    """A batch's plan, made once for the layers that share `window`."""
-    n_threads = threads.most()
+def _work(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int) -> NativeWork:
+    """A batch's plan, cached for the layers with the same window."""
+    n_threads = threads.n_max()
     key = ("native", n_heads, n_kv_heads, dim, window, n_threads)
-    plans = {} if ragged.plans is None else ragged.plans
-    if key not in plans:
+    if key not in ragged.plans:
         pairs = sum(q * kv for q, kv in zip(ragged.q_lens, ragged.kv_lens, strict=True))
         if pairs * n_heads * dim < SMALL_WORK:
             n_threads = 1
         group = n_heads // n_kv_heads
-        made = plan(
+        result = plan(
             ragged.q_lens,
             ragged.kv_lens,
-            tiles=Tiles(1, max(1, ROWS // group), MAX_ROWS // group, few=MAX_ROWS // n_heads),
+            tiles=Tiles(1, max(1, CHUNK_ROWS // group), MAX_ROWS // group, few=MAX_ROWS // n_heads),
             programs=(1, n_kv_heads),
             n_processors=n_threads,
             window=window,
@@ -120,8 +113,8 @@ def laid_out(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: in
             merge_keys=MERGE_KEYS["cpu"],
             deterministic=ragged.deterministic,
         )
-        tables = made.small, made.large, made.merges
+        tables = result.small, result.large, result.merges
         arguments = (x for table in tables for x in (table.ctypes.data, len(table)))
-        plans[key] = NativeWork(made[:4], made.rows.ctypes.data, (*arguments, n_threads), made.n_partials)
-    work: NativeWork = plans[key]
+        ragged.plans[key] = NativeWork(result[:4], result.rows.ctypes.data, (*arguments, n_threads), result.n_partials)
+    work: NativeWork = ragged.plans[key]
     return work

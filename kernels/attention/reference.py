@@ -1,35 +1,22 @@
-"""What attention means: one request at a time, in the plainest words."""
+"""The definition of attention, one request at a time, in plain PyTorch."""
 
 import torch
 from torch import Tensor
 
-from banyan.kernels.attention.plan import DRAFT
-from banyan.kernels.attention.ragged import Ragged
+from banyan.kernels.attention.plan import MAX_DRAFT
+from banyan.kernels.attention.ragged import AttentionOptions, Ragged
 from banyan.kernels.kv_layout import Pool, read
 
 
-def attention(
-    q: Tensor,
-    k_pool: Pool,
-    v_pool: Pool,
-    ragged: Ragged,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    window: int = 0,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """Causal attention of ragged rows over paged KV; computes in float32 (float64 for float64 inputs).
+def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions) -> Tensor:
+    """Causal attention of ragged rows over paged KV. Computes in float32 (float64 for float64 inputs).
 
     q            [n_rows, n_heads, head_dim]
-    k/v_pool     [n_pages, page_size, n_kv_heads, head_dim], in q's dtype or in 8 bits with scales; query head h reads
+    k/v_pool     [n_pages, page_size, n_kv_heads, head_dim], in q's dtype or in 8 bits with scales. Query head h reads
                  KV head h // (n_heads / n_kv_heads)
-    softcap c    scores become c * tanh(scores / c); 0: off
-    window w     a row at position p of its text sees the keys at positions > p - w; 0: all that it sees anyway. No
-                 less than the rows of a tree of drafts: an ancestor's place in the cache is not its position
-    sinks        [n_heads]: one more logit per head that takes part in the softmax and carries no value
-    Returns      [n_rows, n_heads, head_dim], in q's dtype.
+    Returns      [n_rows, n_heads, head_dim], in q's dtype
     """
+    scale, softcap, window, sinks = options
     real = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[1] // k_pool.shape[2]
     page_size = k_pool.shape[1]
@@ -54,16 +41,16 @@ def attention(
 
 
 def hidden(ragged: Ragged, request: int, window: int, first: int = 0) -> Tensor:
-    """Which keys of a request, from `first` on, each of its rows does not see: bool [q_len, kv_len - first]."""
+    """The mask of keys, from key `first` on, that each row of a request does not attend to: bool
+    [q_len, kv_len - first]."""
     lo, hi = ragged.q_start[request : request + 2].tolist()
     kv_len = int(ragged.kv_len[request])
     key = torch.arange(first, kv_len, device=ragged.kv_len.device)
     row = torch.arange(kv_len - (hi - lo), kv_len, device=key.device)[:, None]
     out = key > row
-    if ragged.seen is not None:
-        bit = key - (kv_len - DRAFT)
-        out |= (bit >= 0) & (ragged.seen[lo:hi, None] >> bit.clamp(min=0) & 1 == 0)
+    if ragged.ancestors is not None:
+        bit = key - (kv_len - MAX_DRAFT)
+        out |= (bit >= 0) & (ragged.ancestors[lo:hi, None] >> bit.clamp(min=0) & 1 == 0)
     if window:
-        assert ragged.position is not None
         out |= key <= ragged.position[lo:hi, None] - window
     return out

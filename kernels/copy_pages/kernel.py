@@ -1,4 +1,4 @@
-"""Copy the first slots of pages, one launch for all pools that lie at equal distances."""
+"""Copies the first slots of pages, with one launch for all pools at equal distances."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from banyan.kernels.kv_view import stacks
+from banyan.kernels.kv_layout import stacks
 from banyan.kernels.launch import launch
 
 
@@ -23,7 +23,7 @@ def _copy(p_pools, p_copies, s_pool, s_page, s_slot, BLOCK: tl.constexpr):
 
 
 def copy_pages(pools: Sequence[Tensor], copies: Tensor) -> None:
-    """See `reference.copy_pages`. Pools are contiguous; `copies` lies on their device."""
+    """See `reference.copy_pages`. `copies` is on the pools' device."""
     if not len(copies):
         return
     assert copies.is_contiguous(), "the list of copies must be contiguous"

@@ -1,16 +1,16 @@
-"""Copy the first slots of pages to other pages: copy-on-write of partly shared pages."""
+"""Copies the first slots of pages to other pages: copy-on-write of partly shared pages."""
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from banyan.kernels.kv_view import stacks
+from banyan.kernels.kv_layout import stacks
 
 
 def copy_pages(pools: Sequence[Tensor], copies: Tensor) -> None:
-    """For each (source page, destination page, n_slots) of `copies`, int32 [n, 3], and each pool, copy n_slots slots.
+    """Copies n_slots slots in each pool, for each (source page, destination page, n_slots) of `copies`, int32 [n, 3].
 
-    pools [n_pages, page_size, ...], contiguous, changed in place. Destinations are distinct and none is also a source.
+    pools [n_pages, page_size, ...], contiguous, changed in place. Destinations are distinct, and none is a source.
     """
     for stack in stacks(pools):
         for source, destination, n_slots in copies.tolist():

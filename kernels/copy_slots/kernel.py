@@ -1,4 +1,4 @@
-"""Copy slots along paths, one launch for all pools that lie at equal distances."""
+"""Copies slots along paths, with one launch for all pools at equal distances."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from banyan.kernels.kv_view import stacks
+from banyan.kernels.kv_layout import stacks
 from banyan.kernels.launch import launch
 
 
 @triton.jit
 def _copy(p_pools, p_sources, p_destinations, s_pool, s_slot, n_steps, BLOCK: tl.constexpr):
-    """Program (path, part of a slot, pool). A thread owns its numbers of every slot of the path, so that what a step
-    writes need not wait for what another thread reads."""
+    """Program (path, part of a slot, pool). One thread handles the same numbers of every slot of the path, so no step
+    has to wait for another thread's read."""
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m = o < s_slot
     p_pool = p_pools + tl.program_id(2).to(tl.int64) * s_pool + o
@@ -27,7 +27,7 @@ def _copy(p_pools, p_sources, p_destinations, s_pool, s_slot, n_steps, BLOCK: tl
 
 
 def copy_slots(pools: Sequence[Tensor], sources: Tensor, destinations: Tensor) -> None:
-    """See `reference.copy_slots`. The lists lie on the pools' device, and so may be what `accept` gave."""
+    """See `reference.copy_slots`. The lists are on the pools' device."""
     assert sources.shape == destinations.shape, "sources and destinations differ in shape"
     assert sources.dtype == destinations.dtype == torch.int64, "slots are int64"
     assert sources.is_contiguous(), "the list of sources must be contiguous"

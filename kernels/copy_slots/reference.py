@@ -1,19 +1,19 @@
-"""Move the accepted path of a tree of drafts to where its tokens stand in the text."""
+"""Moves the KV of an accepted path of a draft tree to the slots of its tokens' final positions."""
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from banyan.kernels.kv_view import stacks
+from banyan.kernels.kv_layout import stacks
 
 
 def copy_slots(pools: Sequence[Tensor], sources: Tensor, destinations: Tensor) -> None:
-    """Copy each source slot to its destination, in each pool, as if all sources were read first.
+    """Copies each source slot to its destination in each pool, as if all sources were read first.
 
     pools                   [n_pages, page_size, ...], contiguous, changed in place; a slot is page * page_size + offset
-    sources, destinations   int64 [n_paths, n_steps]; a source of -1: no copy. No path touches the slots of another, and
-                            no destination of a path is the source of a later step of it: so it is where a path, whose
-                            rows ascend, moves to the front of its tree
+    sources, destinations   int64 [n_paths, n_steps]; a source of -1: no copy. Paths have no slot in common. No
+                            destination is the source of a later step of its path, which holds for a path whose
+                            ascending rows move to the front of their tree
     """
     m = (sources >= 0) & (sources != destinations)
     source, destination = sources[m], destinations[m]

@@ -1,8 +1,9 @@
-"""Draw a token from each row of logits, one program per row, no synchronisation with the host.
+"""Draws a token from each row of logits, one program per row, without synchronisation with the host.
 
-A row is read a few times, from L2 for all but the first: the largest logit; weights, 2^((x - max) / T / ln 2), which
-replace the logits; where it filters, a search for the threshold; the mass that is kept; and the token in which the
-uniform number falls. All sums are of fixed blocks in a fixed order, so a row's token does not depend on its batch.
+A row is read several times, mostly from L2: for the largest logit; to replace the logits by weights,
+2^((x - max) / T / ln 2); to search for the threshold, if there are filters; to sum the kept mass; and to find the token
+at which the uniform number falls. All sums are over fixed blocks in a fixed order, so a row's token does not depend on
+its batch.
 """
 
 import torch
@@ -13,8 +14,8 @@ from torch import Tensor
 from banyan.kernels.draw.rows import Rows
 from banyan.kernels.launch import launch
 
-TINY = tl.constexpr(27 << 23)  # bits of 2^-100: the least weight that counts
-ONE = tl.constexpr(127 << 23)  # bits of 1.0, the largest
+TINY = tl.constexpr(27 << 23)  # bits of 2^-100: the smallest weight that counts
+ONE = tl.constexpr(127 << 23)  # bits of 1.0: the largest weight
 
 
 @triton.jit
@@ -37,9 +38,9 @@ def _uniform(seed, sample, position):
 @triton.jit
 def _search(p_w, n_vocab, low, high, n_low, n_high, mass_low, mass_high, goal, BY_COUNT: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
-    """The threshold at which weights reach a goal, in number or in mass: those from `low` on do, those from `high` on
-    do not. Both are bits of floats, in which floats above 0 are ordered. Two bits a pass, until no more than one weight
-    lies between."""
+    """Finds the threshold at which weights reach a goal, in number or in mass: the weights >= `low` reach it, those
+    >= `high` do not. Both are bits of floats, which have the order of positive floats. Each pass gains two bits; ends
+    when at most one weight is between the two."""
     o = tl.arange(0, BLOCK)
     while (high - low > 1) & (n_low - n_high > 1):
         quarter, half = tl.maximum((high - low) // 4, 1), tl.maximum((high - low) // 2, 1)
@@ -80,7 +81,7 @@ def _search(p_w, n_vocab, low, high, n_low, n_high, mass_low, mass_high, goal, B
 
 @triton.jit
 def _weigh(p_x, n_vocab, peak, temperature, BLOCK: tl.constexpr):
-    """Logits become weights, the largest 1. How many are above 0, and their sum."""
+    """Replaces logits by weights, the largest of them 1. Returns how many are above 0, and their sum."""
     o = tl.arange(0, BLOCK)
     b_n, b_mass = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.float32)
     for start in range(0, n_vocab, BLOCK):
@@ -91,23 +92,23 @@ def _weigh(p_x, n_vocab, peak, temperature, BLOCK: tl.constexpr):
         tl.store(p_x + start + o, b_w, mask=m)
         b_n += (b_w > 0.0).to(tl.int32)
         b_mass += b_w
-    tl.debug_barrier()  # what one thread wrote others may read from now on
+    tl.debug_barrier()  # from here on, threads read what other threads wrote
     return tl.sum(b_n, 0), tl.sum(b_mass.to(tl.float64), 0)
 
 
 @triton.jit
 def _least_kept(p_w, n_vocab, n, mass, top_k, top_p, min_p, BLOCK: tl.constexpr):
-    """The least weight that top-k, top-p and min-p keep, of n weights above 0 that sum to `mass`."""
+    """The smallest weight that top-k, top-p and min-p keep. n weights are above 0; `mass` is their sum."""
     low, n_low, mass_low = n * 0 + TINY, n, mass
     if (top_k > 0) & (top_k < n):
         low, n_low, n_high, mass_low, mass_high = _search(
             p_w, n_vocab, low, n * 0 + (ONE + 1), n, n * 0, mass, mass * 0.0, top_k, True, BLOCK
         )
-        # Exactly top_k count in the mass, though those that tie with the last one are kept.
+        # Exactly top_k weights count in the mass, though ties with the last one are kept.
         share = (top_k - n_high).to(tl.float64) / (n_low - n_high).to(tl.float64)
         mass = mass_high + share * (mass_low - mass_high)
     if top_p < 1.0:
-        # So much lies below the threshold, in n_vocab weights at most: it cannot be lower.
+        # This much mass, in at most n_vocab weights, is below the threshold: a lower bound.
         least = ((1.0 - top_p) * mass / (2 * n_vocab)).to(tl.float32).to(tl.int32, bitcast=True)
         low = tl.maximum(low, tl.minimum(least, ONE))
         low, n_low, n_high, mass_low, mass_high = _search(
@@ -118,7 +119,7 @@ def _least_kept(p_w, n_vocab, n, mass, top_k, top_p, min_p, BLOCK: tl.constexpr)
 
 @triton.jit
 def _pick(p_w, n_vocab, least, uniform, BLOCK: tl.constexpr):
-    """The token of weights from `least` on at which the sum of these first exceeds its share `uniform`."""
+    """The first token at which the running sum of the weights >= `least` exceeds `uniform` times their total."""
     o = tl.arange(0, BLOCK)
     total = uniform * 0.0
     for start in range(0, n_vocab, BLOCK):
@@ -133,7 +134,7 @@ def _pick(p_w, n_vocab, least, uniform, BLOCK: tl.constexpr):
             if upto > goal:
                 m_kept = b_kept > 0.0
                 b_at = tl.where(m_kept & (before + tl.cumsum(b_kept, 0) > goal), start + o, n_vocab)
-                last = tl.max(tl.where(m_kept, start + o, 0), 0)  # where sum and cumsum round apart
+                last = tl.max(tl.where(m_kept, start + o, 0), 0)  # if sum and cumsum round differently
                 token = tl.minimum(tl.min(b_at, 0), last)
             before = upto
     return token
@@ -169,11 +170,13 @@ def _draw(
 
 
 def draw(logits: Tensor, rows: Rows) -> Tensor:
-    """See `reference.draw`. logits float32, the last axis contiguous; overwritten where the temperature is above 0."""
+    """See `reference.draw`. logits are float32, the last axis contiguous; overwritten if the temperature is above 0."""
     n_rows, n_vocab = logits.shape
     assert logits.dtype == torch.float32, f"logits are {logits.dtype}; they must be float32"
     assert logits.stride(1) == 1, "the last axis must be contiguous"
-    assert all(x.shape == (n_rows,) and x.is_contiguous() for x in rows), "a number per row, contiguous"
+    assert all(x.shape == (n_rows,) and x.is_contiguous() for x in rows), (
+        "each column of rows must be contiguous, with one number per row"
+    )
     out = torch.empty(n_rows, dtype=torch.int64, device=logits.device)
     if n_rows:
         block, warps = launch("draw", n_vocab)

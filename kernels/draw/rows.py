@@ -1,7 +1,7 @@
-"""What a draw has to know of each row, as tensors that reach a device in one copy."""
+"""The sampling parameters of each row, as tensors that are copied to the device at once."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,20 +9,20 @@ from torch import Tensor
 
 from banyan.kernels.attention.ragged import to_device
 
-HOTTEST = 1e30
-"""A temperature above this changes nothing more. Infinite in float32, it made -inf / inf of what is forbidden."""
+MAX_TEMPERATURE = 1e30
+"""Higher temperatures change nothing. If it became infinite in float32, a forbidden token's -inf / inf would be NaN."""
 
 
 class Rows(NamedTuple):
     """One number per row, [n_rows] each."""
 
     temperature: Tensor  # float64; 0: the argmax
-    top_k: Tensor  # int64: so many of the best tokens, 0: all
-    top_p: Tensor  # float64: the best tokens that hold this share of what top_k left, 1: all
-    min_p: Tensor  # float64: tokens with at least this share of the best one's probability, 0: all
+    top_k: Tensor  # int64: keep so many of the best tokens; 0: all
+    top_p: Tensor  # float64: keep the best tokens that have this share of what top_k kept; 1: all
+    min_p: Tensor  # float64: keep tokens with at least this share of the best one's probability; 0: all
     seed: Tensor  # int64
     sample: Tensor  # int64
-    position: Tensor  # int64: where in its text the token will stand
+    position: Tensor  # int64: position of the drawn token in its text
 
 
 def draw_rows(
@@ -35,18 +35,18 @@ def draw_rows(
     position: Sequence[int],
     device: torch.device | str = "cpu",
 ) -> Rows:
-    """Build from lists; integers count modulo 2^64."""
+    """Builds Rows from lists. Integers are taken modulo 2^64."""
     table = np.empty((7, len(temperature)), np.int64)
-    for i, reals in ((0, np.minimum(temperature, HOTTEST)), (2, top_p), (3, min_p)):
-        table[i].view(np.float64)[:] = reals
-    for i, whole in ((1, top_k), (4, seed), (5, sample), (6, position)):
-        table[i] = _wrapped(whole)
-    t: Any = to_device(table, device)
+    for i, floats in ((0, np.minimum(temperature, MAX_TEMPERATURE)), (2, top_p), (3, min_p)):
+        table[i].view(np.float64)[:] = floats
+    for i, ints in ((1, top_k), (4, seed), (5, sample), (6, position)):
+        table[i] = _wrapped(ints)
+    t = to_device(table, device)
     real = torch.float64
     return Rows(t[0].view(real), t[1], t[2].view(real), t[3].view(real), t[4], t[5], t[6])
 
 
-def _wrapped(numbers: Sequence[int]) -> Any:
+def _wrapped(numbers: Sequence[int]) -> np.ndarray:
     try:
         return np.array(numbers, np.int64)
     except OverflowError:

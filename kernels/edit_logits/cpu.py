@@ -1,4 +1,4 @@
-"""Penalties and biases on a CPU: numpy, which takes a fifth of torch's time to reach few cells."""
+"""Penalties and biases on a CPU, by numpy: for few cells, it takes a fifth of torch's time."""
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ def edit_logits(logits: Tensor, rows: Tensor, tokens: Tensor, factors: Tensor, s
     """See `reference.edit_logits`."""
     if logits.dtype != torch.float32:
         return reference.edit_logits(logits, rows, tokens, factors, shifts)
-    table, by, at = logits.numpy(), factors.numpy(), (rows.numpy(), tokens.numpy())
-    was = table[at]
-    table[at] = np.where(was > 0, was / by, was * by) + shifts.numpy()
+    table, factor, cells = logits.numpy(), factors.numpy(), (rows.numpy(), tokens.numpy())
+    old = table[cells]
+    table[cells] = np.where(old > 0, old / factor, old * factor) + shifts.numpy()
     return None

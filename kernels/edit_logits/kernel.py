@@ -1,4 +1,4 @@
-"""Penalties and biases, a program per block of cells."""
+"""Penalties and biases, one program per block of cells."""
 
 import torch
 import triton

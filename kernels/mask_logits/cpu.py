@@ -1,10 +1,10 @@
-"""Forbid tokens on a CPU, through the compiled library."""
+"""Masks forbidden tokens on a CPU, by the C++ library."""
 
 import torch
 from torch import Tensor
 
 from banyan.kernels.mask_logits import reference
-from banyan.kernels.native import build
+from banyan.kernels.native import build, threads
 
 
 def mask_logits(logits: Tensor, masks: Tensor, which: Tensor) -> None:
@@ -15,14 +15,7 @@ def mask_logits(logits: Tensor, masks: Tensor, which: Tensor) -> None:
         return reference.mask_logits(logits, masks, which)
     assert masks.dtype == which.dtype == torch.int32, "masks and which are int32"
     assert 32 * masks.shape[1] >= logits.shape[1], f"masks of {masks.shape[1]} words do not cover the vocabulary"
-    library.banyan_mask_logits(
-        logits.data_ptr(),
-        masks.data_ptr(),
-        which.data_ptr(),
-        len(logits),
-        logits.shape[1],
-        logits.stride(0),
-        masks.shape[1],
-        build.n_threads(logits.numel()),
-    )
+    pointers = (logits.data_ptr(), masks.data_ptr(), which.data_ptr())
+    sizes = (*logits.shape, logits.stride(0), masks.shape[1])
+    library.banyan_mask_logits(*pointers, *sizes, threads.for_rows(logits.numel()))
     return None

@@ -1,4 +1,4 @@
-"""Forbid tokens, one program per row and part of the vocabulary."""
+"""Masks forbidden tokens, one program per row and block of the vocabulary."""
 
 import torch
 import triton
@@ -10,7 +10,7 @@ from banyan.kernels.launch import launch
 
 @triton.jit
 def _mask(p_logits, p_masks, p_which, s_row, n_words, n_vocab, BLOCK: tl.constexpr):
-    """Only forbidden tokens are written; logits are never read."""
+    """Writes only the forbidden tokens' logits, and reads none."""
     i_row = tl.program_id(0).to(tl.int64)
     i_mask = tl.load(p_which + i_row).to(tl.int64)
     if i_mask >= 0:

@@ -1,11 +1,11 @@
-"""Forbid tokens: the masks of constrained rows, applied to the logits of a step."""
+"""Masks the forbidden tokens of constrained rows in a step's logits."""
 
 import torch
 from torch import Tensor
 
 
 def mask_logits(logits: Tensor, masks: Tensor, which: Tensor) -> None:
-    """In place: -inf where a row's mask has a zero.
+    """Sets logits to -inf where the row's mask has a zero bit, in place.
 
     logits [n_rows, n_vocab]; masks int32 [n_masks, n_words], bit t & 31 of word t >> 5 allows token t, and
     32 * n_words >= n_vocab; which int32 [n_rows]: the mask of each row, -1 for none.

@@ -1,14 +1,14 @@
-// Attention over work items (see attention/plan.py), in place in the pages.
+// Attention over work items (see attention/plan.py), directly on the pages.
 //
-// An item's keys are walked in blocks of 64; scores live in base 2, with an online softmax. Items of few rows and of many
-// go different ways (few.h, many.h). Sums are float32 everywhere. Of pools in 8 bits the numbers are multiplied as they
-// are: a key's scale goes to its score, a value's to its weight.
+// An item's keys are processed in blocks of 64, with an online softmax in base 2. Items with few and with many rows have
+// different code (few.h, many.h). All sums are float32. 8-bit numbers are multiplied without their scales: a key's scale
+// is applied to its score, and a value's scale to its weight.
 #pragma once
 
 #include "few.h"
 #include "items.h"
 #include "many.h"
-#include "pool.h"
+#include "thread_pool.h"
 
 namespace {
 
@@ -37,34 +37,34 @@ thread_local Scratch scratch;
 
 inline Scratch& own_scratch() {
     Scratch* own = &scratch;
-    asm("" : "+r"(own));  // or a compiler that knows where it is asks for its place again within the loops
+    asm("" : "+r"(own));  // else compilers compute the thread-local address again inside loops
     return *own;
 }
 
 template <class T, class P>
 void run(const Call& c, const Item* small, int n_small, const Item* large, int n_large, const int32_t* merges,
          int n_merges, int n_threads) {
-    // a small item takes all heads of its keys at once, a large one is a task per KV head
+    // a small item is one task for all heads, a large one is a task per KV head
     const int n_tasks = n_small + n_large * c.n_kv_heads, group = c.n_heads / c.n_kv_heads;
     const auto all = [&](auto pair) {
         constexpr bool paired = sizeof(pair) == 2;
-        Pool::instance().run(n_tasks, n_threads, [&](int64_t i) {
+        ThreadPool::instance().run(n_tasks, n_threads, [&](int64_t i) {
             const int64_t j = i - n_large * c.n_kv_heads;
             const int head = i % c.n_kv_heads;
             Scratch& own = own_scratch();
             if (j >= 0) return attend_few<T, P, paired>(c, small[j], 0, c.n_kv_heads, own);
             const Item& item = large[i / c.n_kv_heads];
-            const bool has_few = item.n * group < many<decltype(pair)> || (c.is_exact && paired);
+            const bool has_few = item.n * group < MANY<decltype(pair)> || (c.is_exact && paired);
             if (has_few) attend_few<T, P, paired>(c, item, head, head + 1, own);
             else attend_many<decltype(pair), T, P>(c, item, head, own);
         });
     };
-    // pairs of bfloat16 are multiplied as they are, all else as float
+    // pairs of bfloat16 are multiplied directly, everything else as float
     if constexpr (can_pair<T, P>) {
         if (c.dim % (2 * W) == 0) all(bf16{});
         else all(float{});
     } else all(float{});
-    Pool::instance().run(n_merges, n_threads, [&](int64_t i) { merge<T>(c, merges + i * 4); });
+    ThreadPool::instance().run(n_merges, n_threads, [&](int64_t i) { merge<T>(c, merges + i * 4); });
 }
 
 }  // namespace

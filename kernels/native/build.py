@@ -1,9 +1,9 @@
-"""Compile ops.cpp and what it includes for this machine, once, and load it.
+"""Compiles the C++ library (ops.cpp) for this machine, once, and loads it.
 
-Built lazily with the system's compiler (some 10 s; Triton needs one at run time too) into a cache folder, under a name
-made of source, compiler, flags and CPU. A fresh build is tried against the references before it gets that name, so that
-another CPU or compiler can give no wrong answer in silence. Without a compiler, or when the trial fails, one line of
-warning says so and plain torch serves. Plain C ABI through ctypes: 0.3 us a call.
+It is built on first use by the system's compiler (about 10 s; Triton needs one at run time too), into a cache folder.
+The file's name is a hash of source, compiler, flags and CPU. A new build is tested against the references before it
+gets that name, so that a compiler bug cannot go unnoticed. Without a compiler, or if the test fails, a warning is
+logged and plain torch is used. ctypes calls the plain C ABI, at 0.3 us per call.
 """
 
 import ctypes
@@ -19,45 +19,42 @@ from pathlib import Path
 
 import torch
 
-from banyan.kernels.native import self_test, threads
+from banyan.kernels.native import self_test
 
 SOURCE = Path(__file__).with_name("ops.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread", "-fPIC", "-shared")
-DTYPES = (torch.float32, torch.bfloat16)  # what the library computes on; all others go to torch
+DTYPES = (torch.float32, torch.bfloat16)  # that the library supports; torch computes all others
 
 _log = logging.getLogger("banyan.kernels")
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled ops, or None where they cannot be had."""
+    """The library; None if it cannot be built. Builds it on the first call."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
-        _log.warning("no C++ compiler (c++) found: attention on the CPU runs in plain torch, 2-4 times slower")
+        _log.warning("no C++ compiler (c++) found: the CPU ops run in plain torch, 2-4 times slower")
         return None
     try:
         return load(compiler, cache_folder())
     except (OSError, subprocess.SubprocessError, AssertionError) as error:
         detail = getattr(error, "stderr", None) or str(error)
-        _log.warning("CPU kernels could not be built, plain torch serves, 2-4 times slower: %s", detail.strip()[:500])
+        _log.warning(
+            "CPU kernels could not be built; the CPU ops run in plain torch, 2-4 times slower: %s", detail.strip()[:500]
+        )
         return None
 
 
-def n_threads(n_numbers: int) -> int:
-    """Threads for one pass over so many numbers."""
-    return 1 if n_numbers < threads.ROW_NUMBERS else threads.most()
-
-
 def cache_folder() -> Path:
-    """Where builds are kept."""
+    """The folder of builds and measurements."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "banyan" / "kernels"
 
 
 def load(compiler: str, folder: Path, check: Callable[[ctypes.CDLL], None] = self_test.run) -> ctypes.CDLL:
-    """Build what `folder` does not have yet, try it, and load it.
+    """Loads the library from `folder`; builds and checks it first if it is not there.
 
-    Raises CalledProcessError when the compiler fails, AssertionError when the trial does, OSError when the library does
-    not load. Processes may build at the same time: each gives its own finished file the shared name.
+    Raises CalledProcessError if the compiler fails, AssertionError if `check` fails, OSError if the library cannot be
+    loaded. Several processes may build at the same time: each renames its own finished file.
     """
     path = folder / f"ops-{_key(compiler)}.so"
     if not path.exists():
@@ -72,6 +69,7 @@ def load(compiler: str, folder: Path, check: Callable[[ctypes.CDLL], None] = sel
 
 
 def _key(compiler: str) -> str:
+    """The hash of all that the binary depends on."""
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=60).stdout
     digest = hashlib.sha256()
     for file in (SOURCE, *sorted(SOURCE.parent.glob("*.h"))):
@@ -81,7 +79,7 @@ def _key(compiler: str) -> str:
 
 
 def _cpu() -> str:
-    """Model and features: what -march=native means."""
+    """The CPU's model and features, which -march=native depends on."""
     wanted = ("model name", "flags", "Features", "CPU part")
     with open("/proc/cpuinfo") as lines:
         return "".join(sorted({line for line in lines if line.startswith(wanted)}))

@@ -1,4 +1,4 @@
-// One token from each row of logits; see kernels/draw/reference.py for what it means.
+// Draws a token from each row of logits; kernels/draw/reference.py defines the result.
 #pragma once
 
 #include <vector>
@@ -7,14 +7,14 @@
 
 namespace {
 
-struct Draws {  // as kernels/draw/rows.py has it: a number per row in each
+struct Draws {  // mirrors Rows of kernels/draw/rows.py: one number per row in each
     const double* temperature;
     const int64_t* top_k;
     const double *top_p, *min_p;
     const int64_t *seed, *sample, *position;
 };
 
-constexpr int64_t CHUNK = 1024;  // weights that are summed in float before the sum goes on in double
+constexpr int64_t CHUNK = 1024;  // weights that are summed in float; these sums are added in double
 
 inline uint64_t mix(uint64_t x) {  // the finaliser of SplitMix64
     x += 0x9E3779B97F4A7C15;
@@ -23,13 +23,13 @@ inline uint64_t mix(uint64_t x) {  // the finaliser of SplitMix64
     return x ^ (x >> 31);
 }
 
-inline uint32_t bits_of(float x) {  // ordered as the numbers are, above 0
+inline uint32_t bits_of(float x) {  // has the order of positive numbers
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
     return bits;
 }
 
-// A vector of what is left of a row; behind its end, nothing that can be drawn.
+// Loads the next vector of a row; lanes past its end are -inf.
 inline vf load_some(const float* p, int64_t left) {
     if (left >= W) return load(p);
     vf x = vf{} - INFINITY;
@@ -37,7 +37,7 @@ inline vf load_some(const float* p, int64_t left) {
     return x;
 }
 
-// The largest; NaN where any is.
+// The largest logit; NaN if any is NaN.
 inline float peak(const float* x, int64_t n) {
     vf most = vf{} - INFINITY;
     vi wrong = vi{};
@@ -51,7 +51,7 @@ inline float peak(const float* x, int64_t n) {
     return top(most);
 }
 
-// Logits become weights, the largest of them 1; what is forbidden, or far below it, has none. Their sum.
+// Computes weights, the largest of them 1. Forbidden and very small logits have weight 0. Returns the sum.
 inline double weigh(const float* x, float* w, int64_t n, float peak, float temperature) {
     double mass = 0;
     for (int64_t at = 0; at < n; at += CHUNK) {
@@ -66,7 +66,7 @@ inline double weigh(const float* x, float* w, int64_t n, float peak, float tempe
     return mass;
 }
 
-// The weight at which those that are at least as large reach a goal: in number, or in mass.
+// The weight at which the weights that are at least as large reach a goal, in number or in mass.
 struct Border {
     float weight;
     int64_t n_above;
@@ -93,7 +93,7 @@ inline Border border(const float* w, int64_t n, int64_t goal_n, double goal_mass
             bins.n[at]++;
             bins.mass[at] += w[i];
         }
-        int at = size, last = 0;  // last: the least that is not empty, should rounding keep the goal from being reached
+        int at = size, last = 0;  // last: the lowest bin that is not empty, used if rounding keeps the goal out of reach
         while (at-- > 0) {
             if (!bins.n[at]) continue;
             last = at;
@@ -120,13 +120,13 @@ inline Border border(const float* w, int64_t n, int64_t goal_n, double goal_mass
     return {weight, n_above, mass_above};
 }
 
-// The least weight that is kept, of n that sum to `mass`.
+// The smallest weight that the filters keep, of n weights with sum `mass`.
 inline float least_kept(const float* w, int64_t n, double mass, int64_t top_k, double top_p, double min_p, Bins& bins) {
     float least = 0x1p-100f;
     if (top_k > 0 && top_k < n) {
         const Border found = border(w, n, top_k, 0, bins);
         least = found.weight > least ? found.weight : least;
-        mass = found.mass_above + double(top_k - found.n_above) * found.weight;  // exactly top_k, whatever ties
+        mass = found.mass_above + double(top_k - found.n_above) * found.weight;  // exactly top_k, without ties
     }
     if (top_p < 1) {
         const Border found = border(w, n, 0, top_p * mass, bins);
@@ -135,7 +135,7 @@ inline float least_kept(const float* w, int64_t n, double mass, int64_t top_k, d
     return min_p > least ? float(min_p) : least;
 }
 
-// The token at which the sum of what is kept first exceeds its share u. n is a multiple of W.
+// The first token at which the running sum of kept weights exceeds u times their total. n is a multiple of W.
 inline int64_t pick(const float* w, int64_t n, float least, double u) {
     thread_local std::vector<double> sums;
     sums.clear();

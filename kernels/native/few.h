@@ -1,15 +1,15 @@
-// Attention of few rows over the same keys: a lane is a key.
+// Attention of few rows over the same keys: each lane is a key.
 //
-// A block's K is turned once, and both products, Q K^T and P V, are then the same register tile: rows of A, broadcast, times
-// whole vectors of B. bfloat16 is widened as it is read, except where a block is a panel of `linear.h`: there Q K^T
-// multiplies pairs of it.
+// K of a block is transposed once. Then both products, Q K^T and P V, use the same register tile: broadcast numbers of A
+// times whole vectors of B. bfloat16 is widened on load, except if a block is a panel of `linear.h`: then Q K^T multiplies
+// pairs.
 #pragma once
 
 #include "items.h"
 
 namespace {
 
-// K of a block is turned to x.k, of pairs in bfloat16 as they lie; V is widened to x.v, or read where it lies (`raw`).
+// Transposes K of a block into x.k (in pairs, for bfloat16). Widens V into x.v, or gives pointers to it (`raw`).
 template <class P, bool paired>
 void gather(const Call& c, int n, int head, Scratch& x, const float** v_row, const P** raw) {
     const P* k_row[BLOCK];
@@ -26,22 +26,22 @@ void gather(const Call& c, int n, int head, Scratch& x, const float** v_row, con
             for (int d = 0; d < c.dim; d += W) store(x.v + s * c.dim + d, load(from + d));
         }
     }
-    find_scales<P>(c, head, x);
-    turn<BLOCK, paired ? 2 * W : W>(n, c.dim, x.k, [&](int s, int d) {
+    load_scales<P>(c, head, x);
+    to_panels<BLOCK, paired ? 2 * W : W>(n, c.dim, x.k, [&](int s, int d) {
         if constexpr (paired) return load(reinterpret_cast<const float*>(k_row[s] + d));
         else return load(k_row[s] + d);
     });
 }
 
-// Scores of one row against n keys from `at` become weights; returns what older sums must be multiplied with.
+// Replaces the scores of one row against n keys from `at` on by weights. Returns the factor for the row's older sums.
 //
-// The row sees the keys up to `last`; from key `tail` on those whose bit is set in `seen`; none before `oldest`.
+// The row attends to keys from `oldest` to `last`; from key `tail` on, only to those whose bit is set in `ancestors`.
 template <class P, bool paired>
 inline float weigh(const Call& c, const Scratch& x, float* score, int at, int n, int last, int oldest, int tail,
-                   uint64_t seen, float& best, vf& total) {
+                   uint64_t ancestors, float& best, vf& total) {
     const int n_vectors = (n + W - 1) / W;
     const bool masked = at + n_vectors * W > last + 1 || n % W || at < oldest;
-    const bool is_tree = seen != ~uint64_t(0) && at + n > tail;
+    const bool is_tree = ancestors != ~uint64_t(0) && at + n > tail;
     vf lane;
     for (int i = 0; i < W; i++) lane[i] = i;
     vf high = vf{} - INFINITY;
@@ -59,7 +59,7 @@ inline float weigh(const Call& c, const Scratch& x, float* score, int at, int n,
         if (is_tree)
             for (int i = 0; i < W; i++) {
                 const int bit = at + j * W + i - tail;
-                if (bit >= 0 && bit < 64 && !(seen >> bit & 1)) s[i] = -INFINITY;
+                if (bit >= 0 && bit < 64 && !(ancestors >> bit & 1)) s[i] = -INFINITY;
             }
         store(score + j * W, s);
         high = vmax(high, s);
@@ -85,7 +85,7 @@ void attend_few(const Call& c, const Item& item, int head_from, int head_to, Scr
     const float* kt_row[MAX_DIM];
     const float* v_row[BLOCK];
     const P* raw[BLOCK];
-    const bool is_raw = sizeof(P) == 2 && n <= MR;  // then V is passed over once, and need not be widened before
+    const bool is_raw = sizeof(P) == 2 && n <= MR;  // then V is read only once, so widening it first does not pay
     const bool is_streamed = head_to - head_from == c.n_kv_heads;
     const int32_t* entry = c.rows + int64_t(item.first) * 2;  // (row of q, its partial result) of each row
     for (int d = 0; d < dim; d++) kt_row[d] = x.k + d * BLOCK;
@@ -101,8 +101,8 @@ void attend_few(const Call& c, const Item& item, int head_from, int head_to, Scr
         }
     for (int at = item.start; at < item.end; at += BLOCK) {
         const int n_keys = item.end - at < BLOCK ? item.end - at : BLOCK;
-        find(c, item, at, n_keys, x);
-        if (is_streamed) stream<P>(c, item, at, n_keys, x);
+        locate(c, item, at, n_keys, x);
+        if (is_streamed) touch_lines<P>(c, item, at, n_keys, x);
         for (int h = head_from, r = 0; h < head_to; h++, r += n) {
             gather<P, paired>(c, n_keys, h, x, v_row, is_raw ? raw : nullptr);
             if constexpr (paired)
@@ -111,9 +111,9 @@ void attend_few(const Call& c, const Item& item, int head_from, int head_to, Scr
             for (int i = 0; i < n; i++) {
                 const int row = entry[i / group * 2];
                 const int oldest = c.window ? c.position[row] - c.window + 1 : 0;
-                const uint64_t seen = c.seen ? c.seen[row] : ~uint64_t(0);
+                const uint64_t ancestors = c.ancestors ? c.ancestors[row] : ~uint64_t(0);
                 x.shrink[i] = weigh<P, paired>(c, x, x.weight + i * BLOCK, at, n_keys, item.position + i / group, oldest,
-                                               item.tail, seen, x.top[r + i], x.total[r + i]);
+                                               item.tail, ancestors, x.top[r + i], x.total[r + i]);
             }
             if (is_raw) product(n, dim, x.acc + r * dim, dim, x.weight, BLOCK, raw, n_keys, x.shrink);
             else product(n, dim, x.acc + r * dim, dim, x.weight, BLOCK, v_row, n_keys, x.shrink);

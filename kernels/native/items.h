@@ -1,17 +1,17 @@
-// What attention works on: calls, the items of a plan, a thread's scratch, and the keys of a block.
+// The data of attention: calls, the items of a plan, a thread's scratch memory, and the keys of a block.
 #pragma once
 
 #include <type_traits>
 
 #include "linear.h"
-#include "pool.h"
+#include "thread_pool.h"
 #include "vector.h"
 
 namespace {
 
 constexpr int BLOCK = 64;      // keys
-constexpr int AHEAD = 16;      // keys, of what is asked for by instruction
-constexpr int MAX_ROWS = 256;  // of a task: tokens times query heads
+constexpr int AHEAD = 16;      // keys ahead of the current one that are prefetched
+constexpr int MAX_ROWS = 256;  // per task: tokens times query heads
 constexpr int MAX_DIM = 256;
 
 struct Call {  // one call of attention; pointers to elements of one type
@@ -19,31 +19,31 @@ struct Call {  // one call of attention; pointers to elements of one type
     void* out;
     const float* sinks;      // [n_heads] or null
     const int32_t* table;    // [n_requests, s_table]
-    const int32_t* rows;     // as plan.py writes them
-    const int32_t* position; // [n_rows], of each row in its text; for windows
-    const uint64_t* seen;    // [n_rows], which of the last 64 keys of its request a row sees; or null
+    const int32_t* rows;     // see AttentionPlan in plan.py
+    const int32_t* position; // [n_rows], position of each row in its text; for windows
+    const uint64_t* ancestors;  // [n_rows], the last 64 keys of its request that a row attends to; or null
     float *part, *lse;       // [n_partials, n_heads, dim], [n_partials, n_heads]
-    const float *k_scale, *v_scale;  // [pages, page, n_kv_heads], of pools in 8 bits
+    const float *k_scale, *v_scale;  // [pages, page, n_kv_heads], of 8-bit pools
     int64_t s_q, s_out, s_page, s_slot;
-    int32_t s_table, n_heads, n_kv_heads, dim, page, window, is_exact;  // is_exact: how many rows an item has changes no bit
+    int32_t s_table, n_heads, n_kv_heads, dim, page, window, is_exact;  // is_exact: results must not depend on the number of rows
     float scale, softcap;    // scale in base 2
 };
 
-struct Item {  // as plan.py writes it
+struct Item {  // see AttentionPlan in plan.py
     int32_t first, n, request, start, end, position, tail, unused;
 };
 
 struct alignas(64) Scratch {
-    float q[MAX_ROWS * MAX_DIM], acc[MAX_ROWS * MAX_DIM], weight[MAX_ROWS * BLOCK];  // weight: scores, and then weights
+    float q[MAX_ROWS * MAX_DIM], acc[MAX_ROWS * MAX_DIM], weight[MAX_ROWS * BLOCK];  // weight: first scores, then weights
     bf16 q_half[MAX_ROWS * MAX_DIM], v_pairs[BLOCK * MAX_DIM];
-    float k[MAX_DIM * BLOCK], v[BLOCK * MAX_DIM];  // of a block, turned or widened
+    float k[MAX_DIM * BLOCK], v[BLOCK * MAX_DIM];  // of a block, transposed or widened
     float k_scale[BLOCK], v_scale[BLOCK];
-    int64_t place[BLOCK], slot[BLOCK];  // of a block's keys: where their numbers begin, and which of all slots they have
-    vf best[MAX_ROWS / W], total[MAX_ROWS];  // sums of weights, in W parts for each row: lanes are keys, or rows
+    int64_t place[BLOCK], slot[BLOCK];  // of a block's keys: offset of their numbers, and slot
+    vf best[MAX_ROWS / W], total[MAX_ROWS];  // sums of weights, in W parts per row: lanes are keys, or rows
     float top[MAX_ROWS], shrink[MAX_ROWS];
     const void *k_row[BLOCK], *v_row[BLOCK];
-    float last[MAX_ROWS], oldest[MAX_ROWS];  // keys that a row sees: these, and all between them
-    uint64_t seen[MAX_ROWS];
+    float last[MAX_ROWS], oldest[MAX_ROWS];  // the first and the last key that a row attends to
+    uint64_t ancestors[MAX_ROWS];
 
     template <class T>
     T* panels() {
@@ -57,8 +57,8 @@ constexpr bool is_scaled = sizeof(P) == 1;
 template <class T, class P>
 constexpr bool can_pair = sizeof(T) == 2 && sizeof(P) == 2 && PANEL == BLOCK;
 
-// Find a block's keys. What is past the end repeats the first, and is masked.
-inline void find(const Call& c, const Item& item, int at, int n, Scratch& x) {
+// Locates a block's keys. Entries past the end repeat the first key, and are masked later.
+inline void locate(const Call& c, const Item& item, int at, int n, Scratch& x) {
     const int32_t* table = c.table + int64_t(item.request) * c.s_table;
     for (int s = 0; s < n;) {
         const int first = (at + s) % c.page;
@@ -71,13 +71,13 @@ inline void find(const Call& c, const Item& item, int at, int n, Scratch& x) {
     for (int s = n; s < BLOCK; s++) x.place[s] = x.place[0], x.slot[s] = x.slot[0];
 }
 
-// Read a byte of each line of a block, all heads, in the order in which they lie: the products go by head, and the
-// processor does not foresee their jumps. Behind a layer's weights, which empty the caches, this halves the time of a
-// decode; with all of KV in cache it costs a tenth or two. The first line of a key some way ahead is asked for by
-// instruction, and its page table walked meanwhile: 26 GB/s of pages in random order for 19 (one core, Zen 5). To ask so
-// for all lines gains nothing: what finds no room in the queue is dropped.
+// Reads one byte of each cache line of a block, for all heads, in the order of memory. The products go head by head, in
+// jumps that the processor's prefetcher does not predict. After a layer's weights, which evict KV from the caches, this
+// halves the time of a decode; with all KV in cache it costs 10 to 20 %. The first line of a key AHEAD keys later is
+// prefetched by an instruction, which also starts its page walk: 26 GB/s instead of 19 on pages in random order (one
+// core, Zen 5). Prefetching all lines that way gains nothing, since the processor drops prefetches beyond its queue.
 template <class P>
-inline void stream(const Call& c, const Item& item, int at, int n, const Scratch& x) {
+inline void touch_lines(const Call& c, const Item& item, int at, int n, const Scratch& x) {
     const int32_t* table = c.table + int64_t(item.request) * c.s_table;
     const int n_bytes = c.n_kv_heads * c.dim * sizeof(P);
     const auto touch = [&](const void* pool) {
@@ -92,10 +92,10 @@ inline void stream(const Call& c, const Item& item, int at, int n, const Scratch
     touch(c.v);
 }
 
-// Rows of `dim` numbers are turned into panels of `width` of them: a row is a lane. row(r, d): W floats of row r from number
-// d on, where a float may hold a pair. step: the numbers that these are.
+// Transposes rows of `dim` numbers into panels of `width` rows, so that a row is a lane. row(r, d): W floats of row r from
+// number d on; a float may hold a pair. step: the numbers in W floats.
 template <int width, int step, class Row>
-inline void turn(int n, int dim, float* to, const Row& row) {
+inline void to_panels(int n, int dim, float* to, const Row& row) {
     for (int r = 0; r < (n + W - 1) / W * W; r += W)
         for (int d = 0; d < dim; d += step) {
             vf square[W];
@@ -106,9 +106,9 @@ inline void turn(int n, int dim, float* to, const Row& row) {
         }
 }
 
-// Of pools in 8 bits, what a block's keys and values are multiplied with.
+// Loads the scales of a block's keys and values, for 8-bit pools.
 template <class P>
-inline void find_scales(const Call& c, int head, Scratch& x) {
+inline void load_scales(const Call& c, int head, Scratch& x) {
     if constexpr (is_scaled<P>)
         for (int s = 0; s < BLOCK; s++) {
             const int64_t slot = x.slot[s] * c.n_kv_heads + head;
@@ -116,22 +116,22 @@ inline void find_scales(const Call& c, int head, Scratch& x) {
         }
 }
 
-// A score, in base 2, through the soft cap: c.scale holds 2 / softcap, and tanh(x) = 1 - 2 / (exp(2x) + 1).
+// Applies the softcap to scores in base 2: c.scale includes 2 / softcap, and tanh(x) = 1 - 2 / (exp(2x) + 1).
 inline vf capped(const Call& c, vf s) {
     const vf low = s > 60.0f ? vf{} + 60.0f : s;
     return (1.0f - 2.0f / (exp2(low) + 1.0f)) * (c.softcap * LOG2E);
 }
 
-// What a row's sum of values is multiplied with in the end. total, most: the sum of its weights, and the score that they
-// are told from. A partial result's log-sum-exp goes to its place; in a whole one the head's sink has its part.
-inline float normalizer(const Call& c, int head, int part, float total, float most) {
+// The factor that normalises a row's sum of values. total: the sum of its weights relative to the score `base`. Stores
+// the log-sum-exp of a partial result. A final result includes the head's sink.
+inline float normalizer(const Call& c, int head, int part, float total, float base) {
     if (part >= 0) {
-        c.lse[int64_t(part) * c.n_heads + head] = total > 0 ? most + std::log2(total) : -INFINITY;
+        c.lse[int64_t(part) * c.n_heads + head] = total > 0 ? base + std::log2(total) : -INFINITY;
         return total > 0 ? 1.0f / total : 0.0f;
     }
     if (!c.sinks) return 1.0f / total;
-    const float sink = c.sinks[head] * LOG2E, high = most > sink ? most : sink;
-    const float by = std::exp2(most - high);
+    const float sink = c.sinks[head] * LOG2E, high = base > sink ? base : sink;
+    const float by = std::exp2(base - high);
     return by / (total * by + std::exp2(sink - high));
 }
 

@@ -1,6 +1,6 @@
-// All layers of a dense decoder in one call: the functions of the ops, in their order, on the same numbers of threads.
+// All layers of a dense decoder in one call: the same functions, order and thread counts as the separate ops.
 //
-// A step of few rows is so short that asking for its ops one by one, nine a layer, would take a tenth to a third of it.
+// With few rows, calling the nine ops of each layer from Python takes a tenth to a third of the step.
 #pragma once
 
 #include "attention.h"
@@ -9,9 +9,9 @@
 
 namespace {
 
-struct Weight {  // of a linear layer, in panels
+struct Weight {  // of a linear layer, packed in panels
     const void* panels;
-    const float* scale;  // of int8; else null
+    const float* scale;  // of an int8 weight; else null
     const void* bias;
     int64_t n_in, n_out;
 };
@@ -21,23 +21,23 @@ struct Layer {
     Weight qkv, out, gate_up, down;
     void *k, *v;
     float *k_scale, *v_scale;
-    int64_t plan;  // which of the step's
+    int64_t plan;  // index of the attention plan
 };
 
-struct Planned {  // attention of the layers that share a window
-    Call call;    // its q, out and pools are the layer's
+struct AttentionPlan {  // attention of all layers with the same window
+    Call call;    // each layer sets q, out and the pools
     const Item *small, *large;
     const int32_t* merges;
     int32_t n_small, n_large, n_merges, n_threads;
 };
 
 struct Pass {  // one pass over all layers; pointers to elements of one type
-    void *x, *h;                             // [n, hidden]: the residual stream, and what is added to it next
-    void *qkv, *q, *attended, *both, *gated; // [n, ...], scratch
+    void *x, *h;                             // [n, hidden]: the residual stream, and the output to add to it next
+    void *qkv, *q, *attended, *gate_up, *gated; // [n, ...], buffers
     const float *cos, *sin;
-    const int64_t *slots, *last;             // last: rows, ascending, that alone the last layer computes
+    const int64_t *slots, *last;             // last: rows, ascending, that the last layer computes; or null
     int64_t n, n_last, last_plan, n_heads, n_kv_heads, dim, half;
-    int64_t row_numbers, product_work;  // below which one thread does a pass over rows, and a product
+    int64_t row_numbers, product_work;  // below these, one thread computes a pass over rows, or a product
     float eps;
     int32_t n_threads;
 };
@@ -48,16 +48,16 @@ void multiply(const Pass& p, const Weight& w, const void* x, void* out) {
     multiply((const T*)x, w.panels, w.scale, (const T*)w.bias, (T*)out, p.n, w.n_in, w.n_out, w.n_in, n_threads);
 }
 
-// Of rows of w numbers those that are picked, one behind the other, in place.
+// Moves the given rows, of w numbers each, to the front, in place.
 template <class T>
-void pick(void* all, const int64_t* rows, int64_t n, int64_t w) {
+void keep_rows(void* all, const int64_t* rows, int64_t n, int64_t w) {
     T* at = (T*)all;
     for (int64_t i = 0; i < n; i++)
         if (rows[i] != i) std::memcpy(at + i * w, at + rows[i] * w, w * sizeof(T));
 }
 
 template <class T, class P>
-void layers(Pass p, const Layer* all, int n_layers, Planned* plans) {
+void layers(Pass p, const Layer* all, int n_layers, AttentionPlan* plans) {
     const auto threads = [&](int64_t n_numbers) { return n_numbers < p.row_numbers ? 1 : p.n_threads; };
     for (const Layer* l = all; l < all + n_layers; l++) {
         const int64_t hidden = l->qkv.n_in, intermediate = l->down.n_in;
@@ -72,20 +72,20 @@ void layers(Pass p, const Layer* all, int n_layers, Planned* plans) {
         rope_kv<T, P>(rope, threads(p.n * l->qkv.n_out));
         const bool is_last = l + 1 == all + n_layers;
         if (is_last && p.n_last < p.n) {
-            pick<T>(p.q, p.last, p.n_last, p.n_heads * p.dim);
-            pick<T>(p.x, p.last, p.n_last, hidden);
+            keep_rows<T>(p.q, p.last, p.n_last, p.n_heads * p.dim);
+            keep_rows<T>(p.x, p.last, p.n_last, hidden);
             p.n = p.n_last;
         }
         if (!p.n) return;
-        Planned& planned = plans[is_last ? p.last_plan : l->plan];
-        Call& c = planned.call;
+        AttentionPlan& plan = plans[is_last ? p.last_plan : l->plan];
+        Call& c = plan.call;
         c.q = p.q, c.out = p.attended, c.k = l->k, c.v = l->v, c.k_scale = l->k_scale, c.v_scale = l->v_scale;
-        run<T, P>(c, planned.small, planned.n_small, planned.large, planned.n_large, planned.merges, planned.n_merges,
-                  planned.n_threads);
+        run<T, P>(c, plan.small, plan.n_small, plan.large, plan.n_large, plan.merges, plan.n_merges,
+                  plan.n_threads);
         multiply<T>(p, l->out, p.attended, p.h);
         add_and_norm(l->mlp_norm);
-        multiply<T>(p, l->gate_up, p.h, p.both);
-        gate((const T*)p.both, (T*)p.gated, p.n, intermediate, 2 * intermediate,
+        multiply<T>(p, l->gate_up, p.h, p.gate_up);
+        gate((const T*)p.gate_up, (T*)p.gated, p.n, intermediate, 2 * intermediate,
              threads(p.n * 2 * intermediate));
         multiply<T>(p, l->down, p.gated, p.h);
     }

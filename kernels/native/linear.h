@@ -1,12 +1,12 @@
-// Linear layers over weights packed in panels: fast from one row on, where a library's call costs more than its sums.
+// Linear layers over weights packed in panels. Fast also for one row, where the overhead of oneDNN's call dominates.
 //
-// A panel is PANEL columns of the result, all k: float32 [k][PANEL], bfloat16 [k / 2][PANEL][2], so that a lane holds a
-// pair of k. A register tile is MR rows times a panel; a panel's part of KC k stays in L2 while the rows pass by. A
-// weight in int8 lies as the type of its rows would, whose numbers its own are exactly: it is widened in registers for few
-// rows, part by part for many, and a column's scale comes to the sum.
+// A panel is PANEL output columns with all k: float32 [k][PANEL], bfloat16 [k / 2][PANEL][2], so that a lane holds a pair
+// of k. A register tile is MR rows times a panel; the KC numbers k of a panel stay in L2 while all rows use them. An int8
+// weight has the layout of the rows' type, which represents its numbers exactly. It is widened in registers for few rows,
+// and part by part for many. A column's scale is applied to the sum.
 #pragma once
 
-#include "pool.h"
+#include "thread_pool.h"
 #include "vector.h"
 #ifdef __AVX512BF16__
 #include <immintrin.h>
@@ -21,7 +21,7 @@ constexpr int MC = 16 * MR;  // rows of a task
 #ifdef __AVX512BF16__
 constexpr bool widens_pairs = true;
 inline __m512i pairs(const bf16* b) { return _mm512_loadu_si512(b); }
-inline __m512i pairs(const int8_t* b) {  // a float's upper half is all that such a number takes
+inline __m512i pairs(const int8_t* b) {  // the upper half of a float represents int8 exactly
     const __m512i both = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(b)));
     const __m512 even = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(both, 16), 16));
     const __m512 odd = _mm512_cvtepi32_ps(_mm512_srai_epi32(both, 16));
@@ -31,7 +31,7 @@ inline __m512i pairs(const int8_t* b) {  // a float's upper half is all that suc
 constexpr bool widens_pairs = false;
 #endif
 
-// t[r] += a[r][0 .. n_k) * b, of the first V vectors of a panel; at(r, k): where a[r][k] stands, and in bfloat16 the next
+// t[r] += a[r][0 .. n_k) * b, for the first V vectors of a panel. at(r, k): address of a[r][k]
 template <class T, int R, int V, class B, class At>
 inline void panel(vf (*t)[V], const At& at, const B* b, int n_k) {
     if constexpr (sizeof(T) == 4) {
@@ -111,7 +111,7 @@ void linear(const T* x, const Q* weight, const float* scale, const T* bias, T* o
     constexpr int part = sizeof(Q) == 1 ? KC / 4 : KC;
     constexpr bool is_direct = sizeof(Q) > 1 || sizeof(T) > 2 || widens_pairs;
     const int64_t n_panels = (n_out + PANEL - 1) / PANEL, n_blocks = (n + MC - 1) / MC;
-    Pool::instance().run(n_panels * n_blocks, n_threads, [&](int64_t task) {
+    ThreadPool::instance().run(n_panels * n_blocks, n_threads, [&](int64_t task) {
         const int64_t p = task / n_blocks, m = task % n_blocks;
         alignas(64) float c[MC * PANEL];
         const T* a = x + m * MC * s_x;
@@ -120,7 +120,7 @@ void linear(const T* x, const Q* weight, const float* scale, const T* bias, T* o
         for (int64_t k = 0; k < n_in; k += part) {
             const int n_k = int(n_in - k < part ? n_in - k : part);
             if constexpr (sizeof(Q) == 1) {
-                if (n_rows > 3 * MR || !is_direct) {  // measured: up to there it is quicker to widen again
+                if (n_rows > 3 * MR || !is_direct) {  // measured: with fewer rows, widening each time is faster
                     alignas(64) T wide[part * PANEL];
                     widen(wide, b + k * PANEL, n_k * PANEL);
                     blocks(n_rows, c, a + k, s_x, wide, n_k, k == 0);
@@ -145,7 +145,7 @@ void linear(const T* x, const Q* weight, const float* scale, const T* bias, T* o
     });
 }
 
-// The same for a weight of either kind: with a scale it is in int8.
+// The same for a weight of either type: with a scale, it is int8.
 template <class T>
 void multiply(const T* x, const void* weight, const float* scale, const T* bias, T* out, int64_t n, int64_t n_in,
               int64_t n_out, int64_t s_x, int n_threads) {

@@ -1,10 +1,10 @@
-// Attention of many rows over the same keys: a lane is a row.
+// Attention of many rows over the same keys: each lane is a row.
 //
-// A task's Q is turned once, into panels of rows. Keys and values are then taken as they lie in the pages, number by
-// number, each times vectors of rows: S^T = K Q^T, and O^T += V^T P^T. So nothing of a block has to be turned, and a row's
-// best score and its sum are found without a step across lanes. In bfloat16 both products multiply pairs, of a key's
-// numbers and of keys; weights are rounded for that as a GPU's are. In float all is summed in the order of few.h: how many
-// rows there are changes no bit.
+// Q of a task is transposed once, into panels of rows. Then each number of a key or value is read from the pages and
+// multiplied with vectors of rows: S^T = K Q^T, and O^T += V^T P^T. So blocks are not transposed, and a row's maximum and
+// sum need no reduction across lanes. In bfloat16, both products multiply pairs: of a key's numbers, and of keys. Weights
+// are rounded to bfloat16 for that, as on a GPU. In float, everything is summed in the order of few.h, so results do not
+// depend on the number of rows.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +14,9 @@
 namespace {
 
 template <class T>
-constexpr int many = sizeof(T) == 2 ? 20 : 28;  // rows from which on this is quicker than `attend_few`, measured
+constexpr int MANY = sizeof(T) == 2 ? 20 : 28;  // rows from which on this is faster than `attend_few`, measured
 
-// c[r] = shrink * c[r] + sum over k of a[r][k] * b[k], for rows of V vectors; at(r, k): where a[r][k] stands, or its pair
+// c[r] = shrink * c[r] + sum over k of a[r][k] * b[k], for rows of V vectors. at(r, k): address of a[r][k], or its pair.
 template <class T, int R, int V, class At>
 inline void across(int from, int n, float* c, const T* b, int n_k, const At& at, const vf* shrink) {
     for (; n - from >= R; from += R) {
@@ -34,22 +34,22 @@ inline void across(int from, int n, float* c, const T* b, int n_k, const At& at,
 typedef uint16_t vp __attribute__((vector_size(W * 4), aligned(2)));
 
 template <int from, int... I>
-inline vp zipped(vp a, vp b, std::integer_sequence<int, I...>) {
+inline vp interleaved(vp a, vp b, std::integer_sequence<int, I...>) {
     return __builtin_shufflevector(a, b, (from + I / 2 + I % 2 * 2 * W)...);
 }
 
 // a[0], b[0], a[1], b[1], ... of 2 W numbers each
-inline void zip(bf16* to, const bf16* a, const bf16* b) {
+inline void interleave(bf16* to, const bf16* a, const bf16* b) {
     vp one, other;
     std::memcpy(&one, a, sizeof one);
     std::memcpy(&other, b, sizeof other);
-    const vp low = zipped<0>(one, other, std::make_integer_sequence<int, 2 * W>());
-    const vp high = zipped<W>(one, other, std::make_integer_sequence<int, 2 * W>());
+    const vp low = interleaved<0>(one, other, std::make_integer_sequence<int, 2 * W>());
+    const vp high = interleaved<W>(one, other, std::make_integer_sequence<int, 2 * W>());
     std::memcpy(to, &low, sizeof low);
     std::memcpy(to + 2 * W, &high, sizeof high);
 }
 
-// a[0], b[0], a[1], b[1], ...; to nearest even, of numbers that are no NaN
+// a[0], b[0], a[1], b[1], ..., rounded to nearest even; NaN is not handled
 inline void store_pairs(bf16* to, vf a, vf b) {
 #ifdef __AVX512BF16__
     vu both = (vu)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)a));
@@ -64,16 +64,16 @@ inline void store_pairs(bf16* to, vf a, vf b) {
     std::memcpy(to, &both, sizeof both);
 }
 
-// A block of keys and what a task knows of it.
+// A block of keys, and which rows attend to it.
 struct Block {
-    int at, n;      // first key, how many: up to the last that a row sees
-    int all;        // keys that all rows see, but for windows and trees
-    bool is_whole;  // every row sees all of them
+    int at, n;      // first key, and number of keys up to the last one that a row attends to
+    int all;        // keys that all rows attend to, apart from windows and trees
+    bool is_whole;  // every row attends to all of them
 };
 
-// Scores [key][row] of a block as they are before the softmax, in base 2; by: their scale.
+// Applies scales and softcap to the scores [key][row] of a block. by: their scale.
 template <class P, int V>
-inline void bend(const Call& c, Scratch& x, int n, float by) {
+inline void scale_scores(const Call& c, Scratch& x, int n, float by) {
     for (int s = 0; s < n; s++)
         for (int v = 0; v < V; v++) {
             vf value = load(x.weight + s * PANEL + v * W) * by;
@@ -83,9 +83,9 @@ inline void bend(const Call& c, Scratch& x, int n, float by) {
         }
 }
 
-// -inf for what rows may not see of a block.
+// Sets the scores of masked keys of a block to -inf.
 template <int V>
-inline void hide(const Call& c, const Item& item, Scratch& x, const Block block, int p) {
+inline void mask_scores(const Call& c, const Item& item, Scratch& x, const Block block, int p) {
     float* score = x.weight;  // [key][row]
     for (int s = c.window ? 0 : std::max(0, block.all - block.at); s < block.n; s++)
         for (int v = 0; v < V; v++) {
@@ -96,13 +96,13 @@ inline void hide(const Call& c, const Item& item, Scratch& x, const Block block,
             store(score + s * PANEL + v * W, value);
         }
     const int from = item.tail > block.at ? item.tail - block.at : 0, to = std::min(block.n, item.tail + 64 - block.at);
-    for (int r = 0; c.seen && from < to && r < V * W; r++)
+    for (int r = 0; c.ancestors && from < to && r < V * W; r++)
         for (int s = from; s < to; s++)
-            if (!(x.seen[p * PANEL + r] >> (block.at + s - item.tail) & 1)) score[s * PANEL + r] = -INFINITY;
+            if (!(x.ancestors[p * PANEL + r] >> (block.at + s - item.tail) & 1)) score[s * PANEL + r] = -INFINITY;
 }
 
-// Scores of a panel's rows, [key][row], become weights, where they stood or in pairs of keys; shrink: what older sums are
-// multiplied with. by: what scores have still to be multiplied with.
+// Replaces the scores of a panel's rows, [key][row], by weights; in bfloat16, in pairs of keys. Returns the factors of
+// older sums in `shrink`. by: factor of the scores.
 template <class T, class P, int V>
 inline void weigh_across(float* score, int n, float by, vf* all_best, vf* all_total, const float* v_scale, vf* shrink) {
     vf base[V];
@@ -117,7 +117,7 @@ inline void weigh_across(float* score, int n, float by, vf* all_best, vf* all_to
     }
     const auto weight = [&](int s, int v) { return exp2(load(score + s * PANEL + v * W) * by - base[v]); };
     if constexpr (sizeof(T) == 4) {
-        for (int lane = 0; lane < W; lane++)  // of few.h, whose sums are kept in W parts
+        for (int lane = 0; lane < W; lane++)  // as in few.h, which keeps sums in W parts
             for (int v = 0; v < V; v++) {
                 vf part = vf{}, &total = all_total[lane * NV + v];
                 for (int s = lane; s < n; s += W) {
@@ -153,10 +153,10 @@ inline void panel_across(const Call& c, const Item& item, Scratch& x, const Bloc
     across<T, R, V>(0, block.n, x.weight, q, dim, [=](int r, int k) { return k_row[r] + k; }, nullptr);
     float by = sizeof(T) == 2 ? c.scale : 1.0f;
     if (c.softcap > 0 || is_scaled<P>) {
-        bend<P, V>(c, x, block.n, by);
+        scale_scores<P, V>(c, x, block.n, by);
         by = 1.0f;
     }
-    if (!block.is_whole) hide<V>(c, item, x, block, p);
+    if (!block.is_whole) mask_scores<V>(c, item, x, block, p);
     weigh_across<T, P, V>(x.weight, block.n, by, x.best + p * NV, x.total + p * PANEL, x.v_scale, shrink);
     const auto* weight = reinterpret_cast<const T*>(x.weight);
     float* acc = x.acc + p * PANEL * dim;
@@ -165,13 +165,13 @@ inline void panel_across(const Call& c, const Item& item, Scratch& x, const Bloc
     across<T, R, V>(0, dim, acc, weight, n, [=](int r, int k) { return v_row[k] + pair * r; }, shrink);
 }
 
-// Q in panels of rows, float32 [dim][PANEL], bfloat16 [dim / 2][PANEL][2]; a row that is missing repeats the last.
+// Transposes Q into panels of rows, float32 [dim][PANEL], bfloat16 [dim / 2][PANEL][2]. Missing rows repeat the last.
 template <class T, class Q>
-inline void turn_rows(const Call& c, const Item& item, int head, Scratch& x) {
+inline void transpose_rows(const Call& c, const Item& item, int head, Scratch& x) {
     const int group = c.n_heads / c.n_kv_heads, n = item.n * group;
     const int32_t* entry = c.rows + int64_t(item.first) * 2;
     auto* to = reinterpret_cast<float*>(x.panels<T>());
-    turn<PANEL, W * 4 / sizeof(T)>(n, c.dim, to, [&](int r, int d) {
+    to_panels<PANEL, W * 4 / sizeof(T)>(n, c.dim, to, [&](int r, int d) {
         const int at = r < n ? r : n - 1;
         const Q* row = static_cast<const Q*>(c.q) + entry[at / group * 2] * c.s_q;
         const Q* from = row + (head * group + at % group) * c.dim + d;
@@ -180,11 +180,11 @@ inline void turn_rows(const Call& c, const Item& item, int head, Scratch& x) {
     });
 }
 
-// Where a block's K and V stand: in the pages, or widened; V in pairs of keys for bfloat16.
+// Sets the row pointers of a block's K and V: into the pages, or to widened copies. bfloat16 V goes in pairs of keys.
 template <class T, class P>
-inline void lay(const Call& c, const Item& item, int at, int n, int head, Scratch& x) {
-    find(c, item, at, n, x);
-    find_scales<P>(c, head, x);
+inline void load_block(const Call& c, const Item& item, int at, int n, int head, Scratch& x) {
+    locate(c, item, at, n, x);
+    load_scales<P>(c, head, x);
     const int dim = c.dim;
     const int64_t first = int64_t(head) * dim;
     const auto from = [&](const void* pool, int s) { return static_cast<const P*>(pool) + x.place[s] + first; };
@@ -193,8 +193,8 @@ inline void lay(const Call& c, const Item& item, int at, int n, int head, Scratc
         if constexpr (sizeof(T) == 2) {
             bf16* to = x.v_pairs + s / 2 * 2 * dim;
             x.v_row[s] = to;
-            if (s % 2 == 0)  // an odd last one gets for company what `find` puts past the end
-                for (int d = 0; d < dim; d += 2 * W) zip(to + 2 * d, from(c.v, s) + d, from(c.v, s + 1) + d);
+            if (s % 2 == 0)  // an odd last key is paired with the entry that `locate` puts past the end
+                for (int d = 0; d < dim; d += 2 * W) interleave(to + 2 * d, from(c.v, s) + d, from(c.v, s + 1) + d);
         } else if constexpr (sizeof(P) < 4) {
             for (int d = 0; d < dim; d += W) {
                 store(x.k + s * dim + d, load(from(c.k, s) + d));
@@ -205,15 +205,15 @@ inline void lay(const Call& c, const Item& item, int at, int n, int head, Scratc
     }
 }
 
-// O of all rows from the panels, to `out` or as partial results.
+// Writes O of all rows to `out`, or as partial results.
 template <class Q>
-inline void give(const Call& c, const Item& item, int head, Scratch& x) {
+inline void write_results(const Call& c, const Item& item, int head, Scratch& x) {
     const int group = c.n_heads / c.n_kv_heads, n = item.n * group, dim = c.dim;
     const int32_t* entry = c.rows + int64_t(item.first) * 2;
     for (int r = 0; r < n; r += W) {
         const int n_here = n - r < W ? n - r : W;
         float by[W];
-        vf* total = x.total + r / PANEL * PANEL + r % PANEL / W;  // and every NV-th from there on
+        vf* total = x.total + r / PANEL * PANEL + r % PANEL / W;  // and every NV-th after it
         for (int half = W / 2; half; half /= 2)
             for (int i = 0; i < half; i++) total[i * NV] += total[(i + half) * NV];
         for (int i = 0; i < n_here; i++) {
@@ -233,39 +233,39 @@ inline void give(const Call& c, const Item& item, int head, Scratch& x) {
     }
 }
 
-// T: what the products multiply: bf16, in pairs, or float. Q, P: the types of rows and pools.
+// T: the type that is multiplied: bf16 in pairs, or float. Q, P: the types of rows and pools.
 template <class T, class Q, class P>
 void attend_many(const Call& c, const Item& item, int head, Scratch& x) {
     const int group = c.n_heads / c.n_kv_heads, n = item.n * group, n_panels = (n + PANEL - 1) / PANEL;
     const int32_t* entry = c.rows + int64_t(item.first) * 2;
-    turn_rows<T, Q>(c, item, head, x);
+    transpose_rows<T, Q>(c, item, head, x);
     int newest = 0;
     for (int r = 0; r < n_panels * PANEL; r++) {
         const int at = (r < n ? r : n - 1) / group, row = entry[at * 2];
         const int oldest = c.window ? c.position[row] - c.window + 1 : 0;
         x.last[r] = float(item.position + at), x.oldest[r] = float(oldest);
         newest = oldest > newest ? oldest : newest;
-        if (c.seen) x.seen[r] = c.seen[row];
+        if (c.ancestors) x.ancestors[r] = c.ancestors[row];
     }
     for (int i = 0; i < n_panels * NV; i++) x.best[i] = vf{} - INFINITY;
     for (int i = 0; i < n_panels * PANEL; i++) x.total[i] = vf{};
     std::memset(x.acc, 0, sizeof(float) * n_panels * PANEL * c.dim);
     for (int at = item.start; at < item.end; at += BLOCK) {
         const int n_keys = item.end - at < BLOCK ? item.end - at : BLOCK;
-        lay<T, P>(c, item, at, n_keys, head, x);
+        load_block<T, P>(c, item, at, n_keys, head, x);
         for (int p = 0; p < n_panels; p++) {
             const int n_rows = n - p * PANEL, first = item.position + p * PANEL / group + 1;
-            const int end = std::min(at + n_keys, int(x.last[p * PANEL + PANEL - 1]) + 1);  // of what its last row sees
+            const int end = std::min(at + n_keys, int(x.last[p * PANEL + PANEL - 1]) + 1);  // the last row attends to no later key
             if (end <= at) continue;
-            const bool is_whole = end <= first && at >= newest && !(c.seen && end > item.tail);
+            const bool is_whole = end <= first && at >= newest && !(c.ancestors && end > item.tail);
             const Block block{at, end - at, first, is_whole};
-            // with fewer vectors to a number of K or V, reading the numbers is what takes the time
+            // use as few vectors as the rows need; with fewer still, reading K and V would dominate
             if (n_rows > 3 * PANEL / 4) panel_across<T, P, NV>(c, item, x, block, p);
             else if (n_rows > PANEL / 2) panel_across<T, P, (3 * NV + 3) / 4>(c, item, x, block, p);
             else panel_across<T, P, NV / 2>(c, item, x, block, p);
         }
     }
-    give<Q>(c, item, head, x);
+    write_results<Q>(c, item, head, x);
 }
 
 }  // namespace

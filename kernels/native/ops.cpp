@@ -1,5 +1,5 @@
-// The CPU path of the ops, as plain C functions. Pointers are to elements of one type: float32, or bfloat16 if is_bf16.
-// Pools are of that type too (kind 0), or int8 (1) or e4m3 (2) with scales.
+// The C interface of the CPU library. Pointers are to float32, or to bfloat16 if is_bf16. Pools have that type too
+// (kind 0), or int8 (1) or e4m3 (2) with scales.
 
 #include "attention.h"
 #include "draw.h"
@@ -9,7 +9,7 @@
 
 namespace {
 
-// f with a value of the type of the numbers that a pool of elements T holds
+// Calls f with a value of the pool's element type. T: the type of the computation.
 template <class T, class F>
 void by_kind(int kind, const F& f) {
     if (kind == 0) f(T{});
@@ -48,7 +48,7 @@ void banyan_rope_kv(int is_bf16, int kind, const RopeKv* call, int n_threads) {
 
 int banyan_panel() { return PANEL; }
 
-// scale: of a weight in int8; else null
+// scale: of an int8 weight; else null
 void banyan_linear(int is_bf16, const void* x, const void* weight, const float* scale, const void* bias, void* out,
                    int64_t n, int64_t n_in, int64_t n_out, int64_t s_x, int n_threads) {
     if (is_bf16) multiply((const bf16*)x, weight, scale, (const bf16*)bias, (bf16*)out, n, n_in, n_out, s_x, n_threads);
@@ -58,17 +58,17 @@ void banyan_linear(int is_bf16, const void* x, const void* weight, const float* 
 void banyan_mask_logits(float* logits, const uint32_t* masks, const int32_t* which, int64_t n, int64_t n_vocab,
                         int64_t s_row, int64_t n_words, int n_threads) {
     each_row(n, n_threads, [&](int64_t i) {
-        if (which[i] >= 0) forbid(logits + i * s_row, masks + which[i] * n_words, n_vocab);
+        if (which[i] >= 0) mask(logits + i * s_row, masks + which[i] * n_words, n_vocab);
     });
 }
 
 void banyan_draw(const float* logits, const Draws* rows, int64_t* tokens, int64_t n, int64_t n_vocab, int64_t s_row,
                  int n_threads) {
-    Pool::instance().run(n, n_threads, [&](int64_t i) { tokens[i] = draw(logits + i * s_row, n_vocab, *rows, i); });
+    ThreadPool::instance().run(n, n_threads, [&](int64_t i) { tokens[i] = draw(logits + i * s_row, n_vocab, *rows, i); });
 }
 
-// of one dtype and one kind of pools
-void banyan_layers(int is_bf16, int kind, const Pass* pass, const Layer* all, int n_layers, Planned* plans) {
+// All layers have one dtype and one kind of pools.
+void banyan_layers(int is_bf16, int kind, const Pass* pass, const Layer* all, int n_layers, AttentionPlan* plans) {
     by_types(is_bf16, kind, [&](auto t, auto p) { layers<decltype(t), decltype(p)>(*pass, all, n_layers, plans); });
 }
 

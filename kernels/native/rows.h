@@ -1,17 +1,17 @@
-// What is done to each row by itself: norms, rotary embedding and the write to the pools, gates, masks.
+// Ops on single rows: norms, rotary embedding and the write to the pools, gates, masks.
 #pragma once
 
-#include "pool.h"
+#include "thread_pool.h"
 #include "vector.h"
 
 namespace {
 
-constexpr int64_t MAX_HEAD = 512;  // dimensions of a head that turns
-constexpr int64_t ROWS = 8;        // of a task
+constexpr int64_t MAX_HEAD = 512;  // dimensions of a head
+constexpr int64_t ROWS = 8;        // per task
 
 template <class F>
 void each_row(int64_t n, int n_threads, const F& row) {
-    Pool::instance().run((n + ROWS - 1) / ROWS, n_threads, [&](int64_t task) {
+    ThreadPool::instance().run((n + ROWS - 1) / ROWS, n_threads, [&](int64_t task) {
         const int64_t end = (task + 1) * ROWS < n ? (task + 1) * ROWS : n;
         for (int64_t i = task * ROWS; i < end; i++) row(i);
     });
@@ -29,7 +29,7 @@ void norm(const T* x, const T* weight, const T* residual, T* out, T* total, int6
             int64_t d = 0;
             for (; d + W <= dim; d += W) store(total + i * dim + d, load(from + d) + load(residual + i * dim + d));
             for (; d < dim; d++) put(total + i * dim + d, get(from[d]) + get(residual[i * dim + d]));
-            from = total + i * dim;  // the norm sees what the next layers will: the rounded sum
+            from = total + i * dim;  // the norm uses the rounded sum, as the next layers do
         }
         int64_t d = 0;
         for (; d + W <= dim; d += W) squares += load(from + d) * load(from + d);
@@ -40,9 +40,9 @@ void norm(const T* x, const T* weight, const T* residual, T* out, T* total, int6
     });
 }
 
-// One head: norm where there is a weight, then the first 2 * half dimensions turn.
+// One head: the norm if there is a weight, then the rotation of the first 2 * half dimensions.
 template <class T, class U>
-inline void turn(const T* from, U* to, const T* weight, const float* cos, const float* sin, int64_t dim, int64_t half,
+inline void rotate(const T* from, U* to, const T* weight, const float* cos, const float* sin, int64_t dim, int64_t half,
                  float eps) {
     float x[MAX_HEAD];
     int64_t d = 0;
@@ -75,7 +75,7 @@ struct RopeKv {  // one call; pointers to elements of one type
     const float *cos, *sin;             // [n, half]
     const int64_t* slots;               // [n]
     void *q, *k_pool, *v_pool;
-    float *k_scale, *v_scale;           // of pools in 8 bits
+    float *k_scale, *v_scale;           // of 8-bit pools
     int64_t n, n_heads, n_kv_heads, dim, half, s_row;
     float eps;
 };
@@ -83,7 +83,7 @@ struct RopeKv {  // one call; pointers to elements of one type
 inline float limit(int8_t) { return 127.0f; }
 inline float limit(e4m3) { return 448.0f; }
 
-// A head's numbers in 8 bits; returns their scale. NaN is carried by the scale.
+// Quantises a head to 8 bits and returns the scale, which is NaN if a number is NaN.
 template <class P>
 inline float quantize(const float* x, P* to, int64_t dim) {
     vf high = vf{}, nan = vf{};
@@ -112,7 +112,7 @@ void rope_kv(const RopeKv& c, int n_threads) {
         const T* from = static_cast<const T*>(c.qkv) + i * c.s_row;
         const float *cos = c.cos + i * c.half, *sin = c.sin + i * c.half;
         for (int64_t h = 0; h < c.n_heads; h++, from += c.dim)
-            turn(from, static_cast<T*>(c.q) + (i * c.n_heads + h) * c.dim, static_cast<const T*>(c.q_norm), cos, sin,
+            rotate(from, static_cast<T*>(c.q) + (i * c.n_heads + h) * c.dim, static_cast<const T*>(c.q_norm), cos, sin,
                  c.dim, c.half, c.eps);
         const int64_t at = c.slots[i] * c.n_kv_heads * c.dim;
         P *k = static_cast<P*>(c.k_pool) + at, *v = static_cast<P*>(c.v_pool) + at;
@@ -121,14 +121,14 @@ void rope_kv(const RopeKv& c, int n_threads) {
             const T* value = from + c.n_kv_heads * c.dim;
             for (int64_t h = 0; h < c.n_kv_heads; h++, from += c.dim, value += c.dim) {
                 const int64_t scale = c.slots[i] * c.n_kv_heads + h;
-                turn(from, x, static_cast<const T*>(c.k_norm), cos, sin, c.dim, c.half, c.eps);
+                rotate(from, x, static_cast<const T*>(c.k_norm), cos, sin, c.dim, c.half, c.eps);
                 c.k_scale[scale] = quantize(x, k + h * c.dim, c.dim);
                 for (int64_t d = 0; d < c.dim; d++) x[d] = get(value[d]);
                 c.v_scale[scale] = quantize(x, v + h * c.dim, c.dim);
             }
         } else {
             for (int64_t h = 0; h < c.n_kv_heads; h++, from += c.dim)
-                turn(from, k + h * c.dim, static_cast<const T*>(c.k_norm), cos, sin, c.dim, c.half, c.eps);
+                rotate(from, k + h * c.dim, static_cast<const T*>(c.k_norm), cos, sin, c.dim, c.half, c.eps);
             std::memcpy(v, from, c.n_kv_heads * c.dim * sizeof(T));
         }
     });
@@ -148,8 +148,8 @@ void gate(const T* x, T* out, int64_t n, int64_t dim, int64_t s_row, int n_threa
     });
 }
 
-// -inf for each token whose bit is 0.
-void forbid(float* row, const uint32_t* words, int64_t n_vocab) {
+// Sets the logits of tokens whose bit is 0 to -inf.
+void mask(float* row, const uint32_t* words, int64_t n_vocab) {
     for (int64_t at = 0; at < n_vocab; at += 32) {
         uint32_t bits = words[at / 32];
         int64_t n = n_vocab - at < 32 ? n_vocab - at : 32;

@@ -1,19 +1,28 @@
-"""How many threads our library works with. torch's own ops may have fewer: at the end of each they wait for all of
-theirs, which on a busy machine takes longer than the work, and what torch still does in a step is small."""
+"""How many threads the C++ library uses.
+
+It is separate from torch's number: torch's ops wait for all of their threads at the end of each loop, which takes
+longer than the work if other programs use the cores.
+"""
 
 import torch
 
-ROW_NUMBERS = 1 << 16  # of a pass over rows, and
-PRODUCT_WORK = 1 << 18  # multiply-adds of a product, below which waking a second thread costs more than it saves
+ROW_NUMBERS = 1 << 16  # passes over fewer numbers use one thread: waking a second one costs more than it saves
+PRODUCT_WORK = 1 << 18  # the same for products with fewer multiply-adds
 
 _n_threads = 0
 
 
 def use(n_threads: int) -> None:
-    """From now on, in this process; 0: as many as torch has."""
+    """Sets the number of threads for this process; 0: as many as torch has."""
     global _n_threads
     _n_threads = n_threads
 
 
-def most() -> int:
+def n_max() -> int:
+    """Threads of a large op."""
     return _n_threads or torch.get_num_threads()
+
+
+def for_rows(n_numbers: int) -> int:
+    """Threads of one pass over `n_numbers` numbers."""
+    return 1 if n_numbers < ROW_NUMBERS else n_max()

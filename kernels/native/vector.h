@@ -1,4 +1,4 @@
-// Vectors of the widest kind that the machine has, by the extensions of GCC 12+ and Clang, and what is done to them.
+// Vectors of the machine's widest kind, by the vector extensions of GCC 12+ and Clang, and operations on them.
 #pragma once
 
 #include <cmath>
@@ -33,7 +33,7 @@ struct e4m3 { uint8_t bits; };  // sign, 4 bits of exponent (bias 7), 3 of manti
 
 inline vf load(const float* p) { return *reinterpret_cast<const vf*>(p); }
 inline vf load(const bf16* p) {
-#ifdef __AVX512F__  // one instruction, where GCC 12 makes six of the lines below
+#ifdef __AVX512F__  // one instruction; GCC 12 compiles the code below to six
     return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16);
 #else
     vh half;
@@ -42,7 +42,7 @@ inline vf load(const bf16* p) {
 #endif
 }
 inline vf load(const int8_t* p) {
-#ifdef __AVX512F__  // and here too
+#ifdef __AVX512F__  // likewise
     return __builtin_convertvector((vi)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))), vf);
 #else
     vb small;
@@ -50,7 +50,7 @@ inline vf load(const int8_t* p) {
     return __builtin_convertvector(__builtin_convertvector(small, vi), vf);
 #endif
 }
-inline vf load(const e4m3* p) {  // its bits at a float's place are the number times 2^-120, subnormal ones too
+inline vf load(const e4m3* p) {  // its bits, shifted into a float's, are the number times 2^-120, also if subnormal
 #ifdef __AVX512F__
     vu wide = (vu)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #else
@@ -72,7 +72,7 @@ inline void store(bf16* p, vf x) {  // to nearest even; NaN stays NaN
     std::memcpy(p, &half, sizeof half);
 #endif
 }
-// The same for numbers that are no NaN, and 0 for what is below the smallest normal one.
+// The same, but NaN is not handled, and subnormal numbers may become 0.
 inline void store_normal(bf16* p, vf x) {
 #ifdef __AVX512BF16__
     const auto half = _mm512_cvtneps_pbh((__m512)x);
@@ -82,11 +82,11 @@ inline void store_normal(bf16* p, vf x) {
 #endif
 }
 inline void store_normal(float* p, vf x) { store(p, x); }
-inline void store(int8_t* p, vf x) {  // of numbers within 127; to nearest even
+inline void store(int8_t* p, vf x) {  // for numbers within 127; rounds to nearest even
     vb small = __builtin_convertvector(__builtin_convertvector((x + 0x1.8p23f) - 0x1.8p23f, vi), vb);
     std::memcpy(p, &small, sizeof small);
 }
-inline void store(e4m3* p, vf x) {  // of numbers within 448; to nearest even
+inline void store(e4m3* p, vf x) {  // for numbers within 448; rounds to nearest even
     vu bits = reinterpret_cast<vu>(x * 0x1p-120f);
     vu near = (bits & 0x7FFFFFFFu) + 0x7FFFF + ((bits >> 20) & 1);
     vub small = __builtin_convertvector((bits >> 24 & 0x80) | (near >> 20 & 0x7F), vub);
@@ -152,7 +152,7 @@ inline float sum(vf a) {
     return a[0];
 }
 
-// 2^x to 2e-7; 0 far below the smallest normal number, -inf included; x <= 127.
+// 2^x with an error of 2e-7, for x <= 127. Returns 0 far below the smallest normal number, and for -inf.
 inline vf exp2(vf x) {
 #ifdef __AVX512DQ__
     const vf f = (vf)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // within 0 and 1
@@ -160,7 +160,7 @@ inline vf exp2(vf x) {
     y = y * f + 5.579991320e-2f;
     y = y * f + 2.401644501e-1f;
     y = y * f + 6.931513118e-1f;
-    y = y * f + 1.0f;  // and so 2^0 is 1
+    y = y * f + 1.0f;  // so that 2^0 is exactly 1
     return (vf)_mm512_scalef_ps((__m512)y, (__m512)x);
 #else
     vf clipped = vmax(x, vf{} - 126.0f);
@@ -210,7 +210,7 @@ inline void rows(int n, float* c, int s_c, const float* a, int s_a, const B* con
     }
 }
 
-// The whole product: n rows, n_columns (a multiple of W)
+// The whole product: n rows, n_columns (a multiple of W).
 template <class B>
 inline void product(int n, int n_columns, float* c, int s_c, const float* a, int s_a, const B* const* b, int n_k,
                     const float* shrink) {

@@ -1,4 +1,4 @@
-"""Root-mean-square norm, one program per row, with the residual add fused in."""
+"""Root-mean-square norm with the residual add fused in, one program per row."""
 
 from typing import Any
 
@@ -26,14 +26,14 @@ def _norm(
         b_r = tl.load(p_residual + i_row * s_r_row + i_head * s_r_head + o, mask=m, other=0.0).to(tl.float32)
         b_total = (b_x + b_r).to(p_total.dtype.element_ty)
         tl.store(p_total + i * DIM + o, b_total, mask=m)
-        b_x = b_total.to(tl.float32)  # the norm sees what the next layers will: the rounded sum
+        b_x = b_total.to(tl.float32)  # the norm uses the rounded sum, as the next layers do
     scale = tl.rsqrt(tl.sum(b_x * b_x, 0) / DIM + eps)
     b_weight = tl.load(p_weight + o, mask=m, other=0.0).to(tl.float32)
     tl.store(p_out + i * DIM + o, (b_x * scale * b_weight).to(p_out.dtype.element_ty), mask=m)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, rows: Tensor | None = None) -> Any:
-    """See `reference.rms_norm`. x [n_rows, dim] or [n_rows, n_heads, dim], with a contiguous last axis."""
+    """See `reference.rms_norm`. x [n_rows, dim] or [n_rows, n_heads, dim], its last axis contiguous."""
     wide = x.unsqueeze(1) if x.dim() == 2 else x
     n_rows, n_heads, dim = wide.shape
     assert wide.stride(2) == 1, "the last axis must be contiguous"

@@ -1,4 +1,4 @@
-"""Root-mean-square norm (Zhang and Sennrich, 2019), with the residual add that stands before it in a decoder."""
+"""Root-mean-square norm (Zhang and Sennrich, 2019), with the residual add that precedes it in a decoder."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, rows: Tensor | None = None) -> Any:
-    """Norm over the last axis of x [..., dim], times weight [dim]; computed in float32, returned in x's dtype.
+    """Norm over the last axis of x [..., dim], times weight [dim]. Computed in float32, returned in x's dtype.
 
-    With `residual`, of x's shape, x + residual is normed, and the result is (norm, x + residual). With `rows`, int64
-    [n], it is that of these rows of x and residual, in this order: what a step wants the logits of.
+    residual  of x's shape: norms x + residual instead, and returns (norm, x + residual)
+    rows      int64 [n]: computes only these rows of x and residual, in this order
     """
     if rows is not None:
         x, residual = x[rows], None if residual is None else residual[rows]

@@ -1,41 +1,32 @@
-"""Norms of heads, rotary embedding and the write to KV on a CPU, in one call of the compiled library."""
+"""Norms of heads, rotary embedding and the write to KV on a CPU, in one call of the C++ library."""
 
 import torch
 from torch import Tensor
 
-from banyan.kernels.kv_layout import Pool
-from banyan.kernels.native import build, kv_pointers
+from banyan.kernels.kv_layout import Pool, are_native
+from banyan.kernels.native import build
 from banyan.kernels.rope_kv import native, reference
+from banyan.kernels.rope_kv.reference import Norms
 
-MAX_HEAD = 512  # as rows.h has it
+MAX_HEAD = 512  # as in rows.h
 
 
 def rope_kv(
-    qkv: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    k_pool: Pool,
-    v_pool: Pool,
-    slots: Tensor,
+    qkv: Tensor, norms: Norms, eps: float, cos: Tensor, sin: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor
 ) -> Tensor:
     """See `reference.rope_kv`."""
     library = build.library()
     if library is None or not _is_known(qkv, norms, cos, sin, k_pool, v_pool):
         return reference.rope_kv(qkv, norms, eps, cos, sin, k_pool, v_pool, slots)
-    n_threads = build.n_threads(qkv.numel())
-    return native.rope_kv(library, n_threads, qkv, norms, eps, cos, sin, k_pool, v_pool, slots)
+    return native.rope_kv(library, qkv, norms, eps, cos, sin, k_pool, v_pool, slots)
 
 
-def _is_known(
-    qkv: Tensor, norms: tuple[Tensor, Tensor] | None, cos: Tensor, sin: Tensor, k_pool: Pool, v_pool: Pool
-) -> bool:
+def _is_known(qkv: Tensor, norms: Norms, cos: Tensor, sin: Tensor, k_pool: Pool, v_pool: Pool) -> bool:
+    """Whether the library supports these inputs."""
     dtype, dim = qkv.dtype, qkv.shape[2]
     return (
         dtype in build.DTYPES
-        and all(kv_pointers.holds(pool, dtype) for pool in (k_pool, v_pool))
-        and kv_pointers.kind(k_pool) == kv_pointers.kind(v_pool)
+        and are_native(k_pool, v_pool, dtype)
         and (norms is None or all(norm.dtype == dtype and norm.is_contiguous() for norm in norms))
         and cos.dtype == sin.dtype == torch.float32
         and qkv.stride()[1:] == (dim, 1)

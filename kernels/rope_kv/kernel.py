@@ -1,27 +1,30 @@
-"""Norms of heads, rotary embedding and the write to KV, one program per row."""
+"""Norms of heads, rotary embedding and the write to KV, fused: one program per row."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from banyan.kernels import quantized
 from banyan.kernels.device import architecture
 from banyan.kernels.kv_layout import Pool
-from banyan.kernels.quantized import most, narrow, scale_of
-from banyan.kernels.write_kv.kernel import put
+from banyan.kernels.rope_kv.reference import Norms
+from banyan.kernels.write_kv.kernel import narrow, pool_args, put, scale_of
 
 
 @triton.jit
-def _turn(
+def _larger(b_a, b_b):
+    """The larger of two scales; NaN if one is NaN."""
+    return tl.maximum(b_a, b_b) + (b_a + b_b) * 0.0
+
+
+@triton.jit
+def _rotate(
     p_x, p_out, p_scale, p_norm, b_cos, b_sin, eps, N_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
     KIND: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
     NORM: tl.constexpr,
 ):  # fmt: skip
-    """All heads of one row, DIM apart on both sides: the first 2 * HALF dimensions turn, the others do not.
-
-    KIND: what p_out takes; in 8 bits, with the heads' scales at p_scale.
-    """
+    """Norms and rotates all heads of one row, DIM numbers apart in input and output. The dimensions from 2 * HALF on
+    are not rotated. KIND: of the output's numbers; with 8 bits, the heads' scales go to p_scale."""
     o_head, o_half, o_rest = tl.arange(0, BLOCK_HEADS), tl.arange(0, BLOCK_HALF), 2 * HALF + tl.arange(0, BLOCK_REST)
     m_half, m_rest = o_half < HALF, o_rest < DIM
     m = (o_head < N_HEADS)[:, None] & m_half[None, :]
@@ -48,9 +51,9 @@ def _turn(
         if 2 * HALF < DIM:
             tl.store(p_out + o_other, b_rest.to(p_out.dtype.element_ty), mask=m_other)
     else:
-        b_scale = most(scale_of(b_left, KIND), scale_of(b_right, KIND))
+        b_scale = _larger(scale_of(b_left, KIND), scale_of(b_right, KIND))
         if 2 * HALF < DIM:
-            b_scale = most(b_scale, scale_of(b_rest, KIND))
+            b_scale = _larger(b_scale, scale_of(b_rest, KIND))
             tl.store(p_out + o_other, narrow(b_rest, b_scale[:, None], KIND), mask=m_other)
         tl.store(p_out + o, narrow(b_left, b_scale[:, None], KIND), mask=m)
         tl.store(p_out + o + HALF, narrow(b_right, b_scale[:, None], KIND), mask=m)
@@ -70,14 +73,14 @@ def _rope_kv(
     b_cos = tl.load(p_cos + i_row * s_cos + o_half, mask=o_half < HALF, other=0.0).to(tl.float32)[None, :]
     b_sin = tl.load(p_sin + i_row * s_cos + o_half, mask=o_half < HALF, other=0.0).to(tl.float32)[None, :]
     p_row = p_qkv + i_row * s_row
-    _turn(
+    _rotate(
         p_row, p_q + i_row * (N_HEADS * DIM), p_k_scale, p_q_norm, b_cos, b_sin, eps,
         N_HEADS, DIM, HALF, 0, BLOCK_HEADS, BLOCK_HALF, BLOCK_REST, NORM,
     )  # fmt: skip
     p_scale = p_k_scale
     if KIND > 0:
         p_scale += slot * N_KV_HEADS
-    _turn(
+    _rotate(
         p_row + N_HEADS * DIM, p_k_pool + slot * (N_KV_HEADS * DIM), p_scale, p_k_norm, b_cos, b_sin, eps,
         N_KV_HEADS, DIM, HALF, KIND, BLOCK_KV, BLOCK_HALF, BLOCK_REST, NORM,
     )  # fmt: skip
@@ -88,22 +91,15 @@ def _rope_kv(
 
 
 def rope_kv(
-    qkv: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    k_pool: Pool,
-    v_pool: Pool,
-    slots: Tensor,
+    qkv: Tensor, norms: Norms, eps: float, cos: Tensor, sin: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor
 ) -> Tensor:
-    """See `reference.rope_kv`. qkv may be a view of a wider tensor, with contiguous rows."""
+    """See `reference.rope_kv`. qkv may be a view of a wider tensor; its rows must be contiguous."""
     n_rows, n_all, dim = qkv.shape
     n_kv_heads, half = k_pool.shape[2], cos.shape[1]
     n_heads = n_all - 2 * n_kv_heads
     assert qkv.stride()[1:] == (dim, 1), "rows must be contiguous"
     arch = architecture()
-    (k, k_scale, kind), (v, v_scale, _) = quantized.parts(k_pool, arch), quantized.parts(v_pool, arch)
+    (k, k_scale, kind), (v, v_scale, _) = pool_args(k_pool, arch), pool_args(v_pool, arch)
     assert k.is_contiguous(), "the K pool must be contiguous"
     assert v.is_contiguous(), "the V pool must be contiguous"
     assert k.dtype == v.dtype, "K and V pools differ in dtype"

@@ -1,16 +1,17 @@
-"""A call of the compiled library's rope_kv."""
+"""Calls rope_kv of the C++ library (native/rows.h)."""
 
 import ctypes
 
 import torch
 from torch import Tensor
 
-from banyan.kernels.kv_layout import Pool
-from banyan.kernels.native import kv_pointers
+from banyan.kernels.kv_layout import Pool, address, native_kind, pointers
+from banyan.kernels.native import threads
+from banyan.kernels.rope_kv.reference import Norms
 
 
 class _Call(ctypes.Structure):
-    """RopeKv of rows.h."""
+    """Mirrors `RopeKv` of rows.h."""
 
     _fields_ = (
         *(
@@ -24,9 +25,8 @@ class _Call(ctypes.Structure):
 
 def rope_kv(
     library: ctypes.CDLL,
-    n_threads: int,
     qkv: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
+    norms: Norms,
     eps: float,
     cos: Tensor,
     sin: Tensor,
@@ -34,31 +34,16 @@ def rope_kv(
     v_pool: Pool,
     slots: Tensor,
 ) -> Tensor:
-    """See `reference.rope_kv`; for inputs that the library knows (`cpu.rope_kv` looks)."""
+    """See `reference.rope_kv`; for inputs that `cpu.rope_kv` found to be supported."""
     n, n_all, dim = qkv.shape
     n_kv_heads = k_pool.shape[2]
     n_heads = n_all - 2 * n_kv_heads
     q = qkv.new_empty((n, n_heads, dim))
-    (k, k_scale), (v, v_scale) = kv_pointers.pointers(k_pool), kv_pointers.pointers(v_pool)
-    call = _Call(
-        qkv.data_ptr(),
-        None if norms is None else norms[0].data_ptr(),
-        None if norms is None else norms[1].data_ptr(),
-        cos.data_ptr(),
-        sin.data_ptr(),
-        slots.data_ptr(),
-        q.data_ptr(),
-        k,
-        v,
-        k_scale,
-        v_scale,
-        n,
-        n_heads,
-        n_kv_heads,
-        dim,
-        cos.shape[1],
-        qkv.stride(0),
-        eps,
+    (k, k_scale), (v, v_scale) = pointers(k_pool), pointers(v_pool)
+    tensors = (qkv, *(norms or (None, None)), cos, sin, slots, q)
+    sizes = (n, n_heads, n_kv_heads, dim, cos.shape[1], qkv.stride(0))
+    call = _Call(*map(address, tensors), k, v, k_scale, v_scale, *sizes, eps)
+    library.banyan_rope_kv(
+        qkv.dtype == torch.bfloat16, native_kind(k_pool), ctypes.addressof(call), threads.for_rows(qkv.numel())
     )
-    library.banyan_rope_kv(qkv.dtype == torch.bfloat16, kv_pointers.kind(k_pool), ctypes.addressof(call), n_threads)
     return q

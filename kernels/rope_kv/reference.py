@@ -1,6 +1,6 @@
-"""What stands between a layer's projection and its attention: norms of the heads, rotary embedding, the write to KV.
+"""The ops between a layer's QKV projection and its attention: norms of the heads, rotary embedding, the write to KV.
 
-Rotary position embedding (Su et al., 2021), half-split layout: dimension i turns with dimension i + n / 2.
+Rotary position embedding (Su et al., 2021) in the half-split layout: dimension i is rotated with dimension i + n / 2.
 """
 
 import torch
@@ -10,38 +10,35 @@ from banyan.kernels.kv_layout import Pool
 from banyan.kernels.rms_norm import reference as rms_norm
 from banyan.kernels.write_kv import reference as write_kv
 
+Norms = tuple[Tensor, Tensor] | None
+"""Weights of the norms over each head of the queries and of the keys, [dim] each; None: no norms."""
+
 
 def rope_kv(
-    qkv: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    k_pool: Pool,
-    v_pool: Pool,
-    slots: Tensor,
+    qkv: Tensor, norms: Norms, eps: float, cos: Tensor, sin: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor
 ) -> Tensor:
-    """Queries, normed and turned, [n_rows, n_heads, dim]; keys likewise, and values, go to the pools' slots.
+    """Returns the normed and rotated queries, [n_rows, n_heads, dim]. Writes keys, normed and rotated too, and values
+    to the pools.
 
     qkv          [n_rows, n_heads + 2 n_kv_heads, dim]: queries, keys and values of a fused projection; not changed
-    norms        weights of the norm over each head of the queries and of the keys, [dim] each; None: no norm
-    cos, sin     [n_rows, n_rotary / 2], of each row's position. n_rotary <= dim; dimensions past it do not turn
-    k/v_pool     [n_pages, page_size, n_kv_heads, dim], contiguous, changed in place; pools of 8 bits quantise
+    norms        of the heads; see Norms
+    cos, sin     [n_rows, n_rotary / 2] for each row's position. n_rotary <= dim; further dimensions are not rotated
+    k/v_pool     [n_pages, page_size, n_kv_heads, dim], contiguous, changed in place; see `write_kv`
     slots        int64 [n_rows], distinct: page * page_size + offset
     """
     n_kv_heads = k_pool.shape[2]
     q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * n_kv_heads, n_kv_heads, n_kv_heads], dim=1)
     if norms is not None:
         q, k = rms_norm.rms_norm(q, norms[0], eps), rms_norm.rms_norm(k, norms[1], eps)
-    write_kv.write_kv(turn(k, cos, sin), v, k_pool, v_pool, slots)
-    return turn(q, cos, sin)
+    write_kv.write_kv(rotate(k, cos, sin), v, k_pool, v_pool, slots)
+    return rotate(q, cos, sin)
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of x [n_rows, n_heads, dim]."""
     half = cos.shape[-1]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     real = torch.promote_types(x.dtype, torch.float32)
     a, b = x[..., :half].to(real), x[..., half : 2 * half].to(real)
-    turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
-    return torch.cat([turned, x[..., 2 * half :]], dim=-1)
+    rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+    return torch.cat([rotated, x[..., 2 * half :]], dim=-1)

@@ -1,9 +1,9 @@
-"""The gate of a feed-forward layer on a CPU, through the compiled library."""
+"""The gate of a feed-forward layer on a CPU, by the C++ library."""
 
 import torch
 from torch import Tensor
 
-from banyan.kernels.native import build
+from banyan.kernels.native import build, threads
 from banyan.kernels.silu_mul import reference
 
 
@@ -15,13 +15,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     n, both = gate_up.shape
     dim = both // 2
     out = gate_up.new_empty((n, dim))
-    library.banyan_silu_mul(
-        gate_up.dtype == torch.bfloat16,
-        gate_up.data_ptr(),
-        out.data_ptr(),
-        n,
-        dim,
-        gate_up.stride(0),
-        build.n_threads(gate_up.numel()),
-    )
+    n_threads = threads.for_rows(gate_up.numel())
+    is_bf16 = gate_up.dtype == torch.bfloat16
+    library.banyan_silu_mul(is_bf16, gate_up.data_ptr(), out.data_ptr(), n, dim, gate_up.stride(0), n_threads)
     return out

@@ -1,4 +1,4 @@
-"""The gate of a feed-forward layer, one program per row and part of it."""
+"""The gate of a feed-forward layer, one program per row and block of columns."""
 
 import torch
 import triton
@@ -23,7 +23,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """See `reference.silu_mul`. The last axis is contiguous."""
     n_rows, both = gate_up.shape
     dim = both // 2
-    assert both == 2 * dim, f"{both} columns are not a gate beside an up projection"
+    assert both == 2 * dim, f"{both} columns cannot be a gate and an up projection of equal width"
     assert gate_up.stride(1) == 1, "the last axis must be contiguous"
     out = torch.empty((n_rows, dim), dtype=gate_up.dtype, device=gate_up.device)
     if out.numel():

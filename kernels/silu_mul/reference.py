@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up for gate_up [n_rows, 2 * dim] = gate beside up; [n_rows, dim]. Computed in float32."""
+    """silu(gate) * up, [n_rows, dim], for gate_up [n_rows, 2 * dim]: gate, then up. Computed in float32."""
     real = torch.promote_types(gate_up.dtype, torch.float32)
     gate, up = gate_up.to(real).chunk(2, dim=-1)
     return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)

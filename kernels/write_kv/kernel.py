@@ -1,13 +1,65 @@
-"""Scatter new keys and values, one program per row."""
+"""Scatters new keys and values, one program per row. Also the code that converts to and from 8 bits in kernels.
 
+Chips without e4m3 (sm_80) handle its bits as integers: shifted to a float's sign, exponent and mantissa, they are the
+number times 2**-120, also if it is subnormal.
+"""
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from banyan.kernels import quantized
 from banyan.kernels.device import architecture
-from banyan.kernels.kv_layout import Pool
-from banyan.kernels.quantized import narrow, scale_of
+from banyan.kernels.kv_layout import LIMIT, Pool, Quantized
+
+PLAIN, INT8, FP8, FP8_BITS = 0, 1, 2, 3  # KIND of a pool's numbers; FP8_BITS: e4m3 as uint8
+
+
+def pool_args(pool: Pool, arch: str) -> tuple[Tensor, Tensor | None, int]:
+    """A pool as kernel arguments: its numbers, its scales, and their KIND."""
+    if not isinstance(pool, Quantized):
+        return pool, None, PLAIN
+    numbers, scale = pool
+    assert numbers.dtype in LIMIT, f"{numbers.dtype}: pools of 8 bits are int8 or e4m3"
+    assert numbers.is_contiguous() and scale.is_contiguous(), "a pool of 8 bits must be contiguous"  # noqa: PT018
+    if numbers.dtype == torch.int8:
+        return numbers, scale, INT8
+    return (pool.bits, scale, FP8_BITS) if arch.startswith("sm_8") else (numbers, scale, FP8)
+
+
+@triton.jit
+def widen(b, KIND: tl.constexpr):
+    """Converts loaded numbers to a type that Triton can cast on every chip."""
+    if KIND == 3:
+        b_bits = ((b & 0x80).to(tl.uint32) << 24) | ((b & 0x7F).to(tl.uint32) << 20)
+        b_wide = b_bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
+    else:
+        b_wide = b
+    return b_wide
+
+
+@triton.jit
+def narrow(b, b_scale, KIND: tl.constexpr):
+    """Divides float32 by its scale and rounds to 8 bits, to nearest even."""
+    b = b / tl.where(b_scale > 0.0, b_scale, 1.0)
+    b = tl.where(b == b, b, 0.0)  # the scale carries a NaN
+    if KIND == 1:
+        b = tl.minimum(tl.maximum(b, -127.0), 127.0)
+        b_small = ((b + 12582912.0) - 12582912.0).to(tl.int8)
+    elif KIND == 2:
+        b_small = tl.minimum(tl.maximum(b, -448.0), 448.0).to(tl.float8e4nv)
+    else:
+        b_bits = (tl.minimum(tl.maximum(b, -448.0), 448.0) * 7.52316384526264e-37).to(tl.uint32, bitcast=True)
+        b_near = (b_bits & 0x7FFFFFFF) + 0x7FFFF + ((b_bits >> 20) & 1)
+        b_small = (((b_bits >> 24) & 0x80) | ((b_near >> 20) & 0x7F)).to(tl.uint8)
+    return b_small
+
+
+@triton.jit
+def scale_of(b, KIND: tl.constexpr):
+    """The scale of each row of b, float32 [rows, dim]; NaN if the row has a NaN."""
+    b_max = tl.max(tl.abs(b), 1) + tl.sum(b * 0.0, 1)
+    return b_max / (127.0 if KIND == 1 else 448.0)
 
 
 @triton.jit
@@ -15,7 +67,7 @@ def put(
     p_x, p_pool, p_scale, slot, N_HEADS: tl.constexpr, DIM: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
-    """All heads of one row, DIM apart, to a slot."""
+    """Writes all heads of one row, DIM numbers apart, to a slot."""
     if KIND == 0:
         o = tl.arange(0, BLOCK)
         m = o < N_HEADS * DIM
@@ -43,10 +95,10 @@ def _write(
 
 
 def write_kv(k: Tensor, v: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor) -> None:
-    """See `reference.write_kv`. k and v may be views of a wider tensor, with contiguous rows."""
+    """See `reference.write_kv`. k and v may be views of a wider tensor; their rows must be contiguous."""
     n_rows, n_heads, dim = k.shape
     arch = architecture()
-    (k_to, k_scale, kind), (v_to, v_scale, _) = quantized.parts(k_pool, arch), quantized.parts(v_pool, arch)
+    (k_to, k_scale, kind), (v_to, v_scale, _) = pool_args(k_pool, arch), pool_args(v_pool, arch)
     assert k_to.is_contiguous(), "the K pool must be contiguous"
     assert v_to.is_contiguous(), "the V pool must be contiguous"
     assert k_to.dtype == v_to.dtype, "K and V pools differ in dtype"

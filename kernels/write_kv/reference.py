@@ -1,4 +1,4 @@
-"""Scatter a step's new keys and values into the pools."""
+"""Scatters a step's new keys and values into the pools."""
 
 from torch import Tensor
 
@@ -6,10 +6,10 @@ from banyan.kernels.kv_layout import Pool, Quantized, parts, quantize
 
 
 def write_kv(k: Tensor, v: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor) -> None:
-    """Write row i of k and v, [n_rows, n_kv_heads, head_dim], to slot `slots[i]` = page * page_size + offset.
+    """Writes row i of k and v, [n_rows, n_kv_heads, head_dim], to slot `slots[i]` = page * page_size + offset.
 
-    k/v_pool [n_pages, page_size, n_kv_heads, head_dim], contiguous, changed in place. Slots are distinct. What goes to
-    a pool of 8 bits is quantised on the way, each row and head by itself (`pool.quantize`).
+    k/v_pool [n_pages, page_size, n_kv_heads, head_dim], contiguous, changed in place. Slots are distinct. Rows for a
+    pool of 8 bits are quantised, each row and head separately (`kv_layout.quantize`).
     """
     for rows, pool in ((k, k_pool), (v, v_pool)):
         numbers: tuple[Tensor, ...] = (rows,)

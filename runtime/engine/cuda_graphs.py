@@ -17,7 +17,7 @@ from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.model.load import Model
 
 if TYPE_CHECKING:
-    from banyan.kernels.attention.graph_batch import Fixed
+    from banyan.kernels.attention.graph_batch import GraphBatch
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
@@ -44,7 +44,7 @@ def cuda_capture() -> Capture:
 
 
 class _CapturedStep(NamedTuple):
-    fixed: Fixed
+    fixed: GraphBatch
     ids: Tensor  # int64 [size]
     positions: Tensor  # int64 [size]
     captured: Captured
@@ -78,13 +78,13 @@ class Graphs:
 
     def _capture(self, batch: Batch, size: int) -> _CapturedStep:
         """Run the step without a graph, which compiles kernels and shows the layers' plans; then capture it."""
-        from banyan.kernels.attention.graph_batch import Fixed  # imports Triton, which a CPU does not need
+        from banyan.kernels.attention.graph_batch import GraphBatch  # imports Triton, which a CPU does not need
 
         if self.steps.pop(size, None) is not None and batch.ids.is_cuda:  # the new graph takes over its memory,
             torch.cuda.synchronize(batch.ids.device)  # so a replay that is still in flight must end first
         model, kv = self.model, self.store.kv
         model.forward(batch.ids, batch.positions, batch.ragged, kv, batch.rows)
-        fixed = Fixed(batch.ragged, size, self.n_pages, self.store.spare)
+        fixed = GraphBatch(batch.ragged, size, self.n_pages, self.store.spare)
         ids, positions = (torch.zeros(size, dtype=torch.int64, device=batch.ids.device) for _ in range(2))
         ids[: len(batch.ids)].copy_(batch.ids)
         positions[: len(batch.ids)].copy_(batch.positions)

@@ -7,7 +7,7 @@ import time
 
 import msgspec
 
-from banyan.radix_cache.snapshot import sketch
+from banyan.radix_cache.snapshot import snapshot
 from banyan.runtime.engine.scheduling.scheduler import Scheduler
 from banyan.runtime.protocol.wire import Answer, Ask
 
@@ -33,7 +33,7 @@ class Inspector:
             case "flush":
                 cache.reset()
             case "tree":
-                result = sketch(cache, ask.limit)
+                result = snapshot(cache, ask.limit)
             case "events":
                 news = cache.listen(time.time_ns() // 1000).since(ask.since)
                 result = news._asdict() | {"events": [event._asdict() for event in news.events]}

@@ -30,7 +30,7 @@ class ModelRunner:
         spec, store = self.model.spec, self.store
         if not INTERPRETED:
             sizes = spec.n_heads, spec.n_kv_heads, spec.head_dim, store.page
-            share_threshold.settle(share_threshold.AttentionShape(*sizes, store.dtype, store.kv_dtype), store.device)
+            share_threshold.calibrate(share_threshold.AttentionShape(*sizes, store.dtype, store.kv_dtype), store.device)
 
     @torch.inference_mode()
     def warm_up(self, n_rows: int, n_running: int = 1) -> None:

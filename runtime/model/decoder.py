@@ -65,7 +65,7 @@ class Decoder:
         turn = angles.cos() * self.rope_scale, angles.sin() * self.rope_scale
         x = F.embedding(ids, self.embed)  # [n_rows, hidden]
         last = rows if ragged.tail is not None and self.features is None else None
-        if self.fused is not None and self.fused.holds(kv):
+        if self.fused is not None and self.fused.bind(kv):
             h, x = self.fused(x, *turn, ragged, last)
         else:
             h, x = self._layer_by_layer(x, turn, ragged, kv, last)

@@ -407,7 +407,7 @@ class Ask(Wire, frozen=True):
 
     "stats": counters as JSON. "flush": evict everything that no program uses. "check": verify all invariants; the
     answer has ok False if one is violated. "info": model and options as JSON. "tree": up to `limit` nodes of the radix
-    tree with the text at their start (`radix_cache.sketch`, as JSON). "events": prefixes that were stored and evicted
+    tree with the text at their start (`radix_cache.snapshot`, as JSON). "events": prefixes that were stored and evicted
     since event number `since`, which is the `next` of the previous answer; -1: all prefixes stored now
     (`radix_cache.events`, as JSON).
     """

@@ -81,7 +81,7 @@ def test_a_state_waits_for_its_children_and_for_its_tools(work: ModuleType) -> N
     assert [name for name, _ in events] == ["said 5", "said 40", "waited"]
     assert events[2][1] == pytest.approx(events[1][1] + 50.0)
     assert not crowd.present
-    assert not machine.cache.holds
+    assert not machine.cache.hints
     machine.scheduler.check()
 
 

@@ -1,4 +1,4 @@
-"""Every variant of every kernel, compiled by its real launcher for chips that are not here."""
+"""Every variant of every kernel, compiled through its launcher for GPUs that need not be present."""
 
 from itertools import product
 from typing import Any
@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from banyan.kernels.accept import kernel as accept
 from banyan.kernels.attention import kernel as attention
-from banyan.kernels.attention.ragged import ragged
+from banyan.kernels.attention.ragged import AttentionOptions, ragged
 from banyan.kernels.copy_pages import kernel as copy_pages
 from banyan.kernels.copy_slots import kernel as copy_slots
 from banyan.kernels.draw import kernel as draw
@@ -22,8 +21,8 @@ from banyan.kernels.silu_mul import kernel as silu_mul
 from banyan.kernels.write_kv import kernel as write_kv
 from forms import short_form
 
-aot = pytest.importorskip("banyan.kernels.testing.aot")
-occupancy = pytest.importorskip("banyan.kernels.testing.occupancy")
+aot = pytest.importorskip("kernel_support.aot")
+occupancy = pytest.importorskip("kernel_support.occupancy")
 
 pytestmark = pytest.mark.timeout(600)  # a compiler on a busy machine
 
@@ -34,7 +33,7 @@ ALL_OPTIONS = {"window": 4096, "softcap": 30.0, "sinks": True, "tree": True}
 def compile_attention(
     target: str, dtype: torch.dtype, heads: tuple[int, int], dim: int, page_size: int = 16, **options: Any
 ) -> dict[str, Any]:
-    """A decode, a chunk and a split read; the compiled kernels by name: small, large and merge."""
+    """Compiles a decode, a chunk and a split read. Returns the kernels by name: small, large and merge."""
     kv_lens = [30000, 700, 900]
     pages = [range(-(-n // page_size)) for n in kv_lens]
     parents = [None, [-1], None] if options.pop("tree", False) else None
@@ -44,7 +43,7 @@ def compile_attention(
     pool = empty((8, page_size, heads[1], dim), KINDS.get(options.pop("kv", ""), dtype), "meta")
     if options.pop("sinks", False):
         options["sinks"] = torch.empty(heads[0], device="meta")
-    found = aot.compile_launcher(target, attention.attention, q, pool, pool, batch, scale=0.1, **options)
+    found = aot.compile_launcher(target, attention.attention, q, pool, pool, batch, AttentionOptions(0.1, **options))
     shapes = ["large", "merge"] if deterministic else ["small", "large", "merge"]
     assert [c.kernel for c in found] == [*["_attend"] * (len(shapes) - 1), "_merge"]
     for compiled in found:
@@ -91,7 +90,7 @@ def test_float32_keeps_its_precision() -> None:
 
 
 def launch_small_ops() -> None:
-    """Each op once, in the shapes of an 8B model."""
+    """Launches each op once, in the shapes of an 8B model."""
     qkv, pool = meta(64, 48, 128), meta(9, 16, 8, 128)
     q, k, v = qkv[:, :32], qkv[:, 32:40], qkv[:, 40:]
     rows, tree = meta(90, dtype=torch.int64), meta(90, dtype=torch.int32)
@@ -100,7 +99,6 @@ def launch_small_ops() -> None:
     write_kv.write_kv(k, v, pool, pool, rows[:64])
     copy_pages.copy_pages(list(meta(4, 9, 16, 8, 128)), meta(3, 3, dtype=torch.int32))
     copy_slots.copy_slots(list(meta(4, 9, 16, 8, 128)), slots, slots)
-    accept.accept(rows, rows, tree, tree[:4], rows, 64)
     edit_logits.edit_logits(logits, rows, rows, angles.view(-1)[:90], angles.view(-1)[:90])
     mask_logits.mask_logits(logits, meta(3, 4748, dtype=torch.int32), tree)
     draw.draw(logits, Rows(real, rows, real, real, rows, rows, rows))
@@ -119,7 +117,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 @pytest.mark.parametrize("target", short_form(product(TARGETS), lambda target: target != "sm_80"))
 def test_the_ops_around_attention(target: str) -> None:
     found = aot.compile_launcher(target, launch_small_ops)
-    names = "_write _copy _copy _accept _edit _mask _draw _norm _norm _norm _rope_kv _rope_kv _silu_mul"
+    names = "_write _copy _copy _edit _mask _draw _norm _norm _norm _rope_kv _rope_kv _silu_mul"
     assert [c.kernel for c in found] == names.split()
     for compiled in found:
         compiled.check()
@@ -134,7 +132,7 @@ def test_the_ops_around_attention(target: str) -> None:
     ids=str,
 )
 def test_what_memory_bounds_asks_for_enough_of_it(target: str, dtype: torch.dtype) -> None:
-    """In every dtype: nothing is spilled, and the programs of a multiprocessor keep its share of memory busy."""
+    """In every dtype, nothing spills, and a multiprocessor's programs keep enough bytes in flight."""
     pools, x, weight = meta(4, 9, 16, 8, 128, dtype=dtype), meta(64, 4096, dtype=dtype), meta(4096, dtype=dtype)
     slots, pages = meta(3, 8, dtype=torch.int64), meta(3, 3, dtype=torch.int32)
     logits, masks = meta(64, 151936, dtype=dtype), meta(3, 4748, dtype=torch.int32)

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from banyan.kernels import ops
 from banyan.kernels.attention import cpu, native, torch_cpu
 from banyan.kernels.attention.plan import MERGE_KEYS
-from banyan.kernels.attention.ragged import ragged
+from banyan.kernels.attention.ragged import AttentionOptions, ragged
 from banyan.kernels.kv_layout import KINDS, Quantized, quantize
 from banyan.kernels.native import build, threads
-from banyan.kernels.testing.cases import Case, attention_case, check_deterministic, random_trees
+from kernel_support.cases import Case, attention_case, check_deterministic, random_trees
 
 BATCHES = {
     "one decode": ([1], [37]),
@@ -26,12 +26,12 @@ BATCHES = {
 
 
 def run(case: Case) -> None:
-    """By both paths; the compiled one where there is a compiler."""
+    """Checks both paths; the compiled one only if there is a compiler."""
     args = case[:4]
-    case.check(torch_cpu.attention(*args, **case.options))
+    case.check(torch_cpu.attention(*args, AttentionOptions(**case.options)))
     library = build.library()
     if library is not None and cpu.is_known(*case[:3]):
-        case.check(native.attend(library, *args, **case.options))
+        case.check(native.attend(library, *args, AttentionOptions(**case.options)))
 
 
 @pytest.mark.usefixtures("native")
@@ -39,13 +39,13 @@ def test_the_compiled_path_is_taken_where_it_is_known(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch_cpu, "attention", None)
     for dtype in build.DTYPES:
         case = attention_case(1, [1, 20], [40, 33], dtype=dtype, window=30, softcap=3.0, sinks=True)
-        case.check(cpu.attention(*case[:4], **case.options))
+        case.check(cpu.attention(*case[:4], AttentionOptions(**case.options)))
 
 
 @pytest.mark.parametrize(("dtype", "dim"), [(torch.float16, 64), (torch.float32, 24)], ids=str)
 def test_what_the_library_does_not_know_goes_to_torch(dtype: torch.dtype, dim: int) -> None:
     case = attention_case(1, [1, 20], [40, 33], dtype=dtype, dim=dim)
-    case.check(cpu.attention(*case[:4], **case.options))
+    case.check(cpu.attention(*case[:4], AttentionOptions(**case.options)))
 
 
 @pytest.mark.usefixtures("native")
@@ -53,7 +53,7 @@ def test_what_the_library_does_not_know_goes_to_torch(dtype: torch.dtype, dim: i
 def test_long_reads_are_split_among_threads_and_merged(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_n_threads", 2)
     case = attention_case(6, [1, 3, 1], [1500, 900, 64], dtype=dtype, sinks=True)
-    case.check(cpu.attention(*case[:4], **case.options))
+    case.check(cpu.attention(*case[:4], AttentionOptions(**case.options)))
     (work,) = case.ragged.plans.values()
     assert work.n_partials > 3
 
@@ -102,12 +102,12 @@ def test_a_shared_subtree_is_read_once_and_the_answer_is_the_same(monkeypatch: p
 @pytest.mark.parametrize("options", [{}, {"window": 12}, {"softcap": 5.0}, {"sinks": True}], ids=str)
 def test_trees_of_drafts(options: dict) -> None:
     tree = [-1, 0, 0, 1, -1, 4, 2]
-    for kv_lens in ([7, 30], [90, 50]):  # nothing before the tree, and more than its mask speaks of
+    for kv_lens in ([7, 30], [90, 50]):  # nothing before the tree, and more keys than its mask covers
         run(attention_case(7, [7, 2], kv_lens, parents=[tree, None], **options))
 
 
 def test_a_tree_row_equals_the_chain_that_it_ends() -> None:
-    """Against plain causal attention over the row's own path: what a tree means, said without its masks."""
+    """Against plain causal attention over the row's path: the meaning of a tree, without masks."""
     n, context, dim = 6, 20, 64
     parents = [-1, 0, 0, 2, -1, 3]
     k, v = torch.randn(2, context + n, 2, dim)
@@ -178,12 +178,6 @@ def test_many_random_batches(call: dict) -> None:
     run_random(call)
 
 
-def test_a_batch_without_memory_of_plans_gives_the_same() -> None:
-    case = attention_case(4, [1, 5], [30, 20])
-    bare = case.ragged._replace(plans=None)
-    run(case._replace(ragged=bare))
-
-
 def test_layers_with_and_without_window_share_a_batch() -> None:
     wide = attention_case(5, [1, 5], [60, 40])
     narrow = wide._replace(options=wide.options | {"window": 8})
@@ -213,16 +207,16 @@ def test_a_deterministic_row_has_the_same_bits_in_every_batch(
 def test_in_float32_a_row_has_the_same_bits_among_few_and_among_many(
     kv: str | None, options: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They go different ways; and a text is computed again as a chunk when an engine has died."""
-    monkeypatch.setattr(threads, "_n_threads", 1)  # or reads are split
+    """Few and many rows have different code. A text that was decoded may be computed again as a chunk."""
+    monkeypatch.setattr(threads, "_n_threads", 1)  # else reads are split
     for heads, n_kv_heads, dim in ((6, 2, 80), (8, 8, 64)):
         k, v = torch.randn(2, 32, 16, n_kv_heads, dim)
         pools = (k, v) if kv is None else [Quantized(*quantize(pool, KINDS[kv])) for pool in (k, v)]
         q = torch.randn(61, heads, dim)
-        many = cpu.attention(q, *pools, ragged([61], [500], [range(32)], 16), scale=0.3, **options)
+        many = cpu.attention(q, *pools, ragged([61], [500], [range(32)], 16), AttentionOptions(0.3, **options))
         for i in (0, 30, 60):
             one = ragged([1], [440 + i], [range(32)], 16)
-            assert torch.equal(cpu.attention(q[i : i + 1], *pools, one, scale=0.3, **options)[0], many[i])
+            assert torch.equal(cpu.attention(q[i : i + 1], *pools, one, AttentionOptions(0.3, **options))[0], many[i])
 
 
 @pytest.mark.parametrize("kv", ["", "int8"])
@@ -230,11 +224,11 @@ def test_plain_attention_outside_inference_mode_behind_one_in_it(kv: str) -> Non
     case = attention_case(8, [3], [20], kv=kv)
     torch_cpu._buffers.__dict__.clear()
     with torch.inference_mode():
-        first = torch_cpu.attention(*case[:4], **case.options)
-    assert torch.equal(torch_cpu.attention(*case[:4], **case.options), first)
+        first = torch_cpu.attention(*case[:4], AttentionOptions(**case.options))
+    assert torch.equal(torch_cpu.attention(*case[:4], AttentionOptions(**case.options)), first)
 
 
 def test_without_a_compiler_attention_is_not_deterministic_and_says_so() -> None:
     case = attention_case(1, [1], [30])
     with pytest.raises(ValueError, match="install a C"):
-        torch_cpu.attention(*case[:3], case.ragged._replace(deterministic=True), **case.options)
+        torch_cpu.attention(*case[:3], case.ragged._replace(deterministic=True), AttentionOptions(**case.options))

@@ -17,7 +17,7 @@ def test_a_batch_is_what_its_counts_say() -> None:
     assert (batch.q_lens, batch.kv_lens) == ((1, 3, 0), (5, 6, 2))
     assert batch.position is not None
     assert batch.position.tolist() == [4, 3, 4, 5]
-    assert (batch.seen, batch.subtrees, batch.plans) == (None, (), {})
+    assert (batch.ancestors, batch.subtrees, batch.plans) == (None, (), {})
     types = [t.dtype for t in batch[:4]]
     assert types == [torch.int32, torch.int32, torch.int32, torch.int64]
 
@@ -48,11 +48,11 @@ def test_too_few_tokens_or_pages_are_errors() -> None:
 
 def test_a_tree_of_drafts_is_told_by_masks() -> None:
     batch = ragged([4, 2], [6, 9], [[1, 2], [3, 4, 5]], 4, parents=[[-1, 0, 0, -1], None])
-    assert batch.seen is not None
+    assert batch.ancestors is not None
     assert batch.position is not None
-    seen = [f"{mask & (1 << 64) - 1:064b}"[:6][::-1] for mask in batch.seen.tolist()]  # the request's six keys
+    seen = [f"{mask & (1 << 64) - 1:064b}"[:6][::-1] for mask in batch.ancestors.tolist()]  # the request's six keys
     assert seen[:4] == ["111000", "111100", "111010", "110001"]
-    assert batch.seen.tolist()[4:] == [-1, -1]
+    assert batch.ancestors.tolist()[4:] == [-1, -1]
     assert batch.position.tolist() == [2, 3, 3, 2, 7, 8]
     assert batch.n_drafted == 4
 
@@ -80,7 +80,7 @@ def test_a_tail_has_the_rows_that_are_wanted() -> None:
     tail, alone = batch.tail, ragged([5, 1], [47, 20], pages[1:], 16, parents=[[-1, 0, 1, 0, 3], None])
     assert tail is not None
     assert (tail.q_lens, tail.kv_lens, tail.tail) == (alone.q_lens, alone.kv_lens, None)
-    for name in ("q_start", "kv_len", "page_table", "seen", "position", "slots"):
+    for name in ("q_start", "kv_len", "page_table", "ancestors", "position", "slots"):
         assert torch.equal(getattr(tail, name), getattr(alone, name)), name
     assert torch.equal(tail.position, batch.position[[123, 124, 125, 126, 127, 128]])  # type: ignore[arg-type,index]
 

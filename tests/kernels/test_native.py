@@ -1,4 +1,4 @@
-"""Building the CPU library: once, checked, and never in the way."""
+"""The build of the CPU library: once, checked, and with a fallback."""
 
 import logging
 import shutil
@@ -11,16 +11,17 @@ import torch
 
 from banyan.kernels import dispatch_report, ops
 from banyan.kernels.attention import native
+from banyan.kernels.attention.ragged import AttentionOptions
 from banyan.kernels.native import build, threads
-from banyan.kernels.testing.cases import attention_case
-from banyan.kernels.testing.small_ops import CHECKS
+from kernel_support.cases import attention_case
+from kernel_support.small_ops import CHECKS
 
 COMPILER = shutil.which("c++") or ""
 
 
 @pytest.fixture
 def fresh():
-    """`build.library` forgets what it found, before the test and after."""
+    """Clears the cache of `build.library` before and after the test."""
     build.library.cache_clear()
     yield
     build.library.cache_clear()
@@ -68,7 +69,7 @@ def test_a_build_is_tried_before_it_gets_its_name(tmp_path: Path, monkeypatch: p
 
     library = build.load(COMPILER, tmp_path)  # the narrowest vectors, no optimiser: the same answers
     case = attention_case(2, [1, 40], [70, 90], window=50, softcap=4.0, sinks=True)
-    case.check(native.attend(library, *case[:4], **case.options))
+    case.check(native.attend(library, *case[:4], AttentionOptions(**case.options)))
 
     def forbid(*args: object, **options: object) -> None:
         raise AssertionError("built twice")
@@ -135,8 +136,8 @@ def test_the_library_has_its_own_number_of_threads() -> None:
     n_of_torch = torch.get_num_threads()
     threads.use(n_of_torch + 2)
     try:
-        assert build.n_threads(1 << 20) == n_of_torch + 2
+        assert threads.for_rows(1 << 20) == n_of_torch + 2
         assert torch.get_num_threads() == n_of_torch
     finally:
         threads.use(0)
-    assert build.n_threads(1 << 20) == n_of_torch
+    assert threads.for_rows(1 << 20) == n_of_torch

@@ -1,4 +1,4 @@
-"""Attention on --device: on a GPU the Triton kernels as they were compiled for it, else the CPU's own path."""
+"""Attention on --device: the compiled Triton kernels on a GPU, else the CPU path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from banyan.kernels import ops
 from banyan.kernels.kv_layout import KINDS
-from banyan.kernels.testing.cases import Case, attention_case, random_trees
 from banyan.runtime import config as configs
 from banyan.runtime.config import Resolved
 from banyan.runtime.engine.cuda_graphs import Graphs, cuda_capture
@@ -22,6 +21,7 @@ from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.model_runner import ModelRunner, decodes
 from banyan.runtime.model.load import load
 from banyan.runtime.protocol.wire import Sampling
+from kernel_support.cases import Case, attention_case, random_trees
 
 OPTIONS = [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}, {"window": 90, "softcap": 9.0, "sinks": True}]
 calls = st.fixed_dictionaries(
@@ -62,13 +62,13 @@ def test_long_reads_are_split(options: dict, device: str) -> None:
 
 @pytest.mark.parametrize("heads", [(8, 2), (16, 1)])
 def test_a_window_over_a_tree_of_many_tiles(heads: tuple[int, int], device: str) -> None:
-    """A row far behind in the cache may stand near the tree's root, and see keys that the row before it does not."""
+    """A row with a high index can be near the tree's root, and attend to keys that the row before it does not."""
     parents = [[-1, *range(9), *([0] * 30)]]
     run(attention_case(3, [40], [300], heads=heads, window=41, parents=parents, device=device))
 
 
 def test_captured_steps_are_right(device: str, tiny_model: Callable[..., Path]) -> None:
-    """Graphs of decode steps, on the device that has them; `interpreted/test_fixed.py` tries the road elsewhere."""
+    """Graphs of decode steps on a GPU; `interpreted/test_graph_batch.py` tests the same on a CPU."""
     if device != "cuda":
         pytest.skip("CUDA graphs need --device=cuda")
     model = load(tiny_model(head_dim=16), device=device)
@@ -85,7 +85,7 @@ def test_captured_steps_are_right(device: str, tiny_model: Callable[..., Path]) 
 def test_a_step_ahead_says_what_one_that_waits_says(
     device: str, tiny_model: Callable[..., Path], module_at: Callable[[Path], ModuleType], deterministic: bool
 ) -> None:
-    """The loop on the device itself; `runtime/engine/late.py` stands for one elsewhere."""
+    """The engine loop on a real device; elsewhere `runtime/engine/late.py` simulates one."""
     engine_tests = Path(__file__).parents[1] / "runtime" / "engine"
     fake, late = module_at(engine_tests / "fake.py"), module_at(engine_tests / "late.py")
     model = load(tiny_model(head_dim=16), device=device)

@@ -43,7 +43,7 @@ def test_items_cover_what_rows_see(
     )  # fmt: skip
     owner = [request for request, n in enumerate(q_lens) for _ in range(n)]
     first_row = [sum(q_lens[:i]) for i in range(len(q_lens))]
-    reads: dict[int, list[tuple[int, int, int]]] = {}  # row of q: (first key, end, where its partial result goes)
+    reads: dict[int, list[tuple[int, int, int]]] = {}  # row of q: (first key, end, index of its partial result)
     for items, size in ((made.small, tiles.small), (made.large, max(tiles.large, tiles.shared))):
         for first, n, request, start, end, position, tail, _ in items.tolist():
             assert 1 <= n <= size
@@ -55,7 +55,7 @@ def test_items_cover_what_rows_see(
             for j, (row, part) in enumerate(entries):
                 own = owner[row]
                 stands = kv_lens[own] - q_lens[own] + row - first_row[own]
-                is_own = own == request and position + j == stands and tail == kv_lens[own] - plan.DRAFT
+                is_own = own == request and position + j == stands and tail == kv_lens[own] - plan.MAX_DRAFT
                 is_shared = end <= position == tail <= kv_lens[own] - q_lens[own] and merge_keys < 1e9
                 read = slice(start // PAGE, -(-end // PAGE))
                 assert is_own or is_shared
@@ -65,7 +65,7 @@ def test_items_cover_what_rows_see(
 
 
 def page_table(kv_lens: list[int], common: list[int]) -> np.ndarray:
-    """Request i has its first `common[i]` pages from the first one's, the others for itself."""
+    """Request i shares its first `common[i]` pages with the first request."""
     table = np.zeros((len(kv_lens), max(kv_lens, default=0) // PAGE + 1), np.int32)
     for i, row in enumerate(table):
         row[:] = 1000 * (i + 1) + np.arange(len(row))
@@ -110,7 +110,7 @@ def test_a_subtree_is_shared_where_it_pays() -> None:
         return [(n, start, end) for _, n, _, start, end, *_ in made.large.tolist()]
 
     assert reads(100.0) == [(2, 320, 2000), (4, 0, 320)]  # 240 keys saved for each of four rows, 840 for each of two
-    assert reads(300.0) == [(2, 0, 2000)]  # too dear above: its keys go to the subtree below it
+    assert reads(300.0) == [(2, 0, 2000)]  # the upper subtree does not pay: its keys go to the one below
     assert reads(1100.0) == []
 
 

@@ -1,4 +1,4 @@
-"""The ops beside attention on --device, the CPU unless it is named, and the table."""
+"""All ops except attention on --device (default: the CPU), and the table of ops."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from banyan.kernels import ops
-from banyan.kernels.testing import small_ops
+from kernel_support import small_ops
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -1,4 +1,4 @@
-"""What a lease promises, one promise a test. That it never reads wrong KV is test_contents.py's."""
+"""The behaviour of leases, one property per test. test_contents.py tests that a lease never reads wrong KV."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def ids(*tokens: int) -> bytes:
 
 
 def run(cache: Cache, some: bytes, namespace: bytes = b"") -> Lease:
-    """An open lease that has computed and published a prompt."""
+    """Opens a lease that has computed and published a prompt."""
     lease = cache.open(some, namespace, len(some) // 4 - 1)
     assert lease.grow(len(some) // 4)
     lease.take_copies()
@@ -55,7 +55,7 @@ def test_a_limit_below_nothing_is_nothing() -> None:
 
 
 def test_two_runs_at_once_share_to_the_token() -> None:
-    """The last page of the first is in part filled, and being filled: the second copies what is there."""
+    """The first lease is filling its last page, so the second copies the filled part."""
     cache = Cache(8, 4)
     one = run(cache, PROMPT)
     two = cache.open(PROMPT + ids(77), limit=10)
@@ -100,7 +100,7 @@ def test_a_copy_has_its_source_until_the_close() -> None:
 
 @pytest.mark.parametrize(("n_pages", "n_ids", "n_cached"), [(3, 11, 8), (4, 11, 9), (4, 14, 8), (5, 14, 9)])
 def test_alone_a_lease_can_grow_to_all_of_its_ids(n_pages: int, n_ids: int, n_cached: int) -> None:
-    """... if the pool can hold them: a copy is given up where its source would stand in the way."""
+    """If the pool can hold them. A copy is not made if its source would take the room."""
     cache = Cache(n_pages, 4)
     run(cache, PROMPT).close()
     lease = cache.open(PROMPT + bytes(4 * (n_ids - 10)), limit=9)
@@ -122,7 +122,7 @@ def test_open_claims_no_page_but_for_a_copy() -> None:
 
 @pytest.mark.parametrize("some", [b"\1\0\0", PROMPT + b"\1"])
 def test_ids_are_whole_numbers(some: bytes) -> None:
-    with pytest.raises(ValueError, match="no whole number of int32"):
+    with pytest.raises(ValueError, match="not a multiple of 4"):
         Cache(8, 4).open(some)
 
 
@@ -277,7 +277,7 @@ def test_nothing_leaks() -> None:
 
 
 def test_the_end_of_a_cache_closes_its_leases_in_the_order_they_were_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it leaves in host memory is a function of what was asked of it, not of where its leases lie in memory."""
+    """What a cache leaves in host memory depends only on the calls, not on the addresses of its leases."""
     closed, close = list[int](), Lease.close
     monkeypatch.setattr(Lease, "close", lambda self: (closed.append(len(self._ids) // 4), close(self)))
     for _ in range(5):
@@ -336,7 +336,7 @@ def test_the_statistics_count_a_lease_when_it_has_run() -> None:
     cache = Cache(16, 4)
     run(cache, PROMPT).close()
     for _ in range(5):
-        cache.open(PROMPT).close()  # a request that waits tries again and again
+        cache.open(PROMPT).close()  # a waiting request tries repeatedly
     run(cache, PROMPT).close()
     assert cache.stats().n_query_tokens == 20
     assert cache.stats().n_hit_tokens == 9

@@ -1,4 +1,4 @@
-"""Every invariant is broken here once, by hand, and `check` must name it: a check that cannot fail says nothing."""
+"""Each test violates one invariant by hand; `check` must name it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PROMPT = ids(*range(8))
 
 
 class Scene:
-    """Two branches of one page below a trunk of two, and an open leaf, all unlocked; one lease, on a prompt of its own,
-    whose last page is a copy."""
+    """A trunk of two pages with two branches of one page and an open leaf, all unlocked; and one lease on another
+    prompt, whose last page is a copy."""
 
     def __init__(self) -> None:
         self.cache = Cache(32, 4)
@@ -75,7 +75,7 @@ def miscount_cached(s: Scene) -> None:
 
 
 def miscount_evictable(s: Scene) -> None:
-    s.branch.lane.n_pages += 1
+    s.branch.queue.n_pages += 1
 
 
 def miscount_held(s: Scene) -> None:
@@ -86,10 +86,10 @@ def miscount_tokens(s: Scene) -> None:
     s.cache.tree.n_tokens += 1
 
 
-def miscount_a_lane(s: Scene) -> None:
-    """In one what is missing in the other."""
-    s.branch.lane.n_pages += 1
-    s.cache.tree.lane(1).n_pages -= 1
+def miscount_a_queue(s: Scene) -> None:
+    """One queue counts a page too many, another one too few."""
+    s.branch.queue.n_pages += 1
+    s.cache.tree.queue(1).n_pages -= 1
 
 
 def miscount_nodes(s: Scene) -> None:
@@ -134,7 +134,7 @@ def hide_a_child(s: Scene) -> None:
     s.trunk.order = sorted(s.trunk.children)
 
 
-def keep_a_leaf_that_says_nothing(s: Scene) -> None:
+def keep_a_redundant_leaf(s: Scene) -> None:
     leaf, s.open_leaf.key = s.open_leaf, ids(20, 20)
     s.trunk.children = {node.key[:16]: node for node in s.trunk.children.values()}
     s.trunk.order = sorted(s.trunk.children)
@@ -146,7 +146,7 @@ def orphan(s: Scene) -> None:
 
 
 def forget_a_lock(s: Scene) -> None:
-    s.cache.tree.unlock(s.cache.open(PROMPT)._at)
+    s.cache.tree.unlock(s.cache.open(PROMPT)._node)
 
 
 def lock_for_nobody(s: Scene) -> None:
@@ -155,7 +155,7 @@ def lock_for_nobody(s: Scene) -> None:
 
 def lock_less_above(s: Scene) -> None:
     s.branch.n_locks += 1
-    s.branch.lane.n_pages -= 1
+    s.branch.queue.n_pages -= 1
 
 
 def break_the_circle(s: Scene) -> None:
@@ -168,42 +168,42 @@ def leave_the_list(s: Scene) -> None:
 
 
 def make_a_parent_the_oldest(s: Scene) -> None:
-    node, ends = s.trunk, s.cache.tree.lanes[0]
+    node, ends = s.trunk, s.cache.tree.queues[0]
     node.prev.next, node.next.prev = node.next, node.prev
     node.prev, node.next = ends, ends.next
     ends.next.prev = node
     ends.next = node
 
 
-def stand_in_a_lower_lane_than_a_child(s: Scene) -> None:
-    s.cache.tree.lane(0).n_pages -= 1
-    s.branch.lane = lane = s.cache.tree.lane(1)
-    _relink(s.branch, lane)
+def stand_in_a_lower_queue_than_a_child(s: Scene) -> None:
+    s.cache.tree.queue(0).n_pages -= 1
+    s.branch.queue = queue = s.cache.tree.queue(1)
+    _relink(s.branch, queue)
 
 
-def say_another_lane(s: Scene) -> None:
-    s.branch.lane = s.cache.tree.lane(1)
-    s.cache.tree.lane(1).n_pages += 1
-    s.cache.tree.lane(0).n_pages -= 1
+def refer_to_another_queue(s: Scene) -> None:
+    s.branch.queue = s.cache.tree.queue(1)
+    s.cache.tree.queue(1).n_pages += 1
+    s.cache.tree.queue(0).n_pages -= 1
 
 
-def disorder_the_lanes(s: Scene) -> None:
-    s.cache.tree.lane(1)
-    s.cache.tree.lanes.reverse()
+def disorder_the_queues(s: Scene) -> None:
+    s.cache.tree.queue(1)
+    s.cache.tree.queues.reverse()
 
 
-def shut_a_lane_that_is_listed(s: Scene) -> None:
-    s.cache.tree.lanes[0].is_open = False
+def close_a_queue_that_is_listed(s: Scene) -> None:
+    s.cache.tree.queues[0].is_open = False
 
 
 def forget_the_dead(s: Scene) -> None:
-    s.cache.tree.bury(s.branch)
-    s.cache.tree.lanes.pop(0)
-    s.cache.tree.lanes[0].n_pages += 1
+    s.cache.tree.mark_dead(s.branch)
+    s.cache.tree.queues.pop(0)
+    s.cache.tree.queues[0].n_pages += 1
 
 
 def let_a_parent_die(s: Scene) -> None:
-    s.cache.tree.bury(s.trunk)
+    s.cache.tree.mark_dead(s.trunk)
 
 
 def hold_for_nobody(s: Scene) -> None:
@@ -213,7 +213,7 @@ def hold_for_nobody(s: Scene) -> None:
 def forget_a_hold(s: Scene) -> None:
     handle = s.cache.handle(PROMPT)
     handle.pin(1.0)
-    s.cache.tree.let_go(s.trunk)
+    s.cache.tree.unhold(s.trunk)
 
 
 def hold_what_was_never_stored(s: Scene) -> None:
@@ -228,27 +228,27 @@ def be_due_at_another_time(s: Scene) -> None:
     handle.due = 4.0
 
 
-def disorder_the_handles(s: Scene) -> None:
+def disorder_the_hints(s: Scene) -> None:
     for steps in (1, 2):
         s.cache.handle(PROMPT).expect(steps)
-    s.cache.holds.expected.reverse()
+    s.cache.hints.expected.reverse()
 
 
 def lie_nowhere(s: Scene) -> None:
     node = s.branch
     s.cache.tree.n_pages -= 1
     s.cache.tree.n_tokens -= 4
-    node.lane.n_pages -= 1
+    node.queue.n_pages -= 1
     s.cache.pool.give(node.pages)
     node.pages = []
 
 
-def _relink(node: Node, lane: Node) -> None:
+def _relink(node: Node, queue: Node) -> None:
     node.prev.next, node.next.prev = node.next, node.prev
-    s_lane = node.lane
-    node.prev, node.next = lane.prev, lane
-    lane.prev.next = lane.prev = node
-    s_lane.n_pages += len(node.pages)
+    old_queue = node.queue
+    node.prev, node.next = queue.prev, queue
+    queue.prev.next = queue.prev = node
+    old_queue.n_pages += len(node.pages)
 
 
 def read_another_page(s: Scene) -> None:
@@ -269,17 +269,17 @@ def list_a_closed_lease(s: Scene) -> None:
 
 
 def know_more_than_there_is_room_for(s: Scene) -> None:
-    s.lease._n_known = 13
+    s.lease._n_computed = 13
 
 
 def fill_one_page_from_two_leases(s: Scene) -> None:
     one = s.cache.open(PROMPT + ids(40, 40))
     two = s.cache.open(PROMPT + ids(40, 40))
-    assert one._at is s.open_leaf
+    assert one._node is s.open_leaf
     s.cache._give_back(two.pages[2:])
     two._release_source()
     s.cache.tree.lock(s.open_leaf, s.trunk)
-    two._copies, two._at, two.pages = [], one._at, list(one.pages)
+    two._copies, two._node, two.pages = [], one._node, list(one.pages)
 
 
 def copy_from_another_page(s: Scene) -> None:
@@ -307,48 +307,48 @@ def keep_something_while_off(s: Scene) -> None:
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
-        (lose_a_page, "page .* of 32 is not held exactly once: free 0, leased 0, in the tree 0 times"),
-        (free_a_page_twice, "is not held exactly once: free 2"),
-        (share_a_page, "is not held exactly once: free 1, leased 0, in the tree 1"),
+        (lose_a_page, "page .* of 32 does not have exactly one owner: free 0, leased 0, in the tree 0 times"),
+        (free_a_page_twice, "does not have exactly one owner: free 2"),
+        (share_a_page, "does not have exactly one owner: free 1, leased 0, in the tree 1"),
         (invent_a_page, "page 32 of 32"),
         (miscount_leased, "counter of leased pages"),
         (miscount_cached, "counter of cached pages"),
         (miscount_evictable, "counter of evictable pages"),
         (miscount_held, "counter of held pages"),
         (miscount_tokens, "the tree counts"),
-        (miscount_a_lane, "a lane says"),
+        (miscount_a_queue, "a queue counts"),
         (miscount_nodes, "counter of nodes"),
         (keep_an_empty_root, "is empty and unlocked"),
-        (misname_a_root, "calls itself"),
+        (misname_a_root, "has the namespace"),
         (lengthen_a_key, "of 5 tokens has 1 pages of 4"),
         (cut_a_key, "whole tokens"),
         (begin_inside_a_page, "does not begin at a border"),
         (go_on_from_a_page_that_is_not_full, "behind a page that is not full"),
         (disorder_the_children, "the order of the children"),
         (forget_the_order_below_a_root, "the order of a root's children"),
-        (hide_a_child, "is not where its parent looks"),
-        (keep_a_leaf_that_says_nothing, "says nothing that a child beside it does not say"),
+        (hide_a_child, "is not in its parent's table"),
+        (keep_a_redundant_leaf, "is redundant"),
         (orphan, "has no parent"),
         (forget_a_lock, "has 1 locks, but 2 leases"),
         (lock_for_nobody, "has 2 locks, but 1 leases"),
         (lock_less_above, "is locked more often than its parent"),
-        (break_the_circle, "is not a circle"),
-        (leave_the_list, "do not hold the nodes that are neither"),
+        (break_the_circle, "is not a circular list"),
+        (leave_the_list, "do not have the nodes that are neither"),
         (make_a_parent_the_oldest, "is evicted before one below it"),
-        (stand_in_a_lower_lane_than_a_child, "is evicted before one below it"),
-        (say_another_lane, "in another lane than it says"),
-        (disorder_the_lanes, "the lanes are out of order"),
-        (shut_a_lane_that_is_listed, "a lane is shut and listed"),
-        (forget_the_dead, "a lane is open, or has nodes"),
+        (stand_in_a_lower_queue_than_a_child, "is evicted before one below it"),
+        (refer_to_another_queue, "in another queue than it refers to"),
+        (disorder_the_queues, "the queues are out of order"),
+        (close_a_queue_that_is_listed, "a closed queue is listed"),
+        (forget_the_dead, "a queue is open or has nodes"),
         (let_a_parent_die, "is evicted before one below it"),
-        (hold_for_nobody, "has 1 holds, but 0 handles"),
-        (forget_a_hold, "has 0 holds, but 1 handles"),
-        (hold_what_was_never_stored, "holds another's tokens"),
-        (be_due_at_another_time, "stands elsewhere than it says"),
-        (disorder_the_handles, "out of order"),
-        (lie_nowhere, "lies nowhere"),
+        (hold_for_nobody, "has 1 holds, but 0 hints"),
+        (forget_a_hold, "has 0 holds, but 1 hints"),
+        (hold_what_was_never_stored, "holds other tokens than its own"),
+        (be_due_at_another_time, "not at its place in the order"),
+        (disorder_the_hints, "out of order"),
+        (lie_nowhere, "has no pages"),
         (read_another_page, "reads other pages than the tree has"),
-        (read_other_tokens, "on a path of other tokens than its own"),
+        (read_other_tokens, "a path of other tokens than its own"),
         (change_the_namespace, "in another namespace"),
         (list_a_closed_lease, "listed as open"),
         (know_more_than_there_is_room_for, "more tokens than it has room for"),

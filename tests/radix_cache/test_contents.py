@@ -1,10 +1,9 @@
-"""No lease ever reads keys and values of other tokens than its own: a random walk over everything that a lease can do.
+"""A lease never reads keys and values of other tokens: a random walk over everything that a lease can do.
 
-A page's slots stand in a plain dict, and what a forward pass writes into a slot is the whole prefix that its keys and
-values depend on. The oracle is as plain: every prefix that was published, and a look through the whole tree for the
-longest that it shares with a prompt. Copies wait as long as they may, and steps of several leases interleave.
-
-In between the process dies, and another goes on with the second tier's file.
+A plain dict holds the slots. A forward pass writes into a slot the whole prefix that its keys and values depend on. The
+oracle is a list of all published prefixes, and a search of the whole tree for the longest one that a prompt shares.
+Copies are delayed as long as possible, and steps of several leases interleave. In between, the process dies, and
+another one continues with the second tier's file.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from banyan.radix_cache.policy import POLICIES
 Tokens = tuple[int, ...]
 Slots = dict[tuple[int, int], tuple[bytes, Tokens] | None]  # (page, slot): the prefix that was computed into it
 
-pick = st.integers(0, 2**16)  # one of a list, modulo its length
+pick = st.integers(0, 2**16)  # an index into a list, modulo its length
 bits = st.integers(0, 2**70 - 1)  # tokens, or other choices between two
 
 
@@ -54,7 +53,7 @@ def as_tokens_of(ids: bytes) -> Tokens:
 
 
 class Running:
-    """What an engine knows of one lease."""
+    """The engine's state of one lease."""
 
     def __init__(self, lease: Lease, namespace: bytes, tokens: Tokens) -> None:
         self.lease = lease
@@ -62,7 +61,7 @@ class Running:
         self.tokens = tokens
         self.n_computed = lease.n_cached  # in KV, once the copies are done
         self.n_published = 0
-        self.copies: list[tuple[int, int, int]] | None = None  # taken, and to be done before its next write
+        self.copies: list[tuple[int, int, int]] | None = None  # taken, to be executed before its next write
 
 
 class Machine(RuleBasedStateMachine):
@@ -79,15 +78,15 @@ class Machine(RuleBasedStateMachine):
     )
     def begin(self, n_pages: int, trunk: int, n: int, policy: str, n_host: int, has_file: bool) -> None:
         self.options = n_pages, self.page, self.enabled, policy, n_host
-        self.home = TemporaryDirectory(prefix="banyan-")  # goes with the machine, also where that fails
+        self.home = TemporaryDirectory(prefix="banyan-")  # removed with the state machine, also if that fails
         self.path = Path(self.home.name) / "kv" if has_file and n_host else None
-        self.host: Slots = {}  # survives the process where there is a file, as far as the file is believed
+        self.host: Slots = {}  # survives the process if there is a file
         self.prompts = [as_tokens(trunk, min(n * self.page + 2, n_pages * self.page))]
         self.begin_process()
         self.start(b"", self.prompts[0], len(self.prompts[0]))
 
     def begin_process(self) -> None:
-        """A cache, with what the file has."""
+        """Creates a cache with the pages of the file."""
         n_host = self.options[-1]
         self.file = None if self.path is None else PageFile(self.path, n_host, self.page, 16, bytes(32))
         self.cache = Cache(*self.options, self.file)
@@ -103,7 +102,7 @@ class Machine(RuleBasedStateMachine):
     @rule(i=pick, cut=pick, tail=bits, n_tail=st.integers(0, 20), spare=st.integers(0, 2), elsewhere=st.integers(0, 7))
     @precondition(lambda self: len(self.running) < 5)
     def open(self, i: int, cut: int, tail: int, n_tail: int, spare: int, elsewhere: int) -> None:
-        """Open a lease for a prompt that begins like one before it. `spare`: tokens at the end that it must compute."""
+        """Opens a lease for a prompt that shares a prefix with an earlier one. `spare`: tokens left to compute."""
         base = self.prompts[i % len(self.prompts)]
         tokens = (base[: cut % (len(base) + 1)] + as_tokens(tail, n_tail))[: self.cache.n_pages * self.page]
         if len(tokens) > spare:
@@ -137,7 +136,7 @@ class Machine(RuleBasedStateMachine):
         order=st.permutations(range(5)), ns=st.lists(st.integers(0, 20), min_size=5, max_size=5), draws=bits, late=bits
     )
     def step(self, order: list[int], ns: list[int], draws: int, late: int) -> None:
-        """A forward pass over some leases: read all slots before, write the next; draw a token at a prompt's end."""
+        """A forward pass over some leases: reads earlier slots, writes the next ones, draws at the end of prompts."""
         at_work = [(self.running[i], ns[i]) for i in order if i < len(self.running) and ns[i]]
         for one, _ in at_work:
             self.do_copies(one)
@@ -165,13 +164,13 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     def publish_late(self, i: int) -> None:
         one = self.running[i % len(self.running)]
-        if one.copies is not None:  # it has run
+        if one.copies is not None:  # it has run a forward pass
             self.publish(one)
 
     @rule(i=pick, n=st.integers(1, 20))
     @precondition(lambda self: self.running)
     def draft(self, i: int, n: int) -> None:
-        """Room for a draft, its keys and values, and all of it refused."""
+        """Grows for a draft, writes its keys and values, and rejects all of it."""
         one = self.running[i % len(self.running)]
         n_slots = one.lease.n_slots
         self.grow(one, len(one.tokens) + n)
@@ -207,7 +206,7 @@ class Machine(RuleBasedStateMachine):
     @rule(i=pick)
     @precondition(lambda self: self.running)
     def retract(self, i: int) -> None:
-        """Close a lease and open it again with all of its tokens: what it had computed is still there."""
+        """Closes a lease and opens it again with all its tokens: what it had computed is still there."""
         one = self.running[i % len(self.running)]
         if one.copies is not None and one.tokens:
             self.publish(one)
@@ -232,7 +231,7 @@ class Machine(RuleBasedStateMachine):
     @rule(i=pick, cut=pick, elsewhere=st.integers(0, 7))
     @precondition(lambda self: len(self.handles) < 6)
     def handle(self, i: int, cut: int, elsewhere: int) -> None:
-        """A handle on a prompt, or on less of it, whether it was stored or not."""
+        """A hint on a prompt or a prefix of it, whether it is stored or not."""
         tokens = self.prompts[i % len(self.prompts)]
         tokens = tokens[: cut % (2 * len(tokens) + 1)]
         self.handles.append(self.cache.handle(as_ids(tokens), b"" if elsewhere else b"tenant"))
@@ -281,8 +280,8 @@ class Machine(RuleBasedStateMachine):
     @rule(n=st.integers(0, 12), is_torn=st.booleans(), lost=st.integers(0, 40))
     @precondition(lambda self: self.path is not None)
     def crash(self, n: int, is_torn: bool, lost: int) -> None:
-        """The process dies after n of its moves, in the middle of one more; and perhaps the machine with it, before all
-        that was written is on the disk."""
+        """The process dies after n of its moves, in the middle of another one. Perhaps the machine dies too, before all
+        writes have reached the disk."""
         assert self.file is not None
         moves = self.cache.take_moves()
         self.move(self.kv, self.host, moves[:n], self.file)
@@ -298,7 +297,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.path is not None)
     def end(self) -> None:
-        """It ends as it should, and leaves what there is room for."""
+        """The process ends normally, and saves the pages that fit."""
         for one in self.running:
             self.do_copies(one)
         self.cache.close()
@@ -306,12 +305,12 @@ class Machine(RuleBasedStateMachine):
         self.go_on()
 
     def spoil(self, page: int) -> None:
-        """What stands there is nobody's keys and values."""
+        """Corrupts the slots."""
         self.host.update({(page, i): None for i in range(self.page)})
 
     @property
     def is_spoiled(self) -> bool:
-        """Whether a page of the file is wrong: what is found ends before it, but nobody knows until it is read."""
+        """Whether a page of the file is corrupted: matches end before it once it was read."""
         return None in self.host.values()
 
     def go_on(self) -> None:
@@ -340,7 +339,7 @@ class Machine(RuleBasedStateMachine):
         assert not self.cache.take_moves()
 
     def move(self, device: Slots, host: Slots, moves: list[Move], file: PageFile | None = None) -> None:
-        """file: where the moves are done, and not only thought of. A page's bytes there are a digest of its slots."""
+        """file: executes the moves there too. A page's bytes in the file are a digest of its slots."""
         for move in moves:
             if file is not None and move.is_out:
                 file.begin(move.host)
@@ -355,7 +354,7 @@ class Machine(RuleBasedStateMachine):
                 file.seal(move.host, move.label)
 
     def seen(self) -> Slots:
-        """The device as it will be once the moves are done that have been ordered."""
+        """The device's contents after all ordered moves."""
         if self.cache.host is None:
             return self.kv
         device = dict(self.kv)
@@ -395,7 +394,7 @@ class Machine(RuleBasedStateMachine):
     # ---- the oracle ------------------------------------------------------------------------------------------------
 
     def stored(self, namespace: bytes) -> list[bytes]:
-        """The ids of every path in a tree."""
+        """The token ids of every path in a tree."""
         paths: list[bytes] = []
 
         def walk(node: Node, ids: bytes) -> None:
@@ -451,7 +450,7 @@ class Machine(RuleBasedStateMachine):
         self.cache.reset()
         assert self.cache.stats().n_free == self.cache.n_pages
         assert not self.cache.tree.roots
-        assert not len(self.cache.holds)
+        assert not len(self.cache.hints)
         assert self.cache.stats().n_host_cached == 0
         check(self.cache)
         if self.file is not None:

@@ -1,4 +1,4 @@
-"""Who listens knows what is on the device: a mirror that is told of events alone has what the tree has, always."""
+"""A mirror that only receives events always has the same pages as the tree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def names(prompt: bytes, namespace: bytes = b"") -> list[str]:
 
 
 def truth(cache: Cache) -> set[str]:
-    """All whole pages on the device, looked up one by one."""
+    """All whole pages on the device, from the tree itself."""
     there: set[str] = set()
 
     def walk(node: Node, namespace: bytes) -> None:
@@ -101,9 +101,9 @@ def test_namespaces_are_told_apart_however_long() -> None:
 
 def test_who_comes_too_late_gets_all_that_is_there() -> None:
     cache = Cache(100, PAGE)
-    events = cache.events = cache.tree.log = CacheEvents(cache.tree, first=1000, n_kept=10)
+    events = cache.events = cache.tree.listener = CacheEvents(cache.tree, first=1000, n_kept=10)
     slow, quick, other = Mirror(events), Mirror(events), Mirror(events)
-    other.at = 999  # a number of a process before this one
+    other.at = 999  # a number of an earlier process
     slow.look()
     for i in range(20):
         store(cache, ids(i, 1, 2, 3, 4, 5, 6, 7)).close()
@@ -140,7 +140,7 @@ def test_a_mirror_has_what_the_tree_has(n_host: int, seed: int) -> None:
         elif what < 4 and leases:
             lease, prompt = chance.choice(leases)
             lease.take_copies()
-            lease.publish(prompt[: 4 * chance.randrange(lease._n_known, len(prompt) // 4 + 1)])
+            lease.publish(prompt[: 4 * chance.randrange(lease._n_computed, len(prompt) // 4 + 1)])
         elif what == 4 and leases:
             leases.pop(chance.randrange(len(leases)))[0].close()
         elif what == 5:

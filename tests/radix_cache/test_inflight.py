@@ -1,4 +1,4 @@
-"""The index of what is being computed."""
+"""The index of prompts that are being computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After every harm that can be done to the books they balance again, what was right is still there, all goes on."""
+"""After every violation of test_check.py, quarantine restores all invariants, keeps what is sound, and work goes on."""
 
 from __future__ import annotations
 
@@ -17,20 +17,25 @@ from banyan.radix_cache.quarantine import quarantine
 
 @pytest.fixture(scope="module")
 def harms(module_at: Callable[[Path], ModuleType]) -> ModuleType:
-    """test_check.py: a scene, and what can be done to it."""
+    """test_check.py: a scene, and the violations."""
     return module_at(Path(__file__).with_name("test_check.py"))
 
 
 NAMES = [
     *("lose_a_page", "free_a_page_twice", "share_a_page", "invent_a_page", "miscount_leased", "miscount_cached"),
-    *("miscount_evictable", "miscount_held", "miscount_tokens", "miscount_a_lane", "miscount_nodes"),
+    *("miscount_evictable", "miscount_held", "miscount_tokens", "miscount_a_queue", "miscount_nodes"),
     *("keep_an_empty_root", "misname_a_root", "lengthen_a_key", "cut_a_key", "begin_inside_a_page"),
     *("go_on_from_a_page_that_is_not_full", "disorder_the_children", "hide_a_child", "orphan", "forget_a_lock"),
     "forget_the_order_below_a_root",
-    *("keep_a_leaf_that_says_nothing", "lock_for_nobody", "lock_less_above", "break_the_circle", "leave_the_list"),
-    *("make_a_parent_the_oldest", "stand_in_a_lower_lane_than_a_child", "say_another_lane", "disorder_the_lanes"),
-    *("shut_a_lane_that_is_listed", "forget_the_dead", "let_a_parent_die", "hold_for_nobody", "forget_a_hold"),
-    *("hold_what_was_never_stored", "be_due_at_another_time", "disorder_the_handles", "lie_nowhere"),
+    *("keep_a_redundant_leaf", "lock_for_nobody", "lock_less_above", "break_the_circle", "leave_the_list"),
+    *(
+        "make_a_parent_the_oldest",
+        "stand_in_a_lower_queue_than_a_child",
+        "refer_to_another_queue",
+        "disorder_the_queues",
+    ),
+    *("close_a_queue_that_is_listed", "forget_the_dead", "let_a_parent_die", "hold_for_nobody", "forget_a_hold"),
+    *("hold_what_was_never_stored", "be_due_at_another_time", "disorder_the_hints", "lie_nowhere"),
     *("read_another_page", "read_other_tokens", "change_the_namespace", "list_a_closed_lease"),
     *("know_more_than_there_is_room_for", "fill_one_page_from_two_leases", "copy_from_another_page"),
     *("copy_other_tokens", "copy_from_what_is_not_below", "copy_from_a_page_that_may_go"),
@@ -61,7 +66,7 @@ def test_after_it_the_books_balance(harms: ModuleType, name: str) -> None:
 
 
 def go_on(cache: Cache, harms: ModuleType) -> None:
-    """Use it as ever, until nothing is left, and all pages are there."""
+    """Uses the cache normally until nothing is left. All pages must be free then."""
     chance = random.Random(1)
     for _ in range(60):
         prompt = harms.ids(*(chance.randrange(3) for _ in range(chance.randrange(1, 20))))
@@ -72,7 +77,7 @@ def go_on(cache: Cache, harms: ModuleType) -> None:
         check(cache)
     for lease in list(cache.leases):
         lease.close()
-    cache.holds.clear()
+    cache.hints.clear()
     cache.reset()
     check(cache)
     assert cache.stats().n_free == cache.n_pages

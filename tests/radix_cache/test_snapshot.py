@@ -1,4 +1,4 @@
-"""What a sketch says of the tree is true: of nodes that are shown, of those that are folded, and of who goes first."""
+"""Snapshots match the tree: shown nodes, folded nodes, and the order of eviction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from banyan.radix_cache.cache import Cache, Lease
 from banyan.radix_cache.node import Node
-from banyan.radix_cache.snapshot import MOST, N_IDS, Shown, Sketch, sketch
+from banyan.radix_cache.snapshot import MAX_NODES, N_IDS, NodeSnapshot, TreeSnapshot, snapshot
 
 PAGE = 4
 
@@ -43,8 +43,8 @@ def all_nodes(cache: Cache) -> list[Node]:
     return found
 
 
-def paths(drawn: Sketch) -> Iterator[tuple[Shown, list[int]]]:
-    """Each node that is shown, and the tokens of its path, as far as a sketch has them."""
+def paths(drawn: TreeSnapshot) -> Iterator[tuple[NodeSnapshot, list[int]]]:
+    """Each shown node, and the tokens of its path as far as the snapshot has them."""
     known: list[list[int]] = []
     for node in drawn.nodes:
         before = [node.namespace] if node.parent < 0 else known[node.parent]
@@ -56,7 +56,7 @@ def paths(drawn: Sketch) -> Iterator[tuple[Shown, list[int]]]:
 @pytest.mark.parametrize("most", [1, 7, 30, 1000])
 def test_shown_and_folded_together_are_the_tree(seed: int, most: int) -> None:
     cache = random_cache(seed)
-    drawn = sketch(cache, most)
+    drawn = snapshot(cache, most)
     assert len(drawn.nodes) == min(most, len(all_nodes(cache)))
     n_missing = sum(node.parent < 0 for node in drawn.nodes) - drawn.n_roots
     if not n_missing:
@@ -84,7 +84,7 @@ def test_the_biggest_are_shown_first() -> None:
     for first, n in ((1, 40), (2, 8), (3, 20)):
         with store(cache, ids(*[first] * n)):
             pass
-    drawn = sketch(cache, 3)
+    drawn = snapshot(cache, 3)
     assert [node.n_tokens for node in drawn.nodes] == [0, 40, 20]
     assert (drawn.nodes[0].n_folded, drawn.nodes[0].n_folded_tokens) == (1, 8)
     assert drawn.nodes[1].ids == [1] * N_IDS
@@ -92,15 +92,15 @@ def test_the_biggest_are_shown_first() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_so_many_pages_go_before_a_node(seed: int) -> None:
-    n_all = len(sketch(random_cache(seed), 1000).nodes)
+    n_all = len(snapshot(random_cache(seed), 1000).nodes)
     for i in range(n_all):
         cache = random_cache(seed)
-        node = sketch(cache, 1000).nodes[i]
+        node = snapshot(cache, 1000).nodes[i]
         if node.parent < 0:
             continue
         assert node.n_before >= 0
         cache.evict(node.n_before)
-        nodes = sketch(cache, 1000).nodes
+        nodes = snapshot(cache, 1000).nodes
         assert any(one.n_before == 0 and one.n_pages == node.n_pages and one.ids == node.ids for one in nodes)
 
 
@@ -112,7 +112,7 @@ def test_what_is_read_pinned_and_expected_says_so() -> None:
         lease.close()
     cache.handle(ids(*shared, *texts[1])).pin(5.0)
     cache.handle(ids(*shared, *texts[2])).expect(3)
-    found = {tuple(node.ids): node for node in sketch(cache, 100).nodes}
+    found = {tuple(node.ids): node for node in snapshot(cache, 100).nodes}
     trunk, used, pinned, expected, free = (found[tuple(key)] for key in (shared, *texts))
     assert [node.n_locks for node in (trunk, used, pinned, expected, free)] == [1, 1, 0, 0, 0]
     assert [node.is_pinned for node in (trunk, used, pinned, expected, free)] == [True, False, True, False, False]
@@ -125,14 +125,14 @@ def test_what_lies_in_host_memory_says_so() -> None:
     with store(cache, ids(*[1] * 16)):
         pass
     cache.evict(4)
-    (_, node) = sketch(cache, 10).nodes
+    (_, node) = snapshot(cache, 10).nodes
     assert (node.n_pages, node.n_host, node.n_before) == (0, 4, -1)
 
 
 def test_the_answer_is_bounded() -> None:
-    cache = Cache(2 * MOST, 1)
-    for i in range(MOST + 10):
+    cache = Cache(2 * MAX_NODES, 1)
+    for i in range(MAX_NODES + 10):
         with store(cache, ids(i)):
             pass
-    assert len(sketch(cache, 10**9).nodes) == MOST
-    assert sketch(cache, 0).nodes == []
+    assert len(snapshot(cache, 10**9).nodes) == MAX_NODES
+    assert snapshot(cache, 0).nodes == []

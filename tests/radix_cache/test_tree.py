@@ -1,4 +1,4 @@
-"""What the tree promises beyond what `check` asserts: looks change nothing, age is exact, eviction is by the page."""
+"""Properties of the tree that `check` does not assert: matches change nothing, ages are exact, eviction is by page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def n_shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 
 
 def store(cache: Cache, some: bytes, namespace: bytes = b"") -> None:
-    """Compute and publish a prompt, and let go of it."""
+    """Computes and publishes a prompt, and closes the lease."""
     with cache.open(some, namespace) as lease:
         assert lease.grow(len(some) // 4)
         lease.take_copies()
@@ -35,7 +35,7 @@ def found(cache: Cache, some: bytes, namespace: bytes = b"") -> int:
 
 
 def picture(cache: Cache) -> object:
-    """All that a tree is: its nodes with their keys, pages and locks, and their order of age."""
+    """The whole state of a tree: its nodes with keys, pages and locks, and their order of age."""
 
     def draw(node: Node) -> object:
         return node.key, node.start, tuple(node.pages), node.n_locks, [draw(node.children[key]) for key in node.order]
@@ -44,11 +44,11 @@ def picture(cache: Cache) -> object:
 
 
 def age(cache: Cache) -> list[bytes]:
-    """The keys of what nobody holds, in the order in which it would go."""
+    """The keys of unused nodes in the order of eviction."""
     order = []
-    for lane in cache.tree.lanes:
-        node: Node = lane
-        while (node := node.next) is not lane:
+    for queue in cache.tree.queues:
+        node: Node = queue
+        while (node := node.next) is not queue:
             order.append(node.key)
     return order
 
@@ -80,7 +80,7 @@ def test_a_match_changes_nothing() -> None:
 
 
 def test_of_children_that_share_less_than_a_page_the_closest_is_found() -> None:
-    """There are many, and the closest stands anywhere among them."""
+    """Among many children, the closest is found at any place."""
     chance = random.Random(0)
     cache = Cache(4000, 16)
     prompts = {tuple(chance.randrange(2) for _ in range(16)) for _ in range(500)}
@@ -140,7 +140,7 @@ def test_the_longest_unused_goes_first() -> None:
     for prompt in prompts:
         store(cache, prompt)
     cache.open(prompts[0]).close()
-    found(cache, prompts[1])  # a look is no use
+    found(cache, prompts[1])  # a match is not a use
     for left in ([8, 0, 8, 8], [8, 0, 0, 8], [8, 0, 0, 0], [0, 0, 0, 0]):
         assert cache.evict(2) == 2
         assert [found(cache, prompt) for prompt in prompts] == left
@@ -183,7 +183,7 @@ def test_a_lock_keeps_the_path_and_only_the_path() -> None:
 
 
 def test_a_long_leaf_is_trimmed_at_a_cost_that_does_not_grow_with_it() -> None:
-    """Not by the clock: what an eviction copies is the key of the leaf, so that must be short, but once in a while."""
+    """Measured without a clock: an eviction copies the key of the leaf, so that must almost always be short."""
     cache, prompt = Cache(1000, 4), ids(*range(4000))
     store(cache, prompt)
     n_long = 0
@@ -216,7 +216,7 @@ def test_what_a_longer_page_says_too_is_not_kept_twice() -> None:
     cache = Cache(16, 4)
     store(cache, ids(1, 2))
     assert cache.stats().n_cached == 1
-    with cache.open(ids(1, 2, 3, 4, 5), limit=1) as lease:  # a copy of the first token: the leaf is not gone on from
+    with cache.open(ids(1, 2, 3, 4, 5), limit=1) as lease:  # copies the first token: the leaf is not extended
         assert lease.grow(5)
         assert lease.take_copies()
         lease.publish(ids(1, 2, 3, 4, 5))
@@ -227,7 +227,7 @@ def test_what_a_longer_page_says_too_is_not_kept_twice() -> None:
 
 
 def test_a_page_that_another_has_finished_is_shared() -> None:
-    """Two leases fill their copies of one page with the same tokens. The later one takes the page of the earlier."""
+    """Two leases fill their copies of one page with the same tokens. The later one gets the page of the earlier."""
     cache = Cache(16, 4)
     one, two = cache.open(ids(1, 2)), cache.open(ids(1, 2))
     for lease, n in ((one, 2), (two, 2), (two, 4), (one, 4)):

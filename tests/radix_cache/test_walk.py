@@ -1,8 +1,8 @@
-"""A long random walk over a whole cache, with a second tier in a file, as an engine drives it, and as engines die.
+"""A long random walk over a cache with a second tier in a file, with crashes and repairs.
 
-What a forward pass writes into a slot is a digest of the whole prefix that its keys and values depend on, so that every
-slot that a lease reads tells whether it is the right one. In between the process dies: at any point of a list of moves,
-in the middle of a page, with the file's last writes lost. And the books are corrupted, and mended.
+A forward pass writes into each slot a digest of the whole prefix that its keys and values depend on, so that every read
+can be verified. In between, the process dies: at any point of a list of moves, in the middle of a page, or with the
+file's last writes lost. The bookkeeping is also corrupted and repaired.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAMESPACES = b"", b"tenant"
 
 
 def content(namespace: bytes, ids: bytes) -> bytes:
-    """What stands in the slot of the last token of `ids`."""
+    """The content of the slot of the last token of `ids`."""
     return blake2b(ids, digest_size=SLOT, key=namespace).digest()
 
 
@@ -55,7 +55,7 @@ class Walk:
         self.start()
 
     def start(self) -> None:
-        """A process begins, with what the file has."""
+        """A process starts with the pages of the file."""
         self.file = PageFile(self.path, N_HOST, PAGE, PAGE * SLOT, bytes(32))
         self.cache = Cache(N_PAGES, PAGE, policy=self.policy, n_host=N_HOST, file=self.file)
         self.memory = bytearray(N_PAGES * PAGE * SLOT)
@@ -96,7 +96,7 @@ class Walk:
                 one.n_computed = i + 1
 
     def read(self, one: Running) -> None:
-        """All slots that a forward pass of it reads."""
+        """Verifies all slots that a forward pass of a lease reads."""
         for i in range(one.n_computed):
             o = (one.lease.pages[i // PAGE] * PAGE + i % PAGE) * SLOT
             assert self.memory[o : o + SLOT] == content(one.namespace, one.ids[: 4 * i + 4]), f"wrong KV at token {i}"
@@ -162,7 +162,7 @@ class Walk:
             self.admit(one.namespace, one.ids)
 
     def draft(self) -> None:
-        """Room for a draft, its keys and values, and all of it refused."""
+        """Grows for a draft, writes its keys and values, and rejects all of it."""
         if one := self.pick():
             one.lease.grow(one.n + self.chance.randrange(1, 12))
             self.forward([(one, 0)])
@@ -196,14 +196,14 @@ class Walk:
         self.cache.evict(self.chance.randrange(1, 6))
 
     def end(self) -> None:
-        """The process ends as it should, and another goes on with all that there was room for."""
+        """The process ends normally, and another one continues with the pages that fit."""
         self.cache.close()
         self.do_moves(self.cache.take_moves())
         self.counts["kept"] += self.cache.stats().n_host_cached
         self.restart()
 
     def crash(self) -> None:
-        """It dies in the middle of its moves, or the whole machine does, before all that it wrote is on the disk."""
+        """The process dies in the middle of its moves, or the machine does, before all writes have reached the disk."""
         self.cache.evict(2)
         moves = self.cache.take_moves()
         n = self.chance.randrange(len(moves) + 1)
@@ -220,7 +220,7 @@ class Walk:
         self.restart()
 
     def corrupt(self) -> None:
-        """A bug, or a flipped bit: the walk of `check` finds it, and what is in doubt is withdrawn."""
+        """A bug or a flipped bit: `check` finds it, and `quarantine` withdraws what is in doubt."""
         cache, chance = self.cache, self.chance
         nodes = [node for root in cache.tree.roots.values() for node in root.children.values() if node.pages]
         if not nodes:
@@ -261,7 +261,7 @@ class Walk:
             self.look(root, root.namespace)
 
     def look(self, node: Node, namespace: bytes) -> None:
-        """All that a file gave back, and that is sound, is what it says."""
+        """Every sound page that the file gave back has the right content."""
         ids, first = node.path, node.start // PAGE
         for k, page in enumerate(node.host):
             if self.file.is_sound(page):

@@ -1,11 +1,11 @@
-"""These tests run kernels in Triton's interpreter, in a process of their own (see ../test_interpreted.py)."""
+"""These tests run kernels in Triton's interpreter, in a separate process (see ../test_interpreted.py)."""
 
 import os
 
 import pytest
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    from banyan.kernels.testing import interpreter
+    from kernel_support import interpreter
 
     interpreter.install()
 
@@ -16,7 +16,7 @@ def pytest_ignore_collect() -> bool | None:
 
 @pytest.fixture(autouse=True)
 def _poison_new_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `torch.empty` gives is NaN: a row that a kernel forgets to write shows."""
+    """Fills the result of `torch.empty` with NaN, which reveals rows that a kernel does not write."""
     import torch
 
     stock_empty, stock_empty_like = torch.empty, torch.empty_like

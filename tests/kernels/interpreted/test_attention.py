@@ -7,11 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from banyan.kernels import quantized
 from banyan.kernels.attention import kernel, plan
-from banyan.kernels.testing import interpreter
-from banyan.kernels.testing.cases import Case, attention_case, check_deterministic, random_trees
+from banyan.kernels.attention.ragged import AttentionOptions
+from banyan.kernels.write_kv import kernel as write_kv
 from forms import short_form
+from kernel_support import interpreter
+from kernel_support.cases import Case, attention_case, check_deterministic, random_trees
 
 BATCHES = {
     "one decode": ([1], [37]),
@@ -25,11 +26,11 @@ BATCHES = {
 
 
 def run(case: Case) -> None:
-    case.check(kernel.attention(*case[:4], **case.options))
+    case.check(kernel.attention(*case[:4], AttentionOptions(**case.options)))
 
 
 def split_often(patch: pytest.MonkeyPatch, n_keys: int) -> None:
-    """Split reads of more keys: small inputs take the road of long ones."""
+    """Splits short reads, so that small inputs take the code path of long ones."""
     patch.setattr(plan, "MIN_SPLIT", n_keys)
     patch.setattr(plan, "ALIGN", 32)
     patch.setattr(plan, "WAVES", 1000)
@@ -72,12 +73,12 @@ def test_a_shared_subtree_is_read_once(options: dict, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}], ids=str)
 def test_trees_of_drafts(options: dict) -> None:
     tree = [-1, 0, 0, 1, -1, 4, 2]
-    for kv_lens in ([7, 30], [90, 50]):  # nothing before the tree, and more than its mask speaks of
+    for kv_lens in ([7, 30], [90, 50]):  # nothing before the tree, and more keys than its mask covers
         run(attention_case(7, [7, 2], kv_lens, dim=16, parents=[tree, None], **options))
 
 
 def test_a_window_over_a_tree_of_many_tiles() -> None:
-    """A row far behind in the cache may stand near the tree's root, and see keys that the row before it does not."""
+    """A row with a high index can be near the tree's root, and attend to keys that the row before it does not."""
     run(attention_case(3, [8], [140], heads=(16, 1), dim=16, window=9, parents=[[-1, 0, 1, 2, 0, 0, 0, 0]]))
 
 
@@ -97,7 +98,7 @@ def test_all_options_at_once(kv: str, page_size: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_chip_without_fp8_reads_its_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantized, "parts", lambda pool, arch: (pool.bits, pool.scale, quantized.FP8_BITS))
+    monkeypatch.setattr(write_kv, "pool_args", lambda pool, arch: (pool.bits, pool.scale, write_kv.FP8_BITS))
     run(attention_case(8, [1, 20], [40, 33], dtype=dtype, kv="fp8"))
 
 
@@ -105,7 +106,7 @@ def test_q_may_be_a_view_of_a_wider_tensor() -> None:
     case = attention_case(5, [1, 7], [20, 30], dim=32)
     wide = torch.full((8, 4 + 9, 32), torch.nan)
     wide[:, :4] = case.q
-    case.check(kernel.attention(wide[:, :4], *case[1:4], **case.options))
+    case.check(kernel.attention(wide[:, :4], *case[1:4], AttentionOptions(**case.options)))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The repairs and checks of the interpreter itself, with planted faults."""
+"""The fixes and checks of the interpreter support, with planted faults."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
-from banyan.kernels.testing import interpreter
+from kernel_support import interpreter
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""The Triton kernels beside attention, run as Python, against the float64 reference."""
+"""The Triton kernels except attention, run as Python, against the float64 reference."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from banyan.kernels import ops
-from banyan.kernels.testing import small_ops
+from kernel_support import small_ops
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

@@ -83,10 +83,10 @@ def seen_by(ragged: Any, row: int, request: int) -> np.ndarray:
     """The slots of its request, counted from 0, that a row sees."""
     last = int(ragged.kv_lens[request]) - int(ragged.q_start[request + 1]) + row
     at = np.arange(last + 1)
-    if ragged.seen is None:
+    if ragged.ancestors is None:
         return at
     bit = at - (ragged.kv_lens[request] - 64)
-    return at[(bit < 0) | (int(ragged.seen[row]) >> np.maximum(bit, 0) & 1 == 1)]
+    return at[(bit < 0) | (int(ragged.ancestors[row]) >> np.maximum(bit, 0) & 1 == 1)]
 
 
 @dataclass

@@ -112,7 +112,7 @@ def test_withdrawn_pages_starve_nobody(fake: ModuleType) -> None:
 def test_what_cannot_be_mended_ends_the_engine(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     e = fake.engine(page=4, n_pages=20)
     fake.drive(e, [fake.run(0, prompt(0))])
-    monkeypatch.setattr(type(e.cache.tree), "lane", lambda self, level: self.dead)
+    monkeypatch.setattr(type(e.cache.tree), "queue", lambda self, level: self.dead)
     e.cache.pool.free.pop()
     with pytest.raises((AssertionError, IndexError)):
         e.step()

@@ -195,7 +195,7 @@ def test_deterministic_batches_give_a_row_the_same_bits(variant, dtype, tiny_mod
 def test_layers_in_one_call_give_the_bits_of_op_after_op(
     variant, dtype, kv, weights, deterministic, tiny_model, monkeypatch
 ):
-    monkeypatch.setattr(batches, "WORTH", 1)
+    monkeypatch.setattr(batches, "MIN_SAVED_ROWS", 1)
     family, options = VARIANTS[variant]
     path = tiny_model(family, **({"head_dim": 32} | options))
     model = load(path, dtype=dtype, weight_dtype=weights, deterministic=deterministic)
@@ -285,5 +285,5 @@ def test_what_the_library_does_not_compute_goes_op_by_op(tiny_model):
     model = load(tiny_model("llama"))
     if model.fused is not None:
         half = [tuple(torch.zeros(2, 3, 16, 2, 16, dtype=torch.float16)) for _ in model.layers]
-        assert not model.fused.holds(half)
-        assert not model.fused.holds(half[:1])
+        assert not model.fused.bind(half)
+        assert not model.fused.bind(half[:1])

@@ -1,9 +1,9 @@
-"""Compile the kernels of a Triton launcher ahead of time, without a GPU, and read what they cost.
+"""Compiles the kernels of a Triton launcher ahead of time, without a GPU, and reads their resource usage.
 
-Registers, stack, spills, shared memory and instruction counts come from the compilers inside the Triton wheel (3.6 to
-3.9; CUDA and HIP targets). A launcher runs unchanged, with tensors on device "meta" (no memory is touched): each launch
-inside becomes a compilation with the specialisation that it would get at run time (divisibility by 16, integers equal
-to one, constants, warps, stages). It must not look at values of tensors. TRITON_INTERPRET must be unset.
+Registers, stack, spills, shared memory and instruction counts come from the compilers in the Triton wheel (3.6 to 3.9;
+CUDA and HIP targets). A launcher runs unchanged on tensors of device "meta", which have no memory. Each launch becomes
+a compilation with the specialisation of the real launch (divisibility by 16, integers equal to one, constants, warps,
+stages). The launcher must not read values of tensors. TRITON_INTERPRET must be unset.
 """
 
 import os
@@ -27,15 +27,19 @@ TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-SHARED_LIMIT = {"sm_80": 166912, "sm_90": 232448, "gfx942": 65536}  # bytes a program may use; no compiler checks it
+SHARED_LIMIT = {
+    "sm_80": 166912,
+    "sm_90": 232448,
+    "gfx942": 65536,
+}  # bytes per program; compilers do not check it
 IS_TUNED = triton.__version__.startswith("3.9.")
-"""Whether the tiles were chosen with this Triton's compilers. Those of 3.6 to 3.8 put two to nine values into local
-memory, in one variant of ten: those that live over the loop, written before and read behind it."""
+"""Whether the tiles were chosen with this version of Triton. The compilers of 3.6 to 3.8 spill two to nine values in
+one variant of ten: values that are written before the loop and read after it."""
 _CUOBJDUMP = os.path.join(os.path.dirname(triton.__file__), "backends/nvidia/bin/cuobjdump")
 
 
 class CompiledKernel(NamedTuple):
-    """One kernel for one target."""
+    """The resource usage of one kernel for one target."""
 
     kernel: str
     target: str
@@ -47,14 +51,14 @@ class CompiledKernel(NamedTuple):
     warps: int  # of a program
 
     def check(self) -> None:
-        """Fail on a spill and on more shared memory than the target has."""
+        """Fails if the kernel spills, or needs more shared memory than the target has."""
         assert self.spilled <= (0 if IS_TUNED else 48), f"{self.kernel} on {self.target} spills {self.spilled} B"
         limit = SHARED_LIMIT[self.target]
         assert self.shared <= limit, f"{self.kernel} on {self.target} takes {self.shared} B shared, limit {limit}"
 
 
 def compile_launcher(target: str, launch: Callable[..., Any], *args: Any, **options: Any) -> list[CompiledKernel]:
-    """Call `launch(*args, **options)` for a target with its launches turned into compilations."""
+    """Calls `launch(*args, **options)` for a target, compiling its launches instead of running them."""
     found: list[tuple[str, Any, float]] = []
     with _compile_only(TARGETS[target], found):
         launch(*args, **options)
@@ -66,7 +70,7 @@ def compile_launcher(target: str, launch: Callable[..., Any], *args: Any, **opti
 
 
 class _StubDriver:
-    """What a launch asks of a driver, answered without a device."""
+    """The driver methods that a launch calls, without a device."""
 
     def __init__(self, target: GPUTarget) -> None:
         self.target = target
@@ -99,7 +103,7 @@ def _compile_only(target: GPUTarget, found: list[tuple[str, Any, float]]) -> Ite
     touched = []
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        self.device_caches.clear()  # the cache does not know the target
+        self.device_caches.clear()  # the cache does not distinguish targets
         touched.append(self)
         start = time.perf_counter()
         binary = stock_run(self, *args, grid=grid, warmup=True, **options)
@@ -107,7 +111,7 @@ def _compile_only(target: GPUTarget, found: list[tuple[str, Any, float]]) -> Ite
         return binary
 
     driver = triton.runtime.driver
-    before = getattr(driver, "_active", None)  # None: not asked for yet; asking needs a GPU
+    before = getattr(driver, "_active", None)  # None: not initialised yet, which would need a GPU
     driver.set_active(_StubDriver(target))
     JITFunction.run = run
     try:

@@ -1,4 +1,4 @@
-"""Checks of the ops that choose tokens: random rows and options from a seed, `ops` against the float64 reference."""
+"""Checks of the ops draw and edit_logits with random rows and options, against the float64 reference."""
 
 import random
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from banyan.kernels.draw import reference
 from banyan.kernels.draw.rows import Rows, draw_rows
 from banyan.kernels.edit_logits.reference import edit_logits
 
-NEAR = 1e-6  # how far from a border between two tokens implementations have to agree
+NEAR = 1e-6  # implementations may differ if the uniform number is nearer than this to the border between two tokens
 
 
 def check_edit_logits(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Cells that differ, of both signs, some forbidden; every other cell keeps its bits."""
+    """Distinct cells of both signs, some forbidden. Every other cell keeps its bits."""
     torch.manual_seed(seed)
     chance = random.Random(seed)
     n_rows, n_vocab = chance.randint(1, 4), chance.choice([1, 7, 300])
@@ -35,7 +35,7 @@ def check_edit_logits(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def check_draw(seed: int, dtype: torch.dtype, device: str) -> None:
-    """All options at once, ties, forbidden tokens, rows with nothing to choose from, vocabularies of several blocks."""
+    """All options, ties, forbidden tokens, rows without a valid token, vocabularies of several blocks."""
     torch.manual_seed(seed)
     chance = random.Random(seed)
     n, n_vocab = chance.randint(0, 8), chance.choice([1, 4, 9, 33, 1000, 5000])
@@ -57,12 +57,12 @@ def check_draw(seed: int, dtype: torch.dtype, device: str) -> None:
     assert got.shape == (n,)
     assert wide[:, n_vocab:].isnan().all(), "it wrote past the vocabulary"
     for token, tokens, x in zip(got.tolist(), allowed, logits, strict=True):
-        assert token in tokens, f"{token} is none of {sorted(tokens)}, of {n_vocab}"
+        assert token in tokens, f"{token} is not in {sorted(tokens)}, of {n_vocab} tokens"
         assert token < 0 or x[token] > -torch.inf
 
 
 def random_rows(chance: random.Random, n: int, device: str) -> Rows:
-    """Options of n rows, each of them on or off."""
+    """Random options of n rows, each of them on or off."""
     word = 1 << 63
     return draw_rows(
         [chance.choice([0.0, 0.0, 1e-40, 0.1, 1.0, 1.0, 5.0]) for _ in range(n)],
@@ -76,14 +76,14 @@ def random_rows(chance: random.Random, n: int, device: str) -> Rows:
     )
 
 
-def may_be(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, *place: int) -> Iterator[int]:
-    """The tokens that a draw may give: the exact one, and those that it gives a little beside a border."""
+def may_be(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, *key: int) -> Iterator[int]:
+    """The tokens that a draw may return: the exact one, and its neighbours if a border is near."""
     peak = logits.max()
     if not peak.isfinite() or temperature <= 0:
         yield -1 if not peak.isfinite() else int((logits == peak).nonzero()[0])
         return
-    x = (logits - peak) / max(temperature, 1e-30)  # in float32, as all implementations do: it says what ties
-    p, u = x.double().softmax(0), reference.uniform(*place)
+    x = (logits - peak) / max(temperature, 1e-30)  # in float32, as implementations do: this decides ties
+    p, u = x.double().softmax(0), reference.uniform(*key)
     for q, m in product({top_p, top_p * (1 - NEAR), min(1.0, top_p * (1 + NEAR))}, {min_p, min_p * (1 - NEAR)}):
         q = top_p if top_p == 1 else q
         kept = p.where(p >= (1 - NEAR) * reference.least_kept(p, top_k, q, m), 0.0)

@@ -1,4 +1,4 @@
-"""When a shared read pays: found from times, measured once for a device, and kept."""
+"""The threshold of shared reads: derived from times, measured once per device, and cached."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import pytest
 import torch
 
 from banyan.kernels.attention import plan, share_threshold
-from banyan.kernels.attention.share_threshold import N_KEYS, N_ROWS, OWN, AttentionShape, measure
+from banyan.kernels.attention.share_threshold import N_KEYS, N_OWN_KEYS, N_ROWS, AttentionShape, measure
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(4, 2, 16, 16, torch.float32, torch.float32)
 
 
 def seconds(merge_keys: float, noise: Random | None, n: int, n_keys: int) -> tuple[float, float]:
-    """Alone and together, on a device on which a partial result costs what so many keys do."""
-    alone, together = n * (n_keys + OWN), n_keys + n * OWN + n * merge_keys
+    """Times without and with sharing on a device where a partial result costs as much as `merge_keys` keys."""
+    alone, together = n * (n_keys + N_OWN_KEYS), n_keys + n * N_OWN_KEYS + n * merge_keys
     return alone * (noise.uniform(1.0, 1.1) if noise else 1.0), together * (noise.uniform(1.0, 1.1) if noise else 1.0)
 
 
 def lost(cut: float, merge_keys: float) -> tuple[float, float]:
-    """How much slower than the better choice the worst one by `cut` is: where it shares, and where it does not."""
+    """How much slower than the better choice the threshold `cut` is at worst: in shared cases, and in others."""
     shared, alone = [0.0], [0.0]
     for n in N_ROWS:
         for n_keys in N_KEYS:
@@ -62,22 +62,22 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_is_measured_once_and_plans_go_by_it(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = share_threshold.settle(SHAPE, CPU)
+    found = share_threshold.calibrate(SHAPE, CPU)
     assert 0 < found <= max(N_KEYS)
     assert plan.MERGE_KEYS["cpu"] == found
     assert list(json.loads(kept.read_text()).values()) == [found]
     plan.MERGE_KEYS["cpu"] = 48.0
     monkeypatch.setattr(share_threshold, "measure", lambda seconds: pytest.fail("it was measured before"))
-    assert share_threshold.settle(SHAPE, CPU) == plan.MERGE_KEYS["cpu"] == found
+    assert share_threshold.calibrate(SHAPE, CPU) == plan.MERGE_KEYS["cpu"] == found
 
 
 def test_each_shape_and_number_of_threads_has_its_own(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter((1.0, 2.0, 3.0))
     monkeypatch.setattr(share_threshold, "measure", lambda seconds: next(found))
-    assert share_threshold.settle(SHAPE, CPU) == 1.0
-    assert share_threshold.settle(SHAPE._replace(head_dim=32), CPU) == 2.0
-    monkeypatch.setattr(share_threshold.threads, "most", lambda: 3)
-    assert share_threshold.settle(SHAPE, CPU) == 3.0
+    assert share_threshold.calibrate(SHAPE, CPU) == 1.0
+    assert share_threshold.calibrate(SHAPE._replace(head_dim=32), CPU) == 2.0
+    monkeypatch.setattr(share_threshold.threads, "n_max", lambda: 3)
+    assert share_threshold.calibrate(SHAPE, CPU) == 3.0
     assert sorted(json.loads(kept.read_text()).values()) == [1.0, 2.0, 3.0]
 
 
@@ -86,7 +86,7 @@ def test_a_file_that_cannot_be_read_is_measured_again(kept: Path, text: str, mon
     kept.parent.mkdir(parents=True)
     kept.write_text(text)
     monkeypatch.setattr(share_threshold, "measure", lambda seconds: 7.0)
-    assert share_threshold.settle(SHAPE, CPU) == 7.0
+    assert share_threshold.calibrate(SHAPE, CPU) == 7.0
     assert list(json.loads(kept.read_text()).values()) == [7.0]
 
 
@@ -95,7 +95,7 @@ def test_where_nothing_can_be_kept_it_is_measured_each_time(kept: Path, monkeypa
     kept.parent.write_text("not a folder")
     found = iter((7.0, 8.0))
     monkeypatch.setattr(share_threshold, "measure", lambda seconds: next(found))
-    assert [share_threshold.settle(SHAPE, CPU) for _ in range(2)] == [7.0, 8.0]
+    assert [share_threshold.calibrate(SHAPE, CPU) for _ in range(2)] == [7.0, 8.0]
 
 
 def test_what_is_timed_is_not_shared_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""One check per op beside attention: random shapes and strides from a seed, `ops` against the float64 reference."""
+"""One check per op except attention, with random shapes and strides, against the float64 reference."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ from banyan.kernels.mask_logits import reference as mask_logits
 from banyan.kernels.rms_norm import reference as rms_norm
 from banyan.kernels.rope_kv import reference as rope_kv
 from banyan.kernels.silu_mul import reference as silu_mul
-from banyan.kernels.testing.cases import TOLERANCE
-from banyan.kernels.testing.draws import check_draw, check_edit_logits
+from kernel_support.cases import TOLERANCE
+from kernel_support.draws import check_draw, check_edit_logits
 
 Check = Callable[[int, torch.dtype, str], None]
 
@@ -32,7 +32,7 @@ def _start(seed: int) -> random.Random:
 
 
 def check_write_kv(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Rows from a fused projection; every other slot keeps its bits."""
+    """Rows of a fused projection. Every other slot keeps its bits."""
     chance = _start(seed)
     n, heads, dim, n_pages = chance.randint(0, 9), chance.randint(1, 4), chance.choice([16, 24, 64, 80]), 5
     page = chance.choice([1, 16, 32])
@@ -54,7 +54,7 @@ def check_write_kv(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def _small_pools(shape: Sequence[int], device: str) -> list[list[Quantized]]:
-    """K and V of each kind of 8 bits; every slot holds the byte 77 and the scale 77."""
+    """K and V pools of each 8-bit dtype. Every slot has the byte 77 and the scale 77."""
     found = []
     for kind in KINDS.values():
         pools: Any = [empty(shape, kind, device) for _ in range(2)]
@@ -65,8 +65,8 @@ def _small_pools(shape: Sequence[int], device: str) -> list[list[Quantized]]:
 
 
 def check_quantized(pools: Sequence[Quantized], want: Tensor, slots: Tensor, tolerance: float) -> None:
-    """Fail unless `want`, float64 [2, n_rows, n_kv_heads, dim], stands in its slots as well as 8 bits can say it, and
-    every other slot is as it was (see `_small_pools`)."""
+    """Fails unless the slots hold `want`, float64 [2, n_rows, n_kv_heads, dim], as exactly as 8 bits allow, and every
+    other slot is unchanged (see `_small_pools`)."""
     for pool, rows in zip(pools, want, strict=True):
         numbers, scale = (part.flatten(0, 1) for part in parts(pool))
         others = torch.ones(len(numbers), dtype=torch.bool)
@@ -81,7 +81,7 @@ def check_quantized(pools: Sequence[Quantized], want: Tensor, slots: Tensor, tol
 
 
 def check_copy_pages(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Only the first slots of the destinations change; NaN in the rest of a source stays there."""
+    """Only the first slots of the destinations change. The rest of a source is not copied."""
     chance = _start(seed)
     page, heads, dim, n_pages = chance.choice([1, 16, 64]), chance.randint(1, 3), chance.choice([16, 80]), 9
     n = chance.randint(0, 4)
@@ -99,7 +99,7 @@ def check_copy_pages(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def check_copy_slots(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Paths of trees of drafts, of several requests, moved to the front; one that stands right, and steps of -1."""
+    """Paths of several draft trees are moved to the front of their trees; also paths that need no move, and -1."""
     chance = _start(seed)
     page, heads, dim, n_pages = chance.choice([1, 16]), chance.randint(1, 3), chance.choice([16, 80]), 10
     order = torch.randperm(n_pages * page).tolist()
@@ -123,45 +123,14 @@ def check_copy_slots(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def _layers(chance: random.Random, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> list[Tensor]:
-    """Three pools, in one piece of memory as in the engine, or each in its own; one of 8 bits, and its scales."""
+    """Three pools, in one allocation as in the engine or in one each; one of 8 bits, and its scales."""
     together = torch.randn(3, *shape).to(device, dtype)
     layers = list(together) if chance.random() < 0.5 else [pool.clone() for pool in together]
     return [*layers, torch.randint(256, shape, dtype=torch.uint8).to(device), torch.randn(shape[:3]).to(device)]
 
 
-def check_accept(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Trees, chains and roots alone, drawn so that paths are long; against a plain walk down a dictionary."""
-    chance = _start(seed)
-    sizes = [chance.choice([1, 2, 5, 17, 64]) for _ in range(chance.randint(0, 3))]
-    drawn, tokens, parents, starts, slots = [], [], [], [0], torch.randperm(sum(sizes) + 9).tolist()
-    said, moves = [], []
-    for n in sizes:
-        own = [-1] + [chance.choice([j - 1, chance.randrange(j)]) for j in range(1, n)]
-        order = [own[:j].count(parent) for j, parent in enumerate(own)]  # among its siblings: their tokens differ
-        draws = [chance.choice([0, 0, 0, 1, 7, -1]) for _ in own]
-        below = {(parent, token): j for j, (parent, token) in enumerate(zip(own, order, strict=True)) if j}
-        path = [0]
-        while (path[-1], draws[path[-1]]) in below:
-            path.append(below[path[-1], draws[path[-1]]])
-        said.append([draws[j] for j in path])
-        first = starts[-1]
-        moves.append([(slots[first + j], slots[first + 1 + k]) for k, j in enumerate(path[1:])])
-        drawn, tokens, parents = drawn + draws, tokens + order, parents + own
-        starts.append(first + n)
-    width = max(sizes, default=1)
-    rows = (torch.tensor(x, dtype=torch.int64).to(device) for x in (drawn, tokens, slots[: len(drawn)]))
-    tree = (torch.tensor(x, dtype=torch.int32).to(device) for x in (parents, starts))
-    (drawn_, tokens_, slots_), (parents_, starts_) = rows, tree
-    got = ops.accept(drawn_, tokens_, parents_, starts_, slots_, width)
-    want = [
-        [own + [-1] * (width - len(own)) for own in lists]
-        for lists in (said, [[a for a, _ in own] for own in moves], [[b for _, b in own] for own in moves])
-    ]
-    assert [x.tolist() for x in got] == want
-
-
 def check_rms_norm(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Rows, and heads of a fused projection; with and without residual."""
+    """Rows, and heads of a fused projection, with and without residual."""
     chance = _start(seed)
     n, dim = chance.randint(0, 5), chance.choice([16, 100, 256, 688])
     weight = torch.randn(dim).to(device, dtype)
@@ -181,7 +150,7 @@ def check_rms_norm(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def check_rope_kv(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Whole and partial rotation, with norms and without, out of a wider tensor; every other slot keeps its bits."""
+    """Full and partial rotation, with and without norms, from a wider tensor. Every other slot keeps its bits."""
     chance = _start(seed)
     n, heads, kv_heads, dim = chance.randint(0, 5), chance.randint(1, 5), chance.randint(1, 3), chance.choice([16, 80])
     half, page, n_pages = chance.choice([dim // 2, dim // 4]), chance.choice([1, 16]), 7
@@ -207,7 +176,7 @@ def check_rope_kv(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def check_linear(seed: int, dtype: torch.dtype, device: str) -> None:
-    """One row and many, columns that fill no panel, a weight that is packed where it can be; with and without bias."""
+    """One row and many, columns that fill no panel, packed weights if possible, with and without bias."""
     chance = _start(seed)
     n, n_in, n_out = chance.choice([0, 1, 2, 7, 100]), chance.choice([2, 17, 48, 1100]), chance.choice([1, 64, 70, 300])
     x = torch.randn(n, n_in + 3).to(device, dtype)[:, :n_in]
@@ -220,7 +189,7 @@ def check_linear(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def check_silu_mul(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Also where the sigmoid is 0 or 1 to the last bit."""
+    """Also numbers whose sigmoid rounds to 0 or 1."""
     chance = _start(seed)
     n, dim = chance.randint(0, 5), chance.choice([1, 16, 100, 1376])
     gate_up = torch.randn(n, 2 * dim) * chance.choice([1, 3])
@@ -231,7 +200,7 @@ def check_silu_mul(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def check_mask_logits(seed: int, dtype: torch.dtype, device: str) -> None:
-    """Rows with and without a mask, shared masks, vocabularies that end inside a word; NaN where forbidden."""
+    """Rows with and without a mask, shared masks, vocabularies that end inside a word. Forbidden logits are NaN."""
     chance = _start(seed)
     n, n_masks, n_vocab = chance.randint(0, 5), chance.randint(1, 3), chance.choice([1, 31, 32, 100, 4096, 9000])
     n_words = -(-n_vocab // 32) + chance.randint(0, 1)
@@ -254,7 +223,6 @@ def check_mask_logits(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 CHECKS: list[Check] = [
-    check_accept,
     check_write_kv,
     check_copy_pages,
     check_copy_slots,

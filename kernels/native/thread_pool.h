@@ -1,9 +1,9 @@
-// Threads that help, and are never waited for unless they do.
+// A thread pool that never waits for an idle thread.
 //
-// OpenMP ends each loop at a barrier of all its threads: where another program has one of their cores, every call waits
-// for that core. A decode step of 1 ms took 290 that way, and 12 this way (medians; 2 threads on 2 cores at a load of
-// 12). Here who calls takes tasks like the others, and goes on when all are done; a thread that has not come by then is
-// not missed. So nothing hangs in a forked child either.
+// OpenMP ends each loop with a barrier of all threads: if another program occupies a core, every call waits for that
+// core. A decode step of 1 ms took 290 ms that way, and takes 12 ms this way (medians; 2 threads on 2 cores at a load of
+// 12). Here the caller takes tasks like the other threads and returns when all tasks are done; it does not wait for
+// threads that took none. So a forked child, which has no other threads, does not hang either.
 #pragma once
 
 #include <atomic>
@@ -15,14 +15,14 @@
 
 namespace {
 
-class Pool {
+class ThreadPool {
   public:
-    static Pool& instance() {
-        static Pool* pool = new Pool;  // never destroyed: its threads may sleep in it when the process ends
+    static ThreadPool& instance() {
+        static ThreadPool* pool = new ThreadPool;  // never destroyed: its threads may sleep in it at exit
         return *pool;
     }
 
-    // task(i) for each i < n_tasks, by the caller and up to n_threads - 1 others
+    // Calls task(i) for each i < n_tasks, in the caller and up to n_threads - 1 other threads.
     template <class F>
     void run(int64_t n_tasks, int n_threads, const F& task) {
         std::unique_lock<std::mutex> mine(one_at_a_time, std::defer_lock);
@@ -30,13 +30,13 @@ class Pool {
             for (int64_t i = 0; i < n_tasks; i++) task(i);
             return;
         }
-        hire(n_threads - 1);
+        add_threads(n_threads - 1);
         call = [](const void* f, int64_t i) { (*static_cast<const F*>(f))(i); };
         what = &task;
         n = n_tasks;
         next.store(0, std::memory_order_relaxed);
         const uint64_t limit = n_threads - 1 < n_tasks - 1 ? n_threads - 1 : n_tasks - 1;
-        state.store(((state.load() >> 32) + 1) << 32 | limit << 16);  // nobody is in: the low bits were 0
+        state.store(((state.load() >> 32) + 1) << 32 | limit << 16);  // no thread is in the job: the low bits were 0
         if (n_asleep.load() > 0) {
             { std::lock_guard<std::mutex> hold(sleep); }
             wake.notify_all();
@@ -47,9 +47,9 @@ class Pool {
     }
 
   private:
-    // state: generation (odd: a job is open), 32 bits; threads it may take, 16; threads that are in it, 16
+    // state: generation (odd: a job is open), 32 bits; threads that may join, 16 bits; threads that have joined, 16 bits
     static constexpr uint64_t IN = 0xFFFF;
-    static constexpr int SPINS = 2000;  // tens of microseconds: from one op of a step to the next
+    static constexpr int SPINS = 2000;  // tens of microseconds: the time between two ops of a step
 
     std::mutex one_at_a_time, sleep;
     std::condition_variable wake;
@@ -59,7 +59,7 @@ class Pool {
     void (*call)(const void*, int64_t) = nullptr;
     const void* what = nullptr;
     int64_t n = 0;
-    int n_hired = 0;
+    int n_added = 0;
 
     static void pause(int spins) {
 #if defined(__x86_64__)
@@ -68,10 +68,10 @@ class Pool {
         if (spins > SPINS) std::this_thread::yield();
     }
 
-    void hire(int wanted) {
+    void add_threads(int wanted) {
         try {
-            for (; n_hired < wanted; n_hired++) std::thread([this] { serve(); }).detach();
-        } catch (const std::system_error&) {  // no more threads for this process: those that are there will do
+            for (; n_added < wanted; n_added++) std::thread([this] { serve(); }).detach();
+        } catch (const std::system_error&) {  // no more threads for this process: go on with those that exist
         }
     }
 
@@ -80,10 +80,10 @@ class Pool {
     }
 
     void serve() {
-        for (uint64_t seen = 0;;) {
-            uint64_t now = await(seen);
-            seen = now >> 32;
-            while (now >> 32 == seen && (now & IN) < (now >> 16 & IN))
+        for (uint64_t last = 0;;) {
+            uint64_t now = wait_for_job(last);
+            last = now >> 32;
+            while (now >> 32 == last && (now & IN) < (now >> 16 & IN))
                 if (state.compare_exchange_weak(now, now + 1)) {
                     work();
                     state.fetch_sub(1, std::memory_order_release);
@@ -92,9 +92,9 @@ class Pool {
         }
     }
 
-    uint64_t await(uint64_t seen) {
+    uint64_t wait_for_job(uint64_t last) {
         uint64_t now = 0;
-        auto is_open = [&] { return now = state.load(), (now >> 32 & 1) && now >> 32 != seen; };
+        auto is_open = [&] { return now = state.load(), (now >> 32 & 1) && now >> 32 != last; };
         for (int spins = 0; spins < SPINS; spins++) {
             if (is_open()) return now;
             pause(0);

@@ -1,4 +1,4 @@
-"""Random inputs that punish a kernel for reading what is not its own."""
+"""Random inputs for attention. Memory that a kernel must not read is NaN."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.attention import reference
-from banyan.kernels.attention.plan import DRAFT
-from banyan.kernels.attention.ragged import Ragged, ragged
+from banyan.kernels.attention.plan import MAX_DRAFT
+from banyan.kernels.attention.ragged import AttentionOptions, Ragged, ragged
 from banyan.kernels.kv_layout import KINDS, Pool, Quantized, quantize
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
 class Case(NamedTuple):
-    """Arguments of one call of attention."""
+    """The arguments of one call of attention."""
 
     q: Tensor
     k_pool: Pool
@@ -25,15 +25,15 @@ class Case(NamedTuple):
     options: dict[str, Any]
 
     def expected(self) -> Tensor:
-        """The answer in float64."""
+        """The reference's result in float64."""
         options = dict(self.options)
         if options.get("sinks") is not None:
             options["sinks"] = options["sinks"].double()
         pools = (t if isinstance(t, Quantized) else t.double() for t in (self.k_pool, self.v_pool))
-        return reference.attention(self.q.double(), *pools, self.ragged, **options)
+        return reference.attention(self.q.double(), *pools, self.ragged, AttentionOptions(**options))
 
     def check(self, got: Tensor, factor: float = 1.0) -> None:
-        """Fail unless `got` is the answer within the tolerance of its type; NaN is never within it."""
+        """Fails unless `got` is the expected result within the tolerance of its dtype. NaN always fails."""
         want = self.expected()
         assert got.shape == want.shape
         assert got.dtype == self.q.dtype
@@ -59,11 +59,13 @@ def attention_case(
     parents: Sequence[Sequence[int] | None] | None = None,
     device: torch.device | str = "cpu",
 ) -> Case:
-    """A batch over scattered pages; every slot that no request owns is NaN, page 0 (the table's padding) included.
+    """A batch over scattered pages. Every slot that no request owns is NaN, also page 0 (the table's padding).
 
-    heads is (n_heads, n_kv_heads). kv: a kind of `pool.KINDS` that K and V are quantised to. With `shared_pages`, all
-    requests read the same first pages, as far as they have them in full before their own rows, and every second one
-    half as many more. parents: see `ragged`.
+    heads         (n_heads, n_kv_heads)
+    kv            a key of `kv_layout.KINDS`: K and V are quantised to it
+    shared_pages  all requests share so many first pages, and every second one half as many more; but only pages that
+                  are full before a request's own rows
+    parents       see `ragged`
     """
     chance = torch.Generator().manual_seed(seed)
     n_pages = [-(-kv // page_size) for kv in kv_lens]
@@ -91,17 +93,17 @@ def attention_case(
 
 
 def _quantized(pool: Tensor, kind: str, device: torch.device | str) -> Quantized:
-    """In 8 bits; what was NaN is the largest byte times NaN."""
+    """Quantises a pool. NaN becomes the byte 0x7F with a NaN scale."""
     numbers, scale = quantize(pool, KINDS[kind])
     numbers.view(torch.uint8)[pool.isnan()] = 0x7F
     return Quantized(numbers.to(device), scale.to(device))
 
 
 def random_trees(seed: int, q_lens: Sequence[int]) -> list[list[int] | None]:
-    """Parents for about half of the requests that may have a tree of drafts."""
+    """Random draft trees for about half of the requests that may have one."""
     chance = random.Random(seed)
     return [
-        [chance.randrange(-1, j) for j in range(n)] if 0 < n <= DRAFT and chance.random() < 0.5 else None
+        [chance.randrange(-1, j) for j in range(n)] if 0 < n <= MAX_DRAFT and chance.random() < 0.5 else None
         for n in q_lens
     ]
 
@@ -109,10 +111,10 @@ def random_trees(seed: int, q_lens: Sequence[int]) -> list[list[int] | None]:
 def check_deterministic(
     attend: Callable[..., Tensor], seed: int, n: int, dtype: torch.dtype, dim: int = 16, **options: Any
 ) -> None:
-    """Fail unless each row of a text of n tokens gets the same bits by every road.
+    """Fails unless each row of a text of n tokens has the same bits in every batch.
 
-    The text is computed at once; then in pieces from one to 50 rows, in batches of up to six, beside another text, over
-    its own pages and over a copy of them; pieces of one batch share what they can.
+    Computes the text at once; then in pieces of one to 50 rows, in batches of up to six, together with another text,
+    over its own pages and over a copy of them. The pieces of a batch share the prefixes that they can.
     """
     chance, page_size = random.Random(seed), 16
     torch.manual_seed(seed)
@@ -129,11 +131,11 @@ def check_deterministic(
     k_pool, v_pool = pools.to(dtype)
 
     def run(pieces: list[tuple[int, int, int]]) -> Tensor:
-        """Each (first row, how many, which pages)."""
+        """Computes pieces: (first row, number of rows, which pages)."""
         q_lens, kv_lens = [m for _, m, _ in pieces], [first + m for first, m, _ in pieces]
         batch = ragged(q_lens, kv_lens, [places[at] for *_, at in pieces], page_size, deterministic=True)
         rows = torch.cat([q[first : first + m] for first, m, _ in pieces])
-        return attend(rows, k_pool, v_pool, batch, scale=0.3, **options)
+        return attend(rows, k_pool, v_pool, batch, AttentionOptions(0.3, **options))
 
     want = run([(0, n, 0)])
     assert not want.isnan().any()

@@ -1,15 +1,17 @@
-"""What a compiled kernel leaves room for on a multiprocessor, and whether that keeps its memory busy.
+"""How many programs of a compiled kernel fit on a multiprocessor, and whether they keep the memory busy.
 
-By Little's law a multiprocessor needs bandwidth times latency bytes on their way: fewer, and memory waits for it. The
-figures of chips are their makers' (bandwidth, registers, shared memory) and published latencies under load.
+By Little's law, a multiprocessor needs bandwidth times latency bytes in flight to use the full bandwidth. Bandwidth,
+registers and shared memory are the makers' figures; latencies are published measurements under load.
 """
 
 from typing import NamedTuple
 
-from banyan.kernels.testing.aot import CompiledKernel
+from kernel_support.aot import CompiledKernel
 
 
 class Chip(NamedTuple):
+    """The properties of a GPU."""
+
     bandwidth: float  # bytes a second, of all memory
     latency: float  # seconds
     processors: int
@@ -19,7 +21,7 @@ class Chip(NamedTuple):
 
     @property
     def bytes_needed(self) -> float:
-        """On their way to one multiprocessor, for the whole bandwidth."""
+        """Bytes in flight per multiprocessor that use the full bandwidth."""
         return self.bandwidth * self.latency / self.processors
 
 
@@ -31,17 +33,17 @@ CHIPS = {
 
 
 def programs(compiled: CompiledKernel) -> int:
-    """That fit on a multiprocessor at once."""
+    """How many programs fit on a multiprocessor at once."""
     chip = CHIPS[compiled.target]
-    if compiled.target.startswith("gfx"):  # 512 registers of a lane, in each of four units
+    if compiled.target.startswith("gfx"):  # 512 registers per lane in each of four units
         fit = 4 * min(chip.warps // 4, 512 // max(8, -(-compiled.registers // 8) * 8))
-    else:  # 65536 of 32 bits, given out by 256
+    else:  # 65536 registers of 32 bits, allocated by 256
         fit = min(chip.warps, 65536 // (-(-compiled.registers * 32 // 256) * 256))
     by_shared = chip.shared // (compiled.shared + 1024) if compiled.shared else 32
     return min(fit // compiled.warps, by_shared, 32)
 
 
 def share_in_flight(compiled: CompiledKernel, n_bytes: int) -> float:
-    """Of the bytes that the chip needs on their way, those that the programs of a multiprocessor ask for at once, each
-    of them n_bytes."""
+    """The bytes that the programs of a multiprocessor request at once, n_bytes each, as a share of the bytes in flight
+    that the chip needs."""
     return programs(compiled) * n_bytes / CHIPS[compiled.target].bytes_needed

@@ -1,5 +1,7 @@
-"""Batches of fixed shape: what is captured once must be right for all that is filled in later. No GPU: a capture that
-runs the step again, on the same tensors, stands for a graph."""
+"""Batches at fixed addresses: a step that was captured once must be right for every batch that is filled in later.
+
+Without a GPU: running the step again on the same tensors simulates the replay of a graph.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,19 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.attention import kernel
-from banyan.kernels.attention.graph_batch import Fixed
+from banyan.kernels.attention.graph_batch import GraphBatch
 from banyan.kernels.attention.plan import MERGE_KEYS
-from banyan.kernels.testing.cases import Case, attention_case
+from banyan.kernels.attention.ragged import AttentionOptions
 from banyan.runtime.engine.cuda_graphs import Captured, Graphs
 from banyan.runtime.model.load import load
 from forms import short_form
+from kernel_support.cases import Case, attention_case
 
 ENGINE = Path(__file__).parents[2] / "runtime" / "engine"
 
 
 def again(run: Callable[[], Tensor]) -> Captured:
-    """As a graph does: nothing runs before the first replay, and each writes to the same result."""
+    """Like a graph: nothing runs before the first replay, and each replay writes to the same result."""
     captured = Captured(lambda: captured.out.set_(run()), torch.zeros(0))
     return captured
 
@@ -34,19 +37,19 @@ def decodes(seed: int, kv_lens: list[int], shared_pages: int = 0, window: int = 
     return attention_case(seed, [1] * n, kv_lens, dim=16, shared_pages=shared_pages, window=window)
 
 
-def attend(case: Case, fixed: Fixed) -> Tensor:
-    """On the fixed batch, with rows behind the case's own that mean nothing."""
+def attend(case: Case, fixed: GraphBatch) -> Tensor:
+    """Attention on the fixed batch, which has unused rows behind those of the case."""
     q = torch.full((len(fixed.ragged.slots), *case.q.shape[1:]), torch.nan)
     q[: len(case.q)] = case.q
-    return kernel.attention(q, case.k_pool, case.v_pool, fixed.ragged, **case.options)[: len(case.q)]
+    return kernel.attention(q, case.k_pool, case.v_pool, fixed.ragged, AttentionOptions(**case.options))[: len(case.q)]
 
 
 @pytest.mark.parametrize("window", [0, 20])
 def test_a_fixed_batch_takes_others_than_the_one_it_was_made_for(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MERGE_KEYS, "cuda", 0.0)
     first = decodes(1, [40, 7], window=window)
-    first.check(kernel.attention(*first[:4], **first.options))
-    fixed = Fixed(first.ragged, 5, 30, spare=range(2))
+    first.check(kernel.attention(*first[:4], AttentionOptions(**first.options)))
+    fixed = GraphBatch(first.ragged, 5, 30, spare=range(2))
     pointers = [t.data_ptr() for t in fixed.ragged if isinstance(t, Tensor)]
     for case in (first, decodes(2, [100, 90, 95, 60], 3, window), decodes(3, [1], 0, window), first):
         assert fixed.fill(case.ragged)
@@ -58,8 +61,8 @@ def test_a_fixed_batch_takes_others_than_the_one_it_was_made_for(window: int, mo
 def test_what_finds_no_room_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MERGE_KEYS, "cuda", 0.0)
     first = decodes(1, [40, 7])
-    kernel.attention(*first[:4], **first.options)
-    fixed = Fixed(first.ragged, 2, 30, spare=range(2))
+    kernel.attention(*first[:4], AttentionOptions(**first.options))
+    fixed = GraphBatch(first.ragged, 2, 30, spare=range(2))
     assert not fixed.fill(decodes(2, [9, 9, 9]).ragged), "more rows than it has"
     for tables in fixed._tables.values():
         tables.n_partials = 1
@@ -71,7 +74,7 @@ def test_what_finds_no_room_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_engine_on_captured_steps_says_the_same(
     n_layers: int, tiny_model: Callable[..., Path], module_at: Callable[[Path], ModuleType]
 ) -> None:
-    """Also where a step is launched before the one behind whose draws it comes has ended."""
+    """Also if a step is launched before the previous step, whose draws it needs, has ended."""
     fake, late = module_at(ENGINE / "fake.py"), module_at(ENGINE / "late.py")
     model = load(tiny_model("llama", num_hidden_layers=n_layers))
     said = []

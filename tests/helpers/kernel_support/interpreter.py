@@ -1,12 +1,12 @@
-"""Repairs and checks for Triton's interpreter, for tests only.
+"""Fixes and checks for Triton's interpreter.
 
 Stock TRITON_INTERPRET=1 (Triton 3.6 to 3.9) multiplies raw bf16 bits in `tl.dot`, truncates fp32 to bf16, loses the
 carry of fp32 to fp8, refuses `(vector < n) & (scalar > lo)` as a mask and (3.6, with numpy 2.4) loops to a loaded
-bound, and sees neither an access out of bounds nor a race. `install` repairs the arithmetic by the GPU's rounding rules
-and adds the checks. Call it in a process of its own which set TRITON_INTERPRET=1 before Triton was imported (and
-OPENBLAS_NUM_THREADS=1: small dots are up to 10 times slower with more).
+bound, and detects neither out-of-bounds accesses nor races. `install` fixes the arithmetic by the GPU's rounding rules
+and adds the checks. Call it in a separate process that set TRITON_INTERPRET=1 before Triton was imported (and
+OPENBLAS_NUM_THREADS=1: small dots are up to 10 times slower with more threads).
 
-Repairs   comparisons are int1; bf16 arithmetic and dots go through fp32 and round to nearest even; casts from fp32 to
+Fixes     comparisons are int1; bf16 arithmetic and dots go through fp32 and round to nearest even; casts from fp32 to
           bf16 and fp8 round to nearest even (fp8 saturates as the GPU does); integers become bf16 numbers, not bits.
 Memory    each active lane of a load, store or atomic must lie inside the memory that the launch's tensor arguments
           span. A hole between the rows of a strided view counts as inside.
@@ -31,7 +31,7 @@ _FP8 = {tl.float8e4nv: (torch.float8_e4m3fn, 448.0), tl.float8e5: (torch.float8_
 
 
 class _Launch:
-    """The checks that run, and what is known of the current launch."""
+    """The active checks, and the state of the current launch."""
 
     memory = False
     race = False
@@ -48,12 +48,12 @@ _installed = False
 
 
 def install(*, memory: bool = True, race: bool = True) -> None:
-    """Patch the interpreter, once per process; later calls only say which checks run."""
+    """Patches the interpreter, once per process. Later calls only set the active checks."""
     global _installed
     _launch.memory, _launch.race = memory, race
     if not _installed:
         _installed = True
-        np.seterr(over="ignore", divide="ignore")  # a GPU gives inf and says nothing; NaN stays a warning
+        np.seterr(over="ignore", divide="ignore")  # a GPU returns inf without a warning; NaN still warns
         _repair_arithmetic()
         _repair_casts()
         _watch_memory()
@@ -63,7 +63,7 @@ def install(*, memory: bool = True, race: bool = True) -> None:
 
 @contextlib.contextmanager
 def checks(*, memory: bool | None = None, race: bool | None = None) -> Iterator[None]:
-    """Switch checks for a block of launches; None leaves a check as it is."""
+    """Sets the checks for a block of launches. None leaves a check as it is."""
     before = _launch.memory, _launch.race
     _launch.memory = before[0] if memory is None else memory
     _launch.race = before[1] if race is None else race
@@ -75,7 +75,7 @@ def checks(*, memory: bool | None = None, race: bool | None = None) -> Iterator[
 
 @contextlib.contextmanager
 def rows_alike() -> Iterator[None]:
-    """Dots row by row: BLAS rounds a row by where it stands in the block, which no tensor core does."""
+    """Computes dots row by row: BLAS rounds a row differently by its place in the block, unlike tensor cores."""
     builder = stock.InterpreterBuilder
     before = builder.create_dot
 
@@ -112,7 +112,7 @@ def _is_bf16(x: Any) -> bool:
 
 
 def _cast(x: Any, to: Any) -> Any:
-    """A correct cast, or None where the interpreter's own is right."""
+    """A correct cast; None if the interpreter's own cast is correct."""
     source, target = x.dtype.scalar, to.scalar
     if source == tl.bfloat16 and target in _FP8:
         x, source = _Handle(_widened(x.data), tl.float32), tl.float32
@@ -220,7 +220,7 @@ def _tensors(x: Any) -> Iterator[Any]:
 
 
 def _note_arguments(args: Any, named: Any) -> None:
-    """Note the address ranges of this launch; overlapping arguments become one range."""
+    """Records the address ranges of this launch. Overlapping arguments become one range."""
     spans = []
     for t in _tensors([*args, *named.values()]):
         if t.numel():
@@ -242,7 +242,7 @@ def _note_arguments(args: Any, named: Any) -> None:
 
 
 def _touch(pointers: Any, mask: Any, kind: str) -> None:
-    """Check one access: addresses and active lanes."""
+    """Checks one access of the active lanes."""
     if _launch.starts is None or not (_launch.memory or _launch.race):
         return
     size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
@@ -285,7 +285,7 @@ def _note_access(j: int, element: np.ndarray, kind: str, where: Any) -> None:
 
 
 def _repair_index() -> None:
-    """A loop may run to a tensor of one element, of which numpy 2.4 makes no int where Triton 3.6 asks for one."""
+    """Lets a loop run to a tensor of one element, which numpy 2.4 does not convert to an int for Triton 3.6."""
     patch = stock._patch_lang_tensor
 
     def patch_tensor(tensor: Any, scope: Any) -> None:
@@ -296,7 +296,7 @@ def _repair_index() -> None:
 
 
 def _patch_language_once() -> None:
-    """Patch `tl` once per launch and module, not at every nested call (tl.max, tl.cdiv): launches 1.3-1.5x faster."""
+    """Patches `tl` once per launch and module instead of at every nested call (tl.max): 1.3-1.5x faster."""
     seen: set[int] = set()
     stock_call = stock.GridExecutor.__call__
 
