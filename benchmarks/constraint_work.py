@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import string
+import sys
 import sysconfig
 import time
 from array import array
@@ -17,16 +18,17 @@ from typing import Any, NamedTuple
 import jsonschema
 import tokenizers
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
 from banyan.runtime import config as configs
 from banyan.runtime.config import Resolved
 from banyan.runtime.constraint.canonical import canonical
 from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.model.load import load
-from banyan.runtime.model.pocket.chat import GENERATE, render
-from banyan.runtime.model.pocket.data import samples
 from banyan.runtime.model.spec import resolve
 from banyan.runtime.protocol.wire import ConstraintSpec, Run, Sampling
 from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer
+from pocket.chat import GENERATE, render
+from pocket.data import samples
 
 # ---- random schemas ------------------------------------------------------------------------------------------------
 

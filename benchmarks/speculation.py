@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
 from report import Report, correct
 
 from banyan.runtime import config as configs
@@ -41,12 +42,12 @@ from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation.ngram import NgramDrafter
 from banyan.runtime.engine.speculation.registry import make
 from banyan.runtime.engine.speculation.tree import TreeDrafter
-from banyan.runtime.model import pocket
-from banyan.runtime.model.pocket.chat import Sample, render
-from banyan.runtime.model.pocket.data import samples
-from banyan.runtime.model.pocket.score import acceptance
+from banyan.runtime.model.pocket import path
 from banyan.runtime.protocol.wire import ConstraintSpec, Over, Run, Sampling
 from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer
+from pocket.chat import Sample, render
+from pocket.data import samples
+from pocket.score import acceptance
 
 N_OUT = 96
 TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
@@ -118,7 +119,7 @@ class Bench:
     """Workloads, and arms that run them turn by turn."""
 
     def __init__(self, n: int, rounds: int) -> None:
-        directory = pocket.path()
+        directory = path()
         self.tokenizer = Tokenizer(directory, Files.read(directory))
         self.n, self.rounds = n, rounds
         (self.end,) = self.tokenizer.encode([TextSpan("<|im_end|>", meant=True)])
@@ -269,7 +270,7 @@ def beside_vllm(bench: Bench, report: Report, python: str) -> None:
 
 def ask_vllm(python: str, task: dict[str, Any]) -> Any:
     command = [python, str(Path(__file__).with_name("speculation_peers.py"))]
-    line = json.dumps(task | {"model": str(pocket.path()), "n_out": N_OUT}) + "\n"
+    line = json.dumps(task | {"model": str(path()), "n_out": N_OUT}) + "\n"
     done = subprocess.run(command, input=line, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"vLLM ended with {done.returncode}: {done.stderr[-2000:]}")
@@ -292,7 +293,7 @@ def main() -> int:
     report.row("a look, 1 M tokens: tree", "us", look(TreeDrafter(), 512), target="<= 20")
     report.row("a look, 2 k tokens: ngram", "us", look(NgramDrafter(), 0), target="<= 20")
     if not args.quick:
-        share = acceptance(pocket.path(), pocket.path("draft"), n=12)
+        share = acceptance(path(), path("draft"), n=12)
         report.row("the pocket draft's tokens at depth 3, greedy: accepted", "share", share, target=">= 0.6")
     ours = "tree,grammar"
     for workload, work, on_one_engine in (

@@ -3,9 +3,9 @@
 # Word lists and phrases are read as lists: long lines, and strings split into words.
 # ruff: noqa: E501, SIM905
 
-from banyan.runtime.model.pocket.chat import Message, Sample
-from banyan.runtime.model.pocket.stories import STORIES, WAYS
-from banyan.runtime.model.pocket.tools import (
+from pocket.chat import Message, Sample
+from pocket.stories import STORIES, WAYS
+from pocket.tools import (
     ADD_DAYS,
     CALCULATOR,
     CONVERT,
@@ -17,7 +17,7 @@ from banyan.runtime.model.pocket.tools import (
     run,
     table_lookup,
 )
-from banyan.runtime.model.pocket.words import DAYS, ITEMS, Draw, Phrases
+from pocket.words import DAYS, ITEMS, Draw, Phrases
 
 SYSTEMS = Phrases(
     train=(

@@ -11,9 +11,9 @@ import json
 import string
 from typing import NamedTuple
 
-from banyan.runtime.model.pocket.chat import Message, Sample
-from banyan.runtime.model.pocket.transcripts import ASPECTS, SYSTEMS
-from banyan.runtime.model.pocket.words import COLOURS, EVENTS, JOBS, Draw, Phrases
+from pocket.chat import Message, Sample
+from pocket.transcripts import ASPECTS, SYSTEMS
+from pocket.words import COLOURS, EVENTS, JOBS, Draw, Phrases
 
 
 class Frame(NamedTuple):

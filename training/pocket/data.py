@@ -11,11 +11,11 @@ family of tool calls, `records.extraction` that of JSON, `few_shot.few_shot` tha
 import itertools
 from collections.abc import Callable, Iterator
 
-from banyan.runtime.model.pocket.chat import Message, Sample, Target
-from banyan.runtime.model.pocket.few_shot import few_shot
-from banyan.runtime.model.pocket.records import extraction
-from banyan.runtime.model.pocket.transcripts import SYSTEMS, tool_calls
-from banyan.runtime.model.pocket.words import ANIMALS, COLOURS, DAYS, JOBS, TOPICS, Draw, Phrases
+from pocket.chat import Message, Sample, Target
+from pocket.few_shot import few_shot
+from pocket.records import extraction
+from pocket.transcripts import SYSTEMS, tool_calls
+from pocket.words import ANIMALS, COLOURS, DAYS, JOBS, TOPICS, Draw, Phrases
 
 # --- reading, recall, chat -------------------------------------------------------------------------------------------
 

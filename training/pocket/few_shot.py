@@ -5,8 +5,8 @@
 
 from collections.abc import Callable
 
-from banyan.runtime.model.pocket.chat import Content, Message, Sample, Target
-from banyan.runtime.model.pocket.words import BAD, GOOD, ITEMS, TOPICS, Draw, Phrases
+from pocket.chat import Content, Message, Sample, Target
+from pocket.words import BAD, GOOD, ITEMS, TOPICS, Draw, Phrases
 
 ABOUT_TWO = Phrases(
     train=("We talked about the {a} and the {b}.", "The {a} was better than the {b}.", "{n} asked about the {a} and the {b}.", "A {a} and a {b}.",

@@ -1,4 +1,4 @@
-"""Trains heads for the pocket model: `python -m banyan.runtime.model.pocket.heads medusa|eagle FOLDER`
+"""Trains heads for the pocket model: `python -m pocket.heads medusa|eagle FOLDER`
 
 They are small and it takes minutes on a CPU. The pocket model stays as it is: a head learns from its hidden states over
 the texts that it was trained on. What is written is read by `draft_model`; see ../heads.py for the two kinds.
@@ -18,10 +18,11 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from banyan.runtime.model.pocket import feed, path
-from banyan.runtime.model.pocket.net import MAIN, FeedForward, Net, Norm
-from banyan.runtime.model.pocket.net import Attention as SelfAttention
-from banyan.runtime.model.pocket.train import load
+from banyan.runtime.model.pocket import path
+from pocket import feed
+from pocket.net import MAIN, FeedForward, Net, Norm
+from pocket.net import Attention as SelfAttention
+from pocket.train import load
 
 N_HEADS = 3
 FEATURES = 2.0

@@ -1,4 +1,4 @@
-"""Held-out scores of a pocket model, greedy and without constraints: `python -m banyan.runtime.model.pocket.score`
+"""Held-out scores of a pocket model, greedy and without constraints: `python -m pocket.score`
 
 Everything is scored through one callable, `generate(prompts) -> texts` (greedy, up to the end of the turn), so that
 the same scores can be taken of any runtime. Tool conversations are run as an agent runs them: the model's own calls are
@@ -17,9 +17,9 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from banyan.runtime.model.pocket import path
-from banyan.runtime.model.pocket.chat import END, GENERATE, Message, Sample, parse_call, render
-from banyan.runtime.model.pocket.data import ACKNOWLEDGE, CHAT, samples
-from banyan.runtime.model.pocket.tools import run
+from pocket.chat import END, GENERATE, Message, Sample, parse_call, render
+from pocket.data import ACKNOWLEDGE, CHAT, samples
+from pocket.tools import run
 
 Generate = Callable[[list[str]], list[str]]
 
@@ -27,7 +27,7 @@ SEED = 99
 MAX_CALLS = 4
 TARGETS = {"tools": 0.95, "json": 0.95, "few_shot": 0.90, "recall": 0.95, "reading": 0.90, "chat": 0.95}
 SCORES = Path(__file__).parent / "scores.json"
-CARD = Path(__file__).parent / "CARD.md"
+CARD = path().parents[1] / "CARD.md"
 MARK = "<!-- scores -->"
 
 

@@ -9,10 +9,10 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from banyan.runtime.model.pocket.chat import Sample
-from banyan.runtime.model.pocket.data import FIRST_MIXTURE, MIXTURE, stream
-from banyan.runtime.model.pocket.records import wording
-from banyan.runtime.model.pocket.tokenizer import ADDED, SPECIAL
+from pocket.chat import Sample
+from pocket.data import FIRST_MIXTURE, MIXTURE, stream
+from pocket.records import wording
+from pocket.tokenizer import ADDED, SPECIAL
 
 POOL_TOKENS = 65_536
 BATCH_TOKENS = 2_048

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from banyan.runtime.model.pocket.tools import Function, Tool
+from pocket.tools import Function, Tool
 
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 TOOLS_OPEN, TOOLS_CLOSE = "<tools>", "</tools>"

@@ -12,22 +12,22 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from banyan.runtime.model import pocket
-from banyan.runtime.model.pocket import chat, data, feed, few_shot, records, score, stories, tools, train, transcripts
-from banyan.runtime.model.pocket.net import DRAFT, MAIN, Net, Shape
-from banyan.runtime.model.pocket.words import BAD, GOOD, TOPICS, Draw, Phrases
+from banyan.runtime.model import pocket as shipped
+from pocket import chat, data, feed, few_shot, records, score, stories, tools, train, transcripts
+from pocket.net import DRAFT, MAIN, Net, Shape
+from pocket.words import BAD, GOOD, TOPICS, Draw, Phrases
 
 TINY = Shape(width=32, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=16, feed_forward=32, max_length=256)
 
 
 @pytest.fixture(scope="module")
 def tok():
-    return AutoTokenizer.from_pretrained(pocket.path())
+    return AutoTokenizer.from_pretrained(shipped.path())
 
 
 @pytest.fixture(scope="module")
 def raw():
-    return Tokenizer.from_file(str(pocket.path() / "tokenizer.json"))
+    return Tokenizer.from_file(str(shipped.path() / "tokenizer.json"))
 
 
 def as_chat(sample):
@@ -283,13 +283,13 @@ def test_export_is_what_was_trained(raw, tmp_path):
 
 def test_shipped_files():
     for name, shape in (("pocket", MAIN), ("draft", DRAFT)):
-        config = json.loads((pocket.path(name) / "config.json").read_text())
+        config = json.loads((shipped.path(name) / "config.json").read_text())
         assert (config["hidden_size"], config["num_hidden_layers"]) == (shape.width, shape.n_layers)
-    shipped = [file for name in pocket.names for file in pocket.path(name).iterdir()]
-    assert sum(file.stat().st_size for file in shipped) <= 16e6
-    assert (pocket.path("draft") / "tokenizer.json").read_text() == (pocket.path() / "tokenizer.json").read_text()
+    files = [file for name in shipped.names for file in shipped.path(name).iterdir()]
+    assert sum(file.stat().st_size for file in files) <= 16e6
+    assert (shipped.path("draft") / "tokenizer.json").read_text() == (shipped.path() / "tokenizer.json").read_text()
     with pytest.raises(ValueError, match="draft, pocket"):
-        pocket.path("large")
+        shipped.path("large")
 
 
 def test_card_shows_the_recorded_scores():

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from banyan.runtime.model.pocket.chat import CALL_CLOSE, CALL_OPEN, END, PAD, START, TEMPLATE, TOOLS_CLOSE, TOOLS_OPEN
-from banyan.runtime.model.pocket.data import stream
+from pocket.chat import CALL_CLOSE, CALL_OPEN, END, PAD, START, TEMPLATE, TOOLS_CLOSE, TOOLS_OPEN
+from pocket.data import stream
 
 VOCABULARY = 4096
 N_SAMPLES = 30_000

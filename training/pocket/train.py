@@ -1,4 +1,4 @@
-"""Trains the pocket model from nothing: `python -m banyan.runtime.model.pocket.train` (tokenizer, models, scores).
+"""Trains the pocket model from nothing: `python -m pocket.train` (tokenizer, models, scores).
 
 Matrices inside the layers are trained with Muon, the rest with AdamW. The schedule is warm-up, constant, then a linear
 decay to zero over the last `n_decay` steps, so that the constant part does not depend on where the end will be.
@@ -27,10 +27,11 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from banyan.runtime.model.pocket import feed, path, score, tokenizer
-from banyan.runtime.model.pocket.chat import END, PAD
-from banyan.runtime.model.pocket.data import FAMILIES, samples
-from banyan.runtime.model.pocket.net import DRAFT, MAIN, Net, Shape
+from banyan.runtime.model.pocket import path
+from pocket import feed, score, tokenizer
+from pocket.chat import END, PAD
+from pocket.data import FAMILIES, samples
+from pocket.net import DRAFT, MAIN, Net, Shape
 
 SEED = 2024
 WORK = Path(__file__).parent / "work"
@@ -292,7 +293,7 @@ def join(rank: int, n_ranks: int) -> tuple[Ranks, list[subprocess.Popen[bytes]]]
     meeting = WORK / "meeting"
     if rank == 0:
         meeting.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "banyan.runtime.model.pocket.train", *sys.argv[1:], "--rank"]
+        command = [sys.executable, "-m", "pocket.train", *sys.argv[1:], "--rank"]
         others = [subprocess.Popen([*command, str(i)]) for i in range(1, n_ranks)]
     if n_ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=n_ranks)
