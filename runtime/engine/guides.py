@@ -294,7 +294,7 @@ def _take(request: Request | DraftPosition, tokens: list[int]) -> list[int]:
     guide = request.guide
     assert guide is not None
     end = next((n for n, token in enumerate(tokens) if token in request.ends), len(tokens))
-    return tokens[: guide.take(tokens[:end])] if not guide.error else []
+    return tokens[: guide.accept_masked(tokens[:end])] if not guide.error else []
 
 
 def _mask(request: Request | DraftPosition, n_vocab: int) -> np.ndarray:

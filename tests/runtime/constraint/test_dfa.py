@@ -22,7 +22,7 @@ PATTERNS = (
 def test_both_engines_allow_the_same(bench: Any, pattern: str) -> None:
     """Along random outputs: masks, ends, forced runs."""
     ours = bench.compile("regex", pattern, engine="outlines_core")
-    assert isinstance(ours, dfa.Dfa)
+    assert isinstance(ours, dfa.DfaConstraint)
     other = bench.compile("regex", pattern)
     for seed in range(8):
         chance, a, b = Random(seed), ours.guide(), other.guide()

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -65,7 +64,7 @@ def test_a_mask_says_what_is_accepted(bench: Any, compiled: Any, seed: int) -> N
         assert n == (token in allowed) or (forced and n), bench.spell([token])
         guide.rollback(n)
     for token in range(bench.vocabulary.n_vocab):
-        is_taken = guide.take([token]) == 1
+        is_taken = guide.accept_masked([token]) == 1
         assert is_taken == (token in allowed), bench.spell([token])
         guide.rollback(is_taken)
     assert bench.allowed(guide) == allowed
@@ -105,7 +104,7 @@ def test_a_place_is_the_same_however_it_was_reached(bench: Any, compiled: Any, s
             at -= back
             text = chance.choice([other for other in texts if other[:at] == text[:at]])
         n = chance.randint(0, len(text) - at)
-        assert (guide.take if chance.random() < 0.5 else guide.accept)(text[at : at + n]) == n
+        assert (guide.accept_masked if chance.random() < 0.5 else guide.accept)(text[at : at + n]) == n
         at += n
         fresh = compiled.guide()
         assert fresh.accept(text[:at]) == at
@@ -119,10 +118,10 @@ def test_a_place_is_the_same_however_it_was_reached(bench: Any, compiled: Any, s
 def test_tokens_are_taken_as_far_as_masks_have_them(bench: Any) -> None:
     guide = bench.guide("regex", "yes please|no")
     (first, *rest) = guide.forced_tokens(99) or bench.ids("yes")
-    assert guide.take([first, *rest, *bench.ids("!")]) == 1 + len(rest)
+    assert guide.accept_masked([first, *rest, *bench.ids("!")]) == 1 + len(rest)
     guide.rollback(1 + len(rest))
-    assert guide.take(bench.ids("!")) == 0
-    assert guide.take([]) == 0
+    assert guide.accept_masked(bench.ids("!")) == 0
+    assert guide.accept_masked([]) == 0
 
 
 def test_a_refused_token_leaves_the_state(bench: Any) -> None:
@@ -131,51 +130,6 @@ def test_a_refused_token_leaves_the_state(bench: Any) -> None:
     assert guide.accept([*bench.ids("a"), *bench.ids("x"), *bench.ids("b")]) == 1
     assert guide.can_stop
     assert bench.takes(guide, "bbb")
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_chains_and_trees_are_walks(bench: Any, compiled: Any, seed: int) -> None:
-    chance = random.Random(200 + seed)
-    guide, _ = walk(bench, compiled, chance, chance.randrange(8))
-    before = bench.allowed(guide)
-    # A tree: each node draws from what its parent allows, or is any token at all.
-    parent, draft = [], []
-    for node in range(12):
-        above = chance.randrange(-1, node)
-        path, at = [], above
-        while at >= 0:
-            path.append(draft[at])
-            at = parent[at]
-        n = guide.accept(path[::-1])
-        options = sorted(bench.allowed(guide)) if n == len(path) and chance.random() < 0.8 else []
-        guide.rollback(n)
-        parent.append(above)
-        draft.append(chance.choice(options or range(3, 300)))
-    out = np.full((len(draft), bench.n_words), 7, np.int32)
-    reached = guide.fill_tree(parent, draft, out)
-    for node in range(len(draft)):
-        path, at = [], node
-        while at >= 0:
-            path.append(draft[at])
-            at = parent[at]
-        n = guide.accept(path[::-1])
-        assert reached[node] == (n == len(path))
-        row = bench.row()
-        guide.fill(row)
-        assert (out[node] == (row if reached[node] else -1)).all()
-        guide.rollback(n)
-    # A chain: the path to the last node.
-    out = np.full((len(path) + 1, bench.n_words), 7, np.int32)
-    n_valid = guide.fill_chain(path[::-1], out)
-    assert n_valid == guide.accept(path[::-1])
-    guide.rollback(n_valid)
-    for k in range(len(path) + 1):
-        n = guide.accept(path[::-1][:k])
-        row = bench.row()
-        guide.fill(row)
-        assert (out[k] == (row if k <= n_valid else -1)).all()
-        guide.rollback(n)
-    assert bench.allowed(guide) == before
 
 
 @settings(max_examples=60, deadline=None)
