@@ -42,9 +42,6 @@ def p99(values: Iterable[float]) -> float:
     return some[min(len(some) - 1, int(0.99 * len(some)))]
 
 
-# ---- overload ------------------------------------------------------------------------------------------------------
-
-
 class Overload(NamedTuple):
     """peak, overloaded: tokens a second of virtual time. worst: the longest that a program took, over the median."""
 
@@ -128,9 +125,6 @@ def cpu_of_a_step(n_waiting: int, has_turnover: bool) -> float:
     return statistics.median(rounds)
 
 
-# ---- fairness ------------------------------------------------------------------------------------------------------
-
-
 def fairness(schedule: str, n: int) -> float:
     """Seconds that a client's 20 programs take in the mean, which come beside another's n."""
     m = Machine(n_pages=2048, max_running=16, cost=GPU, schedule=schedule)
@@ -153,9 +147,6 @@ def fairness(schedule: str, n: int) -> float:
     m.on_finish = lambda finish: took.append(m.now - born[finish.rid]) if finish.rid in born else None
     m.run()
     return statistics.mean(took)
-
-
-# ---- latency -------------------------------------------------------------------------------------------------------
 
 
 class Gaps(NamedTuple):
@@ -195,9 +186,6 @@ def latency(step_tokens: int = 512) -> Gaps:
 
     (alone, usual), (beside, longest) = play(0), play(4)
     return Gaps(alone, beside, longest - min(usual, alone))
-
-
-# ---- agents --------------------------------------------------------------------------------------------------------
 
 
 PARTS: dict[str, dict[str, object]] = {
@@ -271,9 +259,6 @@ def agents(part: str, n: int, n_present: int, share: float) -> Agents:
 
 
 WORKING_SETS: dict[tuple[int, int], int] = {}
-
-
-# ---- memory --------------------------------------------------------------------------------------------------------
 
 
 def memory(n_first: int, n_last: int, note: Callable[[str], None] = lambda text: None) -> tuple[float, float]:

@@ -30,8 +30,6 @@ from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer
 from pocket.chat import GENERATE, render
 from pocket.data import samples
 
-# ---- random schemas ------------------------------------------------------------------------------------------------
-
 _PATTERNS = (r"^[A-Z]{2}-\d{3}$", r"^(a|bc)*d$", r"^[^\"\\]{0,8}$", r"^\w+@\w+$", r"^[\u00e0-\u00ff]{1,4}$", r"^-?\d+$")
 _FORMATS = ("date", "email", "ipv4", "ipv6", "uuid")  # those that the validator checks without further packages
 CHECKED = jsonschema.FormatChecker(_FORMATS)
@@ -155,9 +153,6 @@ def judge(schema: Any, text: str) -> str:
     return "valid" if wrong is None else f"{text!r} does not fit {json.dumps(schema)}: {wrong.message}"
 
 
-# ---- requests for JSON ---------------------------------------------------------------------------------------------
-
-
 class Extraction(NamedTuple):
     """A text out of which the model is to write a record as JSON, and the schema of that record."""
 
@@ -181,8 +176,6 @@ def extractions(n: int) -> list[Extraction]:
         made.append(Extraction("".join(span.text for span in render(before, sample.tools)) + GENERATE, schema))
     return made
 
-
-# ---- a large vocabulary --------------------------------------------------------------------------------------------
 
 N_LARGE = 128_000
 _SOURCE = 40_000_000
@@ -214,9 +207,6 @@ def _source() -> Iterator[str]:
             if left > 0 and (size := file.stat().st_size) < 400_000:
                 left -= size
                 yield file.read_text(encoding="utf-8", errors="replace")
-
-
-# ---- an engine, driven by hand -------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -65,9 +65,6 @@ def main() -> int:
     return report.end(args.json)
 
 
-# ---- what they hold ------------------------------------------------------------------------------------------------
-
-
 def conformance(report: Report) -> None:
     """Counted in the lists that the tests assert, case by case."""
     suite = Counter(json.loads((SCHEMAS / "suite.json").read_text(encoding="utf-8")).values())
@@ -92,9 +89,6 @@ def outputs(report: Report, n_outputs: int) -> None:
     name = f"of {n_whole} whole outputs at temperature 1.5, valid"
     report.row(name, "%", 100 * found["valid"] / n_whole, target=">= 100", more_is_better=True)
     report.row(f"of {found.total()}, cut by max_tokens, and told so", "%", 100 * found["length"] / found.total())
-
-
-# ---- masks at a large vocabulary -----------------------------------------------------------------------------------
 
 
 def masks(report: Report, folder: Path, n_schemas: int) -> None:

@@ -72,9 +72,6 @@ class Run(NamedTuple):
         return work.Attend(work.lay(texts, q_len), heads, dim, self.dtype, self.device)
 
 
-# ---- ceilings ------------------------------------------------------------------------------------------------------
-
-
 def ceilings(run: Run) -> dict[str, float]:
     """Bytes and floating-point operations a second that torch reaches here."""
     n, m = run.size(1 << 30, 1 << 12), run.size(8192, 64)
@@ -87,9 +84,6 @@ def ceilings(run: Run) -> dict[str, float]:
         run.row(f"ceiling: {name}", "GB/s", found[name] / 1e9, more_is_better=True)
     run.row("ceiling: matrix product", "TFLOP/s", found["matrix"] / 1e12, more_is_better=True)
     return found
-
-
-# ---- attention -----------------------------------------------------------------------------------------------------
 
 
 def against(run: Run, name: str, case: work.Attend, targets: dict[str, str]) -> float:
@@ -163,9 +157,6 @@ def shared_reads(run: Run) -> None:
                        "ours, each reads for itself", "ratio >= 0.97")  # fmt: skip
 
 
-# ---- the ops around it ---------------------------------------------------------------------------------------------
-
-
 def small_ops(run: Run, roof: dict[str, float]) -> None:
     """Against torch's own ops, and bytes moved by the table's formula against the copy ceiling."""
     for name, (sizes, ours, torchs) in _small_ops(run).items():
@@ -236,9 +227,6 @@ def _draws(run: Run, n: int, vocab: int) -> dict[str, Any]:
 
         found[f"draw, {name}"] = ({"rows": n, "vocab": vocab}, ours, torchs)
     return found
-
-
-# ---- whole steps ---------------------------------------------------------------------------------------------------
 
 
 def _again(function: Callable[[], Tensor]) -> Captured:
@@ -314,9 +302,6 @@ def shared_steps(run: Run) -> None:
         todo.relay(laid[name])
         ours, unshared = run.times(todo.step(captured=q_len == 1), todo.step(False, q_len == 1), graphs=False)
         run.row(f"step 0.6B, {name}", "ms", 1e3 * ours, 1e3 * unshared, "each reads for itself", target)
-
-
-# ---- all of it -----------------------------------------------------------------------------------------------------
 
 
 def markdown(report: Report) -> str:

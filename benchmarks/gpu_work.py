@@ -31,9 +31,6 @@ SHAPES = {
 }  # fmt: skip
 
 
-# ---- clocks --------------------------------------------------------------------------------------------------------
-
-
 def medians(*functions: Callable[[], object], device: torch.device, n: int, graphs: bool = True) -> list[float]:
     """Seconds of each, taking turns, the median of n. On a GPU: by events, with the L2 flushed before each, and from a
     graph where one can be captured, so that no launch is waited for; else by the clock."""
@@ -78,9 +75,6 @@ def _captured(function: Callable[[], object]) -> Callable[[], object]:
         torch.cuda.synchronize()
         return function
     return graph.replay
-
-
-# ---- requests over pages -------------------------------------------------------------------------------------------
 
 
 class Laid(NamedTuple):
@@ -226,9 +220,6 @@ def _flashinfer(case: Attend) -> Callable[[], Tensor]:
     prefill = flashinfer.BatchPrefillWithPagedKVCacheWrapper(space, "NHD")
     prefill.plan(rows, *own, *sizes, causal=True, q_data_type=case.q.dtype, kv_data_type=case.k.dtype)
     return lambda: prefill.run(case.q, (case.k, case.v))
-
-
-# ---- models --------------------------------------------------------------------------------------------------------
 
 
 class _Random:

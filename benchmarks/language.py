@@ -44,9 +44,6 @@ FAULTS = (
 )
 
 
-# ---- a backend that costs next to nothing --------------------------------------------------------------------------
-
-
 class Instant:
     """Answers each gen as it is submitted."""
 
@@ -104,9 +101,6 @@ class OpenTemplated(Open):
 ANSWER = wire.Value(0, 0, 0, (wire.Sample("yes", "stop"),))
 
 
-# ---- the programs --------------------------------------------------------------------------------------------------
-
-
 @bn.function
 def chat(s: bn.State, topic: str) -> None:
     for i in range(N_TURNS):
@@ -126,9 +120,6 @@ def turns(s: bn.State, n: int, looks: bool) -> None:
 def review(s: bn.State, words: str) -> None:
     s += bn.system("You read what people say of things, and tell whether they liked them. " * 8)
     s += bn.user(f"They say: {words}") + bn.assistant(bn.gen("good", max_tokens=2))
-
-
-# ---- figures -------------------------------------------------------------------------------------------------------
 
 
 def cpu_per_gen(program: Any, backend: Any, n: int, n_times: int) -> float:

@@ -1,13 +1,12 @@
-"""What a decode step costs, part by part: `python benchmarks/serving_step.py models/M2-bfloat16`
+"""The cost of a decode step, part by part: `python benchmarks/serving_step.py [models/M2-bfloat16] [--quick]`
 
-An engine in this process, on one thread, with requests of 300 tokens of prompt. Seconds are of CPU, so that other
-processes count for little. The model is all between a step's batch and its logits; what is left is ours to lose. Its
-layers are one call; where its ops are told apart, they are called one by one.
+An engine runs in this process on one thread, with prompts of 300 tokens. CPU seconds are measured, so that other
+processes matter little. "model" is the forward pass, from a step's batch to its logits. Its layers are one native call;
+the rows "op by op" are measured with one call per op. Without a model: the pocket model.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from report import Report, commit, fill, machine
+from report import Report, parser
 from serving_floor import Shape, ceilings
 
 from banyan.kernels import ops
@@ -27,6 +26,7 @@ from banyan.runtime.engine import loop
 from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.process import build, settle
 from banyan.runtime.model.linear import Linear
+from banyan.runtime.model.pocket import path
 from banyan.runtime.protocol.wire import Run, Sampling
 
 N_PROMPT, N_OUT = 300, 64
@@ -41,7 +41,7 @@ class Clock:
         self.seconds: Counter[str] = Counter()
 
     def watch(self, owner: Any, name: str, part: str) -> None:
-        """Time each call of `owner`.`name`; within another part's it counts for both."""
+        """Time each call of `owner`.`name`. Nested calls count for both parts."""
         call: Callable[..., Any] = getattr(owner, name)
 
         def timed(*args: Any, **options: Any) -> Any:
@@ -55,7 +55,7 @@ class Clock:
 
 
 def decode(engine: EngineLoop, clock: Clock, batch: int, seed: int) -> dict[str, float]:
-    """us a step by part, of a batch that decodes."""
+    """Microseconds per decode step, by part."""
     chance = random.Random(seed)
     for i in range(batch):
         ids = array("i", (chance.randrange(300, engine.spec.vocab_size) for _ in range(N_PROMPT)))
@@ -73,13 +73,13 @@ def decode(engine: EngineLoop, clock: Clock, batch: int, seed: int) -> dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a folder made by random_models.py")
-    parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="also write the rows here")
-    parser.add_argument("--page", type=Path, help="also write a table here")
-    args = parser.parse_args()
-    dtype = args.model.name.rpartition("-")[2]
+    options = parser(__doc__, quick="one run of each batch")
+    options.add_argument("model", type=Path, nargs="?", default=path(), help="a folder made by random_models.py")
+    options.add_argument("--times", type=int, default=5)
+    options.add_argument("--page", type=Path, help="also write a table here")
+    args = options.parse_args()
+    args.times = 1 if args.quick else args.times
+    dtype = args.model.name.rpartition("-")[2] if args.model != path() else "float32"
     engine = build(
         configs.make(model=str(args.model), device="cpu", dtype=dtype, threads=1, kv_memory="1GiB", speculate="off")
     )
@@ -117,8 +117,8 @@ def main() -> None:
         for part in sorted(apart.keys() & {"model", *of_model}, key=lambda part: -apart[part]):
             report.row(f"batch {batch}, op by op: {part}", "us", apart[part])
     if args.page:
-        fill(args.page, report.name, f"{args.model.name}, {machine()}, commit {commit()}.\n\n{report.table()}")
-    raise SystemExit(report.end(args.json) > 0)
+        report.fill_page(args.page, f"{args.model.name}, ")
+    raise SystemExit(report.end(args.json))
 
 
 if __name__ == "__main__":

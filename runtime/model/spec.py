@@ -1,7 +1,8 @@
 """Finds a model directory and reads its `ModelSpec`: enough to plan memory and to build the model.
 
 Imports no torch for native families. The headers of the weights are read too, so that missing, broken or pickled
-weights are reported before a process is started for them."""
+weights are reported before a process is started for them.
+"""
 
 from __future__ import annotations
 

@@ -51,7 +51,8 @@ class Checkpoint:
     """The tensors of a model directory by name. A context manager that closes the files it opened.
 
     Raises BadModel if there are no safetensors, a shard is missing or a file is broken; Unsupported for quantized
-    dtypes."""
+    dtypes.
+    """
 
     def __init__(self, path: Path, progress: Progress | None = None) -> None:
         self.path = path
