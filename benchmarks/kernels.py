@@ -1,17 +1,15 @@
-"""The CPU kernels: attention, shared reads, linear layers and a whole decode step, beside what torch makes of them.
+"""The CPU kernels: attention, shared reads, linear layers and a whole decode step, compared with torch.
 
     python benchmarks/kernels.py [--quick] [--json FILE] [--threads N]
 
-What memory and matrix unit give is measured in the same run; targets are told for the machine they were set on (2 cores
-of an AMD EPYC Zen 5: 40 GB/s from memory, 150 from L3, 458 GFLOP/s in float32) and scale with what this one gives. Two
-that are compared take turns, and each figure is the best of many: other programs only ever make a run slower. Where
-they do, say --threads 1: torch's threads wait for each other.
+Memory bandwidth and matrix throughput are measured in the same run. Targets were set on 2 cores of an AMD EPYC Zen 5
+(40 GB/s from memory, 150 from L3, 458 GFLOP/s in float32) and scale with this machine's figures. Functions that are
+compared take turns, and the best time counts, as other programs only slow a run down. On a busy machine use --threads
+1, because torch's threads wait for each other.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
 import time
@@ -25,10 +23,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch
-from report import Report, correct
-from safetensors.torch import save_file
+from report import Report, correct, parser
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from banyan.kernels import ops
 from banyan.kernels.attention import cpu, native, share_threshold, torch_cpu
@@ -45,8 +43,8 @@ from banyan.runtime.model.load import load
 from banyan.runtime.protocol.wire import Run, Sampling
 
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 64, 16
-N_STEPS = 10  # decode steps of one kind in a row, as they follow each other in use: small weights stay in L3
-CEILINGS = {"memory": 40.0, "L3": 150.0, "matrix": 458.0}  # of the machine that the targets were set on
+N_STEPS = 10  # equal decode steps in a row, as in use: small weights stay in L3
+CEILINGS = {"memory": 40.0, "L3": 150.0, "matrix": 458.0}  # of the machine on which the targets were set
 TESTS = (
     "tests/kernels/test_attention_cpu.py",
     "tests/kernels/test_small_ops.py",
@@ -54,11 +52,11 @@ TESTS = (
 )
 MODEL = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 6, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 4096, "max_position_embeddings": 4096,
-         "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "model_type": "llama"}  # fmt: skip
+         "rms_norm_eps": 1e-5, "tie_word_embeddings": False}  # fmt: skip
 
 
 def best(*functions: Callable[[], object], seconds: float) -> list[float]:
-    """Seconds of each, taking turns, the best of many."""
+    """Best seconds of each function; they take turns."""
     found = [float("inf")] * len(functions)
     for function in functions:
         function()
@@ -72,7 +70,7 @@ def best(*functions: Callable[[], object], seconds: float) -> list[float]:
 
 
 class Case:
-    """Requests over pages in random order, and what torch makes of the same."""
+    """Attention of requests over pages in random order, by our kernel and by torch."""
 
     def __init__(self, q_lens: list[int], kv_lens: list[int], dtype: torch.dtype, n_shared: int = 0) -> None:
         n_pages = [-(-kv // PAGE) for kv in kv_lens]
@@ -91,7 +89,7 @@ class Case:
         return cpu.attention(self.q, self.k, self.v, batch or self.batch, scale=DIM**-0.5)
 
     def quantized(self, kind: str) -> Case:
-        """The same with K and V in 8 bits."""
+        """This case with K and V in 8 bits."""
         other = copy(self)
         other.k, other.v = (Quantized(*quantize(pool, KINDS[kind])) for pool in (self.k, self.v))
         return other
@@ -100,7 +98,7 @@ class Case:
         return torch_cpu.attention(self.q, self.k, self.v, self.batch, scale=DIM**-0.5)
 
     def sdpa(self) -> Tensor:
-        """What one writes first: gather each request's pages, and let torch share K and V among the query heads."""
+        """The straightforward way: gather each request's pages, then torch's SDPA with grouped heads."""
         out, row = [], 0
         for q_len, kv_len, table in zip(self.batch.q_lens, self.batch.kv_lens, self.batch.page_table, strict=True):
             pages = table[: -(-kv_len // PAGE)].long()
@@ -113,7 +111,7 @@ class Case:
 
 
 def measure_ceilings(report: Report, seconds: float) -> dict[str, float]:
-    """How much of the page's machine this one gives now: 1.0 is as much."""
+    """This machine's rates as a share of those of the targets' machine, at most 1."""
     found = {}
     for name, size in (("memory", 1 << 28), ("L3", 1 << 23)):
         x = torch.ones(size // 4)
@@ -158,7 +156,7 @@ def chunks(report: Report, share: dict[str, float], seconds: float) -> None:
 
 
 def shared_reads(report: Report, seconds: float) -> None:
-    kept = "ratio >= 0.97"  # where sharing hardly pays, it must not cost
+    kept = "ratio >= 0.97"  # where sharing hardly pays off, it must not cost
     for dtype in (torch.float32, torch.bfloat16):
         found = share_threshold.settle(
             share_threshold.AttentionShape(HEADS, KV_HEADS, DIM, PAGE, dtype, dtype), torch.device("cpu")
@@ -178,7 +176,7 @@ def shared_reads(report: Report, seconds: float) -> None:
 
 
 def planning(report: Report, seconds: float) -> None:
-    """What an item costs the host, where nothing is shared and where all is."""
+    """The host's time per item of an attention plan, with shared prefixes and without."""
     for name, n, n_keys, shared in (
         ("64 decodes", 64, 1024, ()),
         ("64 decodes below 2048 keys", 64, 2112, (Subtree(tuple(range(64)), 2048),)),
@@ -212,27 +210,15 @@ def linears(report: Report, seconds: float) -> None:
             report.row(name, "us", 1e6 * ours, 1e6 * theirs, "oneDNN, packed")
 
 
-def write_model(folder: Path) -> dict[str, Tensor]:
-    """A random model in Hugging Face's format; its weights."""
-    h, f, n, kv = (
-        MODEL[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    )
-    shapes = {"embed_tokens": (MODEL["vocab_size"], h), "norm": (h,)}
-    for i in range(MODEL["num_hidden_layers"]):
-        at, mlp = f"layers.{i}.self_attn", f"layers.{i}.mlp"
-        shapes |= {f"{at}.q_proj": (n * DIM, h), f"{at}.k_proj": (kv * DIM, h), f"{at}.v_proj": (kv * DIM, h),
-                   f"{at}.o_proj": (h, n * DIM), f"{mlp}.gate_proj": (f, h), f"{mlp}.up_proj": (f, h),
-                   f"{mlp}.down_proj": (h, f), f"layers.{i}.input_layernorm": (h,),
-                   f"layers.{i}.post_attention_layernorm": (h,)}  # fmt: skip
-    weights = {f"model.{name}.weight": torch.randn(shape) / shape[-1] ** 0.5 for name, shape in shapes.items()}
-    weights["lm_head.weight"] = torch.randn(MODEL["vocab_size"], h) / h**0.5
-    save_file(weights, str(folder / "model.safetensors"))
-    (folder / "config.json").write_text(json.dumps(MODEL))
-    return weights
+def write_model(folder: str) -> dict[str, Tensor]:
+    """Saves a model with random weights in Hugging Face format; returns its weights."""
+    model = LlamaForCausalLM(LlamaConfig(**MODEL))
+    model.save_pretrained(folder)
+    return dict(model.state_dict())
 
 
 class Naive:
-    """A decode step as one first writes it: separate projections, keys and values gathered, torch's own kernels."""
+    """A straightforward decode step: separate projections, gathered keys and values, torch's kernels."""
 
     def __init__(self, w: dict[str, Tensor], kv: list[tuple[Tensor, Tensor]]) -> None:
         self.w, self.kv = w, kv
@@ -275,7 +261,7 @@ class Naive:
 
 def steps(report: Report, seconds: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        weights = write_model(Path(folder))
+        weights = write_model(folder)
         model = load(folder)
     store = KVPool(model.spec, 1024, PAGE, "cpu")
     for pools in store.kv:
@@ -314,9 +300,7 @@ def steps(report: Report, seconds: float) -> None:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--quick", action="store_true", help="a tenth of the time for each figure")
-    options.add_argument("--json", type=Path, metavar="FILE")
+    options = parser(__doc__, quick="a tenth of the time for each figure")
     options.add_argument("--threads", type=int, default=torch.get_num_threads())
     chosen = options.parse_args()
     correct(*TESTS)
@@ -332,7 +316,7 @@ def main() -> int:
         planning(report, min(seconds, 0.5))
         linears(report, seconds)
         steps(report, seconds)
-    return min(1, report.end(chosen.json))
+    return report.end(chosen.json)
 
 
 if __name__ == "__main__":
