@@ -10,6 +10,7 @@ compared take turns, and the best time counts, as other programs only slow a run
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 import time
@@ -24,9 +25,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch
 from report import Report, correct, parser
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from banyan.kernels import ops
 from banyan.kernels.attention import cpu, native, share_threshold, torch_cpu
@@ -52,7 +53,7 @@ TESTS = (
 )
 MODEL = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 6, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 4096, "max_position_embeddings": 4096,
-         "rms_norm_eps": 1e-5, "tie_word_embeddings": False}  # fmt: skip
+         "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "model_type": "llama"}  # fmt: skip
 
 
 def best(*functions: Callable[[], object], seconds: float) -> list[float]:
@@ -210,11 +211,23 @@ def linears(report: Report, seconds: float) -> None:
             report.row(name, "us", 1e6 * ours, 1e6 * theirs, "oneDNN, packed")
 
 
-def write_model(folder: str) -> dict[str, Tensor]:
+def write_model(folder: Path) -> dict[str, Tensor]:
     """Saves a model with random weights in Hugging Face format; returns its weights."""
-    model = LlamaForCausalLM(LlamaConfig(**MODEL))
-    model.save_pretrained(folder)
-    return dict(model.state_dict())
+    h, f, n, kv = (
+        MODEL[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    )
+    shapes = {"embed_tokens": (MODEL["vocab_size"], h), "norm": (h,)}
+    for i in range(MODEL["num_hidden_layers"]):
+        at, mlp = f"layers.{i}.self_attn", f"layers.{i}.mlp"
+        shapes |= {f"{at}.q_proj": (n * DIM, h), f"{at}.k_proj": (kv * DIM, h), f"{at}.v_proj": (kv * DIM, h),
+                   f"{at}.o_proj": (h, n * DIM), f"{mlp}.gate_proj": (f, h), f"{mlp}.up_proj": (f, h),
+                   f"{mlp}.down_proj": (h, f), f"layers.{i}.input_layernorm": (h,),
+                   f"layers.{i}.post_attention_layernorm": (h,)}  # fmt: skip
+    weights = {f"model.{name}.weight": torch.randn(shape) / shape[-1] ** 0.5 for name, shape in shapes.items()}
+    weights["lm_head.weight"] = torch.randn(MODEL["vocab_size"], h) / h**0.5
+    save_file(weights, str(folder / "model.safetensors"))
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    return weights
 
 
 class Naive:
@@ -261,7 +274,7 @@ class Naive:
 
 def steps(report: Report, seconds: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        weights = write_model(folder)
+        weights = write_model(Path(folder))
         model = load(folder)
     store = KVPool(model.spec, 1024, PAGE, "cpu")
     for pools in store.kv:
