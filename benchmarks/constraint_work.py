@@ -145,7 +145,7 @@ def _text_but_not(chance: Random, _: int) -> Any:
 
 
 def judge(schema: Any, text: str) -> str:
-    """ "valid" according to the jsonschema package, or what is wrong with the text."""
+    """What is wrong with the text, according to the jsonschema package; "valid" if nothing is."""
     try:
         value = json.loads(text)
     except ValueError as e:
