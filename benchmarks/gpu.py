@@ -240,7 +240,7 @@ class Steps:
 
     def __init__(self, run: Run, shape: str, paged: work.PagedTexts) -> None:
         self.run, self.paged = run, paged
-        self.model = work.random_model("tiny" if run.is_dry else shape, run.device, run.dtype)
+        self.model, _ = work.random_model("tiny" if run.is_dry else shape, run.device, run.dtype)
         self.store = KVPool(self.model.spec, paged.n_pages, work.PAGE, str(run.device))
         for pool in (pool for pair in self.store.kv for pool in pair):
             pool.normal_()

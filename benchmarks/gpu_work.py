@@ -19,6 +19,7 @@ from banyan.runtime.model import decoder, families
 from banyan.runtime.model.spec import ModelSpec
 
 PAGE = 16
+RMS_EPS, ROPE_THETA = 1e-6, 1e6
 FLUSH = 256 << 20  # bytes: more than any L2
 Text = Sequence[tuple[Hashable, int]]  # a request's segments and their lengths; equal segments share pages
 SHAPES = {
@@ -26,6 +27,8 @@ SHAPES = {
              "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": True},
     "8B": {"hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32,
            "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": False},
+    "small": {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 6, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 4096, "tie_word_embeddings": False},
     "tiny": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
              "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 90, "tie_word_embeddings": True},
 }  # fmt: skip
@@ -224,37 +227,44 @@ def _flashinfer(case: Attend) -> Callable[[], Tensor]:
     return lambda: prefill.run(case.q, (case.k, case.v))
 
 
-class _Random:
+class RandomCheckpoint:
     """A checkpoint with random weights, generated on the device."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
+        self.taken: dict[str, Tensor] = {}
 
     def take(self, name: str, *shape: int) -> Tensor:
         if len(shape) == 1:
-            return torch.ones(shape, device=self.device, dtype=self.dtype)
-        return torch.randn(shape, device=self.device, dtype=self.dtype).div_(math.sqrt(shape[-1]))
+            tensor = torch.ones(shape, device=self.device, dtype=self.dtype)
+        else:
+            tensor = torch.randn(shape, device=self.device, dtype=self.dtype).div_(math.sqrt(shape[-1]))
+        if self.device.type == "cpu":
+            self.taken[name] = tensor
+        return tensor
 
     def finish(self, ignore: Callable[[str], bool]) -> None:
         pass
 
 
-def random_model(shape: str, device: torch.device, dtype: torch.dtype) -> decoder.Decoder:
-    """A Qwen3 model of this shape."""
-    config = SHAPES[shape] | {"model_type": "qwen3", "max_position_embeddings": 40_960, "rms_norm_eps": 1e-6,
-                              "rope_theta": 1e6, "attention_bias": False, "hidden_act": "silu"}  # fmt: skip
+def random_model(
+    shape: str, device: torch.device, dtype: torch.dtype, family: str = "qwen3"
+) -> tuple[decoder.Decoder, dict[str, Tensor]]:
+    """A model of this shape with random weights; on a CPU also the weights by name."""
+    config = SHAPES[shape] | {"model_type": family, "max_position_embeddings": 40_960, "rms_norm_eps": RMS_EPS,
+                              "rope_theta": ROPE_THETA, "attention_bias": False, "hidden_act": "silu"}  # fmt: skip
     dense = families.parse(config)
     n = dense.num_hidden_layers * dense.hidden_size * (
         3 * dense.intermediate_size + 2 * (dense.num_attention_heads + dense.n_kv_heads) * dense.dim
     ) + dense.vocab_size * dense.hidden_size * (1 if dense.tie_word_embeddings else 2)
     spec = ModelSpec(
-        name=shape, family="qwen3", n_layers=dense.num_hidden_layers, n_heads=dense.num_attention_heads,
+        name=shape, family=family, n_layers=dense.num_hidden_layers, n_heads=dense.num_attention_heads,
         n_kv_heads=dense.n_kv_heads, head_dim=dense.dim, hidden=dense.hidden_size, vocab_size=dense.vocab_size,
         max_context=dense.max_context, eos_ids=(), dtype=str(dtype)[6:], n_parameters=n,
         tie_embeddings=dense.tie_word_embeddings, dense=dense,
     )  # fmt: skip
-    weights: Any = _Random(device, dtype)
-    return decoder.build(spec, weights, device, dtype, spec.max_context)
+    weights: Any = RandomCheckpoint(device, dtype)
+    return decoder.build(spec, weights, device, dtype, spec.max_context), weights.taken
 
 
 def step(paged: PagedTexts, device: torch.device, shared: bool = True) -> Batch:

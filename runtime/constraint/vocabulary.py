@@ -43,20 +43,17 @@ class Vocabulary:
 
     def containing(self, text: bytes) -> list[int]:
         """Ids whose bytes contain `text`."""
-        return self._find(text)
-
-    def starting(self, text: bytes) -> list[int]:
-        """Ids whose bytes begin with `text`."""
-        return [token for token in self._find(_SEPARATOR + text) if self.spelling[token].startswith(text)]
-
-    def _find(self, wanted: bytes) -> list[int]:
         blob, starts = self._blob
-        found, at = [], blob.find(wanted)
+        found, at = [], blob.find(text)
         while at >= 0:
             token = bisect_right(starts, at) - 1
             found.append(token)
-            at = blob.find(wanted, starts[token + 1])
+            at = blob.find(text, starts[token + 1])
         return found
+
+    def starting(self, text: bytes) -> list[int]:
+        """Ids whose bytes begin with `text`."""
+        return [token for token in self.containing(_SEPARATOR + text) if self.spelling[token].startswith(text)]
 
     @cached_property
     def _blob(self) -> tuple[bytes, list[int]]:

@@ -9,10 +9,9 @@ state, after the final norm.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import torch
@@ -27,6 +26,7 @@ from banyan.runtime.model.decoder import Decoder, Layer
 from banyan.runtime.model.facts import ModelSpec
 from banyan.runtime.model.linear import Linear
 from banyan.runtime.model.rope import frequencies
+from banyan.runtime.model.spec import read_json
 from banyan.runtime.model.weights import Checkpoint
 
 Kind = Literal["model", "eagle", "medusa"]
@@ -35,7 +35,7 @@ Kind = Literal["model", "eagle", "medusa"]
 def kind_of(path: Path) -> Kind:
     """Whether a directory contains a model or a head. Raises BadModel if the weights are missing or pickled, and
     Unsupported for other kinds of heads."""
-    config = _config(path)
+    config = read_json(path / "config.json") or {}
     names = _checkpoint(path).tensors
     if "medusa_num_heads" in config or any(name.endswith(".linear.weight") and name[0].isdigit() for name in names):
         return "medusa"
@@ -48,16 +48,13 @@ def kv_elements(path: Path, kind: Kind, large: ModelSpec) -> int:
     """Elements that a head stores per token: features, computed and predicted, and its own keys and values."""
     if kind == "medusa":
         return large.hidden
-    c = families.parse(_config(path) | {"model_type": "llama"})
+    c = _dense(path)
     return 2 * large.hidden + 2 * c.n_kv_heads * c.dim
 
 
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}
+def _dense(path: Path) -> families.Dense:
+    """The dimensions of an EAGLE head, whose layer is a Llama layer."""
+    return families.parse((read_json(path / "config.json") or {}) | {"model_type": "llama"})
 
 
 def _checkpoint(path: Path) -> Checkpoint:
@@ -145,7 +142,7 @@ def read_medusa(path: Path, large: ModelSpec, device: torch.device, dtype: torch
 
 def read_eagle(path: Path, large: Decoder, device: torch.device, dtype: torch.dtype, max_context: int) -> Eagle:
     """Raises BadModel, or Unsupported if the head was made for another model or has another structure."""
-    c = families.parse(_config(path) | {"model_type": "llama"})
+    c = _dense(path)
     if c.hidden_size != large.spec.hidden or c.vocab_size != large.spec.vocab_size or c.num_hidden_layers != 1:
         raise Unsupported(
             f"{path.name} was made for another model than {large.spec.name}: hidden size, vocabulary and layers are "

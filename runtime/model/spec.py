@@ -67,14 +67,14 @@ def read_spec(path_or_id: str | Path) -> ModelSpec:
     from banyan.runtime.model.weights import Checkpoint
 
     path = resolve(path_or_id)
-    config = _read_json(path / "config.json")
+    config = read_json(path / "config.json")
     if config is None:
         raise BadModel(f"{path} has no config.json; is it a model directory in Hugging Face format?")
     _check(config)
     common: dict[str, Any] = {
         "name": _name(path),
         "family": config["model_type"],
-        "eos_ids": _eos_ids(config, _read_json(path / "generation_config.json") or {}),
+        "eos_ids": _eos_ids(config, read_json(path / "generation_config.json") or {}),
         "n_parameters": Checkpoint(path).n_parameters,
     }
     if config["model_type"] not in families.FAMILIES:
@@ -105,7 +105,8 @@ def _name(path: Path) -> str:
     return path.name
 
 
-def _read_json(file: Path) -> dict[str, Any] | None:
+def read_json(file: Path) -> dict[str, Any] | None:
+    """A JSON object from a file, None if there is no file. BadModel if it cannot be read."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
