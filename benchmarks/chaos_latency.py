@@ -67,10 +67,7 @@ def measure(model: Path, vllm: Path | None, n_rounds: int) -> tuple[Latency, Lat
 
 async def answer(model: str, dtype: str, write: Callable[[Any], None]) -> None:
     """Runs our engine in the client's event loop, as serving_peers.py runs vLLM."""
-    from random_models import words
-    from serving_peers import run
-    from serving_work import work
-    from transformers import AutoTokenizer
+    from serving_peers import serve
 
     from banyan.runtime import config as configs
     from banyan.runtime.engine.process import build
@@ -78,7 +75,6 @@ async def answer(model: str, dtype: str, write: Callable[[Any], None]) -> None:
 
     e = build(configs.make(model=model, dtype=dtype, device="cpu", kv_memory="2GiB", speculate="off",
                            step_tokens=STEP_TOKENS))  # fmt: skip
-    tokenizer = AutoTokenizer.from_pretrained(model)
     waiting: dict[int, tuple[list[int], Callable[[], None], asyncio.Future[Any]]] = {}
     steps: list[tuple[float, int]] = []  # CPU seconds of all threads, and for how many decodes
     n_asked = 0
@@ -110,17 +106,13 @@ async def answer(model: str, dtype: str, write: Callable[[Any], None]) -> None:
         found: tuple[list[int], int] = await done
         return found
 
-    stepping = asyncio.create_task(loop())
-    vocabulary = words(len(tokenizer))
-    write({"startup": 0.0})
-    while line := await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline):
-        name, seed = line.split()
+    def reset() -> None:
         e.take(Ask(0, "flush"))
         e.answers.clear()
         steps.clear()
-        calls = work(name, vocabulary, int(seed))
-        found = await run(calls, lambda text: tokenizer(text, add_special_tokens=False).input_ids, generate)
-        write(found | {"steps": list(steps)})
+
+    stepping = asyncio.create_task(loop())
+    await serve(model, generate, reset, lambda found: write(found | {"steps": list(steps)}))
     stepping.cancel()
 
 
