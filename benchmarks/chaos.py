@@ -67,10 +67,10 @@ def overload(report: Report, is_quick: bool) -> None:
     report.row(f"overload, {n} at once: throughput", "tokens/s", found.overloaded, found.peak, "32 at a time",
                "ratio >= 0.95", more_is_better=True)  # fmt: skip
     report.row("overload: worst program over the median", "x", found.worst, target="<= 3")
-    for n_waiting, most in ((1000, 1), (10_000, 2)):
+    for n_waiting, limit in ((1000, 1), (10_000, 2)):
         for has_turnover in (False, True):
             name = f"scheduler, 64 run, {n_waiting:,} wait{', starts and ends' * has_turnover}"
-            report.row(name, "ms a step", load.cpu_of_a_step(n_waiting, has_turnover), target=f"<= {most}")
+            report.row(name, "ms a step", load.cpu_of_a_step(n_waiting, has_turnover), target=f"<= {limit}")
 
 
 def fairness(report: Report, is_quick: bool) -> None:

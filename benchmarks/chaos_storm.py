@@ -198,5 +198,5 @@ def _left(c: clients.Client) -> dict[str, Any]:
 
 def serve(model: Path, command: Sequence[str] = launch.SERVER, **options: Any) -> launch.ServerProcess:
     """A server of a small model in float32."""
-    made = config.make(model=str(model), threads=1, device="cpu", dtype="float32", kv_memory="32MB", **options)
-    return launch.start(made, timeout=200, command=command)
+    settings = config.make(model=str(model), threads=1, device="cpu", dtype="float32", kv_memory="32MB", **options)
+    return launch.start(settings, timeout=200, command=command)

@@ -195,5 +195,7 @@ def compare(report: Report, what: str, systems: list[System], runs: list[list[Ro
 
 def share_valid(rounds: list[Round], requests: list[work.Extraction]) -> float:
     """Percentage of answers that are complete and match their schema."""
-    said = [work.judge(one.schema, text) for done in rounds for one, text in zip(requests, done.texts, strict=False)]
-    return 100 * said.count("valid") / len(said)
+    verdicts = [
+        work.judge(one.schema, text) for done in rounds for one, text in zip(requests, done.texts, strict=False)
+    ]
+    return 100 * verdicts.count("valid") / len(verdicts)

@@ -72,11 +72,11 @@ def _dictionary(chance: Random, depth: int) -> Any:
 
 
 def _array(chance: Random, depth: int) -> Any:
-    least = chance.randint(0, 2)
-    most = least + chance.randint(0, 3)
+    minimum = chance.randint(0, 2)
+    maximum = minimum + chance.randint(0, 3)
     if chance.random() < 0.15:
         return {"type": "array", "items": {"enum": ["a", 1, None]}, "uniqueItems": True}
-    return {"type": "array", "items": random_schema(chance, depth), "minItems": least, "maxItems": most}
+    return {"type": "array", "items": random_schema(chance, depth), "minItems": minimum, "maxItems": maximum}
 
 
 def _tuple(chance: Random, depth: int) -> Any:
@@ -108,8 +108,8 @@ def _condition(chance: Random, depth: int) -> Any:
 
 
 def _string(chance: Random, _: int) -> Any:
-    least = chance.randint(0, 3)
-    return {"type": "string", "minLength": least, "maxLength": least + chance.randint(0, 9)}
+    minimum = chance.randint(0, 3)
+    return {"type": "string", "minLength": minimum, "maxLength": minimum + chance.randint(0, 9)}
 
 
 def _pattern(chance: Random, _: int) -> Any:
@@ -121,15 +121,15 @@ def _format(chance: Random, _: int) -> Any:
 
 
 def _integer(chance: Random, _: int) -> Any:
-    least = chance.randint(-1000, 1000)
-    schema = {"type": "integer", "minimum": least, "maximum": least + 12 + chance.randint(0, 10**6)}
+    minimum = chance.randint(-1000, 1000)
+    schema = {"type": "integer", "minimum": minimum, "maximum": minimum + 12 + chance.randint(0, 10**6)}
     return schema | ({"multipleOf": chance.randint(2, 12)} if chance.random() < 0.3 else {})
 
 
 def _number(chance: Random, _: int) -> Any:
-    least = round(chance.uniform(-50, 50), 2)
+    minimum = round(chance.uniform(-50, 50), 2)
     bound = chance.choice(["minimum", "exclusiveMinimum"])
-    return {"type": ["number", "boolean"], bound: least, "maximum": round(least + chance.uniform(1, 99), 3)}
+    return {"type": ["number", "boolean"], bound: minimum, "maximum": round(minimum + chance.uniform(1, 99), 3)}
 
 
 def _enum(chance: Random, _: int) -> Any:
@@ -169,13 +169,13 @@ _TYPES = {str: "string", int: "integer", float: "number"}
 def extractions(n: int) -> list[Extraction]:
     """Held-out samples of a task that the pocket model was trained for: it answers in JSON with a constraint or
     without, so that both generate the same text."""
-    made = []
+    found = []
     for sample in samples("json", n, "constraints"):
         *before, answer = sample.messages
         fields = {name: {"type": _TYPES[type(value)]} for name, value in json.loads(answer["content"]).items()}
         schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
-        made.append(Extraction("".join(span.text for span in render(before, sample.tools)) + GENERATE, schema))
-    return made
+        found.append(Extraction("".join(span.text for span in render(before, sample.tools)) + GENERATE, schema))
+    return found
 
 
 N_LARGE = 128_000
@@ -227,10 +227,10 @@ class Bench:
 
     def __init__(self, model: str = "pocket", threads: int = 1, **options: Any) -> None:
         directory = resolve(model)
-        self.tokenizer, made = Tokenizer(directory, Files.read(directory)), load(directory)
-        context = min(1024, made.spec.max_context)
+        self.tokenizer, loaded = Tokenizer(directory, Files.read(directory)), load(directory)
+        context = min(1024, loaded.spec.max_context)
         resolved = Resolved(device="cpu", dtype="float32", context=context, n_pages=8192, threads=threads, decisions=())
-        self.engine = EngineLoop(configs.make(**options), made, resolved)
+        self.engine = EngineLoop(configs.make(**options), loaded, resolved)
         self.engine.take(self.tokenizer.vocabulary())
         self._n_runs = 0
 

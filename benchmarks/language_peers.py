@@ -59,13 +59,13 @@ def backend(answer: Any) -> Any:
 
 def cpu_per_gen(chat: Any, n: int) -> float:
     """CPU microseconds per gen in a batch of n programs."""
-    made = backend(lambda: "yes")
+    instant = backend(lambda: "yes")
     items = [{"topic": f"topic {i}"} for i in range(n)]
-    chat.run_batch(items[:8], backend=made)
+    chat.run_batch(items[:8], backend=instant)
     best = float("inf")
     for _ in range(3):
         start = time.process_time()
-        chat.run_batch(items, backend=made)
+        chat.run_batch(items, backend=instant)
         best = min(best, time.process_time() - start)
     return best / (n * N_TURNS) * 1e6
 
@@ -113,8 +113,8 @@ def main() -> None:
     parser.add_argument("--programs", type=int, required=True)
     args = parser.parse_args()
     sys.meta_path.insert(0, MockFinder())
-    made = programs()
-    found = {"cpu": cpu_per_gen(made["chat"], args.programs), "threads": threads(made["tree"]), "hangs": hangs()}
+    by_name = programs()
+    found = {"cpu": cpu_per_gen(by_name["chat"], args.programs), "threads": threads(by_name["tree"]), "hangs": hangs()}
     print(json.dumps(found), flush=True)
     os._exit(0)  # hanging threads would block a normal exit
 

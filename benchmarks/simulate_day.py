@@ -68,11 +68,11 @@ class Day:
         namespace = b"tenant %d" % self.chance.randrange(8)
         return namespace, self._text(50, 800)
 
-    def _text(self, least: int, most: int) -> bytes:
+    def _text(self, minimum: int, maximum: int) -> bytes:
         """Random tokens: a slice of one long text at a random offset."""
         draw = self.chance.random
-        start = 4 * int(draw() * ((len(self._words) >> 2) - most))
-        return self._words[start : start + 4 * int(least + draw() * (most - least))]
+        start = 4 * int(draw() * ((len(self._words) >> 2) - maximum))
+        return self._words[start : start + 4 * int(minimum + draw() * (maximum - minimum))]
 
     def _session(self) -> Session:
         self.n_begun += 1

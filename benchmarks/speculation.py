@@ -218,9 +218,9 @@ def look(drafter: Any, n_texts: int) -> float:
 
     def request(rid: int, n: int) -> Request:
         ids = array("i", (chance.randrange(1 << 30) for _ in range(n)))
-        made = Request(Run(rid, ids.tobytes(), Sampling(max_tokens=1 << 20)), 1 << 20)
-        made.n_cached = 0
-        return made
+        found = Request(Run(rid, ids.tobytes(), Sampling(max_tokens=1 << 20)), 1 << 20)
+        found.n_cached = 0
+        return found
 
     for rid in range(n_texts):
         drafter.end(request(rid, 2048))

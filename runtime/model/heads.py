@@ -152,8 +152,8 @@ def read_eagle(path: Path, large: Decoder, device: torch.device, dtype: torch.dt
     with _checkpoint(path) as weights:
 
         def linear(n_in: int, *parts: tuple[str, int]) -> Linear:
-            made = [weights.take(f"layers.0.{name}.weight", n, n_in) for name, n in parts]
-            return Linear(torch.cat(made).to(device, dtype))
+            tensors = [weights.take(f"layers.0.{name}.weight", n, n_in) for name, n in parts]
+            return Linear(torch.cat(tensors).to(device, dtype))
 
         at, n_q, n_kv = "self_attn", c.num_attention_heads * c.dim, c.n_kv_heads * c.dim
         layer = Layer(

@@ -77,11 +77,11 @@ def negation(schema: Schema, document: Document, depth: int = 0) -> Schema:
         condition, then, other = (rest.pop(key, True) for key in ("if", "then", "else"))
         parts += [all_of([condition, no(then)]), all_of([no(condition), no(other)])]
     if "contains" in rest:
-        least, most = rest.pop("minContains", 1), rest.pop("maxContains", None)
-        if most is not None or least > 1:
-            raise _unsupported("minContains" if most is None else "maxContains")
+        minimum, maximum = rest.pop("minContains", 1), rest.pop("maxContains", None)
+        if maximum is not None or minimum > 1:
+            raise _unsupported("minContains" if maximum is None else "maxContains")
         below = rest.pop("contains")
-        parts.append({"type": "array", "items": no(below)} if least else False)
+        parts.append({"type": "array", "items": no(below)} if minimum else False)
     if "items" in rest or "prefixItems" in rest:
         before = rest.pop("prefixItems", [])
         for n, one in enumerate(before):

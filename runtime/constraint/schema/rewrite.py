@@ -155,15 +155,15 @@ class _SchemaWriter:
 
     def _contains(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
         below = rest.pop("contains")
-        least, most = rest.pop("minContains", 1), rest.pop("maxContains", None)
-        if least == 0 and most is None:
+        minimum, maximum = rest.pop("minContains", 1), rest.pop("maxContains", None)
+        if minimum == 0 and maximum is None:
             return []
         longest = _longest(rest)
-        if most is not None or longest is None or math.comb(longest, least) > _MAX_ALTERNATIVES:
+        if maximum is not None or longest is None or math.comb(longest, minimum) > _MAX_ALTERNATIVES:
             raise ConstraintUnsupported('JSON Schema keyword "contains" is not supported without a small "maxItems"')
         ways: list[Schema] = [
             {"prefixItems": [below if i in at else True for i in range(at[-1] + 1)], "minItems": at[-1] + 1}
-            for at in combinations(range(longest), least)
+            for at in combinations(range(longest), minimum)
         ]
         return [any_of(ways or [{"type": [one for one in TYPES if one != "array"]}])]
 
@@ -175,9 +175,9 @@ class _SchemaWriter:
         items = resolve(rest.get("items", True), self._document)
         if isinstance(items, dict) and "enum" in items and "prefixItems" not in rest:
             values = list({canonical(value): value for value in items["enum"]}.values())
-            most = min(longest if longest is not None else len(values), len(values))
-            if sum(math.perm(len(values), n) for n in range(most + 1)) <= _MAX_ARRAYS:
-                arrays = [list(some) for n in range(most + 1) for some in permutations(values, n)]
+            maximum = min(longest if longest is not None else len(values), len(values))
+            if sum(math.perm(len(values), n) for n in range(maximum + 1)) <= _MAX_ARRAYS:
+                arrays = [list(some) for n in range(maximum + 1) for some in permutations(values, n)]
                 return [any_of([{"enum": arrays}, {"type": [one for one in TYPES if one != "array"]}])]
         raise ConstraintUnsupported(
             'JSON Schema keyword "uniqueItems" is supported for few items out of a small enum only'
@@ -187,13 +187,13 @@ class _SchemaWriter:
         """`minProperties`: the compiler counts only required properties, so each sufficient set is an alternative."""
         names = [name for name, one in rest.get("properties", {}).items() if one is not False]
         needed = set(rest.get("required", ()))
-        least = rest["minProperties"]
-        if len(needed) >= least:
+        minimum = rest["minProperties"]
+        if len(needed) >= minimum:
             del rest["minProperties"]
         elif rest.get("additionalProperties") is False and "patternProperties" not in rest and set(names) - needed:
             del rest["minProperties"]
             free = [name for name in names if name not in needed]
-            n = least - len(needed & set(names))
+            n = minimum - len(needed & set(names))
             if math.comb(len(free), min(n, len(free))) > _MAX_ALTERNATIVES:
                 raise ConstraintUnsupported(
                     'JSON Schema keyword "minProperties" over so many properties is not supported'
@@ -248,7 +248,7 @@ class _SchemaWriter:
         sets += [self._evaluations(one, depth + 1) for one in schema.get("allOf", ())]
         for key in ("anyOf", "oneOf"):
             if key in schema:
-                sets.append(self._branches(schema[key], depth, most=len(schema[key]) if key == "anyOf" else 1))
+                sets.append(self._branches(schema[key], depth, maximum=len(schema[key]) if key == "anyOf" else 1))
         if "if" in schema:
             condition = schema["if"]
             yes = self._under([condition, schema.get("then", True)], depth)
@@ -259,10 +259,10 @@ class _SchemaWriter:
             sets.append([without, *self._under([one], depth, {"required": [name]})])
         return self._product(sets)
 
-    def _branches(self, branches: list[Schema], depth: int, most: int) -> list[_Evaluated]:
-        """Every combination of up to `most` (at most 3) branches that hold together."""
+    def _branches(self, branches: list[Schema], depth: int, maximum: int) -> list[_Evaluated]:
+        """Every combination of up to `maximum` (at maximum 3) branches that hold together."""
         ways = []
-        for n in range(1, min(most, 3) + 1):
+        for n in range(1, min(maximum, 3) + 1):
             for some in combinations(branches, n):
                 ways += self._under(list(some), depth)
         return ways
