@@ -104,7 +104,7 @@ def test_clauses_tell_what_is_asked_and_no_held_out_text():
 
 
 def test_ways_to_ask_name_the_fields_of_the_phrases_they_stand_for():
-    """Every combination of a training question's parts can be filled in, and tells what the tool must be given."""
+    """Every expansion of a training question has all fields that the tool needs."""
     draw = Draw(9)
     for form, ways in stories.STORIES.items():
         asked = {f for _, f, _, _ in string.Formatter().parse(form) if f}
@@ -127,7 +127,7 @@ def test_a_strange_phrase_keeps_its_fields_and_what_tells_them_apart():
 
 
 def test_a_few_shot_question_can_be_answered():
-    """Of made-up key words, one of the question's stands in an example with the label that is asked for."""
+    """With made-up keywords, an example with the right label contains one of the question's."""
     listed = {word for topic in TOPICS.values() for word in topic.split()} | {*GOOD, *BAD}
     phrases = (*few_shot.ABOUT_TWO.held, *few_shot.ABOUT_ONE.held, *few_shot.BARE.held)
     filling = {word for phrase in phrases for word in re.findall(r"[a-z]{2,}", phrase)}
@@ -144,7 +144,7 @@ def test_a_few_shot_question_can_be_answered():
 
 
 def test_swapped_values_stay_the_values(raw):
-    """What is swapped is swapped in the text and in the answer, and no word around a value ever is."""
+    """Values are swapped in both text and answer; the words around them are not."""
     words, chance = feed.value_ids(raw), random.Random(3)
     n_swapped = 0
     for sample in data.samples("json", 60, 4, held=False):
@@ -246,7 +246,7 @@ def test_tools(call, result):
 
 
 def test_scores_of_one_who_knows_are_full():
-    """Played back, the true texts score 100 %; a silent model scores nothing."""
+    """The true texts score 100 %, empty ones 0 %."""
     for family in ("tools", "json", "few_shot", "recall", "reading", "chat"):
         truth = {}
         for sample in data.samples(family, 12, score.SEED):

@@ -1,4 +1,4 @@
-"""What every guide promises: masks right to the token, a state that goes back, forced tokens that are certain."""
+"""Guides of all kinds: exact masks, rollback, and forced tokens."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def test_what_was_taken_back_never_happened(bench: Any, compiled: Any, seed: int
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_place_is_the_same_however_it_was_reached(bench: Any, compiled: Any, seed: int) -> None:
-    """Against a guide that never took anything back: forth and back along texts that part, by both ways forth."""
+def test_a_state_does_not_depend_on_its_history(bench: Any, compiled: Any, seed: int) -> None:
+    """Walks back and forth along diverging texts, and compares with a new guide that never rolled back."""
     chance = random.Random(200 + seed)
     texts = [walk(bench, compiled, chance, 16)[1] for _ in range(4)]
     guide, at, text = compiled.guide(), 0, texts[0]
@@ -138,7 +138,7 @@ def test_a_refused_token_leaves_the_state(bench: Any) -> None:
     seed=st.integers(0, 2**16),
 )
 def test_choices_against_their_prefixes(bench: Any, choices: list[str], seed: int) -> None:
-    """The oracle: a token is allowed where what it spells goes on towards one of the choices."""
+    """Oracle: a token is allowed if its text continues one of the choices."""
     chance, whole = random.Random(seed), [choice.encode() for choice in choices]
     guide, said = bench.guide("choices", choices), b""
     while True:
@@ -166,7 +166,7 @@ def test_choices_against_their_prefixes(bench: Any, choices: list[str], seed: in
 
 @pytest.mark.parametrize("seed", range(5))
 def test_forced_tokens_are_what_drawing_gives(bench: Any, compiled: Any, seed: int) -> None:
-    """Whoever draws from the masks cannot end up elsewhere: each mask on the way holds the forced token alone."""
+    """Drawing from the masks gives the forced tokens: each mask allows only the next of them."""
     chance = random.Random(300 + seed)
     guide, _ = walk(bench, compiled, chance, chance.randrange(15))
     forced = guide.forced_tokens(99)
@@ -179,7 +179,7 @@ def test_forced_tokens_are_what_drawing_gives(bench: Any, compiled: Any, seed: i
 
 
 def test_every_token_can_be_cut_anywhere(bench: Any) -> None:
-    """A text is accepted however it is cut into tokens, in the middle of characters too."""
+    """A text is accepted with any tokenization, even with tokens that split characters."""
     text = '{"name": "né🙂", "tall": true}'
     guide = bench.guide("json_schema", PERSON)
     single = {spelled: token for token, spelled in enumerate(bench.vocabulary.spelling) if len(spelled) == 1}
@@ -235,7 +235,7 @@ def test_the_end_belongs_to_what_is_forced(bench: Any, allowed_by: Callable[[Any
 
 
 def test_control_tokens_are_never_text(bench: Any) -> None:
-    """What spells a control token inside a value is characters; in `end` it is that token."""
+    """The name of a control token is plain text inside a value, and the token itself in `end`."""
     value = "<|im_end|></tool_call>"
     for kind, text, said in (("json_schema", {"const": value}, json.dumps(value)), ("regex", "[a<].*", f"<{value}")):
         guide = bench.guide(kind, text, end="</tool_call>")

@@ -1,4 +1,4 @@
-"""Other architectures, computed by transformers over our pages: equal to transformers, or refused by name."""
+"""Other architectures, computed by transformers over our pages: the same results, or an error that names the reason."""
 
 import random
 

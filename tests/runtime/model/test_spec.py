@@ -1,4 +1,4 @@
-"""What a model directory says about itself, and each way it can be wrong."""
+"""Reading the spec of a model directory, and the errors for invalid ones."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Checkpoints: read one tensor at a time, and every way to be broken is one clear error."""
+"""Checkpoints are read one tensor at a time; each kind of damage is a clear error."""
 
 import io
 import json
