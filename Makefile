@@ -51,7 +51,7 @@ readme: $(READY)  ## run what README.md and docs/ show, and write its output the
 	@$(BIN)/python docs/reference.py
 
 pocket: $(READY)  ## train the pocket model anew (an hour or two on two cores)
-	@$(BIN)/python -m banyan.runtime.model.pocket.train
+	@PYTHONPATH=training $(BIN)/python -m pocket.train
 
 clean:  ## remove all that these targets made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,20 +1,23 @@
-"""The engine under load and under faults: who is served, how soon, and what is lost.
+"""The engine under load and faults: throughput, fairness, latency, and what is lost.
 
     python benchmarks/chaos.py [--quick] [--only PART] [--model DIR [--vllm PYTHON]] [--json FILE]
 
-chaos     real processes: programs of mixed kinds while the engine is killed and stopped and clients vanish; greedy and
-          in float32, beside a calm run of the same programs
-fuzz      messages that nobody should send, at the sockets of real processes: the tests of that name
-overload  10,000 programs at once; fairness: a client with few programs beside one with many; latency: decodes beside
-          long prompts; agents: with waits for tools, in half the memory of their texts, by each part of the order;
-          policies: the same under each `schedule`, and a client beside another. These drive the engine's own scheduler
-          and tree in virtual time (simulate.py); with --model, latency also runs on real engines (chaos_latency.py)
-memory    what Python holds after 100,000 steps of the loop, over what it held after 10,000
+chaos     real processes run mixed greedy programs in float32 while the engine is killed and stopped, and clients
+          vanish; compared with an undisturbed run
+fuzz      the tests that send invalid messages to the sockets of real processes
+memory    Python's memory after 100,000 steps, compared with 10,000
+
+These run the engine's scheduler and tree in virtual time (simulate.py):
+
+overload  10,000 programs at once
+fairness  a client with few programs while another has many
+latency   decodes beside long prompts; with --model also on real engines (chaos_latency.py)
+agents    agents that wait for tools, with a cache of half their working set, with each part of the scheduling order
+policies  the same, and fairness, with each `schedule`
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 import time
@@ -25,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import chaos_load as load
 import chaos_storm as storm
 from chaos_latency import Latency, measure
-from report import Report, correct, passes
+from report import Report, correct, parser, passes
 
 GATE = (
     "tests/runtime/engine/scheduling/test_pressure.py",
@@ -37,7 +40,7 @@ GATE = (
 def chaos(report: Report, is_quick: bool) -> None:
     n, faults = (120, storm.Faults(kills=4, stops=1)) if is_quick else (1000, storm.Faults())
     with contextlib.closing(storm.serve(Path("pocket"))) as server:
-        storm.run(server, n, None)  # the first run fills caches and buffers, and is no measure of what leaks
+        storm.run(server, n, None)  # fills caches and buffers, so that the next runs show leaks
         calm = storm.run(server, n, None)
         stormy = storm.run(server, n, faults)
     n_changed = sum(was != now for was, now in zip(calm.texts, stormy.texts, strict=True))
@@ -57,10 +60,10 @@ def overload(report: Report, is_quick: bool) -> None:
     report.row(f"overload, {n} at once: throughput", "tokens/s", found.overloaded, found.peak, "32 at a time",
                "ratio >= 0.95", more_is_better=True)  # fmt: skip
     report.row("overload: worst program over the median", "x", found.worst, target="<= 3")
-    for n_waiting, most in ((1000, 1), (10_000, 2)):
+    for n_waiting, limit in ((1000, 1), (10_000, 2)):
         for has_turnover in (False, True):
             name = f"scheduler, 64 run, {n_waiting:,} wait{', starts and ends' * has_turnover}"
-            report.row(name, "ms a step", load.cpu_of_a_step(n_waiting, has_turnover), target=f"<= {most}")
+            report.row(name, "ms a step", load.cpu_of_a_step(n_waiting, has_turnover), target=f"<= {limit}")
 
 
 def fairness(report: Report, is_quick: bool) -> None:
@@ -132,13 +135,11 @@ PARTS: dict[str, Callable[[Report, bool], None]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer programs, faults and steps")
-    parser.add_argument("--only", choices=PARTS, action="append", help="this part; may be given several times")
-    parser.add_argument("--model", type=Path, help="of random_models.py: latency on a real engine too")
-    parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="and beside vLLM, in its environment")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args()
+    arguments = parser(__doc__, quick="fewer programs, faults and steps")
+    arguments.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
+    arguments.add_argument("--model", type=Path, help="made by random_models.py; latency also runs on a real engine")
+    arguments.add_argument("--vllm", type=Path, metavar="PYTHON", help="latency also runs in this vLLM environment")
+    options = arguments.parse_args()
     correct(*(GATE if "chaos" in (options.only or PARTS) else GATE[:2]))
     report = Report("chaos", "pocket model, float32, for chaos; the others in virtual time, 10 ms a step")
     for part in options.only or PARTS:

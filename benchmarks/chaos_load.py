@@ -1,4 +1,4 @@
-"""The engine's scheduler under load, in virtual time: for chaos.py. Programs are those of simulate_work.py."""
+"""The engine's scheduler under load, in virtual time; used by chaos.py. Programs are as in simulate_work.py."""
 
 from __future__ import annotations
 
@@ -6,47 +6,24 @@ import gc
 import statistics
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from report import percentile
 from simulate import STOP, Cost, Machine, ids
 from simulate_work import Body, Crowd, Gen, State, Steps, Wait, words
 
 from banyan.runtime.protocol.wire import Finish, ProgramEnded, Run, Sampling
 
 GPU = Cost(step=10e-3, row=0.06e-3, read=1e-9)
-"""A model of 8 GB on a GPU: the weights are read in 10 ms; up to 160 rows a step cost next to nothing more."""
-
-
-class Timed(Crowd):
-    """Programs, and how long each took, from the time it came. beside: (time, program) that begins when it says so."""
-
-    def __init__(self, machine: Machine, bodies: Iterable[tuple[float, Body]], **options: bool) -> None:
-        bodies = list(bodies)
-        self.born = dict(enumerate(start for start, _ in bodies))
-        self.took: dict[int, float] = {}
-        super().__init__(machine, bodies, **options)
-
-    def _end(self, program: object) -> None:
-        serial: int = program.serial  # type: ignore[attr-defined]
-        self.took[serial] = self.machine.now - self.born[serial]
-        super()._end(program)  # type: ignore[arg-type]
-
-
-def p99(values: Iterable[float]) -> float:
-    some = sorted(values)
-    return some[min(len(some) - 1, int(0.99 * len(some)))]
-
-
-# ---- overload ------------------------------------------------------------------------------------------------------
+"""A model of 8 GB on a GPU: reading the weights takes 10 ms; up to 160 rows per step add almost nothing."""
 
 
 class Overload(NamedTuple):
-    """peak, overloaded: tokens a second of virtual time. worst: the longest that a program took, over the median."""
+    """peak, overloaded: tokens per virtual second. worst: the longest time of a program over the median."""
 
     peak: float
     overloaded: float
@@ -54,7 +31,7 @@ class Overload(NamedTuple):
 
 
 def equal(chance: Random, n: int) -> list[Body]:
-    """Programs of equal work: 200 tokens that all have, 60 of their own, two outputs of 30."""
+    """Equal programs: 200 shared tokens, 60 of their own, two outputs of 30."""
     system = words(chance, 200)
 
     def one() -> Body:
@@ -72,37 +49,26 @@ def equal(chance: Random, n: int) -> list[Body]:
 
 
 def overload(n: int, n_few: int = 32) -> Overload:
-    """n programs at once, beside as many as just keep the machine busy."""
-    peak = closed(n_few)
+    """n programs at once, compared with a number of programs that just keeps the machine busy."""
+    few = Machine(n_pages=1024, max_running=16, cost=GPU)
+    bodies = equal(Random(1), 20 * n_few)
+    Crowd(few, ((0.0, body) for body in bodies[:n_few]), backlog=bodies[n_few:]).run()
     many = Machine(n_pages=1024, max_running=16, cost=GPU)
-    crowd = Timed(many, ((0.0, body) for body in equal(Random(0), n)))
-    many.run()
+    crowd = Crowd(many, ((0.0, body) for body in equal(Random(0), n)))
+    crowd.run()
     many.scheduler.check()
+    peak, overloaded = (m.scheduler.counts["generated_tokens"] / m.now for m in (few, many))
     took = crowd.took.values()
-    return Overload(peak, many.scheduler.counts["generated_tokens"] / many.now, max(took) / statistics.median(took))
-
-
-def closed(n_present: int) -> float:
-    """Tokens a second where always so many programs are there."""
-    m = Machine(n_pages=1024, max_running=16, cost=GPU)
-    left = iter(equal(Random(1), 20 * n_present))
-
-    class Closed(Crowd):
-        def _end(self, program: object) -> None:
-            super()._end(program)  # type: ignore[arg-type]
-            if (body := next(left, None)) is not None:
-                self._begin(next(serials), body)
-
-    serials = count(n_present)
-    Closed(m, [(0.0, next(left)) for _ in range(n_present)])
-    m.run()
-    return m.scheduler.counts["generated_tokens"] / m.now
+    return Overload(peak, overloaded, max(took) / statistics.median(took))
 
 
 def cpu_of_a_step(n_waiting: int, has_turnover: bool) -> float:
-    """ms of the scheduler's CPU time in a step of up to 64 requests with so many waiting, of 5 clients: the median of 5
-    rounds. With turnover outputs have 16 tokens in the mean, so that a few end and start in each step; their programs
-    have three requests each, and all share 200 tokens. Else all decode."""
+    """CPU ms of the scheduler per step with 64 running and n_waiting queued requests of 5 clients: the median of 5
+    rounds.
+
+    With turnover, outputs have 16 tokens on average, so that a few requests end and start in each step; each program
+    has three requests, and all share 200 tokens. Without, all running requests decode.
+    """
     m = Machine(n_pages=64 * 32, max_running=64, cost=GPU)
     chance, serial = Random(0), count()
     shared = words(chance, 200 if has_turnover else 0)
@@ -128,14 +94,11 @@ def cpu_of_a_step(n_waiting: int, has_turnover: bool) -> float:
     return statistics.median(rounds)
 
 
-# ---- fairness ------------------------------------------------------------------------------------------------------
-
-
 def fairness(schedule: str, n: int) -> float:
-    """Seconds that a client's 20 programs take in the mean, which come beside another's n."""
+    """Mean seconds of 20 programs of one client that arrive while another client has n programs."""
     m = Machine(n_pages=2048, max_running=16, cost=GPU, schedule=schedule)
     chance = Random(0)
-    born: dict[int, float] = {}
+    started: dict[int, float] = {}
     took: list[float] = []
     rids = count()
 
@@ -143,24 +106,21 @@ def fairness(schedule: str, n: int) -> float:
         rid = next(rids)
         m.lengths[rid] = 40
         if client:
-            born[rid] = m.now
+            started[rid] = m.now
         m.take(Run(rid, words(chance, 150).tobytes(), Sampling(max_tokens=64), STOP, order=(rid,), client=client))
 
     for _ in range(n):
         send(0)
     for k in range(20):
         m.at(2.0 + 0.2 * k, lambda: send(1))
-    m.on_finish = lambda finish: took.append(m.now - born[finish.rid]) if finish.rid in born else None
+    m.on_finish = lambda finish: took.append(m.now - started[finish.rid]) if finish.rid in started else None
     m.run()
     return statistics.mean(took)
 
 
-# ---- latency -------------------------------------------------------------------------------------------------------
-
-
 class Gaps(NamedTuple):
-    """Seconds between two tokens of a running decode, p99: alone, beside long prompts; and what a chunk's step takes
-    longer than one of decodes."""
+    """p99 of the seconds between two tokens of a decode, alone and beside long prompts. chunk: how much longer a step
+    with a prefill chunk takes than a step of decodes."""
 
     alone: float
     beside: float
@@ -168,7 +128,7 @@ class Gaps(NamedTuple):
 
 
 def latency(step_tokens: int = 512) -> Gaps:
-    """16 decodes, and a prompt of 16,000 tokens every other second."""
+    """16 decodes, and a prompt of 16,000 tokens every 2 seconds."""
 
     def play(n_long: int) -> tuple[float, float]:
         m = Machine(n_pages=8192, max_running=64, cost=GPU, step_tokens=step_tokens)
@@ -191,13 +151,10 @@ def latency(step_tokens: int = 512) -> Gaps:
             run = Run(100 + k, words(chance, 16_000).tobytes(), Sampling(max_tokens=8), STOP, order=(100 + k,))
             m.at(1.0 + 2.0 * k, lambda run=run: m.take(run))  # type: ignore[misc]
         m.run()
-        return p99(gaps), longest[0]
+        return percentile(gaps, 0.99), longest[0]
 
     (alone, usual), (beside, longest) = play(0), play(4)
     return Gaps(alone, beside, longest - min(usual, alone))
-
-
-# ---- agents --------------------------------------------------------------------------------------------------------
 
 
 PARTS: dict[str, dict[str, object]] = {
@@ -212,7 +169,7 @@ POLICIES: dict[str, dict[str, object]] = {
 
 
 def agent(chance: Random, systems: list[list[int]], i: int) -> Body:
-    """One that thinks, waits for a tool and reads what that says, 3 to 14 times."""
+    """An agent that generates, waits for a tool and reads its result, 3 to 14 times."""
     rounds = [
         (chance.randint(20, 120), words(chance, chance.randint(200, 1500)), chance.lognormvariate(0.3, 1.2))
         for _ in range(chance.choice((3, 4, 5, 6, 8, 10, 14)))
@@ -237,28 +194,19 @@ class Agents(NamedTuple):
 
 
 def agents(part: str, n: int, n_present: int, share: float) -> Agents:
-    """n agents, so many of them at a time, in a cache of `share` of what those have in their texts at the most."""
+    """n agents, n_present of them at a time, with a cache of `share` of their working set."""
     options = dict((PARTS | POLICIES)[part])
     has_set, foresees = options.pop("has_set", True), bool(options.pop("foresees", False))
     chance = Random(0)
     systems = [words(chance, 1500) for _ in range(4)]
     bodies = [agent(chance, systems, i) for i in range(n)]  # type: ignore[arg-type]
 
-    def play(n_pages: int, is_measured: bool, **options: object) -> Timed:
+    def play(n_pages: int, is_measured: bool, **options: object) -> Crowd:
         m = Machine(n_pages=n_pages, max_running=16, cost=GPU, **options)  # type: ignore[arg-type]
         if not has_set:
             m.scheduler.admission = None
-        left, serials = iter(bodies[n_present:]), count(n_present)
-
-        class Closed(Timed):
-            def _end(self, program: object) -> None:
-                super()._end(program)
-                if (body := next(left, None)) is not None:
-                    serial = next(serials)
-                    self.born[serial] = self.machine.now
-                    self._begin(serial, body)
-
-        crowd = Closed(m, ((0.0, body) for body in bodies[:n_present]), foresees=foresees, is_measured=is_measured)
+        first = ((0.0, body) for body in bodies[:n_present])
+        crowd = Crowd(m, first, foresees, is_measured, backlog=bodies[n_present:])
         crowd.run()
         m.scheduler.check()
         return crowd
@@ -267,17 +215,14 @@ def agents(part: str, n: int, n_present: int, share: float) -> Agents:
     WORKING_SETS[n, n_present] = n_texts
     crowd = play(int(share * n_texts) // 16, False, **options)
     took = list(crowd.took.values())
-    return Agents(statistics.mean(took), p99(took), crowd.machine.scheduler.counts["computed_tokens"])
+    return Agents(statistics.mean(took), percentile(took, 0.99), crowd.machine.scheduler.counts["computed_tokens"])
 
 
 WORKING_SETS: dict[tuple[int, int], int] = {}
 
 
-# ---- memory --------------------------------------------------------------------------------------------------------
-
-
-def memory(n_first: int, n_last: int, note: Callable[[str], None] = lambda text: None) -> tuple[float, float]:
-    """KiB that Python holds after so many steps of the loop, while programs come and go."""
+def memory(n_first: int, n_last: int) -> tuple[float, float]:
+    """KiB of Python objects after n_first and after n_last steps, while programs come and go."""
     m = Machine(n_pages=128, max_running=16, cost=GPU)
     serial = count()
     chance = Random(0)
@@ -302,7 +247,6 @@ def memory(n_first: int, n_last: int, note: Callable[[str], None] = lambda text:
             if k in (n_first, n_last):
                 gc.collect()
                 held.append(tracemalloc.get_traced_memory()[0] / 1024)
-                note(f"{k} steps: {held[-1]:.0f} KiB")
     finally:
         tracemalloc.stop()
     return held[0], held[-1]

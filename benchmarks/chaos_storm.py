@@ -29,7 +29,7 @@ import sys, time
 from pathlib import Path
 from banyan.runtime.client import client
 from banyan.runtime.protocol import wire
-c = client.connect(Path(sys.argv[1]), timeout=100)  # an engine may be loading
+c = client.connect(Path(sys.argv[1]), timeout=100)  # the engine may still be loading
 for k in range(20):
     endless = wire.Sampling(max_tokens=300, ignore_eos=True, temperature=0.0)
     c.program("gone").submit([wire.Append(0, (f"gone {k}",)), wire.Gen(0, 0, endless, stream=True)])
@@ -39,11 +39,11 @@ time.sleep(1000)
 
 
 ERROR = "\0error "
-"""Stands before the code of an error, in the place of a text."""
+"""Prefix of an error's code, in place of a text."""
 
 
 class Faults(NamedTuple):
-    """How often each happens, at random times."""
+    """How often each fault happens, at random times."""
 
     kills: int = 20
     stops: int = 5
@@ -51,7 +51,7 @@ class Faults(NamedTuple):
 
 
 def ops(kind: int, k: int) -> tuple[list[wire.Op], tuple[int, ...]]:
-    """A program of some kind, all of them greedy, and the values that it makes."""
+    """A greedy program of one of six kinds, and the refs of its values."""
     greedy = Sampling(temperature=0.0, max_tokens=24, ignore_eos=True)
     start = Append(0, (f"the {k} dog jumps over",))
     match kind % 6:
@@ -74,8 +74,8 @@ def ops(kind: int, k: int) -> tuple[list[wire.Op], tuple[int, ...]]:
 
 
 class Outcome(NamedTuple):
-    """texts: of each program, what its values said, or the code of the error. n_starts: engines. seconds: all of it.
-    left: what did not go back to where it was. grown: MiB of the server's memory, over what it took before."""
+    """texts: for each program its values, or error codes. n_starts: engines started. seconds: of the whole run. left:
+    programs, requests and pages that were not released. grown: MiB by which the server's memory has grown."""
 
     texts: list[tuple[str, ...]]
     n_starts: int
@@ -91,7 +91,7 @@ def run(
     seed: int = 0,
     patience: float = 600.0,
 ) -> Outcome:
-    """n programs. A value that does not come within `patience` seconds is a TimeoutError."""
+    """Run n programs. TimeoutError if a value does not arrive within `patience` seconds."""
     began, before = time.monotonic(), psutil.Process(server.pid).memory_info().rss
     with contextlib.closing(clients.connect(server.socket, timeout=100)) as c:
         watch = clients.connect(server.socket, timeout=100)
@@ -113,7 +113,7 @@ def run(
 
 
 def _play(c: clients.Client, n: int, patience: float) -> Iterator[tuple[str, ...]]:
-    """All of them at once."""
+    """Submit all programs, then yield their values."""
     programs: list[tuple[clients.ProgramHandle, Sequence[int]]] = []
     for k in range(n):
         body, refs = ops(k, k)
@@ -121,33 +121,33 @@ def _play(c: clients.Client, n: int, patience: float) -> Iterator[tuple[str, ...
         program.submit(body, last=True)
         programs.append((program, refs))
     for program, refs in programs:
-        said = []
+        values = []
         for ref in refs:
             try:
-                said.append(program.future(ref).result(patience).samples[0].text)
+                values.append(program.future(ref).result(patience).samples[0].text)
             except BanyanError as e:
-                said.append(f"{ERROR}{e.code}")
-        yield tuple(said)
+                values.append(f"{ERROR}{e.code}")
+        yield tuple(values)
 
 
 def starts(c: clients.Client) -> int:
     while True:
-        with contextlib.suppress(BanyanError):  # the engine died under the question
+        with contextlib.suppress(BanyanError):  # the engine died before it answered
             n: int = c.ask("stats", timeout=60)["server"]["engine_starts"]
             return n
 
 
 def _storm(server: launch.ServerProcess, c: clients.Client, faults: Faults, seed: int) -> None:
     chance = Random(seed)
-    happenings = ["kill"] * faults.kills + ["stop"] * faults.stops + ["vanish"] * faults.vanishing
-    chance.shuffle(happenings)
-    for what in happenings:
+    events = ["kill"] * faults.kills + ["stop"] * faults.stops + ["vanish"] * faults.vanishing
+    chance.shuffle(events)
+    for event in events:
         time.sleep(chance.uniform(0.05, 0.6))
         pid = _engine(c)
         with contextlib.suppress(ProcessLookupError):
-            if what == "kill":
+            if event == "kill":
                 os.kill(pid, signal.SIGKILL)
-            elif what == "stop":
+            elif event == "stop":
                 os.kill(pid, signal.SIGSTOP)
                 while _engine(c) == pid:
                     time.sleep(0.1)
@@ -170,7 +170,7 @@ def _vanish(server: launch.ServerProcess) -> None:
 
 
 def _left(c: clients.Client) -> dict[str, Any]:
-    """What is still there once all has ended; {} is how it should be."""
+    """What remains after all programs have ended; {} if nothing leaked."""
     deadline = time.monotonic() + 60
     while True:
         with contextlib.suppress(BanyanError):
@@ -192,5 +192,5 @@ def _left(c: clients.Client) -> dict[str, Any]:
 
 def serve(model: Path, command: Sequence[str] = launch.SERVER, **options: Any) -> launch.ServerProcess:
     """A server of a small model in float32."""
-    made = config.make(model=str(model), threads=1, device="cpu", dtype="float32", kv_memory="32MB", **options)
-    return launch.start(made, timeout=200, command=command)
+    settings = config.make(model=str(model), threads=1, device="cpu", dtype="float32", kv_memory="32MB", **options)
+    return launch.start(settings, timeout=200, command=command)

@@ -1,8 +1,8 @@
-"""What many programs at once cost their process: threads, and memory, beside a server that answers at once.
+"""Threads and memory of a process that runs many programs at once, with a server that answers at once.
 
     python benchmarks/concurrency.py [--quick] [--json FILE]
 
-SGLang 0.5.23 has 193 threads where 32 programs fork in 4 (measured on 2 cores AMD EPYC), and no async programs.
+SGLang 0.5.23 has 193 threads for 32 programs with 4 branches each (2 cores of an AMD EPYC), and no async programs.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from instant import server
+from report import Report, correct, parser, resident
 
 import banyan as bn
 
 LONGEST = 300.0
-"""Seconds that a measure may take on the slowest machine."""
+"""Time limit in seconds of one figure."""
 N_PROGRAMS, N_BRANCHES, N_THREADS = 32, 4, 32
 TESTS = (
     "tests/frontend/lang/test_async_state.py",
@@ -53,7 +54,7 @@ async def ask(s: bn.AsyncState, i: int, begun: set[int]) -> str:
 
 
 def threads() -> int:
-    """All threads of this process, at most, while programs with branches run on a pool, and all wait at once."""
+    """The maximum number of threads while programs with branches run on a pool and all wait at once."""
     seen: list[int] = []
     with server(hold=N_PROGRAMS) as path, bn.connect(path) as backend:
         branches.run_batch(
@@ -63,8 +64,7 @@ def threads() -> int:
 
 
 def memory(n: int) -> dict[str, float]:
-    """Of each of `n` async programs of which none is finished (KB, resident); and what each takes from its start to
-    its end (us of CPU)."""
+    """Per program of n unfinished async programs: resident KB, and the CPU microseconds from its start to its end."""
     with server(hold=n + 1) as path, bn.connect(path) as backend:
         return asyncio.run(_memory(n, backend))
 
@@ -73,14 +73,14 @@ async def _memory(n: int, backend: bn.RuntimeEndpoint) -> dict[str, float]:
     begun: set[int] = set()
     batch = ask.run_batch_async([(i, begun) for i in range(n)], backend=backend, concurrency=n)
     gc.collect()
-    before, start = _resident(), time.process_time()
+    before, start = resident(), time.process_time()
     running = asyncio.create_task(_all(batch))
     async with asyncio.timeout(LONGEST):
         while len(begun) < n:
             await asyncio.sleep(0.05)
-    await asyncio.sleep(0.5)  # all is sent, and what could be freed is free
-    each = (_resident() - before) / n
-    last = await ask.run_async(n, begun, backend=backend)  # the one that the server has waited for
+    await asyncio.sleep(0.5)  # until everything is sent and memory is freed
+    each = (resident() - before) / n
+    last = await ask.run_async(n, begun, backend=backend)  # the program for which the server withholds its answers
     assert last["a"] == "an answer of a few words"
     states = await running
     assert all(state.ret_value == last.ret_value for state in states)
@@ -91,14 +91,8 @@ async def _all(batch: Any) -> list[bn.AsyncState]:
     return await batch  # type: ignore[no-any-return]
 
 
-def _resident() -> int:
-    """Bytes of memory that this process holds."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
-
-
 def apart(what: str, n: int = 0) -> Any:
-    """One of the measures above, in a process that has done nothing else."""
+    """Runs `threads` or `memory` in a new process."""
     done = subprocess.run([sys.executable, __file__, "--measure", what, str(n)], capture_output=True, text=True,
                           timeout=LONGEST)  # fmt: skip
     if done.returncode:
@@ -107,7 +101,7 @@ def apart(what: str, n: int = 0) -> Any:
 
 
 def rows(report: Any, quick: bool = False, baseline: float | None = None, baseline_name: str = "") -> None:
-    """Measure, and add the rows to `report`. The baseline is of the threads."""
+    """Measure and add the rows. The baseline is for the threads."""
     n = 1000 if quick else 10_000
     name = f"threads, {N_PROGRAMS} programs x fork({N_BRANCHES}), pool {N_THREADS}"
     report.row(name, "threads", apart("threads"), baseline, baseline_name, target=f"<= {N_THREADS + 4}")
@@ -117,17 +111,13 @@ def rows(report: Any, quick: bool = False, baseline: float | None = None, baseli
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="1,000 async programs, not 10,000, and no tests first")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--measure", nargs=2, metavar=("WHAT", "N"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    arguments = parser(__doc__, quick="1,000 async programs, not 10,000, and no tests first")
+    arguments.add_argument("--measure", nargs=2, metavar=("WHAT", "N"), help=argparse.SUPPRESS)
+    options = arguments.parse_args()
     if options.measure:
         what, n = options.measure
         print(json.dumps(threads() if what == "threads" else memory(int(n))))
         return 0
-    from report import Report, correct
-
     if not options.quick:
         correct(*TESTS)
     report = Report("concurrency", "a server that answers at once")

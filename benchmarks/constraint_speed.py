@@ -1,8 +1,7 @@
-"""A workload in JSON: output characters per second with a constraint, without, and of vLLM's structured output."""
+"""JSON workload: output characters per second with a constraint, without, and of vLLM's structured output."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
@@ -11,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from report import Report
 import banyan as bn
 
 N_REQUESTS, N_ALONE = 64, 16
-"""So many, of which a server runs 16 at a time; and so many of them, one at a time."""
+"""Requests with 16 at a time, and with one at a time."""
 SETTINGS = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1",
@@ -31,17 +31,16 @@ OPTIONS = (
     "--dtype=float32", "--max-model-len=1024", "--max-num-seqs=16", "--block-size=32", "--host=127.0.0.1",
     "--disable-log-stats", "--uvicorn-log-level=error",
 )  # fmt: skip
-START = 300.0
-"""Seconds."""
+START_TIMEOUT = 300.0  # seconds
 
 
 @bn.function
 def extract(s: bn.State, prompt: str, schema: Any) -> None:
-    s += bn.raw(prompt) + bn.gen("record", json_schema=schema, max_tokens=work.MOST, temperature=0)
+    s += bn.raw(prompt) + bn.gen("record", json_schema=schema, max_tokens=work.MAX_TOKENS, temperature=0)
 
 
 class Round(NamedTuple):
-    """Answers to the requests, and what they took. cpu: seconds, of all processes, the client's too."""
+    """The answers to all requests, wall seconds, and CPU seconds of all processes including the client."""
 
     seconds: float
     cpu: float
@@ -53,22 +52,22 @@ class Round(NamedTuple):
 
 
 class System:
-    """Who answers requests: processes that this one has started since `before`."""
+    """A system under test: the child processes that were started since `before`."""
 
     name: str
 
-    def __init__(self, asked: list[work.Extraction], before: set[psutil.Process]) -> None:
-        self._asked = asked
+    def __init__(self, requests: list[work.Extraction], before: set[psutil.Process]) -> None:
+        self._requests = requests
         self._processes = set(psutil.Process().children()) - before
 
     def round(self, n_at_once: int) -> Round:
-        """All for a server that runs 16 of them at once; a few where each waits for the one before it."""
-        asked = self._asked if n_at_once > 1 else self._asked[:N_ALONE]
+        """Run all requests, or only N_ALONE of them if each waits for the one before it."""
+        requests = self._requests if n_at_once > 1 else self._requests[:N_ALONE]
         cpu, start = self._cpu(), time.perf_counter()
-        texts = self.answers(asked, n_at_once)
+        texts = self.answers(requests, n_at_once)
         return Round(time.perf_counter() - start, self._cpu() - cpu, texts)
 
-    def answers(self, asked: list[work.Extraction], n_at_once: int) -> list[str]:
+    def answers(self, requests: list[work.Extraction], n_at_once: int) -> list[str]:
         raise NotImplementedError
 
     def _cpu(self) -> float:
@@ -77,77 +76,76 @@ class System:
 
 
 class Served(System):
-    """Banyan's server and engine, with their client in this process."""
+    """Banyan: a server and an engine process, with the client in this process."""
 
     def __init__(
-        self, asked: list[work.Extraction], before: set[psutil.Process], runtime: bn.Runtime, name: str = ""
+        self, requests: list[work.Extraction], before: set[psutil.Process], runtime: bn.Runtime, name: str = ""
     ) -> None:
-        super().__init__(asked, before)
+        super().__init__(requests, before)
         self._runtime, self.name = runtime, name
 
-    def answers(self, asked: list[work.Extraction], n_at_once: int) -> list[str]:
-        all_ = [one._asdict() for one in asked]
+    def answers(self, requests: list[work.Extraction], n_at_once: int) -> list[str]:
+        all_ = [one._asdict() for one in requests]
         if n_at_once > 1:
             return [state["record"] for state in extract.run_batch(all_, backend=self._runtime)]
         return [extract.run(**one, backend=self._runtime)["record"] for one in all_]
 
     def share_forced(self) -> float:
-        """In percent, of all output tokens so far."""
+        """Percentage of forced tokens among all output tokens so far."""
         counts = self._runtime.ask("stats")["engine"]
         return 100 * float(counts["forced_tokens"]) / float(counts["generated_tokens"])
 
 
 class Peer(System):
-    """vLLM's server in its own environment, asked over HTTP."""
+    """vLLM's server in its own environment, over HTTP."""
 
-    def __init__(self, python: str, asked: list[work.Extraction]) -> None:
+    def __init__(self, python: str, requests: list[work.Extraction]) -> None:
         version = "import importlib.metadata as m; print(m.version('vllm-cpu'))"
-        said = subprocess.run([python, "-c", version], capture_output=True, text=True, check=True).stdout
-        self.name = f"vLLM {said.strip()}, xgrammar"
+        found = subprocess.run([python, "-c", version], capture_output=True, text=True, check=True).stdout
+        self.name = f"vLLM {found.strip()}, xgrammar"
         self._model, before = str(work.resolve("pocket")), set(psutil.Process().children())
         with socket.socket() as any_port:
             any_port.bind(("127.0.0.1", 0))
             self._port = any_port.getsockname()[1]
         command = [python, "-m", "vllm.entrypoints.openai.api_server", f"--model={self._model}", f"--port={self._port}"]
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the server is)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the server)
         self._process = subprocess.Popen(
-            [*command, *OPTIONS], env=os.environ | SETTINGS, cwd="/", stdout=self._said, stderr=self._said,
+            [*command, *OPTIONS], env=os.environ | SETTINGS, cwd="/", stdout=self._log, stderr=self._log,
             start_new_session=True,
         )  # fmt: skip
-        deadline = time.monotonic() + START
-        while not self._is_there():
+        deadline = time.monotonic() + START_TIMEOUT
+        while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.close()
-                self._said.seek(0)
-                sys.exit(f"vLLM did not start:\n{self._said.read().decode(errors='replace')[-3000:]}")
+                self._log.seek(0)
+                sys.exit(f"vLLM did not start:\n{self._log.read().decode(errors='replace')[-3000:]}")
             time.sleep(0.5)
-        super().__init__(asked, before)
+        super().__init__(requests, before)
 
-    def _is_there(self) -> bool:
+    def _is_ready(self) -> bool:
         try:
-            return self._ask("GET", "/health")[0] == 200
+            self._ask("/health")
         except OSError:
             return False
+        return True
 
-    def _ask(self, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=120)
-        with closing(connection):
-            connection.request(method, path, body, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            return answer.status, answer.read()
+    def _ask(self, path: str, body: Any = None) -> bytes:
+        data = None if body is None else json.dumps(body).encode()
+        url = f"http://127.0.0.1:{self._port}{path}"
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return bytes(answer.read())
 
     def _complete(self, one: work.Extraction) -> str:
         body = {
-            "model": self._model, "prompt": one.prompt, "max_tokens": work.MOST, "temperature": 0,
+            "model": self._model, "prompt": one.prompt, "max_tokens": work.MAX_TOKENS, "temperature": 0,
             "structured_outputs": {"json": one.schema},
         }  # fmt: skip
-        status, said = self._ask("POST", "/v1/completions", json.dumps(body))
-        assert status == 200, said
-        return str(json.loads(said)["choices"][0]["text"])
+        return str(json.loads(self._ask("/v1/completions", body))["choices"][0]["text"])
 
-    def answers(self, asked: list[work.Extraction], n_at_once: int) -> list[str]:
+    def answers(self, requests: list[work.Extraction], n_at_once: int) -> list[str]:
         with ThreadPoolExecutor(N_REQUESTS if n_at_once > 1 else 1) as pool:
-            return list(pool.map(self._complete, asked))
+            return list(pool.map(self._complete, requests))
 
     def close(self) -> None:
         with suppress(ProcessLookupError):
@@ -156,47 +154,48 @@ class Peer(System):
 
 
 def speed(report: Report, n_rounds: int, vllm: str | None) -> None:
-    """Output characters per second of the same requests: with a constraint and without, and with one whose forced
-    tokens are drawn as all others. They take turns, and of each the quickest round counts: other work on the machine is
-    not theirs. Prompts are cached. There are no drafts but the grammar's: the rounds are all alike, and would be read
-    off the tree."""
-    asked = work.extractions(N_REQUESTS)
-    free = [one._replace(schema=None) for one in asked]
+    """Output characters per second of the same requests with a constraint, without one, and with a constraint whose
+    forced tokens are drawn like others. The systems take turns, and the fastest round counts, as other load only adds.
+    Prompts are cached. Only the grammar drafts: the other drafters would copy the previous round."""
+    requests = work.extractions(N_REQUESTS)
+    free = [one._replace(schema=None) for one in requests]
     with ExitStack() as stack:
 
-        def served(how: str, *some: tuple[list[work.Extraction], str]) -> list[Served]:
+        def served(speculate: str, *some: tuple[list[work.Extraction], str]) -> list[Served]:
             before = set(psutil.Process().children())
-            runtime = bn.Runtime("pocket", speculate=how, max_running=16, threads=1, dtype="float32")
+            runtime = bn.Runtime("pocket", speculate=speculate, max_running=16, threads=1, dtype="float32")
             stack.enter_context(runtime)
-            return [Served(asked, before, runtime, name) for asked, name in some]
+            return [Served(requests, before, runtime, name) for requests, name in some]
 
-        (ours,) = served("grammar", (asked, ""))
-        others = served("off", (free, "the same without"), (asked, "forced tokens drawn"))
+        (ours,) = served("grammar", (requests, ""))
+        others = served("off", (free, "the same without"), (requests, "forced tokens drawn"))
         systems: list[System] = [ours, *others]
         if vllm:
-            systems.append(stack.enter_context(closing(Peer(vllm, asked))))
+            systems.append(stack.enter_context(closing(Peer(vllm, requests))))
         for n_at_once in (1, 16):
             runs: list[list[Round]] = [[] for _ in systems]
-            for number in range(n_rounds + 1):  # in the first one prompts are computed, and schemas compiled
+            for number in range(n_rounds + 1):  # the first round computes prompts and compiles schemas
                 for system, some in zip(systems, runs, strict=True):
                     done = system.round(n_at_once)
                     some += [done] if number else []
             compare(report, f"JSON, {n_at_once} at a time", systems, runs)
-            share = {system.name: share_valid(some, asked) for system, some in zip(systems, runs, strict=True)}
+            share = {system.name: share_valid(some, requests) for system, some in zip(systems, runs, strict=True)}
             other = systems[-1].name
             report.row("valid answers", "%", share[""], share[other], other, ">= 100", more_is_better=True)
         report.row("output tokens that were forced", "%", ours.share_forced())
 
 
 def compare(report: Report, what: str, systems: list[System], runs: list[list[Round]]) -> None:
-    """The first of the systems beside the others."""
+    """Compares the first system with the others."""
     for unit, took in (("chars/s", lambda one: one.seconds), ("chars/CPU s", lambda one: one.cpu)):
         ours, *others = [max(one.n_chars / took(one) for one in some) for some in runs]
         for system, rate in zip(systems[1:], others, strict=True):
             report.row(what, unit, ours, rate, system.name, "ratio >= 1", more_is_better=True)
 
 
-def share_valid(rounds: list[Round], asked: list[work.Extraction]) -> float:
-    """In percent, of answers that end as they should and fit their schema."""
-    said = [work.judge(one.schema, text) for done in rounds for one, text in zip(asked, done.texts, strict=False)]
-    return 100 * said.count("valid") / len(said)
+def share_valid(rounds: list[Round], requests: list[work.Extraction]) -> float:
+    """Percentage of answers that are complete and match their schema."""
+    verdicts = [
+        work.judge(one.schema, text) for done in rounds for one, text in zip(requests, done.texts, strict=False)
+    ]
+    return 100 * verdicts.count("valid") / len(verdicts)

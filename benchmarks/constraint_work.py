@@ -1,9 +1,11 @@
-"""Work for constraints: random schemas, requests for JSON, a large vocabulary, and an engine that is driven by hand."""
+"""For constraints.py and tests: random schemas, requests for JSON, a large vocabulary, and an engine without a
+server."""
 
 from __future__ import annotations
 
 import json
 import string
+import sys
 import sysconfig
 import time
 from array import array
@@ -17,26 +19,25 @@ from typing import Any, NamedTuple
 import jsonschema
 import tokenizers
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
 from banyan.runtime import config as configs
 from banyan.runtime.config import Resolved
 from banyan.runtime.constraint.canonical import canonical
 from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.model.load import load
-from banyan.runtime.model.pocket.chat import GENERATE, render
-from banyan.runtime.model.pocket.data import samples
 from banyan.runtime.model.spec import resolve
 from banyan.runtime.protocol.wire import ConstraintSpec, Run, Sampling
 from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer
-
-# ---- random schemas ------------------------------------------------------------------------------------------------
+from pocket.chat import GENERATE, render
+from pocket.data import samples
 
 _PATTERNS = (r"^[A-Z]{2}-\d{3}$", r"^(a|bc)*d$", r"^[^\"\\]{0,8}$", r"^\w+@\w+$", r"^[\u00e0-\u00ff]{1,4}$", r"^-?\d+$")
-_FORMATS = ("date", "email", "ipv4", "ipv6", "uuid")  # those that the validator checks without further packages
+_FORMATS = ("date", "email", "ipv4", "ipv6", "uuid")  # formats that the validator checks without more packages
 CHECKED = jsonschema.FormatChecker(_FORMATS)
 
 
 def random_schema(chance: Random, depth: int = 3) -> Any:
-    """A schema of a few levels, of which most values are short."""
+    """A schema of a few levels whose values are mostly short."""
     if depth == 3 and chance.random() < 0.1:
         below = {"v": random_schema(chance, 1), "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}]}}
         node = {"type": "object", "properties": below, "required": ["v", "next"], "additionalProperties": False}
@@ -71,11 +72,11 @@ def _dictionary(chance: Random, depth: int) -> Any:
 
 
 def _array(chance: Random, depth: int) -> Any:
-    least = chance.randint(0, 2)
-    most = least + chance.randint(0, 3)
+    minimum = chance.randint(0, 2)
+    maximum = minimum + chance.randint(0, 3)
     if chance.random() < 0.15:
         return {"type": "array", "items": {"enum": ["a", 1, None]}, "uniqueItems": True}
-    return {"type": "array", "items": random_schema(chance, depth), "minItems": least, "maxItems": most}
+    return {"type": "array", "items": random_schema(chance, depth), "minItems": minimum, "maxItems": maximum}
 
 
 def _tuple(chance: Random, depth: int) -> Any:
@@ -107,8 +108,8 @@ def _condition(chance: Random, depth: int) -> Any:
 
 
 def _string(chance: Random, _: int) -> Any:
-    least = chance.randint(0, 3)
-    return {"type": "string", "minLength": least, "maxLength": least + chance.randint(0, 9)}
+    minimum = chance.randint(0, 3)
+    return {"type": "string", "minLength": minimum, "maxLength": minimum + chance.randint(0, 9)}
 
 
 def _pattern(chance: Random, _: int) -> Any:
@@ -120,15 +121,15 @@ def _format(chance: Random, _: int) -> Any:
 
 
 def _integer(chance: Random, _: int) -> Any:
-    least = chance.randint(-1000, 1000)
-    schema = {"type": "integer", "minimum": least, "maximum": least + 12 + chance.randint(0, 10**6)}
+    minimum = chance.randint(-1000, 1000)
+    schema = {"type": "integer", "minimum": minimum, "maximum": minimum + 12 + chance.randint(0, 10**6)}
     return schema | ({"multipleOf": chance.randint(2, 12)} if chance.random() < 0.3 else {})
 
 
 def _number(chance: Random, _: int) -> Any:
-    least = round(chance.uniform(-50, 50), 2)
+    minimum = round(chance.uniform(-50, 50), 2)
     bound = chance.choice(["minimum", "exclusiveMinimum"])
-    return {"type": ["number", "boolean"], bound: least, "maximum": round(least + chance.uniform(1, 99), 3)}
+    return {"type": ["number", "boolean"], bound: minimum, "maximum": round(minimum + chance.uniform(1, 99), 3)}
 
 
 def _enum(chance: Random, _: int) -> Any:
@@ -144,51 +145,47 @@ def _text_but_not(chance: Random, _: int) -> Any:
 
 
 def judge(schema: Any, text: str) -> str:
-    """valid, by the validator of the package jsonschema; or what is wrong."""
+    """What is wrong with the text, according to the jsonschema package; "valid" if nothing is."""
     try:
         value = json.loads(text)
     except ValueError as e:
-        return f"no JSON ({e}): {text!r}"
+        return f"not JSON ({e}): {text!r}"
     wrong = next(jsonschema.Draft202012Validator(schema, format_checker=CHECKED).iter_errors(value), None)
     return "valid" if wrong is None else f"{text!r} does not fit {json.dumps(schema)}: {wrong.message}"
 
 
-# ---- requests for JSON ---------------------------------------------------------------------------------------------
-
-
 class Extraction(NamedTuple):
-    """A text out of which the model is to write a record as JSON, and the schema of that record."""
+    """A prompt with a text from which the model extracts a record as JSON, and the record's schema."""
 
     prompt: str
     schema: Any
 
 
-MOST = 96
-"""Tokens of an answer."""
+MAX_TOKENS = 96
+"""Limit of an answer."""
 _TYPES = {str: "string", int: "integer", float: "number"}
 
 
 def extractions(n: int) -> list[Extraction]:
-    """Of the kind that the pocket model was trained for, and none of those: it answers in JSON with or without a
-    constraint, so that both say the same."""
-    made = []
+    """Held-out samples of a task that the pocket model was trained for: it answers in JSON with a constraint or
+    without, so that both generate the same text."""
+    found = []
     for sample in samples("json", n, "constraints"):
         *before, answer = sample.messages
         fields = {name: {"type": _TYPES[type(value)]} for name, value in json.loads(answer["content"]).items()}
         schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
-        made.append(Extraction("".join(span.text for span in render(before, sample.tools)) + GENERATE, schema))
-    return made
+        found.append(Extraction("".join(span.text for span in render(before, sample.tools)) + GENERATE, schema))
+    return found
 
-
-# ---- a large vocabulary --------------------------------------------------------------------------------------------
 
 N_LARGE = 128_000
 _SOURCE = 40_000_000
-"""Bytes of Python source that its merges are learned from."""
+"""Bytes of Python source on which it is trained."""
 
 
 def large_vocabulary(file: Path) -> Path:
-    """`file`, a folder with a tokenizer of N_LARGE tokens, learned from this machine's Python source: minutes, once."""
+    """Trains a tokenizer of N_LARGE tokens on this machine's Python source, unless the folder has one; takes
+    minutes."""
     if not (file / "tokenizer.json").exists():
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -214,12 +211,10 @@ def _source() -> Iterator[str]:
                 yield file.read_text(encoding="utf-8", errors="replace")
 
 
-# ---- an engine, driven by hand -------------------------------------------------------------------------------------
-
-
 @dataclass
 class Output:
-    """reason: as Finish has it, or the code of an error. steps: those of the engine in which it got tokens."""
+    """The output of a run. reason: the finish reason or an error code. steps: the engine steps in which it got
+    tokens."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -228,14 +223,14 @@ class Output:
 
 
 class Bench:
-    """A model with its tokenizer, and an engine on it."""
+    """A model with its tokenizer, and an engine in this process."""
 
     def __init__(self, model: str = "pocket", threads: int = 1, **options: Any) -> None:
         directory = resolve(model)
-        self.tokenizer, made = Tokenizer(directory, Files.read(directory)), load(directory)
-        context = min(1024, made.spec.max_context)
+        self.tokenizer, loaded = Tokenizer(directory, Files.read(directory)), load(directory)
+        context = min(1024, loaded.spec.max_context)
         resolved = Resolved(device="cpu", dtype="float32", context=context, n_pages=8192, threads=threads, decisions=())
-        self.engine = EngineLoop(configs.make(**options), made, resolved)
+        self.engine = EngineLoop(configs.make(**options), loaded, resolved)
         self.engine.take(self.tokenizer.vocabulary())
         self._n_runs = 0
 
@@ -243,7 +238,7 @@ class Bench:
         return self.tokenizer.encode([TextSpan(text, meant=True)])
 
     def begin(self, prompt: str, sampling: Sampling, seed: int = 0) -> int:
-        """Hand the engine a run; its rid."""
+        """Start a run; returns its rid."""
         self._n_runs += 1
         ends = () if sampling.ignore_eos else sorted(self.tokenizer.eos_ids)
         ids, stops = (array("i", some).tobytes() for some in (self.ids(prompt), ends))
@@ -251,35 +246,35 @@ class Bench:
         return self._n_runs
 
     def finish(self, rids: Iterable[int]) -> dict[int, Output]:
-        """Step until these have ended. Others go on with them, and what they say is lost."""
-        said = {rid: Output() for rid in rids}
+        """Step until these runs have ended. Other runs continue too, but their output is lost."""
+        outputs = {rid: Output() for rid in rids}
         n_steps, engine = 0, self.engine
-        while not all(one.reason for one in said.values()):
+        while not all(one.reason for one in outputs.values()):
             step = engine.step()
             n_steps += 1
             ids = iter(array("i", step.ids))
             for rid, n in zip(array("q", step.rids), array("i", step.counts), strict=True):
                 new = [next(ids) for _ in range(n)]
-                if rid in said:
-                    said[rid].ids += new
-                    said[rid].steps.append(n_steps)
+                if rid in outputs:
+                    outputs[rid].ids += new
+                    outputs[rid].steps.append(n_steps)
             for finish in step.finished:
-                if finish.rid in said:
-                    said[finish.rid].reason = finish.reason
+                if finish.rid in outputs:
+                    outputs[finish.rid].reason = finish.reason
             for failed in engine.failed:
-                if failed.program in said:
-                    said[failed.program].reason = failed.code
+                if failed.program in outputs:
+                    outputs[failed.program].reason = failed.code
             engine.failed.clear()
             if engine.scheduler.is_idle:
-                time.sleep(0.0005)  # a constraint is being compiled
-        for one in said.values():
+                time.sleep(0.0005)  # a constraint is still being compiled
+        for one in outputs.values():
             one.text = self.tokenizer.text_of(one.ids)
-        return said
+        return outputs
 
 
 def sampled(bench: Bench, seeds: Iterable[int], n_samples: int, temperature: float = 1.5) -> Counter[str]:
-    """What comes of outputs of the model under random schemas: valid | length, where max_tokens cut one | else what is
-    wrong with it."""
+    """Samples outputs under random schemas and counts the results: "valid", "length" (cut by max_tokens), or what is
+    wrong."""
     schemas, found = {}, Counter[str]()
     for seed in seeds:
         schema = random_schema(Random(seed))
@@ -287,6 +282,6 @@ def sampled(bench: Bench, seeds: Iterable[int], n_samples: int, temperature: flo
         for i in range(n_samples):
             sampling = Sampling(temperature=temperature, max_tokens=100, constraint=spec)
             schemas[bench.begin("the answer is", sampling, seed * n_samples + i)] = schema
-    for rid, said in bench.finish(schemas).items():
-        found[judge(schemas[rid], said.text) if said.reason == "stop" else said.reason] += 1
+    for rid, out in bench.finish(schemas).items():
+        found[judge(schemas[rid], out.text) if out.reason == "stop" else out.reason] += 1
     return found

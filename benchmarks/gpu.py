@@ -1,18 +1,18 @@
-"""One call on a machine with a GPU: the kernels' tests on it, then each kernel beside the ceilings and its peers.
+"""On a GPU: the kernels' tests, then each kernel compared with the hardware's limits and with other libraries.
 
     python benchmarks/gpu.py [--quick] [--dry] [--json FILE] [--markdown FILE]
 
-Ceilings (copies and matrix products by torch) are measured in the same run. Kernels are timed on the device: events,
-graphs, L2 flushed, medians. Peers get the same numbers: SDPA and flex_attention in contiguous memory, which spares them
-the pages; FlashInfer on the pages, where it is installed. The targets are for an H200 in bfloat16.
+The ceilings (copies and matrix products by torch) are measured in the same run. Kernels are timed on the device:
+medians of events around CUDA graphs, with a flushed L2. The other libraries get the same numbers: SDPA and
+flex_attention in contiguous memory, without pages; FlashInfer, if it is installed, on the pages. Targets are for an
+H200 in bfloat16.
 
---dry runs every row's code on the CPU, in Triton's interpreter, on tiny shapes. It says only that the code runs, and
-nothing is kept.
+--dry runs the code of every row on the CPU, in Triton's interpreter, on tiny shapes. It only shows that the code runs;
+no results are written.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ if "--dry" in sys.argv:
 
 import gpu_work as work
 import torch
-from report import RESULTS, Report, correct
+from report import RESULTS, Report, correct, parser
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -43,21 +43,21 @@ TESTS = ("tests/kernels/test_small_ops.py", "tests/kernels/test_on_device.py")
 
 
 class Run(NamedTuple):
-    """What all parts share."""
+    """What all measurements share."""
 
     report: Report
     device: torch.device
     dtype: torch.dtype
-    n: int  # times that each is timed
+    n: int  # repetitions
     is_dry: bool
 
     def row(self, name: str, unit: str, ours: float, baseline: float | None = None, by: str = "", target: str = "",
             more_is_better: bool = False) -> None:  # fmt: skip
-        """A row of the report; a dry run has no targets."""
+        """Add a row; a dry run has no targets."""
         self.report.row(name, unit, ours, baseline, by, "" if self.is_dry else target, more_is_better)
 
     def some(self, cases: Sequence[Any]) -> Sequence[Any]:
-        """All; in a dry run one, as they differ in size alone."""
+        """All cases; in a dry run only one, as they differ only in size."""
         return cases[:1] if self.is_dry else cases
 
     def size(self, real: int, dry: int) -> int:
@@ -68,14 +68,11 @@ class Run(NamedTuple):
 
     def attend(self, texts: list[work.Text], q_len: int = 1, heads: tuple[int, int] = (32, 8)) -> work.Attend:
         heads, dim = ((4, 2), 16) if self.is_dry else (heads, 128)
-        return work.Attend(work.lay(texts, q_len), heads, dim, self.dtype, self.device)
-
-
-# ---- ceilings ------------------------------------------------------------------------------------------------------
+        return work.Attend(work.assign_pages(texts, q_len), heads, dim, self.dtype, self.device)
 
 
 def ceilings(run: Run) -> dict[str, float]:
-    """Bytes and floating-point operations a second that torch reaches here."""
+    """Bytes and floating-point operations per second that torch achieves."""
     n, m = run.size(1 << 30, 1 << 12), run.size(8192, 64)
     x, y = (torch.empty(n, dtype=torch.int8, device=run.device) for _ in range(2))
     a, b = (torch.randn(m, m, device=run.device, dtype=run.dtype) for _ in range(2))
@@ -88,11 +85,8 @@ def ceilings(run: Run) -> dict[str, float]:
     return found
 
 
-# ---- attention -----------------------------------------------------------------------------------------------------
-
-
-def against(run: Run, name: str, case: work.Attend, targets: dict[str, str]) -> float:
-    """A row for each peer; seconds of ours. targets: by the first word of a peer's name."""
+def compare(run: Run, name: str, case: work.Attend, targets: dict[str, str]) -> float:
+    """Adds a row per peer and returns our seconds. targets: by the first word of a peer's name."""
     peers = case.peers()
     ours, *theirs = run.times(case.ours, *peers.values())
     for peer, seconds in zip(peers, theirs, strict=True):
@@ -105,13 +99,13 @@ def decodes(run: Run, roof: dict[str, float]) -> None:
         n, context = run.size(n, 2), run.size(context, 40)
         case = run.attend(work.alone(n, context))
         name = f"decode {n} x {context}"
-        ours = against(run, name, case, {"flex": "ratio >= 1"})
+        ours = compare(run, name, case, {"flex": "ratio >= 1"})
         goal = f">= {0.85 * roof['copy'] / 1e9:.0f}" if n == 64 and context >= 4096 else ""
         run.row(name, "GB/s", case.n_bytes / ours / 1e9, roof["copy"] / 1e9, "ceiling: copy", goal, True)
 
 
-def small_numbers(run: Run) -> None:
-    """KV in 8 bits against bfloat16."""
+def quantized_kv(run: Run) -> None:
+    """KV in 8 bits compared with bfloat16."""
     n, context = run.size(64, 2), run.size(4096, 40)
     case = run.attend(work.alone(n, context))
     for kind, dtype in KINDS.items():
@@ -126,7 +120,7 @@ def chunks(run: Run, roof: dict[str, float]) -> None:
         n, context = run.size(n, 20), run.size(context, 17)
         case = run.attend(work.alone(1, n + context), n)
         name = f"chunk of {n} over {context}"
-        ours = against(run, name, case, {"flex": "ratio >= 1"})
+        ours = compare(run, name, case, {"flex": "ratio >= 1"})
         goal = ">= 400" if n >= 2048 else ""
         run.row(name, "TFLOP/s", case.n_flops / ours / 1e12, roof["matrix"] / 1e12, "ceiling: matrix product",
                        goal, True)  # fmt: skip
@@ -151,10 +145,10 @@ def shared_reads(run: Run) -> None:
     cases[f"{len(suffixes)} suffixes of {own}"] = suffixes, own, ""
     for name, (texts, q_len, target) in cases.items():
         case = run.attend(texts, q_len)
-        against(run, name, case, {"flex": "ratio >= 1", "FlashInfer": "ratio >= 1"})
+        compare(run, name, case, {"flex": "ratio >= 1", "FlashInfer": "ratio >= 1"})
         ours, unshared = run.times(case.ours, case.unshared())
         run.row(name, "us", 1e6 * ours, 1e6 * unshared, "ours, each reads for itself", target)
-    for n_shared in (0, 16, 64):  # nothing, or too little to be worth it
+    for n_shared in (0, 16, 64):  # nothing, or too little to pay off
         texts = work.branches(few, n_shared, run.size(1024, 20)) if n_shared else work.alone(few, run.size(1024, 20))
         case = run.attend(texts)
         ours, unshared = run.times(case.ours, case.unshared())
@@ -162,11 +156,8 @@ def shared_reads(run: Run) -> None:
                        "ours, each reads for itself", "ratio >= 0.97")  # fmt: skip
 
 
-# ---- the ops around it ---------------------------------------------------------------------------------------------
-
-
 def small_ops(run: Run, roof: dict[str, float]) -> None:
-    """Against torch's own ops, and bytes moved by the op table against the copy ceiling."""
+    """Compared with torch's ops, and the bytes moved (by the formula in the op table) with the copy ceiling."""
     for name, (sizes, ours, torchs) in _small_ops(run).items():
         took, theirs = run.times(ours, torchs)
         op = name.split(",")[0]
@@ -176,7 +167,7 @@ def small_ops(run: Run, roof: dict[str, float]) -> None:
 
 
 def _small_ops(run: Run) -> dict[str, tuple[dict[str, int], Callable[[], object], Callable[[], object]]]:
-    """By op: the sizes of its formula, ours, and torch's."""
+    """Op -> (sizes for its formula, our function, torch's function)."""
     rows, dim, vocab = run.size(256, 2), run.size(4096, 32), run.size(151_936, 90)
     x, residual, gate_up, logits = (
         torch.randn(rows, n, device=run.device, dtype=dtype)
@@ -215,7 +206,7 @@ def _masks(run: Run, vocab: int) -> Tensor:
 
 
 def _draws(run: Run, n: int, vocab: int) -> dict[str, Any]:
-    """Draws from fresh logits each time, as they are written over; the copy is part of both."""
+    """Draws overwrite the logits, so each starts with a fresh copy, which counts for both sides."""
     found: dict[str, Any] = {}
     fresh = 3 * torch.randn(n, vocab, device=run.device)
     logits = fresh.clone()
@@ -237,36 +228,33 @@ def _draws(run: Run, n: int, vocab: int) -> dict[str, Any]:
     return found
 
 
-# ---- whole steps ---------------------------------------------------------------------------------------------------
-
-
-def _again(function: Callable[[], Tensor]) -> Captured:
-    """Where there is no graph: runs it again."""
+def _uncaptured(function: Callable[[], Tensor]) -> Captured:
+    """Stands in for a CUDA graph in a dry run: calls the function again."""
     captured = Captured(lambda: captured.out.set_(function()), torch.zeros(0))
     return captured
 
 
 class Steps:
-    """A random model and its steps, captured or not."""
+    """A random model and its steps, with CUDA graphs or without."""
 
-    def __init__(self, run: Run, shape: str, laid: work.Laid) -> None:
-        self.run, self.laid = run, laid
-        self.model = work.random_model("tiny" if run.is_dry else shape, run.device, run.dtype)
-        self.store = KVPool(self.model.spec, laid.n_pages, work.PAGE, str(run.device))
+    def __init__(self, run: Run, shape: str, paged: work.PagedTexts) -> None:
+        self.run, self.paged = run, paged
+        self.model, _ = work.random_model("tiny" if run.is_dry else shape, run.device, run.dtype)
+        self.store = KVPool(self.model.spec, paged.n_pages, work.PAGE, str(run.device))
         for pool in (pool for pair in self.store.kv for pool in pair):
             pool.normal_()
 
-    def relay(self, laid: work.Laid) -> None:
-        """Other requests on the same pages."""
-        assert laid.n_pages <= self.store.n_pages, "the store was made for the largest"
-        self.laid = laid
+    def use(self, paged: work.PagedTexts) -> None:
+        """Use other requests on the same pages."""
+        assert paged.n_pages <= self.store.n_pages, "the pool is too small"
+        self.paged = paged
 
     def step(self, shared: bool = True, captured: bool = True) -> Callable[[], object]:
-        batch: Batch = work.step(self.laid, self.run.device, shared)
+        batch: Batch = work.step(self.paged, self.run.device, shared)
         graphs = None
         if captured:
-            capture = _again if self.run.is_dry else cuda_capture()
-            graphs = Graphs(self.model, self.store, max(self.laid.kv_lens), capture)
+            capture = _uncaptured if self.run.is_dry else cuda_capture()
+            graphs = Graphs(self.model, self.store, max(self.paged.kv_lens), capture)
         runner = ModelRunner(self.model, self.store, graphs)
         return lambda: runner(batch, ())
 
@@ -276,13 +264,13 @@ class Steps:
 
 
 def steps(run: Run, roof: dict[str, float]) -> None:
-    """Decode steps, host and device together, beside the same without graphs and what memory allows."""
+    """Decode steps, host and device together, compared with steps without graphs and with the memory bound."""
     context = run.size(1024, 20)
     for shape in ("0.6B", "8B"):
         sizes = [run.size(n, i + 1) for i, n in enumerate((1, 8, 64))]
-        todo = Steps(run, shape, work.lay(work.alone(sizes[-1], context)))
+        todo = Steps(run, shape, work.assign_pages(work.alone(sizes[-1], context)))
         for n in run.some(sizes):
-            todo.relay(work.lay(work.alone(n, context)))
+            todo.use(work.assign_pages(work.alone(n, context)))
             ours, eager = run.times(todo.step(), todo.step(captured=False), graphs=False)
             name = f"decode step {shape}, {n} x {context}"
             run.row(name, "ms", 1e3 * ours, 1e3 * eager, "the same without a graph")
@@ -295,7 +283,7 @@ def steps(run: Run, roof: dict[str, float]) -> None:
 
 
 def shared_steps(run: Run) -> None:
-    """What reading a subtree once does for a whole step of the 0.6B shape."""
+    """How much reading shared prefixes once speeds up a whole step of the 0.6B model."""
     own, n = run.size(64, 3), run.size(64, 3)
     cases = {
         f"{n} branches over 4k": (work.branches(n, run.size(4096, 32), own), 1, "ratio >= 4"),
@@ -307,33 +295,18 @@ def shared_steps(run: Run) -> None:
             work.branches(run.size(128, 2), run.size(2048, 32), own), own, ""),
         f"{n} that share nothing": (work.alone(n, run.size(1024, 20)), 1, "ratio >= 0.97"),
     }  # fmt: skip
-    laid = {name: work.lay(texts, q_len) for name, (texts, q_len, _) in cases.items()}
-    todo = Steps(run, "0.6B", max(laid.values(), key=lambda one: one.n_pages))
+    paged = {name: work.assign_pages(texts, q_len) for name, (texts, q_len, _) in cases.items()}
+    todo = Steps(run, "0.6B", max(paged.values(), key=lambda one: one.n_pages))
     for name, (_, q_len, target) in cases.items():
-        todo.relay(laid[name])
+        todo.use(paged[name])
         ours, unshared = run.times(todo.step(captured=q_len == 1), todo.step(False, q_len == 1), graphs=False)
         run.row(f"step 0.6B, {name}", "ms", 1e3 * ours, 1e3 * unshared, "each reads for itself", target)
-
-
-# ---- all of it -----------------------------------------------------------------------------------------------------
-
-
-def markdown(report: Report) -> str:
-    lines = [f"# {report.name}: {report.shape}", "", f"{report.machine}, commit {report.commit}", "",
-             "| what | ours | beside | by | ratio | target | |", "|---|---|---|---|---|---|---|"]  # fmt: skip
-    for row in report.rows:
-        beside = "" if row["baseline"] is None else f"{row['baseline']:,.3f}"
-        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
-        holds = {None: "", True: "holds", False: "**missed**"}[row["holds"]]
-        cells = (row["name"], f"{row['ours']:,.3f} {row['unit']}", beside, row["baseline_name"], ratio, row["target"])
-        lines.append(f"| {' | '.join(cells)} | {holds} |")
-    return "\n".join(lines) + "\n"
 
 
 def measure(run: Run) -> None:
     roof = ceilings(run)
     decodes(run, roof)
-    small_numbers(run)
+    quantized_kv(run)
     chunks(run, roof)
     shared_reads(run)
     small_ops(run, roof)
@@ -342,14 +315,12 @@ def measure(run: Run) -> None:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--quick", action="store_true", help="each is timed 10 times, not 50")
-    options.add_argument("--dry", action="store_true", help="on the CPU, tiny: only whether it runs")
-    options.add_argument("--json", type=Path, metavar="FILE")
+    options = parser(__doc__, quick="10 repetitions, not 50")
+    options.add_argument("--dry", action="store_true", help="run the code on the CPU with tiny shapes")
     options.add_argument("--markdown", type=Path, metavar="FILE", default=RESULTS / "gpu.md")
     chosen = options.parse_args()
     if not chosen.dry and not torch.cuda.is_available():
-        sys.exit("no GPU is here; --dry tries the code without one")
+        sys.exit("there is no GPU; --dry runs the code without one")
     device = torch.device("cpu" if chosen.dry else "cuda")
     what = "interpreter, tiny shapes" if chosen.dry else torch.cuda.get_device_name()
     if not chosen.dry:
@@ -360,9 +331,9 @@ def main() -> int:
     with torch.inference_mode():
         measure(Run(report, device, dtype, 1 if chosen.dry else 10 if chosen.quick else 50, chosen.dry))
     if chosen.dry:
-        print(markdown(report))
+        print(report.table())
         return 0
-    chosen.markdown.write_text(markdown(report))
+    chosen.markdown.write_text(f"{report.machine}, commit {report.commit}\n\n{report.table()}")
     return report.end(chosen.json)
 
 

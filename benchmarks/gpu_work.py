@@ -1,4 +1,4 @@
-"""What benchmarks/gpu.py measures on: requests over pages, models of random weights, clocks, and the peers' calls."""
+"""For gpu.py: timers, requests over pages, attention of other libraries, and models with random weights."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from banyan.runtime.model import decoder, families
 from banyan.runtime.model.spec import ModelSpec
 
 PAGE = 16
+RMS_EPS, ROPE_THETA = 1e-6, 1e6
 FLUSH = 256 << 20  # bytes: more than any L2
-Text = Sequence[tuple[Hashable, int]]  # what a request reads: (segment, tokens); equal segments lie in the same pages
+Text = Sequence[tuple[Hashable, int]]  # a request's segments and their lengths; equal segments share pages
 SHAPES = {
     "0.6B": {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
              "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": True},
     "8B": {"hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32,
            "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": False},
+    "small": {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 6, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 4096, "tie_word_embeddings": False},
     "tiny": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
              "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 90, "tie_word_embeddings": True},
 }  # fmt: skip
 
 
-# ---- clocks --------------------------------------------------------------------------------------------------------
-
-
 def medians(*functions: Callable[[], object], device: torch.device, n: int, graphs: bool = True) -> list[float]:
-    """Seconds of each, taking turns, the median of n. On a GPU: by events, with the L2 flushed before each, and from a
-    graph where one can be captured, so that no launch is waited for; else by the clock."""
+    """Median seconds of each function in n turns. On a GPU: timed by events after a flush of the L2, and from a CUDA
+    graph if one can be captured, to exclude launches. Else by the clock."""
     if device.type != "cuda":  # a dry run: it warms nothing up
         return [statistics.median(own) for own in zip(*([_clock(f) for f in functions] for _ in range(n)), strict=True)]
     for function in functions:
@@ -63,7 +63,7 @@ def _clock(function: Callable[[], object]) -> float:
 
 
 def _captured(function: Callable[[], object]) -> Callable[[], object]:
-    """Replays it; itself, where it cannot be captured."""
+    """The function as a CUDA graph; itself if it cannot be captured."""
     graph = torch.cuda.CUDAGraph()
     try:
         side = torch.cuda.Stream()
@@ -80,11 +80,8 @@ def _captured(function: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
-# ---- requests over pages -------------------------------------------------------------------------------------------
-
-
-class Laid(NamedTuple):
-    """Texts in pages, in random order."""
+class PagedTexts(NamedTuple):
+    """Requests whose KV is in pages in random order."""
 
     q_lens: list[int]
     kv_lens: list[int]
@@ -95,8 +92,8 @@ class Laid(NamedTuple):
         return ragged(self.q_lens, self.kv_lens, self.pages, PAGE, device)
 
 
-def lay(texts: Sequence[Text], q_len: int = 1) -> Laid:
-    """Segments but the last of a text are whole pages; each text ends in `q_len` new rows."""
+def assign_pages(texts: Sequence[Text], q_len: int = 1) -> PagedTexts:
+    """Assigns pages. All segments but the last of a text must fill whole pages; each text ends in `q_len` new rows."""
     found: dict[Hashable, list[int]] = {}
     n_pages = sum(-(-n // PAGE) for _, n in {segment: n for text in texts for segment, n in text}.items())
     free = torch.randperm(n_pages).tolist()
@@ -105,7 +102,7 @@ def lay(texts: Sequence[Text], q_len: int = 1) -> Laid:
             if segment not in found:
                 found[segment] = [free.pop() for _ in range(-(-n // PAGE))]
     pages = [[page for segment, _ in text for page in found[segment]] for text in texts]
-    return Laid([q_len] * len(texts), [sum(n for _, n in text) for text in texts], pages, n_pages)
+    return PagedTexts([q_len] * len(texts), [sum(n for _, n in text) for text in texts], pages, n_pages)
 
 
 def alone(n: int, n_tokens: int) -> list[Text]:
@@ -118,41 +115,43 @@ def branches(n: int, prefix: int, own: int) -> list[Text]:
 
 
 def thoughts(root: int, level: int, own: int, width: int = 4) -> list[Text]:
-    """A tree of thought, three levels of `width` branches; its leaves run."""
+    """The leaves of a tree of thought with three levels of `width` branches."""
     n = range(width)
     return [[("root", root), ((a,), level), ((a, b), level), ((a, b, c), own)] for a in n for b in n for c in n]
 
 
 class Attend:
-    """One call of attention on random numbers, ours and others'."""
+    """One attention call on random numbers, by our kernel and by others."""
 
-    def __init__(self, laid: Laid, heads: tuple[int, int], dim: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.laid, self.heads, self.dim = laid, heads, dim
-        self.batch = laid.batch(device)
-        self.q = torch.randn(sum(laid.q_lens), heads[0], dim, device=device, dtype=dtype)
-        self.k, self.v = (torch.randn(laid.n_pages, PAGE, heads[1], dim, device=device, dtype=dtype) for _ in range(2))
+    def __init__(
+        self, paged: PagedTexts, heads: tuple[int, int], dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.paged, self.heads, self.dim = paged, heads, dim
+        self.batch = paged.batch(device)
+        self.q = torch.randn(sum(paged.q_lens), heads[0], dim, device=device, dtype=dtype)
+        self.k, self.v = (torch.randn(paged.n_pages, PAGE, heads[1], dim, device=device, dtype=dtype) for _ in range(2))
         self.scale = dim**-0.5
 
     @property
     def n_bytes(self) -> int:
-        """K and V, read once for each request."""
-        return 2 * sum(self.laid.kv_lens) * self.heads[1] * self.dim * self.k.element_size()
+        """Bytes of K and V, counted once per request."""
+        return 2 * sum(self.paged.kv_lens) * self.heads[1] * self.dim * self.k.element_size()
 
     @property
     def n_flops(self) -> int:
-        pairs = sum(q * kv - q * (q - 1) // 2 for q, kv in zip(self.laid.q_lens, self.laid.kv_lens, strict=True))
+        pairs = sum(q * kv - q * (q - 1) // 2 for q, kv in zip(self.paged.q_lens, self.paged.kv_lens, strict=True))
         return 4 * self.heads[0] * self.dim * pairs
 
     def ours(self, batch: Ragged | None = None, pools: tuple[Any, Any] | None = None) -> Tensor:
         return ops.attention(self.q, *(pools or (self.k, self.v)), batch or self.batch, scale=self.scale)
 
     def unshared(self) -> Callable[[], Tensor]:
-        """Ours, each request reading for itself."""
+        """Our kernel without shared reads of common prefixes."""
         batch = self.batch._replace(subtrees=(), plans={})
         return lambda: self.ours(batch)
 
     def peers(self) -> dict[str, Callable[[], Tensor]]:
-        """By name; who is not installed, or fails, or gives another answer, is named and left out."""
+        """Name -> call. A library that is missing, fails or computes something else is reported and left out."""
         found, want = {}, self.ours().float()
         for name, make in (("SDPA, contiguous", _sdpa), ("flex_attention, contiguous", _flex),
                            ("FlashInfer", _flashinfer)):  # fmt: skip
@@ -160,14 +159,14 @@ class Attend:
                 run = make(self)
                 torch.testing.assert_close(run().float().reshape(want.shape), want, atol=3e-2, rtol=3e-2)
                 found[name] = run
-            except Exception as error:  # a peer's failure is no failure of ours
+            except Exception as error:  # their failures are not ours
                 print(f"  ({name} is left out: {type(error).__name__}: {str(error).strip().splitlines()[0][:100]})")
         return found
 
     def contiguous(self) -> tuple[Tensor, Tensor, Tensor]:
-        """q [n, heads, q_len, dim] and each request's keys and values in one piece, [n, kv_heads, kv_len, dim]."""
-        (q_len,), (kv_len,) = set(self.laid.q_lens), set(self.laid.kv_lens)
-        pages = torch.tensor(self.laid.pages, device=self.q.device)
+        """q [n, heads, q_len, dim], and keys and values in contiguous memory, [n, kv_heads, kv_len, dim]."""
+        (q_len,), (kv_len,) = set(self.paged.q_lens), set(self.paged.kv_lens)
+        pages = torch.tensor(self.paged.pages, device=self.q.device)
         k, v = (pool[pages].flatten(1, 2)[:, :kv_len].transpose(1, 2).contiguous() for pool in (self.k, self.v))
         return self.q.view(-1, q_len, *self.q.shape[1:]).transpose(1, 2).contiguous(), k, v
 
@@ -193,10 +192,10 @@ def _flex(case: Attend) -> Callable[[], Tensor]:
 
 
 def _flashinfer(case: Attend) -> Callable[[], Tensor]:
-    """Its cascade where all requests begin alike, else its paged decode or prefill; planned once."""
+    """Cascade attention if all requests share a prefix, else paged decode or prefill; planned once."""
     import flashinfer
 
-    device, laid, (n_heads, n_kv_heads) = case.q.device, case.laid, case.heads
+    device, paged, (n_heads, n_kv_heads) = case.q.device, case.paged, case.heads
     space = torch.empty(256 << 20, dtype=torch.uint8, device=device)
 
     def table(pages: list[list[int]], lens: list[int]) -> list[Tensor]:
@@ -204,13 +203,13 @@ def _flashinfer(case: Attend) -> Callable[[], Tensor]:
         flat = torch.tensor([page for own in pages for page in own])
         return [x.int().to(device) for x in (starts, flat, torch.tensor([(n - 1) % PAGE + 1 for n in lens]))]
 
-    used = [own[: -(-n // PAGE)] for own, n in zip(laid.pages, laid.kv_lens, strict=True)]
-    n, rows = len(used), torch.tensor([0, *laid.q_lens]).cumsum(0).int().to(device)
+    used = [own[: -(-n // PAGE)] for own, n in zip(paged.pages, paged.kv_lens, strict=True)]
+    n, rows = len(used), torch.tensor([0, *paged.q_lens]).cumsum(0).int().to(device)
     sizes = (n_heads, n_kv_heads, case.dim, PAGE)
     root = case.batch.subtrees[0] if case.batch.subtrees else None
     if root is not None and len(root.requests) == n and len(case.batch.subtrees) == 1:
         shared = root.n_keys // PAGE
-        below = table([own[shared:] for own in used], [kv - root.n_keys for kv in laid.kv_lens])
+        below = table([own[shared:] for own in used], [kv - root.n_keys for kv in paged.kv_lens])
         above = table([used[0][:shared]], [root.n_keys])
         cascade = flashinfer.MultiLevelCascadeAttentionWrapper(2, space, "NHD")
         ends = rows[[0, -1]].contiguous()
@@ -218,8 +217,8 @@ def _flashinfer(case: Attend) -> Callable[[], Tensor]:
         cascade.plan([ends, rows], *tables, *sizes, causal=True, q_data_type=case.q.dtype)
         pool = torch.stack([case.k, case.v], 1)
         return lambda: cascade.run(case.q, pool)
-    own = table(used, laid.kv_lens)
-    if set(laid.q_lens) == {1}:
+    own = table(used, paged.kv_lens)
+    if set(paged.q_lens) == {1}:
         decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(space, "NHD", use_tensor_cores=True)
         decode.plan(*own, *sizes, q_data_type=case.q.dtype, kv_data_type=case.k.dtype)
         return lambda: decode.run(case.q, (case.k, case.v))
@@ -228,45 +227,49 @@ def _flashinfer(case: Attend) -> Callable[[], Tensor]:
     return lambda: prefill.run(case.q, (case.k, case.v))
 
 
-# ---- models --------------------------------------------------------------------------------------------------------
-
-
-class _Random:
-    """A checkpoint of random weights, made where they are needed."""
+class RandomCheckpoint:
+    """A checkpoint with random weights, generated on the device."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
+        self.taken: dict[str, Tensor] = {}
 
     def take(self, name: str, *shape: int) -> Tensor:
         if len(shape) == 1:
-            return torch.ones(shape, device=self.device, dtype=self.dtype)
-        return torch.randn(shape, device=self.device, dtype=self.dtype).div_(math.sqrt(shape[-1]))
+            tensor = torch.ones(shape, device=self.device, dtype=self.dtype)
+        else:
+            tensor = torch.randn(shape, device=self.device, dtype=self.dtype).div_(math.sqrt(shape[-1]))
+        if self.device.type == "cpu":
+            self.taken[name] = tensor
+        return tensor
 
     def finish(self, ignore: Callable[[str], bool]) -> None:
         pass
 
 
-def random_model(shape: str, device: torch.device, dtype: torch.dtype) -> decoder.Decoder:
-    """A Qwen3 of that shape."""
-    config = SHAPES[shape] | {"model_type": "qwen3", "max_position_embeddings": 40_960, "rms_norm_eps": 1e-6,
-                              "rope_theta": 1e6, "attention_bias": False, "hidden_act": "silu"}  # fmt: skip
+def random_model(
+    shape: str, device: torch.device, dtype: torch.dtype, family: str = "qwen3"
+) -> tuple[decoder.Decoder, dict[str, Tensor]]:
+    """A model of this shape with random weights; on a CPU also the weights by name."""
+    config = SHAPES[shape] | {"model_type": family, "max_position_embeddings": 40_960, "rms_norm_eps": RMS_EPS,
+                              "rope_theta": ROPE_THETA, "attention_bias": False, "hidden_act": "silu"}  # fmt: skip
     dense = families.parse(config)
     n = dense.num_hidden_layers * dense.hidden_size * (
         3 * dense.intermediate_size + 2 * (dense.num_attention_heads + dense.n_kv_heads) * dense.dim
     ) + dense.vocab_size * dense.hidden_size * (1 if dense.tie_word_embeddings else 2)
     spec = ModelSpec(
-        name=shape, family="qwen3", n_layers=dense.num_hidden_layers, n_heads=dense.num_attention_heads,
+        name=shape, family=family, n_layers=dense.num_hidden_layers, n_heads=dense.num_attention_heads,
         n_kv_heads=dense.n_kv_heads, head_dim=dense.dim, hidden=dense.hidden_size, vocab_size=dense.vocab_size,
         max_context=dense.max_context, eos_ids=(), dtype=str(dtype)[6:], n_parameters=n,
         tie_embeddings=dense.tie_word_embeddings, dense=dense,
     )  # fmt: skip
-    weights: Any = _Random(device, dtype)
-    return decoder.build(spec, weights, device, dtype, spec.max_context)
+    weights: Any = RandomCheckpoint(device, dtype)
+    return decoder.build(spec, weights, device, dtype, spec.max_context), weights.taken
 
 
-def step(laid: Laid, device: torch.device, shared: bool = True) -> Batch:
-    """One step of all requests, the last row of each drawn from."""
-    batch = laid.batch(device)
+def step(paged: PagedTexts, device: torch.device, shared: bool = True) -> Batch:
+    """One step of all requests, with logits for the last row of each."""
+    batch = paged.batch(device)
     if not shared:
         batch = batch._replace(subtrees=(), plans={})
     assert batch.position is not None

@@ -1,11 +1,12 @@
-"""A server that answers every generation at once, with the same text: what is measured beside it is the client.
+"""A server that answers every generation at once with the same text, to measure clients.
 
-with instant.server() as path: ...                a process of its own
-python benchmarks/instant.py SOCKET [HOLD]        answers nothing before HOLD programs have asked
+with instant.server() as path: ...                runs one in its own process
+python benchmarks/instant.py SOCKET [HOLD]        withholds all answers until HOLD programs have submitted
 """
 
 from __future__ import annotations
 
+import argparse
 import select
 import subprocess
 import sys
@@ -18,35 +19,34 @@ import zmq
 
 from banyan.runtime.protocol import ipc, wire
 
-LONGEST = 60.0
-"""Seconds that a server may take to listen."""
+START_TIMEOUT = 60.0  # seconds
 TEXT = "an answer of a few words"
 CHAT = wire.ChatMarkers(roles={role: (f"<{role}>", "</>") for role in ("system", "user", "assistant")}, stop=("</>",))
 
 
 @contextmanager
 def server(hold: int = 0) -> Iterator[Path]:
-    """Run one; gives its socket."""
+    """Run a server; yields the path of its socket."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "s"
         command = [sys.executable, __file__, str(path), str(hold)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             try:
-                if not select.select([process.stdout], [], [], LONGEST)[0]:
-                    raise TimeoutError(f"{path} does not listen after {LONGEST:g} s")
-                process.stdout.readline()  # it listens
+                if not select.select([process.stdout], [], [], START_TIMEOUT)[0]:
+                    raise TimeoutError(f"{path} does not listen after {START_TIMEOUT:g} s")
+                process.stdout.readline()  # it is listening
                 yield path
             finally:
                 process.kill()
 
 
-class Instant:
-    """The programs of all clients. A gen's prompt counts one token for each op."""
+class InstantServer:
+    """The programs of all clients."""
 
     def __init__(self, hold: int) -> None:
         self.hold = hold
-        self.n_asked = 0
+        self.n_programs = 0
         self._seqs: dict[tuple[bytes, int], int] = {}
         self._held: list[tuple[bytes, wire.Submit]] = []
 
@@ -59,9 +59,9 @@ class Instant:
             case wire.Cancel(program=number):
                 self._seqs.pop((who, number), None)
             case wire.Submit():
-                self.n_asked += message.seq == 0
+                self.n_programs += message.seq == 0
                 self._held.append((who, message))
-                if self.n_asked >= self.hold:
+                if self.n_programs >= self.hold:
                     held, self._held = self._held, []
                     for one in held:
                         yield from self._values(*one)
@@ -76,16 +76,19 @@ class Instant:
                 yield who, wire.Value(message.program, seq, op.ref, (wire.Sample(text, "stop", n_tokens=6),), usage)
 
 
-def main(path: Path, hold: int) -> None:
+def main(socket: Path, hold: int) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    socket, _lock = ipc.listen(context, path, 1 << 30)
+    listener, _lock = ipc.listen(context, socket, 1 << 30)
     print("listening", flush=True)
-    instant = Instant(hold)
+    instant = InstantServer(hold)
     while True:
-        who, data = socket.recv_multipart()
+        who, data = listener.recv_multipart()
         for client, answer in instant.answers(who, wire.decode_client(data)):
-            socket.send_multipart((client, wire.encode(answer)))
+            listener.send_multipart((client, wire.encode(answer)))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("socket", type=Path)
+    arguments.add_argument("hold", type=int, nargs="?", default=0)
+    main(**vars(arguments.parse_args()))

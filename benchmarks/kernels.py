@@ -1,23 +1,19 @@
-"""The CPU kernels: attention, shared reads, linear layers and a whole decode step, beside what torch makes of them.
+"""The CPU kernels: attention, shared reads, linear layers and a whole decode step, compared with torch.
 
     python benchmarks/kernels.py [--quick] [--json FILE] [--threads N]
 
-What memory and matrix unit give is measured in the same run; targets are told for the machine they were set on (2 cores
-of an AMD EPYC Zen 5: 40 GB/s from memory, 150 from L3, 458 GFLOP/s in float32) and scale with what this one gives. Two
-that are compared take turns, and each figure is the best of many: other programs only ever make a run slower. Where
-they do, say --threads 1: torch's threads wait for each other.
+Memory bandwidth and matrix throughput are measured in the same run. Targets were set on 2 cores of an AMD EPYC Zen 5
+(40 GB/s from memory, 150 from L3, 458 GFLOP/s in float32) and scale with this machine's figures. Functions that are
+compared take turns, and the best time counts, as other programs only slow a run down. On a busy machine use --threads
+1, because torch's threads wait for each other.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import tempfile
 import time
 from array import array
 from collections.abc import Callable
-from copy import copy
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,40 +21,36 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch
-from report import Report, correct
-from safetensors.torch import save_file
+from gpu_work import PAGE, RMS_EPS, ROPE_THETA, Attend, Text, alone, assign_pages, branches, random_model
+from report import Report, correct, parser
 from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels import ops
-from banyan.kernels.attention import cpu, native, share_threshold, torch_cpu
+from banyan.kernels.attention import native, share_threshold, torch_cpu
 from banyan.kernels.attention import plan as planner
 from banyan.kernels.attention.plan import Subtree, Tiles
-from banyan.kernels.attention.ragged import AttentionOptions, Ragged, ragged
+from banyan.kernels.attention.ragged import AttentionOptions, Ragged
 from banyan.kernels.kv_layout import KINDS, Quantized, quantize
 from banyan.runtime.engine.batch import assemble
 from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.model_runner import ModelRunner
 from banyan.runtime.engine.sampler import sample
 from banyan.runtime.engine.scheduling.request import Plan, Request, Work
-from banyan.runtime.model.load import load
 from banyan.runtime.protocol.wire import Run, Sampling
 
-HEADS, KV_HEADS, DIM, PAGE = 32, 8, 64, 16
-N_STEPS = 10  # decode steps of one kind in a row, as they follow each other in use: small weights stay in L3
-CEILINGS = {"memory": 40.0, "L3": 150.0, "matrix": 458.0}  # of the machine that the targets were set on
+HEADS, KV_HEADS, DIM = 32, 8, 64
+N_STEPS = 10  # equal decode steps in a row, as in use: small weights stay in L3
+CEILINGS = {"memory": 40.0, "L3": 150.0, "matrix": 458.0}  # of the machine on which the targets were set
 TESTS = (
     "tests/kernels/test_attention_cpu.py",
     "tests/kernels/test_small_ops.py",
     "tests/runtime/model/test_decoder.py",
 )
-MODEL = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 6, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 4096, "max_position_embeddings": 4096,
-         "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "model_type": "llama"}  # fmt: skip
 
 
 def best(*functions: Callable[[], object], seconds: float) -> list[float]:
-    """Seconds of each, taking turns, the best of many."""
+    """Best seconds of each function; they take turns."""
     found = [float("inf")] * len(functions)
     for function in functions:
         function()
@@ -71,36 +63,17 @@ def best(*functions: Callable[[], object], seconds: float) -> list[float]:
     return found
 
 
-class Case:
-    """Requests over pages in random order, and what torch makes of the same."""
+class Case(Attend):
+    """Attention on the CPU, by our kernel and by torch."""
 
-    def __init__(self, q_lens: list[int], kv_lens: list[int], dtype: torch.dtype, n_shared: int = 0) -> None:
-        n_pages = [-(-kv // PAGE) for kv in kv_lens]
-        order = torch.randperm(sum(n_pages)).tolist()
-        pages = [[order.pop() for _ in range(n)] for n in n_pages]
-        for own in pages[1:]:
-            own[: n_shared // PAGE] = pages[0][: n_shared // PAGE]
-        self.q = torch.randn(sum(q_lens), HEADS, DIM).to(dtype)
-        self.k, self.v = torch.randn(2, sum(n_pages), PAGE, KV_HEADS, DIM).to(dtype)
-        self.batch = ragged(q_lens, kv_lens, pages, PAGE)
-        self.n_bytes = 2 * sum(kv_lens) * KV_HEADS * DIM * dtype.itemsize
-        pairs = sum(q * kv - q * (q - 1) // 2 for q, kv in zip(q_lens, kv_lens, strict=True))
-        self.n_flops = 4 * HEADS * DIM * pairs
-
-    def ours(self, batch: Ragged | None = None) -> Tensor:
-        return cpu.attention(self.q, self.k, self.v, batch or self.batch, AttentionOptions(DIM**-0.5))
-
-    def quantized(self, kind: str) -> Case:
-        """The same with K and V in 8 bits."""
-        other = copy(self)
-        other.k, other.v = (Quantized(*quantize(pool, KINDS[kind])) for pool in (self.k, self.v))
-        return other
+    def __init__(self, texts: list[Text], dtype: torch.dtype, q_len: int = 1) -> None:
+        super().__init__(assign_pages(texts, q_len), (HEADS, KV_HEADS), DIM, dtype, torch.device("cpu"))
 
     def fallback(self) -> Tensor:
         return torch_cpu.attention(self.q, self.k, self.v, self.batch, AttentionOptions(DIM**-0.5))
 
     def sdpa(self) -> Tensor:
-        """What one writes first: gather each request's pages, and let torch share K and V among the query heads."""
+        """The straightforward way: gather each request's pages, then torch's SDPA with grouped heads."""
         out, row = [], 0
         for q_len, kv_len, table in zip(self.batch.q_lens, self.batch.kv_lens, self.batch.page_table, strict=True):
             pages = table[: -(-kv_len // PAGE)].long()
@@ -113,7 +86,7 @@ class Case:
 
 
 def measure_ceilings(report: Report, seconds: float) -> dict[str, float]:
-    """How much of the page's machine this one gives now: 1.0 is as much."""
+    """This machine's rates as a share of those of the targets' machine, at most 1."""
     found = {}
     for name, size in (("memory", 1 << 28), ("L3", 1 << 23)):
         x = torch.ones(size // 4)
@@ -133,23 +106,24 @@ def decodes(report: Report, share: dict[str, float], seconds: float) -> None:
     shapes = (("1 x 1k", 1, 1024, "L3", 25.0), ("8 x 1k", 8, 1024, "L3", 25.0), ("64 x 1k", 64, 1024, "memory", 15.2),
               ("8 x 8k", 8, 8192, "memory", 16.8))  # fmt: skip  # beyond 32 MiB: 80 % of 19 and 21
     for name, n, context, roof, goal in shapes:
-        case = Case([1] * n, [context] * n, torch.float32)
+        case = Case(alone(n, context), torch.float32)
         ours, theirs, naive = best(case.ours, case.fallback, case.sdpa, seconds=seconds)
         report.row(f"decode {name}, fp32", "GB/s", case.n_bytes / ours / 1e9, case.n_bytes / naive / 1e9,
                    "gather + SDPA, enable_gqa", f">= {goal * share[roof]:.1f}", more_is_better=True)  # fmt: skip
         target = "ratio >= 1.25" if n == 64 else ""
         report.row(f"decode {name}, fp32", "ms", 1e3 * ours, 1e3 * theirs, "our path without a compiler", target)
-    case = Case([1] * 64, [1024] * 64, torch.bfloat16)
+    case = Case(alone(64, 1024), torch.bfloat16)
     ours, naive = best(case.ours, case.sdpa, seconds=seconds)
     report.row("decode 64 x 1k, bf16", "ms", 1e3 * ours, 1e3 * naive, "gather + SDPA, enable_gqa", "ratio >= 4")
-    for kind in KINDS:
-        ours, wide = best(case.quantized(kind).ours, case.ours, seconds=seconds)
+    for kind, dtype in KINDS.items():
+        pools = Quantized(*quantize(case.k, dtype)), Quantized(*quantize(case.v, dtype))
+        ours, wide = best(partial(case.ours, pools=pools), case.ours, seconds=seconds)
         report.row(f"decode 64 x 1k, bf16, KV in {kind}", "ms", 1e3 * ours, 1e3 * wide, "ours, KV in bf16")
 
 
 def chunks(report: Report, share: dict[str, float], seconds: float) -> None:
     for n, context in ((128, 2048), (512, 512), (2048, 0)):
-        case = Case([n], [n + context], torch.float32)
+        case = Case(alone(1, n + context), torch.float32, n)
         ours, theirs, naive = best(case.ours, case.fallback, case.sdpa, seconds=seconds)
         name, goal = f"chunk of {n} over {context}, fp32", f">= {250 * share['matrix']:.0f}"
         report.row(name, "GFLOP/s", case.n_flops / ours / 1e9, case.n_flops / naive / 1e9, "gather + SDPA, enable_gqa",
@@ -158,7 +132,7 @@ def chunks(report: Report, share: dict[str, float], seconds: float) -> None:
 
 
 def shared_reads(report: Report, seconds: float) -> None:
-    kept = "ratio >= 0.97"  # where sharing hardly pays, it must not cost
+    kept = "ratio >= 0.97"  # where sharing hardly pays off, it must not cost
     for dtype in (torch.float32, torch.bfloat16):
         found = share_threshold.calibrate(
             share_threshold.AttentionShape(HEADS, KV_HEADS, DIM, PAGE, dtype, dtype), torch.device("cpu")
@@ -166,19 +140,17 @@ def shared_reads(report: Report, seconds: float) -> None:
         report.row(f"a partial result more, {str(dtype)[6:]}", "keys", found)
     for n, prefix, target in ((2, 64, kept), (4, 64, kept), (4, 256, kept), (16, 2048, ""), (64, 2048, "ratio >= 2")):
         for dtype in (torch.float32, torch.bfloat16):
-            case = Case([1] * n, [prefix + 64] * n, dtype, n_shared=prefix)
-            alone = case.batch._replace(subtrees=(), plans={})
-            together = case.batch
-            ours, unshared = best(lambda: case.ours(together), lambda: case.ours(alone), seconds=seconds)  # noqa: B023
+            case = Case(branches(n, prefix, 64), dtype)
+            ours, unshared = best(case.ours, case.unshared(), seconds=seconds)
             report.row(f"{n} branches over {prefix} shared, {str(dtype)[6:]}", "ms", 1e3 * ours, 1e3 * unshared,
                        "ours, each reads for itself", target)  # fmt: skip
-    case = Case([1] * 64, [1024] * 64, torch.float32)
+    case = Case(alone(64, 1024), torch.float32)
     ours, naive = best(lambda: case.ours(case.batch._replace(plans={})), case.ours, seconds=seconds)
     report.row("64 x 1k, nothing shared: with planning", "ms", 1e3 * ours, 1e3 * naive, "planned before")
 
 
 def planning(report: Report, seconds: float) -> None:
-    """What an item costs the host, where nothing is shared and where all is."""
+    """The host's time per item of an attention plan, with shared prefixes and without."""
     for name, n, n_keys, shared in (
         ("64 decodes", 64, 1024, ()),
         ("64 decodes below 2048 keys", 64, 2112, (Subtree(tuple(range(64)), 2048),)),
@@ -212,34 +184,15 @@ def linears(report: Report, seconds: float) -> None:
             report.row(name, "us", 1e6 * ours, 1e6 * theirs, "oneDNN, packed")
 
 
-def write_model(folder: Path) -> dict[str, Tensor]:
-    """A random model in Hugging Face's format; its weights."""
-    h, f, n, kv = (
-        MODEL[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    )
-    shapes = {"embed_tokens": (MODEL["vocab_size"], h), "norm": (h,)}
-    for i in range(MODEL["num_hidden_layers"]):
-        at, mlp = f"layers.{i}.self_attn", f"layers.{i}.mlp"
-        shapes |= {f"{at}.q_proj": (n * DIM, h), f"{at}.k_proj": (kv * DIM, h), f"{at}.v_proj": (kv * DIM, h),
-                   f"{at}.o_proj": (h, n * DIM), f"{mlp}.gate_proj": (f, h), f"{mlp}.up_proj": (f, h),
-                   f"{mlp}.down_proj": (h, f), f"layers.{i}.input_layernorm": (h,),
-                   f"layers.{i}.post_attention_layernorm": (h,)}  # fmt: skip
-    weights = {f"model.{name}.weight": torch.randn(shape) / shape[-1] ** 0.5 for name, shape in shapes.items()}
-    weights["lm_head.weight"] = torch.randn(MODEL["vocab_size"], h) / h**0.5
-    save_file(weights, str(folder / "model.safetensors"))
-    (folder / "config.json").write_text(json.dumps(MODEL))
-    return weights
-
-
 class Naive:
-    """A decode step as one first writes it: separate projections, keys and values gathered, torch's own kernels."""
+    """A straightforward decode step: separate projections, gathered keys and values, torch's kernels."""
 
     def __init__(self, w: dict[str, Tensor], kv: list[tuple[Tensor, Tensor]]) -> None:
         self.w, self.kv = w, kv
-        self.frequencies = 10000.0 ** (-torch.arange(0, DIM, 2) / DIM)
+        self.frequencies = ROPE_THETA ** (-torch.arange(0, DIM, 2) / DIM)
 
     def norm(self, x: Tensor, name: str) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.w[f"model.{name}.weight"], MODEL["rms_norm_eps"])
+        return F.rms_norm(x, x.shape[-1:], self.w[f"model.{name}.weight"], RMS_EPS)
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         a, b = x.chunk(2, -1)
@@ -274,9 +227,7 @@ class Naive:
 
 
 def steps(report: Report, seconds: float) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        weights = write_model(Path(folder))
-        model = load(folder)
+    model, weights = random_model("small", torch.device("cpu"), torch.float32, "llama")
     store = KVPool(model.spec, 1024, PAGE, "cpu")
     for pools in store.kv:
         for pool in pools:
@@ -314,9 +265,7 @@ def steps(report: Report, seconds: float) -> None:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--quick", action="store_true", help="a tenth of the time for each figure")
-    options.add_argument("--json", type=Path, metavar="FILE")
+    options = parser(__doc__, quick="a tenth of the time for each figure")
     options.add_argument("--threads", type=int, default=torch.get_num_threads())
     chosen = options.parse_args()
     correct(*TESTS)
@@ -332,7 +281,7 @@ def main() -> int:
         planning(report, min(seconds, 0.5))
         linears(report, seconds)
         steps(report, seconds)
-    return min(1, report.end(chosen.json))
+    return report.end(chosen.json)
 
 
 if __name__ == "__main__":

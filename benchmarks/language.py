@@ -1,18 +1,16 @@
-"""What the language costs its process, what it sends and what it holds, beside SGLang's on the same work.
+"""The language's CPU time, messages, memory and hangs, compared with SGLang's on the same work.
 
     python benchmarks/language.py [--quick] [--json FILE] [--sglang PYTHON]
 
---sglang names the interpreter of an environment that has it (how to make one: tree_peers.py); without it the column
-stays empty.
+--sglang: the interpreter of an SGLang environment (tree_peers.py says how to make one); without it that column is
+empty.
 """
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import gc
 import json
-import os
 import subprocess
 import sys
 import time
@@ -27,7 +25,7 @@ import concurrency
 import language_hangs
 from instant import server
 from language_peers import N_TURNS, NAME
-from report import ROOT, Report, correct
+from report import Report, correct, parser, run_tests
 
 import banyan as bn
 from banyan.backends.base import Quiet
@@ -36,7 +34,7 @@ from banyan.runtime.protocol import wire
 
 HERE = Path(__file__).resolve().parent
 LONGEST = 600.0
-"""Seconds that one figure may take on the slowest machine. Beyond that the run ends, and shows where it is."""
+"""Time limit in seconds of one figure. After that the run ends with a traceback."""
 FAULTS = (
     "tests/frontend/execution/test_faults.py",
     "tests/runtime/test_faults.py",
@@ -44,23 +42,20 @@ FAULTS = (
 )
 
 
-# ---- a backend that costs next to nothing --------------------------------------------------------------------------
-
-
 class Instant:
-    """Answers each gen as it is submitted."""
+    """A backend that answers each gen at once."""
 
     def __init__(self) -> None:
         self.welcome = wire.Welcome(wire.VERSION, model="instant", max_context=1 << 31)
 
-    def program(self, name: str = "") -> Open:
-        return Open(self)
+    def program(self, name: str = "") -> InstantProgram:
+        return InstantProgram(self)
 
     def ask(self, what: str) -> Any:
         return {}
 
 
-class Open(Quiet):
+class InstantProgram(Quiet):
     def __init__(self, backend: Instant) -> None:
         self._backend, self._futures = backend, dict[int, ValueFuture[wire.Value]]()
 
@@ -76,7 +71,7 @@ class Open(Quiet):
 
 
 class Templated(Instant):
-    """It takes templates too, and answers what they make."""
+    """Also accepts templates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,11 +84,11 @@ class Templated(Instant):
     def undefine(self, number: int) -> None:
         pass
 
-    def program(self, name: str = "") -> Open:
-        return OpenTemplated(self)
+    def program(self, name: str = "") -> InstantProgram:
+        return TemplatedProgram(self)
 
 
-class OpenTemplated(Open):
+class TemplatedProgram(InstantProgram):
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
         for op in ops:
             if isinstance(op, wire.Use):
@@ -102,9 +97,6 @@ class OpenTemplated(Open):
 
 
 ANSWER = wire.Value(0, 0, 0, (wire.Sample("yes", "stop"),))
-
-
-# ---- the programs --------------------------------------------------------------------------------------------------
 
 
 @bn.function
@@ -128,11 +120,8 @@ def review(s: bn.State, words: str) -> None:
     s += bn.user(f"They say: {words}") + bn.assistant(bn.gen("good", max_tokens=2))
 
 
-# ---- figures -------------------------------------------------------------------------------------------------------
-
-
 def cpu_per_gen(program: Any, backend: Any, n: int, n_times: int) -> float:
-    """Microseconds of CPU, of all threads, in a batch of n programs: the best of `n_times`."""
+    """CPU microseconds of all threads per gen in a batch of n programs: the best of `n_times`."""
     items = [{"topic": f"topic {i}"} for i in range(n)]
     program.run_batch(items[:8], backend=backend)
     best = float("inf")
@@ -145,7 +134,7 @@ def cpu_per_gen(program: Any, backend: Any, n: int, n_times: int) -> float:
 
 
 def import_ms() -> float:
-    """CPU of `import banyan` with all public names, in a process of its own; the best of 5."""
+    """CPU ms of `import banyan` with all public names in a new process; the best of 5."""
     code = (
         "import sys, time; start = time.process_time(); import banyan\n"
         "[getattr(banyan, name) for name in banyan.__all__]\n"
@@ -158,7 +147,7 @@ def import_ms() -> float:
 
 
 class Sent:
-    """Counts what a runtime's client sends of programs; what is sent again on a slow machine, once."""
+    """Records the sizes of the messages that a client sends for programs; retransmissions count once."""
 
     def __init__(self, runtime: bn.Runtime) -> None:
         self._client, self.sizes, self._seen = runtime.client, list[int](), set[bytes]()
@@ -212,18 +201,13 @@ def traffic(report: Report, runtime: bn.Runtime, n_items: int) -> None:
 
 
 def hangs_under_faults(is_long: bool) -> tuple[int, int]:
-    """Runs the tests of faults: servers and engines that die or stand still, connections that are cut, messages that
-    are lost, tools and bodies that raise, at every point of a two-stage fork and in random programs. Gives how many of
-    them fail (each holds every run to its deadline, and its error to its cause), and how many there are."""
+    """Runs the tests of faults: servers and engines that die or hang, cut connections, lost messages, tools and
+    programs that raise, at every point of a two-stage fork and in random programs. Each test checks that every run ends
+    in time and with the right error. Returns how many tests fail, and how many there are."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "junit.xml"
-        arguments = ["-q", "-p", "no:cacheprovider", f"--junit-xml={file}", *FAULTS]
-        arguments += [] if is_long else ["-m", "not long"]
-        # Through -c: the root stays off sys.path.
-        command = [sys.executable, "-c", "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))", *arguments]
-        limit = 6 * LONGEST if is_long else LONGEST
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, timeout=limit)
+        marks = [] if is_long else ["-m", "not long"]
+        run_tests(f"--junit-xml={file}", *FAULTS, *marks, timeout=6 * LONGEST if is_long else LONGEST)
         (suite,) = ElementTree.parse(file).getroot().iter("testsuite")
     return int(suite.get("failures", 0)) + int(suite.get("errors", 0)), int(suite.get("tests", 0))
 
@@ -240,7 +224,7 @@ def sglang(python: str | None, n: int) -> dict[str, Any]:
 
 
 class Bounded(Report):
-    """A report whose figures may each take LONGEST seconds."""
+    """A report that limits the time of each figure to LONGEST."""
 
     def row(self, *arguments: Any, **options: Any) -> None:
         super().row(*arguments, **options)
@@ -248,7 +232,7 @@ class Bounded(Report):
 
 
 def costs(report: Report, peer: dict[str, Any], n: int, n_times: int) -> None:
-    """CPU of the process that runs programs."""
+    """CPU time of the process that runs programs."""
     name = NAME if peer else ""
     report.row("import banyan, all names", "ms", import_ms(), target="< 300")
     ours = cpu_per_gen(chat, Instant(), n, n_times)
@@ -260,23 +244,21 @@ def costs(report: Report, peer: dict[str, Any], n: int, n_times: int) -> None:
 
 
 def endings(report: Report, peer: dict[str, Any], is_quick: bool, is_long: bool) -> None:
-    """That all ends."""
+    """Whether all programs end."""
     backend = bn.Mock(lambda prompt, name: language_hangs.answer(prompt))
     ours, n = len(language_hangs.hangs(bn, backend)), len(language_hangs.programs(bn))
     report.row(f"hangs, {n} ways to hang", "programs", ours, peer.get("hangs"), NAME if peer else "", target="<= 0")
     if not is_quick:
-        faulthandler.cancel_dump_traceback_later()  # they have limits of their own
+        faulthandler.cancel_dump_traceback_later()  # these tests have their own limits
         n_failed, n = hangs_under_faults(is_long)
         report.row(f"hangs or wrong errors, {n} tests of faults", "tests", n_failed, target="<= 0")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer programs, and not the tests they stand on")
-    parser.add_argument("--long", action="store_true", help="the long form of the tests of faults (minutes)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
-    parser.add_argument("--sglang", metavar="PYTHON", help="an interpreter that has SGLang")
-    args = parser.parse_args()
+    options = parser(__doc__, quick="fewer programs, and no tests first")
+    options.add_argument("--long", action="store_true", help="the long form of the tests of faults (minutes)")
+    options.add_argument("--sglang", metavar="PYTHON", help="the interpreter of an environment that has SGLang")
+    args = options.parse_args()
     n, n_times = (200, 15) if args.quick else (500, 15)
     if not args.quick:
         correct(

@@ -1,6 +1,6 @@
-"""Programs that leave a language waiting, if it lets them: after an error, behind a fork, in a stream.
+"""Programs that may hang: after an error, behind a fork, in a stream.
 
-The same text runs in SGLang's language and in ours. To end with an error is what is right for most.
+The same code runs in SGLang's language and in ours. Most of the programs should end with an error.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from contextlib import suppress
 from typing import Any
 
 LIMIT = 5.0
-"""Seconds; a program that ends takes milliseconds."""
+"""Seconds. A program that does not hang takes milliseconds."""
 BAD = "bad:"
-"""A gen behind this fails."""
+"""A gen after this text fails."""
 SLOW = "slow:"
-"""A gen behind this takes a moment."""
+"""A gen after this text takes 0.2 s."""
 
 
 def answer(prompt: str) -> str:
-    """What the model says."""
+    """The model's answer to a prompt."""
     if prompt.endswith(BAD):
         raise OSError("no luck")
     time.sleep(0.2 * prompt.endswith(SLOW))
@@ -28,7 +28,7 @@ def answer(prompt: str) -> str:
 
 
 def programs(sgl: Any) -> list[Callable[[Any], object]]:
-    """Their bodies; `_run` says how each is run."""
+    """The programs; `_run` runs them."""
 
     def gen_after_a_failure(s: Any) -> None:
         s += BAD + sgl.gen("a")
@@ -97,13 +97,13 @@ def _run(sgl: Any, body: Callable[[Any], object], backend: Any) -> None:
 
 
 def hangs(sgl: Any, backend: Any) -> list[str]:
-    """The names of the programs that did not end within LIMIT seconds, with a value or an error. Their threads are left
-    behind: the caller ends its process with `os._exit`."""
+    """The names of the programs that did not end within LIMIT seconds. Their threads remain, so the caller must end its
+    process with `os._exit`."""
     left = []
     for body in programs(sgl):
 
         def run(body: Callable[[Any], object] = body) -> None:
-            with suppress(Exception):  # any error will do: it was told
+            with suppress(Exception):  # any error is fine
                 _run(sgl, body, backend)
 
         thread = threading.Thread(target=run, daemon=True)

@@ -1,8 +1,8 @@
-"""SGLang's language under the work of language.py. Runs in an environment that has it, without a GPU:
+"""SGLang's language with the work of language.py. Runs in an SGLang environment, without a GPU:
 
     PYTHON benchmarks/language_peers.py --programs N      # prints figures as JSON
 
-SGLang: as in tree_peers.py. Its backend answers at once; the interpreter is what is measured.
+tree_peers.py says how to install SGLang. The backend answers at once, so only the interpreter is measured.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import language_hangs
-from tree_peers import StandIns
+from tree_peers import MockFinder
 
 N_TURNS = 8
 NAME = "SGLang 0.5.23"
@@ -47,7 +47,7 @@ def programs() -> dict[str, Any]:
 
 
 def backend(answer: Any) -> Any:
-    """One whose gens are `answer()`."""
+    """A backend whose gens return `answer()`."""
     from sglang.lang.backend.base_backend import BaseBackend
 
     class Scripted(BaseBackend):  # type: ignore[misc]
@@ -58,20 +58,20 @@ def backend(answer: Any) -> Any:
 
 
 def cpu_per_gen(chat: Any, n: int) -> float:
-    """Microseconds, in a batch of n programs."""
-    made = backend(lambda: "yes")
+    """CPU microseconds per gen in a batch of n programs."""
+    instant = backend(lambda: "yes")
     items = [{"topic": f"topic {i}"} for i in range(n)]
-    chat.run_batch(items[:8], backend=made)
+    chat.run_batch(items[:8], backend=instant)
     best = float("inf")
     for _ in range(3):
         start = time.process_time()
-        chat.run_batch(items, backend=made)
+        chat.run_batch(items, backend=instant)
         best = min(best, time.process_time() - start)
     return best / (n * N_TURNS) * 1e6
 
 
 def threads(tree: Any) -> int:
-    """At most, beside the main one, while 32 programs wait for the values of 4 branches each."""
+    """Threads besides the main one while 32 programs wait for the values of 4 branches each."""
     waiting, go = threading.Semaphore(0), threading.Event()
 
     def answer() -> str:
@@ -87,14 +87,14 @@ def threads(tree: Any) -> int:
     batch.start()
     for _ in range(32 * 4):
         waiting.acquire(timeout=60)
-    n = threading.active_count() - 2  # this one, and the one that the batch is called from
+    n = threading.active_count() - 2  # without this one and the one that calls run_batch
     go.set()
     batch.join()
     return n
 
 
 def hangs() -> int:
-    """How many of the programs that may hang do."""
+    """How many of the programs that may hang do hang."""
     import sglang
     from sglang.lang.backend.base_backend import BaseBackend
 
@@ -112,11 +112,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=int, required=True)
     args = parser.parse_args()
-    sys.meta_path.insert(0, StandIns())
-    made = programs()
-    found = {"cpu": cpu_per_gen(made["chat"], args.programs), "threads": threads(made["tree"]), "hangs": hangs()}
+    sys.meta_path.insert(0, MockFinder())
+    by_name = programs()
+    found = {"cpu": cpu_per_gen(by_name["chat"], args.programs), "threads": threads(by_name["tree"]), "hangs": hangs()}
     print(json.dumps(found), flush=True)
-    os._exit(0)  # what hangs would hold up the exit too
+    os._exit(0)  # hanging threads would block a normal exit
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Every figure of docs/performance.md, measured and written there.
+"""Measures every figure of docs/performance.md and writes it there.
 
     python benchmarks/random_models.py models
     python benchmarks/performance.py models --vllm PYTHON --sglang PYTHON --transformers PYTHON --llamacpp LLAMA_SERVER
 
-Each benchmark is a command of its own, shown as it is run; one that fails keeps its old table. Peers that are not named
-are left out. An idle machine takes half an hour with vLLM, and an hour more with all others.
---quick: one run of each workload, and 1,000 items.
+Each benchmark is a command of its own, which is printed; if one fails, its old table stays. Peers that are not named
+are left out. An idle machine takes half an hour with vLLM, and an hour more with all others. --quick: one run of each
+workload, and 1,000 items.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
         command = [sys.executable, f"benchmarks/{name}", *words, "--page", str(PAGE)]
         print("\n$", shlex.join(command), flush=True)
         started, before = time.perf_counter(), PAGE.read_text()
-        status = subprocess.run(command, cwd=ROOT).returncode  # 1 also where a goal is missed
+        status = subprocess.run(command, cwd=ROOT).returncode  # also 1 if a target is missed
         print(f"{time.perf_counter() - started:.0f} s, status {status}", flush=True)
         if PAGE.read_text() == before:
             failed.append(f"{name} {' '.join(words)}")

@@ -1,8 +1,8 @@
-"""Models of random weights to be timed, in Hugging Face format: `python benchmarks/random_models.py FOLDER`
+"""Models with random weights for timing, in Hugging Face format: `python benchmarks/random_models.py FOLDER`
 
-M1 (15 M parameters, 6 layers of 256) and M2 (110 M, 12 of 768, GQA 12/4), each in float32 and bfloat16 of the same
-seeded weights. Their words are made up, and each is one token with the space before it: a text of n words has n tokens,
-whatever stands around it.
+M1 (15 M parameters, 6 layers of 256) and M2 (110 M, 12 layers of 768, GQA 12/4), each in float32 and bfloat16 with the
+same seeded weights. Their words are made up, and each word with the space before it is one token, so that a text of n
+words always has n tokens.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ SYLLABLES = [c + v for c in CONSONANTS for v in VOWELS]
 
 
 def words(vocabulary: int) -> list[str]:
-    """The words of a model with so large a vocabulary, each with its space: what its parts leave room for."""
+    """The words of a model with a vocabulary of this size, each with its leading space."""
     n = vocabulary - 256 - len(SPECIAL) - 2 * len(SYLLABLES) - len(SYLLABLES) ** 2
     return [f" {a}{b}{c}" for c in SYLLABLES for a in SYLLABLES for b in SYLLABLES][:n]
 
 
 def _tokenizer(size: int) -> Tokenizer:
-    """Byte-level BPE that puts a word together from its syllables."""
+    """Byte-level BPE that merges syllables into words."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     space = "\u0120"  # as byte-level BPE writes it
@@ -70,7 +70,7 @@ def make(folder: Path, name: str) -> None:
     draw = torch.Generator().manual_seed(len(name))
     with torch.no_grad():
         for key, weight in sorted(model.named_parameters()):
-            # Large enough that greedy output is not one token again and again.
+            # Large enough that greedy output does not repeat one token.
             scale = 1.0 if "embed" in key else 2.0 / weight.shape[-1] ** 0.5
             weight.fill_(1.0) if weight.ndim == 1 else weight.copy_(torch.randn(weight.shape, generator=draw) * scale)
     for dtype in (torch.float32, torch.bfloat16):
@@ -80,8 +80,8 @@ def make(folder: Path, name: str) -> None:
 
 
 def write_gguf(model: Path, file: Path) -> None:
-    """The same weights for llama.cpp. Its tokens are numbers with a letter: prompts come as ids, and where a token of
-    ours ends inside a character, the server would keep its id back."""
+    """The same weights for llama.cpp. Prompts are ids, so the tokens' texts do not matter; they are ASCII because the
+    server withholds tokens that end inside a character."""
     import gguf
     import torch
     from safetensors.torch import load_file
@@ -111,7 +111,7 @@ def write_gguf(model: Path, file: Path) -> None:
     for name, weight in load_file(model / "model.safetensors").items():
         weight = weight.to(torch.float32)
         for part, n in (("q_proj", heads), ("k_proj", kv_heads)):
-            if part in name:  # llama.cpp turns neighbours, not halves
+            if part in name:  # llama.cpp rotates neighbouring dimensions, not halves
                 weight = weight.unflatten(0, (n, 2, -1)).transpose(1, 2).flatten(0, 2)
         numbers = weight.contiguous().numpy()
         to = names.get_name(name, try_suffixes=(".weight",))

@@ -1,36 +1,32 @@
-"""Whole programs on a CPU, beside other runtimes on the same model, texts and machine.
+"""Whole programs on a CPU, compared with other runtimes on the same model, texts and machine.
 
     python benchmarks/random_models.py models
     python benchmarks/serving.py models/M2-bfloat16 --vllm ~/vllm/bin/python --transformers .venv/bin/python
 
-The six workloads of serving_work.py run through the whole path (language, socket, server, engine), each peer in its own
-environment with the settings that are best for it. All of them are alive at once and take turns: who does not run is
-stopped, so that nobody's polling costs another. Every run begins with an empty cache. Greedy, end-of-sequence ignored,
-nothing drafted. A row is of the run with the median wall time; outputs are compared in all of them, where two differ
-not those of the calls behind it, whose prompts differ then. `--page FILE` puts a table between the marks of this
-benchmark in a Markdown file, and a plot beside that.
+The six workloads of serving_work.py run through the whole path (language, socket, server, engine). Each peer runs in
+its own environment with its best settings. The systems take turns, and are stopped in between, so that polling costs
+the others nothing. Every run begins with an empty cache. Decoding is greedy, ignores end-of-sequence and does not
+speculate. Rows show the run with the median wall time. Outputs are compared in all runs; behind a call whose outputs
+differ, the prompts differ and nothing is compared. `--page FILE` writes a table between the marks of this benchmark in
+a Markdown file, and a plot next to it.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from peer_process import PeerProcess, ProcessTree
 from random_models import words
-from report import Report, commit, fill, machine
+from report import Report, fill, parser, percentile
 from serving_floor import Ceilings, Shape, ceilings, floor
 from serving_work import WORKLOADS, Call, every, work
 
@@ -39,13 +35,13 @@ import banyan as bn
 HERE = Path(__file__).resolve().parent
 KV = "2GiB"
 PEERS = {"vllm": "Python", "sglang": "Python", "transformers": "Python", "llamacpp": "llama-server"}
-"""What each option names."""
+"""Peer -> what its option names."""
 BOUNDS = {"W1": 0.67, "W2": 0.85, "W3": 0.8, "W4": 0.75, "W5": 1.0, "W6": 0.67}
-"""Of vLLM's wall time."""
+"""Targets: our wall time as a share of vLLM's."""
 
 
 class Run(NamedTuple):
-    """One workload, once. wall, ttft, itl: seconds; itl is a call's mean between its first and last token."""
+    """One run of a workload. wall, ttft, itl: seconds; itl is a call's mean time between tokens."""
 
     wall: float
     n_out: int
@@ -56,12 +52,12 @@ class Run(NamedTuple):
 
 
 @bn.function
-def grow(s: bn.State, call: Call, made: dict[int, tuple[bn.State, str]], depth: int = 0) -> None:
-    """A tree of calls. Where one call follows another, its text comes when the last is known, as a user's would."""
+def run_call(s: bn.State, call: Call, outputs: dict[int, tuple[bn.State, str]], depth: int = 0) -> None:
+    """Runs a tree of calls. A call that follows another waits for its output, as a user would."""
     while True:
         name = f"out{depth}"
         s += call.text + bn.gen(name, max_tokens=call.n_out, ignore_eos=True, temperature=0)
-        made[id(call)] = s, name
+        outputs[id(call)] = s, name
         if len(call.children) != 1:
             break
         s[name]
@@ -69,69 +65,43 @@ def grow(s: bn.State, call: Call, made: dict[int, tuple[bn.State, str]], depth: 
     if call.children:
         branches = s.fork(len(call.children))
         for branch, child in zip(branches, call.children, strict=True):
-            grow.inline(branch, child, made, depth + 1)
+            run_call.inline(branch, child, outputs, depth + 1)
         branches.join()
 
 
 @bn.function
-def say_one(s: bn.State) -> None:
+def first_token(s: bn.State) -> None:
     s += "Hello" + bn.gen(max_tokens=1)
 
 
-class Processes:
-    """A process and its children."""
-
-    def __init__(self, pid: int) -> None:
-        self._first = psutil.Process(pid)
-
-    def _all(self) -> Iterator[psutil.Process]:
-        yield self._first
-        yield from self._first.children(recursive=True)
-
-    def signal(self, number: signal.Signals) -> None:
-        for process in self._all():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(number)
-
-    @property
-    def peak(self) -> int:
-        """Bytes: the sum of what each had at its peak; pages that they share count for each."""
-        n = 0
-        for process in self._all():
-            with contextlib.suppress(OSError):
-                status = Path(f"/proc/{process.pid}/status").read_text()
-                n += next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")), 0)
-        return n << 10
-
-
 class Ours:
-    """Banyan's server and engine, with their client in this process."""
+    """Banyan: a server and an engine process, with the client in this process."""
 
     def __init__(self, model: Path, dtype: str, **options: Any) -> None:
         started = time.perf_counter()
         others = {child.pid for child in psutil.Process().children()}
         options = {"device": "cpu", "kv_memory": KV, "speculate": "off", **options}
         self._runtime = bn.Runtime(str(model), dtype=dtype, **options)
-        say_one.run(backend=self._runtime).sync()
+        first_token.run(backend=self._runtime).sync()
         self.startup = time.perf_counter() - started
         (server,) = (child.pid for child in psutil.Process().children() if child.pid not in others)
-        self._processes = Processes(server)
+        self._tree = ProcessTree(server)
         self._vocabulary = words(json.loads((model / "config.json").read_text())["vocab_size"])
 
     @property
     def peak(self) -> int:
-        return self._processes.peak
+        return self._tree.peak
 
     def run(self, name: str, seed: int) -> Run:
         calls = work(name, self._vocabulary, seed)
         self._runtime.flush_cache()
-        made: dict[int, tuple[bn.State, str]] = {}
+        outputs: dict[int, tuple[bn.State, str]] = {}
         started = time.perf_counter()
-        grow.run_batch([{"call": call, "made": made} for call in calls], backend=self._runtime)
+        run_call.run_batch([{"call": call, "outputs": outputs} for call in calls], backend=self._runtime)
         wall = time.perf_counter() - started
         metas, out = [], []
         for call in every(calls):
-            state, name = made[id(call)]
+            state, name = outputs[id(call)]
             metas.append(state.get_meta_info(name))
             out.append(state[name])
         return Run(
@@ -147,40 +117,20 @@ class Ours:
         self._runtime.shutdown()
 
 
-class Peer:
-    """A peer in its own environment; stopped, except while it runs."""
+class Peer(PeerProcess):
+    """A peer in its own environment (serving_peers.py)."""
 
     def __init__(self, name: str, place: Path, model: Path, dtype: str) -> None:
         from transformers import AutoTokenizer
 
         is_python = PEERS[name] == "Python"
         command = [str(place) if is_python else sys.executable, str(HERE / "serving_peers.py"), name]
-        command += [str(model.resolve()), dtype, *([] if is_python else [str(place)])]
-        environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        super().__init__([*command, str(model.resolve()), dtype, *([] if is_python else [str(place)])])
         self._tokenizer = AutoTokenizer.from_pretrained(model)
-        self.startup: float = self._read()["startup"]
-        self._processes = Processes(self._process.pid)
-        self._processes.signal(signal.SIGSTOP)
-
-    def _read(self) -> dict[str, Any]:
-        line = self._process.stdout.readline()  # type: ignore[union-attr]
-        if not line:
-            raise SystemExit(f"the peer ended with status {self._process.wait()}; what it said stands above")
-        return json.loads(line)  # type: ignore[no-any-return]
-
-    @property
-    def peak(self) -> int:
-        return self._processes.peak
+        self.startup: float = self.ready["startup"]
 
     def run(self, name: str, seed: int) -> Run:
-        self._processes.signal(signal.SIGCONT)
-        self._process.stdin.write(f"{name} {seed}\n")  # type: ignore[union-attr]
-        self._process.stdin.flush()  # type: ignore[union-attr]
-        result = self._read()
-        self._processes.signal(signal.SIGSTOP)
+        result = self.ask(f"{name} {seed}")
         calls = result["calls"]
         return Run(
             result["wall"],
@@ -191,25 +141,13 @@ class Peer:
             [self._tokenizer.decode(call["out"], skip_special_tokens=True) for call in calls],
         )
 
-    def close(self) -> None:
-        self._processes.signal(signal.SIGCONT)
-        self._process.stdin.close()  # type: ignore[union-attr]
-        try:
-            self._process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            self._processes.signal(signal.SIGKILL)
-
 
 def median(runs: list[Run]) -> Run:
     return sorted(runs, key=lambda run: run.wall)[(len(runs) - 1) // 2]
 
 
-def percentile(values: list[float], share: float) -> float:
-    return sorted(values)[round(share * (len(values) - 1))]
-
-
 def measure(systems: dict[str, Ours | Peer], names: list[str], n_times: int) -> dict[str, dict[str, list[Run]]]:
-    """workload -> system -> runs. The systems take turns; their runs of one turn have the same texts."""
+    """Runs all workloads on all systems in turns. Runs with the same index have the same texts."""
     for system in systems.values():
         for seed in range(2):
             system.run("warm-up", seed)
@@ -224,7 +162,7 @@ def measure(systems: dict[str, Ours | Peer], names: list[str], n_times: int) -> 
 
 
 def agreement(calls: list[Call], ours: list[str], theirs: list[str]) -> tuple[float, int]:
-    """Of the calls that had the same prompts, the share with the same output; and how many those were."""
+    """Of the calls that had the same prompts: the share with the same output, and their number."""
     at = {id(call): i for i, call in enumerate(every(calls))}
     same: list[bool] = []
 
@@ -243,7 +181,7 @@ Runs = dict[str, dict[str, list[Run]]]
 """workload -> system -> runs."""
 
 
-def tell(report: Report, runs: Runs, vocabulary: list[str], shape: Shape, ceiling: Ceilings) -> None:
+def add_rows(report: Report, runs: Runs, vocabulary: list[str], shape: Shape, ceiling: Ceilings) -> None:
     for name, by_system in runs.items():
         ours = median(by_system["banyan"])
         least = floor(work(name, vocabulary, by_system["banyan"].index(ours)), shape, ceiling)
@@ -279,8 +217,8 @@ def compare(report: Report, name: str, peer: str, by_system: dict[str, list[Run]
 
 
 def write_page(file: Path, model: str, runs: Runs, report: Report) -> None:
-    """The walls as a table between this benchmark's marks, and as bars in an SVG beside the file. Peers without vLLM,
-    which take many times as long, have a table of their own."""
+    """Write the wall times as a table between this benchmark's marks, and as bars in an SVG file. Runs with peers but
+    without vLLM have a table of their own, as those peers take many times as long."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -296,11 +234,11 @@ def write_page(file: Path, model: str, runs: Runs, report: Report) -> None:
         + " |"
         for name, row in walls.items()
     ]
-    said = ("times as fast", "start of", "peak memory", "matrix", "memory read")
+    shown = ("times as fast", "start of", "peak memory", "matrix", "memory read")
     more = [
         f"- {row['name']}: {row['ours']:,.{0 if row['ours'] >= 1000 else 2}f} {row['unit']}"
         for row in report.rows
-        if row["name"].startswith(said) or (" outputs that are " in row["name"] and model.endswith("float32"))
+        if row["name"].startswith(shown) or (" outputs that are " in row["name"] and model.endswith("float32"))
     ]
     kind = "-others" if len(systems) > 1 and "vllm" not in systems else ""
     plot = file.with_name(f"{report.name}-{model}{kind}.svg")
@@ -315,26 +253,26 @@ def write_page(file: Path, model: str, runs: Runs, report: Report) -> None:
     axes.legend()
     figure.savefig(plot, metadata={"Date": None})
     n_times = len(next(iter(runs.values()))[systems[0]])
-    head = f"{model}, {machine()}, commit {commit()}. Wall seconds, medians of {n_times}."
+    head = f"{model}, {report.machine}, commit {report.commit}. Wall seconds, medians of {n_times}."
     body = [head, "", *lines, "", f"![wall times]({plot.name})", "", *more, ""]
     fill(file, f"{report.name} {model}{kind}", "\n".join(body))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a folder made by random_models.py")
+    options = parser(__doc__, quick="one run of each workload")
+    options.add_argument("model", type=Path, help="a folder made by random_models.py")
     for peer, what in PEERS.items():
-        parser.add_argument(f"--{peer}", type=Path, help=f"the {what} of an environment that has it")
-    parser.add_argument("--workloads", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--times", type=int, default=3)
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="options of ours, values as JSON")
-    parser.add_argument("--json", type=Path, help="also write the rows here")
-    parser.add_argument("--page", type=Path, help="also write a table and a plot here")
-    args = parser.parse_args()
+        options.add_argument(f"--{peer}", type=Path, help=f"the {what} of an environment that has it")
+    options.add_argument("--workloads", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))
+    options.add_argument("--times", type=int, default=3)
+    options.add_argument("--set", nargs="*", default=[], metavar="NAME=JSON", help="options of bn.Runtime")
+    options.add_argument("--page", type=Path, help="also write a table and a plot here")
+    args = options.parse_args()
+    args.times = 1 if args.quick else args.times
     dtype = args.model.name.rpartition("-")[2]
-    options = {name: json.loads(value) for name, value in (option.split("=", 1) for option in args.set)}
+    ours = {name: json.loads(value) for name, value in (option.split("=", 1) for option in args.set)}
     ceiling = ceilings(dtype)
-    systems: dict[str, Ours | Peer] = {"banyan": Ours(args.model, dtype, **options)}
+    systems: dict[str, Ours | Peer] = {"banyan": Ours(args.model, dtype, **ours)}
     report = Report("serving", f"{args.model.name}, {os.cpu_count()} cores, median of {args.times}")
     try:
         for peer in PEERS:
@@ -350,10 +288,10 @@ def main() -> None:
     report.row("matrix products", "GFLOP/s", ceiling.operations / 1e9)
     report.row("memory read", "GB/s", ceiling.bytes / 1e9)
     vocabulary = words(json.loads((args.model / "config.json").read_text())["vocab_size"])
-    tell(report, runs, vocabulary, Shape.read(args.model, dtype), ceiling)
+    add_rows(report, runs, vocabulary, Shape.read(args.model, dtype), ceiling)
     if args.page:
         write_page(args.page, args.model.name, runs, report)
-    raise SystemExit(report.end(args.json) > 0)
+    raise SystemExit(report.end(args.json))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What a workload takes at the least on this machine: its operations and bytes over what the machine was seen to do.
+"""A lower bound of a workload's time on this machine: its operations and bytes over the machine's measured rates.
 
-Every distinct token is computed once, and nothing else; the longest chain of outputs is that many steps, each of which
-reads all weights once. The two come one after the other: prompts at the rate of large matrix products, steps at the
-larger of their bytes and their operations. KV is not read here: a floor, not a forecast.
+Every distinct token is computed once. The longest chain of outputs needs as many steps, each of which reads all weights
+once. Prompts are computed at the rate of large matrix products; steps take the larger of their bytes and their
+operations; the two times add up. Reads of KV are not counted.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ WIDTH = {"float32": 4, "bfloat16": 2}
 
 
 class Ceilings(NamedTuple):
-    """operations: a second, in large matrix products; bytes: a second, read from memory."""
+    """Per second: floating-point operations in large matrix products, and bytes read from memory."""
 
     operations: float
     bytes: float
 
 
 class Shape(NamedTuple):
-    """Of a model. weights: bytes a step reads; body, head: multiply-adds a token; context: those for each token of its
-    context."""
+    """A model. weights: bytes that a step reads; body, head: multiply-adds per token; context: multiply-adds per token
+    and token of its context."""
 
     weights: int
     body: int
@@ -47,7 +47,7 @@ class Shape(NamedTuple):
 
 
 def ceilings(dtype: str) -> Ceilings:
-    """Measured now, the best of some: a product of 2048-cubes, and the sum or the norm of 256 MiB."""
+    """Measured now, the best of several: a product of 2048 x 2048 matrices, and the sum or norm of 256 MiB."""
     import torch
 
     a = torch.randn(2048, 2048, dtype=getattr(torch, dtype))
@@ -67,7 +67,7 @@ def _best(work: Callable[[], object], n: int = 10) -> float:
 
 
 def distinct(calls: Sequence[Call]) -> int:
-    """Prompt tokens that have to be computed when none is computed twice."""
+    """Prompt tokens that must be computed if none is computed twice."""
     texts = sorted(call.text.split() for call in calls)
     n_new = len(texts[0]) if texts else 0
     for before, text in pairwise(texts):
@@ -77,12 +77,12 @@ def distinct(calls: Sequence[Call]) -> int:
 
 
 def longest(calls: Sequence[Call]) -> int:
-    """Output tokens of the longest chain: so many steps there are at least."""
+    """Output tokens of the longest chain of calls: the minimum number of steps."""
     return max((call.n_out + longest(call.children) for call in calls), default=0)
 
 
 def floor(calls: Sequence[Call], shape: Shape, ceiling: Ceilings) -> float:
-    """Seconds."""
+    """The lower bound in seconds."""
     n_prompt, n_steps = distinct(calls), longest(calls)
     rows = list(_rows(calls, 0))
     n_out = sum(call.n_out for call in every(list(calls)))
@@ -95,7 +95,7 @@ def floor(calls: Sequence[Call], shape: Shape, ceiling: Ceilings) -> float:
 
 
 def _rows(calls: Sequence[Call], at: int) -> list[tuple[int, int, int]]:
-    """Of each call: its own prompt tokens, those before them, its output tokens."""
+    """For each call: its own prompt tokens, the tokens before them, its output tokens."""
     found = []
     for call in calls:
         n = len(call.text.split())

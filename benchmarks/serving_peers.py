@@ -1,8 +1,8 @@
-"""Runs in a peer's own environment: `PYTHON benchmarks/serving_peers.py PEER MODEL DTYPE [LLAMA_SERVER]`
+"""Runs a peer in its own environment: `PYTHON benchmarks/serving_peers.py PEER MODEL DTYPE [LLAMA_SERVER]`
 
-Reads workloads from standard input, one name and seed to a line, and writes what came of each as a line of JSON: wall
-seconds, and of each call (in the order of serving_work.every) its output ids, its cached prompt tokens and when its
-tokens came. Settings are the best found for two cores; see benchmarks/serving.py.
+Reads workloads from standard input, a name and a seed per line, and writes a line of JSON for each: the wall seconds,
+and for each call (in the order of serving_work.every) its output ids, cached prompt tokens and the times of its tokens.
+Settings are the best found for two cores; see benchmarks/serving.py.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from serving_work import every, work
 
 BEGAN = time.perf_counter()
 ANSWERS = "SERVING_PEERS_FD"
-"""Where the answers go, by name, for a peer that starts itself again."""
+"""Environment variable with the file descriptor for answers; a peer that re-executes itself inherits it."""
 
 sys.path = [place for place in sys.path if Path(place or ".").resolve() != Path(__file__).resolve().parent]
-# transformers looks for a package called `kernels`, and would take the benchmark of that name for it.
+# Otherwise transformers would import the benchmark kernels.py as its package `kernels`.
 
 Generate = Callable[[list[int], int, Callable[[], None]], Awaitable[tuple[list[int], int]]]
-"""(prompt ids, output tokens, what to call as tokens come) -> output ids, cached prompt tokens."""
+"""(prompt ids, number of output tokens, callback per token) -> output ids, cached prompt tokens."""
 
 
 async def run(calls: list[Any], tokenize: Callable[[str], list[int]], generate: Generate) -> dict[str, Any]:
@@ -52,7 +52,7 @@ async def run(calls: list[Any], tokenize: Callable[[str], list[int]], generate: 
 
 
 async def serve(model: str, generate: Generate, reset: Callable[[], Any], write: Callable[[Any], None]) -> None:
-    """One workload after another, each on an empty cache."""
+    """Runs the workloads that standard input names, each with an empty cache."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -72,14 +72,14 @@ async def serve(model: str, generate: Generate, reset: Callable[[], Any], write:
 
 
 def vllm(model: str, dtype: str, write: Callable[[Any], None]) -> None:
-    """vLLM's CPU build, in process: its engine stepped by the client's own loop, which is its fastest way here."""
+    """vLLM's CPU build, in process: the client's event loop steps its engine, which is fastest here."""
     settings = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": f"{os.cpu_count()}", "KMP_BLOCKTIME": "200",
         "KMP_AFFINITY": "granularity=fine,explicit,proclist=[0,1]",
     }  # fmt: skip
-    if "LD_PRELOAD" not in os.environ:  # read when a process starts
+    if "LD_PRELOAD" not in os.environ:  # only read when a process starts
         libraries = [Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"), Path(sys.prefix, "lib", "libiomp5.so")]
         preload = ":".join(str(library) for library in libraries if library.exists())
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | settings | {"LD_PRELOAD": preload})
@@ -161,7 +161,7 @@ def transformers(model: str, dtype: str, write: Callable[[Any], None]) -> None:
                 tick()
             n_seen = len(result.generated_tokens)
             if result.is_finished():
-                return list(result.generated_tokens), 0  # it does not say how much was cached
+                return list(result.generated_tokens), 0  # it does not report cached tokens
 
     try:
         asyncio.run(serve(model, generate, lambda: None, write))
@@ -170,8 +170,8 @@ def transformers(model: str, dtype: str, write: Callable[[Any], None]) -> None:
 
 
 def sglang(model: str, dtype: str, write: Callable[[Any], None]) -> None:
-    """SGLang's engine with torch's attention: its own CPU kernels are published for no registry. Its processes take
-    turns on the cores as they like; who waits sleeps."""
+    """SGLang's engine with torch's attention, as its CPU kernels are in no package registry. Its processes sleep while
+    they wait."""
     os.environ |= {"OMP_NUM_THREADS": f"{os.cpu_count()}", "HF_HUB_OFFLINE": "1", "SGLANG_USE_CPU_ENGINE": "1"}
     import sglang
 
@@ -195,7 +195,7 @@ def sglang(model: str, dtype: str, write: Callable[[Any], None]) -> None:
         return out, cached
 
     async def reset() -> None:
-        while not (await engine.tokenizer_manager.flush_cache()).success:  # something still runs
+        while not (await engine.tokenizer_manager.flush_cache()).success:  # a request is still running
             await asyncio.sleep(0.05)
 
     engine.loop.run_until_complete(serve(model, generate, reset, write))
@@ -203,7 +203,7 @@ def sglang(model: str, dtype: str, write: Callable[[Any], None]) -> None:
 
 
 async def _post(port: int, path: str, body: Any, take: Callable[[Any], None] = lambda event: None) -> int:
-    """Returns the status; `take` is given each event of a stream."""
+    """Returns the status. Calls `take` with each event of a stream."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
@@ -217,8 +217,8 @@ async def _post(port: int, path: str, body: Any, take: Callable[[Any], None] = l
 
 
 def llamacpp(model: str, dtype: str, write: Callable[[Any], None], server: str) -> None:
-    """llama.cpp's server over HTTP: 16 slots over one KV, and flash attention. The model's GGUF is made where there is
-    none (random_models.py)."""
+    """llama.cpp's server over HTTP: 16 slots with one unified KV cache, and flash attention. Makes the model's GGUF
+    file if there is none (random_models.py)."""
     from random_models import write_gguf
 
     gguf = Path(f"{model}.gguf")
@@ -274,7 +274,7 @@ def main() -> None:
     peer, model, dtype, *rest = sys.argv[1:]
     answers = int(os.environ.setdefault(ANSWERS, f"{os.dup(1)}"))
     os.set_inheritable(answers, True)
-    os.dup2(2, 1)  # what the peer itself prints
+    os.dup2(2, 1)  # the peer's own output goes to stderr
     lines = os.fdopen(answers, "w")
 
     def write(result: Any) -> None:

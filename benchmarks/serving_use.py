@@ -1,16 +1,15 @@
-"""What a user meets besides speed: how long a server takes to start, what memory it holds, and ten thousand items.
+"""Start-up time, memory, and large batches.
 
     python benchmarks/serving_use.py [--model models/M2-bfloat16] [--items 10000] [--page docs/performance.md]
 
-start: from `banyan serve` to the first token, files in the page cache. memory: of server and engine, at its peak, after
-prompts that filled every page of a small KV; pages that both processes map count twice. items: the examples of few-shot
-labels and of agents with tools through `run_batch`, 500 of them and then many, on the pocket model; a rate by CPU time
-of all three processes stands beside the one by the clock, as that does not depend on what else the machine does.
+start: from `banyan serve` to the first token, with the files in the page cache. memory: the peak of server and engine
+after prompts that filled a small KV cache; pages that both processes map count twice. items: the examples of few-shot
+labels and of agents with tools through `run_batch`, 500 items and then many, on the pocket model. Rates are by the
+clock and by the CPU time of all three processes, which does not depend on other load.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import os
@@ -27,8 +26,8 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "agents"))
-from report import Report, commit, fill, machine
-from serving import Ours, say_one
+from report import Report, parser
+from serving import Ours, first_token
 
 import banyan as bn
 
@@ -38,7 +37,7 @@ STARTS = {"pocket": "<= 3", "other": "<= 5"}
 
 
 def start(model: str, *options: str) -> float:
-    """Seconds from the start of the command to the first token in a client's hands."""
+    """Seconds from the start of the command until a client has the first token."""
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder, "s")
         banyan = Path(sys.executable).with_name("banyan")
@@ -50,7 +49,7 @@ def start(model: str, *options: str) -> float:
             while not socket.exists() and server.poll() is None:
                 time.sleep(0.002)
             with bn.connect(socket, timeout=60) as backend:
-                say_one.run(backend=backend).sync()
+                first_token.run(backend=backend).sync()
                 return time.perf_counter() - started
         finally:
             server.terminate()
@@ -59,7 +58,7 @@ def start(model: str, *options: str) -> float:
 
 def starts(report: Report, model: Path | None, n: int) -> None:
     for name, options in [("pocket", ()), *([(str(model), ("--dtype", _dtype(model)))] if model else [])]:
-        start(name, *options)  # kernels are built, and files come into memory
+        start(name, *options)  # builds kernels and fills the page cache
         seconds = statistics.median(start(name, *options) for _ in range(n))
         target = STARTS["pocket" if name == "pocket" else "other"]
         report.row(f"start to first token, {Path(name).name}", "s", seconds, target=target)
@@ -83,7 +82,7 @@ def _dtype(model: Path) -> str:
 
 
 class Pass(NamedTuple):
-    """One run_batch. wall, cpu: seconds; memory: MiB of server, engine and client, a tenth into it and at its end."""
+    """One run_batch. wall, cpu: seconds; memory: MiB of all processes after a tenth of the items and at the end."""
 
     n: int
     wall: float
@@ -100,13 +99,13 @@ def _memory(processes: Iterable[psutil.Process]) -> float:
 
 
 def run(program: Any, item: Callable[[int], dict[str, Any]], first: int, n: int, backend: bn.Runtime) -> Pass:
-    """n items from number `first` on, with progress; each state is dropped when it has come."""
+    """Runs n items from number `first` on, with a progress bar; each state is dropped when it arrives."""
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     early, cpu, started = 0.0, _cpu(processes), time.perf_counter()
     states = program.run_batch(
         map(item, range(first, first + n)), backend=backend, progress_bar=True, generator_style=True, ordered=False
     )
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # what the bodies print
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # output of the programs
         for i, state in enumerate(states):
             if state.error() is not None:
                 raise SystemExit(f"an item failed: {state.error()}")
@@ -128,7 +127,7 @@ def items(report: Report, n_items: int) -> None:
     for name, program, item in (("few-shot", few_shot.label, note), ("agents", react_tools.agent, question)):
         with bn.Runtime(kv_memory=KV) as backend:
             first = itertools.count(step=FEW)
-            run(program, item, next(first), FEW, backend)  # caches fill, and what was learned of lengths is known
+            run(program, item, next(first), FEW, backend)  # fills caches and length statistics
             few = run(program, item, next(first), FEW, backend)
             many = run(program, item, next(first), n_items, backend)
         rates = many.n / many.wall, few.n / few.wall
@@ -141,21 +140,22 @@ def items(report: Report, n_items: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="a folder made by random_models.py, for its start and memory")
-    parser.add_argument("--items", type=int, default=10_000)
-    parser.add_argument("--times", type=int, default=5, help="starts of each model")
-    parser.add_argument("--json", type=Path, help="also write the rows here")
-    parser.add_argument("--page", type=Path, help="also write a table here")
-    args = parser.parse_args()
+    options = parser(__doc__, quick="1,000 items, and one start of each model")
+    options.add_argument("--model", type=Path, help="a folder made by random_models.py, for its start and memory")
+    options.add_argument("--items", type=int, default=10_000)
+    options.add_argument("--times", type=int, default=5, help="starts of each model")
+    options.add_argument("--page", type=Path, help="also write a table here")
+    args = options.parse_args()
+    if args.quick:
+        args.items, args.times = 1000, 1
     report = Report("serving use", f"{args.items} items, {args.times} starts")
     starts(report, args.model, args.times)
     if args.model:
         memory(report, args.model)
     items(report, args.items)
     if args.page:
-        fill(args.page, report.name, f"{machine()}, commit {commit()}.\n\n{report.table()}")
-    raise SystemExit(report.end(args.json) > 0)
+        report.fill_page(args.page)
+    raise SystemExit(report.end(args.json))
 
 
 if __name__ == "__main__":

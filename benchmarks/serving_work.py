@@ -1,8 +1,8 @@
-"""Six workloads of programs that call a model many times, as trees of calls that ours and every peer run alike.
+"""Six workloads of programs that call a model many times, as trees of calls that all systems run.
 
 A call's prompt is its parent's prompt, its parent's output and a text of its own; its children begin when it has ended.
-Sizes are in tokens: a text of n words has n tokens (random_models.py). Needs nothing but the standard library, so that
-it runs in a peer's own environment.
+Sizes are in tokens: a text of n words has n tokens (random_models.py). Needs only the standard library, because it also
+runs in the peers' environments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Call(NamedTuple):
 
 
 class Source:
-    """Seeded texts, and numbers in a range."""
+    """Seeded texts and numbers."""
 
     def __init__(self, words: list[str], seed: str) -> None:
         self._words, self._random = words, random.Random(seed)
@@ -78,7 +78,7 @@ def long_context(s: Source) -> list[Call]:
 
 
 def warm_up(s: Source) -> list[Call]:
-    """A bit of everything."""
+    """A few prompts of different lengths."""
     return [Call(s.text(n), 8) for n in (16, 60, 200, 700, *[40] * 8)]
 
 
@@ -96,12 +96,12 @@ def long_prompts(s: Source) -> list[Call]:
 
 
 def interrupted(s: Source) -> list[Call]:
-    """The 8, and beside them the 3."""
+    """The 8 decodes and the 3 long prompts together."""
     return [*decodes(s), *long_prompts(s)]
 
 
 UNTIMED = {"warm-up": warm_up, "decodes": decodes, "interrupted": interrupted, "long-prompts": long_prompts}
-"""What others ask for than the six."""
+"""Workloads of other benchmarks."""
 
 WORKLOADS: dict[str, Callable[[Source], list[Call]]] = {
     "W1": few_shot,

@@ -1,7 +1,7 @@
-"""The engine's scheduler and tree without a model, in virtual time: what the planning is worth, and what it costs.
+"""Simulates the engine's scheduler and radix tree without a model, in virtual time.
 
-A simulated step takes as long as `Cost` says of what it computes; tokens are hashes of (request, position). Nothing
-else differs from an engine: the same scheduler, the same tree, the same orders and reports.
+A step takes the time that `Cost` computes for it; tokens are hashes of (request, position). Everything else is as in an
+engine: the same scheduler, the same tree, the same orders and reports.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ VOCABULARY = 1 << 20
 
 
 class Cost(NamedTuple):
-    """Seconds of a step: fixed, for each row, and for each row of context that is read. Of the pocket model on one core
-    by default (an AMD EPYC)."""
+    """The seconds of a step: fixed, per row, and per row of context that is read. The defaults are those of the pocket
+    model on one core of an AMD EPYC."""
 
     step: float = 2e-3
     row: float = 0.25e-3
@@ -50,18 +50,18 @@ class Cost(NamedTuple):
 
 
 def token(rid: int, position: int) -> int:
-    """What a request says at a position."""
+    """The token that a request generates at a position."""
     return (rid * 2654435761 + position * 40503) % VOCABULARY
 
 
 class Machine:
-    """A scheduler that is driven in virtual time.
+    """A scheduler in virtual time.
 
-    now       seconds
-    busy      of these, in steps
-    cpu       seconds of real CPU time that the scheduler took
-    n_steps   so many steps
-    lengths   rid -> the number of tokens after which it stops by itself
+    now       virtual seconds since the start
+    busy      those of them that were spent in steps
+    cpu       real CPU seconds that the scheduler took
+    n_steps   number of steps
+    lengths   rid -> the number of tokens after which the request stops by itself
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Machine:
         self._numbers = count()
 
     def at(self, when: float, action: Callable[[], None]) -> None:
-        """Call `action` at the time `when`."""
+        """Call `action` at virtual time `when`."""
         heappush(self._events, (when, next(self._numbers), action))
 
     def take(self, order: EngineCommand) -> None:
@@ -104,7 +104,7 @@ class Machine:
         self.cpu += time.thread_time() - before
 
     def step(self) -> bool:
-        """One step, or the wait for the next event; False where nothing is left to do."""
+        """Run one step, or advance to the next event. False if nothing is left to do."""
         while self._events and self._events[0][0] <= self.now:
             heappop(self._events)[2]()
         before = time.thread_time()
@@ -136,7 +136,7 @@ class Machine:
         return True
 
     def compute(self, plan: Plan) -> Result:
-        """What a model would give."""
+        """Stands in for the model's forward pass."""
         ids = []
         for work in plan.works:
             if work.draws:
@@ -148,7 +148,7 @@ class Machine:
         return Result(**nothing | {"ids": ids, "scores": scores})
 
     def run(self, limit: int = 1 << 60) -> None:
-        """Step until nothing is left to do."""
+        """Step until nothing is left to do. TimeoutError after `limit` steps."""
         for _ in range(limit):
             if not self.step():
                 return
@@ -156,7 +156,7 @@ class Machine:
 
 
 STOP = array("i", [VOCABULARY]).tobytes()
-"""For Run.stop_ids: what a request says that stops by itself."""
+"""For Run.stop_ids: the token with which a request stops by itself."""
 
 
 def ids(tokens: Iterable[int]) -> bytes:

@@ -1,16 +1,14 @@
-"""A day of traffic on the tree: whether its memory or its time per request drifts.
+"""A day of traffic on the radix tree: does its memory or its time per request grow?
 
     python benchmarks/simulate_day.py [--quick] [--requests N] [--json FILE]
 
-Ten million requests within 24 hours of virtual time, more by day than by night. Sessions of several turns begin behind
-system prompts that come and go, in several namespaces; some fork, some are cancelled in the middle, some say when they
-will go on, pin or drop what they have. What lives finds room for the most part, on the device or in host memory; what
-was, goes.
+Ten million requests in 24 hours of virtual time, more by day than by night. Sessions of several turns begin with system
+prompts that change over time, in several namespaces. Some fork, some are cancelled, some give hints when they will
+continue, pin their KV or drop it. Most live sessions fit on the device or in host memory; old ones are evicted.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import math
 import statistics
@@ -21,8 +19,7 @@ from random import Random
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from report import Report, correct
-from tree_work import resident
+from report import Report, correct, parser, resident
 
 from banyan.radix_cache.cache import Cache, Lease
 from banyan.radix_cache.check import check
@@ -34,11 +31,11 @@ N_SYSTEMS = 64
 N_SESSIONS = 2000
 N_PAGES, N_HOST, PAGE = 100_000, 20_000, 16
 TURNS = 8
-"""Of a session, in the mean."""
+"""Mean number of turns of a session."""
 
 
 class Session:
-    """A conversation: its text so far, and what was said of it."""
+    """A conversation: its text so far and its KV hint."""
 
     __slots__ = ("handle", "namespace", "number", "text")
 
@@ -48,8 +45,8 @@ class Session:
 
 
 class Tenth(NamedTuple):
-    """Of one tenth of the day: microseconds of CPU for a request (the median of the means of a thousand each), bytes of
-    memory at its end, and what the cache says then."""
+    """Statistics of a tenth of the day: CPU microseconds per request (the median of means over a thousand), and at its
+    end bytes of memory, nodes and the hit rate."""
 
     us: float
     memory: int
@@ -59,7 +56,7 @@ class Tenth(NamedTuple):
 
 class Day:
     def __init__(self, n_requests: int, seed: int = 0, scale: float = 1.0) -> None:
-        """scale: of the sizes of everything but the day."""
+        """scale: factor on the numbers of sessions and pages."""
         self.n_requests, self.chance = n_requests, Random(seed)
         self.cache = Cache(int(N_PAGES * scale), PAGE, n_host=int(N_HOST * scale))
         self.now, self.n_begun = 0.0, 0
@@ -69,20 +66,20 @@ class Day:
 
     def _system(self) -> tuple[bytes, bytes]:
         namespace = b"tenant %d" % self.chance.randrange(8)
-        return namespace, self._say(50, 800)
+        return namespace, self._text(50, 800)
 
-    def _say(self, least: int, most: int) -> bytes:
-        """Tokens: a piece of one long text, which nobody else begins at the same place but by a rare chance."""
+    def _text(self, minimum: int, maximum: int) -> bytes:
+        """Random tokens: a slice of one long text at a random offset."""
         draw = self.chance.random
-        start = 4 * int(draw() * ((len(self._words) >> 2) - most))
-        return self._words[start : start + 4 * int(least + draw() * (most - least))]
+        start = 4 * int(draw() * ((len(self._words) >> 2) - maximum))
+        return self._words[start : start + 4 * int(minimum + draw() * (maximum - minimum))]
 
     def _session(self) -> Session:
         self.n_begun += 1
         return Session(self.n_begun, *self.chance.choice(self.systems))
 
     def tenths(self, n: int = 10) -> list[Tenth]:
-        """The whole day."""
+        """Run the whole day."""
         found = []
         for _ in range(n):
             times = []
@@ -99,17 +96,17 @@ class Day:
         return found
 
     def _thousand(self) -> float:
-        """A thousand requests; microseconds of CPU for one."""
+        """Run a thousand requests. Returns the CPU microseconds per request."""
         spent, draw, sessions = 0, self.chance.random, self.sessions
         for _ in range(1000):
             by_day = 1.0 + 0.6 * math.sin(2 * math.pi * self.now / DAY)
             self.now -= math.log(1.0 - draw()) * DAY / self.n_requests / by_day
-            if draw() < 0.001:  # a system prompt goes, and another comes
+            if draw() < 0.001:  # replaces a system prompt
                 self.systems[int(draw() * N_SYSTEMS)] = self._system()
-            session = sessions.pop(int(math.sqrt(draw()) * len(sessions)))  # rather one that spoke lately
-            asked, said, kind = self._say(10, 120), self._say(1, 60), draw()
+            session = sessions.pop(int(math.sqrt(draw()) * len(sessions)))  # more likely a recent one
+            prompt, output, kind = self._text(10, 120), self._text(1, 60), draw()
             before = time.thread_time_ns()
-            self._request(session, asked, said, kind)
+            self._request(session, prompt, output, kind)
             spent += time.thread_time_ns() - before
             if draw() < 1 / TURNS:
                 self._end(session, kind)
@@ -117,10 +114,10 @@ class Day:
             sessions.append(session)
         return spent / 1e6
 
-    def _request(self, session: Session, asked: bytes, said: bytes, kind: float) -> None:
-        """One turn: what an engine does for it, of which the tree knows."""
-        cache, prompt = self.cache, session.text + asked
-        n_prompt, n_all = len(prompt) // 4, (len(prompt) + len(said)) // 4
+    def _request(self, session: Session, new: bytes, output: bytes, kind: float) -> None:
+        """One turn, as an engine uses the tree for it."""
+        cache, prompt = self.cache, session.text + new
+        n_prompt, n_all = len(prompt) // 4, (len(prompt) + len(output)) // 4
         cache.tick(self.now, self.now)
         lease = cache.open(prompt, session.namespace, n_prompt - 1, owner=session.number)
         if session.handle is not None:
@@ -133,12 +130,12 @@ class Day:
         if kind < 0.05:  # cancelled
             self._close(lease)
             return
-        if kind > 0.95:  # a sibling goes another way, and both go on for a while
+        if kind > 0.95:  # a fork generates something else
             with lease.fork() as other:
                 other.grow(n_prompt + 16)
                 other.take_copies()
-                other.publish(prompt + said[::-1][: 4 * 16])
-        session.text = prompt + said
+                other.publish(prompt + output[::-1][: 4 * 16])
+        session.text = prompt + output
         lease.publish(session.text)
         self._close(lease)
         if 0.5 < kind < 0.6:
@@ -160,18 +157,16 @@ class Day:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="200,000 requests, and no tests first")
-    parser.add_argument("--requests", type=int, default=N_REQUESTS, metavar="N", help=f"default: {N_REQUESTS:,}")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args()
+    arguments = parser(__doc__, quick="200,000 requests, and no tests first")
+    arguments.add_argument("--requests", type=int, default=N_REQUESTS, metavar="N", help=f"default: {N_REQUESTS:,}")
+    options = arguments.parse_args()
     if not options.quick:
         correct("tests/radix_cache")
     n_requests = 200_000 if options.quick else options.requests
     day = Day(n_requests)
     gc.freeze()
     tenths = day.tenths()
-    first, last = tenths[2], tenths[-1]  # the cache is full long before
+    first, last = tenths[2], tenths[-1]  # by then the cache is full
     report = Report("simulate_day", f"{n_requests:,} requests in 24 h, {N_PAGES:,} pages and {N_HOST:,} in host memory")
     report.row("a request, last tenth", "us", last.us)
     report.row("  by the third tenth", "x", last.us / first.us, target="<= 1.15")

@@ -1,22 +1,20 @@
-"""How much of what was computed before is found again: the engine's scheduler and tree, without a model.
+"""Cache hit rates of the engine's scheduler and tree, simulated without a model.
 
     python benchmarks/simulate_hits.py [--quick] [--json FILE]
 
-Four shapes (simulate_work.py), all queued at once or as they arrive; caches of 10 to 100 % of the working set; orders
-of eviction. A hit rate is of tokens of prompts, and what is computed a second time after a retraction is no hit. It is
-given as a share of the offline optimum's: see `Optimum`.
+Four workloads (simulate_work.py), queued all at once or arriving over time; caches of 10 to 100 % of the working set;
+several eviction policies. The hit rate counts tokens of prompts; recomputation after a retraction is not a hit. It is
+shown as a percentage of the offline optimum's: see `Optimum`.
 
-The working set is the distinct tokens of all programs that are present (begun or waiting, and not over) at one time, at
-the most: all queued, those of the whole work; arriving, what a run with a cache without bounds says. No cache is
-smaller than the longest request.
+The working set is the maximum of the distinct tokens of all present programs: of the whole workload if all are queued,
+else measured in a run with an unbounded cache. No cache is smaller than the longest request.
 
-"aware" is LRU for what nobody waits for; the paths of programs that wait for a tool, or whose users think, go last, and
-of these the farthest first. When they go on is guessed, as a server does it (runtime/server/engine_link/kv_hints.py).
+"aware" is LRU, but the prefixes of programs that wait for a tool or a user are evicted last, those with the longest
+expected wait first. Waits are predicted as by a server (runtime/server/engine_link/kv_hints.py).
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -25,23 +23,23 @@ from random import Random
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from report import Report, correct
+from report import Report, correct, parser
 from simulate import Cost, Machine
 from simulate_work import MAX_TOKENS, Body, Crowd, Optimum, agents, arrivals, chat, few_shot, tree_of_thought
 
 COST = Cost(8e-3, 25e-6, 40e-9)
-"""About a model of 8 billion parameters on an H100."""
+"""Roughly a model of 8 billion parameters on an H100."""
 PAGE = 16
 SHAPES = ("few-shot", "chat", "tree of thought", "agents")
 WAITS = "agents with tool waits"
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
 LOAD = 0.7
-"""Of what the machine can do with a cache without bounds, in the mean over the time in which programs arrive."""
+"""The mean load while programs arrive, as a share of the machine's throughput with an unbounded cache."""
 N = {"few-shot": 1200, "chat": 160, "tree of thought": 60, "agents": 120, WAITS: 240}
 
 
 def bodies(shape: str, is_online: bool, n: int, seed: int = 0) -> list[Body]:
-    """n programs."""
+    """The n programs of a workload."""
     chance = Random(f"{shape} {seed}")
     make: dict[str, Callable[[], list[Body]]] = {
         "few-shot": lambda: few_shot(chance, n),
@@ -54,7 +52,7 @@ def bodies(shape: str, is_online: bool, n: int, seed: int = 0) -> list[Body]:
 
 
 class Outcome(NamedTuple):
-    """n_missed: tokens of prompts that were computed. n_present: see Crowd. busy: seconds of virtual time in steps."""
+    """n_missed: prompt tokens that were computed. n_present: see Crowd. busy: virtual seconds in steps."""
 
     hit_rate: float
     n_missed: int
@@ -65,21 +63,21 @@ class Outcome(NamedTuple):
 def play(
     programs: list[Body], n_tokens: int, policy: str, seconds: float = 0.0, is_measured: bool = False, **options: object
 ) -> Outcome:
-    """Run programs that arrive within about so many seconds on a cache of n_tokens."""
+    """Run programs that arrive within about `seconds`, with a cache of n_tokens."""
     is_aware = policy == "aware"
     machine = Machine(n_pages=-(-n_tokens // PAGE), page=PAGE, step_tokens=2048, cost=COST,
                       policy="lru" if is_aware else policy, **options)  # type: ignore[arg-type]  # fmt: skip
     crowd = Crowd(machine, arrivals(Random(1), programs, seconds), is_aware, is_measured)
     crowd.run()
     machine.scheduler.check()
-    assert not crowd.present, "a program has not ended"
+    assert not crowd.present, "a program did not end"
     counts = machine.scheduler.counts
     n_missed = counts["computed_tokens"] - counts["generated_tokens"]
     return Outcome(1 - n_missed / crowd.n_prompt, n_missed, crowd.n_present, machine.busy)
 
 
 class Shape:
-    """One shape, queued or arriving, on caches of all sizes and with all policies."""
+    """One workload, queued or arriving, with all cache sizes and policies."""
 
     def __init__(self, name: str, is_online: bool, n: int, seed: int = 0) -> None:
         self.name, self.is_online = name, is_online
@@ -95,10 +93,10 @@ class Shape:
         self.outcomes: dict[tuple[float, str], Outcome] = {}
 
     def play(self, share: float, policy: str) -> None:
-        least = self.optimum.n_longest + MAX_TOKENS  # or the longest request is refused
+        least = self.optimum.n_longest + MAX_TOKENS  # a smaller cache would reject the longest request
         n_tokens = max(round(share * self.n_working), least)
         if policy == "aware" and not self.has_waits and (same := self.outcomes.get((share, "lru"))):
-            self.outcomes[share, policy] = same  # where nobody waits, nothing is told to the tree
+            self.outcomes[share, policy] = same  # without waits there are no hints
             return
         self.outcomes[share, policy] = play(bodies(*self._made), n_tokens, policy, self._seconds)
 
@@ -106,11 +104,11 @@ class Shape:
         return 100 * self.outcomes[share, policy].hit_rate / self.optimum.hit_rate
 
     def recomputed(self, share: float, policy: str) -> int:
-        """Tokens of prompts that had been computed before."""
+        """Prompt tokens that were computed more than once."""
         return self.outcomes[share, policy].n_missed - (self.optimum.n_prompt - self.optimum.n_found)
 
     def measure(self, shares: Sequence[float], policies: Sequence[str]) -> None:
-        """Play, and print in percent of the optimum's hit rate."""
+        """Run all combinations and print hit rates in percent of the optimum's."""
         when = "arriving" if self.is_online else "all queued"
         print(f"\n{self.name}, {when}: the optimum finds {self.optimum.hit_rate:.1%} of {self.optimum.n_prompt:,} "
               f"tokens; working set {self.n_working:,} tokens")  # fmt: skip
@@ -123,7 +121,7 @@ class Shape:
 
 
 def rows(report: Report, shapes: list[Shape], share: float, others: Sequence[str]) -> None:
-    """The means over the four shapes, and what agents recompute: the program-aware order, beside others."""
+    """The means over the four workloads, and the tokens that agents recompute: "aware" compared with other policies."""
     for is_online in (False, True):
         some = [shape for shape in shapes if shape.is_online == is_online and shape.name in SHAPES]
         means = {
@@ -143,11 +141,9 @@ def rows(report: Report, shapes: list[Shape], share: float, others: Sequence[str
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="half of the working set alone, beside LRU alone")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--seed", type=int, default=0, help="other programs of the same shapes (default: 0)")
-    options = parser.parse_args()
+    arguments = parser(__doc__, quick="only half of the working set, compared with LRU only")
+    arguments.add_argument("--seed", type=int, default=0, help="other programs of the same shapes (default: 0)")
+    options = arguments.parse_args()
     if not options.quick:
         correct("tests/benchmarks/test_simulate.py", "tests/radix_cache")
     shares, others = ((0.5,), ("lru",)) if options.quick else (SHARES, ("lru", "slru", "lfu"))

@@ -1,6 +1,7 @@
-"""Programs for simulate.py, in the shapes of the benchmarks of Zheng et al., SGLang, 2024; who drives them; and what
-could be found again of what they compute. A program is a generator over its states, in virtual time; what a model says
-is made up.
+"""Programs for simulate.py, shaped like the benchmarks of Zheng et al., SGLang, 2024; a driver; and the optimal hit
+rate.
+
+A program is a generator over its state, in virtual time; its outputs are made up.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -22,30 +24,30 @@ from banyan.runtime.protocol.wire import Finish, ProgramEnded, Run, Sampling
 from banyan.runtime.server.engine_link.kv_hints import KVHintSender
 
 MAX_TOKENS = 512
-"""Of every request: none says beforehand how long its output will be."""
+"""Of every request: no request knows its output length in advance."""
 
 
 class Gen(NamedTuple):
-    """The model says n tokens, and stops."""
+    """The model generates n tokens and stops."""
 
     n: int
 
 
 class Wait(NamedTuple):
-    """A tool works, or, without its name, a user thinks."""
+    """A tool runs, or, without a tool name, a user thinks."""
 
     seconds: float
     tool: str = ""
 
 
 class Fork(NamedTuple):
-    """Children of the state, which go on at the same time. The state waits for them all."""
+    """The state forks into children that run concurrently, and waits for all of them."""
 
     bodies: list[Body]
 
 
 class State:
-    """A running prompt. number: among those of its program, as the language counts them."""
+    """A running prompt. number: its index among the states of its program."""
 
     __slots__ = ("ids", "number", "program")
 
@@ -53,8 +55,8 @@ class State:
         self.program, self.number, self.ids = program, number, ids
 
 
-def say(state: State, rid: int, n: int) -> None:
-    """Append what the model says."""
+def append_output(state: State, rid: int, n: int) -> None:
+    """Append n generated tokens."""
     first = len(state.ids)
     state.ids.extend(token(rid, first + i) for i in range(n))
 
@@ -64,12 +66,12 @@ Body = Callable[[State], Steps]
 
 
 class Program:
-    """One that is present: begun or waiting for its turn, and not over."""
+    """A program that is present: running or queued."""
 
     def __init__(self, serial: int) -> None:
         self.serial = serial
         self.states: list[State] = []
-        self.n_alive = 0  # states that go on
+        self.n_alive = 0  # states that have not ended
 
     def state(self, ids: array[int]) -> State:
         self.states.append(State(self, len(self.states), ids))
@@ -78,43 +80,56 @@ class Program:
 
 
 class Crowd:
-    """Programs on a machine, each from its time on.
+    """Runs programs on a machine, each from its start time on.
 
-    foresees    the tree is told what a server tells it: which states rest, and for how long such rests have lasted
+    bodies      (start time, program)
+    foresees    send the tree the hints that a server sends: which states wait, and how long such waits took before
+    backlog     programs of which one starts whenever another one ends
     n_prompt    tokens of all prompts
-    n_present   distinct tokens of the programs present at one time, at the most; only with `is_measured`
+    n_present   the maximum of the distinct tokens of all present programs; only with `is_measured`
+    took        serial -> seconds from a program's start time to its end
     """
 
     def __init__(
-        self, machine: Machine, bodies: Iterable[tuple[float, Body]], foresees: bool = False, is_measured: bool = False
+        self,
+        machine: Machine,
+        bodies: Iterable[tuple[float, Body]],
+        foresees: bool = False,
+        is_measured: bool = False,
+        backlog: Iterable[Body] = (),
     ) -> None:
         self.machine, self.is_measured = machine, is_measured
-        self.keeper = KVHintSender(machine.take, lambda: machine.now) if foresees else None
+        self.took: dict[int, float] = {}
+        self._start_times: dict[int, float] = {}
+        self._backlog, self._serials = iter(backlog), count()
+        self.hints = KVHintSender(machine.take, lambda: machine.now) if foresees else None
         self.n_prompt = self.n_present = 0
         self._open: dict[int, tuple[Run, State, int, Steps, Callable[[], None]]] = {}
         self.present: dict[int, Program] = {}  # by serial
         self._n_started = 0
         machine.on_finish = self._finished
         machine.on_failed = self._failed
-        for serial, (start, body) in enumerate(bodies):
-            machine.at(start, partial(self._begin, serial, body))
+        for start, body in bodies:
+            machine.at(start, partial(self._begin, start, body))
 
     def run(self) -> None:
-        """Until all programs have ended."""
+        """Run until all programs have ended."""
         while self.machine.step():
-            if self.keeper is not None:
-                self.keeper.settle()
+            if self.hints is not None:
+                self.hints.settle()
 
-    def _begin(self, serial: int, body: Body) -> None:
+    def _begin(self, start: float, body: Body) -> None:
+        serial = next(self._serials)
+        self._start_times[serial] = start
         program = self.present[serial] = Program(serial)
-        if self.keeper is not None:
-            self.keeper.begin(serial, "program")
+        if self.hints is not None:
+            self.hints.begin(serial, "program")
         self._start(program.state(array("i")), body, lambda: None)
 
     def _start(self, state: State, body: Body, done: Callable[[], None]) -> None:
-        self._go_on(state, body(state), done)
+        self._advance(state, body(state), done)
 
-    def _go_on(self, state: State, steps: Steps, done: Callable[[], None]) -> None:
+    def _advance(self, state: State, steps: Steps, done: Callable[[], None]) -> None:
         step = next(steps, None)
         match step:
             case Gen(n):
@@ -127,11 +142,11 @@ class Crowd:
                 def one() -> None:
                     left[0] -= 1
                     if not left[0]:
-                        self._go_on(state, steps, done)
+                        self._advance(state, steps, done)
 
                 children = [state.program.state(state.ids[:]) for _ in bodies]
-                if self.keeper is not None:
-                    self.keeper.forked(state.program.serial, state.number, tuple(child.number for child in children))
+                if self.hints is not None:
+                    self.hints.forked(state.program.serial, state.number, tuple(child.number for child in children))
                 for child, body in zip(children, bodies, strict=True):
                     self._start(child, body, one)
             case None:
@@ -147,44 +162,45 @@ class Crowd:
         self.machine.lengths[rid] = n
         order = state.program.serial, state.number, rid
         run = Run(rid, state.ids.tobytes(), Sampling(max_tokens=MAX_TOKENS), STOP, order=order)
-        if self.keeper is not None:
-            self.keeper.started(run)
+        if self.hints is not None:
+            self.hints.started(run)
         self._open[rid] = run, state, n, steps, done
         self.machine.take(run)
 
     def _finished(self, finish: Finish) -> None:
         run, state, n, steps, done = self._open.pop(finish.rid)
         assert finish.reason == "stop"
-        say(state, finish.rid, n)
-        if self.keeper is not None:
-            self.keeper.ended(run, bytearray(state.ids.tobytes()[len(run.ids) :]))
+        append_output(state, finish.rid, n)
+        if self.hints is not None:
+            self.hints.ended(run, bytearray(state.ids.tobytes()[len(run.ids) :]))
         if self.is_measured:
             self.n_present = max(self.n_present, n_distinct(self._texts()))
-        self._go_on(state, steps, done)
+        self._advance(state, steps, done)
 
     def _failed(self, failed: object) -> None:
         raise AssertionError(f"a request failed: {failed}")
 
     def _wait(self, state: State, wait: Wait, steps: Steps, done: Callable[[], None]) -> None:
-        if self.keeper is not None and wait.tool:
-            self.keeper.calls(state.program.serial, state.number, (wait.tool,))
-        self.machine.at(self.machine.now + wait.seconds, partial(self._go_on, state, steps, done))
+        if self.hints is not None and wait.tool:
+            self.hints.calls(state.program.serial, state.number, (wait.tool,))
+        self.machine.at(self.machine.now + wait.seconds, partial(self._advance, state, steps, done))
 
     def _texts(self) -> Iterable[bytes]:
         return (state.ids.tobytes() for program in self.present.values() for state in program.states)
 
     def _end(self, program: Program) -> None:
         del self.present[program.serial]
-        if self.keeper is not None:
-            self.keeper.end(program.serial)
+        if self.hints is not None:
+            self.hints.end(program.serial)
         self.machine.take(ProgramEnded(0, program.serial))
-
-
-# ---- what could be had ---------------------------------------------------------------------------------------------
+        self.took[program.serial] = self.machine.now - self._start_times[program.serial]
+        if (body := next(self._backlog, None)) is not None:
+            self._begin(self.machine.now, body)
 
 
 def n_distinct(texts: Iterable[bytes]) -> int:
-    """Tokens of texts, where each prefix counts once: of sorted texts, a neighbour shares most."""
+    """Distinct tokens of texts: each common prefix counts once. After sorting, neighbours share the longest
+    prefixes."""
     n, before = 0, b""
     for text in sorted(texts):
         n += len(text) // 4 - n_common(text, 0, before)
@@ -193,14 +209,15 @@ def n_distinct(texts: Iterable[bytes]) -> int:
 
 
 class Optimum:
-    """What an order and a cache could find at best, without a machine: programs run one after the other, depth-first,
-    and nothing is ever forgotten. All that stood in a text before is found, but for the last token of a prompt, which
-    has to be computed to go on from it. Which order it is makes no difference to the sums, so none finds more; and for
-    programs that wait for nothing a cache of the longest text is enough for that (Zheng et al., theorem 3.1).
+    """The best possible cache hits: programs run one after the other, depth-first, and nothing is ever evicted.
 
-    n_prompt, n_found    tokens, of all prompts
+    Every prefix that was computed before is a hit, except for the last token of a prompt, which must be computed. The
+    order does not change the sums, so no order finds more. For programs without waits, a cache of the longest text is
+    enough (Zheng et al., theorem 3.1).
+
+    n_prompt, n_found    tokens of all prompts, and those of them that are hits
     n_longest            tokens of the longest text
-    n_all                distinct tokens of all programs: the working set where all are present at once
+    n_all                distinct tokens of all programs: the working set if all are present at once
     """
 
     def __init__(self, bodies: Iterable[Body]) -> None:
@@ -225,7 +242,7 @@ class Optimum:
                     found = max((n_common(text, 0, other) for other in self._known[max(at - 1, 0) : at + 1]), default=0)
                     self.n_prompt += len(state.ids)
                     self.n_found += min(found, len(state.ids) - 1)
-                    say(state, self._n_started, n)
+                    append_output(state, self._n_started, n)
                     self._n_started += 1
                     insort(self._known, state.ids.tobytes())
                 case Fork(bodies):
@@ -233,16 +250,14 @@ class Optimum:
                         self._run(state.program.state(state.ids[:]), one)
 
 
-# ---- shapes --------------------------------------------------------------------------------------------------------
-
-
 def words(chance: Random, n: int) -> array[int]:
-    """Text that nobody else has."""
+    """Unique random text."""
     return array("i", chance.choices(range(VOCABULARY), k=n))
 
 
 def few_shot(chance: Random, n: int) -> list[Body]:
-    """Questions of 40 subjects in any order (MMLU): five examples of the subject before each, a token or two behind."""
+    """Questions of 40 subjects in random order (MMLU), each behind five examples of its subject; 1 or 2 output
+    tokens."""
     subjects = [words(chance, chance.randint(400, 900)) for _ in range(40)]
 
     def question(examples: array[int], text: array[int], n_out: int) -> Body:
@@ -259,7 +274,7 @@ def few_shot(chance: Random, n: int) -> list[Body]:
 
 
 def chat(chance: Random, n: int, think: float = 0.0) -> list[Body]:
-    """Conversations of four turns behind one system prompt. think: seconds before a user goes on, in the mean."""
+    """Conversations of four turns behind one system prompt. think: mean seconds before the user replies."""
     system = words(chance, 200)
 
     def talk(turns: list[tuple[array[int], int, float]]) -> Body:
@@ -280,11 +295,11 @@ def chat(chance: Random, n: int, think: float = 0.0) -> list[Body]:
 
 
 def tree_of_thought(chance: Random, n: int) -> list[Body]:
-    """Problems behind two worked ones: two plans each, two solutions of each plan, and a look at each solution."""
+    """Problems behind two solved ones: two plans each, two solutions per plan, and two evaluations per solution."""
     examples = words(chance, 500)
 
     def grow(asks: list[array[int]], lengths: list[int], i: int = 0) -> Body:
-        """The i-th branch, counted by levels: ask, answer, and part in two, as long as there is something to ask."""
+        """The i-th branch, in level order: asks, generates, and forks into two until no question is left."""
 
         def body(state: State) -> Steps:
             state.ids += asks[0]
@@ -303,8 +318,8 @@ def tree_of_thought(chance: Random, n: int) -> list[Body]:
 
 
 def agents(chance: Random, n: int, wait: float = 0.0) -> list[Body]:
-    """Agents that think, act and observe (ReAct), 4 to 9 times. wait: seconds a tool takes, in the mean; they spread
-    log-normally, so that few take long."""
+    """Agents that think, act and observe (ReAct), 4 to 9 times. wait: mean seconds of a tool, with a log-normal
+    distribution."""
     examples = words(chance, 1200)
 
     def agent(question: array[int], rounds: list[tuple[int, array[int], float]]) -> Body:
@@ -330,7 +345,7 @@ def pause(chance: Random, mean: float) -> float:
 
 
 def arrivals(chance: Random, bodies: list[Body], seconds: float) -> list[tuple[float, Body]]:
-    """The programs at random times, in the order in which they stand, within about so many seconds."""
+    """The programs in order, at random times within about `seconds`."""
     now, timed = 0.0, []
     for body in bodies:
         timed.append((now, body))

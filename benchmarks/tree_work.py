@@ -1,9 +1,9 @@
-"""The work that benchmarks/tree.py gives to prefix caches, ours and others, and how it is timed. Needs numpy alone, as
-it also runs where the others are installed.
+"""The work of benchmarks/tree.py for prefix caches, and its timing. Needs only numpy, as it also runs in the peers'
+environments.
 
-The tree: per 100 nodes one system prompt of 512 tokens with 99 continuations of 64; beside it the probed paths, of
-4096 tokens in 1, 8 and 64 nodes (a branch of one page leaves the path at each border), and the prompts that are
-inserted: 512 new tokens behind 3584 that all share. Microseconds; medians and 99th percentiles.
+The tree has, per 100 nodes, one system prompt of 512 tokens with 99 continuations of 64. Matches are timed on paths of
+4096 tokens in 1, 8 and 64 nodes (a branch of one page leaves the path at each node boundary). Inserted prompts have 512
+new tokens behind 3584 shared ones. Figures are medians and 99th percentiles in microseconds.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from report import resident
 
 VOCABULARY = 128_000
 LONG, SHARED = 4096, 3584
@@ -22,48 +23,49 @@ _now = time.perf_counter_ns
 
 
 class Adapter:
-    """One cache. A `key` is a prompt in its own form, made outside the clock; so are the `pages` that it will fill."""
+    """A cache under test. The `key` of a prompt and the `pages` that it will fill are made outside of the timed
+    calls."""
 
     name = ""
 
     def __init__(self, page: int, n_tokens: int) -> None:
-        """Room for n_tokens."""
+        """Makes a cache for n_tokens."""
 
     def key(self, ids: Ids) -> Any:
         raise NotImplementedError
 
     def pages(self, key: Any) -> Any:
-        """What an insert needs beside the key."""
+        """The pages for an insert."""
         return None
 
     def match(self, key: Any) -> tuple[int, Any]:
-        """(tokens found, what `lock` wants)"""
+        """Returns the number of matched tokens and a handle for `lock_unlock`."""
         raise NotImplementedError
 
     def lock_unlock(self, handle: Any) -> None:
         raise NotImplementedError
 
     def insert(self, key: Any, pages: Any) -> None:
-        """From the root on; nobody holds it afterwards."""
+        """Insert from the root; the result is not locked."""
         raise NotImplementedError
 
     def fill(self) -> None:
-        """Leave no page free: from now on each new one is evicted for."""
+        """Take all free pages, so that each further page requires an eviction."""
 
     def evict(self, n_tokens: int) -> int:
         """Returns the tokens evicted."""
         raise NotImplementedError
 
     def cycle(self, key: Any, pages: Any) -> None:
-        """What an engine does for one request of 4096 tokens, 512 of them new: find and lock the prefix, make room,
-        store, and unlock."""
+        """What an engine does for a request of 4096 tokens, 512 of them new: match and lock the prefix, evict, insert
+        and unlock."""
         raise NotImplementedError
 
 
 def measure(make: type[Adapter], n_nodes: int, page: int = 16, n: int = 400) -> dict[str, float]:
     """All figures of one cache, by name."""
     chance = np.random.default_rng(0)
-    make(page, LONG)  # imports and first calls are not its memory
+    make(page, LONG)  # imports and caches of first calls do not count
     gc.collect()
     before = resident()
     n_tokens = n_nodes // 100 * (512 + 99 * 64)
@@ -108,12 +110,6 @@ def background(chance: np.random.Generator, n_nodes: int) -> Iterator[Ids]:
             yield np.concatenate([base, chance.integers(0, VOCABULARY, 64, dtype=np.int32)])
 
 
-def resident() -> int:
-    """Bytes of memory that this process has."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
-
-
 def _insert(cache: Adapter, ids: Ids) -> None:
     key = cache.key(ids)
     cache.insert(key, cache.pages(key))
@@ -126,7 +122,7 @@ def _time(act: Callable[..., Any], *arguments: Any) -> int:
 
 
 def _until(seconds: float, n: int, act: Callable[[], int]) -> Iterator[int]:
-    """n times, but not much longer than so many seconds; ten times at least."""
+    """Calls `act` n times, but at most for about `seconds`; at least ten times."""
     end = time.monotonic() + seconds
     for i in range(n):
         if i >= 10 and time.monotonic() > end:

@@ -22,12 +22,12 @@ SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools
 
 
 def files(*folders: str) -> list[Path]:
-    ignored = ROOT / "runtime/model/pocket/work"  # by git too
+    ignored = ROOT / "training/pocket/work"  # by git too
     found = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     return sorted(path for path in found if not path.is_relative_to(ignored))
 
 
-OURS = files(*ROOMS, "tests", "examples", "benchmarks")
+OURS = files(*ROOMS, "tests", "examples", "benchmarks", "training")
 
 
 # ---- packages ------------------------------------------------------------------------------------------------------

@@ -92,9 +92,7 @@ LAW = {
     f"{RUNTIME}.model.hf": Room(
         (*CORE, f"{RUNTIME}.model", "banyan.kernels"), ("msgspec", "numpy", "torch", "transformers")
     ),
-    f"{RUNTIME}.model.pocket": Room(
-        (*CORE, f"{RUNTIME}.model", "banyan.kernels"), ("numpy", "safetensors", "tokenizers", "torch")
-    ),
+    f"{RUNTIME}.model.pocket": Room(),
     "banyan.radix_cache": Room((), ("numpy",)),
     "banyan.kernels": Room((), ("numpy", "torch", "triton")),
 }
@@ -125,7 +123,6 @@ EXCEPTIONS = {
     f"{RUNTIME}.server.text.tokenizer": {
         "transformers": "formats before tokenizer.json need its converters, loaded then"
     },
-    f"{RUNTIME}.model.pocket.score": {"transformers": "a model is scored as others run it, not by our decoder"},
 }
 
 

@@ -1,10 +1,10 @@
-"""Regexes and choices as automata over bytes, made by outlines_core: the second engine, for who asks for it.
+"""Compiles regexes and choices with outlines_core into automata over bytes.
 
-outlines_core knows one kind of index: a regex over a vocabulary. Over a vocabulary of the 256 bytes it is a plain
-automaton, and small. Two things have to be put right on the way (version 0.2.14). It looks for the first match of an
-unanchored search, which loses the longer of two alternatives: so the pattern ends in `\\z`. And it drops what lies
-behind a state that matches, and builds the unanchored automaton too, which explodes: so the pattern begins with a
-character that nothing in it can match, and the automaton begins behind that one.
+outlines_core builds one kind of index: a regex over a vocabulary. Over a vocabulary of the 256 bytes this is a plain,
+small DFA. Version 0.2.14 needs two workarounds. It returns the first match of an unanchored search, which loses the
+longer of two alternatives: so the pattern ends in `\\z`. And it drops everything behind a matching state and also
+builds the unanchored automaton, which explodes: so the pattern begins with a marker character that nothing else in it
+can match, and our automaton starts behind the marker.
 """
 
 from __future__ import annotations
@@ -20,48 +20,46 @@ from banyan.runtime.errors import ConstraintTooLarge, ConstraintUnsupported
 from banyan.runtime.protocol.wire import ConstraintSpec
 
 STATES = 4096
+"""Limit of an automaton's states."""
 _END = 256
-_MARK, _NO_MARK = r"\x{10FFFF}", r"[^\x{10FFFF}]"
-_DIGITS = {r"\d": "[0-9]", r"\D": f"[[^0-9]&&{_NO_MARK}]"}
-"""As the other engine has them: ASCII's."""
+_MARKER, _NO_MARKER = r"\x{10FFFF}", r"[^\x{10FFFF}]"
+_DIGITS = {r"\d": "[0-9]", r"\D": f"[[^0-9]&&{_NO_MARKER}]"}
+"""ASCII digits only, as in llguidance."""
 _GROUP = re.compile(r"\((?:\?(?::|P?<\w+>|i:))?(?!\?)")
 _ESCAPE = re.compile(r"\\(?:[pP](?:\{[^}]*\}|.)|[xuU](?:\{[0-9A-Fa-f]+\}|[0-9A-Fa-f]+)|[^0-9A-Za-z]|[dDwWsSntrfav])")
 
-
-class Automaton:
-    """next: int32 [n_states, 256], the state behind each byte, -1 for none. final: bool [n_states]. It begins in 0."""
-
-    def __init__(self, spec: ConstraintSpec) -> None:
-        """Raises ConstraintUnsupported for a pattern that only the other engine can take, ConstraintTooLarge."""
-        pattern = _choices(spec.text) if spec.kind == "choices" else _marked(spec.text)
-        alphabet = outlines_core.Vocabulary(_END, {bytes([byte]): [byte] for byte in range(256)})
-        try:
-            index = outlines_core.Index(f"{_MARK}(?:{pattern})\\z", alphabet)
-        except ValueError as e:
-            raise ConstraintUnsupported(f"outlines_core does not take the {spec.kind}: {str(e)[:200]}") from None
-        start = index.get_initial_state()
-        for byte in "\U0010ffff".encode():
-            start = index.get_next_state(start, byte)
-        dead = -1  # where no byte leads anywhere
-        self.next, self.final = _table(
-            dead if start is None else start, index.get_transitions(), index.get_final_states()
-        )
+Transitions = npt.NDArray[np.int32]
+"""[n_states, 256]: the state after each byte, -1 if the byte is not allowed. State 0 is the start."""
+Finals = npt.NDArray[np.bool_]
+"""[n_states]: whether the bytes so far are a complete match."""
 
 
-def _table(
-    start: int, steps: dict[int, dict[int, int]], finals: set[int]
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-    """What is reachable from `start` and can come to an end."""
-    live, todo = set(finals), list(finals)
+def build_automaton(spec: ConstraintSpec) -> tuple[Transitions, Finals]:
+    """Raises ConstraintUnsupported for a pattern that only llguidance takes, and ConstraintTooLarge."""
+    pattern = _choices(spec.text) if spec.kind == "choices" else _without_marker(spec.text)
+    alphabet = outlines_core.Vocabulary(_END, {bytes([byte]): [byte] for byte in range(256)})
+    try:
+        index = outlines_core.Index(f"{_MARKER}(?:{pattern})\\z", alphabet)
+    except ValueError as e:
+        raise ConstraintUnsupported(f"outlines_core does not take the {spec.kind}: {str(e)[:200]}") from None
+    start = index.get_initial_state()
+    for byte in "\U0010ffff".encode():
+        start = index.get_next_state(start, byte)
+    return _tables(-1 if start is None else start, index.get_transitions(), set(index.get_final_states()))
+
+
+def _tables(start: int, steps: dict[int, dict[int, int]], finals: set[int]) -> tuple[Transitions, Finals]:
+    """Keeps the states that are reachable from `start` and can still reach a final state."""
     before: dict[int, list[int]] = {}
     for state, row in steps.items():
         for token, after in row.items():
             if token != _END:
                 before.setdefault(after, []).append(state)
-    while todo:
-        new = [state for state in before.get(todo.pop(), ()) if state not in live]
+    live, queue = set(finals), list(finals)
+    while queue:
+        new = [state for state in before.get(queue.pop(), ()) if state not in live]
         live.update(new)
-        todo += new
+        queue += new
     number, order = {start: 0}, [start]
     for state in order:
         for token, after in steps.get(state, {}).items():
@@ -79,40 +77,37 @@ def _table(
 
 
 def _choices(text: str) -> str:
-    return "|".join(re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", r"\\\g<0>", one) for one in json.loads(text))
+    return "|".join(re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", r"\\\g<0>", choice) for choice in json.loads(text))
 
 
-def _marked(pattern: str) -> str:
-    """The pattern, where nothing matches the mark. ConstraintUnsupported: it is not sure to mean the same."""
+def _without_marker(pattern: str) -> str:
+    """The pattern, rewritten so that nothing in it matches the marker. Raises ConstraintUnsupported for syntax that
+    could mean something else in outlines_core."""
     begins, ends = pattern[:1] == "^", re.search(r"(?<!\\)(\\\\)*\$$", pattern) is not None
     if (begins or ends) and "|" in pattern:
-        raise ConstraintUnsupported("an anchor beside alternatives")
+        raise ConstraintUnsupported("outlines_core: an anchor next to alternatives is not supported")
     at, end, out = int(begins), len(pattern) - int(ends), list[str]()
     if pattern.startswith("(?i)", at):
         out.append("(?i)")
         at += 4
     while at < end:
-        one = pattern[at]
-        if one == "[":
+        found = pattern[at]
+        if found == "[":
             found = pattern[at : _class_end(pattern, at)]
-            out.append(f"[{_ascii_digits(found)}&&{_NO_MARK}]")
-        elif one == "\\":
+            out.append(f"[{_ascii_digits(found)}&&{_NO_MARKER}]")
+        elif found == "\\":
             found = _match(_ESCAPE, pattern, at)
-            out.append(f"[{found}&&{_NO_MARK}]" if found[1] in "WSpP" else _DIGITS.get(found, found))
-        elif one == "(":
+            out.append(f"[{found}&&{_NO_MARKER}]" if found[1] in "WSpP" else _DIGITS.get(found, found))
+        elif found == "(":
             found = _match(_GROUP, pattern, at)
             out.append(found)
-        elif one == ".":
-            found = one
-            out.append(r"[^\n\x{10FFFF}]")
-        elif one in "^$":
-            raise ConstraintUnsupported(f"an anchor in the middle of {pattern[:100]!r}")
+        elif found in "^$":
+            raise ConstraintUnsupported(f"outlines_core: an anchor in the middle of {pattern[:100]!r} is not supported")
         else:
-            found = one
-            out.append(one)
+            out.append(r"[^\n\x{10FFFF}]" if found == "." else found)
         at += len(found)
     if "10ffff" in pattern.lower() or "\U0010ffff" in pattern:
-        raise ConstraintUnsupported("the last code point there is")
+        raise ConstraintUnsupported("outlines_core: U+10FFFF in a pattern is not supported")
     return "".join(out)
 
 
@@ -122,14 +117,14 @@ def _ascii_digits(text: str) -> str:
 
 def _match(kind: re.Pattern[str], pattern: str, at: int) -> str:
     if (found := kind.match(pattern, at)) is None:
-        raise ConstraintUnsupported(f"{pattern[at : at + 10]!r} in a pattern of outlines_core")
+        raise ConstraintUnsupported(f"outlines_core: {pattern[at : at + 10]!r} in a pattern is not supported")
     return found[0]
 
 
 def _class_end(pattern: str, at: int) -> int:
-    """Behind the class that begins at `at`."""
+    """The index behind the character class that begins at `at`."""
     if re.compile(r"\[\^?\]").match(pattern, at):
-        raise ConstraintUnsupported("a class that begins with ]")
+        raise ConstraintUnsupported("outlines_core: a character class that begins with ] is not supported")
     depth = 0
     while at < len(pattern):
         if pattern[at] == "\\":
@@ -139,4 +134,4 @@ def _class_end(pattern: str, at: int) -> int:
         at += 1
         if depth == 0:
             return at
-    raise ConstraintUnsupported("a class that does not end")
+    raise ConstraintUnsupported("outlines_core: a character class is not closed")

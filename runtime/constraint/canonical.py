@@ -1,4 +1,4 @@
-"""From what a user wrote to what is compiled: read, checked, and written again in words that the compiler knows."""
+"""Checks a user's constraint and rewrites it into the form that the compilers take."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from banyan.runtime.protocol.wire import ConstraintSpec
 
 
 def canonical(spec: ConstraintSpec) -> ConstraintSpec:
-    """The spec as it may be compiled: its text read and written again, so that nothing in it can be taken for something
-    else. Raises a ConstraintError that names what is wrong."""
+    """The spec, ready to be compiled: its text is parsed and written again, so that the compiler cannot misread it.
+
+    Raises a ConstraintError that names what is wrong.
+    """
     if not all(spec.after):
-        raise ConstraintSyntax("a string of `after` is empty; the constraint would begin before anything")
+        raise ConstraintSyntax("a string of `after` is empty; the constraint would begin before any text")
     if spec.scope != "must" and not spec.after:
         raise ConstraintSyntax(f'scope "{spec.scope}" needs a trigger in `after`')
     if spec.since and not spec.after:
@@ -37,13 +39,13 @@ def canonical(spec: ConstraintSpec) -> ConstraintSpec:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ConstraintSyntax("a lone surrogate stands in the constraint; no output can hold one") from None
+        raise ConstraintSyntax("the constraint contains a lone surrogate; no output can contain one") from None
     return msgspec.structs.replace(spec, text=text)
 
 
 def _json(text: str, what: str) -> Any:
     def refuse(name: str) -> None:
-        raise ConstraintSyntax(f"{what} is not valid JSON: {name} is no number there")
+        raise ConstraintSyntax(f"{what} is not valid JSON: it contains {name}")
 
     try:
         return json.loads(text, parse_constant=refuse)
@@ -52,15 +54,15 @@ def _json(text: str, what: str) -> Any:
     except json.JSONDecodeError as e:
         raise ConstraintSyntax(f"{what} is not valid JSON: {e.msg} (line {e.lineno}, column {e.colno})") from None
     except RecursionError:
-        raise ConstraintTooLarge(f"{what} is nested too deeply to be read") from None
+        raise ConstraintTooLarge(f"{what} is nested too deeply") from None
     except ValueError as e:  # an integer of thousands of digits
-        raise ConstraintTooLarge(f"{what} is not to be read: {e}") from None
+        raise ConstraintTooLarge(f"{what} cannot be parsed: {e}") from None
 
 
 def _choices(text: str) -> list[str]:
     choices = _json(text, "the list of choices")
-    if not isinstance(choices, list) or not all(isinstance(one, str) for one in choices):
-        raise ConstraintSyntax("choices are a JSON list of strings")
+    if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
+        raise ConstraintSyntax("choices must be a JSON list of strings")
     if not choices:
         raise ConstraintSyntax("the list of choices is empty; it needs at least one")
     if len(choices) > CHOICES:
@@ -70,5 +72,5 @@ def _choices(text: str) -> list[str]:
 
 def _schema(schema: Any) -> dict[str, Any]:
     if not isinstance(schema, dict | bool):
-        raise ConstraintSyntax("a JSON Schema is an object, or true or false")
+        raise ConstraintSyntax("a JSON Schema must be an object, or true or false")
     return rewrite(schema)

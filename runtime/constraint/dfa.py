@@ -1,55 +1,40 @@
-"""Guides over an automaton: the mask of a state is computed once, by walking all tokens through it, and then a copy."""
+"""Guides over a byte automaton. A state's mask is computed once by walking all tokens through it, then copied."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from banyan.runtime.constraint.automaton import Automaton
-from banyan.runtime.constraint.guide import Row, Rows, fill_chain, fill_tree, set_bits, take
+from banyan.runtime.constraint.automaton import build_automaton
+from banyan.runtime.constraint.guide import Guide, Row, set_bits
 from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.protocol.wire import ConstraintSpec
 
 ROWS = 16 << 20
-"""Bytes of masks that one constraint keeps."""
-_LOOK = 64
-"""Bytes that a forced run is followed for at once."""
+"""Bytes of masks that one constraint caches."""
+_MAX_FORCED = 64
+"""Bytes of a forced run that are followed at once."""
 
 
-class VocabularyArrays(NamedTuple):
-    """The vocabulary for arrays. ids: of tokens that are text, by their first byte. text, starts, lengths: what all ids
-    spell."""
-
-    ids: list[npt.NDArray[np.int64]]
-    text: npt.NDArray[np.uint8]
-    starts: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-
-
-def tokens_of(vocabulary: Vocabulary) -> VocabularyArrays:
-    ends = np.frombuffer(vocabulary.message.ends, np.int32)[: vocabulary.n_vocab].astype(np.int64)
-    starts = np.concatenate([[0], ends[:-1]])
-    lengths = ends - starts
-    is_text = lengths > 0
-    marks = vocabulary.special | vocabulary.control | set(vocabulary.eos)
-    is_text[[i for i in marks if i < len(is_text)]] = False
-    text, ids = np.frombuffer(vocabulary.message.text, np.uint8), np.flatnonzero(is_text)
-    return VocabularyArrays([ids[text[starts[ids]] == byte] for byte in range(256)], text, starts, lengths)
-
-
-class Dfa:
-    """A compiled regex or list of choices: see `guide.Compiled`."""
+class DfaConstraint:
+    """A regex or list of choices, compiled into an automaton by outlines_core."""
 
     def __init__(self, spec: ConstraintSpec, vocabulary: Vocabulary) -> None:
-        automaton = Automaton(spec)
-        self.next, self.final = automaton.next, automaton.final
-        self.is_end = self.final & (self.next < 0).all(1)  # nothing may follow
-        self.vocabulary, self._tokens = vocabulary, tokens_of(vocabulary)
+        self.next, self.final = build_automaton(spec)
+        self.is_end = self.final & (self.next < 0).all(1)  # final, and nothing may follow
+        self.vocabulary = vocabulary
+        ends = np.frombuffer(vocabulary.message.ends, np.int32)[: vocabulary.n_vocab].astype(np.int64)
+        self._starts = np.concatenate([[0], ends[:-1]])
+        self._lengths = ends - self._starts
+        self._text = np.frombuffer(vocabulary.message.text, np.uint8)  # the bytes of all tokens
         self.is_text = np.zeros(vocabulary.n_vocab, bool)
-        self.is_text[np.concatenate(self._tokens.ids)] = True
+        self.is_text[: len(ends)] = self._lengths > 0
+        not_text = vocabulary.special | vocabulary.control | set(vocabulary.eos)
+        self.is_text[[i for i in not_text if i < len(ends)]] = False
+        ids = np.flatnonzero(self.is_text)
+        first = self._text[self._starts[ids]]
+        self._by_first_byte = [ids[first == byte] for byte in range(256)]
         self._masks: dict[int, Row] = {}
         self._longest: dict[int, int] = {}
         self._unique: dict[bytes, Row] = {}
@@ -62,15 +47,15 @@ class Dfa:
     def guide(self) -> DfaGuide:
         return DfaGuide(self)
 
-    def walk(self, state: int, spelled: bytes) -> int:
-        """The state behind some bytes, -1 where they do not fit."""
-        for byte in spelled:
+    def walk(self, state: int, text: bytes) -> int:
+        """The state after `text`, -1 if it is not allowed."""
+        for byte in text:
             if state >= 0:
                 state = int(self.next[state, byte])
         return state
 
     def mask(self, state: int) -> Row:
-        """Tokens that may come next."""
+        """The mask of the next token. States with equal masks share one row."""
         if state not in self._masks:
             row = self._compute(state)
             if 4 * len(row) * len(self._unique) > ROWS:
@@ -80,30 +65,31 @@ class Dfa:
         return self._masks[state]
 
     def _compute(self, state: int) -> Row:
-        by_first, text, starts, lengths = self._tokens
+        """Walks all tokens at once, byte by byte; tokens drop out as soon as a byte is not allowed."""
         allowed = np.zeros(32 * self.vocabulary.n_words, bool)
-        ids = np.concatenate([by_first[byte] for byte in np.flatnonzero(self.next[state] >= 0)] or [by_first[0][:0]])
+        first_bytes = np.flatnonzero(self.next[state] >= 0)
+        ids = np.concatenate([self._by_first_byte[byte] for byte in first_bytes] or [self._by_first_byte[0][:0]])
         at, depth = np.full(len(ids), state, np.int32), 0
         while len(ids):
-            at = self.next[at, text[starts[ids] + depth]]
+            at = self.next[at, self._text[self._starts[ids] + depth]]
             fits, depth = at >= 0, depth + 1
             ids, at = ids[fits], at[fits]
-            is_whole = lengths[ids] == depth
+            is_whole = self._lengths[ids] == depth
             allowed[ids[is_whole]] = True
             ids, at = ids[~is_whole], at[~is_whole]
-        self._longest[state] = int(lengths[np.flatnonzero(allowed)].max(initial=0))
+        self._longest[state] = int(self._lengths[np.flatnonzero(allowed)].max(initial=0))
         return np.packbits(allowed, bitorder="little").view(np.int32)
 
     def forced(self, state: int) -> list[int]:
-        """Tokens that must come next: the canonical ones of the bytes that must, up to where a token could begin that
-        goes on behind those bytes."""
+        """The canonical tokens of the bytes that must come next. They stop before the first position where a token
+        could begin that reaches beyond those bytes."""
         if state not in self._forced:
             run, path, at = bytearray(), list[int](), state
-            while len(run) < _LOOK and not self.final[at] and len(only := np.flatnonzero(self.next[at] >= 0)) == 1:
-                run.append(int(only[0]))
+            while len(run) < _MAX_FORCED and not self.final[at] and len(b := np.flatnonzero(self.next[at] >= 0)) == 1:
+                run.append(int(b[0]))
                 path.append(at)
-                at = int(self.next[at, only[0]])
-            safe = next((i for i, one in enumerate(path) if i + self.longest(one) > len(run)), len(run))
+                at = int(self.next[at, b[0]])
+            safe = next((i for i, s in enumerate(path) if i + self._longest_token(s) > len(run)), len(run))
             found, end = list[int](), 0
             for token in (self.vocabulary.tokenize(bytes(run)) or ()) if safe else ():
                 end += len(self.vocabulary.spelling[token])
@@ -113,18 +99,20 @@ class Dfa:
             self._forced[state] = found
         return self._forced[state]
 
-    def longest(self, state: int) -> int:
+    def _longest_token(self, state: int) -> int:
         """Bytes of the longest token that may come next."""
         if state not in self._longest:
             self.mask(state)
         return self._longest[state]
 
 
-class DfaGuide:
-    """See `guide.Guide`."""
+class DfaGuide(Guide):
+    """A stack of automaton states, one per accepted token."""
 
-    def __init__(self, compiled: Dfa) -> None:
-        self._dfa, self._states, self.error = compiled, [0], ""
+    error = ""
+
+    def __init__(self, compiled: DfaConstraint) -> None:
+        self._dfa, self._states = compiled, [0]
 
     @property
     def can_stop(self) -> bool:
@@ -141,18 +129,9 @@ class DfaGuide:
         state = self._states[-1]
         if forced := self._dfa.forced(state):
             out[:] = 0
-            return set_bits(out, forced[:1])
-        out[:] = self._dfa.mask(state)
-        return None
-
-    def take(self, tokens: Sequence[int]) -> int:
-        return take(self, tokens)
-
-    def fill_chain(self, draft: Sequence[int], out: Rows) -> int:
-        return fill_chain(self, draft, out)
-
-    def fill_tree(self, parent: Sequence[int], draft: Sequence[int], out: Rows) -> list[bool]:
-        return fill_tree(self, parent, draft, out)
+            set_bits(out, forced[:1])
+        else:
+            out[:] = self._dfa.mask(state)
 
     def accept(self, tokens: Sequence[int]) -> int:
         dfa = self._dfa
@@ -166,7 +145,7 @@ class DfaGuide:
 
     def rollback(self, n: int) -> None:
         if n >= len(self._states):
-            raise IndexError(f"{n} tokens to take back, of {len(self._states) - 1}")
+            raise IndexError(f"cannot roll back {n} tokens: only {len(self._states) - 1} were accepted")
         if n:
             del self._states[-n:]
 

@@ -1,7 +1,6 @@
-"""User-written Lark grammars: what they hold besides rules, and what they must not hold.
+"""Checks Lark grammars that users write, and finds the JSON schemas in them (`%json {...}`).
 
-A grammar may not name special tokens, set llguidance's options and attributes, or reach for another grammar. It may
-hold JSON schemas (`%json {...}`), which are schemas like any other.
+A grammar must not name special tokens, set llguidance's options and attributes, or refer to another grammar.
 """
 
 from __future__ import annotations
@@ -18,24 +17,25 @@ _DIRECTIVE = re.compile(r"%(?!ignore\b|import\s+common\.)\w*[^\n]{0,20}")
 
 
 def split(text: str) -> list[str | dict[str, Any]]:
-    """The grammar's text, and where `%json` stands, the schema behind it. Raises for what may not stand there."""
+    """The grammar as pieces of text and the JSON schemas between them. Raises ConstraintUnsupported or
+    ConstraintSyntax for what a grammar must not contain."""
     parts: list[str | dict[str, Any]] = []
-    bare: list[str] = []  # the text without its literals
-    at = kept = 0
+    rules: list[str] = []  # the text without literals and comments
+    at = start = 0
     while (found := _LITERAL.search(text, at)) is not None:
-        bare += [text[at : found.start()], " "]
+        rules += [text[at : found.start()], " "]
         at = found.end()
         if found[0] == "%json":
             schema, at = _schema_at(text, at)
-            parts += [text[kept : found.end()], schema]
-            kept = at
-    parts.append(text[kept:])
-    _check("".join([*bare, text[at:]]))
+            parts += [text[start : found.end()], schema]
+            start = at
+    parts.append(text[start:])
+    _check("".join([*rules, text[at:]]))
     return parts
 
 
 def join(parts: list[str | dict[str, Any]]) -> str:
-    """The text of a grammar that was split."""
+    """The text of a grammar that `split` took apart."""
     return "".join(part if isinstance(part, str) else f" {json.dumps(part)} " for part in parts)
 
 
@@ -50,12 +50,12 @@ def _schema_at(text: str, at: int) -> tuple[dict[str, Any], int]:
     return schema, end
 
 
-def _check(bare: str) -> None:
-    if "<" in bare:
-        raise ConstraintUnsupported("special tokens are not allowed in a grammar: write what they spell as a string")
-    if found := _DIRECTIVE.search(bare):
+def _check(rules: str) -> None:
+    if "<" in rules:
+        raise ConstraintUnsupported("special tokens are not allowed in a grammar: write their text as a string")
+    if found := _DIRECTIVE.search(rules):
         raise ConstraintUnsupported(f"{found[0].strip()!r} is not allowed in a grammar")
-    if found := _ATTRIBUTE.search(bare):
+    if found := _ATTRIBUTE.search(rules):
         raise ConstraintUnsupported(f"attributes such as [{found[1]}] are not allowed in a grammar")
-    if found := re.search(r"@\w+", bare):
+    if found := re.search(r"@\w+", rules):
         raise ConstraintUnsupported(f"{found[0]!r} is not allowed in a grammar: there is no other grammar")

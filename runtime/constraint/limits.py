@@ -1,4 +1,4 @@
-"""Sizes, which are looked at before anything reads a constraint."""
+"""Size limits of constraints. The server checks them before anything parses the text."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ TRIGGERS, TRIGGER, END = 16, 256, 1024
 
 
 def check_size(spec: ConstraintSpec, limit: int) -> None:
-    """Raises ConstraintTooLarge for text that nobody should begin to read. `limit` in bytes. Takes no time."""
-
-    def need(what: str, size: int, most: int, unit: str = "bytes") -> None:
-        if size > most:
-            raise ConstraintTooLarge(f"{what} has {size} {unit}; the limit is {most}")
-
-    text = len(spec.text.encode("utf-8", "surrogatepass"))
-    names = {"json_schema": "the schema", "choices": "the list of choices"}
-    need(names.get(spec.kind, f"the {spec.kind}"), text, limit)
-    if spec.kind == "regex":
-        need("the regex", text, REGEX)
-    need("`after`", len(spec.after), TRIGGERS, "strings")
-    need("a string of `after`", max(map(len, spec.after), default=0), TRIGGER, "characters")
-    need("`end`", len(spec.end), END, "characters")
-    need("`since`", len(spec.since), TRIGGER, "characters")
+    """Raises ConstraintTooLarge if the text has more than `limit` bytes, or another part of the spec is too long."""
+    n_bytes = len(spec.text.encode("utf-8", "surrogatepass"))
+    what = {"json_schema": "the schema", "choices": "the list of choices"}.get(spec.kind, f"the {spec.kind}")
+    for name, size, limit_, unit in (
+        (what, n_bytes, min(limit, REGEX) if spec.kind == "regex" else limit, "bytes"),
+        ("`after`", len(spec.after), TRIGGERS, "strings"),
+        ("a string of `after`", max(map(len, spec.after), default=0), TRIGGER, "characters"),
+        ("`end`", len(spec.end), END, "characters"),
+        ("`since`", len(spec.since), TRIGGER, "characters"),
+    ):
+        if size > limit_:
+            raise ConstraintTooLarge(f"{name} has {size} {unit}; the limit is {limit_}")

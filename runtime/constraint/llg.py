@@ -1,124 +1,126 @@
-"""Constraints through llguidance: a lexer of derivatives under an Earley parser, masks by walking the token trie.
+"""Constraints compiled by llguidance: a derivative-based lexer under an Earley parser, masks by walking a token trie.
 
-It is outlines' own third backend, and of the three the only one that never accepted an invalid instance of some 3,000
-real JSON Schemas. Its matchers work on bytes, so tokens that split characters are right; they give back what they took;
-they know which canonical tokens are forced.
+llguidance is one of Outlines' backends, and the only one that accepted no invalid instance of some 3,000 real JSON
+Schemas. Its matchers work on bytes, so tokens that split characters are handled; they can roll back; and they know
+which canonical tokens are forced.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import llguidance
 
 from banyan.runtime.constraint import lark
-from banyan.runtime.constraint.guide import Row, Rows, clear_bits, fill_chain, fill_tree, take
-from banyan.runtime.constraint.refusal import explain
+from banyan.runtime.constraint.guide import Guide, Row, clear_bits
 from banyan.runtime.constraint.vocabulary import Vocabulary
+from banyan.runtime.errors import (
+    ConstraintCrashed,
+    ConstraintError,
+    ConstraintSyntax,
+    ConstraintTooLarge,
+    ConstraintUnsatisfiable,
+    ConstraintUnsupported,
+)
 from banyan.runtime.protocol.wire import ConstraintSpec
 
 _LIMITS = llguidance.LLParserLimits(max_items_in_row=20_000, max_lexer_states=50_000, verbose_errors=False)
 _STYLES: dict[str, dict[str, Any]] = {
     "spaced": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
     "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
-    "flexible": {"whitespace_pattern": r"[ \t\n\r]{0,40}"},  # bounded: endless space is a way to never finish
+    "flexible": {"whitespace_pattern": r"[ \t\n\r]{0,40}"},  # bounded, or a model could emit whitespace forever
 }
-_LEAD = r"/[ \t\r\n]{0,4}/"
-"""What may stand between a trigger and its value."""
+_WHITESPACE = r"/[ \t\r\n]{0,4}/"
+"""Allowed between a trigger and its value."""
+_KINDS = {"regex": "regex", "json_schema": "JSON Schema", "grammar": "grammar", "choices": "list of choices"}
+_MAX_QUOTE = 200  # characters of a compiler's message that an error repeats
 
 
-class Matcher:
-    """A compiled constraint: a warm matcher, of which every output gets a copy (0.7 us)."""
+class LlgConstraint:
+    """A constraint compiled by llguidance: a warm matcher, which each guide copies (0.7 us)."""
 
     n_bytes = 1 << 20  # measured: 0.1 to 0.7 MB at 128k tokens
 
     def __init__(self, spec: ConstraintSpec, vocabulary: Vocabulary) -> None:
-        """Raises a ConstraintError that says why not. Lets other threads run meanwhile."""
+        """Raises a ConstraintError that says why the spec cannot be compiled. Releases the GIL while it compiles."""
         self._eos = vocabulary.llg.eos_tokens
-        self._matcher = llguidance.LLMatcher(vocabulary.llg, grammar(spec, vocabulary), log_level=0, limits=_LIMITS)
+        self._matcher = llguidance.LLMatcher(vocabulary.llg, _grammar(spec, vocabulary), log_level=0, limits=_LIMITS)
         if not self._matcher.is_error():
-            self._matcher.compute_bitmask()  # what its lexer learns here, no copy has to learn again
+            self._matcher.compute_bitmask()  # fills lexer caches that all copies share
         if self._matcher.is_error():
-            raise explain(self._matcher.get_error(), spec)
+            raise _explain(self._matcher.get_error(), spec)
 
     def guide(self) -> LlgGuide:
         return LlgGuide(self._matcher.deep_copy(), self._eos)
 
 
-class LlgGuide:
-    """See `guide.Guide`.
+class LlgGuide(Guide):
+    """A guide over a copy of the matcher.
 
-    Tokens of one place are walked by who drafts, who fits the draft, who masks and who commits, and taken back three
-    times. So the matcher stays behind the last token that it took, and goes back or on when it is asked something that
-    is not known: what it took once is not taken again, and what is forced (5 to 20 us) is kept of each place.
+    Drafters, the scheduler, masks and commits all walk the same tokens and roll them back. So a rollback only moves
+    `_at`; the matcher follows when it is asked something that is not cached. Tokens it accepted before are not checked
+    again, and forced tokens (5 to 20 us to compute) are cached per position.
     """
 
     def __init__(self, matcher: llguidance.LLMatcher, eos: Sequence[int]) -> None:
-        self._matcher, self._eos = matcher, eos
-        self._path: list[int] = []  # tokens that were accepted, and of those taken back the last that were
-        self._at = self._n_in = 0  # of them, how many are before the place where it stands; and are in the matcher
-        self._forced: dict[int, list[int]] = {}  # by the number of tokens before it
+        self._matcher, self._ends = matcher, eos
+        self._path: list[int] = []  # accepted tokens, and behind them those that were rolled back last
+        self._at = 0  # tokens of the path that are accepted now
+        self._n_in = 0  # tokens of the path that the matcher has consumed
+        self._forced: dict[int, list[int]] = {}  # position -> forced tokens there
         self._given_up = ""
 
     @property
     def can_stop(self) -> bool:
-        return bool(self._here().is_accepting())
+        return bool(self._synced().is_accepting())
 
     @property
     def must_stop(self) -> bool:
-        matcher = self._here()
+        matcher = self._synced()
         return bool(matcher.is_stopped() and matcher.is_accepting())
 
     @property
     def error(self) -> str:
         if self._given_up or not self._matcher.is_error():
             return self._given_up
-        return str(self._matcher.get_error()).partition("\n")[0][:200]
+        return str(self._matcher.get_error()).partition("\n")[0][:_MAX_QUOTE]
 
     def give_up(self, why: str) -> None:
         self._given_up = why
 
     def fill(self, out: Row) -> None:
-        self._here().unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
-        clear_bits(out, self._eos)
-
-    def take(self, tokens: Sequence[int]) -> int:
-        return take(self, tokens, self._eos)
-
-    def fill_chain(self, draft: Sequence[int], out: Rows) -> int:
-        return fill_chain(self, draft, out)
-
-    def fill_tree(self, parent: Sequence[int], draft: Sequence[int], out: Rows) -> list[bool]:
-        return fill_tree(self, parent, draft, out)
+        self._synced().unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
+        clear_bits(out, self._ends)  # type: ignore[arg-type]  # a list here
 
     def accept(self, tokens: Sequence[int]) -> int:
-        path, known, start = self._path, self._forced, self._at
+        path, cached, start = self._path, self._forced, self._at
         for token in tokens:
             at = self._at
-            forced = known.get(at)
+            forced = cached.get(at)
             if at < len(path) and path[at] == token:
                 self._at += 1
-            elif not self._go_on(token):
+            elif not self._consume(token):
                 break
             if forced and len(forced) > 1 and forced[0] == token:
-                known[at + 1] = forced[1:]
+                cached[at + 1] = forced[1:]
         return self._at - start
 
     def rollback(self, n: int) -> None:
         if n > self._at:
-            raise IndexError(f"{n} tokens to take back, of {self._at}")
+            raise IndexError(f"cannot roll back {n} tokens: only {self._at} were accepted")
         self._at -= n
 
     def forced_tokens(self, limit: int) -> list[int]:
         forced = self._forced.get(self._at)
         if forced is None:
-            forced = self._forced[self._at] = self._here().compute_ff_tokens()
+            forced = self._forced[self._at] = self._synced().compute_ff_tokens()
         return forced[:limit]
 
-    def _here(self) -> llguidance.LLMatcher:
-        """The matcher, where the guide stands."""
+    def _synced(self) -> llguidance.LLMatcher:
+        """The matcher, moved to this guide's position."""
         n = self._n_in - self._at
         if n > 0:
             self._matcher.rollback(n)
@@ -127,44 +129,84 @@ class LlgGuide:
         self._n_in = self._at
         return self._matcher
 
-    def _go_on(self, token: int) -> bool:
-        """By a token that is not the next on the path."""
-        if not self._here().try_consume_tokens([token]):
+    def _consume(self, token: int) -> bool:
+        """Accept a token that is not the next one on the path. False if it is not allowed."""
+        if not self._synced().try_consume_tokens([token]):
             return False
         at = self._at
         if at < len(self._path):
-            for place in range(at + 1, len(self._path) + 1):
-                self._forced.pop(place, None)
+            for position in range(at + 1, len(self._path) + 1):
+                self._forced.pop(position, None)
             del self._path[at:]
         self._path.append(token)
         self._at = self._n_in = at + 1
-        if not self._matcher.compute_ff_bytes():  # which takes no time; with some there may be tokens, or none yet
+        if not self._matcher.compute_ff_bytes():  # cheap; only forced bytes can make forced tokens
             self._forced[at + 1] = []
         return True
 
 
-def grammar(spec: ConstraintSpec, vocabulary: Vocabulary) -> str:
-    """What llguidance compiles for a spec whose text is canonical."""
+def _grammar(spec: ConstraintSpec, vocabulary: Vocabulary) -> str:
+    """llguidance's grammar for a canonical spec, as JSON."""
     value = _value(spec)
     if not spec.after and not spec.end:
         return json.dumps({"grammars": [value]})
     end = [json.dumps(part) if isinstance(part, str) else f"<[{part}]>" for part in vocabulary.split(spec.end)]
-    start = f"start: {_LEAD if spec.after else ''} @value {' '.join(end)}"
+    start = f"start: {_WHITESPACE if spec.after else ''} @value {' '.join(end)}"
     return json.dumps({"grammars": [{"lark_grammar": start}, {"name": "value"} | value]})
 
 
 def _value(spec: ConstraintSpec) -> dict[str, Any]:
+    def styled(schema: dict[str, Any]) -> dict[str, Any]:
+        return schema | {"x-guidance": _STYLES[spec.style]}
+
     match spec.kind:
         case "json_schema":
-            return {"json_schema": _styled(json.loads(spec.text), spec)}
+            return {"json_schema": styled(json.loads(spec.text))}
         case "regex":
             return {"lark_grammar": f"start: /{llguidance.regex_to_lark(spec.text, 'd')}/"}
         case "choices":
             return {"lark_grammar": "start: " + " | ".join(map(json.dumps, json.loads(spec.text)))}
         case "grammar":
-            parts = [part if isinstance(part, str) else _styled(part, spec) for part in lark.split(spec.text)]
+            parts = [part if isinstance(part, str) else styled(part) for part in lark.split(spec.text)]
             return {"lark_grammar": lark.join(parts)}
 
 
-def _styled(schema: dict[str, Any], spec: ConstraintSpec) -> dict[str, Any]:
-    return schema | {"x-guidance": _STYLES[spec.style]}
+def _explain(message: str, spec: ConstraintSpec) -> ConstraintError:
+    """Translates llguidance's error message into an error for the user who wrote the spec."""
+    name, first = _KINDS[spec.kind], message.partition("\n")[0].strip()
+    if first.startswith("panic: "):  # llguidance catches panics of its matchers itself
+        return ConstraintCrashed(f"the {name} could not be compiled: its compiler panicked: {first[7:][:_MAX_QUOTE]}")
+    if re.search(r"look-?(around|ahead|behind)|backreference", message):
+        return ConstraintUnsupported(
+            r"regex look-around, back-references, \b, and ^ or $ in the middle of a pattern are not supported"
+            + _position(message)
+        )
+    if "regex parse error" in message:
+        reason = re.search(r"^error: (.*)", message, re.MULTILINE)
+        return ConstraintSyntax(f"invalid regex: {reason[1] if reason else first}{_position(message)}")
+    if first.startswith("Unsatisfiable"):
+        why = first.partition(": ")[2]
+        if why.startswith("Regex is empty"):
+            why = "a string's pattern, format, length and values exclude each other"
+        return ConstraintUnsatisfiable(f"no value can satisfy the constraint: {why[:_MAX_QUOTE]}")
+    if first == "NoExtensionBias":
+        return ConstraintSyntax(f"invalid {name}: a rule leads to nothing but itself")
+    if found := re.match(r"patternProperty regexes (.*) are not disjoint", first):
+        why = f"patterns of patternProperties that may match the same name ({found[1][:_MAX_QUOTE]})"
+        return ConstraintUnsupported(f"{why} are not supported")
+    if found := re.match(r"(?:Unimplemented keys?|Unknown format): (.*)", first):
+        return ConstraintUnsupported(f"{found[1][:_MAX_QUOTE]} is not supported in a JSON Schema")
+    if re.search(r"only supported|not supported|unsupported|Failed to generate", first):
+        return ConstraintUnsupported(f"the {name} cannot be enforced: {first[:_MAX_QUOTE]}")
+    if re.search(r"too (many|large|complex|big)|limit|fuel|exceed", first):
+        return ConstraintTooLarge(f"the {name} is too complex: {first[:_MAX_QUOTE]}")
+    return ConstraintSyntax(f"invalid {name}: {first[:_MAX_QUOTE]}")
+
+
+def _position(message: str) -> str:
+    """The offending pattern and the offset in it, where the compiler's message shows them."""
+    if found := re.search(r"regex parse error:\n( +)(\S.*)\n( +)\^", message):
+        return f" at offset {len(found[3]) - len(found[1])} of {found[2][:_MAX_QUOTE]!r}"
+    if found := re.search(r"in regex /(.*)/", message):
+        return f" ({found[1][:_MAX_QUOTE]!r})"
+    return ""

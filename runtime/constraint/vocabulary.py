@@ -1,4 +1,4 @@
-"""The vocabulary as constraint engines need it: what each token spells, and which are no text."""
+"""The tokenizer's vocabulary for constraint compilers: the bytes of each token, and which tokens are not text."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ import msgspec
 from banyan.runtime.errors import ConstraintCrashed, Unsupported, rust_panics_as
 from banyan.runtime.protocol import wire
 
-_BORDER = b"\xff"  # in no UTF-8 text
+_SEPARATOR = b"\xff"  # never occurs in UTF-8
 
 
 class Vocabulary:
-    """All that a server tells of its tokenizer, opened when it is first needed.
+    """A view of the server's SetVocabulary message. Costly parts are computed on first use.
 
-    message    as it came
-    spelling   what each id spells; ids behind it (a model's padding) spell nothing and are never allowed
-    special    ids that no text has
-    control    ids that mark more than they spell; of those, a stop id ends an output where its value may end
-    n_vocab    rows of the model's logits; a mask has ceil(n_vocab / 32) words
+    message    the message as received
+    spelling   the bytes of each id; larger ids (a model's padding) have none and are never allowed
+    special    ids that never stand for text
+    control    ids that mean more than their text (end of turn, tool call); a stop id among them ends an output where
+               its value may end
+    n_vocab    columns of the model's logits; a mask has ceil(n_vocab / 32) words
     """
 
     def __init__(self, message: wire.SetVocabulary, n_vocab: int) -> None:
@@ -41,45 +42,42 @@ class Vocabulary:
         return [text[a:b] for a, b in pairwise([0, *array("i", self.message.ends)])]
 
     def containing(self, text: bytes) -> list[int]:
-        """Ids whose spelling holds `text`."""
-        return self._find(text)
-
-    def starting(self, text: bytes) -> list[int]:
-        """Ids whose spelling begins with `text`."""
-        return [token for token in self._find(_BORDER + text) if self.spelling[token].startswith(text)]
-
-    def _find(self, wanted: bytes) -> list[int]:
+        """Ids whose bytes contain `text`."""
         blob, starts = self._blob
-        found, at = [], blob.find(wanted)
+        found, at = [], blob.find(text)
         while at >= 0:
             token = bisect_right(starts, at) - 1
             found.append(token)
-            at = blob.find(wanted, starts[token + 1])
+            at = blob.find(text, starts[token + 1])
         return found
+
+    def starting(self, text: bytes) -> list[int]:
+        """Ids whose bytes begin with `text`."""
+        return [token for token in self.containing(_SEPARATOR + text) if self.spelling[token].startswith(text)]
 
     @cached_property
     def _blob(self) -> tuple[bytes, list[int]]:
-        """All spellings, each behind a border, and where the borders stand; also where one more would."""
+        """All spellings, each behind a separator, and the offset of each separator and of the end."""
         spelling = self.spelling[: self.n_vocab]
-        starts = [0, *accumulate(len(_BORDER) + len(spelled) for spelled in spelling)]
-        return b"".join(_BORDER + spelled for spelled in spelling), starts
+        starts = [0, *accumulate(len(_SEPARATOR) + len(spelled) for spelled in spelling)]
+        return b"".join(_SEPARATOR + spelled for spelled in spelling), starts
 
     @cached_property
     def llg(self) -> llguidance.LLTokenizer:
-        """llguidance's own view of the tokenizer; 0.1 s at 32k tokens, 0.6 s at 128k (one core of an AMD EPYC).
+        """llguidance's tokenizer; takes 0.1 s at 32k tokens, 0.6 s at 128k (one core of an AMD EPYC).
 
-        It wants a token to end with. Any will do that is no text: guides take its bit away again. And it takes what
-        spells a control token for that token, also in the middle of a value, where an end-of-text would then be forced:
-        so control tokens get names here that no text holds.
+        llguidance needs an eos token. Any token that is not text will do, since guides clear its bit. It also reads the
+        text of a control token as that token, even inside a value, where it would then force an end of text: so control
+        tokens are renamed here to random names.
         """
         ends = [*self.eos, *sorted(self.special)][:1]
         if not ends:
-            raise Unsupported("constraints on a model without special tokens: its outputs have nothing to end with")
+            raise Unsupported("constraints need a model with an eos or special token; this one has none")
         tokenizer = _rename(msgspec.json.decode(self.message.tokenizer), self.control)
         return llguidance.LLTokenizer(msgspec.json.encode(tokenizer).decode(), n_vocab=self.n_vocab, eos_token=ends)
 
     def tokenize(self, text: bytes) -> list[int] | None:
-        """The canonical tokens of a text; None where the tokenizer panics on it."""
+        """The canonical tokens of a text; None if the tokenizer panics on it."""
         try:
             with rust_panics_as(ConstraintCrashed, "the tokenizer panicked"):
                 return list(self.llg.tokenize_bytes(text))
@@ -87,14 +85,14 @@ class Vocabulary:
             return None
 
     def split(self, text: str) -> list[str | int]:
-        """Text that may name control tokens, as text and ids."""
+        """Splits text at the names of control tokens: pieces of text, and ids in place of the names."""
         ids = {self.spelling[i].decode(errors="replace"): i for i in self.control}
         parts = re.split(f"({'|'.join(map(re.escape, sorted(ids, key=len, reverse=True)))})", text) if ids else [text]
         return [ids.get(part, part) for part in parts if part]
 
 
 def _rename(tokenizer: Any, control: frozenset[int]) -> Any:
-    """tokenizer.json with other names for the control tokens."""
+    """tokenizer.json with random names for the control tokens."""
     secret, vocabulary = secrets.token_hex(8), tokenizer["model"]["vocab"]
     for token in tokenizer["added_tokens"]:
         if token["id"] not in control:
@@ -104,6 +102,6 @@ def _rename(tokenizer: Any, control: frozenset[int]) -> Any:
         if isinstance(vocabulary, dict):
             if old in vocabulary:
                 vocabulary[name] = vocabulary.pop(old)
-        elif token["id"] < len(vocabulary):  # pairs of a piece and its score
+        elif token["id"] < len(vocabulary):  # a list of (piece, score)
             vocabulary[token["id"]][0] = name
     return tokenizer

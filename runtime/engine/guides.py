@@ -289,7 +289,7 @@ def _take_best(requests: Sequence[Request | DraftPosition], best: Sequence[int],
         if best[k] in request.end_ids:
             break
         tokens.append(best[k])
-    return tokens[: guide.take(tokens)]
+    return tokens[: guide.accept_masked(tokens)]
 
 
 def _mask(request: Request | DraftPosition, n_vocab: int) -> Row:

@@ -1,13 +1,13 @@
-"""The dense family in config.json's own words: Llama, Mistral, Qwen2, Qwen3. No torch.
+"""config.json of the families that the native decoder computes: Llama, Mistral, Qwen2, Qwen3. Imports no torch.
 
-Each struct below is a family's config.json: names as there, defaults as transformers has them. A field that is in no
-struct and not known to be without meaning for inference is an error that names it: a checkpoint says with such a
-field that it computes something else than this decoder does.
+Each struct is the config.json of a family, with its field names and transformers' defaults. A field that is in no
+struct and not known to be irrelevant for inference is an error that names it: the checkpoint may compute something that
+this decoder does not.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -16,7 +16,7 @@ from banyan.runtime.model.rope import NoScaling, Rope, parse_rope
 
 
 class Dense(msgspec.Struct, frozen=True, kw_only=True):
-    """What all dense decoders share: RMSNorm before attention and feed-forward, rotary positions, SwiGLU."""
+    """The common fields. All families have RMSNorm before attention and MLP, rotary positions and SwiGLU."""
 
     vocab_size: int = 32000
     hidden_size: int = 4096
@@ -37,17 +37,19 @@ class Dense(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dim(self) -> int:
-        """Of one head."""
+        """The size of one head."""
         return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
 
     @property
     def max_context(self) -> int:
         return max(self.max_position_embeddings, self.rope.reach(self.max_position_embeddings))
 
-    # Where the families differ; the decoder asks these and never a family's name.
+    has_qk_norm: ClassVar[bool] = False
+
+    # The properties in which families differ; the decoder never asks for a family's name.
     @property
     def windows(self) -> tuple[int, ...]:
-        """Per layer: how many tokens a token sees, itself included; 0 is all of them."""
+        """Of each layer, the number of tokens that a token attends to, itself included; 0: all."""
         return (0,) * self.num_hidden_layers
 
     @property
@@ -60,10 +62,6 @@ class Dense(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_mlp_bias(self) -> bool:
-        return False
-
-    @property
-    def has_qk_norm(self) -> bool:
         return False
 
 
@@ -118,6 +116,7 @@ class Qwen2(Dense, frozen=True, kw_only=True):
 
 
 class Qwen3(Qwen2, frozen=True, kw_only=True):
+    has_qk_norm: ClassVar[bool] = True
     head_dim: int | None = 128
     attention_bias: bool = False
 
@@ -129,17 +128,13 @@ class Qwen3(Qwen2, frozen=True, kw_only=True):
     def has_out_bias(self) -> bool:
         return self.attention_bias
 
-    @property
-    def has_qk_norm(self) -> bool:
-        return True
-
 
 FAMILIES: dict[str, type[Dense]] = {"llama": Llama, "mistral": Mistral, "qwen2": Qwen2, "qwen3": Qwen3}
 
-# Read elsewhere (rope, dtype, eos), or without meaning for inference: training, bookkeeping, defaults of other tools.
+# Fields that other code reads (rope, dtype, eos), and fields that are irrelevant for inference.
 _ELSEWHERE = {"model_type", "architectures", "dtype", "torch_dtype", "eos_token_id", "bos_token_id", "pad_token_id",
               "rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings"}  # fmt: skip
-_WITHOUT_MEANING = {
+_IRRELEVANT = {
     "attention_dropout", "auto_map", "do_sample", "early_stopping", "embd_pdrop", "hidden_dropout", "id2label",
     "initializer_range", "is_llama_config", "keys_to_ignore_at_inference", "label2id", "length_penalty", "max_length",
     "max_sequence_length", "model_max_length", "name_or_path", "num_beam_groups", "num_beams", "num_return_sequences",
@@ -147,27 +142,28 @@ _WITHOUT_MEANING = {
     "return_dict", "rope_interleaved", "sep_token_id", "task_specific_params", "temperature", "top_k", "top_p",
     "transformers.js_config", "transformers_version", "typical_p", "use_cache", "vocab_file",
 }  # fmt: skip
-_PREFIXES_WITHOUT_MEANING = ("_", "unsloth_", "tokenizer_")
+_IRRELEVANT_PREFIXES = ("_", "unsloth_", "tokenizer_")
 
 
 def parse(config: dict[str, Any]) -> Dense:
-    """config.json of a native family as its struct.
+    """Parse the config.json of a native family.
 
-    Raises Unsupported, with the field's name, for what this decoder does not compute, and BadModel for values that
-    cannot be.
+    Raises Unsupported, with the name of the field, for what the decoder does not compute, and BadModel for invalid
+    values.
     """
     family = FAMILIES[config["model_type"]]
     fields = {field.name for field in msgspec.structs.fields(family)} - {"rope"}
     unknown = [
         key
         for key, value in config.items()
-        if value  # None, false, 0 and empty switch nothing on
-        and key not in fields | _ELSEWHERE | _WITHOUT_MEANING
-        and not key.startswith(_PREFIXES_WITHOUT_MEANING)
+        if value  # None, false, 0 and empty enable nothing
+        and key not in fields | _ELSEWHERE | _IRRELEVANT
+        and not key.startswith(_IRRELEVANT_PREFIXES)
     ]
     if unknown:
+        names = ", ".join(map(repr, sorted(unknown)))
         raise Unsupported(
-            f"config.json has {_listed(unknown)}, which the {config['model_type']} decoder does not know; "
+            f"config.json has {names}, which the {config['model_type']} decoder does not know; "
             "if it has no effect on the result, remove it from config.json"
         )
     known = {key: value for key, value in config.items() if key in fields}
@@ -192,8 +188,3 @@ def _check(c: Dense) -> None:
         raise BadModel(f"config.json: rotary positions need an even head_dim, not {c.dim}")
     if len(c.windows) != c.num_hidden_layers:
         raise BadModel(f"config.json: {len(c.windows)} layer_types for {c.num_hidden_layers} layers")
-
-
-def _listed(names: list[str]) -> str:
-    quoted = [repr(name) for name in sorted(names)]
-    return quoted[0] if len(quoted) == 1 else ", ".join(quoted[:-1]) + f" and {quoted[-1]}"

@@ -1,14 +1,13 @@
-"""Any other decoder-only architecture: transformers' own modelling code over our pages.
+"""Runs other decoder-only architectures: transformers' modelling code over our KV pages.
 
-transformers looks its attention up in a registry (`ALL_ATTENTION_FUNCTIONS`); ours writes K and V to the pools and
-reads them back through the page table. Everything else (norms, experts, positions, logit caps) stays their code.
+transformers looks up its attention in a registry (`ALL_ATTENTION_FUNCTIONS`). Ours writes K and V to the pools and
+reads them through the page table. Everything else (norms, experts, positions, logit caps) remains transformers' code.
 
-What a layer's attention means is learned from the model itself, once, when it is loaded: the first forward pass runs
-with a mask function (`ALL_MASK_ATTENTION_FUNCTIONS`) that receives the rule by which transformers would build the
-layer's mask, finds the window in it, and hands that to the layer in the mask's place. Then the paged model must give
-the same logits as the model's own eager code on a few tokens, in chunks and beside another request. A rule, option or
-state that pages cannot express is an `Unsupported` that names it; what slips through every name is caught by the
-comparison.
+The attention rule of each layer is read from the model when it is loaded: the first forward pass runs with a mask
+function (`ALL_MASK_ATTENTION_FUNCTIONS`) that receives the function by which transformers would build the layer's mask,
+finds the window in it, and passes the window to the layer in place of a mask. Then the logits are compared with those
+of the model's eager code on a few tokens, in chunks and batched with another request. A rule, option or state that
+paged attention cannot express raises an `Unsupported` that names it; anything else that differs fails the comparison.
 """
 
 from __future__ import annotations
@@ -34,40 +33,40 @@ from banyan.runtime.errors import BadModel, BanyanError, Unsupported
 from banyan.runtime.model.facts import DTYPES, ModelSpec
 from banyan.runtime.model.weights import Checkpoint, Progress
 
-_PLAIN, _LEARNING = "banyan", "banyan_learning"  # our two names in transformers' registry
+_PAGED, _PROBING = "banyan", "banyan_probing"  # our names in transformers' registry
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
-_PROBE = 24  # tokens of the comparison at load
+_PROBE = 24  # tokens of the comparison
 _PROBE_PAGE = 16
 
 
-class Rule(NamedTuple):
-    """What one layer's attention does, as far as it is not told with each call."""
+class AttentionRule(NamedTuple):
+    """The window and logit softcap of one layer's attention; 0: none."""
 
     window: int
     softcap: float
 
 
 class HfStep(NamedTuple):
-    """What our attention function must know of the forward pass that is running."""
+    """The arguments of the running forward pass, for the attention function that transformers calls."""
 
     family: str
     ragged: Ragged
     kv: Sequence[tuple[Pool, Pool]]
-    rules: dict[int, Rule]  # by layer; filled while learning
+    rules: dict[int, AttentionRule]  # by layer; filled by the first forward pass
     max_context: int
 
 
 _STEP: ContextVar[HfStep] = ContextVar("step")
 
 
-class Borrowed:
-    """A model whose code is transformers'; see `load.Model` for what `forward` promises."""
+class HfModel:
+    """A model that runs transformers' code; implements `load.Model`."""
 
     def __init__(self, spec: ModelSpec, model: Any, context: int) -> None:
         self.spec = spec
         self._model = model
         self._context = context
-        self.rules: dict[int, Rule] = {}
+        self.rules: dict[int, AttentionRule] = {}
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -91,16 +90,17 @@ class Borrowed:
         logits: Tensor = out.logits[0].float()
         return logits
 
-    def learn(self) -> None:
-        """Find each layer's rule and compare with the model's own attention; Unsupported where they cannot agree."""
+    def probe(self) -> None:
+        """Find the rule of each layer and compare the logits with the model's eager code. Unsupported if they
+        differ."""
         try:
-            self._learn()
+            self._probe()
         except (BanyanError, torch.OutOfMemoryError):
             raise
-        except Exception as e:  # their code was not written for this; what breaks is a reason, not our crash
+        except Exception as e:  # transformers' code was not written for this, so any failure means unsupported
             raise Unsupported(f"{self.spec.family} cannot run over pages: {type(e).__name__}: {e}") from e
 
-    def _learn(self) -> None:
+    def _probe(self) -> None:
         s, device, is_exact = self.spec, self._model.device, self._model.dtype == torch.float32
         n = min(_PROBE, s.max_context)
         first = torch.arange(n, device=device) * 7919 % s.vocab_size
@@ -120,33 +120,33 @@ class Borrowed:
             batch = ragged(q, ends, pages[: len(ids)], _PROBE_PAGE, device)
             return self.forward(torch.cat(ids), positions, batch, kv, torch.arange(sum(q), device=device))
 
-        self._model.set_attn_implementation(_LEARNING)
+        self._model.set_attn_implementation(_PROBING)
         got = [step([first[:n_chunk]], [0])]
         if set(self.rules) != set(range(s.n_layers)):
             raise Unsupported(
                 f"{s.family}: {len(self.rules)} of {s.n_layers} layers go through transformers' attention registry; "
-                "the others keep their state elsewhere, and pages cannot hold it"
+                "the state of the others cannot be kept in pages"
             )
-        self._model.set_attn_implementation(_PLAIN)
+        self._model.set_attn_implementation(_PAGED)
         got.append(step([first[n_chunk:], second], [n_chunk, 0]))
-        off = (torch.cat(got) - want.float()).norm(dim=-1) / want.float().norm(dim=-1)  # one number per row
-        # In 16 bits a token may be sent to other experts for a rounding error: there a part's median must be near.
+        off = (torch.cat(got) - want.float()).norm(dim=-1) / want.float().norm(dim=-1)  # relative error per row
+        # In 16 bits, rounding can route a token to other experts: there the median of each part must be close.
         parts = off.split([n_chunk, n - n_chunk, len(second)])
         worst = float(off.max() if is_exact else max(part.median() for part in parts))
-        if not worst < (1e-3 if is_exact else 0.1):  # also false for NaN
+        if not worst < (1e-3 if is_exact else 0.1):  # true for NaN
             raise Unsupported(
                 f"{s.family}: through paged attention its logits differ from transformers' own by {worst:.1%}; "
-                "it computes something that the attention registry does not show"
+                "it computes something outside of the attention registry"
             )
         for layer, rule in self.rules.items():
             if rule.window >= self._context:
-                self.rules[layer] = rule._replace(window=0)  # hides nothing: spares a mask
+                self.rules[layer] = rule._replace(window=0)  # a window that hides nothing needs no mask
 
 
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """transformers' attention signature: query, key, value [1, heads, n_rows, head_dim] -> [1, n_rows, heads, dim]."""
+    """Our entry in transformers' registry: query, key, value [1, heads, n_rows, dim] -> [1, n_rows, heads, dim]."""
     step = _STEP.get()
     layer = module.layer_idx
     rule = step.rules.get(layer)
@@ -170,17 +170,17 @@ def _attention(
     return out[None].to(query.dtype), None
 
 
-# Options of attention calls that we pass on, that the mask's rule covers, or that only other kernels read.
+# Options of attention calls that we pass on, that the rule covers, or that only other kernels read.
 _KNOWN_OPTIONS = {"scaling", "softcap", "s_aux", "sliding_window", "is_causal", "position_ids", "dropout"}
 
 
 def _rule(
     module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any], step: HfStep
-) -> Rule:
-    """The rule of a layer from the call it makes; Unsupported names what pages or kernels cannot do."""
+) -> AttentionRule:
+    """The rule of a layer, from its call to attention. Unsupported names what paged attention cannot do."""
     name = type(module).__name__
     if v.shape != k.shape:
-        raise Unsupported(f"{name}: values of another shape than keys ({list(v.shape)}, {list(k.shape)})")
+        raise Unsupported(f"{name}: its values have another shape than its keys ({list(v.shape)}, {list(k.shape)})")
     pool = step.kv[module.layer_idx][0]
     if k.shape[1::2] != pool.shape[2:]:
         raise Unsupported(
@@ -192,8 +192,8 @@ def _rule(
     if options.get("is_causal") is False:
         raise Unsupported(f"{name}: its attention is not causal")
     if mask is None or mask.shape != (1, 1, 1, 1):
-        raise Unsupported(f"{name}: it makes its attention mask itself, so its rule cannot be read")
-    return Rule(int(mask), options.get("softcap") or 0.0)
+        raise Unsupported(f"{name}: it makes its own attention mask, so its rule cannot be read")
+    return AttentionRule(int(mask), options.get("softcap") or 0.0)
 
 
 def _is_set(value: Any) -> bool:
@@ -201,10 +201,10 @@ def _is_set(value: Any) -> bool:
 
 
 def _mask(*, mask_function: Callable[..., Tensor], device: torch.device | None = None, **_: Any) -> Tensor:
-    """In place of a mask, its rule: the window (0: all tokens), as a tensor [1, 1, 1, 1].
+    """Returns the window (0: all tokens) as a tensor [1, 1, 1, 1] in place of a mask.
 
-    The rule is transformers' function (batch, head, query, key) -> visible, read at the last two rows of the context:
-    full attention sees one more token in the second, a window the same number in both, and chunks anything else.
+    mask_function is transformers' (batch, head, query, key) -> visible. It is evaluated for the last two positions of
+    the context: full attention sees one more token at the second, a window sees the same number at both.
     """
     step = _STEP.get()
     last = step.max_context - 1
@@ -223,20 +223,20 @@ def _mask(*, mask_function: Callable[..., Tensor], device: torch.device | None =
     return torch.full((1, 1, 1, 1), float(counts[0]), device=device)
 
 
-AttentionInterface.register(_PLAIN, _attention)  # without a mask function of that name no mask is built
-AttentionInterface.register(_LEARNING, _attention)
-AttentionMaskInterface.register(_LEARNING, _mask)
+AttentionInterface.register(_PAGED, _attention)  # no mask function has this name, so no mask is built
+AttentionInterface.register(_PROBING, _attention)
+AttentionMaskInterface.register(_PROBING, _mask)
 
 
 def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
     """The spec of an architecture that transformers computes. `common`: name, family, eos_ids, n_parameters.
 
-    Raises Unsupported, naming it, for what can be known without the weights to be beyond pages.
+    Raises Unsupported if the config alone shows that paged attention cannot run the model.
     """
     family = common["family"]
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    except Exception as e:  # config classes raise what they like
+    except Exception as e:  # config classes raise anything
         if family not in transformers.CONFIG_MAPPING:
             raise Unsupported(f"transformers {transformers.__version__} knows no model_type {family!r}") from e
         raise BadModel(f"{path / 'config.json'}: {e}") from e
@@ -267,31 +267,31 @@ def _check(config: Any, family: str) -> None:
     except KeyError:
         raise Unsupported(f"{family} is not a causal language model in transformers") from None
     kinds = set(getattr(config, "layer_types", None) or ())
-    refused = {
+    unsupported = {
         "its layers keep a recurrent state": getattr(architecture, "_is_stateful", False),
         f"layers of kind {', '.join(sorted(kinds - _KNOWN_LAYERS))}": kinds - _KNOWN_LAYERS,
         "multi-head latent attention (kv_lora_rank)": getattr(config, "kv_lora_rank", None),
         "attention in chunks (attention_chunk_size)": getattr(config, "attention_chunk_size", None),
         "several models in one (" + ", ".join(config.sub_configs) + ")": config.sub_configs,
     }
-    for what, is_so in refused.items():
-        if is_so:
+    for what, is_present in unsupported.items():
+        if is_present:
             raise Unsupported(f"{family}: {what} is not supported")
     for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings"):
         if not isinstance(getattr(config, name, None), int):
-            raise Unsupported(f"{family}: its config does not say {name}")
+            raise Unsupported(f"{family}: its config has no {name}")
 
 
 def build(
     spec: ModelSpec, path: Path, device: torch.device, dtype: torch.dtype, context: int, progress: Progress | None
-) -> Borrowed:
-    """Load the weights with transformers (which also renames and fuses them), then learn and compare."""
+) -> HfModel:
+    """Load the weights with transformers (which also renames and fuses them), then probe the model."""
     model: Any
     info: dict[str, Any]
     n_bytes = Checkpoint(path).n_bytes
     with _reported(progress, n_bytes):
         try:
-            model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]  # a pair, with the info
+            model, info = AutoModelForCausalLM.from_pretrained(  # returns a pair, with the info
                 path, dtype=dtype, attn_implementation="eager", use_safetensors=True, local_files_only=True,
                 trust_remote_code=False, output_loading_info=True,
             )  # fmt: skip
@@ -302,35 +302,35 @@ def build(
     if unused := sorted(info["unexpected_keys"]):
         raise Unsupported(f"{path} has weights that {type(model).__name__} does not use: {', '.join(unused[:4])}")
     for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.to(device, copy=True)  # transformers leaves views of the files
+        tensor.data = tensor.data.to(device, copy=True)  # transformers returns views of the files
     model.eval()
     _freeze_rope(model, context)
-    borrowed = Borrowed(msgspec.structs.replace(spec, dtype=str(dtype).removeprefix("torch.")), model, context)
-    borrowed.learn()
-    return borrowed
+    hf_model = HfModel(msgspec.structs.replace(spec, dtype=str(dtype).removeprefix("torch.")), model, context)
+    hf_model.probe()
+    return hf_model
 
 
 def _freeze_rope(model: nn.Module, context: int) -> None:
-    """Choose once what transformers would choose anew by the longest sequence of each batch; see `rope`."""
+    """Fix the frequencies that transformers would choose by the longest sequence of each batch; see `rope`."""
     module: Any
     for module in model.modules():
         kinds = getattr(module, "rope_type", "default")
         per_layer = kinds if isinstance(kinds, dict) else {"": kinds}
-        moving = {kind for kind in per_layer.values() if kind == "longrope" or "dynamic" in kind}
-        if not moving:
+        dynamic = {kind for kind in per_layer.values() if kind == "longrope" or "dynamic" in kind}
+        if not dynamic:
             continue
         parameters = module.config.rope_parameters
         if len(per_layer) > 1 or parameters.keys() & {"short_mscale", "long_mscale"}:
-            raise Unsupported(f"{type(module).__name__}: rope of kind {', '.join(moving)} in a form of its own")
-        if moving == {"longrope"}:
-            turns, module.attention_scaling = ROPE_INIT_FUNCTIONS["longrope"](module.config, seq_len=context)
-            module.inv_freq.copy_(turns)
+            raise Unsupported(f"{type(module).__name__}: rope of kind {', '.join(dynamic)} with unknown parameters")
+        if dynamic == {"longrope"}:
+            frequencies, module.attention_scaling = ROPE_INIT_FUNCTIONS["longrope"](module.config, seq_len=context)
+            module.inv_freq.copy_(frequencies)
         module.rope_type = "default"
 
 
 @contextmanager
 def _reported(progress: Progress | None, n_bytes: int) -> Iterator[None]:
-    """Tell `progress` how far transformers' own loading is, instead of letting it draw a bar."""
+    """Reports transformers' loading to `progress`, instead of its own progress bar."""
 
     def hook(factory: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Iterator[Any]:
         items = list(args[0])
@@ -339,7 +339,7 @@ def _reported(progress: Progress | None, n_bytes: int) -> Iterator[None]:
             if progress is not None:
                 progress(n_bytes * (i + 1) // len(items), n_bytes)
 
-    if not hasattr(logging, "set_tqdm_hook"):  # the first releases of transformers 5: they draw their own bar
+    if not hasattr(logging, "set_tqdm_hook"):  # the first releases of transformers 5 draw their own bar
         yield
         if progress is not None:
             progress(n_bytes, n_bytes)

@@ -1,9 +1,9 @@
-"""A linear layer; on a CPU with its weight packed: for our own library, else for oneDNN where that works.
+"""A linear layer. On a CPU its weight is packed when it is loaded, for the native library or for oneDNN.
 
-torch's own CPU path for float32 goes through MKL, which is slow on AMD: with weights packed once at load, oneDNN is
-2-4.5 times faster at 1 to 256 rows (8192 x 2048, 2 cores of AMD EPYC Zen 5, torch 2.13) at the same accuracy. Its two
-ops are private to torch, so they are tried once; where they fail, F.linear computes. Our own library does as well as
-oneDNN on many rows and better on few (`kernels/linear/cpu.py`).
+torch computes float32 on a CPU with MKL, which is slow on AMD. oneDNN with packed weights is 2 to 4.5 times faster at 1
+to 256 rows (8192 x 2048, 2 cores of AMD EPYC Zen 5, torch 2.13) at the same accuracy. Its two ops are private to torch,
+so they are tested once; if they fail, F.linear is used. The native library (`kernels/linear/cpu.py`) is as fast as
+oneDNN on many rows and faster on few.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from banyan.kernels import ops
 from banyan.runtime.errors import ConfigError
 
 TILE = 64
-"""Rows of every product in deterministic mode where a library's code depends on their number. Decodes fit one; of more,
-a GPU of today gets little from a product's rows."""
+"""Rows of every matrix product in deterministic mode, where the library's choice of kernel depends on the number of
+rows. A decode batch usually fits into one tile."""
 
 
 class Linear:
-    """y = x W^T + b, for x [n_rows, n_in] and W [n_out, n_in]. Holds the weight once: packed, or as it came."""
+    """y = x W^T + b, for x [n_rows, n_in] and W [n_out, n_in]. Keeps one copy of the weight, packed or not."""
 
     __slots__ = ("bias", "is_onednn", "is_tiled", "weight")
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False, is_int8: bool = False
     ) -> None:
-        """deterministic: a row of y is the same bits whatever rows are beside it. is_int8: the weight is kept in 8 bits
-        with a scale for each row of it. ConfigError: not on this machine."""
+        """deterministic: the bits of a row of y do not depend on the other rows. is_int8: keep the weight in 8 bits
+        with a scale per output. ConfigError: not possible on this machine."""
         packed = ops.pack(weight, deterministic, is_int8)
         if packed is None and is_int8:
             raise ConfigError(
@@ -56,9 +56,9 @@ class Linear:
 
 
 def tiled(x: Tensor, weight: Tensor | ops.Packed, bias: Tensor | None) -> Tensor:
-    """`ops.linear` on TILE rows at a time, the last of them padded: a library that picks its code, and so the order of
-    its sums, by the shape of a product always picks the same."""
-    tiles = F.pad(x, (0, 0, 0, -len(x) % TILE)).split(TILE)
+    """`ops.linear` on tiles of TILE rows, the last one padded. A library that chooses its kernel, and so the order of
+    its sums, by the shape of the product then always chooses the same one."""
+    tiles = torch.split(F.pad(x, (0, 0, 0, -len(x) % TILE)), TILE)
     if len(tiles) == 1:
         return ops.linear(tiles[0], weight, bias)[: len(x)]
     return torch.cat([ops.linear(tile, weight, bias) for tile in tiles])[: len(x)]
@@ -66,7 +66,8 @@ def tiled(x: Tensor, weight: Tensor | ops.Packed, bias: Tensor | None) -> Tensor
 
 @cache
 def _can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN's packed linear works here and agrees with F.linear. float16 is slow there: never packed."""
+    """Whether oneDNN's packed linear works here and agrees with F.linear. It is slow in float16, which is not
+    packed."""
     if dtype not in (torch.float32, torch.bfloat16):
         return False
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]

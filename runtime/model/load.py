@@ -1,4 +1,4 @@
-"""From a directory to a model that runs."""
+"""Loads a model directory into a model that the engine can run."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ KV = Sequence[tuple[Pool, Pool]]  # per layer K and V pools, [n_pages, page_size
 
 
 class Model(Protocol):
-    """What the engine knows of a model."""
+    """The interface between the engine and a model."""
 
     spec: ModelSpec
 
     @property
     def windows(self) -> Sequence[int]:
-        """Of its layers: tokens that a token sees, 0: all."""
+        """The attention windows of its layers: how many tokens a token attends to, 0: all."""
 
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: KV, rows: Tensor) -> Tensor:
-        """One step: write K and V of the new rows into `kv`, return logits of the rows asked for.
+        """Compute one step: write K and V of the new rows into `kv` and return logits.
 
-        ids, positions  int64 [n_rows]: tokens, and where each stands in its own request
-        ragged          which rows belong to which request, and where its keys and values lie
-        kv              one pair of pools per layer, changed in place
-        rows            int64 [n_out]: rows whose logits are wanted
+        ids, positions  int64 [n_rows]: the tokens and their positions in their requests
+        ragged          which rows belong to which request, and which slots hold its keys and values
+        kv              one pair of K and V pools per layer, written in place
+        rows            int64 [n_out]: the rows whose logits are needed
         Returns         float32 [n_out, vocab_size], in the order of `rows`
         """
         ...
@@ -50,14 +50,14 @@ def load(
     weight_dtype: str = "auto",
     progress: Progress | None = None,
 ) -> Model:
-    """Read a model directory (or hub id) onto a device.
+    """Load a model directory (or hub id) onto a device.
 
-    dtype         what it computes in: float32, bfloat16 or float16
-    max_context   tokens of the longest request that will be served, at most the model's own (the default); it decides
-                  between longrope's short and long factors, see `rope`
-    deterministic a row's logits are the same bits whatever rows stand beside it
-    weight_dtype  auto: dtype; int8: those of linear layers in 8 bits, a scale for each output
-    progress      called with (bytes read, bytes in all); `weights.bar` makes one
+    dtype         the dtype to compute in: float32, bfloat16 or float16
+    max_context   tokens of the longest request, at most the model's own limit (the default); it selects longrope's
+                  short or long factors, see `rope`
+    deterministic the bits of a row's logits do not depend on the other rows of the batch
+    weight_dtype  auto: as dtype; int8: linear layers in 8 bits with a scale per output
+    progress      called with (bytes read, bytes in total); `weights.bar` makes one
 
     Raises ModelNotFound, BadModel, Unsupported, ConfigError, or OutOfMemory.
     """
@@ -67,7 +67,7 @@ def load(
         raise ConfigError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
     context = spec.max_context if max_context is None else max_context
     if context > spec.max_context:
-        raise ConfigError(f"context is {context}, but {spec.name} was made for at most {spec.max_context} tokens")
+        raise ConfigError(f"context is {context}, but {spec.name} supports at most {spec.max_context} tokens")
     if deterministic:
         _check_deterministic(spec, device, getattr(torch, dtype))
     is_int8 = weight_dtype == "int8"

@@ -1,16 +1,15 @@
-"""Rotary positions: what config.json says about them, and the frequencies that follow.
+"""Rotary positions (RoPE): the settings in config.json, and the frequencies that follow from them.
 
-The structs are torch-free (the server and the command line read them); `frequencies` imports torch when called. Kinds
-and formulas are those of transformers' ROPE_INIT_FUNCTIONS, written down from the papers they cite: linear scaling
-(kaiokendev, 2023), YaRN (Peng et al., 2023, arXiv:2309.00071), LongRoPE (Ding et al., 2024, arXiv:2402.13753), and
-the piecewise scaling of Llama 3.1.
+The structs need no torch, since the server and the command line read them; `frequencies` imports it when called. Kinds
+and formulas follow transformers' ROPE_INIT_FUNCTIONS and the papers: linear scaling (kaiokendev, 2023), YaRN (Peng et
+al., 2023, arXiv:2309.00071), LongRoPE (Ding et al., 2024, arXiv:2402.13753), and the piecewise scaling of Llama 3.1.
 
-Where transformers' choice depends on the longest sequence of a batch, keys that are already cached would have to
-turn again. A cache that is shared between requests needs one choice, made when the model is loaded:
+transformers chooses some frequencies by the longest sequence of a batch, which would invalidate cached keys. A cache
+that requests share needs one choice, made when the model is loaded:
 
-* dynamic (NTK) equals plain rope up to `max_position_embeddings`, and there the context ends.
-* longrope uses its long factors for all positions when the configured context is longer than the original one, and
-  its short factors otherwise.
+* dynamic (NTK): plain rope, and the context ends at `max_position_embeddings`, up to which they are equal.
+* longrope: the long factors for all positions if the configured context is longer than the original one, else the
+  short factors.
 """
 
 from __future__ import annotations
@@ -26,35 +25,35 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class _ScalingType(msgspec.Struct, frozen=True, kw_only=True, tag_field="rope_type", forbid_unknown_fields=True):
+class _Scaling(msgspec.Struct, frozen=True, kw_only=True, tag_field="rope_type", forbid_unknown_fields=True):
     rope_theta: float = 10000.0
 
     def reach(self, trained: int) -> int:
-        """The longest context this kind makes of one of `trained` tokens."""
+        """The longest context of a model whose max_position_embeddings is `trained`."""
         return trained
 
 
-class NoScaling(_ScalingType, tag="default", frozen=True, kw_only=True):
+class NoScaling(_Scaling, tag="default", frozen=True, kw_only=True):
     pass
 
 
-class LinearScaling(_ScalingType, tag="linear", frozen=True, kw_only=True):
+class LinearScaling(_Scaling, tag="linear", frozen=True, kw_only=True):
     factor: float
 
     def reach(self, trained: int) -> int:
         return int(trained * self.factor)
 
 
-class DynamicScaling(_ScalingType, tag="dynamic", frozen=True, kw_only=True):
+class DynamicScaling(_Scaling, tag="dynamic", frozen=True, kw_only=True):
     factor: float
 
 
-class Proportional(_ScalingType, tag="proportional", frozen=True, kw_only=True):
+class Proportional(_Scaling, tag="proportional", frozen=True, kw_only=True):
     factor: float = 1.0
     partial_rotary_factor: float = 1.0
 
 
-class Yarn(_ScalingType, tag="yarn", frozen=True, kw_only=True):
+class Yarn(_Scaling, tag="yarn", frozen=True, kw_only=True):
     factor: float
     original_max_position_embeddings: int
     attention_factor: float | None = None
@@ -68,7 +67,7 @@ class Yarn(_ScalingType, tag="yarn", frozen=True, kw_only=True):
         return int(self.original_max_position_embeddings * self.factor)
 
 
-class LongRope(_ScalingType, tag="longrope", frozen=True, kw_only=True):
+class LongRope(_Scaling, tag="longrope", frozen=True, kw_only=True):
     short_factor: list[float]
     long_factor: list[float]
     original_max_position_embeddings: int
@@ -76,7 +75,7 @@ class LongRope(_ScalingType, tag="longrope", frozen=True, kw_only=True):
     attention_factor: float | None = None
 
 
-class Llama3(_ScalingType, tag="llama3", frozen=True, kw_only=True):
+class Llama3(_Scaling, tag="llama3", frozen=True, kw_only=True):
     factor: float
     low_freq_factor: float
     high_freq_factor: float
@@ -87,9 +86,9 @@ Rope = NoScaling | LinearScaling | DynamicScaling | Proportional | Yarn | LongRo
 
 
 def parse_rope(config: dict[str, Any]) -> Rope:
-    """The rope of a config.json, in its older form (rope_theta, rope_scaling) or its newer (rope_parameters).
+    """The rope settings of a config.json, in the older form (rope_theta, rope_scaling) or the newer (rope_parameters).
 
-    Raises Unsupported for a kind or field that is not known, BadModel for a value that cannot be.
+    Raises Unsupported for an unknown kind or field, and BadModel for an invalid value.
     """
     fields = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     kind = fields.pop("rope_type", None) or fields.pop("type", None) or "default"
@@ -118,9 +117,9 @@ def parse_rope(config: dict[str, Any]) -> Rope:
 
 
 def frequencies(rope: Rope, dim: int, max_context: int) -> tuple[Tensor, float]:
-    """Angle per position of each of the dim / 2 pairs, float32 [dim / 2], and the factor on cos and sin.
+    """The angle per position of each pair of dimensions, float32 [dim / 2], and the factor on cos and sin.
 
-    max_context: tokens of the longest request that will be served (longrope's choice, see above).
+    max_context: tokens of the longest request, which selects longrope's factors.
     """
     import torch
 
@@ -130,8 +129,8 @@ def frequencies(rope: Rope, dim: int, max_context: int) -> tuple[Tensor, float]:
         case LinearScaling():
             return inverse / rope.factor, 1.0
         case Proportional():
-            turning = int(rope.partial_rotary_factor * dim // 2)
-            return torch.where(torch.arange(dim // 2) < turning, inverse, 0.0) / rope.factor, 1.0
+            n_rotated = int(rope.partial_rotary_factor * dim // 2)
+            return torch.where(torch.arange(dim // 2) < n_rotated, inverse, 0.0) / rope.factor, 1.0
         case Yarn():
             return _yarn(rope, inverse)
         case LongRope():
@@ -147,16 +146,16 @@ def frequencies(rope: Rope, dim: int, max_context: int) -> tuple[Tensor, float]:
 
 
 def _yarn(rope: Yarn, inverse: Tensor) -> tuple[Tensor, float]:
-    """Slow pairs are interpolated, fast ones kept, with a ramp between; the paper's sections 3.2 to 3.4."""
+    """Interpolates slow pairs, keeps fast ones, and blends between them; sections 3.2 to 3.4 of the paper."""
     import torch
 
     dim = 2 * len(inverse)
 
-    def pair_that_turns(n_times: float) -> float:
+    def pair_with_turns(n_times: float) -> float:
         turns = rope.original_max_position_embeddings / (n_times * 2 * math.pi)
         return dim * math.log(turns) / (2 * math.log(rope.rope_theta))
 
-    low, high = pair_that_turns(rope.beta_fast or 32), pair_that_turns(rope.beta_slow or 1)
+    low, high = pair_with_turns(rope.beta_fast or 32), pair_with_turns(rope.beta_slow or 1)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
@@ -185,7 +184,7 @@ def _longrope_scale(rope: LongRope) -> float:
 
 
 def _llama3(rope: Llama3, inverse: Tensor) -> Tensor:
-    """Wavelengths beyond the trained context are stretched by `factor`, short ones kept, with a blend between."""
+    """Stretches wavelengths beyond the trained context by `factor`, keeps short ones, and blends between them."""
     wavelengths = 2 * math.pi / inverse
     n_waves = rope.original_max_position_embeddings / wavelengths
     blend = ((n_waves - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)

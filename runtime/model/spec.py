@@ -1,7 +1,7 @@
-"""What a model is, read from its config.json: enough to plan memory and to build it. No torch for native families.
+"""Finds a model directory and reads its `ModelSpec`: enough to plan memory and to build the model.
 
-A directory's weights are looked at too (their headers only), so that missing, broken or pickled weights are one clear
-error before any process is started for them.
+Imports no torch for native families. The headers of the weights are read too, so that missing, broken or pickled
+weights are reported before a process is started for them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from banyan.runtime.model import families
 from banyan.runtime.model.facts import DTYPES as DTYPES
 from banyan.runtime.model.facts import ModelSpec as ModelSpec
 
-SHIPPED = Path(__file__).parent / "pocket" / "weights"  # one directory per model that comes with the package
+SHIPPED = Path(__file__).parent / "pocket" / "weights"  # the models in the package, one directory each
 _FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt"]
-_OTHER_FORMATS = ["*/*", "consolidated*"]  # subdirectories, and the same weights under other names
+_OTHER_FORMATS = ["*/*", "consolidated*"]  # subdirectories, and duplicates of the weights
 
 
 def resolve(path_or_id: str | Path) -> Path:
-    """The local directory of a model: one that ships with the package, itself, or a hub id's snapshot (downloaded).
+    """The local directory of a model: the name of a shipped model, a path, or a hub id, which is downloaded.
 
-    A shipped name stands before a directory of that name; write ./NAME for the directory. Of a hub repository only
-    safetensors, configuration and tokenizer files are fetched, never pickles or code. Raises ModelNotFound when there
-    is no such directory and the hub cannot help, within the hub client's own time limits (seconds).
+    A shipped name takes precedence over a directory of that name; write ./NAME for the directory. Only safetensors,
+    configuration and tokenizer files are downloaded, never pickles or code. Raises ModelNotFound if neither the
+    directory nor the hub repository exists, within the hub client's own timeouts (seconds).
     """
     name = str(path_or_id)
     if re.fullmatch(r"\w+", name) and isinstance(path_or_id, str) and (SHIPPED / name).is_dir():
@@ -45,36 +45,36 @@ def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    nothing = f"there is no model directory {name!r}, and the Hugging Face hub "
+    prefix = f"there is no model directory {name!r}, and the Hugging Face hub "
     try:
         return Path(snapshot_download(name, allow_patterns=_FILES, ignore_patterns=_OTHER_FORMATS))
     except GatedRepoError as e:
-        raise ModelNotFound(f"{nothing}gives {name!r} only to accounts that were let in; set HF_TOKEN to yours") from e
+        raise ModelNotFound(f"{prefix}gives {name!r} only to authorized accounts; set HF_TOKEN") from e
     except RepositoryNotFoundError as e:
-        raise ModelNotFound(f"{nothing}has no {name!r} either (or it is private: set HF_TOKEN)") from e
+        raise ModelNotFound(f"{prefix}has no {name!r} either (or it is private: set HF_TOKEN)") from e
     except LocalEntryNotFoundError as e:
-        raise ModelNotFound(f"{nothing}cannot be reached and has no complete copy of it in the local cache") from e
+        raise ModelNotFound(f"{prefix}cannot be reached and has no complete copy of it in the local cache") from e
     except Exception as e:  # the hub client's transport errors have no common base
-        raise ModelNotFound(f"{nothing}failed: {type(e).__name__}: {e}") from e
+        raise ModelNotFound(f"{prefix}failed: {type(e).__name__}: {e}") from e
 
 
 def read_spec(path_or_id: str | Path) -> ModelSpec:
     """The spec of a model directory or hub id.
 
-    Raises ModelNotFound, BadModel (no or broken config.json or weights) or Unsupported (names the feature).
-    Families that transformers computes are described by transformers' own config class, which imports torch.
+    Raises ModelNotFound, BadModel (config.json or weights are missing or broken) or Unsupported (names the feature).
+    For families that transformers computes, its config class is used, which imports torch.
     """
     from banyan.runtime.model.weights import Checkpoint
 
     path = resolve(path_or_id)
-    config = _read_json(path / "config.json")
+    config = read_json(path / "config.json")
     if config is None:
         raise BadModel(f"{path} has no config.json; is it a model directory in Hugging Face format?")
     _check(config)
     common: dict[str, Any] = {
         "name": _name(path),
         "family": config["model_type"],
-        "eos_ids": _eos_ids(config, _read_json(path / "generation_config.json") or {}),
+        "eos_ids": _eos_ids(config, read_json(path / "generation_config.json") or {}),
         "n_parameters": Checkpoint(path).n_parameters,
     }
     if config["model_type"] not in families.FAMILIES:
@@ -98,14 +98,15 @@ def read_spec(path_or_id: str | Path) -> ModelSpec:
 
 
 def _name(path: Path) -> str:
-    """The hub id of a snapshot in the hub's cache (.../models--ORG--NAME/snapshots/HASH), else the directory's name."""
+    """The hub id if this is a snapshot in the hub's cache (.../models--ORG--NAME/snapshots/HASH), else the basename."""
     path = path.resolve()
     if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
         return path.parent.parent.name.removeprefix("models--").replace("--", "/")
     return path.name
 
 
-def _read_json(file: Path) -> dict[str, Any] | None:
+def read_json(file: Path) -> dict[str, Any] | None:
+    """A JSON object from a file, None if there is no file. BadModel if it cannot be read."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -113,14 +114,14 @@ def _read_json(file: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as e:
         raise BadModel(f"{file} cannot be read: {e}") from e
     if not isinstance(value, dict):
-        raise BadModel(f"{file} holds no object")
+        raise BadModel(f"{file} is not a JSON object")
     return value
 
 
 def _check(config: dict[str, Any]) -> None:
-    """What neither the native decoder nor transformers' code in our hands computes."""
+    """Raises for models that neither the native decoder nor the transformers backend can run."""
     if not isinstance(config.get("model_type"), str):
-        raise BadModel("config.json names no model_type")
+        raise BadModel("config.json has no model_type")
     if quantization := config.get("quantization_config") or config.get("compression_config"):
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
         raise Unsupported(f"quantization_config ({method}): quantized checkpoints are not supported")
@@ -135,7 +136,7 @@ def _check(config: dict[str, Any]) -> None:
 
 
 def _eos_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
-    """Of generation_config.json if it names any (chat models name more there), else of config.json."""
+    """From generation_config.json if it has any (chat models have more there), else from config.json."""
     ids = generation.get("eos_token_id")
     ids = config.get("eos_token_id") if ids is None else ids
     ids = [] if ids is None else ids if isinstance(ids, list) else [ids]

@@ -1,7 +1,7 @@
-"""Safetensors, read one tensor at a time: a checkpoint is never in memory twice.
+"""Reads safetensors checkpoints one tensor at a time, so that a checkpoint is never in memory twice.
 
-Headers are parsed here (no torch, no copy of the data), so a truncated or foreign file is found before anything is
-allocated. The data is memory-mapped by the safetensors library when a tensor is taken.
+Headers are parsed here, without torch, so that a truncated or foreign file is found before memory is allocated. The
+safetensors library maps the data when a tensor is taken.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from banyan.runtime.errors import BadModel, Unsupported
 if TYPE_CHECKING:
     from torch import Tensor
 
-Progress = Callable[[int, int], None]  # bytes read so far, bytes in all
+Progress = Callable[[int, int], None]  # (bytes read so far, bytes in total)
 
 _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_WIDTH = _FLOATS | {"I64": 8, "I32": 4, "U8": 1, "BOOL": 1}  # the second kind: tables and masks, never weights
-_SAMPLE = 256  # bytes of a tensor that are read at a time to know it again
-_MAX_HEADER = 100 << 20  # the limit of the format's own library
+_WIDTH = _FLOATS | {"I64": 8, "I32": 4, "U8": 1, "BOOL": 1}  # the others are tables and masks, never weights
+_SAMPLE = 256  # bytes per sample of a tensor in a fingerprint
+_MAX_HEADER = 100 << 20  # as in the safetensors library
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 class Stored(NamedTuple):
-    """Where a tensor lies."""
+    """The location, dtype and shape of a tensor."""
 
     file: Path
     dtype: str  # safetensors' name: F32, BF16, ...
@@ -48,9 +48,10 @@ class Stored(NamedTuple):
 
 
 class Checkpoint:
-    """The safetensors of a model directory, by name. A context manager: open files are closed at its end.
+    """The tensors of a model directory by name. A context manager that closes the files it opened.
 
-    Raises BadModel when there are none, a shard is missing, or a file is broken; Unsupported for quantized dtypes.
+    Raises BadModel if there are no safetensors, a shard is missing or a file is broken; Unsupported for quantized
+    dtypes.
     """
 
     def __init__(self, path: Path, progress: Progress | None = None) -> None:
@@ -86,7 +87,7 @@ class Checkpoint:
         return name in self.tensors
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor `name`, on the CPU, as stored. BadModel when it is missing or has another shape than `shape`."""
+        """The tensor `name` on the CPU, as stored. BadModel if it is missing or does not have the shape `shape`."""
         stored = self.tensors.get(name)
         if stored is None:
             raise BadModel(f"{self.path} has no tensor {name}; the checkpoint is incomplete or of another architecture")
@@ -108,13 +109,9 @@ class Checkpoint:
             self._progress(self._n_read, self.n_bytes)
         return tensor
 
-    def left(self) -> list[str]:
-        """Names that were never taken."""
-        return sorted(self.tensors.keys() - self._taken)
-
     def finish(self, ignore: Callable[[str], bool]) -> None:
-        """Check that every tensor was taken, but those that `ignore` names. Unsupported lists the others."""
-        left = [name for name in self.left() if not ignore(name)]
+        """Check that every tensor was taken, except those for which `ignore` is true. Unsupported lists the others."""
+        left = sorted(name for name in self.tensors.keys() - self._taken if not ignore(name))
         if left:
             shown = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
             raise Unsupported(f"{self.path} has weights that this decoder does not use: {shown}")
@@ -122,7 +119,7 @@ class Checkpoint:
 
 
 def _files(path: Path) -> list[Path]:
-    """The safetensors files of a model directory, from its index if it has one."""
+    """The safetensors files of a model directory, as listed in its index if it has one."""
     index = path / "model.safetensors.index.json"
     if index.exists():
         try:
@@ -147,17 +144,17 @@ def _files(path: Path) -> list[Path]:
 
 
 def version(path: Path) -> str:
-    """Names what the weights of a directory are, and how they are used, as far as can be told without reading them all:
-    by their files' names, sizes and times of change."""
+    """Identifies the weights and configuration in a directory on this machine without reading them: the names, sizes
+    and modification times of the files."""
     files = [*_files(path), *sorted(path.glob("config.json"))]
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return ";".join(f"{name} {size} {changed}" for name, size, changed in facts)
 
 
 def fingerprint(path: Path) -> bytes:
-    """Names the weights of a directory, on any machine: a digest of its config.json, of all headers, and of both ends
-    and the middle of each tensor. 16 bytes; 10 ms for 300 tensors. That somebody changed a few numbers elsewhere in a
-    tensor is not seen here, but in `version`."""
+    """Identifies the weights in a directory on any machine: a 16-byte digest of config.json, of all headers, and of the
+    start, middle and end of each tensor. Takes 10 ms for 300 tensors. Changes elsewhere in a tensor are not detected;
+    `version` detects them."""
     state = blake2b(digest_size=16)
     for config in path.glob("config.json"):
         state.update(config.read_bytes())
@@ -176,7 +173,7 @@ def fingerprint(path: Path) -> bytes:
 
 
 def _header(file: Path) -> dict[str, Stored]:
-    """Names, dtypes and shapes in a safetensors file; BadModel when the file is not whole."""
+    """The tensors in a safetensors file. BadModel if the file is incomplete."""
     try:
         size = file.stat().st_size
         with file.open("rb") as f:
@@ -191,7 +188,7 @@ def _header(file: Path) -> dict[str, Stored]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
         raise BadModel(f"{file} is not a safetensors file: {type(e).__name__}: {e}") from e
     if end != size:
-        raise BadModel(f"{file} has {size} bytes, but its header promises {end}; it was cut off or changed")
+        raise BadModel(f"{file} has {size} bytes, but its header requires {end}; it is truncated or was changed")
     for name, entry in stored.items():
         if entry.dtype not in _WIDTH:
             raise Unsupported(f"{name} is stored as {entry.dtype}; quantized weights are not supported")
@@ -200,7 +197,7 @@ def _header(file: Path) -> dict[str, Stored]:
 
 @contextmanager
 def bar(title: str, *, shown: bool | None = None) -> Iterator[Progress | None]:
-    """A progress bar on stderr for `load`; `shown=None`: if stderr is a terminal."""
+    """A progress bar on stderr for `load`. shown: None: only if stderr is a terminal."""
     if not (sys.stderr.isatty() if shown is None else shown):
         yield None
         return

@@ -1,4 +1,4 @@
-"""The engine under load, in virtual time: what the order, the working set and the chunks are worth."""
+"""The engine under load, in virtual time: the gain of the scheduling order, the working set and chunked prefill."""
 
 from __future__ import annotations
 

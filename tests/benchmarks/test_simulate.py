@@ -1,4 +1,4 @@
-"""The simulator: what it takes for the optimum, and what the engine's scheduler and tree reach of it."""
+"""The simulator: its optimum, and the hit rate that the engine's scheduler and tree reach."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What a schema does not allow, as a schema; and whether two schemas can allow the same value.
+"""The negation of a schema, and a test whether two schemas are disjoint.
 
-Each keyword speaks of one type and is silent on all others, so a schema is a conjunction of "if it is of this type,
-then ...", and its negation a disjunction of "it is of this type, and not ...". Keywords whose negation JSON Schema
-cannot say are refused by name. One approximation is made, and it errs on the side of fewer values: the negation of
-integers leaves out fractions.
+Each keyword restricts values of one type and allows all others. So a schema is a conjunction of "if the value has this
+type, then ...", and its negation is a disjunction of "the value has this type, and not ...". Keywords whose negation
+JSON Schema cannot express are rejected by name. One approximation is made, which allows fewer values: the negation of
+integers excludes fractions.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _UPPER = {"maxLength": ("string", "minLength"), "maxItems": ("array", "minItems"
           "maxProperties": ("object", "minProperties")}  # fmt: skip
 _LOWER = {"minLength": ("string", "maxLength"), "minItems": ("array", "maxItems"),
           "minProperties": ("object", "maxProperties")}  # fmt: skip
-_DEEP = 16  # references that a negation follows
+_MAX_REFS = 16  # references that a negation follows
 
 
 def any_of(schemas: list[Schema]) -> Schema:
-    """The union, as short as it goes."""
+    """The union of schemas, simplified."""
     kept = [one for one in schemas if one is not False]
     if True in kept or {} in kept:
         return True
@@ -35,7 +35,7 @@ def any_of(schemas: list[Schema]) -> Schema:
 
 
 def all_of(schemas: list[Schema]) -> Schema:
-    """The intersection, as short as it goes."""
+    """The intersection of schemas, simplified."""
     kept = [one for one in schemas if one is not True and one != {}]
     if False in kept:
         return False
@@ -43,7 +43,7 @@ def all_of(schemas: list[Schema]) -> Schema:
 
 
 def types_of(schema: Schema) -> set[str]:
-    """Types that a schema's own `type`, `enum` and `const` leave open. "integer" only where "number" is not."""
+    """The types that a schema's own `type`, `enum` and `const` allow. "integer" only if "number" is not allowed."""
     if isinstance(schema, bool):
         return set(TYPES) if schema else set()
     named = schema.get("type", TYPES)
@@ -61,10 +61,10 @@ def type_of(value: Any) -> str:
 
 
 def negation(schema: Schema, document: Document, depth: int = 0) -> Schema:
-    """Raises ConstraintUnsupported for a keyword whose negation cannot be said."""
+    """A schema that allows what `schema` does not. Raises ConstraintUnsupported if a keyword cannot be negated."""
     if isinstance(schema, bool):
         return not schema
-    if depth > _DEEP:
+    if depth > _MAX_REFS:
         raise ConstraintUnsupported('JSON Schema keyword "not" around a schema that refers to itself is not supported')
 
     def no(below: Schema) -> Schema:
@@ -73,16 +73,15 @@ def negation(schema: Schema, document: Document, depth: int = 0) -> Schema:
     rest, parts = dict(schema), []
     if "$ref" in rest:
         parts.append(no(document.target(rest.pop("$ref"))))
-    if "if" in rest or "then" in rest or "else" in rest:
+    if "if" in rest:
         condition, then, other = (rest.pop(key, True) for key in ("if", "then", "else"))
-        if "if" in schema:
-            parts += [all_of([condition, no(then)]), all_of([no(condition), no(other)])]
+        parts += [all_of([condition, no(then)]), all_of([no(condition), no(other)])]
     if "contains" in rest:
-        least, most = rest.pop("minContains", 1), rest.pop("maxContains", None)
-        if most is not None or least > 1:
-            raise _unsupported("minContains" if most is None else "maxContains")
+        minimum, maximum = rest.pop("minContains", 1), rest.pop("maxContains", None)
+        if maximum is not None or minimum > 1:
+            raise _unsupported("minContains" if maximum is None else "maxContains")
         below = rest.pop("contains")
-        parts.append({"type": "array", "items": no(below)} if least else False)
+        parts.append({"type": "array", "items": no(below)} if minimum else False)
     if "items" in rest or "prefixItems" in rest:
         before = rest.pop("prefixItems", [])
         for n, one in enumerate(before):
@@ -92,13 +91,12 @@ def negation(schema: Schema, document: Document, depth: int = 0) -> Schema:
         elif rest.get("items", True) is not True:
             raise _unsupported("items")
         rest.pop("items", None)
-    rest.pop("minContains", None), rest.pop("maxContains", None)  # say nothing without `contains`
     parts += [_negated(key, value, no) for key, value in rest.items()]
     return any_of(parts)
 
 
 def _negated(key: str, value: Any, no: Any) -> Schema:
-    """The negation of one keyword by itself."""
+    """The negation of one keyword that does not depend on others."""
     match key:
         case "type":
             named = {value} if isinstance(value, str) else set(value)
@@ -147,7 +145,7 @@ def _unsupported(key: str) -> ConstraintUnsupported:
 
 
 def _not_among(values: list[Any]) -> Schema:
-    """All but some values; of the types of objects and arrays, none where one of them is among the values."""
+    """A schema of all values but these. Only empty objects and arrays can be excluded."""
     by_type: dict[str, list[Any]] = {}
     for value in values:
         by_type.setdefault(type_of(value), []).append(value)
@@ -176,7 +174,7 @@ def _unlike(kind: str, values: list[Any], empty: dict[str, Any]) -> Schema:
 
 
 def all_but(words: list[str]) -> str:
-    """A regex of all strings but these. The words as a tree: leave it at any node, or end where no word does."""
+    """A regex for all strings but these: it leaves their prefix tree at any node, or ends where no word does."""
     heads = sorted({word[0] for word in words if word})
     leave = f"[^{''.join(map(_in_class, heads))}][\\s\\S]*" if heads else "[\\s\\S]+"
     parts = [leave]
@@ -191,14 +189,11 @@ def _in_class(character: str) -> str:
     return f"\\{character}" if character in "\\]^-[&~" else character
 
 
-# ---- disjointness --------------------------------------------------------------------------------------------------
-
-
 def disjoint(a: Schema, b: Schema, document: Document, types: set[str], depth: int = 0) -> bool:
-    """Whether no value of these types is allowed by both. False also where that is not seen."""
-    if depth > _DEEP:
+    """Whether no value of these types is allowed by both schemas. False if that cannot be decided."""
+    if depth > _MAX_REFS:
         return False
-    a, b = _flat(a, document), _flat(b, document)
+    a, b = resolve(a, document), resolve(b, document)
     if a is False or b is False:
         return True
     if a is True or b is True:
@@ -224,9 +219,9 @@ def disjoint(a: Schema, b: Schema, document: Document, types: set[str], depth: i
     return False
 
 
-def _flat(schema: Schema, document: Document) -> Schema:
-    """A schema that is nothing but a reference, or one of one: what that names."""
-    for _ in range(_DEEP):
+def resolve(schema: Schema, document: Document) -> Schema:
+    """The target of a schema that consists of one reference or an `allOf` of one schema; else the schema itself."""
+    for _ in range(_MAX_REFS):
         if isinstance(schema, dict) and schema.keys() == {"$ref"}:
             schema = document.target(schema["$ref"])
         elif isinstance(schema, dict) and schema.keys() == {"allOf"} and len(schema["allOf"]) == 1:
@@ -237,12 +232,12 @@ def _flat(schema: Schema, document: Document) -> Schema:
 
 
 def meet(a: set[str], b: set[str]) -> set[str]:
-    """Types that both have; "integer" is part of "number"."""
+    """The types in both sets; "integer" is part of "number"."""
     return a & b | ({"integer"} if ("number" in a and "integer" in b) or ("integer" in a and "number" in b) else set())
 
 
 def canonical(value: Any) -> str:
-    """Equal for values that JSON Schema calls equal: 1 and 1.0 are."""
+    """A string that is equal for values that JSON Schema considers equal, such as 1 and 1.0."""
 
     def plain(one: Any) -> Any:
         if isinstance(one, float) and one.is_integer():
@@ -261,7 +256,7 @@ def _values(schema: dict[str, Any]) -> list[Any] | None:
 
 
 def _property(schema: dict[str, Any], name: str) -> Schema:
-    """What a schema asks of a property; True where that is not seen."""
+    """What a schema requires of a property's value; True if unknown."""
     if name in schema.get("properties", ()):
         value: Schema = schema["properties"][name]
         return value
@@ -270,7 +265,7 @@ def _property(schema: dict[str, Any], name: str) -> Schema:
 
 
 def _above(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Whether all numbers of `a` lie above those of `b`."""
+    """Whether all numbers that `a` allows are greater than all that `b` allows."""
     lows = [(a[key], key == "minimum") for key in ("minimum", "exclusiveMinimum") if key in a]
     highs = [(b[key], key == "maximum") for key in ("maximum", "exclusiveMaximum") if key in b]
     return any(low > high or (low == high and not (i and j)) for low, i in lows for high, j in highs)

@@ -1,9 +1,9 @@
-"""Patterns of JSON Schema (ECMA-262) in the compiler's regex syntax (Rust's), where the two differ.
+"""Translates patterns of JSON Schema (ECMA-262) into the compiler's regex syntax (Rust's), where the two differ.
 
-Inside a class, `[`, `&&`, `--` and `~~` are plain characters in the one and operators in the other. And a class that
-holds all 32 control characters would let the compiler (llguidance 1.9.1) write any escape inside a JSON string, also
-those of `"` and `\\` where the class leaves them out: so every class loses U+0000, which no text needs. Classes with
-`\\s` lose U+001C to U+001F as well, which validators do not agree on.
+Inside a character class, `[`, `&&`, `--` and `~~` are plain characters in ECMA-262 and operators in Rust. And a class
+that contains all 32 control characters would let the compiler (llguidance 1.9.1) write any escape inside a JSON string,
+even those of `"` and `\\` if the class excludes them: so U+0000 is removed from every class. Classes with `\\s` also
+lose U+001C to U+001F, on which validators disagree.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _NUL = re.compile(r"\\(?:x(?:00|\{0+\})|u(?:0000|\{0+\})|0|c@)|\0")
 _SPECIAL = frozenset("[]&~^-\\")
 
 
-def tame(pattern: str) -> str:
-    """The pattern, to be compiled. What is wrong with it besides is left for the compiler to say."""
+def to_rust(pattern: str) -> str:
+    """The translated pattern. Raises ConstraintUnsupported for U+0000; other errors are left to the compiler."""
     out, at = [], 0
     while at < len(pattern):
         if pattern[at] == "[":
@@ -26,7 +26,7 @@ def tame(pattern: str) -> str:
         elif pattern[at] == "\\":
             written, at = _escape(pattern, at)
             if written[1] in "pPS":
-                written = f"[{written}&&[^{_lost(written)}]]"
+                written = f"[{written}&&[^{_removed(written)}]]"
         else:
             written, at = pattern[at], at + 1
         if _NUL.fullmatch(written):
@@ -43,7 +43,7 @@ def _escape(pattern: str, at: int) -> tuple[str, int]:
 
 
 def _class(pattern: str, start: int) -> tuple[str, int]:
-    """The class that begins at `start`, and where it ends."""
+    """The translated class that begins at `start`, and the index behind it."""
     at, negated = start + 1, pattern[start + 1 : start + 2] == "^"
     at += negated
     items: list[str] = []
@@ -58,12 +58,13 @@ def _class(pattern: str, start: int) -> tuple[str, int]:
             item = f"{item}-{end}"
         items.append(item)
     body = "".join(items) or ("\\s&&\\S" if not negated else "")
-    if negated:  # in ECMA-262, [^] is anything, and [] nothing
+    if negated:  # in ECMA-262, [^] matches anything and [] nothing
         body = f"[^{body}]" if items else "\\s\\S"
-    return f"[{body}&&[^{_lost(body)}]]", at + 1
+    return f"[{body}&&[^{_removed(body)}]]", at + 1
 
 
-def _lost(body: str) -> str:
+def _removed(body: str) -> str:
+    """The characters that a class with this content must not match."""
     return "\\x00\\x1c-\\x1f" if re.search(r"\\[sS]", body) else "\\x00"
 
 
@@ -80,4 +81,4 @@ _DATE = f"(?:{_YEAR}-(?:{_DAY})|{_LEAP}-02-29)"
 _TIME = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?"
 _ZONE = "(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 FORMATS = {"date": f"^{_DATE}$", "date-time": f"^{_DATE}[Tt]{_TIME}{_ZONE}$"}
-"""Formats that the compiler takes too wide: in its calendar every year has a 29th of February."""
+"""Formats that the compiler implements too loosely: it allows 29 February in every year."""

@@ -1,9 +1,8 @@
-"""JSON Schema as it comes, read into one plain form: draft 2020-12, assertions only, every reference a definition.
+"""Reads a JSON Schema of any draft into one normal form: draft 2020-12, assertions only, every reference a definition.
 
-What is dropped says nothing about values: titles, comments, formats that only annotate, keywords of others. What
-earlier drafts wrote otherwise (tuples as `items`, `dependencies`, a boolean `exclusiveMinimum`, neighbours of `$ref`
-that do not count) is written as 2020-12 has it. After this, a schema may be taken apart and put together without
-looking at names.
+Keywords that do not restrict values are dropped: titles, comments, formats that only annotate, unknown keywords.
+Keywords of earlier drafts (tuples as `items`, `dependencies`, a boolean `exclusiveMinimum`, ignored neighbours of
+`$ref`) are converted. The normal form can be taken apart and combined without regard to addresses.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from banyan.runtime.errors import ConstraintSyntax, ConstraintTooLarge, Constrai
 Schema = bool | dict[str, Any]
 
 NODES, DEPTH, CHAIN, ENUM, DIGITS = 20_000, 128, 128, 10_000, 9_999
-"""Most subschemas, deepest JSON, longest chain of references, longest enum, largest coefficient of a multipleOf."""
+"""Limits of subschemas, nesting depth, chained references, values of an enum, and the coefficient of a multipleOf."""
 
 ONE = ("additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then", "unevaluatedItems",
        "unevaluatedProperties")  # fmt: skip
@@ -33,19 +32,19 @@ PLAIN = ("const", "dependentRequired", "enum", "exclusiveMaximum", "exclusiveMin
          "multipleOf", "pattern", "required", "type", "uniqueItems", *COUNTS)  # fmt: skip
 
 ENFORCED = frozenset(("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"))
-"""Formats that outputs are held to."""
+"""Formats that are enforced."""
 ANNOTATING = frozenset((
     *("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer"),
-    *("uri-reference", "uri-template"),  # of the standard; and of OpenAPI's registry:
+    *("uri-reference", "uri-template"),  # the standard's; then those of OpenAPI's registry
     *("base64url", "binary", "byte", "char", "commonmark", "decimal", "decimal128", "double", "double-int", "float"),
     *("html", "http-date", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "media-range"),
     *("password", "sf-binary", "sf-boolean", "sf-decimal", "sf-integer", "sf-string", "sf-token"),
 ))  # fmt: skip
-"""Formats that say something to a reader only, which is what the standard makes of all of them by default."""
+"""Formats that only annotate. By default the standard treats all formats so."""
 
 
 class _SchemaLocation(NamedTuple):
-    """A schema in the document: itself, the address that its references are relative to, and where it stands."""
+    """A schema in the document, the base address of its references, and its JSON pointer."""
 
     schema: Any
     base: str
@@ -53,36 +52,36 @@ class _SchemaLocation(NamedTuple):
 
 
 class Document:
-    """A schema and the definitions that it refers to, in plain form.
+    """A schema and the definitions that it refers to, in normal form.
 
     root    the schema
-    defs    name -> definition; a reference is {"$ref": "#/$defs/NAME"}, maybe with neighbours
+    defs    name -> definition; a reference is {"$ref": "#/$defs/NAME"}, possibly with other keywords beside it
     """
 
     def __init__(self, schema: Schema) -> None:
-        """Raises a ConstraintError that names what is wrong, and where."""
+        """Raises a ConstraintError that says what is wrong and where."""
         dialect = schema.get("$schema", "") if isinstance(schema, dict) else ""
         found = re.search(r"draft-0([3-7])", dialect) if isinstance(dialect, str) else None
         self._draft = int(found[1]) if found else 2020
         _check_depth(schema)
         check_form(schema)
-        self._roots: dict[str, _SchemaLocation] = {}  # address -> the schema that has it
+        self._roots: dict[str, _SchemaLocation] = {}  # address -> schema
         self._anchors: dict[str, _SchemaLocation] = {}
-        self._dynamic: dict[str, set[str]] = {}  # name of a dynamic anchor -> where it is one
+        self._dynamic: dict[str, set[str]] = {}  # name of a dynamic anchor -> addresses that define it
         self._index(_SchemaLocation(schema, "", ""))
         self._roots.setdefault("", _SchemaLocation(schema, self._base_of(schema, ""), ""))
-        self._names: dict[int, str] = {}  # id of a schema that is referred to -> its name
-        self._todo: list[tuple[str, _SchemaLocation]] = []
+        self._names: dict[int, str] = {}  # id of a referenced schema -> its name
+        self._queue: list[tuple[str, _SchemaLocation]] = []
         self._n_nodes = 0
         self.defs: dict[str, Schema] = {}
         self.root = self._read(_SchemaLocation(schema, "", ""))
-        while self._todo:
-            name, place = self._todo.pop()
+        while self._queue:
+            name, place = self._queue.pop()
             self.defs[name] = self._read(place)
         self._check_chains()
 
     def target(self, ref: str) -> Schema:
-        """What {"$ref": ref} stands for."""
+        """The definition that {"$ref": ref} refers to."""
         return self.defs[target_name(ref)]
 
     # ---- addresses -------------------------------------------------------------------------------------------------
@@ -94,7 +93,7 @@ class Document:
         return urldefrag(urljoin(base, own)).url
 
     def _index(self, place: _SchemaLocation) -> None:
-        """Note all addresses and anchors below a schema."""
+        """Record all addresses and anchors in a schema."""
         schema = place.schema
         if not isinstance(schema, dict):
             return
@@ -108,7 +107,7 @@ class Document:
         if isinstance(schema.get("$dynamicAnchor"), str):
             self._dynamic.setdefault(schema["$dynamicAnchor"], set()).add(base)
         own = schema.get("$id")
-        if self._draft <= 7 and isinstance(own, str) and own.startswith("#"):  # an anchor, before there was $anchor
+        if self._draft <= 7 and isinstance(own, str) and own.startswith("#"):  # how earlier drafts wrote an anchor
             self._anchors[f"{base}{own}"] = here
         for below in _below(schema, place.path, base, (*NAMED, *DEFS)):
             self._index(below)
@@ -118,7 +117,7 @@ class Document:
         root = self._roots.get(address)
         if root is None:
             raise ConstraintUnsupported(
-                f"the reference {ref[:200]!r} at {path or '/'} leads out of the schema; put what it names into $defs"
+                f"the reference {ref[:200]!r} at {path or '/'} leads out of the schema; copy its target into $defs"
             )
         if fragment and not fragment.startswith("/"):
             if (anchor := self._anchors.get(f"{address}#{unquote(fragment)}")) is None:
@@ -141,7 +140,7 @@ class Document:
         return _SchemaLocation(at, base, where)
 
     def _name(self, ref: str, place: _SchemaLocation) -> str:
-        """A definition's name for what a reference leads to. References to references are followed."""
+        """The name of the definition for a reference's target. Follows references to references."""
         seen = set()
         while True:
             base = self._base_of(place.schema, place.base)
@@ -157,12 +156,13 @@ class Document:
         name = self._names.get(id(place.schema))
         if name is None:
             name = self._names[id(place.schema)] = f"d{len(self._names)}"
-            self._todo.append((name, place))
+            self._queue.append((name, place))
         return name
 
     def _is_alias(self, schema: dict[str, Any]) -> bool:
-        meant = {"$dynamicRef", *ONE, *MANY, *NAMED, *PLAIN, "additionalItems", "dependencies"}
-        return self._draft <= 7 or not meant & schema.keys()
+        """Whether a schema with `$ref` restricts nothing else."""
+        assertions = {"$dynamicRef", *ONE, *MANY, *NAMED, *PLAIN, "additionalItems", "dependencies"}
+        return self._draft <= 7 or not assertions & schema.keys()
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class Document:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise ConstraintSyntax(f"invalid JSON Schema: {str(schema)[:80]!r} is no schema at {place.path or '/'}")
+            raise ConstraintSyntax(f"invalid JSON Schema: {str(schema)[:80]!r} is not a schema at {place.path or '/'}")
         base = self._base_of(schema, place.base)
         out: dict[str, Any] = {}
         refs = [schema[key] for key in ("$ref", "$dynamicRef") if isinstance(schema.get(key), str)]
@@ -200,20 +200,24 @@ class Document:
                 out.setdefault(key, []).append(value)
             elif key in NAMED:
                 out.setdefault(key, {})[rest[0].replace("~1", "/").replace("~0", "~")] = value
-        if names and "properties" in out:  # its own properties are written first
+        if names and "properties" in out:  # so that its own properties are written first
             out.setdefault("allOf", []).append({"$ref": out.pop("$ref")})
         for name in names[1:]:
             out.setdefault("allOf", []).append({"$ref": f"#/$defs/{name}"})
+        for keyword, dependents in (("if", ("then", "else")), ("contains", ("minContains", "maxContains"))):
+            if keyword not in out:
+                for dependent in dependents:  # they mean nothing without it
+                    out.pop(dependent, None)
         return out
 
     def _check_dynamic(self, ref: str, base: str, path: str) -> None:
-        """A dynamic reference is a plain one where no other schema could take the place of what it names."""
+        """Dynamic references are supported if only one schema defines their anchor: then they are plain references."""
         address, name = urldefrag(urljoin(base, ref))
         if address in self._dynamic.get(name, ()) and len(self._dynamic[name]) > 1:
             raise ConstraintUnsupported(f'JSON Schema keyword "$dynamicRef" at {path or "/"} is not supported')
 
     def _check_chains(self) -> None:
-        """Compilers follow references by recursion."""
+        """Limits the depth of nested references, because the compiler follows them by recursion."""
         links = {name: sorted(_refs(schema)) for name, schema in self.defs.items()}
         seen: set[str] = set()
         for name in sorted(_refs(self.root)):
@@ -229,7 +233,7 @@ class Document:
 
 
 def _below(schema: dict[str, Any], path: str, base: str, named: tuple[str, ...]) -> Iterator[_SchemaLocation]:
-    """The subschemas of a schema, in the keywords of ONE and MANY and `named`."""
+    """The subschemas of a schema in the keywords of ONE, MANY and `named`."""
     for key in named:
         value = schema.get(key)
         for name, one in (value if isinstance(value, dict) else {}).items():
@@ -244,7 +248,7 @@ def _below(schema: dict[str, Any], path: str, base: str, named: tuple[str, ...])
 
 
 def _refs(schema: Any) -> set[str]:
-    """Names of all definitions that a plain schema refers to."""
+    """Names of all definitions that a normalized schema refers to."""
     found, todo = set(), [schema]
     while todo:
         one = todo.pop()
@@ -255,12 +259,12 @@ def _refs(schema: Any) -> set[str]:
 
 
 def target_name(ref: str) -> str:
-    """Of a plain schema's reference, the name of the definition."""
+    """The name of the definition that a reference of the normal form refers to."""
     return ref.removeprefix("#/$defs/")
 
 
 def subschemas(schema: Schema) -> list[Schema]:
-    """Those right below a plain schema."""
+    """The direct subschemas of a normalized schema."""
     found: list[Schema] = []
     for key, value in schema.items() if isinstance(schema, dict) else ():
         if key in ONE:
@@ -273,15 +277,15 @@ def subschemas(schema: Schema) -> list[Schema]:
 
 
 def coefficient(multiple: Fraction) -> int:
-    """A multiple without decimal point and trailing zeros, which is the size of its automaton: 0.25 costs what 25 does.
-    9,999: 67 ms and 4 MB (one core of an AMD EPYC)."""
+    """A multiple without decimal point and trailing zeros. It determines the size of the automaton: 0.25 costs as much
+    as 25. 9,999 takes 67 ms and 4 MB (one core of an AMD EPYC)."""
     while multiple.denominator > 1:
         multiple *= 10
     return int(str(multiple.numerator).rstrip("0") or 0)
 
 
 def _modern(schema: dict[str, Any]) -> dict[str, Any]:
-    """Keywords of earlier drafts, as 2020-12 has them."""
+    """Converts keywords of earlier drafts to 2020-12."""
     out = dict(schema)
     if isinstance(out.get("items"), list):
         out["prefixItems"] = out.pop("items")
@@ -297,7 +301,7 @@ def _modern(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(key: str, value: Any, path: str) -> dict[str, Any]:
-    """A keyword without subschemas, checked; {} where it says nothing."""
+    """Checks a keyword without subschemas. Returns {} if it restricts nothing."""
     if key in COUNTS and isinstance(value, float):
         return {key: int(value)}
     if key == "enum" and len(value) > ENUM:

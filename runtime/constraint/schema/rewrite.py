@@ -1,9 +1,10 @@
-"""Keywords that the grammar compiler does not know, written in those that it knows.
+"""Rewrites a JSON Schema so that it uses only keywords that the grammar compiler supports.
 
-`not` becomes the negation, written out. `if` becomes two alternatives, `dependent...` an alternative without the
-property and one with what it needs. `oneOf` becomes `anyOf` where no value fits two branches, else each branch without
-the others. `unevaluated...` becomes `additionalProperties` or `items` beside each way in which others are evaluated.
-What cannot be written so is refused by name. Whatever the result allows, the schema allows.
+`not` becomes the negated schema. `if` becomes two alternatives; `dependent...` becomes one alternative without the
+property and one with what it requires. `oneOf` becomes `anyOf` if its branches are disjoint, else each branch excludes
+the others. `unevaluated...` becomes `additionalProperties` or `items`, once per combination of branches that evaluate
+other properties or items. What cannot be rewritten is rejected by name. The result never allows a value that the
+schema does not.
 """
 
 from __future__ import annotations
@@ -13,27 +14,37 @@ from itertools import combinations, permutations
 from typing import Any, NamedTuple
 
 from banyan.runtime.constraint.schema.multiples import check_multiples
-from banyan.runtime.constraint.schema.negate import TYPES, all_of, any_of, canonical, disjoint, meet, negation, types_of
-from banyan.runtime.constraint.schema.pattern import FORMATS, tame
+from banyan.runtime.constraint.schema.negate import (
+    TYPES,
+    all_of,
+    any_of,
+    canonical,
+    disjoint,
+    meet,
+    negation,
+    resolve,
+    types_of,
+)
+from banyan.runtime.constraint.schema.pattern import FORMATS, to_rust
 from banyan.runtime.constraint.schema.read import MANY, NAMED, NODES, ONE, Document, Schema
 from banyan.runtime.errors import ConstraintTooLarge, ConstraintUnsatisfiable, ConstraintUnsupported
 
-_WAYS = 64
-"""Combinations that one keyword may be written out into."""
-_ARRAYS = 400
-"""Arrays that `uniqueItems` may be written out into."""
+_MAX_ALTERNATIVES = 64
+"""Alternatives that one keyword may become."""
+_MAX_ARRAYS = 400
+"""Arrays that `uniqueItems` may become."""
 
 
 def rewrite(schema: Schema) -> dict[str, Any]:
-    """A schema that allows no value that `schema` does not, and as many of its values as can be said.
+    """A schema for the compiler that allows only values that `schema` allows, and as many of them as possible.
 
-    Raises a ConstraintError that names what is wrong, or what cannot be enforced.
+    Raises a ConstraintError that says what is wrong or what cannot be enforced.
     """
     document = Document(schema)
     writer = _SchemaWriter(document)
     root = writer.write(document.root, set(TYPES))
     if root is False:
-        raise ConstraintUnsatisfiable("no value can satisfy the constraint: the schema is false for all of them")
+        raise ConstraintUnsatisfiable("no value can satisfy the constraint: the schema is false")
     root = {} if root is True else root
     defs = {name: writer.write(one, set(TYPES)) for name, one in document.defs.items()}
     check_multiples(root, defs)
@@ -41,12 +52,14 @@ def rewrite(schema: Schema) -> dict[str, Any]:
 
 
 class _SchemaWriter:
+    """Rewrites the schemas of one document."""
+
     def __init__(self, document: Document) -> None:
         self._document = document
         self._n_written = 0
 
     def write(self, schema: Schema, types: set[str]) -> Schema:
-        """`types`: those that its neighbours leave open."""
+        """types: the types that the schemas around this one allow."""
         if isinstance(schema, bool):
             return schema
         self._n_written += 1
@@ -70,14 +83,14 @@ class _SchemaWriter:
         if key in ONE:
             return self.write(value, set(TYPES))
         if key == "pattern":
-            return tame(value)
+            return to_rust(value)
         if key == "patternProperties":
-            return {tame(pattern): self.write(one, set(TYPES)) for pattern, one in value.items()}
+            return {to_rust(pattern): self.write(one, set(TYPES)) for pattern, one in value.items()}
         if key in NAMED:
             return {name: self.write(one, set(TYPES)) for name, one in value.items()}
         return value
 
-    # ---- one keyword each: takes it out of `rest`, gives what must hold besides ------------------------------------
+    # One method per keyword: it removes the keyword from `rest` and returns schemas that must hold as well.
 
     def _not(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
         return [negation(rest.pop("not"), self._document)]
@@ -87,11 +100,6 @@ class _SchemaWriter:
         if then is True and other is True:
             return []
         return [any_of([all_of([condition, then]), all_of([negation(condition, self._document), other])])]
-
-    def _orphan(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
-        """`then` and `else` without `if` say nothing."""
-        rest.pop("then", None), rest.pop("else", None)
-        return []
 
     def _dependent_required(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
         return [
@@ -128,7 +136,7 @@ class _SchemaWriter:
         return [any_of(ways)]
 
     def _property_names(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
-        names = self._flat(rest.pop("propertyNames"))
+        names = resolve(rest.pop("propertyNames"), self._document)
         if names is True or (isinstance(names, dict) and names.keys() <= {"type"} and "string" in types_of(names)):
             return []
         if names is False or "string" not in types_of(names):
@@ -147,56 +155,46 @@ class _SchemaWriter:
 
     def _contains(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
         below = rest.pop("contains")
-        least, most = rest.pop("minContains", 1), rest.pop("maxContains", None)
-        if least == 0 and most is None:
+        minimum, maximum = rest.pop("minContains", 1), rest.pop("maxContains", None)
+        if minimum == 0 and maximum is None:
             return []
         longest = _longest(rest)
-        if most is not None or longest is None or math.comb(longest, least) > _WAYS:
+        if maximum is not None or longest is None or math.comb(longest, minimum) > _MAX_ALTERNATIVES:
             raise ConstraintUnsupported('JSON Schema keyword "contains" is not supported without a small "maxItems"')
         ways: list[Schema] = [
             {"prefixItems": [below if i in at else True for i in range(at[-1] + 1)], "minItems": at[-1] + 1}
-            for at in combinations(range(longest), least)
+            for at in combinations(range(longest), minimum)
         ]
         return [any_of(ways or [{"type": [one for one in TYPES if one != "array"]}])]
-
-    def _stray(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
-        """Counts without `contains` say nothing."""
-        rest.pop("minContains", None), rest.pop("maxContains", None)
-        return []
 
     def _unique(self, rest: dict[str, Any], types: set[str]) -> list[Schema]:
         del rest["uniqueItems"]
         longest = _longest(rest)
         if (longest is not None and longest <= 1) or "array" not in types:
             return []
-        items = self._flat(rest.get("items", True))
+        items = resolve(rest.get("items", True), self._document)
         if isinstance(items, dict) and "enum" in items and "prefixItems" not in rest:
             values = list({canonical(value): value for value in items["enum"]}.values())
-            most = min(longest if longest is not None else len(values), len(values))
-            if sum(math.perm(len(values), n) for n in range(most + 1)) <= _ARRAYS:
-                arrays = [list(some) for n in range(most + 1) for some in permutations(values, n)]
+            maximum = min(longest if longest is not None else len(values), len(values))
+            if sum(math.perm(len(values), n) for n in range(maximum + 1)) <= _MAX_ARRAYS:
+                arrays = [list(some) for n in range(maximum + 1) for some in permutations(values, n)]
                 return [any_of([{"enum": arrays}, {"type": [one for one in TYPES if one != "array"]}])]
         raise ConstraintUnsupported(
             'JSON Schema keyword "uniqueItems" is supported for few items out of a small enum only'
         )
 
-    def _flat(self, schema: Schema) -> Schema:
-        while isinstance(schema, dict) and schema.keys() == {"$ref"}:
-            schema = self._document.target(schema["$ref"])
-        return schema
-
-    def _fewest(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
-        """The compiler counts properties only where all of them are required: one at least, is one of them."""
+    def _min_properties(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
+        """`minProperties`: the compiler counts only required properties, so each sufficient set is an alternative."""
         names = [name for name, one in rest.get("properties", {}).items() if one is not False]
         needed = set(rest.get("required", ()))
-        least = rest["minProperties"]
-        if len(needed) >= least:
+        minimum = rest["minProperties"]
+        if len(needed) >= minimum:
             del rest["minProperties"]
         elif rest.get("additionalProperties") is False and "patternProperties" not in rest and set(names) - needed:
             del rest["minProperties"]
             free = [name for name in names if name not in needed]
-            n = least - len(needed & set(names))
-            if math.comb(len(free), min(n, len(free))) > _WAYS:
+            n = minimum - len(needed & set(names))
+            if math.comb(len(free), min(n, len(free))) > _MAX_ALTERNATIVES:
                 raise ConstraintUnsupported(
                     'JSON Schema keyword "minProperties" over so many properties is not supported'
                 )
@@ -204,14 +202,12 @@ class _SchemaWriter:
             return [any_of([*ways, {"type": [one for one in TYPES if one != "object"]}])]
         return []
 
-    # ---- unevaluated -----------------------------------------------------------------------------------------------
-
     def _unevaluated_properties(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
         below = rest.pop("unevaluatedProperties")
         if below is True:
             return []
         ways = []
-        for way in self._ways(rest, 0):
+        for way in self._evaluations(rest, 0):
             close = {
                 "properties": dict.fromkeys(way.names, True),
                 "patternProperties": dict.fromkeys(way.patterns, True),
@@ -225,20 +221,20 @@ class _SchemaWriter:
         if below is True:
             return []
         ways = []
-        for way in self._ways(rest, 0):
+        for way in self._evaluations(rest, 0):
             if way.some_items:
                 raise ConstraintUnsupported('JSON Schema keyword "contains" beside "unevaluatedItems" is not supported')
             close: Schema = {"prefixItems": [True] * way.n_items, "items": below} if way.n_items else {"items": below}
             ways.append(all_of([*way.when, True if way.all_items else close]))
         return [any_of(ways)]
 
-    def _ways(self, schema: Schema, depth: int) -> list[_RewritePath]:
-        """The ways to fit a schema that differ in what they evaluate."""
+    def _evaluations(self, schema: Schema, depth: int) -> list[_Evaluated]:
+        """The ways to match a schema that differ in what they evaluate."""
         if depth > 16:
             raise ConstraintUnsupported('JSON Schema keyword "unevaluated..." beside a loop of "$ref" is not supported')
         if isinstance(schema, bool):
-            return [_RewritePath()]
-        way = _RewritePath(
+            return [_Evaluated()]
+        way = _Evaluated(
             tuple(schema.get("properties", ())),
             tuple(schema.get("patternProperties", ())),
             len(schema.get("prefixItems", ())),
@@ -248,40 +244,40 @@ class _SchemaWriter:
         )
         sets = [[way]]
         if "$ref" in schema:
-            sets.append(self._ways(self._document.target(schema["$ref"]), depth + 1))
-        sets += [self._ways(one, depth + 1) for one in schema.get("allOf", ())]
+            sets.append(self._evaluations(self._document.target(schema["$ref"]), depth + 1))
+        sets += [self._evaluations(one, depth + 1) for one in schema.get("allOf", ())]
         for key in ("anyOf", "oneOf"):
             if key in schema:
-                sets.append(self._branches(schema[key], depth, most=len(schema[key]) if key == "anyOf" else 1))
+                sets.append(self._branches(schema[key], depth, maximum=len(schema[key]) if key == "anyOf" else 1))
         if "if" in schema:
             condition = schema["if"]
             yes = self._under([condition, schema.get("then", True)], depth)
             no = self._under([schema.get("else", True)], depth, negation(condition, self._document))
             sets.append(yes + no)
         for name, one in schema.get("dependentSchemas", {}).items():
-            without = _RewritePath(when=({"properties": {name: False}},))
+            without = _Evaluated(when=({"properties": {name: False}},))
             sets.append([without, *self._under([one], depth, {"required": [name]})])
         return self._product(sets)
 
-    def _branches(self, branches: list[Schema], depth: int, most: int) -> list[_RewritePath]:
-        """Every choice of branches that hold together: of as many as `most`, the larger ones evaluate more."""
+    def _branches(self, branches: list[Schema], depth: int, maximum: int) -> list[_Evaluated]:
+        """Every combination of up to `maximum` (at maximum 3) branches that hold together."""
         ways = []
-        for n in range(1, min(most, 3) + 1):
+        for n in range(1, min(maximum, 3) + 1):
             for some in combinations(branches, n):
                 ways += self._under(list(some), depth)
         return ways
 
-    def _under(self, schemas: list[Schema], depth: int, when: Schema = True) -> list[_RewritePath]:
-        """The ways of all of the schemas at once, and only where they hold."""
-        found = self._product([self._ways(one, depth + 1) for one in schemas])
+    def _under(self, schemas: list[Schema], depth: int, when: Schema = True) -> list[_Evaluated]:
+        """The ways to match all of the schemas at once, under the condition that they hold."""
+        found = self._product([self._evaluations(one, depth + 1) for one in schemas])
         held = tuple(one for one in (when, *schemas) if one is not True)
         return [way._replace(when=(*held, *way.when)) for way in found]
 
-    def _product(self, sets: list[list[_RewritePath]]) -> list[_RewritePath]:
-        ways = [_RewritePath()]
+    def _product(self, sets: list[list[_Evaluated]]) -> list[_Evaluated]:
+        ways = [_Evaluated()]
         for some in sets:
-            ways = [way.beside(other) for way in ways for other in some]
-            if len(ways) > _WAYS:
+            ways = [way.combined(other) for way in ways for other in some]
+            if len(ways) > _MAX_ALTERNATIVES:
                 raise ConstraintUnsupported(
                     'JSON Schema keyword "unevaluated..." beside that many alternatives is not supported'
                 )
@@ -289,14 +285,14 @@ class _SchemaWriter:
 
 
 def _longest(schema: dict[str, Any]) -> int | None:
-    """The most items that an array may have, if that is said."""
+    """The maximum number of items of an array, None if unbounded."""
     bounds = [schema["maxItems"]] if "maxItems" in schema else []
     bounds += [len(schema.get("prefixItems", ()))] if schema.get("items") is False else []
     return min(bounds, default=None)
 
 
-class _RewritePath(NamedTuple):
-    """Properties and items that are evaluated, where all of `when` holds."""
+class _Evaluated(NamedTuple):
+    """The properties and items that are evaluated if all of `when` holds."""
 
     names: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
@@ -306,8 +302,9 @@ class _RewritePath(NamedTuple):
     some_items: bool = False
     when: tuple[Schema, ...] = ()
 
-    def beside(self, other: _RewritePath) -> _RewritePath:
-        return _RewritePath(
+    def combined(self, other: _Evaluated) -> _Evaluated:
+        """What is evaluated if both hold."""
+        return _Evaluated(
             tuple(dict.fromkeys((*self.names, *other.names))),
             tuple(dict.fromkeys((*self.patterns, *other.patterns))),
             max(self.n_items, other.n_items),
@@ -319,20 +316,16 @@ class _RewritePath(NamedTuple):
 
 
 _STEPS = {
-    "unevaluatedProperties": _SchemaWriter._unevaluated_properties,  # first: these read what the others take away
+    "unevaluatedProperties": _SchemaWriter._unevaluated_properties,  # first: they read what the others remove
     "unevaluatedItems": _SchemaWriter._unevaluated_items,
     "not": _SchemaWriter._not,
     "if": _SchemaWriter._if,
-    "then": _SchemaWriter._orphan,
-    "else": _SchemaWriter._orphan,
     "dependentRequired": _SchemaWriter._dependent_required,
     "dependentSchemas": _SchemaWriter._dependent_schemas,
     "oneOf": _SchemaWriter._one_of,
     "propertyNames": _SchemaWriter._property_names,
     "contains": _SchemaWriter._contains,
-    "minContains": _SchemaWriter._stray,
-    "maxContains": _SchemaWriter._stray,
     "uniqueItems": _SchemaWriter._unique,
-    "minProperties": _SchemaWriter._fewest,
+    "minProperties": _SchemaWriter._min_properties,
     "format": _SchemaWriter._format,
 }

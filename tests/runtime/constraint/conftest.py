@@ -1,4 +1,4 @@
-"""A vocabulary to constrain: of 320 tokens, two of them control tokens that are text to a guide."""
+"""A vocabulary of 320 tokens for constraints, with two control tokens that have text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ N_VOCAB = 330
 
 
 class Bench:
-    """One vocabulary, and short ways to ask what is allowed."""
+    """A vocabulary, and helpers to compile constraints and query guides."""
 
     def __init__(self, directory: Path) -> None:
         self.tokenizer = Tokenizer(directory, Files.read(directory))
@@ -39,7 +39,7 @@ class Bench:
         return self.compile(kind, text, **options).guide()
 
     def ids(self, text: str | bytes) -> list[int]:
-        """The canonical tokens of a text; what spells a control token is that token."""
+        """The canonical tokens of a text; names of control tokens are those tokens."""
         if isinstance(text, bytes):
             return list(self.vocabulary.llg.tokenize_bytes(text))
         return self.tokenizer.encode([TextSpan(text, meant=True)])
@@ -48,7 +48,7 @@ class Bench:
         return b"".join(self.vocabulary.spelling[i] for i in ids)
 
     def row(self) -> Any:
-        """A row that nobody has written yet."""
+        """A row with arbitrary content."""
         return np.full(self.n_words, 0x5A5A5A5A, np.int32)
 
     def allowed(self, guide: Guide) -> set[int]:
@@ -57,7 +57,7 @@ class Bench:
         return set(bits(row))
 
     def takes(self, guide: Guide, text: str | bytes) -> bool:
-        """Whether the guide accepts the text whole and may stop behind it. The guide stays where it was."""
+        """Whether the guide accepts the whole text and can stop after it. Does not change the guide."""
         ids = self.ids(text)
         n = guide.accept(ids)
         ok = n == len(ids) and guide.can_stop

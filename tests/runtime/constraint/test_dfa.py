@@ -1,4 +1,4 @@
-"""The second engine: automata of outlines_core, beside llguidance on the same patterns."""
+"""Automata of outlines_core, compared with llguidance on the same patterns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATTERNS = (
 def test_both_engines_allow_the_same(bench: Any, pattern: str) -> None:
     """Along random outputs: masks, ends, forced runs."""
     ours = bench.compile("regex", pattern, engine="outlines_core")
-    assert isinstance(ours, dfa.Dfa)
+    assert isinstance(ours, dfa.DfaConstraint)
     other = bench.compile("regex", pattern)
     for seed in range(8):
         chance, a, b = Random(seed), ours.guide(), other.guide()
@@ -37,7 +37,7 @@ def test_both_engines_allow_the_same(bench: Any, pattern: str) -> None:
 
 
 def test_the_longer_of_two_alternatives_is_there(bench: Any) -> None:
-    """What outlines_core 0.2.14 loses by itself."""
+    """outlines_core 0.2.14 alone loses it."""
     for pattern, texts in {
         "(foo)(baz)?": ("foo", "foobaz"),
         "(yes|yes please|no)": ("yes", "yes please", "no"),

@@ -1,4 +1,4 @@
-"""What every guide promises: masks right to the token, a state that goes back, forced tokens that are certain."""
+"""Guides of all kinds: exact masks, rollback, and forced tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -65,7 +64,7 @@ def test_a_mask_says_what_is_accepted(bench: Any, compiled: Any, seed: int) -> N
         assert n == (token in allowed) or (forced and n), bench.spell([token])
         guide.rollback(n)
     for token in range(bench.vocabulary.n_vocab):
-        is_taken = guide.take([token]) == 1
+        is_taken = guide.accept_masked([token]) == 1
         assert is_taken == (token in allowed), bench.spell([token])
         guide.rollback(is_taken)
     assert bench.allowed(guide) == allowed
@@ -93,8 +92,8 @@ def test_what_was_taken_back_never_happened(bench: Any, compiled: Any, seed: int
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_place_is_the_same_however_it_was_reached(bench: Any, compiled: Any, seed: int) -> None:
-    """Against a guide that never took anything back: forth and back along texts that part, by both ways forth."""
+def test_a_state_does_not_depend_on_its_history(bench: Any, compiled: Any, seed: int) -> None:
+    """Walks back and forth along diverging texts, and compares with a new guide that never rolled back."""
     chance = random.Random(200 + seed)
     texts = [walk(bench, compiled, chance, 16)[1] for _ in range(4)]
     guide, at, text = compiled.guide(), 0, texts[0]
@@ -105,7 +104,7 @@ def test_a_place_is_the_same_however_it_was_reached(bench: Any, compiled: Any, s
             at -= back
             text = chance.choice([other for other in texts if other[:at] == text[:at]])
         n = chance.randint(0, len(text) - at)
-        assert (guide.take if chance.random() < 0.5 else guide.accept)(text[at : at + n]) == n
+        assert (guide.accept_masked if chance.random() < 0.5 else guide.accept)(text[at : at + n]) == n
         at += n
         fresh = compiled.guide()
         assert fresh.accept(text[:at]) == at
@@ -119,10 +118,10 @@ def test_a_place_is_the_same_however_it_was_reached(bench: Any, compiled: Any, s
 def test_tokens_are_taken_as_far_as_masks_have_them(bench: Any) -> None:
     guide = bench.guide("regex", "yes please|no")
     (first, *rest) = guide.forced_tokens(99) or bench.ids("yes")
-    assert guide.take([first, *rest, *bench.ids("!")]) == 1 + len(rest)
+    assert guide.accept_masked([first, *rest, *bench.ids("!")]) == 1 + len(rest)
     guide.rollback(1 + len(rest))
-    assert guide.take(bench.ids("!")) == 0
-    assert guide.take([]) == 0
+    assert guide.accept_masked(bench.ids("!")) == 0
+    assert guide.accept_masked([]) == 0
 
 
 def test_a_refused_token_leaves_the_state(bench: Any) -> None:
@@ -133,58 +132,13 @@ def test_a_refused_token_leaves_the_state(bench: Any) -> None:
     assert bench.takes(guide, "bbb")
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_chains_and_trees_are_walks(bench: Any, compiled: Any, seed: int) -> None:
-    chance = random.Random(200 + seed)
-    guide, _ = walk(bench, compiled, chance, chance.randrange(8))
-    before = bench.allowed(guide)
-    # A tree: each node draws from what its parent allows, or is any token at all.
-    parent, draft = [], []
-    for node in range(12):
-        above = chance.randrange(-1, node)
-        path, at = [], above
-        while at >= 0:
-            path.append(draft[at])
-            at = parent[at]
-        n = guide.accept(path[::-1])
-        options = sorted(bench.allowed(guide)) if n == len(path) and chance.random() < 0.8 else []
-        guide.rollback(n)
-        parent.append(above)
-        draft.append(chance.choice(options or range(3, 300)))
-    out = np.full((len(draft), bench.n_words), 7, np.int32)
-    reached = guide.fill_tree(parent, draft, out)
-    for node in range(len(draft)):
-        path, at = [], node
-        while at >= 0:
-            path.append(draft[at])
-            at = parent[at]
-        n = guide.accept(path[::-1])
-        assert reached[node] == (n == len(path))
-        row = bench.row()
-        guide.fill(row)
-        assert (out[node] == (row if reached[node] else -1)).all()
-        guide.rollback(n)
-    # A chain: the path to the last node.
-    out = np.full((len(path) + 1, bench.n_words), 7, np.int32)
-    n_valid = guide.fill_chain(path[::-1], out)
-    assert n_valid == guide.accept(path[::-1])
-    guide.rollback(n_valid)
-    for k in range(len(path) + 1):
-        n = guide.accept(path[::-1][:k])
-        row = bench.row()
-        guide.fill(row)
-        assert (out[k] == (row if k <= n_valid else -1)).all()
-        guide.rollback(n)
-    assert bench.allowed(guide) == before
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     choices=st.lists(st.text('abé there\n"\\{', max_size=8), min_size=1, max_size=6, unique=True),
     seed=st.integers(0, 2**16),
 )
 def test_choices_against_their_prefixes(bench: Any, choices: list[str], seed: int) -> None:
-    """The oracle: a token is allowed where what it spells goes on towards one of the choices."""
+    """Oracle: a token is allowed if its text continues one of the choices."""
     chance, whole = random.Random(seed), [choice.encode() for choice in choices]
     guide, said = bench.guide("choices", choices), b""
     while True:
@@ -212,7 +166,7 @@ def test_choices_against_their_prefixes(bench: Any, choices: list[str], seed: in
 
 @pytest.mark.parametrize("seed", range(5))
 def test_forced_tokens_are_what_drawing_gives(bench: Any, compiled: Any, seed: int) -> None:
-    """Whoever draws from the masks cannot end up elsewhere: each mask on the way holds the forced token alone."""
+    """Drawing from the masks gives the forced tokens: each mask allows only the next of them."""
     chance = random.Random(300 + seed)
     guide, _ = walk(bench, compiled, chance, chance.randrange(15))
     forced = guide.forced_tokens(99)
@@ -225,7 +179,7 @@ def test_forced_tokens_are_what_drawing_gives(bench: Any, compiled: Any, seed: i
 
 
 def test_every_token_can_be_cut_anywhere(bench: Any) -> None:
-    """A text is accepted however it is cut into tokens, in the middle of characters too."""
+    """A text is accepted with any tokenization, even with tokens that split characters."""
     text = '{"name": "né🙂", "tall": true}'
     guide = bench.guide("json_schema", PERSON)
     single = {spelled: token for token, spelled in enumerate(bench.vocabulary.spelling) if len(spelled) == 1}
@@ -281,7 +235,7 @@ def test_the_end_belongs_to_what_is_forced(bench: Any, allowed_by: Callable[[Any
 
 
 def test_control_tokens_are_never_text(bench: Any) -> None:
-    """What spells a control token inside a value is characters; in `end` it is that token."""
+    """The name of a control token is plain text inside a value, and the token itself in `end`."""
     value = "<|im_end|></tool_call>"
     for kind, text, said in (("json_schema", {"const": value}, json.dumps(value)), ("regex", "[a<].*", f"<{value}")):
         guide = bench.guide(kind, text, end="</tool_call>")

@@ -1,4 +1,4 @@
-"""Grammars of users: what is in them besides rules, and what is refused by name."""
+"""Grammars of users: embedded schemas, and what is rejected."""
 
 from __future__ import annotations
 

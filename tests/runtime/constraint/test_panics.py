@@ -1,4 +1,4 @@
-"""A panic of a library below a constraint is no error that Python knows: it costs the constraint, and no process."""
+"""A panic in a Rust library is no Python exception. It fails the constraint, not the process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def without(tiny: ModuleType, bench: Any, letter: str) -> Vocabulary:
 
 
 def test_a_run_that_the_tokenizer_panics_on_is_drawn(tiny: ModuleType, bench: Any) -> None:
-    """What is forced of it is not known; the masks are as they were."""
+    """Its forced tokens are unknown; the masks do not change."""
     spec = canonical(ConstraintSpec("regex", "hq{2}", engine="outlines_core"))
     guide, other = build(spec, without(tiny, bench, "q")).guide(), build(spec, bench.vocabulary).guide()
     assert other.forced_tokens(9)
@@ -58,7 +58,7 @@ def test_a_matcher_that_panics_is_a_constraint_that_cannot_be_compiled(tiny: Mod
 def test_a_compiler_that_panics_is_a_constraint_that_cannot_be_compiled(
     tiny: ModuleType, bench: Any, monkeypatch: pytest.MonkeyPatch, engine: Any, module: Any
 ) -> None:
-    """No constraint is known at which it does: a panic of another library stands in for it."""
+    """No constraint is known that panics here, so the panic of another library is raised."""
 
     def panics(*arguments: Any, **options: Any) -> None:
         Tokenizer.from_buffer(tiny.unreadable(bench.tokenizer.vocabulary().tokenizer))

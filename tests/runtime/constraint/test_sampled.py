@@ -1,4 +1,4 @@
-"""Outputs that the pocket model draws under random schemas, each looked at by the validator of another package."""
+"""Outputs that the pocket model draws under random schemas, each checked by the jsonschema package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bench(work: ModuleType) -> Any:
 
 
 def check(found: Counter[str]) -> None:
-    """All are valid but those that max_tokens cut, which say so; and those are few."""
+    """All are valid, except for a few that max_tokens cut."""
     assert found.keys() <= {"valid", "length"}, found
     assert found["length"] < 0.3 * found.total()
 
@@ -37,7 +37,7 @@ def test_the_judge_is_strict(work: ModuleType) -> None:
     assert work.judge({"type": "integer"}, "1") == "valid"
     assert work.judge({"type": "integer"}, "1.5") != "valid"
     assert work.judge({"type": "string", "format": "date"}, '"2026-13-01"') != "valid"
-    assert "no JSON" in work.judge({"type": "object"}, '{"a": ')
+    assert "not JSON" in work.judge({"type": "object"}, '{"a": ')
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Free text, then a value: where a constraint switches on, and what free text may not do."""
+"""Constraints with triggers: when they switch on, and what free text must not contain."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_then_comes_a_value(bench: Any, scope: str, lead: str) -> None:
 
 
 def test_a_trigger_is_found_however_it_is_cut(bench: Any) -> None:
-    """Spelled in single characters, over several tokens, or with the value's first bytes behind it in one token."""
+    """As single characters, over several tokens, or in one token with the first bytes of the value."""
     single = {spelled: token for token, spelled in enumerate(bench.vocabulary.spelling) if len(spelled) == 1}
     for text in ("the other", "otothe other"):
         guide = bench.guide("choices", ["her", "he other"], after=("other ot", "the ot"))
@@ -59,7 +59,7 @@ def test_a_trigger_is_found_however_it_is_cut(bench: Any) -> None:
 
 
 def test_a_token_that_goes_on_wrongly_is_forbidden(bench: Any) -> None:
-    """` the` completes the trigger ` th`, and no value begins with `e`."""
+    """` the` completes the trigger ` th`, but no value begins with `e`."""
     the = [bench.vocabulary.spelling.index(b" the")]
     guide = bench.guide("regex", "[0-9]", after=(" th",))
     assert not bench.allowed(guide) & set(the)

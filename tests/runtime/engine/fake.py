@@ -117,7 +117,7 @@ class Pattern:
         if token is not None:
             set_bits(out, [token])
 
-    def take(self, tokens: Sequence[int]) -> int:
+    def accept_masked(self, tokens: Sequence[int]) -> int:
         return self.accept(tokens)
 
     def accept(self, tokens: Sequence[int]) -> int:

@@ -35,7 +35,7 @@ class Even:
         out[:] = 0
         set_bits(out, range(0, N_VOCAB, 2))
 
-    def take(self, tokens: Sequence[int]) -> int:
+    def accept_masked(self, tokens: Sequence[int]) -> int:
         for n, token in enumerate(tokens):
             self.asked.append(tuple(self.path))
             if token % 2:

@@ -1,4 +1,4 @@
-"""The native decoder against transformers: same logits, same tokens, whatever the chunks, pages and neighbours."""
+"""The native decoder against transformers: same logits, same tokens, with any chunks, pages and batch."""
 
 import random
 
@@ -150,7 +150,7 @@ def test_an_unknown_dtype_is_named(tiny_model):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("variant", ["llama", "qwen3-windows"])
 def test_deterministic_batches_give_a_row_the_same_bits(variant, dtype, tiny_model):
-    """Chunks, neighbours and pages of any kind: the logits of a text's rows are those of its one prefill."""
+    """With any chunks, batches and pages, the logits are bitwise those of a single prefill."""
     family, options = VARIANTS[variant]
     model = load(tiny_model(family, **({"head_dim": 32} | options)), dtype=dtype)
     if reason := why_not_deterministic("cpu", getattr(torch, dtype), model.spec.head_dim):
@@ -204,7 +204,7 @@ def test_layers_in_one_call_give_the_bits_of_op_after_op(
     torch.manual_seed(0)
 
     def run():
-        """A prompt and parts of two; then decodes, beside a tree of drafts: logits, and what the pools hold."""
+        """Returns logits and pools after a prompt and two chunks, then decodes and a draft tree."""
         shape = 12, 16, model.spec.n_kv_heads, model.spec.head_dim
         pools = [tuple(empty(shape, KINDS.get(kv, getattr(torch, dtype))) for _ in "kv") for _ in model.layers]
         of_all = [part for pair in pools for pool in pair for part in parts(pool)]

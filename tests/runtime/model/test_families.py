@@ -1,4 +1,4 @@
-"""The families' own words: windows, biases and heads as config.json spells them."""
+"""The families' config.json: windows, biases and heads."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Other architectures, computed by transformers over our pages: equal to transformers, or refused by name."""
+"""Other architectures, computed by transformers over our pages: the same results, or an error that names the reason."""
 
 import random
 
@@ -7,7 +7,7 @@ import torch
 
 from banyan.kernels import ops
 from banyan.runtime.errors import BadModel, Unsupported
-from banyan.runtime.model.hf import Borrowed
+from banyan.runtime.model.hf import HfModel
 from banyan.runtime.model.load import load
 from banyan.runtime.model.spec import read_spec
 
@@ -33,7 +33,7 @@ def some_ids(n: int, seed: int = 0) -> list[int]:
 def test_logits_and_greedy_tokens_equal_transformers(family, page, tiny, tiny_model, reference):
     path = tiny_model(family)
     model, oracle = load(path), reference(path)
-    assert isinstance(model, Borrowed)
+    assert isinstance(model, HfModel)
     assert [tuple(model.rules[i]) for i in range(2)] == RULES[family]
     ids = some_ids(70)
     got = tiny.Paged(model, page, n_pages=80).run(ids, chunk=29)
@@ -102,7 +102,7 @@ DEEPSEEK = TINY | {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 
         ("deepseek_v3", DEEPSEEK, "multi-head latent attention"),
         ("bloom", {"hidden_size": 64, "n_layer": 2, "n_head": 4}, "max_position_embeddings"),
         ("bert", TINY, "neither causal nor a causal window"),
-        ("doge", TINY, "makes its attention mask itself"),
+        ("doge", TINY, "makes its own attention mask"),
         ("diffllama", TINY, "differ from transformers' own|0 of 2 layers"),  # as transformers' version has it
         ("minimax", TINY | {"num_local_experts": 2}, "linear_attention"),
         ("openai-gpt", {"n_embd": 64, "n_layer": 2, "n_head": 4}, "0 of 2 layers go through"),

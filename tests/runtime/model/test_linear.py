@@ -1,4 +1,4 @@
-"""Packed linears compute what F.linear computes, and give way where they cannot."""
+"""Packed linears compute what F.linear computes, and fall back to it where they cannot."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from banyan.runtime.model.linear import Linear
 
 @pytest.fixture(autouse=True)
 def _try_again():
-    """What the machine can do is tried anew in each test."""
+    """Each test detects the machine's capabilities again."""
     linear._can_pack.cache_clear()
     yield
     linear._can_pack.cache_clear()

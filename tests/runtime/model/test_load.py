@@ -1,4 +1,4 @@
-"""Loading: what is read, what is reported, and the errors between the directory and the first token."""
+"""Loading a model: progress, and errors in the directory."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Rotary frequencies against transformers', and what a config.json may and may not say about them."""
+"""Rotary frequencies against transformers', and valid and invalid settings in config.json."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a model directory says about itself, and each way it can be wrong."""
+"""Reading the spec of a model directory, and the errors for invalid ones."""
 
 import json
 import os
@@ -95,7 +95,7 @@ def test_yarn_reaches_beyond_the_trained_context(copy):
     [
         ({"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping'"),
         ({"sliding_window": 128}, "'sliding_window'"),  # a llama has none
-        ({"num_experts": 8, "scale_depth": 1.4}, "'num_experts' and 'scale_depth'"),
+        ({"num_experts": 8, "scale_depth": 1.4}, "'num_experts', 'scale_depth'"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor'"),
         ({"rope_parameters": {"rope_type": "spiral"}}, "'spiral'"),

@@ -1,4 +1,4 @@
-"""Checkpoints: read one tensor at a time, and every way to be broken is one clear error."""
+"""Checkpoints are read one tensor at a time; each kind of damage is a clear error."""
 
 import io
 import json
@@ -117,8 +117,8 @@ WHOLE = header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}) + 
         (struct.pack("<Q", 2) + b"{x", "not a safetensors file"),
         (struct.pack("<Q", 2) + b"[]", "not a safetensors file"),
         (header({"a": {"shape": [2]}}), "not a safetensors file"),
-        (WHOLE[:-1], "was cut off or changed"),
-        (WHOLE + b"x", "was cut off or changed"),
+        (WHOLE[:-1], "is truncated or was changed"),
+        (WHOLE + b"x", "is truncated or was changed"),
         (header({"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 8]}}) + bytes(8), "cannot be read"),
         (b"version https://git-lfs.github.com/spec/v1\n", "not a whole safetensors file"),
     ],

@@ -18,10 +18,10 @@ from banyan.runtime.engine.speculation import quotes
 from banyan.runtime.engine.speculation.quotes import QuoteIndex, QuoteState, RuleSet
 from banyan.runtime.engine.speculation.tree import QUOTED, TreeDrafter
 from banyan.runtime.model import pocket
-from banyan.runtime.model.pocket.chat import render
-from banyan.runtime.model.pocket.data import samples
 from banyan.runtime.protocol.wire import ConstraintSpec, Run, Sampling
 from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer
+from pocket.chat import render
+from pocket.data import samples
 
 SAMPLING = Sampling(max_tokens=10_000)
 WORDS = (

@@ -1,4 +1,4 @@
-"""One training sample, and how it is written as text: the chat template in Python and in Jinja, which agree.
+"""A training sample and its text: the chat template in Python and in Jinja, which give the same text.
 
 The template is append-only: the text of the first n messages is a prefix of the text of all of them.
 """
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from banyan.runtime.model.pocket.tools import Function, Tool
+from pocket.tools import Function, Tool
 
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 TOOLS_OPEN, TOOLS_CLOSE = "<tools>", "</tools>"
@@ -58,7 +58,7 @@ TEMPLATE = """\
 
 
 class Target(str):
-    """Text inside a prompt that a reader of what stands before it can foretell: it is trained on like an answer."""
+    """Text inside a prompt that can be predicted from the text before it; it is trained on like an answer."""
 
     __slots__ = ()
 
@@ -68,7 +68,7 @@ Message = Mapping[str, Any]
 
 
 class Span(NamedTuple):
-    """A piece of a sample's text; `is_target` pieces are what the model must produce."""
+    """A piece of a sample's text. is_target: the model must generate it."""
 
     text: str
     is_target: bool
@@ -76,10 +76,10 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """A conversation (`messages`, `tools`) or, where `plain` is not empty, text without a template.
+    """A conversation (`messages`, `tools`) or, if `plain` is not empty, text without a template.
 
-    `functions` are the tools' real functions in this sample's world; `answers[i]` is what the last assistant turn
-    before the user's turn i+1 must contain (tool families only: the others are scored by the exact text).
+    `functions` are the real functions of the tools; `answers[i]` is what the last assistant turn before user turn i + 1
+    must contain (only in the family "tools": the others are scored by the exact text).
     """
 
     family: str
@@ -105,7 +105,7 @@ def call_text(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
-    """The first tool call of an assistant turn; None where there is none that is well formed."""
+    """The first tool call of an assistant turn; None if there is no well-formed one."""
     _, opened, rest = text.partition(CALL_OPEN)
     body, closed, _ = rest.partition(CALL_CLOSE)
     if not (opened and closed):
@@ -124,7 +124,7 @@ def system_text(content: str, tools: Iterable[Tool]) -> str:
 
 
 def render(messages: Iterable[Message], tools: tuple[Tool, ...] = ()) -> list[Span]:
-    """The text of a conversation, cut where loss weights change; joined, it is what `TEMPLATE` gives."""
+    """The text of a conversation as spans; joined, they are the output of `TEMPLATE`."""
     turns = list(messages)
     spans: list[Span] = []
     if tools:

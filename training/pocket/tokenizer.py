@@ -1,11 +1,11 @@
-"""The pocket model's tokenizer: byte-level BPE of 4,096 entries, made so that copying is easy.
+"""The pocket model's tokenizer: byte-level BPE with 4,096 entries, designed so that copying is easy.
 
-A name must be found in a sentence and written again in a JSON string or at the start of an answer, where no space
-stands before it; a word must become the same ids in both places, or the model has to learn for each word how it is
-spelt without its space, and can never know it of a word it was not trained on. So the space is a token of its own,
-but before words of grammar (`COMMON`), before capitals, and before words that begin sentences (`WHOLE`), which are
-not copied. The capital of a name stands alone, the rest of the name is the same ids everywhere; a plural's `s` is cut
-off; digits and the letters of codes stand alone.
+A name in a sentence must be copied into a JSON string or to the start of an answer, where no space is before it. A word
+must have the same ids in both places; else the model would have to learn for each word how it is spelled without its
+space, and could not do so for unseen words. So the space is a token of its own, except before function words
+(`COMMON`), before capitals, and before words that begin sentences (`WHOLE`), which are not copied. The capital of a
+name is a token of its own, and the rest of the name has the same ids everywhere; the `s` of a plural is split off;
+digits and the letters of codes are single tokens.
 """
 
 import itertools
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from banyan.runtime.model.pocket.chat import CALL_CLOSE, CALL_OPEN, END, PAD, START, TEMPLATE, TOOLS_CLOSE, TOOLS_OPEN
-from banyan.runtime.model.pocket.data import stream
+from pocket.chat import CALL_CLOSE, CALL_OPEN, END, PAD, START, TEMPLATE, TOOLS_CLOSE, TOOLS_OPEN
+from pocket.data import stream
 
 VOCABULARY = 4096
 N_SAMPLES = 30_000
@@ -86,7 +86,7 @@ def train(seed: int, n_samples: int = N_SAMPLES) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, folder: Path, *, max_length: int) -> None:
-    """Writes the tokenizer in Hugging Face format, with the chat template beside it."""
+    """Writes the tokenizer and the chat template in Hugging Face format."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {

@@ -1,38 +1,38 @@
-"""JSON extraction: records told in words, to be turned into the fields that are asked for.
+"""JSON extraction: a record described in a text, and the requested fields of it as JSON.
 
-What a text says is put together from clauses, so that training sees thousands of ways to tell a record: a model that saw
-each kind in five sentences learned the places of the values in them, and not what the words around a value mean.
+Texts are combined from clauses, so that training sees thousands of ways to describe a record. A model that saw only five
+sentences per kind learned the positions of the values in them, not the meaning of the words around the values.
 """
 
-# Phrases are read as lists, in long lines.
+# Phrases are long lines.
 # ruff: noqa: E501
 
 import json
 import string
 from typing import NamedTuple
 
-from banyan.runtime.model.pocket.chat import Message, Sample
-from banyan.runtime.model.pocket.transcripts import ASPECTS, SYSTEMS
-from banyan.runtime.model.pocket.words import COLOURS, EVENTS, JOBS, Draw, Phrases
+from pocket.chat import Message, Sample
+from pocket.transcripts import ASPECTS, SYSTEMS
+from pocket.words import COLOURS, EVENTS, JOBS, Draw, Phrases
 
 
 class Frame(NamedTuple):
-    """A way to begin a sentence, and what can be said after it: field -> predicates."""
+    """Subjects of a sentence, and the predicates that may follow: field -> predicates."""
 
     subjects: tuple[str, ...]
     predicates: dict[str, tuple[str, ...]]
 
 
 class Kind(NamedTuple):
-    """How one kind of record is told: whole texts, or clauses that are put together."""
+    """Phrases for one kind of record: whole texts, and clauses to combine."""
 
     whole: Phrases
     frames: tuple[Frame, ...]
-    notes: dict[str, tuple[str, ...]]  # field -> sentences of its own
+    notes: dict[str, tuple[str, ...]]  # field -> complete sentences
 
 
 class Flow(NamedTuple):
-    """One long sentence: what may come before its core, the core, and what may follow it; `[a|b]` as in `Draw.vary`."""
+    """Parts of one long sentence: optional leads, cores, and optional tails; `[a|b]` as in `Draw.vary`."""
 
     leads: tuple[str, ...]
     cores: tuple[str, ...]
@@ -269,7 +269,7 @@ def _record(d: Draw, kind: str) -> dict[str, str]:
 
 
 def _flowing(d: Draw, flow: Flow, left: set[str]) -> str:
-    """A sentence of a core, perhaps a lead, and tails for some of the fields that are left."""
+    """A sentence of a core, an optional lead, and tails for some of the remaining fields."""
     core = d.vary(d.pick(flow.cores))
     told = told_of(core)
     lead = d.pick(flow.leads)
@@ -287,7 +287,7 @@ def _flowing(d: Draw, flow: Flow, left: set[str]) -> str:
 
 
 def _composed(d: Draw, kind: Kind, flows: tuple[Flow, ...], wanted: set[str]) -> str:
-    """A template of clauses that tells the wanted fields, in any order, and hardly one twice."""
+    """A template of clauses that contain the wanted fields in any order, mostly once each."""
     left = {TIED.get(field, field) for field in wanted}
     sentences: list[str] = []
     for _ in range(d.pick((0, 1, 1, 1, 2))):
@@ -327,7 +327,7 @@ def _listed(d: Draw, fields: list[str]) -> str:
 
 
 def _telling(d: Draw, kind: str, record: dict[str, str], wanted: list[str]) -> str:
-    """How a record is told: the template of its text."""
+    """The template of a record's text."""
     if d.held:
         return d.pick(KINDS[kind].whole.held)
     way = d.rng.random()
@@ -346,7 +346,7 @@ ANYTHING = ("The {f} is {{{f}}}.", "It has the {f} {{{f}}}.", "{f}: {{{f}}}.", "
 
 
 def _anything(d: Draw) -> tuple[dict[str, str], str]:
-    """A record whose fields are any words, and its template: what counts is the name beside the value."""
+    """A record with random words as fields, and its template: only the name next to a value counts."""
     names = [d.listed(UNTYPED) if d.chance(0.6) else d.word() for _ in range(d.rng.randrange(2, 7))]
     record = {name: d.pick((d.name, d.city, d.item, d.word, d.code, d.value, d.date))() for name in names}
     if d.chance(0.3):

@@ -1,4 +1,4 @@
-"""Trains heads for the pocket model: `python -m banyan.runtime.model.pocket.heads medusa|eagle FOLDER`
+"""Trains heads for the pocket model: `python -m pocket.heads medusa|eagle FOLDER`
 
 They are small and it takes minutes on a CPU. The pocket model stays as it is: a head learns from its hidden states over
 the texts that it was trained on. What is written is read by `draft_model`; see ../heads.py for the two kinds.
@@ -18,10 +18,11 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from banyan.runtime.model.pocket import feed, path
-from banyan.runtime.model.pocket.net import MAIN, FeedForward, Net, Norm
-from banyan.runtime.model.pocket.net import Attention as SelfAttention
-from banyan.runtime.model.pocket.train import load
+from banyan.runtime.model.pocket import path
+from pocket import feed
+from pocket.net import MAIN, FeedForward, Net, Norm
+from pocket.net import Attention as SelfAttention
+from pocket.train import load
 
 N_HEADS = 3
 FEATURES = 2.0
@@ -88,15 +89,15 @@ class Eagle(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
     def loss(self, net: Net, batch: feed.Batch, features: Tensor) -> Tensor:
-        """From each token, and the feature before it, the feature beside it; then once more from its own features."""
+        """Predicts features from tokens and the features before them; then again from the predicted features."""
         before, total = F.pad(features[:, :-1], (0, 0, 1, 0)), torch.zeros(())
         for _ in range(2):
-            foreseen = self(net, batch.ids, before)
+            predicted = self(net, batch.ids, before)
             chosen = batch.chosen
-            logits = net.logits(foreseen[:, :-1][chosen])
+            logits = net.logits(predicted[:, :-1][chosen])
             total = total + F.cross_entropy(logits, batch.ids[:, 1:][chosen])
-            total = total + FEATURES * F.smooth_l1_loss(foreseen[:, :-1][chosen], features[:, :-1][chosen])
-            before = F.pad(foreseen[:, :-1], (0, 0, 1, 0))
+            total = total + FEATURES * F.smooth_l1_loss(predicted[:, :-1][chosen], features[:, :-1][chosen])
+            before = F.pad(predicted[:, :-1], (0, 0, 1, 0))
         return total
 
     def tensors(self) -> dict[str, Tensor]:
@@ -108,14 +109,14 @@ class Eagle(nn.Module):
 
 
 def _batches(tok: Tokenizer) -> Iterator[feed.Batch]:
-    pool = 100  # those that the model itself began with are shorter
+    pool = 100  # the first pools have shorter texts
     while True:
         yield from feed.batches(tok, 2024, pool, max_length=512, context_share=0.1)
         pool += 1
 
 
 def train(kind: str, folder: Path, n_steps: int, n_rows: int) -> None:
-    """Writes a head to `folder`. n_rows: of a batch."""
+    """Trains a head and writes it to `folder`. n_rows: maximum rows of a batch."""
     torch.manual_seed(0)
     tok = Tokenizer.from_file(str(path() / "tokenizer.json"))
     net = load(path(), MAIN).requires_grad_(False)
@@ -145,7 +146,7 @@ def main() -> None:
     parser.add_argument("kind", choices=("medusa", "eagle"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--rows", type=int, default=8, help="texts of a batch, at most")
+    parser.add_argument("--rows", type=int, default=8, help="maximum texts of a batch")
     args = parser.parse_args()
     train(args.kind, args.folder, args.steps, args.rows)
 

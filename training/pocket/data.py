@@ -1,21 +1,21 @@
 """The pocket model's training text: one seeded generator per family of tasks, and their mixture.
 
-Every family takes a `Draw` and returns a `Sample`. Nothing is memorised that could be copied: names, codes, labels and
-values are drawn anew for each sample, so what the model learns is to find and copy. `transcripts.tool_calls` is the
+Every family takes a `Draw` and returns a `Sample`. Names, codes, labels and values are drawn anew for each sample, so that
+the model learns to find and copy instead of memorizing. `transcripts.tool_calls` is the
 family of tool calls, `records.extraction` that of JSON, `few_shot.few_shot` that of classification; the others are here.
 """
 
-# Phrases are read as lists, in long lines.
+# Phrases are long lines.
 # ruff: noqa: E501
 
 import itertools
 from collections.abc import Callable, Iterator
 
-from banyan.runtime.model.pocket.chat import Message, Sample, Target
-from banyan.runtime.model.pocket.few_shot import few_shot
-from banyan.runtime.model.pocket.records import extraction
-from banyan.runtime.model.pocket.transcripts import SYSTEMS, tool_calls
-from banyan.runtime.model.pocket.words import ANIMALS, COLOURS, DAYS, JOBS, TOPICS, Draw, Phrases
+from pocket.chat import Message, Sample, Target
+from pocket.few_shot import few_shot
+from pocket.records import extraction
+from pocket.transcripts import SYSTEMS, tool_calls
+from pocket.words import ANIMALS, COLOURS, DAYS, JOBS, TOPICS, Draw, Phrases
 
 # --- reading, recall, chat -------------------------------------------------------------------------------------------
 

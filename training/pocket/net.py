@@ -54,7 +54,7 @@ MAIN = Shape()
 DRAFT = Shape(width=128, n_layers=2, n_heads=2, n_kv_heads=1, feed_forward=320)
 
 
-EMBED = 0.25  # the scale of a fresh embedding, large beside a step of the optimisers; the last norm makes up for it
+EMBED = 0.25  # scale of a new embedding, large compared with an optimiser step; the final norm compensates for it
 
 
 class Norm(nn.Module):
@@ -169,16 +169,17 @@ class Net(nn.Module):
 
 @torch.no_grad()
 def copying_circuit(net: Net, generator: torch.Generator) -> None:
-    """Starts the first two layers as what small transformers need most of their training to find: induction heads.
+    """Initializes the first two layers as induction heads, which small transformers take most of their training to
+    learn.
 
-    The first layer's heads look one and two places back, by position alone, and write what they see beside the token.
-    The second layer looks for places whose two tokens before are the current and the last one, and copies the token
-    there. Training goes on from this freely. (After "mimetic initialization", Trockman and Kolter 2023, and the
+    The heads of the first layer attend one and two positions back, by position only, and write what they see next to
+    the token. The second layer attends to positions that follow the current and the previous token, and copies the
+    token there. Training can change all of this. (After "mimetic initialization", Trockman and Kolter 2023, and the
     induction heads of Olsson et al. 2022.)
     """
     shape, size = net.shape, net.shape.head_dim
     half, group = size // 2, shape.n_heads // shape.n_kv_heads
-    net.model.embed_tokens.weight[:, 0] = 4 * EMBED  # a constant in every token, for what depends on position alone
+    net.model.embed_tokens.weight[:, 0] = 4 * EMBED  # a constant in every token, for attention by position
     theta = shape.rope_theta ** (-torch.arange(0, size, 2) / size)
     basis = torch.linalg.qr(torch.randn(shape.width, shape.width, generator=generator))[0]
     back, match = (layer.self_attn for layer in list(net.model.layers)[:2])

@@ -1,11 +1,11 @@
-"""Tool-call transcripts: questions, the calls that answer them, and answers copied from real tool results."""
+"""Tool-call transcripts: questions, tool calls, and answers copied from real tool results."""
 
-# Word lists and phrases are read as lists: long lines, and strings split into words.
+# Word lists and phrases are long lines and strings that are split into words.
 # ruff: noqa: E501, SIM905
 
-from banyan.runtime.model.pocket.chat import Message, Sample
-from banyan.runtime.model.pocket.stories import STORIES, WAYS
-from banyan.runtime.model.pocket.tools import (
+from pocket.chat import Message, Sample
+from pocket.stories import STORIES, WAYS
+from pocket.tools import (
     ADD_DAYS,
     CALCULATOR,
     CONVERT,
@@ -17,7 +17,7 @@ from banyan.runtime.model.pocket.tools import (
     run,
     table_lookup,
 )
-from banyan.runtime.model.pocket.words import DAYS, ITEMS, Draw, Phrases
+from pocket.words import DAYS, ITEMS, Draw, Phrases
 
 SYSTEMS = Phrases(
     train=(
@@ -330,7 +330,7 @@ def date_span(talk: Talk) -> None:
 
 
 def table_question(talk: Talk, tables: dict[str, dict[str, str]]) -> None:
-    """One question to the world's tables: one look-up, or look-ups and a calculation."""
+    """A question about the tables: one look-up, or look-ups and a calculation."""
     d = talk.draw
     kind = d.rng.random()
     if kind < 0.4 or "prices" not in tables:
@@ -356,7 +356,7 @@ def table_question(talk: Talk, tables: dict[str, dict[str, str]]) -> None:
 
 
 def chained(talk: Talk) -> None:
-    """A calculation whose result is converted or carried on, and two questions in one."""
+    """A calculation whose result is converted or used in another calculation."""
     d = talk.draw
     kind = d.rng.random()
     if kind < 0.5:
@@ -386,16 +386,16 @@ def chained(talk: Talk) -> None:
 
 
 def _generic_tools(d: Draw, n: int) -> dict[str, tuple[Tool, str, str]]:
-    """n tools that exist nowhere: name -> (tool, aspect, argument name)."""
+    """n made-up tools: name -> (tool, aspect, argument name)."""
     made: dict[str, tuple[Tool, str, str]] = {}
     while len(made) < n:
         aspect = d.listed(ASPECTS) if d.chance(0.5) else d.word()
         if not d.held and d.chance(0.1):
-            aspect += "s"  # not every word that ends in an s is a plural
+            aspect += "s"  # not every word that ends in s is a plural
         thing = d.pick(THINGS)
         name = d.pick(("get_{a}", "{a}_of", "find_{a}", "{a}", "{a}_finder", "{t}_{a}")).format(a=aspect, t=thing)
         argument = d.pick((thing, thing, "name", "id", "query"))
-        if not d.held and d.chance(0.4):  # any word at all: it is to be read from the tool's line
+        if not d.held and d.chance(0.4):  # any word: the model must read it from the tool's description
             argument = d.word() if d.chance(0.6) else d.listed(ASPECTS)
         words = d.pick(
             ("Get the {a} of a {t}.", "Find the {a} of a {t}.", "The {a} of a {t}.", "Returns the {a} of the {t}.")
@@ -419,7 +419,7 @@ def _generic_question(talk: Talk, made: dict[str, tuple[Tool, str, str]]) -> Non
 
 
 def _tables(d: Draw) -> dict[str, dict[str, str]]:
-    """Tables of a small world: prices and stock (known by sense) and tables with arbitrary names."""
+    """Tables: prices and stock, and tables with arbitrary names."""
     tables: dict[str, dict[str, str]] = {}
     if d.chance(0.75):
         goods = d.distinct("item", d.rng.randrange(3, 6))
@@ -437,12 +437,12 @@ def _tables(d: Draw) -> dict[str, dict[str, str]]:
 
 
 def world_text(tables: dict[str, dict[str, str]]) -> str:
-    """How a prompt tells which tables `lookup` has."""
+    """How a prompt lists the tables of `lookup`."""
     return "Tables: " + "; ".join(f"{name} ({', '.join(keys)})" for name, keys in tables.items()) + "."
 
 
 def tool_calls(d: Draw) -> Sample:
-    """A conversation of one to four questions, each answered through one to three calls."""
+    """A conversation of one to four questions, each answered with one to three calls."""
     kinds = [arithmetic, conversion, later_date, date_span, table_question, chained, _generic_question]
     weights = [5, 2, 1.5, 1, 2.5, 1.5, 2]
     chosen = d.rng.choices(kinds, weights, k=d.pick((1, 2, 3, 3, 4)))

@@ -1,8 +1,8 @@
-"""Held-out scores of a pocket model, greedy and without constraints: `python -m banyan.runtime.model.pocket.score`
+"""Held-out scores of a pocket model, greedy and without constraints: `python -m pocket.score`
 
-Everything is scored through one callable, `generate(prompts) -> texts` (greedy, up to the end of the turn), so that
-the same scores can be taken of any runtime. Tool conversations are run as an agent runs them: the model's own calls are
-executed by the real functions, their results go back into the conversation, and the answer must hold the right value.
+Scores need only a callable `generate(prompts) -> texts` (greedy, up to the end of the turn), so they can be taken of
+any runtime. Tool conversations run as an agent runs them: the model's calls are executed by the real functions, the
+results are appended to the conversation, and the answer must contain the right value.
 """
 
 import argparse
@@ -17,9 +17,9 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from banyan.runtime.model.pocket import path
-from banyan.runtime.model.pocket.chat import END, GENERATE, Message, Sample, parse_call, render
-from banyan.runtime.model.pocket.data import ACKNOWLEDGE, CHAT, samples
-from banyan.runtime.model.pocket.tools import run
+from pocket.chat import END, GENERATE, Message, Sample, parse_call, render
+from pocket.data import ACKNOWLEDGE, CHAT, samples
+from pocket.tools import run
 
 Generate = Callable[[list[str]], list[str]]
 
@@ -27,7 +27,7 @@ SEED = 99
 MAX_CALLS = 4
 TARGETS = {"tools": 0.95, "json": 0.95, "few_shot": 0.90, "recall": 0.95, "reading": 0.90, "chat": 0.95}
 SCORES = Path(__file__).parent / "scores.json"
-CARD = Path(__file__).parent / "CARD.md"
+CARD = path().parents[1] / "CARD.md"
 MARK = "<!-- scores -->"
 
 
@@ -57,7 +57,7 @@ def _text(messages: Sequence[Message], sample: Sample) -> str:
 
 
 def _agents(generate: Generate, chosen: Sequence[Sample]) -> list[list[bool]]:
-    """Runs every tool conversation, all in step; for each its list of questions answered rightly."""
+    """Runs all tool conversations in lockstep; for each, whether its questions were answered correctly."""
     talks: list[list[Message]] = [[] for _ in chosen]
     right: list[list[bool]] = [[] for _ in chosen]
     waiting = [[m for m in sample.messages if m["role"] in ("system", "user")] for sample in chosen]
@@ -93,21 +93,21 @@ def _agents(generate: Generate, chosen: Sequence[Sample]) -> list[list[bool]]:
 
 
 def _questions(sample: Sample) -> list[tuple[str, str]]:
-    """(prompt, expected text) of a sample: its last turn, or every asked-for turn of recall and reading."""
+    """(prompt, expected text) of a sample: of its last turn, or of every question of recall and reading."""
     if sample.plain:
         parts = [str(part) for part in sample.plain]
         return [("".join(parts[:-2]), parts[-2].strip())]
     turns = [i for i, m in enumerate(sample.messages) if m["role"] == "assistant"]
     if sample.family == "few_shot":
         turns = turns[-1:]
-    if sample.family == "recall":  # only the facts asked for, not the chat between
+    if sample.family == "recall":  # only questions, not the chat between them
         told = {ACKNOWLEDGE, *(answer for _, answer in CHAT)}
         turns = [i for i in turns if not {(said := str(sample.messages[i]["content"])), said[:6]} & {*told, "Hello "}]
     return [(_text(sample.messages[:i], sample), str(sample.messages[i]["content"])) for i in turns]
 
 
 def score(generate: Generate, family: str, n: int, *, seed: int = SEED, show: int = 0) -> tuple[float, int]:
-    """Share of right answers over n held-out samples, and how many answers that were; `show` prints wrong ones."""
+    """The share of correct answers over n held-out samples, and the number of answers. show: wrong answers to print."""
     chosen = samples(family, n, seed)
     if family == "tools":
         marks = _agents(generate, chosen)
@@ -141,10 +141,10 @@ def _is_step(prompt: str, text: str) -> bool:
 
 @torch.inference_mode()
 def acceptance(target: Path, draft: Path, *, depth: int = 3, n: int = 60, seed: int = SEED) -> float:
-    """Share of drafted tokens accepted when `draft` proposes `depth` greedy tokens at each step of the target's text.
+    """The share of drafted tokens that are accepted if `draft` proposes `depth` greedy tokens per step.
 
-    Over the assistant turns of held-out tool calls and JSON, where the true text stands for the target's own (it is,
-    but for the few per cent the scores miss). A drafted token is accepted when it and all before it in its draft are.
+    Measured on the assistant turns of held-out tool calls and JSON. The true text stands in for the target's output,
+    from which it differs in a few per cent. A drafted token is accepted if it and all before it in its draft are right.
     """
     tok = AutoTokenizer.from_pretrained(target)
     model = LlamaForCausalLM.from_pretrained(draft, dtype=torch.float32).eval()
@@ -171,7 +171,7 @@ def acceptance(target: Path, draft: Path, *, depth: int = 3, n: int = 60, seed: 
 
 
 def record(n: int = 100) -> dict[str, Any]:
-    """Scores the shipped models, writes `scores.json` and the card's table of scores."""
+    """Scores the shipped models and writes `scores.json` and the table in the card."""
     generate = hugging_face(path("pocket"))
     scores: dict[str, Any] = {}
     for family in ("tools", "json", "few_shot", "recall", "reading", "chat", "puzzle"):
@@ -185,7 +185,7 @@ def record(n: int = 100) -> dict[str, Any]:
 
 
 def card_scores(scores: dict[str, Any]) -> str:
-    """The card's last section, from a scores file."""
+    """The last section of the card, from the content of scores.json."""
     rows = "\n".join(
         f"| {family} | {s['share']:.1%} | {s['n']} | {f'{TARGETS[family]:.0%}' if family in TARGETS else ''} |"
         for family, s in scores.items()

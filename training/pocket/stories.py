@@ -1,9 +1,9 @@
-"""Ways to put the questions that tools answer, for training: each line stands for all its combinations of `[a|b]`.
+"""Questions that tools answer, for training: each line stands for all combinations of its `[a|b]`.
 
-Beside the sentences of `transcripts`, which are few: a model that met thirty of a kind does not know the next one.
+They supplement the few sentences of `transcripts`: a model that saw only thirty of a kind fails on the next one.
 """
 
-# Phrases are read as lists, in long lines.
+# Phrases are long lines.
 # ruff: noqa: E501
 
 _HOW_MANY = "[How many [{i}s |]are there[ in total| in all| now| together|]?|How many [{i}s |]is that[ in total| together|]?|What is the total?|How many in [total|all]?|How many [{i}s |]does that make?]"

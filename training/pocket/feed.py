@@ -1,4 +1,4 @@
-"""Samples as batches of ids: hardly any padding, every conversation alone in its row, the same for the same seed."""
+"""Batches of token ids: little padding, one conversation per row, reproducible by seed."""
 
 import random
 import re
@@ -9,28 +9,28 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from banyan.runtime.model.pocket.chat import Sample
-from banyan.runtime.model.pocket.data import FIRST_MIXTURE, MIXTURE, stream
-from banyan.runtime.model.pocket.records import wording
-from banyan.runtime.model.pocket.tokenizer import ADDED, SPECIAL
+from pocket.chat import Sample
+from pocket.data import FIRST_MIXTURE, MIXTURE, stream
+from pocket.records import wording
+from pocket.tokenizer import ADDED, SPECIAL
 
 POOL_TOKENS = 65_536
 BATCH_TOKENS = 2_048
 N_FIRST_POOLS = 12
-COPY_SHARE = 0.05  # of a pool's tokens
-SWAP_SHARE = 0.3  # of the samples of JSON
+COPY_SHARE = 0.05  # share of a pool's tokens
+SWAP_SHARE = 0.3  # share of the JSON samples
 LETTERS = re.compile("[a-z]+")
 
 
 class Encoded(NamedTuple):
-    """One sample's ids, and for each id whether it is a target."""
+    """The ids of a sample, and for each id whether it is a target."""
 
     ids: list[int]
     targets: list[bool]
 
 
 class Batch(NamedTuple):
-    """`ids` [rows, length], right-padded with 0; `chosen` [rows, length - 1]: predict the next id from here."""
+    """`ids` [rows, length], right-padded with 0; `chosen` [rows, length - 1]: positions whose next id is trained on."""
 
     ids: Tensor
     chosen: Tensor
@@ -53,10 +53,10 @@ def encode(tokenizer: Tokenizer, samples: Sequence[Sample], max_length: int) -> 
 
 
 def copies(tokenizer: Tokenizer, chance: random.Random) -> Encoded:
-    """A row of any ids at all, to be copied: a line again, or the values of keys.
+    """A row of random ids to copy: a repeated line, or key-value pairs with questions.
 
-    A token that is never foretold in training becomes one that the model will not say, whatever stands before it: here
-    each has its turn. Unseen words are made of such tokens.
+    The model never generates a token that was never a target in training, so here every token becomes one. Unseen words
+    consist of such tokens.
     """
     low, high = len(SPECIAL), tokenizer.get_vocab_size() - len(ADDED)
     newline, colon = (tokenizer.encode(text, add_special_tokens=False).ids for text in ("\n", ":"))
@@ -85,19 +85,19 @@ def copies(tokenizer: Tokenizer, chance: random.Random) -> Encoded:
 
 
 def swapped(row: Encoded, words: frozenset[int], chance: random.Random) -> Encoded:
-    """The row with half of the ids of its values made others, everywhere: those of `words` in prompt and target both.
+    """Replaces half of the ids in `words` that occur in both prompt and target by random other ones.
 
-    A value is copied whatever it is: also a word that the training text never puts there.
+    So the model learns to copy values that the training text never has in this position.
     """
-    said = {i for i, target in zip(row.ids, row.targets, strict=True) if target}
-    asked = {i for i, target in zip(row.ids, row.targets, strict=True) if not target}
-    old = [i for i in sorted(said & asked & words) if chance.random() < 0.5]
+    target_ids = {i for i, target in zip(row.ids, row.targets, strict=True) if target}
+    prompt_ids = {i for i, target in zip(row.ids, row.targets, strict=True) if not target}
+    old = [i for i in sorted(target_ids & prompt_ids & words) if chance.random() < 0.5]
     new = dict(zip(old, chance.sample(sorted(words), len(old)), strict=True))
     return Encoded([new.get(i, i) for i in row.ids], row.targets)
 
 
 def value_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Ids of lower-case letters that the words around a record's values are not made of."""
+    """Ids of lower-case letters that do not occur in the wording around a record's values."""
     around = set(tokenizer.encode(wording(), add_special_tokens=False).ids)
     return frozenset(i for token, i in tokenizer.get_vocab().items() if LETTERS.fullmatch(token) and i not in around)
 
@@ -110,10 +110,10 @@ def batches(
     max_length: int,
     context_share: float,
 ) -> list[Batch]:
-    """The batches of one pool: samples of about `POOL_TOKENS` and `copies`; sorted by length, cut to batches, shuffled.
+    """The batches of one pool: about `POOL_TOKENS` of samples, and `copies`; sorted by length, split, and shuffled.
 
-    Every target is trained on, and `context_share` of the other ids, chosen by chance: what a small weight on all of
-    them would give, for less work.
+    All targets are trained on, and a random `context_share` of the other ids, which has the effect of a small loss
+    weight on all of them at a lower cost.
     """
     chance = random.Random(f"{seed}-{pool}")
     source = stream(f"{seed}-{pool}", mixture=FIRST_MIXTURE if pool < N_FIRST_POOLS else MIXTURE)

@@ -1,16 +1,15 @@
-"""Words, names and numbers of the pocket model's training text, each split in two.
+"""Words, names and numbers of the pocket model's training text, split into a training and a held-out set.
 
-What a sample is made of comes from `Draw`, which knows whether it draws for training or for the held-out set.
-The two never share a name, a word, a label, a phrase or a number:
+`Draw` draws the pieces of a sample for one of the two sets, which never share a name, word, label, phrase or number:
 
-* a made-up or listed word belongs to the held-out set when `is_held(word)`: one word in six, by its checksum;
-* a number of two digits or more belongs to it by the same rule, a year when it lies in `HELD_YEARS`;
-* a phrase belongs to it when it stands in the `held` half of its `Phrases`.
+* a made-up or listed word is held out if `is_held(word)`: one word in six, by its checksum;
+* a number of two digits or more is held out by the same rule, a year if it is in `HELD_YEARS`;
+* a phrase is held out if it is in the `held` half of its `Phrases`.
 
-Numbers below 10 and words of grammar are shared: there is nothing to copy in them.
+Numbers below 10 and function words are shared, as they are not copied.
 """
 
-# Word lists and phrases are read as lists: long lines, and strings split into words.
+# Word lists and phrases are long lines and strings that are split into words.
 # ruff: noqa: E501, SIM905
 
 import datetime
@@ -28,14 +27,14 @@ _YEARS = range(1985, 2045)
 
 
 class Phrases(NamedTuple):
-    """Sentence templates (`str.format` fields), those for training and those held out."""
+    """Sentence templates with `str.format` fields, for training and held out."""
 
     train: tuple[str, ...]
     held: tuple[str, ...]
 
 
 def is_held(word: str) -> bool:
-    """Whether a word, name or number is kept out of training (one in six)."""
+    """Whether a word, name or number is held out (one in six)."""
     return zlib.crc32(word.lower().encode()) % 6 == 0
 
 
@@ -120,7 +119,7 @@ ASIDES = (
 )
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _CONTENT = re.compile(r"(?<![{\w])[A-Za-z]{4,}(?![}\w])")
-# Words that tell which value is which, or what is to be done with it: a phrase without them means something else.
+# Words that distinguish values or say what to do with them; without them a phrase means something else.
 KEPT = frozenset(
     """with from years year aged euros euro grams gram seats people order number email what which when where does have
     many much more plus minus times over less divided multiplied added days date before after between table prices price
@@ -130,7 +129,7 @@ KEPT = frozenset(
 )
 _ONSETS = "b c d f g h j k l m n p r s t v w z br cl dr fl gr kr pl pr sh sl st th tr ch qu".split()
 _VOWELS = "a e i o u a e i o ai ea ou".split()
-_CODAS = ["", "", "", "l", "n", "r", "t", "m", "k", "nd", "th", "sk", "x"]  # none that a plural's s could hide
+_CODAS = ["", "", "", "l", "n", "r", "t", "m", "k", "nd", "th", "sk", "x"]  # none that ends like a plural
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -144,13 +143,13 @@ def split(words: tuple[str, ...], held: bool) -> tuple[str, ...]:
 
 @functools.cache
 def _numbers(low: int, high: int, held: bool) -> tuple[int, ...]:
-    """Allowed numbers of [low, high]; all of them where the interval holds no number of this half."""
+    """The numbers of [low, high] in this half; all of them if there is none."""
     inside = [n for n in range(low, high + 1) if n < 10 or is_held(str(n)) == held]
     return tuple(inside) or tuple(range(low, high + 1))
 
 
 class Draw:
-    """A seeded source of the pieces of a sample, for training or for the held-out set."""
+    """A seeded source of the pieces of a sample, for training or held out."""
 
     def __init__(self, seed: int | str, *, held: bool = False) -> None:
         self.rng = random.Random(f"{seed}-{held}")
@@ -170,13 +169,13 @@ class Draw:
         return self.pick(phrases.held if self.held else phrases.train).format(**fields)
 
     def vary(self, phrase: str) -> str:
-        """One of the phrases that `phrase` stands for: of each `[a|b|c]` in it one part, chosen innermost first."""
+        """Expands `phrase`: chooses one part of each `[a|b|c]` in it, innermost first."""
         while (changed := _CHOICE.sub(lambda found: self.pick(found[1].split("|")), phrase)) != phrase:
             phrase = changed
         return phrase
 
     def said(self, phrases: Phrases, ways: Sequence[str], **fields: object) -> str:
-        """A phrase of this half; in training more often one of the many that `ways` stand for, none of them held out."""
+        """A phrase of this half; in training mostly an expansion of one of `ways` that is not held out."""
         if self.held:
             return self.say(phrases, **fields)
         phrase = self.pick(phrases.train)
@@ -186,9 +185,9 @@ class Draw:
         return self.strange(phrase).format(**fields)
 
     def strange(self, phrase: str) -> str:
-        """A phrase in training, now and then with a made-up word for one that a reader could do without.
+        """In training, sometimes replaces dispensable words of a phrase by made-up ones.
 
-        Who has only met the words of the training phrases takes an unknown verb for a value; a reader takes it for a verb.
+        A model that only knows the words of the training phrases would take an unknown verb for a value.
         """
         if self.held or not self.chance(0.2):
             return phrase
@@ -202,17 +201,17 @@ class Draw:
         return _CONTENT.sub(other, phrase)
 
     def asked(self, question: str) -> str:
-        """A question as it may be put in training: now and then with a word before or after it."""
+        """In training, sometimes adds words before or after a question."""
         if self.held or self.chance(0.7):
             return question
         return self.pick(ASIDES).format(q=question)
 
     def listed(self, words: tuple[str, ...]) -> str:
-        """A word of this half of a list."""
+        """A word of a list, of this half."""
         return self.pick(split(words, self.held))
 
     def mixed(self, words: tuple[str, ...]) -> str:
-        """A word of a list, or as often a made-up one: what stands for a value must be copied, not guessed."""
+        """A word of a list or, as often, a made-up one: values must be copied, not guessed."""
         return self.listed(words) if self.chance(0.5) else self.word()
 
     def word(self) -> str:
@@ -250,7 +249,7 @@ class Draw:
         return self.pick(_numbers(low, high, self.held))
 
     def amount(self) -> int:
-        """A whole number of one to four digits, every length about equally often."""
+        """A whole number of one to four digits."""
         low, high = self.pick(((2, 9), (10, 99), (10, 99), (100, 999), (1000, 9999)))
         return self.number(low, high)
 

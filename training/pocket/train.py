@@ -1,10 +1,10 @@
-"""Trains the pocket model from nothing: `python -m banyan.runtime.model.pocket.train` (tokenizer, models, scores).
+"""Trains the pocket model from scratch: `python -m pocket.train` (tokenizer, models, scores).
 
-Matrices inside the layers are trained with Muon, the rest with AdamW. The schedule is warm-up, constant, then a linear
-decay to zero over the last `n_decay` steps, so that the constant part does not depend on where the end will be.
-On a CPU each core is a rank of its own with one thread: ranks meet once a step, threads would meet in every operation,
-which costs most where the cores have other work too. Each rank runs Muon for its share of the matrices.
-Work files lie in `work/`; a run that was stopped goes on from its checkpoint, exactly, with as many ranks as before.
+Matrices inside the layers are trained with Muon, the other parameters with AdamW. The learning rate warms up, is
+constant, and decays linearly to zero over the last `n_decay` steps, so that the constant part does not depend on the
+number of steps. On a CPU each core is a rank with one thread: ranks synchronize once per step, threads in every
+operation, which is slow if the cores have other work. Each rank runs Muon for its share of the matrices. Work files are
+in `work/`; a run that was stopped resumes exactly from its checkpoint, with the same number of ranks.
 """
 
 import argparse
@@ -27,10 +27,11 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from banyan.runtime.model.pocket import feed, path, score, tokenizer
-from banyan.runtime.model.pocket.chat import END, PAD
-from banyan.runtime.model.pocket.data import FAMILIES, samples
-from banyan.runtime.model.pocket.net import DRAFT, MAIN, Net, Shape
+from banyan.runtime.model.pocket import path
+from pocket import feed, score, tokenizer
+from pocket.chat import END, PAD
+from pocket.data import FAMILIES, samples
+from pocket.net import DRAFT, MAIN, Net, Shape
 
 SEED = 2024
 WORK = Path(__file__).parent / "work"
@@ -39,7 +40,7 @@ LOG_EVERY, SAVE_EVERY, JUDGE_EVERY = 50, 100, 400  # steps
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How one model is trained; a step is `n_batches` batches of about 4,096 tokens."""
+    """The hyperparameters of one model. A step has `n_batches` batches of about 4,096 tokens."""
 
     shape: Shape
     n_steps: int
@@ -54,12 +55,12 @@ class Recipe:
     seed: int = SEED
 
     def rate(self, step: int) -> float:
-        """What the learning rates are multiplied by at a step."""
+        """The factor on the learning rates at a step."""
         return min(1.0, (step + 1) / self.n_warmup, max(0.0, (self.n_steps - step) / self.n_decay))
 
 
 class Ranks(NamedTuple):
-    """Which of the processes that train together this one is."""
+    """This process's rank in distributed training."""
 
     rank: int = 0
     n_ranks: int = 1
@@ -69,7 +70,7 @@ class Ranks(NamedTuple):
             dist.all_reduce(tensor)
 
     def share(self, tensors: Sequence[Tensor]) -> None:
-        """Gives every rank what the others changed: tensor i is rank `i % n_ranks`'s."""
+        """Broadcasts the tensors that each rank updated: tensor i belongs to rank `i % n_ranks`."""
         for rank in range(self.n_ranks if self.n_ranks > 1 else 0):
             mine = tensors[rank :: self.n_ranks]
             flat = torch.cat([t.flatten() for t in mine])
@@ -82,7 +83,7 @@ ALONE = Ranks()
 
 
 class Run:
-    """A training run that can be stopped and continued: the net, its optimisers, and its place in the data."""
+    """A training run that can be stopped and resumed: the net, its optimisers, and its position in the data."""
 
     def __init__(
         self,
@@ -96,12 +97,12 @@ class Run:
     ) -> None:
         self.recipe, self.tok, self.ranks = recipe, tok, ranks
         self.checkpoint = checkpoint.with_suffix(f".{ranks.rank}.ckpt")
-        self.must_stop = self.is_stopped = False  # asked here; agreed by all ranks
+        self.must_stop = self.is_stopped = False  # requested on this rank; agreed on by all ranks
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.net = Net(recipe.shape, recipe.seed).to(self.device)
         if start:
             self.net.load_state_dict(load(start, recipe.shape).state_dict())
-        if compiled:  # the layers are bound by memory: fused, they are half again as fast on a CPU
+        if compiled:  # the layers are memory-bound: compiled, they are 1.5 times as fast on a CPU
             for layer in self.net.model.layers:
                 layer.compile(dynamic=True)
         self.hidden = [p for n, p in self.net.named_parameters() if p.ndim == 2 and "embed" not in n]
@@ -113,7 +114,7 @@ class Run:
         ]
         self.rates = [recipe.muon_rate, recipe.adam_rate]
         self.average = [p.detach().clone() for p in self.net.parameters()]
-        # Who begins with weights can copy already.
+        # Trained weights can already copy, so the first pools are skipped.
         self.step, self.pool, self.index, self.n_tokens = 0, feed.N_FIRST_POOLS if start else 0, 0, 0
         if self.checkpoint.exists():
             self._load()
@@ -139,7 +140,7 @@ class Run:
         half.replace(self.checkpoint)
 
     def _batches(self) -> Iterator[tuple[feed.Batch, int, int]]:
-        """Batches from the run's place on, each with the place that follows it."""
+        """Batches from the run's position on, each with the position after it."""
         pool, index = self.pool, self.index
         while True:
             ready = feed.batches(
@@ -154,7 +155,7 @@ class Run:
             pool, index = pool + 1, 0
 
     def steps(self) -> Iterator[float]:
-        """Runs the steps that are left; yields each step's mean loss in nats, over this rank's batches."""
+        """Runs the remaining steps; yields the mean loss of each step in nats, over this rank's batches."""
         source = self._batches()
         while self.step < self.recipe.n_steps and not self.is_stopped:
             total, n, n_mine = 0.0, 0, 0
@@ -171,14 +172,14 @@ class Run:
             yield total / n_mine
 
     def _loss(self, batch: feed.Batch) -> Tensor:
-        """Summed cross entropy at the chosen places."""
+        """The sum of the cross entropy at the chosen positions."""
         ids, chosen = batch.ids.to(self.device), batch.chosen.to(self.device)
         with torch.autocast(self.device.type, dtype=torch.bfloat16):
             logits = self.net.logits(self.net(ids)[:, :-1][chosen])
         return F.cross_entropy(logits.float(), ids[:, 1:][chosen], reduction="sum")
 
     def _update(self, n: int) -> None:
-        """One step of the optimisers; gradients are summed over the ranks, and a rank that was stopped stops all."""
+        """One optimiser step. Gradients are summed over the ranks; if one rank was stopped, all stop."""
         parameters = list(self.net.parameters())
         flat = torch.cat(
             [p.grad.flatten() for p in parameters] + [torch.tensor([float(self.must_stop)], device=self.device)]
@@ -199,7 +200,7 @@ class Run:
             torch._foreach_lerp_(self.average, parameters, 1 - self.recipe.average)
 
     def averaged(self) -> Net:
-        """A copy of the net with its averaged weights: what is exported."""
+        """A copy of the net with the averaged weights, for export."""
         net = Net(self.recipe.shape, 0).to(self.device)
         with torch.no_grad():
             for parameter, value in zip(net.parameters(), self.average, strict=True):
@@ -219,7 +220,7 @@ def export(net: Net, tok: Tokenizer, folder: Path) -> None:
 
 
 def load(folder: Path, shape: Shape) -> Net:
-    """The net of an exported folder, in float32."""
+    """Loads an exported folder in float32."""
     net = Net(shape, 0)
     net.load_state_dict({name: t.float() for name, t in load_file(folder / "model.safetensors").items()})
     return net
@@ -227,7 +228,8 @@ def load(folder: Path, shape: Shape) -> Net:
 
 @torch.no_grad()
 def exact_targets(net: Net, tok: Tokenizer, family: str, n: int = 48, seed: int = 7) -> float:
-    """Share of a family's held-out target spans whose every token the net puts first, each read after the true text."""
+    """The share of a family's held-out target spans of which the net predicts every token, given the true text before
+    it."""
     rows = feed.encode(tok, samples(family, n, seed), net.shape.max_length)
     right = total = 0
     for row in rows:
@@ -252,9 +254,9 @@ def train(
     ranks: Ranks = ALONE,
     start: Path | None = None,
 ) -> Net:
-    """Trains (or goes on training) one model, with a line in the log, a checkpoint and held-out shares now and then.
+    """Trains one model, or resumes it, with regular logs, checkpoints and held-out scores.
 
-    Where there is no checkpoint yet it begins with the weights of the folder `start`, or with fresh ones.
+    Without a checkpoint it starts with the weights of the folder `start`, or with random ones.
     """
     run = Run(recipe, tok, WORK / name, compiled=compiled, ranks=ranks, start=start)
     signal.signal(signal.SIGTERM, lambda number, frame: setattr(run, "must_stop", True))
@@ -287,12 +289,12 @@ RECIPES = {
 
 
 def join(rank: int, n_ranks: int) -> tuple[Ranks, list[subprocess.Popen[bytes]]]:
-    """Joins the ranks; rank 0 starts the others first and gets their processes."""
+    """Joins the process group. Rank 0 first starts the other ranks, and returns their processes."""
     others = []
     meeting = WORK / "meeting"
     if rank == 0:
         meeting.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "banyan.runtime.model.pocket.train", *sys.argv[1:], "--rank"]
+        command = [sys.executable, "-m", "pocket.train", *sys.argv[1:], "--rank"]
         others = [subprocess.Popen([*command, str(i)]) for i in range(1, n_ranks)]
     if n_ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=n_ranks)
@@ -302,13 +304,15 @@ def join(rank: int, n_ranks: int) -> tuple[Ranks, list[subprocess.Popen[bytes]]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="*", choices=RECIPES, default=list(RECIPES), help="which to train")
-    parser.add_argument("--steps", type=int, help="how many steps, where not the recipe's")
+    parser.add_argument("--steps", type=int, help="number of steps (default: the recipe's)")
     n_ranks = 1 if torch.cuda.is_available() else os.cpu_count() or 1
-    parser.add_argument("--seed", type=int, default=SEED, help="of the text: another one for a run that goes on")
-    parser.add_argument("--ranks", type=int, default=n_ranks, help="processes, of one thread each on a CPU")
-    parser.add_argument("--eager", action="store_true", help="do not compile (where there is no C++ compiler)")
-    parser.add_argument("--shipped", action="store_true", help="begin with the shipped weights and tokenizer")
-    parser.add_argument("--no-score", action="store_true", help="leave scores.json and the card as they are")
+    parser.add_argument(
+        "--seed", type=int, default=SEED, help="seed of the text; use another one to continue with --shipped"
+    )
+    parser.add_argument("--ranks", type=int, default=n_ranks, help="number of processes; on a CPU each has one thread")
+    parser.add_argument("--eager", action="store_true", help="do not compile (without a C++ compiler)")
+    parser.add_argument("--shipped", action="store_true", help="start with the shipped weights and tokenizer")
+    parser.add_argument("--no-score", action="store_true", help="do not update scores.json and the card")
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if not torch.cuda.is_available():

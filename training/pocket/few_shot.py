@@ -1,12 +1,12 @@
-"""Few-shot classification: labelled examples, then a text to label; the label names stand nowhere but in the examples."""
+"""Few-shot classification: labelled examples, then a text to label. Only the examples contain the label names."""
 
-# Phrases are read as lists, in long lines.
+# Phrases are long lines.
 # ruff: noqa: E501
 
 from collections.abc import Callable
 
-from banyan.runtime.model.pocket.chat import Content, Message, Sample, Target
-from banyan.runtime.model.pocket.words import BAD, GOOD, ITEMS, TOPICS, Draw, Phrases
+from pocket.chat import Content, Message, Sample, Target
+from pocket.words import BAD, GOOD, ITEMS, TOPICS, Draw, Phrases
 
 ABOUT_TWO = Phrases(
     train=("We talked about the {a} and the {b}.", "The {a} was better than the {b}.", "{n} asked about the {a} and the {b}.", "A {a} and a {b}.",
@@ -67,9 +67,9 @@ BARE = Phrases(("{a}", "{a}, {b}", "The {a}", "A {a}", "{a} and {b}"), ("The {a}
 
 
 def _classes(d: Draw, n: int, *, short: bool) -> tuple[list[Callable[[], str]], list[tuple[str, ...]]]:
-    """n classes, each a maker of texts: by topic, by opinion, or by made-up key words shared with the examples.
+    """n classes, each as a function that makes texts: by topic, opinion, or made-up keywords.
 
-    The key words are returned where only the examples tell what they mean.
+    The keywords are also returned if only the examples show which class they belong to.
     """
     kind = d.rng.random()
     if n == 2 and kind < 0.2:
@@ -99,17 +99,17 @@ def _classes(d: Draw, n: int, *, short: bool) -> tuple[list[Callable[[], str]], 
 
 
 def few_shot(d: Draw) -> Sample:
-    """k labelled examples, then a text to label; the label names stand nowhere but in the examples."""
+    """k labelled examples, then a text to label. Only the examples contain the label names."""
     n = d.pick((2, 2, 3, 3, 4))
     labels = d.distinct("label", n)
     makers, keys = _classes(d, n, short=d.chance(0.5))
     k = d.rng.randrange(2 * n, d.pick((9, 13, 25, 25)))
     order = [*range(n), *range(n)] + [d.rng.randrange(n) for _ in range(k - 2 * n)]
     d.rng.shuffle(order)
-    shown = [""] * n  # what the examples so far have said of each class
+    shown = [""] * n  # the texts of each class so far
 
     def is_told(c: int, text: str) -> bool:
-        """Whether the examples so far tell the class of a text."""
+        """Whether the class of a text follows from the examples so far."""
         return any(key in text and key in shown[c] for key in keys[c]) if keys else bool(shown[c])
 
     pairs: list[tuple[str, str, bool]] = []

@@ -12,22 +12,22 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from banyan.runtime.model import pocket
-from banyan.runtime.model.pocket import chat, data, feed, few_shot, records, score, stories, tools, train, transcripts
-from banyan.runtime.model.pocket.net import DRAFT, MAIN, Net, Shape
-from banyan.runtime.model.pocket.words import BAD, GOOD, TOPICS, Draw, Phrases
+from banyan.runtime.model import pocket as shipped
+from pocket import chat, data, feed, few_shot, records, score, stories, tools, train, transcripts
+from pocket.net import DRAFT, MAIN, Net, Shape
+from pocket.words import BAD, GOOD, TOPICS, Draw, Phrases
 
 TINY = Shape(width=32, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=16, feed_forward=32, max_length=256)
 
 
 @pytest.fixture(scope="module")
 def tok():
-    return AutoTokenizer.from_pretrained(pocket.path())
+    return AutoTokenizer.from_pretrained(shipped.path())
 
 
 @pytest.fixture(scope="module")
 def raw():
-    return Tokenizer.from_file(str(pocket.path() / "tokenizer.json"))
+    return Tokenizer.from_file(str(shipped.path() / "tokenizer.json"))
 
 
 def as_chat(sample):
@@ -104,7 +104,7 @@ def test_clauses_tell_what_is_asked_and_no_held_out_text():
 
 
 def test_ways_to_ask_name_the_fields_of_the_phrases_they_stand_for():
-    """Every combination of a training question's parts can be filled in, and tells what the tool must be given."""
+    """Every expansion of a training question has all fields that the tool needs."""
     draw = Draw(9)
     for form, ways in stories.STORIES.items():
         asked = {f for _, f, _, _ in string.Formatter().parse(form) if f}
@@ -127,7 +127,7 @@ def test_a_strange_phrase_keeps_its_fields_and_what_tells_them_apart():
 
 
 def test_a_few_shot_question_can_be_answered():
-    """Of made-up key words, one of the question's stands in an example with the label that is asked for."""
+    """With made-up keywords, an example with the right label contains one of the question's."""
     listed = {word for topic in TOPICS.values() for word in topic.split()} | {*GOOD, *BAD}
     phrases = (*few_shot.ABOUT_TWO.held, *few_shot.ABOUT_ONE.held, *few_shot.BARE.held)
     filling = {word for phrase in phrases for word in re.findall(r"[a-z]{2,}", phrase)}
@@ -144,7 +144,7 @@ def test_a_few_shot_question_can_be_answered():
 
 
 def test_swapped_values_stay_the_values(raw):
-    """What is swapped is swapped in the text and in the answer, and no word around a value ever is."""
+    """Values are swapped in both text and answer; the words around them are not."""
     words, chance = feed.value_ids(raw), random.Random(3)
     n_swapped = 0
     for sample in data.samples("json", 60, 4, held=False):
@@ -246,7 +246,7 @@ def test_tools(call, result):
 
 
 def test_scores_of_one_who_knows_are_full():
-    """Played back, the true texts score 100 %; a silent model scores nothing."""
+    """The true texts score 100 %, empty ones 0 %."""
     for family in ("tools", "json", "few_shot", "recall", "reading", "chat"):
         truth = {}
         for sample in data.samples(family, 12, score.SEED):
@@ -283,13 +283,13 @@ def test_export_is_what_was_trained(raw, tmp_path):
 
 def test_shipped_files():
     for name, shape in (("pocket", MAIN), ("draft", DRAFT)):
-        config = json.loads((pocket.path(name) / "config.json").read_text())
+        config = json.loads((shipped.path(name) / "config.json").read_text())
         assert (config["hidden_size"], config["num_hidden_layers"]) == (shape.width, shape.n_layers)
-    shipped = [file for name in pocket.names for file in pocket.path(name).iterdir()]
-    assert sum(file.stat().st_size for file in shipped) <= 16e6
-    assert (pocket.path("draft") / "tokenizer.json").read_text() == (pocket.path() / "tokenizer.json").read_text()
+    files = [file for name in shipped.names for file in shipped.path(name).iterdir()]
+    assert sum(file.stat().st_size for file in files) <= 16e6
+    assert (shipped.path("draft") / "tokenizer.json").read_text() == (shipped.path() / "tokenizer.json").read_text()
     with pytest.raises(ValueError, match="draft, pocket"):
-        pocket.path("large")
+        shipped.path("large")
 
 
 def test_card_shows_the_recorded_scores():

@@ -1,4 +1,4 @@
-"""The tools that the pocket model learns to call: their real functions and their one-line descriptions."""
+"""The tools that the pocket model learns to call: functions and one-line descriptions."""
 
 import ast
 import datetime
@@ -34,14 +34,14 @@ class Tool(NamedTuple):
 
     @property
     def line(self) -> str:
-        """What the chat template writes between `<tools>` and `</tools>`."""
+        """The line that the chat template writes between `<tools>` and `</tools>`."""
         return json.dumps(
             {"name": self.name, "description": self.description, "parameters": self.parameters}, ensure_ascii=False
         )
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The tool as `apply_chat_template(tools=[...])` and OpenAI-style clients take it."""
+        """The tool in the format of `apply_chat_template(tools=[...])` and OpenAI."""
         properties = {name: {"type": kind} for name, kind in self.parameters.items()}
         parameters = {"type": "object", "properties": properties, "required": list(properties)}
         return {
@@ -51,7 +51,7 @@ class Tool(NamedTuple):
 
 
 def number(value: float) -> str:
-    """A result as text: at most two decimals, none where they are zero."""
+    """A number as text, with at most two decimals."""
     rounded = round(value, 2)
     return str(int(rounded)) if rounded == int(rounded) else str(rounded)
 
@@ -75,7 +75,7 @@ def calculator(expression: str) -> str:
 
 
 def convert(value: float | str, from_unit: str, to_unit: str) -> str:
-    """A measure in another unit of its kind."""
+    """Converts a value to another unit of the same kind."""
     amount = float(value)
     if (from_unit, to_unit) == ("Celsius", "Fahrenheit"):
         return number(amount * 9 / 5 + 32)
@@ -87,7 +87,7 @@ def convert(value: float | str, from_unit: str, to_unit: str) -> str:
 
 
 def add_days(date: str, days: int) -> str:
-    """The ISO date `days` after `date` (before it where negative)."""
+    """The ISO date `days` after `date`; before it if negative."""
     return (datetime.date.fromisoformat(date) + datetime.timedelta(days=int(days))).isoformat()
 
 
@@ -122,7 +122,7 @@ FUNCTIONS: dict[str, Function] = {
 
 
 def run(name: str, arguments: Mapping[str, Any], functions: Mapping[str, Function]) -> str:
-    """Calls a tool as an agent's loop does: a wrong name or wrong arguments give an `error: ...` result."""
+    """Calls a tool as an agent does: a wrong name or wrong arguments result in `error: ...`."""
     if name not in functions:
         return f"error: no tool {name}"
     try:
