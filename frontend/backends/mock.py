@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from banyan.backends.base import Question
-from banyan.backends.job import ALL, CHATML, Job, Outcome, asked_for
-from banyan.backends.local import Program
+from banyan.backends.job import ALL, CHATML, Job, features
+from banyan.backends.local import LocalProgram
 from banyan.execution.clock import clock
 from banyan.runtime.errors import BanyanError, ConfigError, ProgramError, Unsupported
+from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 
 CHAT = CHATML
@@ -92,7 +93,7 @@ class Mock:
     def __repr__(self) -> str:
         return f"<Mock, {len(self.calls)} calls>"
 
-    def program(self, name: str = "") -> Program:
+    def program(self, name: str = "") -> LocalProgram:
         return _Noted(self, name)
 
     def ask(self, what: Question) -> Any:
@@ -101,7 +102,7 @@ class Mock:
 
     def start(self, job: Job) -> None:
         """Answer a gen or select. For the executor of programs, not for users."""
-        for what in asked_for(job):
+        for what in features(job):
             if what in self.refuses:
                 raise Unsupported(f"{what}: this Mock was made to refuse it (refuses=)")
         call = MockCall(job.text, job.op.name, job.op)
@@ -118,7 +119,7 @@ class Mock:
         if (outcome := self._outcome(job, call)) is not None:
             for piece in _pieces(job, outcome):
                 job.deliver(piece)
-            job.give(outcome)
+            job.finish(outcome)
 
     def _later(self, job: Job, call: MockCall, seconds: float) -> None:
         """The same, spread over time."""
@@ -134,10 +135,13 @@ class Mock:
 
         for k, piece in enumerate(pieces):
             clock().call(now + seconds * (k + 1) / (len(pieces) + 1), partial(say, piece))
-        alarm = clock().call(now + seconds, lambda: job.give(outcome._replace(first=firsts[0] if firsts else 0.0)))
-        job.on_stop(alarm.cancel)
 
-    def _outcome(self, job: Job, call: MockCall, wait: float = 0.0) -> Outcome | None:
+        def finish() -> None:
+            job.finish(outcome._replace(times=wire.Times(first=firsts[0] if firsts else 0.0)))
+
+        job.on_stop(clock().call(now + seconds, finish).cancel)
+
+    def _outcome(self, job: Job, call: MockCall, wait: float = 0.0) -> GenOutcome | None:
         """The script's answer; None where it failed, and the job with it, after `wait` seconds."""
         try:
             return self._scripted(job, call)
@@ -152,7 +156,7 @@ class Mock:
                 job.fail(error)
             return None
 
-    def _scripted(self, job: Job, call: MockCall) -> Outcome:
+    def _scripted(self, job: Job, call: MockCall) -> GenOutcome:
         op = job.op
         if isinstance(op, wire.Select):
             answer = self.answer(call.prompt, call.name)
@@ -161,13 +165,13 @@ class Mock:
             sample = _sample(answer, ())
             if sample.text not in op.choices:
                 raise ValueError(f"{sample.text!r} is not among the choices: {', '.join(op.choices)}")
-            return Outcome((sample,))
+            return GenOutcome((sample,))
         stops = (*op.sampling.stop, *(self.welcome.chat.stop if self.welcome.chat and job.role else ()))
         answers: list[Any] = [self.answer(call.prompt, call.name) for _ in range(op.sampling.n)]
         if op.tools is not None and isinstance(answers[0], Mapping | tuple):
-            return Outcome((wire.Sample("", "stop"),), calls=_calls(answers[0], job.round))
+            return GenOutcome((wire.Sample("", "stop"),), calls=_calls(answers[0], job.round))
         samples = tuple(_sample(answer, stops, op.sampling.stop_regex) for answer in answers)
-        return Outcome(samples, wire.TokenUsage(generated=sum(sample.n_tokens for sample in samples)))
+        return GenOutcome(samples, wire.TokenUsage(generated=sum(sample.n_tokens for sample in samples)))
 
     def answer(self, prompt: str, name: str) -> Answer:
         """The script's next answer."""
@@ -201,7 +205,7 @@ class Mock:
         raise LookupError(f"it has no answer for {name!r}, only for {names}{also}")
 
 
-class _Noted(Program):
+class _Noted(LocalProgram):
     """A program whose messages the Mock keeps."""
 
     def __init__(self, mock: Mock, name: str) -> None:
@@ -230,7 +234,7 @@ def _sample(answer: Answer, stops: Sequence[str], patterns: Sequence[str] = ()) 
     return wire.Sample(answer, "stop") if found is None else wire.Sample(answer[: found[0]], "stop", matched=found[1])
 
 
-def _chosen(op: wire.Select, logprobs: Mapping[str, Any]) -> Outcome:
+def _chosen(op: wire.Select, logprobs: Mapping[str, Any]) -> GenOutcome:
     """The choice of a model to which each is one token, with these log-probabilities."""
     if logprobs.keys() != set(op.choices):
         raise ValueError(f"{', '.join(logprobs)} have log-probabilities, but the choices are {', '.join(op.choices)}")
@@ -242,7 +246,7 @@ def _chosen(op: wire.Select, logprobs: Mapping[str, Any]) -> Outcome:
     chosen = Random(op.seed).choices(op.choices, weights)[0] if op.temperature else op.choices[values.index(best)]
     shares = tuple(weight / sum(weights) for weight in weights)
     scores = wire.Scores(values, tuple(((value, 0),) for value in values), shares)
-    return Outcome((wire.Sample(chosen, "stop"),), scores=scores)
+    return GenOutcome((wire.Sample(chosen, "stop"),), scores=scores)
 
 
 def _calls(answer: Calls | tuple[Calls, ...], number: int) -> tuple[wire.WireToolCall, ...]:
@@ -253,7 +257,7 @@ def _calls(answer: Calls | tuple[Calls, ...], number: int) -> tuple[wire.WireToo
     )
 
 
-def _pieces(job: Job, outcome: Outcome) -> list[str]:
+def _pieces(job: Job, outcome: GenOutcome) -> list[str]:
     """Words, as a model that streams would give them."""
     is_streaming = isinstance(job.op, wire.Gen) and job.op.stream
     return re.findall(r"\S+\s*|\s+", outcome.samples[0].text) if is_streaming else []

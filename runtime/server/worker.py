@@ -41,10 +41,9 @@ from banyan.runtime.server.listeners import Listeners
 from banyan.runtime.server.policy import quota
 from banyan.runtime.server.policy.run_limits import Timers
 from banyan.runtime.server.policy.tenants import Tenant, Tenants, configured
-from banyan.runtime.server.programs.generation import Error, Generator
-from banyan.runtime.server.programs.journal import Journal
+from banyan.runtime.server.programs.generation import EngineGenerator
+from banyan.runtime.server.programs.journal import Durables, Journal
 from banyan.runtime.server.programs.programs import Programs
-from banyan.runtime.server.programs.running_program import RunningProgram
 from banyan.runtime.server.telemetry.observer import Observer
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.tokenizer import Files, Tokenizer
@@ -124,7 +123,14 @@ class Server:
         self.tokenizer = Tokenizer(directory, files)
         template = ChatTemplate(files.template, files.special_tokens) if files.template else None
         text_config = files.config.get("text_config") or files.config
-        self.requests = EngineRequests(self.tokenizer, text_config.get("vocab_size"), self._order)
+        self.observed = Observer(self.config, self.name, undo)
+        self.requests = EngineRequests(
+            self.tokenizer,
+            text_config.get("vocab_size"),
+            self._order,
+            call_later=self._later,
+            on_end=self.observed.ended,
+        )
         vocabulary = self.tokenizer.vocabulary()
         self.link.first = (vocabulary,)
         self.grammars = ConstraintChecker(
@@ -138,12 +144,18 @@ class Server:
             changed=self._watch,
         )
         undo.callback(self.grammars.close)
-        generator = Generator(self.tokenizer, template, self.requests, self._offload, Random(), self.grammars.check)
+        check = self.grammars.check
+        generator = EngineGenerator(self.tokenizer, template, self.requests, self._offload, Random(), check)
         self.timers = Timers()
-        self.programs = Programs(generator, self._say, self.timers, quota.QuotaLimits.of(self.config))
-        self.requests.spend, self.requests.standing = self.programs.spend, self.programs.standing
-        self.programs.over, self.programs.root = self._over, self.tenants.root
-        self._keep_a_journal(undo)
+        self.programs = Programs(
+            generator,
+            self._say,
+            self.timers,
+            quota.QuotaLimits.of(self.config),
+            root_key=self.tenants.root,
+            telemetry=self.observed,
+            durables=self._durables(undo),
+        )
         self.questions = Questions(
             self.tenants,
             self.tokenizer,
@@ -152,24 +164,21 @@ class Server:
             stats=self._stats,
             info=self._info,
             check=lambda: self.programs.check(self.requests),
+            noted=self.observed.note,
         )
-        self.observed = Observer(self.config, self.name, undo)
-        self.requests.ended, self.questions.noted = self.observed.ended, self.observed.note
-        self.programs.generated = self.observed.generated
-        self.chat = self.programs.tooling.told(template.chat_markers()) if template else None
+        self.chat = generator.with_call_format(template.chat_markers()) if template else None
 
-    def _keep_a_journal(self, undo: contextlib.ExitStack) -> None:
-        """Of programs that are durable, where anybody could come back to them."""
-        durables = self.programs.durables
-        self.requests.diary, self.requests.later = durables.diary, self._later
+    def _durables(self, undo: contextlib.ExitStack) -> Durables:
+        """Programs can be durable where their client could come back to them."""
         if self._is_private:
-            durables.why = "this server ends with the process that started it; use `banyan serve --socket PATH`"
-        elif self.config.isolate == "connection":
-            durables.why = "who comes back is another connection, and this server keeps each one's to itself"
-        else:
-            most = parse_bytes(self.config.durable_bytes)
-            durables.journal = Journal(Path(f"{self.config.socket}.journal"), most)
-            undo.callback(durables.journal.close)
+            why = "this server ends with the process that started it; use `banyan serve --socket PATH`"
+            return Durables(why=why)
+        if self.config.isolate == "connection":
+            why = "a client that comes back has another connection, and this server isolates connections"
+            return Durables(why=why)
+        journal = Journal(Path(f"{self.config.socket}.journal"), parse_bytes(self.config.durable_bytes))
+        undo.callback(journal.close)
+        return Durables(journal)
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
@@ -333,10 +342,6 @@ class Server:
         """A connection broke: find out whose. A send to a client that is gone fails."""
         for client in list(self._peers):
             self._say(client, wire.Pong())
-
-    def _over(self, program: RunningProgram, error: Error | None) -> None:
-        self.requests.end(program.serial)
-        self.observed.over(program, error)
 
     def _beat(self) -> None:
         self.link.beat()

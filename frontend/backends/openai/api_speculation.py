@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from banyan.backends.job import Job, Outcome, n_alike
+from banyan.backends.job import Job, n_common
 from banyan.backends.openai.format import Kind, options, outcome, prompt, turns
 from banyan.runtime.errors import BadOutput
+from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 
 N_TRIES = 3
@@ -51,7 +52,7 @@ class ApiSpeculation:
             return False
         return bool(op.sampling.stop) or (self._kind == "chat" and bool(self._place(job)[1].strip()))
 
-    def known(self, job: Job) -> Outcome | None:
+    def known(self, job: Job) -> GenOutcome | None:
         """Its answer, from what was said already. BadOutput: it departs from a turn that can only be had whole."""
         assert isinstance(job.op, wire.Gen)
         place, begun = self._place(job)
@@ -67,7 +68,7 @@ class ApiSpeculation:
             raise BadOutput(_departed(said.text, [begun, job.op], why))
         return None
 
-    async def ask(self, job: Job, max_tokens_as: str, create: Callable[[dict[str, Any]], Awaitable[Any]]) -> Outcome:
+    async def ask(self, job: Job, max_tokens_as: str, create: Callable[[dict[str, Any]], Awaitable[Any]]) -> GenOutcome:
         """Its answer by a request, and what the model said behind it for those who come next."""
         op = job.op
         assert isinstance(op, wire.Gen)
@@ -101,13 +102,13 @@ class ApiSpeculation:
         messages, begun = turns(job.pieces)
         return messages, begun or ""
 
-    def _cut(self, op: wire.Gen, rest: str, is_whole: bool, is_asked: bool = False) -> Outcome | None:
+    def _cut(self, op: wire.Gen, rest: str, is_whole: bool, is_asked: bool = False) -> GenOutcome | None:
         """What of `rest` is the gen's. None: its end is not in there."""
         text, stop = _up_to(op.sampling.stop, rest)
         reason: wire.FinishReason = "stop" if stop or is_whole else "length"
         if reason == "length" and not is_asked and not self._is_whole_turn:
             return None
-        return Outcome((wire.Sample(text, reason, matched=stop or None),), wire.TokenUsage())
+        return GenOutcome((wire.Sample(text, reason, matched=stop or None),), wire.TokenUsage())
 
 
 def _shared(sampling: wire.Sampling) -> wire.Sampling:
@@ -127,7 +128,7 @@ def _departed(said: str, parts: Sequence[str | wire.Gen], why: str = "") -> str:
     rest = said
     for part in parts:
         if isinstance(part, str):
-            n_same = n_alike(rest, part)
+            n_same = n_common(rest, part)
             rest = rest[n_same:]
             if n_same < len(part):
                 why = f"it should go on with {part[n_same:][:60]!r}"

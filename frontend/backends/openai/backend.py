@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from banyan.backends.base import Question
-from banyan.backends.job import CHATML, Job, Outcome
-from banyan.backends.local import Program
+from banyan.backends.job import CHATML, Job
+from banyan.backends.local import LocalProgram
 from banyan.runtime.errors import (
     BanyanError,
     ConfigError,
@@ -23,6 +23,7 @@ from banyan.runtime.errors import (
     RuntimeLost,
     Unsupported,
 )
+from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 
 if TYPE_CHECKING:
@@ -56,10 +57,10 @@ class ApiTokenUsage:
             self.n_requests += n_requests
 
 
-class _ApiProgram(Program):
+class _ApiProgram(LocalProgram):
     """A program that cannot be more urgent than others. ahead: what was said for gens to come, if it is kept."""
 
-    ahead: ApiSpeculation | None = None
+    speculation: ApiSpeculation | None = None
 
     def limit(self, limits: wire.ProgramLimits) -> None:
         """The language keeps them. Unsupported: an order, which is not ours to give."""
@@ -72,7 +73,7 @@ class _ApiProgram(Program):
 
     def foresee(self, n_tokens: int) -> None:
         assert isinstance(self._backend, OpenAI)
-        self.ahead = self._backend.foreseeing(n_tokens)
+        self.speculation = self._backend.foreseeing(n_tokens)
 
 
 class OpenAI:
@@ -137,7 +138,7 @@ class OpenAI:
         """Options of gens, and other things of programs, that this API cannot do; each is refused by name."""
         return self._format.refusals(self.kind) - self.extensions
 
-    def program(self, name: str = "") -> Program:
+    def program(self, name: str = "") -> LocalProgram:
         return _ApiProgram(self, name)
 
     def foreseeing(self, n_tokens: int) -> ApiSpeculation:
@@ -163,11 +164,11 @@ class OpenAI:
 
     def start(self, job: Job) -> None:
         """Answer a gen or select. For the executor of programs, not for users."""
-        ask: Callable[[], Awaitable[Outcome]]
-        ahead = job.owner.ahead if isinstance(job.owner, _ApiProgram) else None
+        ask: Callable[[], Awaitable[GenOutcome]]
+        ahead = job.owner.speculation if isinstance(job.owner, _ApiProgram) else None
         if ahead is not None and ahead.takes(job):
             if (known := ahead.known(job)) is not None:
-                job.give(_whole(job, known))
+                job.finish(_whole(job, known))
                 return
             ask = partial(self._ask_ahead, job, ahead)
         elif isinstance(job.op, wire.Gen):
@@ -191,7 +192,7 @@ class OpenAI:
 
     # ---- on the loop -----------------------------------------------------------------------------------------------
 
-    async def _answer(self, job: Job, ask: Callable[[], Awaitable[Outcome]]) -> None:
+    async def _answer(self, job: Job, ask: Callable[[], Awaitable[GenOutcome]]) -> None:
         try:
             async with self._here().places:
                 outcome = await ask()
@@ -199,12 +200,12 @@ class OpenAI:
             job.fail(self._explained(e))
         else:
             self.token_usage.add(outcome.usage)
-            job.give(outcome)
+            job.finish(outcome)
 
-    async def _ask_ahead(self, job: Job, ahead: ApiSpeculation) -> Outcome:
+    async def _ask_ahead(self, job: Job, ahead: ApiSpeculation) -> GenOutcome:
         return _whole(job, await ahead.ask(job, self._max_tokens_as, self._create))
 
-    async def _gen(self, job: Job, request: dict[str, Any]) -> Outcome:
+    async def _gen(self, job: Job, request: dict[str, Any]) -> GenOutcome:
         if not request.get("stream"):
             return self._format.outcome(await self._create(request), self.kind)
         from banyan.backends.openai.stream import StreamedResponse
@@ -213,9 +214,9 @@ class OpenAI:
         async for chunk in await self._create(request):
             if text := gathered.take(chunk):
                 job.deliver(text)
-        return self._format.outcome(gathered.response(), self.kind)._replace(first=gathered.first)
+        return self._format.outcome(gathered.response(), self.kind)._replace(times=wire.Times(first=gathered.first))
 
-    async def _select(self, job: Job, requests: list[dict[str, Any]]) -> Outcome:
+    async def _select(self, job: Job, requests: list[dict[str, Any]]) -> GenOutcome:
         return self._format.chosen(job, [await self._create(request) for request in requests], self.kind)
 
     async def _create(self, request: dict[str, Any]) -> Any:
@@ -259,7 +260,7 @@ class OpenAI:
         return made
 
 
-def _whole(job: Job, outcome: Outcome) -> Outcome:
+def _whole(job: Job, outcome: GenOutcome) -> GenOutcome:
     """An answer that comes in one piece, also to one that streams."""
     if isinstance(job.op, wire.Gen) and job.op.stream:
         job.deliver(outcome.samples[0].text)

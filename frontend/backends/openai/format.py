@@ -14,10 +14,11 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from banyan.backends.job import NAMES, Answers, Job, Made, Outcome, Piece
+from banyan.backends.job import NAMES, CallTurn, Job, Output, Piece, ToolResults
 from banyan.runtime.errors import ProgramError, Unsupported
+from banyan.runtime.executor.generator import GenOutcome
+from banyan.runtime.executor.select_scoring import decide
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.programs.select_scoring import decide
 
 Kind = Literal["chat", "completion"]
 
@@ -179,15 +180,15 @@ def turns(pieces: Iterable[Piece]) -> tuple[list[dict[str, Any]], str | None]:
                 content.append(piece)
             case wire.Raw():
                 refuse("raw", "chat")
-            case wire.Called():
+            case CallTurn():
                 messages.append(_called(piece))
                 role = None
-            case str() | Made():
+            case str() | Output():
                 text = piece if isinstance(piece, str) else piece.text
                 if role is None and text.strip():
                     refuse("text", "chat")
                 content.append(text)
-            case Answers():
+            case ToolResults():
                 messages += [{"role": "tool", "tool_call_id": i, "content": text} for i, text in piece.texts]
                 role, content = "assistant", []
     return messages, "".join(map(str, content)) if role == "assistant" else None
@@ -205,7 +206,7 @@ def _content(content: Sequence[str | wire.Image]) -> Any:
     ]
 
 
-def _called(piece: wire.Called) -> dict[str, Any]:
+def _called(piece: CallTurn) -> dict[str, Any]:
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in piece.calls
@@ -240,7 +241,7 @@ def _schema(name: str, schema: Any) -> dict[str, Any]:
 # ---- responses -----------------------------------------------------------------------------------------------------
 
 
-def outcome(response: Any, kind: Kind) -> Outcome:
+def outcome(response: Any, kind: Kind) -> GenOutcome:
     """What a gen's response says. ProgramError: the model refused, or the API gave nothing."""
     choices = sorted(response.choices, key=lambda choice: choice.index)
     if not choices:
@@ -252,7 +253,7 @@ def outcome(response: Any, kind: Kind) -> Outcome:
         calls = tuple(
             wire.WireToolCall(call.id, call.function.name, call.function.arguments or "{}") for call in called
         )
-    return Outcome(samples, usage, calls=calls)
+    return GenOutcome(samples, usage, calls=calls)
 
 
 def _sample(choice: Any, kind: Kind, n_tokens: int) -> wire.Sample:
@@ -298,7 +299,7 @@ def _usage(usage: Any) -> wire.TokenUsage:
     )
 
 
-def chosen(job: Job, responses: Sequence[Any], kind: Kind) -> Outcome:
+def chosen(job: Job, responses: Sequence[Any], kind: Kind) -> GenOutcome:
     """What a select's responses say."""
     op = job.op
     assert isinstance(op, wire.Select)
@@ -326,7 +327,7 @@ def chosen(job: Job, responses: Sequence[Any], kind: Kind) -> Outcome:
     )
     usages = [_usage(response.usage) for response in responses]
     usage = wire.TokenUsage(sum(u.prompt for u in usages), sum(u.cached for u in usages))
-    return Outcome((wire.Sample(op.choices[choice.chosen], "stop"),), usage, scores)
+    return GenOutcome((wire.Sample(op.choices[choice.chosen], "stop"),), usage, scores)
 
 
 def _behind(choice: Any, start: int) -> list[float]:
@@ -338,7 +339,7 @@ def _behind(choice: Any, start: int) -> list[float]:
     return [logprob or 0.0 for logprob, end in zip(found.token_logprobs, ends, strict=True) if end > start]
 
 
-def _generated(op: wire.Select, answer: Outcome) -> Outcome:
+def _generated(op: wire.Select, answer: GenOutcome) -> GenOutcome:
     text = answer.samples[0].text
     try:
         choice = msgspec.json.decode(text)["choice"]
@@ -346,4 +347,4 @@ def _generated(op: wire.Select, answer: Outcome) -> Outcome:
         choice = None
     if choice not in op.choices:
         raise ProgramError(f"the API was to answer with one of the choices, but it said {text[:200]!r}")
-    return Outcome((wire.Sample(choice, "stop", n_tokens=answer.usage.generated),), answer.usage)
+    return GenOutcome((wire.Sample(choice, "stop", n_tokens=answer.usage.generated),), answer.usage)

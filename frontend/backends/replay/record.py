@@ -14,9 +14,10 @@ import msgspec
 from msgspec.structs import replace
 
 from banyan.backends.base import Backend, OpenProgram, Question
-from banyan.backends.job import Answers, Made, Piece
+from banyan.backends.job import CallTurn, Output, Piece, ToolResults
 from banyan.backends.replay.recording_file import VERSION, Digest, Failure, Header, TapeEntry, Text, asked_of
 from banyan.runtime.errors import BanyanError, Cancelled, ConfigError
+from banyan.runtime.executor.generation import add_usage, correction
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
 
@@ -298,7 +299,7 @@ class _Recorded:
             entry = replace(entry, key=asking.key(question), after=after, parts=parts)
             said = (wire.Sample(called.text, called.finish_reason),)
             self._put(replace(entry, samples=said, usage=called.usage, calls=called.calls, **asked.told(called.round)))
-            spent, n_rounds = _plus(spent, called.usage), called.round + 1
+            spent, n_rounds = add_usage(spent, called.usage), called.round + 1
             for piece in _between(asked.role, called, texts):
                 asking.put(piece)
                 if called.calls:
@@ -312,7 +313,7 @@ class _Recorded:
         match asked.outcome:
             case wire.Value(samples=samples, usage=usage, scores=scores):
                 digest.put(samples[0].text)
-                rest = _plus(usage, spent, -1)
+                rest = add_usage(usage, spent, -1)
                 self._put(replace(entry, samples=samples, usage=rest, scores=scores, **asked.told(n_rounds)))
             case BanyanError(code=code, message=message):
                 asked.digest = None
@@ -324,14 +325,6 @@ class _Recorded:
 def _between(role: str | None, called: wire.Called, texts: tuple[str, ...]) -> tuple[Piece, ...]:
     """What stands in the prompt of a round behind that of the round before."""
     if called.calls:
-        return (called, Answers(tuple(zip([call.id for call in called.calls], texts, strict=True))))
-    made, said = Made(called.text), " ".join(texts)
-    if role == "assistant":
-        return (made, wire.End(), wire.Begin("user"), said, wire.End(), wire.Begin("assistant"))
-    return (made, f"\n\n{said}\n\n")
-
-
-def _plus(one: wire.TokenUsage, other: wire.TokenUsage, sign: int = 1) -> wire.TokenUsage:
-    return wire.TokenUsage(
-        *(getattr(one, name) + sign * getattr(other, name) for name in wire.TokenUsage.__struct_fields__)
-    )
+        results = ToolResults(tuple(zip([call.id for call in called.calls], texts, strict=True)))
+        return CallTurn(called.text, called.calls), results
+    return Output(called.text), *correction(role, texts)

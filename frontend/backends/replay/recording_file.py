@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from banyan.backends.job import Answers, Made, Piece
+from banyan.backends.job import CallTurn, Output, Piece, ToolResults
 from banyan.runtime.errors import ConfigError
 from banyan.runtime.protocol import wire
 
@@ -79,7 +79,7 @@ class Digest:
         match part:
             case str():
                 told = part.replace("\0", "\0\0")
-            case Made(text=text):
+            case Output(text=text):
                 told = text.replace("\0", "\0\0")
             case wire.Raw(text=text):
                 told = f"\0raw {len(text)} {text}"
@@ -89,9 +89,9 @@ class Digest:
                 told = "\0end"
             case wire.Image(data=data, kind=kind):
                 told = f"\0image {kind} {hashlib.blake2b(data).hexdigest()}"
-            case wire.Called(calls=calls, text=text):
+            case CallTurn(text=text, calls=calls):
                 told = f"\0called {[(call.name, call.arguments) for call in calls]!r} {text}"
-            case Answers(texts=texts):
+            case ToolResults(texts=texts):
                 told = f"\0answers {[text for _, text in texts]!r}"
         self._hash.update(told.encode(errors="surrogatepass"))
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from banyan.backends.base import Question
-from banyan.backends.job import Answers, Job, Made, Outcome, Piece, n_alike
-from banyan.backends.local import Program
+from banyan.backends.job import CallTurn, Job, Output, Piece, ToolResults, n_common
+from banyan.backends.local import LocalProgram
 from banyan.backends.replay.recording_file import Asked, Digest, TapeEntry, asked_of, read
 from banyan.runtime.errors import ReplayMismatch, from_code
+from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 
 
@@ -50,8 +51,8 @@ class Replay:
             left = {id(entry) for entries in self._left.values() for entry in entries}
         return [(entry.program, entry.name) for entry in self._entries if id(entry) in left]
 
-    def program(self, name: str = "") -> Program:
-        return Program(self, name)
+    def program(self, name: str = "") -> LocalProgram:
+        return LocalProgram(self, name)
 
     def ask(self, what: Question) -> Any:
         """ "info" and "stats" tell the model's name and how much is left; there is nothing to flush or to check."""
@@ -74,10 +75,10 @@ class Replay:
             raise from_code(found.error.code, found.error.message)
         if isinstance(job.op, wire.Gen) and job.op.stream:
             for text in found.thoughts or (found.samples[0].reasoning,):
-                job.pass_on(text, is_thought=True)
+                job.deliver_separated(text, is_thought=True)
             for text in found.pieces or (() if found.calls else (found.samples[0].text,)):
-                job.pass_on(text)
-        job.give(Outcome(found.samples, found.usage, found.scores, calls=found.calls), is_apart=True)
+                job.deliver_separated(text)
+        job.finish(GenOutcome(found.samples, found.usage, found.scores, calls=found.calls), is_separated=True)
 
     # ---- what does not fit -----------------------------------------------------------------------------------------
 
@@ -97,11 +98,11 @@ class Replay:
         asked = asked_of(job.op)
         nearest = max(
             same,
-            key=lambda entry: (n_alike(prompts[id(entry)], now), -len(_differences(entry.asked, asked))),
+            key=lambda entry: (n_common(prompts[id(entry)], now), -len(_differences(entry.asked, asked))),
         )
         then = prompts[id(nearest)]
         if then != now:
-            at = n_alike(then, now)
+            at = n_common(then, now)
             return ReplayMismatch(
                 f"{self.path}: the prompt of {what} differs from the recorded one at character {at}: "
                 f"recorded {_around(then, at)}, now {_around(now, at)}"
@@ -118,7 +119,7 @@ class Replay:
         pieces: list[Piece] = []
         for one in reversed(chain):
             pieces += [*one.answers, *one.parts]
-            pieces += [Made(sample.text) for sample in one.samples[:1]]
+            pieces += [Output(sample.text) for sample in one.samples[:1]]
         tries = [text for pair in entry.refused for text in pair]
         return [*pieces, *entry.answers, *entry.parts, *tries]
 
@@ -134,11 +135,11 @@ def _plain(pieces: Iterable[Piece]) -> str:
                 shown.append(f"[{role}: ")
             case wire.End():
                 shown.append("]")
-            case Made(text=text) | wire.Raw(text=text):
+            case Output(text=text) | wire.Raw(text=text):
                 shown.append(text)
-            case wire.Called(text=text):
+            case CallTurn(text=text):
                 shown.append(f"{text}]")
-            case Answers(texts=texts):
+            case ToolResults(texts=texts):
                 shown += [*(f"[tool: {text}]" for _, text in texts), "[assistant: "]
     return "".join(shown)
 

@@ -38,13 +38,14 @@ class Questions:
         stats: Callable[[], dict[str, float]],
         info: Callable[[], dict[str, Any]],
         check: Callable[[], str],
+        noted: Callable[[dict[str, Any]], None] = lambda counters: None,
     ) -> None:
         self._tenants, self._tokenizer = tenants, tokenizer
         self._order, self._say, self._stats, self._info, self._check = order, say, stats, info, check
+        self._noted = noted
         self._open: dict[int, tuple[Client, wire.Ask]] = {}
         self._n_open: Counter[Client] = Counter()
         self._n_asked = 0
-        self.noted: Callable[[dict[str, Any]], None] = lambda counters: None
 
     def ask(self, client: Client, ask: wire.Ask) -> None:
         if ask.what == "info":
@@ -73,7 +74,7 @@ class Questions:
         if ok and ask.what == "stats":
             counters = msgspec.json.decode(body) | {"server": self._stats()}
             if client == OURSELVES:
-                self.noted(counters)
+                self._noted(counters)
                 return
             body = msgspec.json.encode(counters)
         if ok and ask.what == "tree":

@@ -9,10 +9,10 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-from banyan.runtime.errors import BudgetExceeded, DeadlineExceeded
+from banyan.runtime.errors import BanyanError, BudgetExceeded, DeadlineExceeded
+from banyan.runtime.executor.state import RunningState
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.programs.generation import Error
-from banyan.runtime.server.programs.running_program import Client, RunningProgram, RunningState
+from banyan.runtime.server.programs.running_program import Client, RunningProgram
 
 N_BATCHES = 1024
 """Batches with a budget that are remembered, all clients together. One that is forgotten starts to count anew."""
@@ -83,10 +83,10 @@ class _Ledger:
         self.programs: set[RunningProgram] = set()
 
     @property
-    def error(self) -> Error | None:
+    def error(self) -> BanyanError | None:
         if self.spent <= self.budget:
             return None
-        return Error(BudgetExceeded.code, BudgetExceeded.of(self.of, self.budget).message)
+        return BudgetExceeded.of(self.of, self.budget)
 
 
 class Limiter:
@@ -98,8 +98,8 @@ class Limiter:
     def __init__(
         self,
         timers: Timers,
-        end: Callable[[RunningProgram, Error], None],
-        stop: Callable[[RunningProgram, RunningState, Error], None],
+        end: Callable[[RunningProgram, BanyanError], None],
+        stop: Callable[[RunningProgram, RunningState, BanyanError], None],
     ) -> None:
         self._timers, self._end, self._stop = timers, end, stop
         self._programs: dict[int, tuple[RunningProgram, list[_Ledger]]] = {}  # by serial: those with a budget
@@ -123,7 +123,7 @@ class Limiter:
             if ledger.error is not None:
                 self._timers.call(0.0, partial(self._end, program, ledger.error))
 
-    def _late(self, program: RunningProgram, error: Error) -> None:
+    def _late(self, program: RunningProgram, error: BanyanError) -> None:
         if not program.is_settled:  # else its time is its user's, who holds it to that
             self._end(program, error)
 
@@ -178,5 +178,5 @@ class Limiter:
             ledger.programs.discard(program)
 
 
-def _late(of: str, seconds: float) -> Error:
-    return Error(DeadlineExceeded.code, DeadlineExceeded.of(of, seconds).message)
+def _late(of: str, seconds: float) -> BanyanError:
+    return DeadlineExceeded.of(of, seconds)

@@ -36,12 +36,16 @@ class _Channel:
 
 
 class Delivery:
-    """All programs' messages. `send` gives one to a client and must not raise."""
+    """All programs' messages.
 
-    def __init__(self, send: Callable[[Client, wire.ServerMessage], None]) -> None:
-        self._send = send
-        self.confirmed: Callable[[Key], None] = lambda key: None
-        """Called with a program that has ended, when its client has all of its messages."""
+    send: gives a message to a client, and must not raise. confirmed: called with each program that has ended, when its
+    client has all of its messages.
+    """
+
+    def __init__(
+        self, send: Callable[[Client, wire.ServerMessage], None], confirmed: Callable[[Key], None] = lambda key: None
+    ) -> None:
+        self._send, self._confirmed = send, confirmed
         self._ways: dict[Key, _Channel] = {}
         self._ended: OrderedDict[Key, _Channel] = OrderedDict()
 
@@ -115,7 +119,7 @@ class Delivery:
             if (ended := self._ended.get((client, number))) is not None:
                 ended.out.came(seen)
                 if ended.out.is_empty:
-                    self.confirmed((client, number))
+                    self._confirmed((client, number))
                 answers.append((number, ended.out.n, sent))  # it takes no more, so that nothing is missing
                 continue
             way = self._ways.get((client, number))

@@ -28,7 +28,6 @@ import msgspec
 from banyan.runtime.errors import BadProgram, BanyanError, Overloaded, RuntimeLost, Unsupported
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.ipc import private_directory
-from banyan.runtime.server.programs.generation import Error
 from banyan.runtime.server.programs.running_program import Client, RunningProgram
 
 KEPT = 24 * 3600.0
@@ -237,9 +236,8 @@ class Journal:
 class Durables:
     """Which programs are durable. journal: None where none can be (`why`)."""
 
-    def __init__(self) -> None:
-        self.journal: Journal | None = None
-        self.why = ""
+    def __init__(self, journal: Journal | None = None, why: str = "") -> None:
+        self.journal, self.why = journal, why
         self._diaries: dict[int, tuple[bytes, RunningProgram, Diary]] = {}  # by serial
         self._serials: dict[bytes, int] = {}  # by key
         self._ended: dict[tuple[Client, int], Diary] = {}  # whose answers may still be on their way
@@ -274,7 +272,7 @@ class Durables:
         found = self._diaries.get(serial)
         return None if found is None else found[2]
 
-    def over(self, program: RunningProgram, error: Error | None, is_client_gone: bool) -> None:
+    def over(self, program: RunningProgram, error: BanyanError | None, is_client_gone: bool) -> None:
         """The program is over."""
         if (found := self._diaries.pop(program.serial, None)) is None:
             return
@@ -298,5 +296,5 @@ class Durables:
             self._ended.pop(key).close()
 
 
-GONE = Error(RuntimeLost.code, "its client is gone")
-TAKEN = Error(RuntimeLost.code, "another client took this durable program over")
+GONE = RuntimeLost("its client is gone")
+TAKEN = RuntimeLost("another client took this durable program over")
