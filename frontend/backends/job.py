@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from msgspec import NODEFAULT
-from msgspec.structs import fields, replace
+from msgspec.structs import replace
 
 from banyan.runtime.errors import BadProgram, BanyanError, ProgramError
 from banyan.runtime.executor.generation import Generation
@@ -194,8 +193,9 @@ class Job(Attempt):
         if isinstance(outcome, GenOutcome):
             first = outcome.times.first
             times = wire.Times(self.ready, self.ready, self.ready if first else 0.0, first, time.monotonic())
-            samples = outcome.samples if is_separated else tuple(map(self._separated, outcome.samples))
-            outcome = outcome._replace(samples=samples, times=times)
+            outcome = outcome._replace(times=times)
+            if not is_separated and self._new_parser() is not None:
+                outcome = outcome._replace(samples=tuple(map(self._separated, outcome.samples)))
         super().finish(outcome)
 
     def fail(self, error: BaseException) -> None:
@@ -211,8 +211,8 @@ class Job(Attempt):
         return None if marks is None else ReasoningParser(marks, is_open=self.text.rstrip().endswith(marks.start))
 
     def _separated(self, sample: wire.Sample) -> wire.Sample:
-        if (parser := self._new_parser()) is None:
-            return sample
+        parser = self._new_parser()
+        assert parser is not None
         text = parser.feed(sample.text) + parser.finish()
         return replace(sample, text=text, reasoning=parser.reasoning)
 
@@ -239,6 +239,13 @@ ALL = frozenset({
 })  # fmt: skip
 """All names that `features` may give."""
 
+_DEFAULT = wire.Sampling()
+
+
+def changed(sampling: wire.Sampling) -> list[str]:
+    """The fields that differ from their defaults."""
+    return [name for name in sampling.__struct_fields__ if getattr(sampling, name) != getattr(_DEFAULT, name)]
+
 
 def features(job: Job) -> Iterator[str]:
     """What a gen or select needs of its backend beyond plain text, by the names that users write: options that differ
@@ -246,11 +253,7 @@ def features(job: Job) -> Iterator[str]:
     if isinstance(job.op, wire.Select):
         yield from ("select", job.op.method)
     else:
-        for field in fields(wire.Sampling):
-            value = getattr(job.op.sampling, field.name)
-            default = field.default if field.default_factory is NODEFAULT else field.default_factory()
-            if value != default and field.name != "constraint":
-                yield NAMES.get(field.name, field.name)
+        yield from (NAMES.get(name, name) for name in changed(job.op.sampling) if name != "constraint")
         if (constraint := job.op.sampling.constraint) is not None:
             yield constraint.kind
         yield from (name for name in ("tools", "priority", "deadline", "stream") if getattr(job.op, name))

@@ -338,9 +338,10 @@ class Executor:
             attempt.start()
         except BanyanError as e:
             attempt.finish(e)
-        with self._lock:
-            if state.generation is generation and not attempt.round:
-                self._observer.started(self, state, generation.op)
+        if state.generation is generation and not attempt.round:
+            with self._lock:
+                if state.generation is generation:
+                    self._observer.started(self, state, generation.op)
 
     def _attempt_ended(
         self, state: RunningState, generation: Generation, attempt: Attempt, outcome: GenOutcome | BanyanError
@@ -417,7 +418,7 @@ class Executor:
 
     def _break_deadlock(self) -> None:
         """Where nothing runs, and states wait for what cannot come, fail one of them."""
-        if self.running:
+        if self.running or not self.waiting:
             return
         states = [state for state in self.states.values() if state.queue and state.is_forked]
         blockers = [self._blocker(state.queue[0]) for state in states]

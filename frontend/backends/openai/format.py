@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from banyan.backends.job import NAMES, CallTurn, Job, Output, Piece, ToolResults
+from banyan.backends.job import NAMES, CallTurn, Job, Output, Piece, ToolResults, changed
 from banyan.runtime.errors import ProgramError, Unsupported
 from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.executor.select_scoring import decide
@@ -217,10 +217,8 @@ def _called(piece: CallTurn) -> dict[str, Any]:
 def options(sampling: wire.Sampling, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
     """The arguments that say how tokens are drawn, but for their most. Unsupported: one that the API lacks."""
     found: dict[str, Any] = {}
-    for field in msgspec.structs.fields(wire.Sampling):
-        name, value = field.name, getattr(sampling, field.name)
-        if value == field.default or (field.default_factory is not msgspec.NODEFAULT and not value):
-            continue
+    for name in changed(sampling):
+        value = getattr(sampling, name)
         if name in SAME:
             found[SAME[name]] = list(value) if isinstance(value, tuple) else value
         elif name in EXTENSIONS:
