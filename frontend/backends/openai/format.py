@@ -1,7 +1,7 @@
-"""Gens and selects as requests of OpenAI's HTTP API, and its responses as answers. Plain dicts; no network here.
+"""Gens and selects as requests of OpenAI's HTTP API, and its responses as outcomes. Plain dicts; no network here.
 
-Two kinds: chat completions, which take turns, and completions, which take text. What one cannot do is refused by name:
-`refuse` says what to use instead.
+There are two kinds: chat completions, which take turns, and completions, which take text. `refuse` refuses what a kind
+does not have, and says what to use instead.
 """
 
 from __future__ import annotations
@@ -23,22 +23,12 @@ from banyan.runtime.protocol import wire
 Kind = Literal["chat", "completion"]
 
 NO_ID = -1
-"""The id of a token whose id an API does not tell."""
+"""The id of a token, which an API does not return."""
 
-# Field of Sampling -> what the API calls it. A value that is the API's own default is not sent: reasoning models refuse
-# to be told even that.
-SAME = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "n": "n",
-    "seed": "seed",
-    "stop": "stop",
-    "logit_bias": "logit_bias",
-}
+# Fields of Sampling that the API has too. Defaults are not sent: reasoning models refuse even those.
+SAME = {"temperature", "top_p", "frequency_penalty", "presence_penalty", "n", "seed", "stop", "logit_bias"}
 
-# Option that only some servers take -> what to use on those that do not.
+# Option that only some servers have -> what to use on the others.
 EXTENSIONS = {
     "top_k": "top_p",
     "min_p": "top_p",
@@ -50,7 +40,8 @@ EXTENSIONS = {
 }
 """prefix: the server continues an assistant's turn that has begun (vLLM and SGLang do)."""
 
-ELSEWHERE = {
+# Feature that no server has in one of the kinds -> what to use instead.
+INSTEAD = {
     "stop_regex": "stop strings",
     "logprob_start_len": "return_logprob without logprob_start_len, which gives those of the output",
     "raw": "plain text: the API writes control tokens itself",
@@ -70,28 +61,28 @@ ELSEWHERE = {
 
 
 ONLY_CHAT = frozenset({"json_schema", "tools", "image", "prefix"})
-"""What completions have no use for (text goes on anyway), or cannot do."""
+"""What completions do not have, or do not need."""
 ONLY_COMPLETIONS = frozenset({"raw", "text", "gen", "unconditional_likelihood_normalized"})
 
 
 def refusals(kind: Kind) -> frozenset[str]:
-    """All that `refuse` may be called with."""
+    """Everything that `refuse` may be called with."""
     others = ONLY_CHAT - {"prefix"} if kind == "completion" else ONLY_COMPLETIONS
-    both = ELSEWHERE.keys() - ONLY_CHAT - ONLY_COMPLETIONS
+    both = INSTEAD.keys() - ONLY_CHAT - ONLY_COMPLETIONS
     return frozenset({*EXTENSIONS, *both, *others} - ({"prefix"} if kind == "completion" else set()))
 
 
 def refuse(what: str, kind: Kind) -> NoReturn:
-    also = f', or OpenAI(..., extensions=["{what}"]) if the server knows it' if what in EXTENSIONS else ""
-    instead = EXTENSIONS.get(what) or ELSEWHERE[what]
-    raise Unsupported(f"{what}: OpenAI's {kind} API has no such thing; use {instead}{also}")
+    extension = f', or OpenAI(..., extensions=["{what}"]) if the server knows it' if what in EXTENSIONS else ""
+    instead = EXTENSIONS.get(what) or INSTEAD[what]
+    raise Unsupported(f"{what}: OpenAI's {kind} API has no such thing; use {instead}{extension}")
 
 
 # ---- requests ------------------------------------------------------------------------------------------------------
 
 
 def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as: str) -> dict[str, Any]:
-    """The arguments of `create` for a gen, but for the model. Unsupported: something that the API cannot do."""
+    """The arguments of `create` for a gen, without the model. Unsupported: something that the API does not have."""
     assert isinstance(job.op, wire.Gen)
     sampling = job.op.sampling
     for name in ("priority", "deadline"):
@@ -121,7 +112,7 @@ def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as
 
 
 def select_requests(job: Job, kind: Kind, extensions: Collection[str]) -> list[dict[str, Any]]:
-    """The arguments of `create` for a select: one request, or two where the method compares with no prompt."""
+    """The arguments of `create` for a select: one request, or two where the method also scores without the prompt."""
     op = job.op
     assert isinstance(op, wire.Select)
     if kind == "chat":
@@ -137,7 +128,7 @@ def select_requests(job: Job, kind: Kind, extensions: Collection[str]) -> list[d
         request |= {"temperature": op.temperature} | ({} if op.seed is None else {"seed": op.seed})
         return [request]
     text = prompt(job, kind, extensions)["prompt"]
-    # echo: the API gives the log-probabilities of the prompt itself.
+    # echo: the API returns the log-probabilities of the prompt.
     scored: dict[str, Any] = {"echo": True, "logprobs": 1, "max_tokens": 0, "temperature": 0}
     requests = [scored | {"prompt": [text + choice for choice in op.choices]}]
     if op.method == "unconditional_likelihood_normalized":
@@ -146,7 +137,7 @@ def select_requests(job: Job, kind: Kind, extensions: Collection[str]) -> list[d
 
 
 def prompt(job: Job, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
-    """The arguments that hold the prompt. Unsupported: something in it that the API cannot do."""
+    """The arguments with the prompt. Unsupported: a piece that the API does not have."""
     if kind == "completion":
         if any(isinstance(piece, wire.Image) for piece in job.pieces):
             refuse("image", kind)
@@ -165,7 +156,7 @@ def prompt(job: Job, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
 
 
 def turns(pieces: Iterable[Piece]) -> tuple[list[dict[str, Any]], str | None]:
-    """The finished turns as messages, and what the open turn of the assistant has said so far; None: none is open."""
+    """The finished turns as messages, and the text of the assistant's open turn; None: no such turn is open."""
     messages: list[dict[str, Any]] = []
     role: str | None = None
     content: list[str | wire.Image] = []
@@ -195,7 +186,7 @@ def turns(pieces: Iterable[Piece]) -> tuple[list[dict[str, Any]], str | None]:
 
 
 def _content(content: Sequence[str | wire.Image]) -> Any:
-    """Text as it is; with pictures, a list of parts."""
+    """A string; with images, a list of parts."""
     if all(isinstance(part, str) for part in content):
         return "".join(map(str, content))
     return [
@@ -215,17 +206,17 @@ def _called(piece: CallTurn) -> dict[str, Any]:
 
 
 def options(sampling: wire.Sampling, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
-    """The arguments that say how tokens are drawn, but for their most. Unsupported: one that the API lacks."""
+    """The sampling arguments, without max_tokens. Unsupported: an option that the API does not have."""
     found: dict[str, Any] = {}
     for name in changed(sampling):
         value = getattr(sampling, name)
         if name in SAME:
-            found[SAME[name]] = list(value) if isinstance(value, tuple) else value
+            found[name] = list(value) if isinstance(value, tuple) else value
         elif name in EXTENSIONS:
             if name not in extensions:
                 refuse(name, kind)
             found.setdefault("extra_body", {})[name] = list(value) if isinstance(value, tuple) else value
-        elif (known := NAMES.get(name, name)) in ELSEWHERE:
+        elif (known := NAMES.get(name, name)) in INSTEAD:
             refuse(known, kind)
     if "logit_bias" in found:
         found["logit_bias"] = {str(token): bias for token, bias in found["logit_bias"].items()}
@@ -240,7 +231,7 @@ def _schema(name: str, schema: Any) -> dict[str, Any]:
 
 
 def outcome(response: Any, kind: Kind) -> GenOutcome:
-    """What a gen's response says. ProgramError: the model refused, or the API gave nothing."""
+    """The response to a gen. ProgramError: the model refused, or there are no choices."""
     choices = sorted(response.choices, key=lambda choice: choice.index)
     if not choices:
         raise ProgramError("the API answered with no choices")
@@ -298,19 +289,23 @@ def _usage(usage: Any) -> wire.TokenUsage:
 
 
 def chosen(job: Job, responses: Sequence[Any], kind: Kind) -> GenOutcome:
-    """What a select's responses say."""
+    """The responses to a select."""
     op = job.op
     assert isinstance(op, wire.Select)
     if kind == "chat":
-        return _generated(op, outcome(responses[0], kind))
+        return _generated_choice(op, outcome(responses[0], kind))
     start = len(job.text)
-    logprobs = [_behind(choice, start) for choice in sorted(responses[0].choices, key=lambda choice: choice.index)]
+    logprobs = [
+        _logprobs_behind(choice, start) for choice in sorted(responses[0].choices, key=lambda choice: choice.index)
+    ]
     if len(logprobs) != len(op.choices) or not all(logprobs):
         raise ProgramError("the API gave no log-probabilities of the prompt (echo), without which it cannot select")
     without: list[list[float]] = []
     if len(responses) > 1:
-        alone = [_behind(choice, 0) for choice in sorted(responses[1].choices, key=lambda choice: choice.index)]
-        # Alone, a choice may be cut into other tokens: then its mean stands for each.
+        alone = [
+            _logprobs_behind(choice, 0) for choice in sorted(responses[1].choices, key=lambda choice: choice.index)
+        ]
+        # Without the prompt a choice may have other tokens: then each token gets the mean.
         without = [
             one if len(one) == len(given) else [sum(one) / len(one)] * len(given)
             for one, given in zip(alone, logprobs, strict=True)
@@ -328,8 +323,8 @@ def chosen(job: Job, responses: Sequence[Any], kind: Kind) -> GenOutcome:
     return GenOutcome((wire.Sample(op.choices[choice.chosen], "stop"),), usage, scores)
 
 
-def _behind(choice: Any, start: int) -> list[float]:
-    """Log-probabilities of the tokens that reach behind character `start`; the very first of a text has none: 0."""
+def _logprobs_behind(choice: Any, start: int) -> list[float]:
+    """Log-probabilities of the tokens that end behind character `start`; 0 for the first token of a text."""
     found = choice.logprobs
     if found is None or not found.tokens:
         return []
@@ -337,7 +332,8 @@ def _behind(choice: Any, start: int) -> list[float]:
     return [logprob or 0.0 for logprob, end in zip(found.token_logprobs, ends, strict=True) if end > start]
 
 
-def _generated(op: wire.Select, answer: GenOutcome) -> GenOutcome:
+def _generated_choice(op: wire.Select, answer: GenOutcome) -> GenOutcome:
+    """A choice that a chat model generated. ProgramError: it is none of the choices."""
     text = answer.samples[0].text
     try:
         choice = msgspec.json.decode(text)["choice"]

@@ -1,4 +1,4 @@
-"""A stream of chunks, gathered into the response that the API would have given without one."""
+"""Collects the chunks of a streamed response into the response that the API gives without streaming."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from banyan.backends.openai.format import Kind
 
 
 class StreamedResponse:
-    """take(chunk) gives the new text of the first choice. first: when its first piece came, by time.monotonic."""
+    """first: when the first text came, in seconds of time.monotonic; 0.0 before that."""
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
@@ -19,6 +19,7 @@ class StreamedResponse:
         self.first = 0.0
 
     def take(self, chunk: Any) -> str:
+        """Add a chunk; returns the new text of the first choice."""
         self._usage = getattr(chunk, "usage", None) or self._usage
         new = ""
         for part in chunk.choices:
@@ -30,6 +31,7 @@ class StreamedResponse:
         return new
 
     def response(self) -> Any:
+        """The whole response."""
         choices = [choice.whole(index, self._kind) for index, choice in self._choices.items()]
         return SimpleNamespace(choices=choices, usage=self._usage)
 

@@ -255,7 +255,8 @@ class GenAttempt(EngineAttempt):
     def _start_requests(self, constraint: wire.ConstraintSpec | None) -> None:
         assert isinstance(self.prompt, PromptText)
         op, generator, runs = self.op, self._generator, self.prompt.runs
-        sampling, turn_ends = op.sampling, ()
+        sampling = op.sampling
+        turn_ends: tuple[int, ...] = ()
         if sampling.constraint is not constraint:
             sampling = msgspec.structs.replace(sampling, constraint=constraint)
         if self._is_logprobs_only:
