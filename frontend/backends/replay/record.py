@@ -1,4 +1,4 @@
-"""Record what a backend answers into a file, to replay it without the backend: tests and demos of real runs."""
+"""Records the answers of a backend in a file, to replay them without the backend: for tests and demos of real runs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from banyan.runtime.protocol import wire
 
 
 class Record:
-    """Runs programs on `backend` and writes what it answers to the file `path`, which is replaced.
+    """Runs programs on `backend`, and writes its answers to the file `path`, which is replaced.
 
-    An entry is written when its value is known, so a run that is cut short leaves a file that can be replayed as far as
-    it came. ConfigError: the file cannot be written. Close it, or use it in a `with` block, which waits at its end for
-    what its programs asked for (not on an event loop, and not where it raises); `backend` is left open.
+    Each entry is written when its value is known, so a run that is interrupted leaves a file that can be replayed up to
+    there. Close it, or use it in a `with` block, whose end waits for the open values of its programs (not on an event
+    loop, and not after an exception). `backend` stays open. ConfigError: the file cannot be written.
     """
 
     def __init__(self, backend: Backend, path: str | Path) -> None:
@@ -59,7 +59,7 @@ class Record:
 
     @property
     def refuses(self) -> frozenset[str]:
-        """What the other backend refuses."""
+        """The features that `backend` does not have."""
         return self.backend.refuses
 
     def program(self, name: str = "") -> OpenProgram:
@@ -71,7 +71,7 @@ class Record:
         return self.backend.ask(what)
 
     def close(self) -> None:
-        """Write no more. Idempotent."""
+        """Stop writing. Idempotent."""
         with self._lock:
             self._file.close()
 
@@ -93,7 +93,7 @@ class Record:
 
 
 def _is_on_loop() -> bool:
-    """Whether this thread runs an event loop, which may be what programs wait for."""
+    """Whether this thread runs an event loop, which programs may wait for."""
     if (asyncio := sys.modules.get("asyncio")) is None:
         return False
     try:
@@ -103,12 +103,16 @@ def _is_on_loop() -> bool:
     return True
 
 
-class _Shadow:
-    """What a state says, with values in the making as Refs. since: behind its newest gen; own: since it was forked."""
+class _ShadowState:
+    """What was appended to a state, with values as Refs.
+
+    base: the ref of its last gen. since: the parts behind that. own: the parts since it was forked. start: how many
+    parts the parent had then.
+    """
 
     __slots__ = ("base", "own", "parent", "role", "since", "start")
 
-    def __init__(self, parent: _Shadow | None = None) -> None:
+    def __init__(self, parent: _ShadowState | None = None) -> None:
         self.parent = parent
         self.base: int | None = None if parent is None else parent.base
         self.since: list[wire.Part] = [] if parent is None else list(parent.since)
@@ -122,8 +126,8 @@ class _Shadow:
         self.since.append(part)
         self.own.append(part)
 
-    def adopt(self, branch: _Shadow) -> None:
-        """Go on as a branch, or as a branch of one."""
+    def adopt(self, branch: _ShadowState) -> None:
+        """Go on as a state forked from this one, at any depth."""
         self.base, self.since, self.role = branch.base, list(branch.since), branch.role
         own: list[wire.Part] = []
         one, end = branch, len(branch.own)
@@ -135,9 +139,9 @@ class _Shadow:
 
 
 class _RecordedQuestion:
-    """A gen or select on its way."""
+    """A gen or select, and what is known of its answer."""
 
-    __slots__ = ("after", "answers", "called", "digest", "heard", "key", "op", "outcome", "parts", "role")
+    __slots__ = ("after", "answers", "called", "deltas", "digest", "key", "op", "outcome", "parts", "role")
 
     def __init__(
         self, op: wire.Gen | wire.Select, after: int | None, parts: Sequence[wire.Part], role: str | None
@@ -145,37 +149,38 @@ class _RecordedQuestion:
         self.op, self.after, self.parts, self.role = op, after, tuple(parts), role
         self.outcome: wire.Value | BaseException | None = None
         self.digest: Digest | None = None
-        """Of the prompt and the answer, once both are known and no error."""
+        """Of the prompt and the answer, once both are known and none is an error."""
         self.key = ""
-        self.heard: list[wire.Delta] = []
+        self.deltas: list[wire.Delta] = []
         self.called: list[wire.Called] = []
         self.answers: list[tuple[str, ...]] = []
-        """Of each round with calls."""
+        """The Results of each round."""
 
-    def told(self, number: int) -> dict[str, tuple[str, ...]]:
-        """What came of round `number`, where it streamed: fields of an Entry."""
-        of_round = [delta for delta in self.heard if delta.round == number]
+    def stream(self, number: int) -> dict[str, tuple[str, ...]]:
+        """The stream of round `number`, as fields of a TapeEntry."""
+        of_round = [delta for delta in self.deltas if delta.round == number]
         return {
             "pieces": tuple(delta.text for delta in of_round if not delta.is_thought),
             "thoughts": tuple(delta.text for delta in of_round if delta.is_thought),
         }
 
     def needs(self) -> Iterator[int]:
+        """The refs whose values must be known before it can be written."""
         if self.after is not None:
             yield self.after
         yield from (part.ref for part in self.parts if isinstance(part, wire.Ref))
 
 
 class _Recorded:
-    """A program on the backend, overheard."""
+    """A program on the backend whose ops, streams and values are recorded."""
 
     def __init__(self, program: OpenProgram, name: str, put: Callable[[TapeEntry], None]) -> None:
         self._program, self._name, self._put = program, name, put
         self._lock = threading.RLock()
         self._written = threading.Condition(self._lock)
-        self._states = {0: _Shadow()}
+        self._states = {0: _ShadowState()}
         self._asked: dict[int, _RecordedQuestion] = {}
-        self._pending: list[_RecordedQuestion] = []  # answered, but not written: what they go on from was not there yet
+        self._pending: list[_RecordedQuestion] = []  # answered, but values before them are not known yet
 
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
         new = []
@@ -193,30 +198,28 @@ class _Recorded:
         return self._program.future(ref)
 
     def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
-        heard: list[wire.Delta] = []
-
-        def hear(delta: wire.Delta) -> None:
+        def record(delta: wire.Delta) -> None:
             with self._lock:
-                asked = self._asked.get(ref)
-                (heard if asked is None else asked.heard).append(delta)
+                if (asked := self._asked.get(ref)) is not None:
+                    asked.deltas.append(delta)
             callback(delta)
 
-        self._program.on_delta(ref, hear)
+        self._program.on_delta(ref, record)
 
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
-        def hear(called: wire.Called) -> None:
+        def record(called: wire.Called) -> None:
             with self._lock:
                 self._asked[ref].called.append(called)
             callback(called)
 
-        self._program.on_call(ref, hear)
+        self._program.on_call(ref, record)
 
     @property
     def first_error(self) -> BaseException | None:
         return self._program.first_error
 
     def settle(self) -> None:
-        """Wait until all that was asked for by now is answered, and written."""
+        """Wait until all gens and selects so far are answered and written."""
         with self._written:
             self._written.wait_for(lambda: all(one.outcome is not None for one in self._asked.values()))
 
@@ -241,7 +244,7 @@ class _Recorded:
                 state.own.append(wire.Ref(ref))
             case wire.Fork(children=children):
                 for child in children:
-                    self._states[child] = _Shadow(state)
+                    self._states[child] = _ShadowState(state)
             case wire.Join(children=(child,), adopt=True):
                 state.adopt(self._states[child])
             case wire.Join(children=children):
@@ -255,18 +258,16 @@ class _Recorded:
         with self._lock:
             asked.outcome = future.exception() or future.result()
             self._pending.append(asked)
-            is_moving = True
-            while is_moving:
-                is_moving = False
-                for one in tuple(self._pending):
-                    if all(self._asked[ref].outcome is not None for ref in one.needs() if ref in self._asked):
-                        self._pending.remove(one)
-                        self._write(one)
-                        is_moving = True
+            while (ready := next(filter(self._is_ready, self._pending), None)) is not None:
+                self._pending.remove(ready)
+                self._write(ready)
             self._written.notify_all()
 
+    def _is_ready(self, asked: _RecordedQuestion) -> bool:
+        return all(self._asked[ref].outcome is not None for ref in asked.needs() if ref in self._asked)
+
     def _write(self, asked: _RecordedQuestion) -> None:
-        """Errors that come from what it goes on from are not written: they come again by themselves."""
+        """Errors of values that it depends on are not written: in a replay they occur again."""
         after = None if asked.after is None else self._asked[asked.after]
         digest = Digest() if after is None else after.digest
         parts: list[Text] = []
@@ -291,14 +292,16 @@ class _Recorded:
         question = asked_of(asked.op)
         entry = TapeEntry(program=self._name, name=asked.op.name, state=asked.op.state, key="", asked=question)
         spent, n_rounds = wire.TokenUsage(), 0
-        asking = digest.copy()  # tries that were refused are asked about, and leave nothing in the state
+        asking = digest.copy()  # has refused outputs too, which the state does not get
         rounds = zip(asked.called, asked.answers, strict=False) if isinstance(asked.op, wire.Gen) else ()
         for called, texts in rounds:
             if not called.calls and not texts:
-                break  # it was taken: this is the outcome
+                break  # the output was accepted
             entry = replace(entry, key=asking.key(question), after=after, parts=parts)
-            said = (wire.Sample(called.text, called.finish_reason),)
-            self._put(replace(entry, samples=said, usage=called.usage, calls=called.calls, **asked.told(called.round)))
+            sample = wire.Sample(called.text, called.finish_reason)
+            self._put(
+                replace(entry, samples=(sample,), usage=called.usage, calls=called.calls, **asked.stream(called.round))
+            )
             spent, n_rounds = add_usage(spent, called.usage), called.round + 1
             for piece in _between(asked.role, called, texts):
                 asking.put(piece)
@@ -314,7 +317,7 @@ class _Recorded:
             case wire.Value(samples=samples, usage=usage, scores=scores):
                 digest.put(samples[0].text)
                 rest = add_usage(usage, spent, -1)
-                self._put(replace(entry, samples=samples, usage=rest, scores=scores, **asked.told(n_rounds)))
+                self._put(replace(entry, samples=samples, usage=rest, scores=scores, **asked.stream(n_rounds)))
             case BanyanError(code=code, message=message):
                 asked.digest = None
                 self._put(replace(entry, error=Failure(code, message)))
@@ -323,7 +326,7 @@ class _Recorded:
 
 
 def _between(role: str | None, called: wire.Called, texts: tuple[str, ...]) -> tuple[Piece, ...]:
-    """What stands in the prompt of a round behind that of the round before."""
+    """What the prompt of a round has behind that of the round before."""
     if called.calls:
         results = ToolResults(tuple(zip([call.id for call in called.calls], texts, strict=True)))
         return CallTurn(called.text, called.calls), results

@@ -185,9 +185,9 @@ def test_a_gen_that_was_never_recorded(replay: bn.Replay) -> None:
     ("content", "why"),
     [
         (None, "cannot be read"),
-        (b"", "no recording"),
-        (b"hello\n", "no recording"),
-        (b'{"model":"x"}\n', "no recording"),
+        (b"", "not a recording"),
+        (b"hello\n", "not a recording"),
+        (b'{"model":"x"}\n', "not a recording"),
         (b'{"banyan":"recording","version":99}\n', "version 99, this reads 1"),
         (b'{"banyan":"recording","version":1}\n{"program":"x"}\n', "line 2 .* missing required field"),
     ],
