@@ -123,13 +123,7 @@ class Job(Attempt):
 
     prompt: LocalPrompt
 
-    def __init__(
-        self,
-        owner: JobOwner,
-        start: Callable[[Job], None],
-        generation: Generation,
-        done: Done,
-    ) -> None:
+    def __init__(self, owner: JobOwner, start: Callable[[Job], None], generation: Generation, done: Done) -> None:
         super().__init__(generation.op, generation.prompt, generation.round, done)
         self.owner, self._start = owner, start
         self.program, self.state = owner.name, generation.order[0]

@@ -422,12 +422,7 @@ class SelectAttempt(EngineAttempt):
         sampling = wire.Sampling(max_tokens=0, temperature=0.0)
         self.requests = [
             self._engine.start(
-                pack(ids),
-                sampling,
-                self._request_ended,
-                owner=self._program,
-                order=(*self._order, k),
-                score_from=start,
+                pack(ids), sampling, self._request_ended, owner=self._program, order=(*self._order, k), score_from=start
             )
             for k, (ids, start) in enumerate(scored)
         ]
