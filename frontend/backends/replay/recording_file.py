@@ -97,8 +97,14 @@ class Digest:
                 data = f"\0answers {[text for _, text in texts]!r}"
         self._hash.update(data.encode(errors="surrogatepass"))
 
-    def copy(self) -> Digest:
-        return Digest(self._hash.copy())
+    def hexdigest(self) -> str:
+        return str(self._hash.hexdigest())
+
+    def after(self, text: str) -> str:
+        """The hexdigest of this prompt with `text` behind it."""
+        digest = Digest(self._hash.copy())
+        digest.put(text)
+        return digest.hexdigest()
 
     def key(self, asked: Asked) -> str:
         """The digest of the question `asked` behind this prompt."""
