@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
 from banyan.runtime.errors import BadProgram, BanyanError, ProgramError
 from banyan.runtime.executor.generation import Generation
-from banyan.runtime.executor.generator import ASSISTANT, Attempt, Done, GenOutcome, Prompt
+from banyan.runtime.executor.generator import ASSISTANT, N_TAIL, Attempt, Done, GenOutcome, Prompt
 from banyan.runtime.protocol import wire
 from banyan.runtime.reasoning import ReasoningParser
 
@@ -19,9 +20,6 @@ CHATML = wire.ChatMarkers(
     stop=("<|im_end|>",),
 )
 """Markers around turns, where the model's own are not known."""
-
-N_TAIL = 80
-"""Characters of a prompt that an error shows."""
 
 
 class Output(NamedTuple):
@@ -108,7 +106,27 @@ class LocalPrompt(Prompt):
 
     def render(self, start: int) -> str:
         """The pieces from `start` on as text."""
-        return render(self.pieces[start:], self._chat, open_role(self.pieces, start))
+        chat, role, texts = self._chat, open_role(self.pieces, start), list[str]()
+        for piece in self.pieces[start:]:
+            match piece:
+                case str():
+                    texts.append(piece)
+                case wire.Begin():
+                    role = piece.role
+                    texts.append(chat.roles[role][0] if chat else "")
+                case wire.End():
+                    texts.append(chat.roles[role][1] if chat and role else "")
+                    role = None
+                case CallTurn(text=text):
+                    texts += [text, chat.roles[ASSISTANT][1] if chat else ""]
+                case ToolResults(texts=results):
+                    before, after = chat.roles.get("tool", ("", "")) if chat else ("", "")
+                    texts += [f"{before}{text}{after}" for _, text in results]
+                    role = ASSISTANT
+                    texts.append(chat.roles[role][0] if chat else "")
+                case wire.Raw(text=text) | Output(text=text):
+                    texts.append(text)
+        return "".join(texts)
 
     def tail(self) -> str:
         return self.text[-N_TAIL:]
@@ -224,7 +242,6 @@ class JobOwner(Protocol):
 NAMES = {"logprobs": "return_logprob", "top_logprobs": "top_logprobs_num", "logprob_start": "logprob_start_len"}
 """Fields of Sampling that users know by another name."""
 
-
 ALL = frozenset({
     *(NAMES.get(name, name) for name in wire.Sampling.__struct_fields__ if name != "constraint"),
     *("regex", "json_schema", "grammar", "choices", "tools", "priority", "deadline", "stream"),
@@ -268,32 +285,6 @@ def open_role(pieces: Sequence[Piece], at: int) -> str | None:
     return None
 
 
-def render(pieces: Iterable[Piece], chat: wire.ChatMarkers | None, role: str | None = None) -> str:
-    """The pieces as text, with markers around their turns. role: of the turn that is open where they begin."""
-    texts: list[str] = []
-    for piece in pieces:
-        match piece:
-            case str():
-                texts.append(piece)
-            case wire.Begin():
-                role = piece.role
-                texts.append(chat.roles[role][0] if chat else "")
-            case wire.End():
-                texts.append(chat.roles[role][1] if chat and role else "")
-                role = None
-            case CallTurn(text=text):
-                texts += [text, chat.roles[ASSISTANT][1] if chat else ""]
-            case ToolResults(texts=results):
-                before, after = chat.roles.get("tool", ("", "")) if chat else ("", "")
-                texts += [f"{before}{text}{after}" for _, text in results]
-                role = ASSISTANT
-                texts.append(chat.roles[role][0] if chat else "")
-            case wire.Raw(text=text) | Output(text=text):
-                texts.append(text)
-    return "".join(texts)
-
-
 def n_common(one: str, other: str) -> int:
     """The length of the longest common beginning."""
-    return next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
-                min(len(one), len(other)))  # fmt: skip
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -238,8 +238,9 @@ class Runtime(ServerBackend):
         lora_path: None = None,
     ) -> str:
         """Complete a prompt. Returns JSON: {"text": ..., "meta_info": ...}; a list for several prompts."""
+        options = {"return_logprob": return_logprob, "logprob_start_len": logprob_start_len}
         return json.dumps(
-            self._complete(prompt, sampling_params, return_logprob, logprob_start_len, top_logprobs_num, lora_path)
+            self._complete(prompt, sampling_params, lora_path, top_logprobs_num=top_logprobs_num, **options)
         )
 
     async def async_generate(self, prompt: str, sampling_params: Mapping[str, Any] | None = None) -> AsyncIterator[str]:
@@ -263,27 +264,12 @@ class Runtime(ServerBackend):
         """Refused."""
         self.start_profile()
 
-    def _complete(
-        self,
-        prompt: str | Sequence[str],
-        sampling_params: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
-        return_logprob: bool | None,
-        logprob_start_len: int | None,
-        top_logprobs_num: int | None,
-        lora_path: str | None,
-    ) -> dict[str, Any] | list[dict[str, Any]]:
+    def _complete(self, prompt: Any, sampling_params: Any, lora_path: str | None = None, **options: Any) -> Any:
         from banyan.sglang.completions import complete  # here: programs do not need it
 
         if lora_path is not None:
             raise Unsupported("lora_path: this runtime has no adapters")
-        return complete(
-            self,
-            prompt,
-            sampling_params,
-            return_logprob=return_logprob,
-            logprob_start_len=logprob_start_len,
-            top_logprobs_num=top_logprobs_num,
-        )
+        return complete(self, prompt, sampling_params, **options)
 
 
 class Engine(Runtime):
@@ -304,9 +290,8 @@ class Engine(Runtime):
         stream: for one prompt, an iterator of the output so far.
         """
         if not stream:
-            return self._complete(
-                prompt, sampling_params, return_logprob, logprob_start_len, top_logprobs_num, lora_path
-            )
+            options = {"return_logprob": return_logprob, "logprob_start_len": logprob_start_len}
+            return self._complete(prompt, sampling_params, lora_path, top_logprobs_num=top_logprobs_num, **options)
         from banyan.sglang.completions import Completion
 
         if not isinstance(prompt, str) or not isinstance(sampling_params, Mapping | None) or return_logprob:
@@ -319,7 +304,7 @@ class Engine(Runtime):
         """`generate` on a thread."""
         import asyncio  # here: `import banyan` is light
 
-        return await asyncio.to_thread(self._complete, prompt, sampling_params, None, None, None, None)
+        return await asyncio.to_thread(self._complete, prompt, sampling_params)
 
 
 _LOG_LEVELS = {"critical": "quiet", "error": "quiet", "warning": "quiet", "info": "info", "debug": "debug"}

@@ -11,6 +11,9 @@ from banyan.runtime.protocol import wire
 
 ASSISTANT = "assistant"
 
+N_TAIL = 80
+"""Characters of a prompt that an error shows."""
+
 
 class GenOutcome(NamedTuple):
     """What a generator answers to a gen or select.

@@ -19,14 +19,11 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from banyan.runtime.errors import BadProgram, Unsupported
-from banyan.runtime.executor.generator import GenOutcome, Prompt
+from banyan.runtime.executor.generator import ASSISTANT, N_TAIL, GenOutcome, Prompt
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.text.chat_template import ASSISTANT, ChatMessage, ChatTemplate
+from banyan.runtime.server.text.chat_template import ChatMessage, ChatTemplate
 from banyan.runtime.server.text.detokenizer import Detokenizer
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
-
-N_TAIL = 80
-"""Characters of a prompt that an error shows."""
 
 
 class GeneratedText(NamedTuple):
