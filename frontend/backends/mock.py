@@ -18,7 +18,7 @@ from banyan.backends.local import LocalProgram
 from banyan.execution.clock import clock
 from banyan.runtime.errors import BanyanError, ConfigError, ProgramError, Unsupported
 from banyan.runtime.executor.generator import GenOutcome
-from banyan.runtime.executor.select_scoring import decide
+from banyan.runtime.executor.select_scoring import decide, with_tokens
 from banyan.runtime.protocol import wire
 
 CHAT = CHATML
@@ -241,8 +241,7 @@ def _chosen(op: wire.Select, logprobs: Mapping[str, Any]) -> GenOutcome:
         raise ValueError(f"{', '.join(logprobs)} have log-probabilities, but the choices are {', '.join(op.choices)}")
     values = [(float(logprobs[choice]),) for choice in op.choices]
     decision = decide("token_length_normalized", values, (), op.temperature, Random(op.seed))
-    tokens = tuple(((value, 0),) for (value,) in values)
-    scores = wire.Scores(decision.normalized, tokens, decision.weights)
+    scores = with_tokens(decision, values, ids=[(0,)] * len(values))
     return GenOutcome((wire.Sample(op.choices[decision.chosen], "stop"),), scores=scores)
 
 

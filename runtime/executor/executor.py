@@ -143,14 +143,14 @@ class Executor:
                     for child in children:
                         if child not in self.states or child == op.state:
                             raise BadProgram(f"Join names state {child}, which is itself or no Fork's before it")
-                        self._put(self.states[child], JoinPoint(queued, child))
+                        self._enqueue(self.states[child], JoinPoint(queued, child))
                 case wire.Drop():
                     self._dropped.update(self._subtree(op.state) if op.tree else (op.state,))
                     return
                 case wire.Results():
                     self._resume(state, op)
                     return
-            self._put(state, queued)
+            self._enqueue(state, queued)
 
     def resume(self, results: wire.Results) -> None:
         """Results for a generation that waits for them."""
@@ -190,7 +190,7 @@ class Executor:
             yield (number := left.pop())
             left += self.states[number].children
 
-    def _put(self, state: RunningState, op: QueuedOp) -> None:
+    def _enqueue(self, state: RunningState, op: QueuedOp) -> None:
         state.queue.append(op)
         self._ready.append(state)
 
@@ -254,11 +254,11 @@ class Executor:
                 self._fail(op, copy_error(state.error, "something before it in its state failed"))
                 continue
             try:
-                self._do(state, op)
+                self._execute(state, op)
             except BanyanError as e:
-                self._break(state, op, e.with_traceback(None))
+                self._break_state(state, op, e.with_traceback(None))
 
-    def _do(self, state: RunningState, op: QueuedOp) -> None:
+    def _execute(self, state: RunningState, op: QueuedOp) -> None:
         match op:
             case wire.Append(parts=parts):
                 for part in parts:
@@ -267,7 +267,7 @@ class Executor:
                 generation = generation_of(op, state.prompt, (state.number, state.n_done))
                 state.generation = generation
                 self.running.add(state)
-                self._try(state, generation)
+                self._next_attempt(state, generation)
             case wire.Fork(children=children):
                 self._observer.forked(self, state, children)
                 for number in children:
@@ -323,11 +323,11 @@ class Executor:
         start = 0 if op.mark is None else state.marks[op.mark]
         outcome = self._generator.read(self, state.prompt, start, op.tokens)
         self._observer.hold(self, len(outcome.text))
-        self._give(op.ref, outcome)
+        self._resolve(op.ref, outcome)
 
     # ---- generations -----------------------------------------------------------------------------------------------
 
-    def _try(self, state: RunningState, generation: Generation) -> None:
+    def _next_attempt(self, state: RunningState, generation: Generation) -> None:
         """Start the next attempt, outside of the lock."""
         done = partial(self._attempt_ended, state, generation)
         generation.attempt = self._generator.attempt(self, generation, done)
@@ -355,7 +355,7 @@ class Executor:
 
     def _follow(self, state: RunningState, generation: Generation, step: NextStep) -> None:
         if step is None:
-            self._try(state, generation)
+            self._next_attempt(state, generation)
         elif isinstance(step, wire.Called):
             generation.called = step
             self._effects.append(partial(self._observer.called, self, state.number, step))
@@ -366,10 +366,10 @@ class Executor:
         self._release(state)
         self._observer.generated(self, generation.op, outcome)
         if isinstance(outcome, BanyanError):
-            self._break(state, generation.op, outcome)
+            self._break_state(state, generation.op, outcome)
         else:
             state.prompt.append_output(outcome)
-            self._give(generation.op.ref, outcome)
+            self._resolve(generation.op.ref, outcome)
         self._ready.append(state)
 
     def _abort(self, generation: Generation) -> None:
@@ -385,7 +385,7 @@ class Executor:
 
     # ---- values and errors -----------------------------------------------------------------------------------------
 
-    def _give(self, ref: int, outcome: GenOutcome) -> None:
+    def _resolve(self, ref: int, outcome: GenOutcome) -> None:
         self.values[ref] = outcome.text
         self._effects.append(partial(self._observer.value, self, ref, outcome))
         self._wake(ref)
@@ -393,7 +393,7 @@ class Executor:
     def _wake(self, awaited: int | PendingJoin) -> None:
         self._ready.extend(self.waiting.pop(awaited, ()))
 
-    def _break(self, state: RunningState, op: QueuedOp, error: BanyanError) -> None:
+    def _break_state(self, state: RunningState, op: QueuedOp, error: BanyanError) -> None:
         """`op` failed, and its state with it."""
         if isinstance(error, ProgramError):
             error.prompt_tail = error.prompt_tail or state.prompt.tail()

@@ -1,7 +1,7 @@
-"""Which choice wins: three readings of the log-probabilities of choices, and the draw among them.
+"""Selects one of several choices by their log-probabilities, with one of SGLang's three methods.
 
-The methods are SGLang's. Two of its traps are avoided: a log-probability of exactly 0.0 counts like any other, and the
-tokens that are compared begin behind what all choices have in common, so that no choice is scored on the prompt.
+Unlike there, a log-probability of exactly 0.0 counts like any other, and scoring begins behind the tokens that all
+choices have in common, so that no choice is scored on the prompt.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from random import Random
 from typing import NamedTuple
 
 from banyan.runtime.errors import BadProgram
-from banyan.runtime.protocol.wire import ChoicesMethod
+from banyan.runtime.protocol import wire
 
 Logprobs = Sequence[float]
 
 
 class SelectDecision(NamedTuple):
+    """chosen: the index of the choice. normalized: the mean log-probability of each choice's tokens. weights: the
+    probability that each choice had in the draw."""
+
     chosen: int
-    """Its index."""
     normalized: tuple[float, ...]
-    """Mean log-probability of each choice's tokens."""
     weights: tuple[float, ...]
-    """The probability that each had in the draw."""
 
 
 def score_from(prompts: Sequence[Sequence[int]]) -> int:
-    """The index from which the choices' prompts are scored: behind their longest common prefix, but every choice has at
-    least one token there. BadProgram if that leaves nothing before the first scored token."""
+    """The index from which the choices' prompts are scored: behind their longest common prefix, but so that each has at
+    least one token there. BadProgram: there is no token before it."""
     common = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False)))
     start = min(common, min(map(len, prompts)) - 1)
     if start < 1:
@@ -38,38 +38,48 @@ def score_from(prompts: Sequence[Sequence[int]]) -> int:
 
 
 def decide(
-    method: ChoicesMethod,
+    method: wire.ChoicesMethod,
     logprobs: Sequence[Logprobs],
     unconditional: Sequence[Logprobs] = (),
     temperature: float = 0.0,
     rng: Random | None = None,
 ) -> SelectDecision:
-    """The choice that `method` takes, or that is drawn with `temperature` from softmax(score / temperature).
+    """Take the best choice; with a temperature, draw one from softmax(score / temperature).
 
-    unconditional: the same tokens' log-probabilities with no prompt, for the method that compares with them.
-    BadProgram: greedy token selection gives no scores to draw from.
+    unconditional: the log-probabilities of the same tokens without the prompt, for the method that compares both.
+    BadProgram: greedy token selection has no scores to draw from.
     """
-    normalized = tuple(map(_mean, logprobs))
-    match method:
-        case "token_length_normalized":
-            scores = normalized
-        case "unconditional_likelihood_normalized":
-            pairs = zip(logprobs, unconditional, strict=True)
-            scores = tuple(_mean([a - b for a, b in zip(one, without, strict=True)]) for one, without in pairs)
-        case "greedy_token_selection":
-            if temperature > 0:
-                raise BadProgram("greedy_token_selection has no scores to draw from; use temperature=0")
-            return _sure(_greedy(logprobs, normalized), normalized)
-    if temperature <= 0 or rng is None:
-        return _sure(max(range(len(scores)), key=scores.__getitem__), normalized)
+    normalized = scores = tuple(map(_mean, logprobs))
+    if method == "greedy_token_selection":
+        if temperature > 0:
+            raise BadProgram("greedy_token_selection has no scores to draw from; use temperature=0")
+        best = _greedy(logprobs, normalized)
+        scores = tuple(float(k == best) for k in range(len(normalized)))
+    elif method == "unconditional_likelihood_normalized":
+        pairs = zip(logprobs, unconditional, strict=True)
+        scores = tuple(_mean([a - b for a, b in zip(one, without, strict=True)]) for one, without in pairs)
     top = max(scores)
+    if temperature <= 0 or rng is None:
+        chosen = scores.index(top)
+        return SelectDecision(chosen, normalized, tuple(float(k == chosen) for k in range(len(scores))))
     odds = [math.exp((score - top) / temperature) for score in scores]
     weights = tuple(x / sum(odds) for x in odds)
     return SelectDecision(rng.choices(range(len(scores)), weights)[0], normalized, weights)
 
 
-def _sure(index: int, normalized: tuple[float, ...]) -> SelectDecision:
-    return SelectDecision(index, normalized, tuple(float(k == index) for k in range(len(normalized))))
+def with_tokens(
+    decision: SelectDecision,
+    logprobs: Sequence[Logprobs],
+    unconditional: Sequence[Logprobs] = (),
+    ids: Sequence[Sequence[int]] | None = None,
+) -> wire.Scores:
+    """The scores of all choices. ids: of their tokens; None: not known, which is reported as -1."""
+    known = [[-1] * len(one) for one in logprobs] if ids is None else ids
+    conditional, alone = (
+        tuple(tuple(zip(one, tokens, strict=True)) for one, tokens in zip(each, known, strict=False))
+        for each in (logprobs, unconditional)
+    )
+    return wire.Scores(decision.normalized, conditional, decision.weights, alone)
 
 
 def _mean(values: Logprobs) -> float:
@@ -77,8 +87,8 @@ def _mean(values: Logprobs) -> float:
 
 
 def _greedy(logprobs: Sequence[Logprobs], normalized: Sequence[float]) -> int:
-    """Token by token, keep the choices whose token is best there; a choice that has ended counts with its own mean.
-    Ties at the end: the first."""
+    """Token by token, keep the choices whose token is the best; a choice that has ended counts with its mean. Of equal
+    choices the first wins."""
     left = list(range(len(logprobs)))
     for position in range(max(map(len, logprobs))):
         column = {k: logprobs[k][position] if position < len(logprobs[k]) else normalized[k] for k in left}

@@ -17,7 +17,7 @@ import msgspec
 from banyan.backends.job import NAMES, CallTurn, Job, Output, Piece, ToolResults, changed
 from banyan.runtime.errors import ProgramError, Unsupported
 from banyan.runtime.executor.generator import GenOutcome
-from banyan.runtime.executor.select_scoring import decide
+from banyan.runtime.executor.select_scoring import decide, with_tokens
 from banyan.runtime.protocol import wire
 
 Kind = Literal["chat", "completion"]
@@ -312,14 +312,9 @@ def chosen(job: Job, responses: Sequence[Any], kind: Kind) -> GenOutcome:
         ]
     rng = Random(op.seed) if op.temperature else None
     choice = decide(op.method, logprobs, without, op.temperature, rng)
-    scores = wire.Scores(
-        choice.normalized,
-        tuple(tuple((logprob, NO_ID) for logprob in one) for one in logprobs),
-        choice.weights,
-        tuple(tuple((logprob, NO_ID) for logprob in one) for one in without),
-    )
     usages = [_usage(response.usage) for response in responses]
     usage = wire.TokenUsage(sum(u.prompt for u in usages), sum(u.cached for u in usages))
+    scores = with_tokens(choice, logprobs, without)
     return GenOutcome((wire.Sample(op.choices[choice.chosen], "stop"),), usage, scores)
 
 

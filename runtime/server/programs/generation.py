@@ -431,13 +431,12 @@ class SelectAttempt(EngineAttempt):
         op, n = self.op, len(self.op.choices)
         scores = [request.scores for request in self.requests]
         choice = select_scoring.decide(op.method, scores[:n], scores[n:], op.temperature, Random(self._seed(op.seed)))
-        tokens = [tuple(zip(one, self._choice_ids[k % n], strict=True)) for k, one in enumerate(scores)]
         sample = wire.Sample(op.choices[choice.chosen], "stop", n_tokens=len(self._choice_ids[choice.chosen]))
         # No pieces: the state gets the choice as text, to be encoded together with what follows.
         return GenOutcome(
             (sample,),
             _usage(self.requests, n_prompts=len(self.requests)),
-            wire.Scores(choice.normalized, tuple(tokens[:n]), choice.weights, tuple(tokens[n:])),
+            select_scoring.with_tokens(choice, scores[:n], scores[n:], self._choice_ids),
             self._times(),
         )
 
