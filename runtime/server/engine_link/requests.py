@@ -338,17 +338,13 @@ class EngineRequests:
         self.kv_hints.ended(request.run, request.ids)
         try:
             rest = request.text.finish(finish.stop_id if finish.stop_id in request.stop_strings else None)
-        except BadProgram as e:
+            if rest and request.listener is not None:
+                request.listener(self._stream_piece(request, rest))
+            if request.record is not None:
+                request.record.ended(finish)
+        except BanyanError as e:
             self._give_up(request, e)
             return
-        if rest and request.listener is not None:
-            request.listener(self._stream_piece(request, rest))
-        if request.record is not None:
-            try:
-                request.record.ended(finish)
-            except BanyanError as e:
-                self._give_up(request, e)
-                return
         self._on_end(request)
         request.done(request)
 
