@@ -141,7 +141,14 @@ class LocalProgram(Quiet, ProgramObserver):
             future.set_exception(error)
 
     def called(self, program: Executor, state: int, called: wire.Called) -> None:
-        self._callers[called.ref](called)
+        try:
+            self._callers[called.ref](called)
+        except Exception as e:  # nobody may wait for results that will not come
+            error = (
+                e if isinstance(e, BanyanError) else ProgramError(f"the callback of value {called.ref} raised {e!r}")
+            )
+            error.__cause__ = None if error is e else e
+            self._executor.stop(self._executor.states[state], error)
 
     def started(self, program: Executor, state: RunningState, op: wire.Gen | wire.Select) -> None:
         if op.timeout:

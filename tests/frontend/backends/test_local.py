@@ -173,3 +173,20 @@ def test_a_stop_that_comes_late_is_heard() -> None:
     assert told == [True], "also one who asks afterwards"
     job.finish(GenOutcome((wire.Sample("late", "stop"),)))
     assert isinstance(program.future(0).exception(), bn.Cancelled)
+
+
+def test_a_callback_that_raises_fails_its_gen() -> None:
+    mock = bn.Mock("x")
+    program = mock.program()
+    program.on_call(0, lambda called: 1 / 0)
+    program.submit([wire.Gen(0, 0, retries=1), wire.Read(0, 1)])
+    assert isinstance(program.future(0).exception(), bn.ProgramError)
+    assert isinstance(program.future(0).exception().__cause__, ZeroDivisionError)  # type: ignore[union-attr]
+    assert program.future(1).done()
+
+
+def test_ops_that_wait_for_each_other_fail() -> None:
+    program = bn.Mock("x").program()
+    program.submit([wire.Fork(0, (1,)), wire.Append(0, (wire.Ref(1),)), wire.Gen(0, 0)])
+    program.submit([wire.Append(1, (wire.Ref(0),)), wire.Gen(1, 1)], last=True)
+    assert all(isinstance(program.future(ref).exception(0), bn.BadProgram) for ref in (0, 1))
