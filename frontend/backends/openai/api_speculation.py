@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from banyan.backends.job import Job, n_common
-from banyan.backends.openai.format import Kind, options, outcome, prompt, turns
+from banyan.backends.openai.format import Kind, options, prompt, turns
+from banyan.backends.openai.responses import outcome
 from banyan.runtime.errors import BadOutput
 from banyan.runtime.executor.generation import add_usage
 from banyan.runtime.executor.generator import GenOutcome

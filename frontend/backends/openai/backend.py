@@ -12,9 +12,8 @@ from typing import Any, Self
 from banyan.backends.base import Question
 from banyan.backends.job import CHATML, Job
 from banyan.backends.local import LocalProgram
-from banyan.backends.openai import format
+from banyan.backends.openai import format, responses
 from banyan.backends.openai.api_speculation import ApiSpeculation
-from banyan.backends.openai.stream import StreamedResponse
 from banyan.runtime.errors import (
     BanyanError,
     ConfigError,
@@ -199,15 +198,15 @@ class OpenAI:
 
     async def _gen(self, job: Job, request: dict[str, Any]) -> GenOutcome:
         if not request.get("stream"):
-            return format.outcome(await self._create(request), self.kind)
-        gathered = StreamedResponse(self.kind)
+            return responses.outcome(await self._create(request), self.kind)
+        reader = responses.ResponseReader(self.kind)
         async for chunk in await self._create(request):
-            if text := gathered.take(chunk):
+            if text := reader.take(chunk):
                 job.deliver(text)
-        return format.outcome(gathered.response(), self.kind)._replace(times=wire.Times(first=gathered.first))
+        return reader.outcome()
 
     async def _select(self, job: Job, requests: list[dict[str, Any]]) -> GenOutcome:
-        return format.chosen(job, [await self._create(request) for request in requests], self.kind)
+        return responses.chosen(job, [await self._create(request) for request in requests], self.kind)
 
     async def _create(self, request: dict[str, Any]) -> Any:
         client = self._connect().client

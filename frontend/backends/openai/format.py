@@ -1,4 +1,4 @@
-"""Gens and selects as requests of OpenAI's HTTP API, and its responses as outcomes. Plain dicts; no network here.
+"""Gens and selects as requests of OpenAI's HTTP API. Plain dicts; no network here.
 
 There are two kinds: chat completions, which take turns, and completions, which take text. `refuse` refuses what a kind
 does not have, and says what to use instead.
@@ -8,22 +8,15 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Collection, Iterable, Sequence
-from itertools import pairwise
-from random import Random
 from typing import Any, Literal, NoReturn
 
 import msgspec
 
 from banyan.backends.job import NAMES, CallTurn, Job, Output, Piece, ToolResults, changed
-from banyan.runtime.errors import ProgramError, Unsupported
-from banyan.runtime.executor.generator import GenOutcome
-from banyan.runtime.executor.select_scoring import decide, with_tokens
+from banyan.runtime.errors import Unsupported
 from banyan.runtime.protocol import wire
 
 Kind = Literal["chat", "completion"]
-
-NO_ID = -1
-"""The id of a token, which an API does not return."""
 
 # Fields of Sampling that the API has too. Defaults are not sent: reasoning models refuse even those.
 SAME = {"temperature", "top_p", "frequency_penalty", "presence_penalty", "n", "seed", "stop", "logit_bias"}
@@ -76,9 +69,6 @@ def refuse(what: str, kind: Kind) -> NoReturn:
     extension = f', or OpenAI(..., extensions=["{what}"]) if the server knows it' if what in EXTENSIONS else ""
     instead = EXTENSIONS.get(what) or INSTEAD[what]
     raise Unsupported(f"{what}: OpenAI's {kind} API has no such thing; use {instead}{extension}")
-
-
-# ---- requests ------------------------------------------------------------------------------------------------------
 
 
 def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as: str) -> dict[str, Any]:
@@ -225,115 +215,3 @@ def options(sampling: wire.Sampling, kind: Kind, extensions: Collection[str]) ->
 
 def _schema(name: str, schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": True}}
-
-
-# ---- responses -----------------------------------------------------------------------------------------------------
-
-
-def outcome(response: Any, kind: Kind) -> GenOutcome:
-    """The response to a gen. ProgramError: the model refused, or there are no choices."""
-    choices = sorted(response.choices, key=lambda choice: choice.index)
-    if not choices:
-        raise ProgramError("the API answered with no choices")
-    usage = _usage(response.usage)
-    samples = tuple(_sample(choice, kind, usage.generated if len(choices) == 1 else 0) for choice in choices)
-    calls: tuple[wire.WireToolCall, ...] = ()
-    if kind == "chat" and (called := getattr(choices[0].message, "tool_calls", None)):
-        calls = tuple(
-            wire.WireToolCall(call.id, call.function.name, call.function.arguments or "{}") for call in called
-        )
-    return GenOutcome(samples, usage, calls=calls)
-
-
-def _sample(choice: Any, kind: Kind, n_tokens: int) -> wire.Sample:
-    if kind == "chat":
-        if refusal := getattr(choice.message, "refusal", None):
-            raise ProgramError(f"the model refused: {refusal}")
-        text, logprobs = choice.message.content or "", _chat_logprobs(choice.logprobs)
-    else:
-        text, logprobs = choice.text, _completion_logprobs(choice.logprobs)
-    reason: wire.FinishReason = "stop"
-    if choice.finish_reason == "length":
-        reason = "length"
-    elif choice.finish_reason == "content_filter":
-        reason = "abort"
-    return wire.Sample(text, reason, n_tokens=n_tokens or len(logprobs), logprobs=logprobs)
-
-
-def _chat_logprobs(logprobs: Any) -> tuple[wire.TokenLogprob, ...]:
-    return tuple(
-        wire.TokenLogprob(
-            NO_ID, one.token, one.logprob, tuple((NO_ID, top.token, top.logprob) for top in one.top_logprobs or ())
-        )
-        for one in (getattr(logprobs, "content", None) or ())
-    )
-
-
-def _completion_logprobs(logprobs: Any) -> tuple[wire.TokenLogprob, ...]:
-    if logprobs is None:
-        return ()
-    tops = logprobs.top_logprobs or [{}] * len(logprobs.tokens)
-    return tuple(
-        wire.TokenLogprob(NO_ID, text, logprob, tuple((NO_ID, other, its) for other, its in (top or {}).items()))
-        for text, logprob, top in zip(logprobs.tokens, logprobs.token_logprobs, tops, strict=True)
-    )
-
-
-def _usage(usage: Any) -> wire.TokenUsage:
-    if usage is None:
-        return wire.TokenUsage()
-    details = getattr(usage, "prompt_tokens_details", None)
-    return wire.TokenUsage(
-        usage.prompt_tokens, getattr(details, "cached_tokens", None) or 0, getattr(usage, "completion_tokens", 0) or 0
-    )
-
-
-def chosen(job: Job, responses: Sequence[Any], kind: Kind) -> GenOutcome:
-    """The responses to a select."""
-    op = job.op
-    assert isinstance(op, wire.Select)
-    if kind == "chat":
-        return _generated_choice(op, outcome(responses[0], kind))
-    start = len(job.text)
-    logprobs = [
-        _logprobs_behind(choice, start) for choice in sorted(responses[0].choices, key=lambda choice: choice.index)
-    ]
-    if len(logprobs) != len(op.choices) or not all(logprobs):
-        raise ProgramError("the API gave no log-probabilities of the prompt (echo), without which it cannot select")
-    without: list[list[float]] = []
-    if len(responses) > 1:
-        alone = [
-            _logprobs_behind(choice, 0) for choice in sorted(responses[1].choices, key=lambda choice: choice.index)
-        ]
-        # Without the prompt a choice may have other tokens: then each token gets the mean.
-        without = [
-            one if len(one) == len(given) else [sum(one) / len(one)] * len(given)
-            for one, given in zip(alone, logprobs, strict=True)
-        ]
-    rng = Random(op.seed) if op.temperature else None
-    choice = decide(op.method, logprobs, without, op.temperature, rng)
-    usages = [_usage(response.usage) for response in responses]
-    usage = wire.TokenUsage(sum(u.prompt for u in usages), sum(u.cached for u in usages))
-    scores = with_tokens(choice, logprobs, without)
-    return GenOutcome((wire.Sample(op.choices[choice.chosen], "stop"),), usage, scores)
-
-
-def _logprobs_behind(choice: Any, start: int) -> list[float]:
-    """Log-probabilities of the tokens that end behind character `start`; 0 for the first token of a text."""
-    found = choice.logprobs
-    if found is None or not found.tokens:
-        return []
-    ends = [after for _, after in pairwise([*found.text_offset, len(choice.text)])]
-    return [logprob or 0.0 for logprob, end in zip(found.token_logprobs, ends, strict=True) if end > start]
-
-
-def _generated_choice(op: wire.Select, answer: GenOutcome) -> GenOutcome:
-    """A choice that a chat model generated. ProgramError: it is none of the choices."""
-    text = answer.samples[0].text
-    try:
-        choice = msgspec.json.decode(text)["choice"]
-    except (msgspec.DecodeError, KeyError, TypeError):
-        choice = None
-    if choice not in op.choices:
-        raise ProgramError(f"the API was to answer with one of the choices, but it said {text[:200]!r}")
-    return GenOutcome((wire.Sample(choice, "stop", n_tokens=answer.usage.generated),), answer.usage)
