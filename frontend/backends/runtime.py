@@ -264,7 +264,9 @@ class Runtime(ServerBackend):
         """Refused."""
         self.start_profile()
 
-    def _complete(self, prompt: Any, sampling_params: Any, lora_path: str | None = None, **options: Any) -> Any:
+    def _complete(
+        self, prompt: Any, sampling_params: Any, lora_path: str | None = None, **options: Any
+    ) -> dict[str, Any] | list[dict[str, Any]]:
         from banyan.sglang.completions import complete  # here: programs do not need it
 
         if lora_path is not None:

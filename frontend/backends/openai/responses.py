@@ -49,7 +49,10 @@ class ResponseReader:
             raise ProgramError("the API answered with no choices")
         usage, choices = _usage(self._usage), [choice for _, choice in sorted(self._choices.items())]
         samples = tuple(choice.sample(usage.generated if len(choices) == 1 else 0) for choice in choices)
-        calls = tuple(wire.WireToolCall(*call[:2], call[2] or "{}") for _, call in sorted(choices[0].calls.items()))
+        calls = tuple(
+            wire.WireToolCall(id, name, arguments or "{}")
+            for _, (id, name, arguments) in sorted(choices[0].calls.items())
+        )
         return GenOutcome(samples, usage, times=wire.Times(first=self.first), calls=calls)
 
 
