@@ -30,7 +30,7 @@ from language_peers import N_TURNS, NAME
 from report import ROOT, Report, correct
 
 import banyan as bn
-from banyan.backends.base import Quiet
+from banyan.backends.base import ProgramDefaults
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
 
@@ -60,7 +60,7 @@ class Instant:
         return {}
 
 
-class Open(Quiet):
+class Open(ProgramDefaults):
     def __init__(self, backend: Instant) -> None:
         self._backend, self._futures = backend, dict[int, ValueFuture[wire.Value]]()
 

@@ -34,7 +34,7 @@ class OpenProgram(Protocol):
         language.
         """
 
-    def foresee(self, n_tokens: int) -> None:
+    def generate_ahead(self, n_tokens: int) -> None:
         """Generate up to `n_tokens` tokens with one request, and answer several gens from them.
 
         For backends whose requests have a price. To be called before the first `submit`.
@@ -69,7 +69,7 @@ class Backend(Protocol):
         """The answer to a question outside of any program, as JSON values."""
 
 
-class Quiet:
+class ProgramDefaults:
     """The methods of an OpenProgram that many do not need, doing nothing."""
 
     first_error: BaseException | None = None
@@ -80,6 +80,6 @@ class Quiet:
 
     def limit(self, limits: wire.ProgramLimits) -> None: ...
 
-    def foresee(self, n_tokens: int) -> None: ...
+    def generate_ahead(self, n_tokens: int) -> None: ...
 
     def cancel(self) -> None: ...

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from banyan.backends.base import Quiet
+from banyan.backends.base import ProgramDefaults
 from banyan.backends.job import Job, LocalPrompt
 from banyan.execution.clock import Alarm, clock
 from banyan.runtime.errors import BanyanError, Cancelled, DeadlineExceeded, ProgramError
@@ -34,7 +34,7 @@ class JobBackend(Protocol):
         """Answer `job`, now or later. What it raises is the answer too."""
 
 
-class LocalProgram(Quiet, ProgramObserver):
+class LocalProgram(ProgramDefaults, ProgramObserver):
     """One program, and the futures of its values. Any thread may use it; every future resolves."""
 
     def __init__(self, backend: JobBackend, name: str) -> None:

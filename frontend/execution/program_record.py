@@ -18,7 +18,7 @@ from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from banyan.backends.base import Backend, OpenProgram, Quiet
+from banyan.backends.base import Backend, OpenProgram, ProgramDefaults
 from banyan.execution import run_limits
 from banyan.execution.auto_flush import ticker
 from banyan.execution.feed import Feed, Notice
@@ -301,7 +301,7 @@ _DEFAULTS = wire.Sampling()
 _DRAWS = (wire.Gen, wire.Select)
 
 
-class Unreachable(Quiet):
+class Unreachable(ProgramDefaults):
     """The program of a backend that took none."""
 
     def __init__(self, error: BanyanError) -> None:

@@ -350,7 +350,7 @@ class Program:
         path = () if batch is None else (i,)
         run = ProgramRun(self.name, self._body(items.arguments[i]), items.backend, items.options, kind, batch, *path)
         if self.num_api_spec_tokens is not None:
-            run.record.program.foresee(self.num_api_spec_tokens)
+            run.record.program.generate_ahead(self.num_api_spec_tokens)
         return run
 
     def _refuse_to_block(self, name: str) -> None:

@@ -32,7 +32,7 @@ class ProgramHandle:
         """Have the server hold the program to `limits`. To be called before the first `submit`."""
         self._inbox.limits = limits
 
-    def foresee(self, n_tokens: int) -> None:
+    def generate_ahead(self, n_tokens: int) -> None:
         """Nothing is asked for ahead here: a program is one message, and a gen has no request of its own to spare."""
 
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:

@@ -72,7 +72,7 @@ class _ApiProgram(LocalProgram):
         if limits.durable:
             raise Unsupported("durable: only a server of `banyan serve` keeps the progress of a program")
 
-    def foresee(self, n_tokens: int) -> None:
+    def generate_ahead(self, n_tokens: int) -> None:
         self.speculation = ApiSpeculation(n_tokens, self._api.kind, self._api.extensions)
 
 

@@ -197,8 +197,8 @@ class _RecordedProgram(ProgramObserver):
     def limit(self, limits: wire.ProgramLimits) -> None:
         self._program.limit(limits)
 
-    def foresee(self, n_tokens: int) -> None:
-        self._program.foresee(n_tokens)
+    def generate_ahead(self, n_tokens: int) -> None:
+        self._program.generate_ahead(n_tokens)
 
     def cancel(self) -> None:
         self._program.cancel()
