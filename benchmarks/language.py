@@ -28,7 +28,7 @@ from language_peers import N_TURNS, NAME
 from report import Report, correct, parser, run_tests
 
 import banyan as bn
-from banyan.backends.base import Quiet
+from banyan.backends.base import ProgramDefaults
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
 
@@ -55,7 +55,7 @@ class Instant:
         return {}
 
 
-class InstantProgram(Quiet):
+class InstantProgram(ProgramDefaults):
     def __init__(self, backend: Instant) -> None:
         self._backend, self._futures = backend, dict[int, ValueFuture[wire.Value]]()
 

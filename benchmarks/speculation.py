@@ -176,8 +176,8 @@ class Bench:
         self, work: Callable[[int], list[Job]], batch: int, names: Sequence[str], dtype: str = "float32"
     ) -> dict[str, float]:
         """The speed of each combination relative to none, on one engine, a few jobs at a time. One engine excludes
-        effects of memory layout, by which engines differ by 5 %. The cache is emptied between runs; controllers keep what
-        they learned."""
+        effects of memory layout, by which engines differ by 5 %. The cache is emptied between runs; controllers keep
+        what they learned."""
         arm = Arm("off", batch, self.tokenizer.vocabulary(), self.end, dtype)
         engine, chance = arm.engine, random.Random(0)
         controllers = {how: make_controller(configs.drafters(how, "")) for how in ("off", *names)}

@@ -31,7 +31,8 @@ CORE = (
     *(f"{PROTOCOL}.{name}" for name in ("op_template", "wire")),
 )
 """What both ends of a socket share."""
-PUBLIC = (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch")
+EXECUTOR = f"{RUNTIME}.executor"
+PUBLIC = (*CORE, EXECUTOR, f"{RUNTIME}.client", f"{RUNTIME}.launch")
 """What the language may import of the runtime."""
 
 SCHEDULING = f"{RUNTIME}.engine.scheduling"
@@ -61,11 +62,13 @@ LAW = {
     f"{PROTOCOL}.tcp_auth": Room((*CORE, f"{PROTOCOL}.ipc"), ("zmq",)),
     f"{RUNTIME}.client": Room((*CORE, PROTOCOL), ("msgspec",)),
     f"{RUNTIME}.client.client": Room((*CORE, PROTOCOL, f"{RUNTIME}.client"), ("msgspec", "zmq")),
+    # Both the server and the user's process execute programs: no torch, zmq, tokenizers or jinja2.
+    EXECUTOR: Room(CORE, ("msgspec",)),
     f"{RUNTIME}.constraint": Room(
         CORE, ("jsonschema", "jsonschema_specifications", "llguidance", "msgspec", "numpy", "outlines_core")
     ),
     f"{RUNTIME}.server": Room(
-        (*CORE, PROTOCOL, f"{RUNTIME}.constraint.limits", f"{RUNTIME}.launch"),
+        (*CORE, EXECUTOR, PROTOCOL, f"{RUNTIME}.constraint.limits", f"{RUNTIME}.launch"),
         ("jinja2", "msgspec", "psutil", "re2", "tokenizers", "zmq"),
     ),
     # A process of its own.
@@ -102,9 +105,6 @@ EXCEPTIONS = {
     "banyan.cli.main": {f"{RUNTIME}.protocol.tcp_auth": "`banyan keys` makes them"},
     "banyan.backends.runtime": {"transformers": "Runtime.get_tokenizer gives the tokenizer that transformers has"},
     "banyan.backends.openai.backend": {"openai": "an extra, loaded where that backend is made"},
-    "banyan.backends.openai.format": {
-        f"{RUNTIME}.server.programs.select_scoring": ("a select is scored by the same arithmetic here and there")
-    },
     "banyan.cli.kernels": {"banyan.kernels.dispatch_report": "`banyan kernels` tells what computes here: torch knows"},
     "banyan.cli.models": {
         f"{RUNTIME}.model.families": "`banyan models` lists what the native decoder runs; no torch in it",

@@ -1,7 +1,4 @@
-"""What a backend is to the language: something that takes the ops of programs and promises their values.
-
-`banyan.runtime.client.client.Client` has this shape by itself; so has `Mock`.
-"""
+"""The interface of backends: they take the ops of programs, and return futures of their values."""
 
 from __future__ import annotations
 
@@ -19,37 +16,38 @@ class OpenProgram(Protocol):
 
     @property
     def first_error(self) -> BaseException | None:
-        """What the first of its values failed with that was not merely cancelled."""
+        """The first error of its values, other than Cancelled."""
 
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
-        """Run `ops` after those sent before. Does not wait for them."""
+        """Run `ops` behind those sent before. Does not wait for them."""
 
     def future(self, ref: int) -> ValueFuture[wire.Value]:
-        """The value `ref`; may be asked for before it was submitted."""
+        """The value `ref`. It may be asked for before its op is submitted."""
 
     def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
-        """Call `callback`, which must not wait, with each piece of text of the streaming gen `ref`."""
+        """Call `callback`, which must not wait, with each piece of the stream of gen `ref`."""
 
     def limit(self, limits: wire.ProgramLimits) -> None:
-        """Hold the program to `limits`. To be called before the first `submit`.
+        """Set the program's limits, before the first `submit`.
 
-        The language keeps them itself: this is for backends that can stop at the token, or when the language is gone.
+        The language enforces limits itself: this is for backends that can stop at the exact token, or without the
+        language.
         """
 
-    def foresee(self, n_tokens: int) -> None:
-        """Where each request has a price: ask for so many tokens at once, and answer several gens with them.
+    def generate_ahead(self, n_tokens: int) -> None:
+        """Generate up to `n_tokens` tokens with one request, and answer several gens from them.
 
-        To be called before the first `submit`.
+        For backends whose requests have a price. To be called before the first `submit`.
         """
 
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
-        """Call `callback`, which must not wait, each time that the gen `ref` calls tools; it answers with Results.
+        """Call `callback`, which must not wait, each time that gen or select `ref` waits for Results.
 
-        To be called before the gen is submitted.
+        To be called before the op is submitted.
         """
 
     def cancel(self) -> None:
-        """Stop all work on it. Idempotent; may be called from a finalizer."""
+        """Stop the program. Idempotent; may be called from a finalizer."""
 
 
 class Backend(Protocol):
@@ -57,37 +55,31 @@ class Backend(Protocol):
 
     @property
     def welcome(self) -> wire.Welcome:
-        """What it is: model, longest context, chat markers."""
+        """The model, its longest context, its chat markers."""
 
     @property
     def refuses(self) -> frozenset[str]:
-        """What it cannot do: options of gens by the names that users write, and "tools", "image", "regex" and so on. A
-        program that asks for it gets Unsupported, which names it; what does not stand here is done."""
+        """The features that it does not have: options of gens by their users' names, "tools", "image", "regex" and so
+        on. A program that uses one fails with Unsupported, which names it."""
 
     def program(self, name: str = "") -> OpenProgram:
         """A new, empty program."""
 
     def ask(self, what: Question) -> Any:
-        """The answer to a question outside any program, as JSON values."""
+        """The answer to a question outside of any program, as JSON values."""
 
 
-class Quiet:
-    """What many an OpenProgram has no use for: it is not streamed, calls no tools, and needs no limits, no
-    foresight and no end."""
+class ProgramDefaults:
+    """The methods of an OpenProgram that many do not need, doing nothing."""
 
     first_error: BaseException | None = None
 
-    def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
-        """Nothing streams."""
+    def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None: ...
 
-    def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
-        """Nothing calls."""
+    def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None: ...
 
-    def limit(self, limits: wire.ProgramLimits) -> None:
-        """The language keeps them."""
+    def limit(self, limits: wire.ProgramLimits) -> None: ...
 
-    def foresee(self, n_tokens: int) -> None:
-        """A gen has no price of its own."""
+    def generate_ahead(self, n_tokens: int) -> None: ...
 
-    def cancel(self) -> None:
-        """There is nothing to stop."""
+    def cancel(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Which backend a program runs on when nobody says."""
+"""The default backend of programs."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from banyan.backends.base import Backend
 from banyan.runtime.errors import ConfigError
 
 CURRENT: ContextVar[Backend | None] = ContextVar("banyan_backend", default=None)
-"""That of the `using` block or of the program whose body runs here: programs that it calls go where it went."""
+"""The backend of the `using` block, or of the program whose body runs here and calls other programs."""
 
 _default: Backend | None = None
 
 
 def set_default_backend(backend: Backend | None) -> None:
-    """Run programs on `backend` from now on, in the whole process; None: on none."""
+    """Run programs on `backend` from now on, in the whole process; None: no default."""
     global _default
     _default = backend
 
 
 def get_default_backend() -> Backend | None:
-    """What `set_default_backend` was given."""
+    """The backend given to `set_default_backend`."""
     return _default
 
 
 @contextmanager
 def using(backend: Backend) -> Iterator[Backend]:
-    """`with bn.using(backend): ...` runs the block's programs on `backend`: in this thread or task, not in others."""
+    """`with bn.using(backend): ...` runs the block's programs on `backend`, in this thread or task only."""
     token = CURRENT.set(backend)
     try:
         yield backend
@@ -38,9 +38,9 @@ def using(backend: Backend) -> Iterator[Backend]:
 
 
 def find(backend: Backend | None = None) -> Backend:
-    """`backend`; else that of the program or block around us; else the default; else the server of BANYAN_SOCKET.
+    """The first of: `backend`, that of the program or block around us, the default, the server of BANYAN_SOCKET.
 
-    ConfigError, with what to do, where there is none of them.
+    ConfigError: there is none of them.
     """
     for found in (backend, CURRENT.get(), _default):
         if found is not None:
@@ -50,13 +50,13 @@ def find(backend: Backend | None = None) -> Backend:
             "there is nothing to run this program on: start a runtime and make it the default, with "
             "`bn.set_default_backend(bn.Runtime())`; or pass `backend=`; or name a running server in BANYAN_SOCKET"
         )
-    from banyan.backends.runtime import connect  # here: that needs zmq, and programs on a Mock do not
+    from banyan.backends.runtime import connect  # here: it needs zmq, and programs on a Mock do not
 
     return connect(path)
 
 
 def flush_cache(backend: Backend | None = None) -> bool:
-    """Empty the backend's tree of all that no program uses. False: there is no backend."""
+    """Evict from the backend's tree all KV that no program uses. False: there is no backend."""
     if (found := _found(backend)) is None:
         return False
     found.ask("flush")
@@ -64,7 +64,7 @@ def flush_cache(backend: Backend | None = None) -> bool:
 
 
 def get_server_info(backend: Backend | None = None) -> dict[str, object] | None:
-    """The model and the options of the backend. None: there is none."""
+    """The model and the options of the backend. None: there is no backend."""
     if (found := _found(backend)) is None:
         return None
     info = found.ask("info")

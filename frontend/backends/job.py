@@ -1,23 +1,19 @@
-"""What a backend that only generates is asked: one gen or select with its prompt, and how it answers."""
+"""What a backend that only generates has to answer: one gen or select behind its prompt."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
+from typing import NamedTuple, Protocol, TypeAlias
 
-from msgspec import NODEFAULT
-from msgspec.structs import fields, replace
+from msgspec.structs import replace
 
-from banyan.runtime.errors import BanyanError, BudgetExceeded, ProgramError
+from banyan.runtime.errors import BadProgram, BanyanError, ProgramError
+from banyan.runtime.executor.generation import Generation
+from banyan.runtime.executor.generator import ASSISTANT, N_TAIL, Attempt, Done, GenOutcome, Prompt
 from banyan.runtime.protocol import wire
-from banyan.runtime.reasoning import Thoughts
-
-if TYPE_CHECKING:
-    from banyan.backends.local import Program
-    from banyan.backends.states import State
-    from banyan.execution.clock import Alarm
+from banyan.runtime.reasoning import ReasoningParser
 
 CHATML = wire.ChatMarkers(
     roles={name: (f"<|im_start|>{name}\n", "<|im_end|>\n") for name in ("system", "user", "assistant", "tool")},
@@ -26,186 +22,225 @@ CHATML = wire.ChatMarkers(
 """Markers around turns, where the model's own are not known."""
 
 
-class Made(NamedTuple):
-    """What a gen or select put into a state."""
+class Output(NamedTuple):
+    """The text of a gen or select."""
 
     text: str
 
 
-class Answers(NamedTuple):
-    """Turns of tools behind a Called, each (id of the call, what it gave); then a turn of the assistant begins."""
+class CallTurn(NamedTuple):
+    """An output that calls tools, and the end of its turn."""
+
+    text: str
+    calls: tuple[wire.WireToolCall, ...]
+
+
+class ToolResults(NamedTuple):
+    """Turns of tools behind a CallTurn, as (id of the call, result) each; then a turn of the assistant begins."""
 
     texts: tuple[tuple[str, str], ...]
 
 
-Piece: TypeAlias = "str | wire.Raw | wire.Image | wire.BeginTurn | wire.EndTurn | Made | wire.Called | Answers"
+Piece: TypeAlias = str | wire.Raw | wire.Image | wire.BeginTurn | wire.EndTurn | Output | CallTurn | ToolResults
 
 
-class Outcome(NamedTuple):
-    """What a backend has to say to a job. first: when its first token came, where that is known. calls: tools that are
-    to be called; the text of the first sample is what the model said with them."""
+class LocalPrompt(Prompt):
+    """A prompt as pieces, and as text with the markers `chat` around its turns. program: its name, for errors."""
 
-    samples: tuple[wire.Sample, ...]
-    usage: wire.TokenUsage = wire.TokenUsage()
-    scores: wire.Scores | None = None
-    first: float = 0.0
-    calls: tuple[wire.WireToolCall, ...] = ()
+    def __init__(self, chat: wire.ChatMarkers | None, program: str) -> None:
+        self._chat, self._program = chat, program
+        self.pieces: list[Piece] = []
+        self.role: str | None = None
+        self.n_inherited = 0
+        self._text, self._n_rendered = "", 0  # the first pieces as text
+
+    def copy(self) -> LocalPrompt:
+        copied = self.upto(len(self.pieces), len(self.pieces))
+        copied.role, copied._text, copied._n_rendered = self.role, self._text, self._n_rendered
+        return copied
+
+    def upto(self, n_pieces: int, n_inherited: int) -> LocalPrompt:
+        prompt = LocalPrompt(self._chat, self._program)
+        prompt.pieces, prompt.n_inherited = self.pieces[:n_pieces], n_inherited
+        prompt.role = open_role(prompt.pieces, n_pieces)
+        return prompt
+
+    def join(self, child: LocalPrompt, n_pieces: int) -> None:
+        self.pieces += child.pieces[child.n_inherited : n_pieces]
+        self.role = open_role(self.pieces, len(self.pieces))
+
+    def append_part(self, part: wire.Part) -> None:
+        match part:
+            case wire.BeginTurn(role=role):
+                if self._chat is None:
+                    raise BadProgram(
+                        f"this backend has no chat template, so there are no role turns (here: {role!r}); write the "
+                        "prompt as plain text, or give the backend a template",
+                        program=self._program,
+                    )
+                if role not in self._chat.roles:
+                    raise BadProgram(f"the chat markers of this backend know no role {role!r}", program=self._program)
+                self.role = role
+            case wire.EndTurn():
+                self.role = None
+        assert not isinstance(part, wire.Ref | wire.Arg)
+        self.pieces.append(part)
+
+    def append_output(self, outcome: GenOutcome) -> None:
+        self.pieces.append(Output(outcome.text))
+
+    def append_calls(self, outcome: GenOutcome) -> None:
+        self.pieces.append(CallTurn(outcome.text, outcome.calls))
+        self.role = None
+
+    def append_results(self, calls: Sequence[wire.WireToolCall], texts: Sequence[str]) -> None:
+        self.pieces.append(ToolResults(tuple(zip([call.id for call in calls], texts, strict=True))))
+        self.role = ASSISTANT
+
+    @property
+    def text(self) -> str:
+        if self._n_rendered < len(self.pieces):
+            self._text += self.render(self._n_rendered)
+            self._n_rendered = len(self.pieces)
+        return self._text
+
+    def render(self, start: int) -> str:
+        """The pieces from `start` on as text."""
+        chat, role, texts = self._chat, open_role(self.pieces, start), list[str]()
+        for piece in self.pieces[start:]:
+            match piece:
+                case str():
+                    texts.append(piece)
+                case wire.BeginTurn():
+                    role = piece.role
+                    texts.append(chat.roles[role][0] if chat else "")
+                case wire.EndTurn():
+                    texts.append(chat.roles[role][1] if chat and role else "")
+                    role = None
+                case CallTurn(text=text):
+                    texts += [text, chat.roles[ASSISTANT][1] if chat else ""]
+                case ToolResults(texts=results):
+                    before, after = chat.roles.get("tool", ("", "")) if chat else ("", "")
+                    texts += [f"{before}{text}{after}" for _, text in results]
+                    role = ASSISTANT
+                    texts.append(chat.roles[role][0] if chat else "")
+                case wire.Raw(text=text) | Output(text=text):
+                    texts.append(text)
+        return "".join(texts)
+
+    def tail(self) -> str:
+        return self.text[-N_TAIL:]
 
 
-class Job:
-    """One gen or select, to be answered by one call of `give` or `fail`. After `is_stopped` nobody listens any more.
+class Job(Attempt):
+    """One gen or select, to be answered by one call of `finish` or `fail`, from any thread.
 
-    round: for a gen with tools, how often it has called some.
+    program, state: the name of the program, and the number of the state in it. round: for a gen with tools, how often
+    it has called some. `owner` and `ahead` are what LocalProgram says. After `is_stopped` nobody wants the answer.
     """
 
-    __slots__ = (
-        *("_program", "_state", "_stop", "_tail", "_thoughts", "alarm", "called", "is_stopped", "op", "outcome"),
-        *("pieces", "ready", "round", "spent"),
-    )
+    prompt: LocalPrompt
 
-    def __init__(self, program: Program, state: State, op: wire.Gen | wire.Select, before: Job | None = None) -> None:
-        """before: the round before this one."""
-        self._program, self._state, self.op = program, state, op
-        self.round: int = 0 if before is None else before.round + 1
-        self.spent: wire.TokenUsage = wire.TokenUsage() if before is None else before.spent
-        """By the rounds before this one."""
-        self.called: wire.Called | None = None
-        self.outcome: Outcome | None = None
-        """What was shown to the client, which has still to take it."""
-        self._tail: tuple[Piece, ...] = () if before is None else before._tail
-        self._thoughts = self._apart()
-        self.alarm: Alarm | None = None
-        """When its time is up."""
-        self.pieces: Sequence[Piece] = (*state.pieces, *self._tail)
-        """The prompt."""
-        self.ready: float = time.monotonic() if before is None else before.ready
+    def __init__(self, owner: JobOwner, start: Callable[[Job], None], generation: Generation, done: Done) -> None:
+        super().__init__(generation.op, generation.prompt, generation.round, done)
+        self.owner, self._start = owner, start
+        self.program, self.state = owner.name, generation.order[0]
+        self.ready = time.monotonic()
         self.is_stopped = False
-        self._stop: Callable[[], object] | None = None
+        self._on_stop: Callable[[], object] | None = None
+        self._parser: ReasoningParser | None = None  # of what streams
 
     @property
-    def program(self) -> str:
-        return self._program.name
-
-    @property
-    def owner(self) -> Program:
-        """The program that it is of."""
-        return self._program
-
-    def ahead(self) -> list[str | wire.Gen]:
-        """What stands behind it in its turn, as far as that was sent and is known by now."""
-        return self._program.ahead_of(self._state)
-
-    @property
-    def state(self) -> int:
-        return self._state.number
+    def pieces(self) -> Sequence[Piece]:
+        return self.prompt.pieces
 
     @property
     def role(self) -> str | None:
-        """Of the turn that is open here."""
-        return self._state.role
+        """The role of the turn that is open at the end of the prompt."""
+        return self.prompt.role
 
     @property
     def text(self) -> str:
         """The prompt as text, with the markers of the backend around its turns."""
-        text = self._state.text(self._program.chat)
-        return text + render(self._tail, self._program.chat, self._state.role) if self._tail else text
+        return self.prompt.text
+
+    def ahead(self) -> list[str | wire.Gen]:
+        """The texts and gens behind this gen in its turn, as far as they were sent and are known by now."""
+        return self.owner.ahead(self.state)
+
+    def start(self) -> None:
+        try:
+            self._start(self)
+        except Exception as e:
+            self.fail(e)
 
     def on_stop(self, stop: Callable[[], object]) -> None:
-        """Call `stop`, from any thread, when the answer is not wanted any more: at once, if that is so already."""
-        self._stop = stop
+        """Call `stop`, from any thread, when the answer is not wanted any more; at once, if that is so already."""
+        self._on_stop = stop
         if self.is_stopped:
             stop()
 
     def stop(self) -> None:
+        super().stop()
         self.is_stopped = True
-        if self._stop is not None:
-            self._stop()
+        if self._on_stop is not None:
+            self._on_stop()
 
     def deliver(self, text: str) -> None:
         """More text of a gen that streams."""
-        if self._thoughts is not None:
-            text = self._thoughts.feed(text)
-            self.pass_on(self._thoughts.thought(), is_thought=True)
-        self.pass_on(text)
+        if self._parser is None:
+            self._parser = self._new_parser()
+        if self._parser is not None:
+            text = self._parser.feed(text)
+            self.deliver_separated(self._parser.new_reasoning(), is_thought=True)
+        self.deliver_separated(text)
 
-    def pass_on(self, text: str, is_thought: bool = False) -> None:
-        """More of it, told apart already."""
+    def deliver_separated(self, text: str, is_thought: bool = False) -> None:
+        """More text of a gen that streams: reasoning, or content without it."""
         if text:
-            delta = wire.Delta(self._program.number, 0, self.op.ref, text, is_thought=is_thought, round=self.round)
-            self._program.deliver(delta)
+            self.owner.deliver(wire.Delta(0, 0, self.op.ref, text, is_thought=is_thought, round=self.round))
 
-    def give(self, outcome: Outcome, is_apart: bool = False) -> None:
-        """Answer it. is_apart: what the samples think is told apart already."""
-        if self._thoughts is not None and not is_apart:
-            outcome = outcome._replace(samples=tuple(map(self._told_apart, outcome.samples)))
-        self._program.finish(self, self._state, outcome)
-
-    def show(self, outcome: Outcome, spent: wire.TokenUsage) -> wire.Called | None:
-        """How an output of a gen with retries is shown to the client; None: it is the last, and counts anyway."""
-        assert isinstance(self.op, wire.Gen)
-        self.spent, self.outcome = spent, outcome._replace(usage=spent)
-        if self.round >= self.op.retries:
-            return None
-        text, reason = outcome.samples[0].text, outcome.samples[0].finish_reason
-        self.called = wire.Called(self._program.number, 0, self.op.ref, self.round, (), text, outcome.usage, reason)
-        return self.called
-
-    def again(self, said: str) -> Job:
-        """The next try, which is told what was wrong with this one."""
-        assert self.outcome is not None
-        made = Made(self.outcome.samples[0].text)
-        if self.role == "assistant":
-            turns: tuple[Piece, ...] = (
-                wire.EndTurn(),
-                wire.BeginTurn("user"),
-                said,
-                wire.EndTurn(),
-                wire.BeginTurn("assistant"),
-            )
-            self._tail += (made, *turns)
-        else:
-            self._tail += (made, f"\n\n{said}\n\n")
-        return Job(self._program, self._state, self.op, before=self)
-
-    def _apart(self) -> Thoughts | None:
-        marks = self.op.reasoning if isinstance(self.op, wire.Gen) else None
-        return None if marks is None else Thoughts(marks, is_open=self.text.rstrip().endswith(marks.start))
-
-    def _told_apart(self, sample: wire.Sample) -> wire.Sample:
-        thoughts = self._apart()
-        assert thoughts is not None
-        said = thoughts.feed(sample.text) + thoughts.finish()
-        return replace(sample, text=said, reasoning=thoughts.reasoning)
+    def finish(self, outcome: GenOutcome | BanyanError, is_separated: bool = False) -> None:
+        """Answer. is_separated: the texts of the samples are without their reasoning already."""
+        if isinstance(outcome, GenOutcome):
+            first = outcome.times.first
+            times = wire.Times(self.ready, self.ready, self.ready if first else 0.0, first, time.monotonic())
+            outcome = outcome._replace(times=times)
+            if not is_separated and self._new_parser() is not None:
+                outcome = outcome._replace(samples=tuple(map(self._separated, outcome.samples)))
+        super().finish(outcome)
 
     def fail(self, error: BaseException) -> None:
-        """A BanyanError goes to who reads the value; any other is the cause of a ProgramError that does."""
+        """Answer with an error. One that is not a BanyanError becomes the cause of a ProgramError."""
         if not isinstance(error, BanyanError):
             reason = ProgramError(f"the backend failed: {type(error).__name__}: {error}")
             reason.__cause__ = error
             error = reason
-        self._program.finish(self, self._state, self.placed(error))
+        self.finish(error)
 
-    def placed(self, error: BanyanError) -> BanyanError:
-        """`error`, which now says where it happened."""
-        if isinstance(error, ProgramError):
-            error.program, error.gen = error.program or self.program, error.gen or self.op.name
-            error.line, error.prompt_tail = error.line or self.op.line, error.prompt_tail or self.text[-80:]
-        return error
+    def _new_parser(self) -> ReasoningParser | None:
+        marks = self.op.reasoning if isinstance(self.op, wire.Gen) else None
+        return None if marks is None else ReasoningParser(marks, is_open=self.text.rstrip().endswith(marks.start))
+
+    def _separated(self, sample: wire.Sample) -> wire.Sample:
+        parser = self._new_parser()
+        assert parser is not None
+        text = parser.feed(sample.text) + parser.finish()
+        return replace(sample, text=text, reasoning=parser.reasoning)
 
 
-class Backend(Protocol):
-    """What a program needs of its backend."""
+class JobOwner(Protocol):
+    """The program of a job."""
 
-    @property
-    def welcome(self) -> wire.Welcome: ...
+    name: str
 
-    def start(self, job: Job) -> None:
-        """Answer `job`, now or later. What it raises is the answer too."""
+    def ahead(self, state: int) -> list[str | wire.Gen]: ...
+
+    def deliver(self, delta: wire.Delta) -> None: ...
 
 
 NAMES = {"logprobs": "return_logprob", "top_logprobs": "top_logprobs_num", "logprob_start": "logprob_start_len"}
 """Fields of Sampling that users know by another name."""
-
 
 ALL = frozenset({
     *(NAMES.get(name, name) for name in wire.Sampling.__struct_fields__ if name != "constraint"),
@@ -213,20 +248,23 @@ ALL = frozenset({
     *("select", "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"),
     *("image", "raw", "roles"),
 })  # fmt: skip
-"""What `asked_for` may give."""
+"""All names that `features` may give."""
+
+_DEFAULT = wire.Sampling()
 
 
-def asked_for(job: Job) -> Iterator[str]:
-    """What a gen or select wants of its backend beyond a text, by the names that users write: options that are not as
-    they are by default, and what its prompt holds beside text and turns."""
+def changed(sampling: wire.Sampling) -> list[str]:
+    """The fields that differ from their defaults."""
+    return [name for name in sampling.__struct_fields__ if getattr(sampling, name) != getattr(_DEFAULT, name)]
+
+
+def features(job: Job) -> Iterator[str]:
+    """What a gen or select needs of its backend beyond plain text, by the names that users write: options that differ
+    from their defaults, and what the prompt has besides text."""
     if isinstance(job.op, wire.Select):
         yield from ("select", job.op.method)
     else:
-        for field in fields(wire.Sampling):
-            value = getattr(job.op.sampling, field.name)
-            default = field.default if field.default_factory is NODEFAULT else field.default_factory()
-            if value != default and field.name != "constraint":
-                yield NAMES.get(field.name, field.name)
+        yield from (NAMES.get(name, name) for name in changed(job.op.sampling) if name != "constraint")
         if (constraint := job.op.sampling.constraint) is not None:
             yield constraint.kind
         yield from (name for name in ("tools", "priority", "deadline", "stream") if getattr(job.op, name))
@@ -237,57 +275,16 @@ def asked_for(job: Job) -> Iterator[str]:
 def open_role(pieces: Sequence[Piece], at: int) -> str | None:
     """The role of the turn that piece `at` stands in."""
     for piece in reversed(pieces[:at]):
-        if isinstance(piece, wire.BeginTurn):
-            return piece.role
-        if isinstance(piece, Answers):
-            return "assistant"
-        if isinstance(piece, wire.EndTurn):
-            return None
+        match piece:
+            case wire.BeginTurn(role=role):
+                return role
+            case ToolResults():
+                return ASSISTANT
+            case wire.EndTurn() | CallTurn():
+                return None
     return None
 
 
-def render(pieces: Iterable[Piece], chat: wire.ChatMarkers | None, role: str | None = None) -> str:
-    """The pieces as text, with markers around their turns. role: of the turn that is open where they begin."""
-    texts: list[str] = []
-    for piece in pieces:
-        match piece:
-            case str():
-                texts.append(piece)
-            case wire.BeginTurn():
-                role = piece.role
-                texts.append(chat.roles[role][0] if chat else "")
-            case wire.EndTurn():
-                texts.append(chat.roles[role][1] if chat and role else "")
-                role = None
-            case wire.Called(text=text):
-                texts += [text, chat.roles["assistant"][1] if chat else ""]
-            case Answers(texts=answers):
-                before, after = chat.roles.get("tool", ("", "")) if chat else ("", "")
-                texts += [f"{before}{text}{after}" for _, text in answers]
-                role = "assistant"
-                texts.append(chat.roles[role][0] if chat else "")
-            case wire.Raw(text=text) | Made(text=text):
-                texts.append(text)
-    return "".join(texts)
-
-
-def again(error: BanyanError, why: str = "") -> BanyanError:
-    """A fresh error of the same content: one that is raised twice would mix its tracebacks."""
-    fresh = copy(error)
-    fresh.message = why + error.message
-    fresh.args = (fresh.message, *error.args[1:])
-    fresh.__cause__ = error.__cause__
-    return fresh
-
-
-def within(op: wire.Gen | wire.Select, outcome: Outcome | BanyanError) -> Outcome | BanyanError:
-    """The outcome, if the gen's budget is enough for it."""
-    if isinstance(op, wire.Gen) and isinstance(outcome, Outcome) and 0 < op.budget < outcome.usage.generated:
-        return BudgetExceeded.of("gen", op.budget)
-    return outcome
-
-
-def n_alike(one: str, other: str) -> int:
-    """Characters at their heads that are the same."""
-    return next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
-                min(len(one), len(other)))  # fmt: skip
+def n_common(one: str, other: str) -> int:
+    """The length of the longest common beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -1,8 +1,7 @@
-"""A backend without a model, for tests of programs: it does all that a program says, and answers by a script."""
+"""A backend without a model, for tests of programs: it executes programs, and answers gens from a script."""
 
 from __future__ import annotations
 
-import math
 import re
 import threading
 import time
@@ -14,14 +13,16 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from banyan.backends.base import Question
-from banyan.backends.job import ALL, CHATML, Job, Outcome, asked_for
-from banyan.backends.local import Program
+from banyan.backends.job import ALL, CHATML, Job, features
+from banyan.backends.local import LocalProgram
 from banyan.execution.clock import clock
 from banyan.runtime.errors import BanyanError, ConfigError, ProgramError, Unsupported
+from banyan.runtime.executor.generator import GenOutcome
+from banyan.runtime.executor.select_scoring import decide, with_tokens
 from banyan.runtime.protocol import wire
 
 CHAT = CHATML
-"""The markers that a Mock writes around turns."""
+"""The default markers around turns in the prompts of a Mock."""
 
 Calls: TypeAlias = "Mapping[str, Mapping[str, Any]]"
 Answer: TypeAlias = "str | wire.Sample | Mapping[str, float] | Calls | tuple[Calls, ...] | BaseException"
@@ -30,7 +31,7 @@ Script: TypeAlias = "Answers | Mapping[str | re.Pattern[str], Answers]"
 
 
 class MockCall(NamedTuple):
-    """One gen or select that a Mock answered: the prompt it stood at, and what it asked for."""
+    """One gen or select that a Mock answered, and its prompt."""
 
     prompt: str
     name: str
@@ -38,31 +39,31 @@ class MockCall(NamedTuple):
 
 
 class Mock:
-    """Answers gens and selects by `script`:
+    """Answers gens and selects from `script`.
 
-    a string, always the same; a list of answers in the order of calls; a function (prompt, name) -> answer; or a dict
-    to any of these. Its keys are names of gens, or patterns (`re.compile(...)`) that are searched for in the prompt:
-    a name counts before all patterns, and these in their order. For n > 1 it is asked n times.
+    The script is a string (always the same answer), a list of answers in the order of calls, a function
+    (prompt, name) -> answer, or a dict to any of these. Keys of the dict are names of gens, or patterns
+    (`re.compile(...)`) that are searched for in the prompt; a name goes before all patterns, and these go in order.
+    For n > 1 the script is asked n times.
 
-    An answer is what the model would say. Like a model's, it ends before the first of the gen's stop strings, behind
-    the first match of its stop_regex, or before the end of the turn. There are no tokens: what max_tokens, temperature
-    and the other sampling options would do to an answer is for the script to say, which may give a `wire.Sample` with
-    its finish_reason, n_tokens and logprobs; `calls` tells what was asked for. A select must be answered by one of its
-    choices, or by a dict from each of them to its log-probability: then the best is taken or, with a temperature, one
-    is drawn.
+    An answer is the model's output. It is cut like one: before the first of the gen's stop strings, behind the first
+    match of its stop_regex, or before the end of the turn. A Mock has no tokens, so other sampling options have no
+    effect; the script may return a `wire.Sample` with a finish_reason, n_tokens and logprobs of its own. `calls` has
+    the options of each gen. The answer to a select is one of its choices, or a dict from each choice to its
+    log-probability: then the best choice is taken or, with a temperature, one is drawn.
 
-    A gen with tools may be answered by calls of them: {"add": {"a": 1, "b": 2}}, or a tuple of such dicts; what the
-    tools give is in the prompt of the next answer.
+    The answer to a gen with tools may be calls: {"add": {"a": 1, "b": 2}}, or a tuple of such dicts. The prompt of the
+    next answer has the results.
 
-    An answer may be an exception, and a function may raise one: that gen fails. Errors of Banyan come as they are
-    (`RuntimeLost("gone")`), any other as the cause of a ProgramError.
+    An answer may be an exception, and a function may raise one: then the gen fails. Errors of Banyan are raised
+    unchanged (`RuntimeLost("gone")`), others as the cause of a ProgramError.
 
-    refuses: what it is to refuse with Unsupported, as a backend without that would: names of options of gens ("top_k",
-    "return_logprob"), constraints ("regex", "json_schema", "grammar", "choices"), "select" and its methods, "tools",
-    "image", "raw", "roles" and "stream". A Mock takes pictures only where "image" is not among them.
+    refuses: features to refuse with Unsupported: options of gens ("top_k", "return_logprob"), constraints ("regex",
+    "json_schema", "grammar", "choices"), "select" and its methods, "tools", "image", "raw", "roles" and "stream". A
+    Mock takes images only if "image" is not among them.
 
-    latency: seconds until an answer is there, or a function of the Call that gives them; 0 answers at once, in the
-    caller's thread. What streams comes word by word, spread over that time.
+    latency: seconds until an answer comes, or a function of the MockCall that returns them. With 0 the answer comes at
+    once, in the caller's thread. A stream comes word by word, spread over that time.
     """
 
     def __init__(
@@ -80,28 +81,28 @@ class Mock:
             version=wire.VERSION, model="mock", max_context=1 << 31, chat=chat, images="image" not in self.refuses
         )
         self.calls: list[MockCall] = []
-        """All gens and selects so far, in the order of their answers."""
+        """All gens and selects so far, in the order of answers."""
         self.submits: list[tuple[wire.Op, ...]] = []
-        """All messages so far."""
+        """The ops of all messages so far."""
         if not callable(latency) and not latency >= 0:
             raise ConfigError(f"latency is {latency}; it must be 0 or more seconds")
         self._script, self._latency = script, latency
-        self._n_asked: dict[Any, int] = {}
+        self._n_answered: dict[Any, int] = {}
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<Mock, {len(self.calls)} calls>"
 
-    def program(self, name: str = "") -> Program:
-        return _Noted(self, name)
+    def program(self, name: str = "") -> LocalProgram:
+        return _MockProgram(self, name)
 
     def ask(self, what: Question) -> Any:
-        """ "info" and "stats" tell the model's name and what was done; there is nothing to flush or to check."""
+        """The model's name, and counts of calls and messages, whatever the question."""
         return {"model": "mock", "n_calls": len(self.calls), "n_submits": len(self.submits)}
 
     def start(self, job: Job) -> None:
-        """Answer a gen or select. For the executor of programs, not for users."""
-        for what in asked_for(job):
+        """Answer a gen or select; called by programs."""
+        for what in features(job):
             if what in self.refuses:
                 raise Unsupported(f"{what}: this Mock was made to refuse it (refuses=)")
         call = MockCall(job.text, job.op.name, job.op)
@@ -118,27 +119,30 @@ class Mock:
         if (outcome := self._outcome(job, call)) is not None:
             for piece in _pieces(job, outcome):
                 job.deliver(piece)
-            job.give(outcome)
+            job.finish(outcome)
 
     def _later(self, job: Job, call: MockCall, seconds: float) -> None:
-        """The same, spread over time."""
+        """Answer after `seconds`, and stream until then."""
         if (outcome := self._outcome(job, call, seconds)) is None:
             return
         pieces, now = _pieces(job, outcome), time.monotonic()
         firsts: list[float] = []
 
-        def say(piece: str) -> None:
+        def deliver(piece: str) -> None:
             if not job.is_stopped:
                 firsts.append(time.monotonic())
                 job.deliver(piece)
 
         for k, piece in enumerate(pieces):
-            clock().call(now + seconds * (k + 1) / (len(pieces) + 1), partial(say, piece))
-        alarm = clock().call(now + seconds, lambda: job.give(outcome._replace(first=firsts[0] if firsts else 0.0)))
-        job.on_stop(alarm.cancel)
+            clock().call(now + seconds * (k + 1) / (len(pieces) + 1), partial(deliver, piece))
 
-    def _outcome(self, job: Job, call: MockCall, wait: float = 0.0) -> Outcome | None:
-        """The script's answer; None where it failed, and the job with it, after `wait` seconds."""
+        def finish() -> None:
+            job.finish(outcome._replace(times=wire.Times(first=firsts[0] if firsts else 0.0)))
+
+        job.on_stop(clock().call(now + seconds, finish).cancel)
+
+    def _outcome(self, job: Job, call: MockCall, wait: float = 0.0) -> GenOutcome | None:
+        """The script's answer. None: the script failed; so does the job, after `wait` seconds."""
         try:
             return self._scripted(job, call)
         except Exception as e:
@@ -152,7 +156,7 @@ class Mock:
                 job.fail(error)
             return None
 
-    def _scripted(self, job: Job, call: MockCall) -> Outcome:
+    def _scripted(self, job: Job, call: MockCall) -> GenOutcome:
         op = job.op
         if isinstance(op, wire.Select):
             answer = self.answer(call.prompt, call.name)
@@ -161,16 +165,16 @@ class Mock:
             sample = _sample(answer, ())
             if sample.text not in op.choices:
                 raise ValueError(f"{sample.text!r} is not among the choices: {', '.join(op.choices)}")
-            return Outcome((sample,))
+            return GenOutcome((sample,))
         stops = (*op.sampling.stop, *(self.welcome.chat.stop if self.welcome.chat and job.role else ()))
         answers: list[Any] = [self.answer(call.prompt, call.name) for _ in range(op.sampling.n)]
         if op.tools is not None and isinstance(answers[0], Mapping | tuple):
-            return Outcome((wire.Sample("", "stop"),), calls=_calls(answers[0], job.round))
+            return GenOutcome((wire.Sample("", "stop"),), calls=_calls(answers[0], job.round))
         samples = tuple(_sample(answer, stops, op.sampling.stop_regex) for answer in answers)
-        return Outcome(samples, wire.TokenUsage(generated=sum(sample.n_tokens for sample in samples)))
+        return GenOutcome(samples, wire.TokenUsage(generated=sum(sample.n_tokens for sample in samples)))
 
     def answer(self, prompt: str, name: str) -> Answer:
-        """The script's next answer."""
+        """The next answer of the script."""
         script: Any = self._script
         key = None
         if isinstance(script, Mapping):
@@ -181,11 +185,10 @@ class Mock:
         if isinstance(script, str | wire.Sample | Mapping | BaseException):
             return script
         with self._lock:
-            i = self._n_asked.get(key, 0)
-            self._n_asked[key] = i + 1
+            i = self._n_answered.get(key, 0)
+            self._n_answered[key] = i + 1
         if i >= len(script):
-            which = "" if key is None else f" for {key if isinstance(key, str) else key.pattern!r}"
-            which = f" for {key!r}" if isinstance(key, str) else which
+            which = "" if key is None else f" for {getattr(key, 'pattern', key)!r}"
             raise LookupError(f"it has only {len(script)} answers{which}, and this is one more")
         return script[i]  # type: ignore[no-any-return]
 
@@ -197,12 +200,12 @@ class Mock:
             if pattern.search(prompt):
                 return pattern
         names = ", ".join(key for key in script if isinstance(key, str)) or "no name"
-        also = f", and none of its {len(patterns)} patterns is in the prompt" if patterns else ""
-        raise LookupError(f"it has no answer for {name!r}, only for {names}{also}")
+        and_patterns = f", and none of its {len(patterns)} patterns is in the prompt" if patterns else ""
+        raise LookupError(f"it has no answer for {name!r}, only for {names}{and_patterns}")
 
 
-class _Noted(Program):
-    """A program whose messages the Mock keeps."""
+class _MockProgram(LocalProgram):
+    """A program whose messages are kept in `Mock.submits`."""
 
     def __init__(self, mock: Mock, name: str) -> None:
         super().__init__(mock, name)
@@ -214,8 +217,10 @@ class _Noted(Program):
 
 
 def _sample(answer: Answer, stops: Sequence[str], patterns: Sequence[str] = ()) -> wire.Sample:
-    """The answer, cut before the first stop string in it or behind the first match of a pattern. Raises one that is an
-    exception."""
+    """The answer, cut before the first stop string or behind the first match of a pattern.
+
+    Raises an answer that is an exception.
+    """
     if isinstance(answer, BaseException):
         raise answer
     if isinstance(answer, wire.Sample):
@@ -223,26 +228,21 @@ def _sample(answer: Answer, stops: Sequence[str], patterns: Sequence[str] = ()) 
     if not isinstance(answer, str):
         raise TypeError(f"a script answers with a string, a wire.Sample or an exception, not {answer!r}")
     found = min(((at, stop) for stop in stops if (at := answer.find(stop)) >= 0), default=None)
-    for pattern in patterns:  # each as soon as it matches, as the server finds it
+    for pattern in patterns:  # the shortest match, as on the server
         ends = range(1, len(answer) + 1 if found is None else found[0] + 1)
         if (end := next((end for end in ends if re.search(pattern, answer[:end])), None)) is not None:
             found = end, pattern
     return wire.Sample(answer, "stop") if found is None else wire.Sample(answer[: found[0]], "stop", matched=found[1])
 
 
-def _chosen(op: wire.Select, logprobs: Mapping[str, Any]) -> Outcome:
-    """The choice of a model to which each is one token, with these log-probabilities."""
+def _chosen(op: wire.Select, logprobs: Mapping[str, Any]) -> GenOutcome:
+    """Select as if each choice were one token with this log-probability."""
     if logprobs.keys() != set(op.choices):
         raise ValueError(f"{', '.join(logprobs)} have log-probabilities, but the choices are {', '.join(op.choices)}")
-    values = tuple(float(logprobs[choice]) for choice in op.choices)
-    best = max(values)
-    weights = tuple(float(value == best) for value in values)
-    if op.temperature:
-        weights = tuple(math.exp((value - best) / op.temperature) for value in values)
-    chosen = Random(op.seed).choices(op.choices, weights)[0] if op.temperature else op.choices[values.index(best)]
-    shares = tuple(weight / sum(weights) for weight in weights)
-    scores = wire.Scores(values, tuple(((value, 0),) for value in values), shares)
-    return Outcome((wire.Sample(chosen, "stop"),), scores=scores)
+    values = [(float(logprobs[choice]),) for choice in op.choices]
+    decision = decide("token_length_normalized", values, (), op.temperature, Random(op.seed))
+    scores = with_tokens(decision, values, ids=[(0,)] * len(values))
+    return GenOutcome((wire.Sample(op.choices[decision.chosen], "stop"),), scores=scores)
 
 
 def _calls(answer: Calls | tuple[Calls, ...], number: int) -> tuple[wire.WireToolCall, ...]:
@@ -253,7 +253,7 @@ def _calls(answer: Calls | tuple[Calls, ...], number: int) -> tuple[wire.WireToo
     )
 
 
-def _pieces(job: Job, outcome: Outcome) -> list[str]:
-    """Words, as a model that streams would give them."""
+def _pieces(job: Job, outcome: GenOutcome) -> list[str]:
+    """The words of the output, if the gen streams."""
     is_streaming = isinstance(job.op, wire.Gen) and job.op.stream
     return re.findall(r"\S+\s*|\s+", outcome.samples[0].text) if is_streaming else []

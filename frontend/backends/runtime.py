@@ -1,4 +1,4 @@
-"""Banyan's own runtime as a backend: one that this process starts, or one that is there already."""
+"""Banyan's own runtime as a backend: a server that this process starts, or one that runs already."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 _holding = threading.Lock()
 _holders: WeakKeyDictionary[Client, WeakSet[ServerBackend]] = WeakKeyDictionary()
-"""Who is on a connection: it is closed when the last of them leaves."""
+"""The backends that share a connection. It is closed with the last of them."""
 
 
 class ServerBackend:
-    """A running server, as a backend. Programs run there, side by side with those of its other clients."""
+    """A running server as a backend. Its programs run beside those of other clients."""
 
     client: Client
-    """One for all that this process has on the server."""
+    """The one connection of this process to the server."""
 
     def _join(self, path: str | Path, timeout: float, token: str | None = None, server_key: str | None = None) -> None:
         self.client = _connect(path, timeout, token, server_key)
@@ -46,8 +46,8 @@ class ServerBackend:
 
     @property
     def refuses(self) -> frozenset[str]:
-        """What the model there cannot do: "image", "tools" where its chat template has no form for calls, and "roles"
-        where it has no chat template."""
+        """What the model cannot do: "image", "tools" if its chat template has no format for calls, "roles" if it has no
+        chat template."""
         chat = self.welcome.chat
         found = {"image": not self.welcome.images, "tools": chat is None or chat.no_calls, "roles": chat is None}
         return frozenset(name for name, is_lacking in found.items() if is_lacking)
@@ -55,8 +55,8 @@ class ServerBackend:
     def close(self) -> None:
         """Leave the server. Idempotent.
 
-        What is begun here from now on raises RuntimeLost. So does, where nobody else in this process is on the server,
-        what programs still wait for.
+        New programs raise RuntimeLost from now on. If no other backend of this process uses the server, so do the open
+        values of running programs.
         """
         with _holding:
             holders = _holders.get(self.client, WeakSet())
@@ -81,7 +81,7 @@ class ServerBackend:
         return self.client.program(name)
 
     def define(self, template: ProgramTemplate) -> int:
-        """Make a template known there, for programs to use by the number that this gives."""
+        """Define a template on the server; returns its number, for Use."""
         return self.client.define(template)
 
     def undefine(self, number: int) -> None:
@@ -93,11 +93,11 @@ class ServerBackend:
         return self.client.ask(what)
 
     def get_model_name(self) -> str:
-        """The model, as it was named."""
+        """The name of the model."""
         return self.welcome.model
 
     def flush_cache(self) -> None:
-        """Empty the tree of all that no program uses."""
+        """Evict all KV that no program uses."""
         self.ask("flush")
 
     def get_server_info(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class ServerBackend:
         return dict(self.ask("info"))
 
     def cache_prefix(self, prefix: str) -> None:
-        """Compute a text now, so that prompts which begin with it find it in the tree. Waits until it is there."""
+        """Compute the KV of a text, so that prompts which begin with it hit the cache. Waits until it is done."""
         program = self.program("cache_prefix")
         program.submit([wire.Append(0, (wire.Raw(prefix),)), wire.Gen(0, 0, wire.Sampling(max_tokens=0))], last=True)
         program.future(0).result()
@@ -114,8 +114,7 @@ class ServerBackend:
 class RuntimeEndpoint(ServerBackend):
     """A running server, by the path of its socket (also as ipc://path), or as tcp://HOST:PORT.
 
-    token, server_key: as of `connect`. An http(s) URL gives an `OpenAI` backend instead, of the model that the server
-    there names first.
+    token, server_key: see `connect`. An http(s) URL makes an `OpenAI` backend instead, with the server's first model.
     """
 
     def __new__(
@@ -144,7 +143,7 @@ class RuntimeEndpoint(ServerBackend):
         token: str | None = None,
         server_key: str | None = None,
     ) -> None:
-        """ConnectFailed: nobody answers there within `timeout` seconds."""
+        """ConnectFailed: no answer within `timeout` seconds."""
         for name, value in (("api_key", api_key), ("verify", verify), ("chat_template_name", chat_template_name)):
             if value is not None:
                 raise Unsupported(f"{name}: a socket has a token, and the chat template is the model's own")
@@ -155,21 +154,21 @@ class RuntimeEndpoint(ServerBackend):
 def connect(
     socket: str | Path, timeout: float = 10.0, *, token: str | None = None, server_key: str | None = None
 ) -> RuntimeEndpoint:
-    """Join the server that listens at `socket`: a path, or tcp://HOST:PORT.
+    """Connect to the server that listens at `socket`: a path, or tcp://HOST:PORT.
 
-    token: what the server was told to ask for; None: the one in BANYAN_TOKEN. server_key: by tcp://, the server's
-    public key or the file of it; None: that of BANYAN_SERVER_KEY. ConnectFailed: nobody answers there within `timeout`
-    seconds, or the token or the key is wrong.
+    token: the client's token; None: that of BANYAN_TOKEN. server_key: for tcp://, the server's public key or the file
+    with it; None: that of BANYAN_SERVER_KEY. ConnectFailed: no answer within `timeout` seconds, or the token or the key
+    is wrong.
     """
     return RuntimeEndpoint(socket, timeout=timeout, token=token, server_key=server_key)
 
 
 class Runtime(ServerBackend):
-    """A server of one's own: it starts here, and ends with `close`, with a `with` block, or with this process.
+    """A server started by this process. It ends with `close`, with a `with` block, or with this process.
 
     model: a directory or hub id in Hugging Face format; None: the pocket model that comes with Banyan. The other
-    options are those of `banyan serve` (runtime/config.py); SGLang's `model_path` and `log_level` mean the same. Raises
-    what keeps it from starting: ConfigError, ModelNotFound, OutOfMemory and so on.
+    options are those of `banyan serve` (runtime/config.py); SGLang's `model_path` and `log_level` work too. Raises the
+    error that kept the server from starting: ConfigError, ModelNotFound, OutOfMemory and so on.
     """
 
     def __init__(
@@ -201,22 +200,22 @@ class Runtime(ServerBackend):
 
     @property
     def report(self) -> tuple[str, ...]:
-        """What the server decided as it started, one line each."""
+        """What the server chose when it started, one line each."""
         return self._server.report
 
     @property
     def socket(self) -> Path:
-        """Where it listens: other processes of this user may `connect` there."""
+        """The path of its socket, where other processes of this user may `connect`."""
         return self._server.socket
 
     def close(self) -> None:
-        """End the server. What its programs still wait for raises RuntimeLost. Idempotent."""
+        """End the server. Open values of its programs raise RuntimeLost. Idempotent."""
         super().close()
         self._server.close()
 
     shutdown = close
 
-    # ---- as SGLang's Runtime --------------------------------------------------------------------------------------
+    # ---- the methods of SGLang's Runtime ---------------------------------------------------------------------------
 
     @property
     def endpoint(self) -> Runtime:
@@ -224,8 +223,8 @@ class Runtime(ServerBackend):
         return self
 
     def get_tokenizer(self) -> Any:
-        """The model's tokenizer, as transformers has it."""
-        from transformers import AutoTokenizer  # for those who ask for it
+        """The model's tokenizer, from transformers."""
+        from transformers import AutoTokenizer  # here: it is heavy
 
         return AutoTokenizer.from_pretrained(self.get_server_info()["model_path"], local_files_only=True)
 
@@ -238,58 +237,47 @@ class Runtime(ServerBackend):
         top_logprobs_num: int | None = None,
         lora_path: None = None,
     ) -> str:
-        """What the model writes behind a prompt, as JSON: {"text": ..., "meta_info": ...}; a list for several."""
-        made = self._complete(prompt, sampling_params, return_logprob, logprob_start_len, top_logprobs_num, lora_path)
-        return json.dumps(made)
+        """Complete a prompt. Returns JSON: {"text": ..., "meta_info": ...}; a list for several prompts."""
+        options = {"return_logprob": return_logprob, "logprob_start_len": logprob_start_len}
+        return json.dumps(
+            self._complete(prompt, sampling_params, lora_path, top_logprobs_num=top_logprobs_num, **options)
+        )
 
     async def async_generate(self, prompt: str, sampling_params: Mapping[str, Any] | None = None) -> AsyncIterator[str]:
-        """What the model writes behind a prompt, as it comes."""
+        """Complete a prompt; yields the pieces of the stream."""
         from banyan.sglang.completions import Completion  # here, as below
 
         completion = Completion(self, prompt, sampling_params or {}, stream=True)
         async for piece in completion.pieces:
             yield piece
-        completion.results()  # raises what broke it off
+        completion.results()  # raises the error that ended it
 
     def encode(self, prompt: object) -> NoReturn:
-        """Refused: it would give embeddings."""
+        """Refused: there are no embeddings."""
         raise Unsupported("encode: there are no embeddings here; for the ids of a text, get_tokenizer().encode(text)")
 
     def start_profile(self) -> NoReturn:
         """Refused."""
-        raise Unsupported("start_profile: see state.timeline() for where the time of a program went")
+        raise Unsupported("start_profile: state.timeline() shows where the time of a program went")
 
     def stop_profile(self) -> NoReturn:
         """Refused."""
         self.start_profile()
 
     def _complete(
-        self,
-        prompt: str | Sequence[str],
-        sampling_params: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
-        return_logprob: bool | None,
-        logprob_start_len: int | None,
-        top_logprobs_num: int | None,
-        lora_path: str | None,
+        self, prompt: Any, sampling_params: Any, lora_path: str | None = None, **options: Any
     ) -> dict[str, Any] | list[dict[str, Any]]:
         from banyan.sglang.completions import complete  # here: programs do not need it
 
         if lora_path is not None:
             raise Unsupported("lora_path: this runtime has no adapters")
-        return complete(
-            self,
-            prompt,
-            sampling_params,
-            return_logprob=return_logprob,
-            logprob_start_len=logprob_start_len,
-            top_logprobs_num=top_logprobs_num,
-        )
+        return complete(self, prompt, sampling_params, **options)
 
 
 class Engine(Runtime):
-    """A Runtime that gives what it generates as dicts; programs run on it too."""
+    """A Runtime whose `generate` returns dicts, as SGLang's Engine."""
 
-    def generate(  # type: ignore[override]  # as SGLang's two are
+    def generate(  # type: ignore[override]  # SGLang's two differ
         self,
         prompt: str | Sequence[str],
         sampling_params: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
@@ -299,14 +287,13 @@ class Engine(Runtime):
         lora_path: None = None,
         stream: bool = False,
     ) -> dict[str, Any] | list[dict[str, Any]] | Iterator[dict[str, Any]]:
-        """What the model writes behind a prompt: {"text": ..., "meta_info": ...}; a list for several, or for samples.
+        """Complete a prompt: {"text": ..., "meta_info": ...}; a list for several prompts or samples.
 
-        stream: an iterator of what has come so far, of one prompt.
+        stream: for one prompt, an iterator of the output so far.
         """
         if not stream:
-            return self._complete(
-                prompt, sampling_params, return_logprob, logprob_start_len, top_logprobs_num, lora_path
-            )
+            options = {"return_logprob": return_logprob, "logprob_start_len": logprob_start_len}
+            return self._complete(prompt, sampling_params, lora_path, top_logprobs_num=top_logprobs_num, **options)
         from banyan.sglang.completions import Completion
 
         if not isinstance(prompt, str) or not isinstance(sampling_params, Mapping | None) or return_logprob:
@@ -316,20 +303,20 @@ class Engine(Runtime):
     async def async_generate(  # type: ignore[override]
         self, prompt: str, sampling_params: Mapping[str, Any] | None = None
     ) -> dict[str, Any] | list[dict[str, Any]]:
-        """`generate`, for an event loop."""
-        import asyncio  # here, as in feed.py
+        """`generate` on a thread."""
+        import asyncio  # here: `import banyan` is light
 
-        return await asyncio.to_thread(self._complete, prompt, sampling_params, None, None, None, None)
+        return await asyncio.to_thread(self._complete, prompt, sampling_params)
 
 
 _LOG_LEVELS = {"critical": "quiet", "error": "quiet", "warning": "quiet", "info": "info", "debug": "debug"}
-"""SGLang's -> ours."""
+"""SGLang's level -> ours."""
 
 
 def _over_http(
     url: str, api_key: str | None, verify: str | None, chat_template_name: str | None, timeout: float
 ) -> Any:
-    """The model that the server at `url` names first, through OpenAI's API. ConnectFailed: nobody answers there."""
+    """The first model of the server at `url`, through OpenAI's API. ConnectFailed: no answer."""
     from banyan.backends.openai.backend import served
 
     if verify is not None:
@@ -347,9 +334,9 @@ def _connect(path: str | Path, timeout: float, token: str | None, server_key: st
     return connect(path, timeout, token or "", server_key or "")
 
 
-def _renew() -> None:
+def _renew_lock() -> None:
     global _holding
     _holding = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_renew)
+os.register_at_fork(after_in_child=_renew_lock)

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from banyan.backends.base import Backend, OpenProgram, Quiet
+from banyan.backends.base import Backend, OpenProgram, ProgramDefaults
 from banyan.execution import run_limits
 from banyan.execution.clock import flush_clock
 from banyan.execution.events import Events
@@ -279,7 +279,7 @@ def _flush_late(record: weakref.ref[ProgramRecord]) -> None:
         found.flush_unsent_gen()
 
 
-class FailedProgram(Quiet):
+class FailedProgram(ProgramDefaults):
     """Stands for a program that the backend refused to open: all its values fail with that error."""
 
     def __init__(self, error: BanyanError) -> None:

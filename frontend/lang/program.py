@@ -380,7 +380,7 @@ class Program:
         body, index = self._body(items.arguments[i]), None if batch is None else i
         run = ProgramRun(self.name, body, items.backend, items.options, state_class, batch, index)
         if self.num_api_spec_tokens is not None:
-            run.record.program.foresee(self.num_api_spec_tokens)
+            run.record.program.generate_ahead(self.num_api_spec_tokens)
         return run
 
     def _refuse_to_block(self, name: str) -> None:

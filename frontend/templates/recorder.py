@@ -8,7 +8,7 @@ from pathlib import Path
 from types import CoroutineType
 from typing import Any, NamedTuple, NoReturn
 
-from banyan.backends.base import Question, Quiet
+from banyan.backends.base import ProgramDefaults, Question
 from banyan.backends.default import CURRENT
 from banyan.execution.program_record import ProgramRecord
 from banyan.execution.source_line import source_line
@@ -54,7 +54,7 @@ class Recorder:
         raise ArgumentObserved(f"the backend's {what}", source_line())
 
 
-class RecordedProgram(Quiet):
+class RecordedProgram(ProgramDefaults):
     """A program on a Recorder, and its ops."""
 
     def __init__(self, name: str) -> None:

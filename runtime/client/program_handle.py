@@ -28,7 +28,7 @@ class ProgramHandle:
         """Set the limits of the program. Call it before the first `submit`."""
         self._futures.limits = limits
 
-    def foresee(self, n_tokens: int) -> None:
+    def generate_ahead(self, n_tokens: int) -> None:
         """Does nothing here; backends for paid APIs generate `n_tokens` tokens beyond a stop."""
 
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:

@@ -41,10 +41,10 @@ from banyan.runtime.server.listeners import Listeners
 from banyan.runtime.server.policy import quota
 from banyan.runtime.server.policy.run_limits import Timers
 from banyan.runtime.server.policy.tenants import Tenant, Tenants, configured
-from banyan.runtime.server.programs.generation import Error, Generator
+from banyan.runtime.server.programs.durables import Durables
+from banyan.runtime.server.programs.generation import EngineGenerator
 from banyan.runtime.server.programs.journal import Journal
 from banyan.runtime.server.programs.programs import Programs
-from banyan.runtime.server.programs.running_program import RunningProgram
 from banyan.runtime.server.telemetry.observer import Observer
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.tokenizer import Files, Tokenizer
@@ -122,7 +122,14 @@ class Server:
         self.tokenizer = Tokenizer(self.directory, files)
         template = ChatTemplate(files.template, files.special_tokens) if files.template else None
         text_config = files.config.get("text_config") or files.config
-        self.requests = EngineRequests(self.tokenizer, text_config.get("vocab_size"), self.link.send)
+        self.observer = Observer(self.config, self.name, undo)
+        self.requests = EngineRequests(
+            self.tokenizer,
+            text_config.get("vocab_size"),
+            self.link.send,
+            call_later=self._call_soon,
+            on_end=self.observer.request_ended,
+        )
         vocabulary = self.tokenizer.vocabulary()
         self.link.set_vocabulary(vocabulary)
         self.constraints = ConstraintChecker(
@@ -136,16 +143,18 @@ class Server:
             on_sockets_changed=self._make_poller,
         )
         undo.callback(self.constraints.close)
-        generator = Generator(self.tokenizer, template, self.requests, self._offload, Random(), self.constraints.check)
+        check = self.constraints.check
+        generator = EngineGenerator(self.tokenizer, template, self.requests, self._offload, Random(), check)
         self.timers = Timers()
-        self.programs = Programs(generator, self._send, self.timers, quota.QuotaLimits.of(self.config))
-        self.observer = Observer(self.config, self.name, undo)
-        self.requests.spend, self.requests.standing = self.programs.spend, self.programs.standing
-        self.requests.give_up = self.programs.give_up
-        self.programs.over, self.programs.root = self._program_ended, self.tenants.root
-        self.requests.ended = self.observer.request_ended
-        self.programs.generated = self.observer.generated
-        self._open_journal(undo)
+        self.programs = Programs(
+            generator,
+            self._send,
+            self.timers,
+            quota.QuotaLimits.of(self.config),
+            root_key=self.tenants.root,
+            telemetry=self.observer,
+            durables=self._durables(undo),
+        )
         self.questions = Questions(
             self.tenants,
             self.tokenizer,
@@ -156,19 +165,19 @@ class Server:
             check=lambda: self.programs.check(self.requests),
             on_counters=self.observer.counters,
         )
-        self.chat = self.programs.tooling.told(template.chat_markers()) if template else None
+        self.chat = generator.with_call_format(template.chat_markers()) if template else None
 
-    def _open_journal(self, undo: contextlib.ExitStack) -> None:
-        """Open the journal of durable programs, unless no client could come back to its programs."""
-        durables = self.programs.durables
-        self.requests.diary, self.requests.later = durables.diary, self._call_soon
+    def _durables(self, undo: contextlib.ExitStack) -> Durables:
+        """The journal of durable programs, unless no client could come back to its programs."""
         if self._is_private:
-            durables.unsupported = "this server ends with the process that started it; use `banyan serve --socket PATH`"
-        elif self.config.isolate == "connection":
-            durables.unsupported = "a client that reconnects is new to this server, which keeps each one's to itself"
-        else:
-            durables.journal = Journal(Path(f"{self.config.socket}.journal"), parse_bytes(self.config.durable_bytes))
-            undo.callback(durables.journal.close)
+            why = "this server ends with the process that started it; use `banyan serve --socket PATH`"
+            return Durables(unsupported=why)
+        if self.config.isolate == "connection":
+            why = "a client that reconnects is new to this server, which keeps each one's to itself"
+            return Durables(unsupported=why)
+        journal = Journal(Path(f"{self.config.socket}.journal"), parse_bytes(self.config.durable_bytes))
+        undo.callback(journal.close)
+        return Durables(journal)
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
@@ -338,10 +347,6 @@ class Server:
         """Find out which connections broke: sending to a client that is gone fails."""
         for client in list(self._peers):
             self._send(client, wire.Pong())
-
-    def _program_ended(self, program: RunningProgram, error: Error | None) -> None:
-        self.requests.end(program.serial)
-        self.observer.program_ended(program, error)
 
     def _heartbeat(self) -> None:
         self.link.heartbeat()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from banyan.runtime.protocol.wire import Reasoning
-from banyan.runtime.reasoning import Thoughts
+from banyan.runtime.reasoning import ReasoningParser
 
 
 def whole(text: str, marks: Reasoning, is_open: bool) -> tuple[str, str]:
@@ -36,7 +36,7 @@ def whole(text: str, marks: Reasoning, is_open: bool) -> tuple[str, str]:
     ],
 )
 def test_what_is_thought_and_what_is_said(text: str, is_forced: bool, thought: str, said: str) -> None:
-    thoughts = Thoughts(Reasoning(is_forced=is_forced))
+    thoughts = ReasoningParser(Reasoning(is_forced=is_forced))
     assert (thoughts.feed(text) + thoughts.finish(), thoughts.reasoning) == (said, thought)
 
 
@@ -49,13 +49,13 @@ def test_what_is_thought_and_what_is_said(text: str, is_forced: bool, thought: s
 )
 def test_it_is_all_one_how_the_text_comes(parts: list[str], sizes: list[int], is_forced: bool, is_open: bool) -> None:
     text, marks = "".join(parts), Reasoning("<t>", "</t>", is_forced)
-    thoughts, shown, told, at, k = Thoughts(marks, is_open), "", "", 0, 0
+    thoughts, shown, told, at, k = ReasoningParser(marks, is_open), "", "", 0, 0
     while at < len(text):
         n = sizes[k % len(sizes)]
         shown += thoughts.feed(text[at : at + n])
-        told += thoughts.thought()
+        told += thoughts.new_reasoning()
         at, k = at + n, k + 1
     shown += thoughts.finish()
     assert (thoughts.reasoning, shown) == whole(text, marks, is_open)
-    assert told + thoughts.thought() == thoughts.reasoning
-    assert text[thoughts.start :][: thoughts.n_said] == shown
+    assert told + thoughts.new_reasoning() == thoughts.reasoning
+    assert text[thoughts.content_start :][: thoughts.n_content] == shown

@@ -1,11 +1,11 @@
 """Several gens out of one request to an API: SGLang's speculative execution (`num_api_spec_tokens`).
 
-A gen that ends at a stop string asks for many tokens and no stop. What the model says behind the stop is kept, and
-the texts and gens that the program appends next are looked for in it: those that are found there cost no request. Where
-the program goes on otherwise, or with other options, a request of its own is made, as ever.
+A gen with stop strings asks for more tokens than it needs, and without the stop. The text behind the stop is kept, and
+the texts and gens that the program appends next are matched with it: a gen that is found there needs no request. Where
+the program goes on differently, or with other options, the gen makes its own request.
 
-A chat API cannot continue a turn that has begun. There the whole turn is asked for, and has to say what the program
-says; it is asked for again, N_TRIES times in all, where it does not.
+A chat API cannot continue a turn that has begun. There the whole turn is requested, and must say what the program
+writes; it is requested up to N_TRIES times.
 """
 
 from __future__ import annotations
@@ -15,119 +15,126 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from banyan.backends.job import Job, Outcome, n_alike
-from banyan.backends.openai.format import Kind, options, outcome, prompt, turns
+from banyan.backends.job import Job, n_common
+from banyan.backends.openai.format import Kind, options, prompt, turns
+from banyan.backends.openai.responses import outcome
 from banyan.runtime.errors import BadOutput
+from banyan.runtime.executor.generation import add_usage
+from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 
 N_TRIES = 3
-"""As SGLang has it."""
+"""As in SGLang."""
 
 
-class _Said(NamedTuple):
-    """What the model said in a state. place: the turns before, where the API takes turns. text: from the start of the
-    turn (of the prompt, where it takes text). is_whole: the model ended it, not a limit."""
+class _GeneratedAhead(NamedTuple):
+    """What the model generated in a state.
 
-    place: Any
+    context: the turns before, where the API takes turns. text: from the start of the turn (of the prompt, where the API
+    takes text). is_complete: the model ended it, not a limit.
+    """
+
+    context: Any
     sampling: wire.Sampling
     text: str
-    is_whole: bool
+    is_complete: bool
 
 
 class ApiSpeculation:
-    """What was said ahead in the states of one program."""
+    """The text generated ahead in the states of one program."""
 
     def __init__(self, n_tokens: int, kind: Kind, extensions: Collection[str]) -> None:
         self._n_tokens, self._kind, self._extensions = n_tokens, kind, extensions
         self._is_whole_turn = kind == "chat" and "prefix" not in extensions
-        self._said: dict[int, _Said] = {}
+        self._generated: dict[int, _GeneratedAhead] = {}  # by state
 
     def takes(self, job: Job) -> bool:
-        """Whether `job` is a gen that may be found in what was said, or asks for more than itself."""
+        """Whether `job` is a gen that can be found in generated text, or can generate ahead."""
         op = job.op
         if not isinstance(op, wire.Gen) or op.tools is not None or op.reasoning is not None or op.retries:
             return False
         if replace(op.sampling, n=1, logprobs=False, constraint=None, stop_regex=(), stop_token_ids=()) != op.sampling:
             return False
-        return bool(op.sampling.stop) or (self._kind == "chat" and bool(self._place(job)[1].strip()))
+        return bool(op.sampling.stop) or (self._kind == "chat" and bool(self._split(job)[1].strip()))
 
-    def known(self, job: Job) -> Outcome | None:
-        """Its answer, from what was said already. BadOutput: it departs from a turn that can only be had whole."""
+    def find(self, job: Job) -> GenOutcome | None:
+        """The answer in text that was generated already. BadOutput: the turn must be whole, and says something else."""
         assert isinstance(job.op, wire.Gen)
-        place, begun = self._place(job)
-        said = self._said.get(job.state)
-        if said is None or said.place != place:
+        context, begun = self._split(job)
+        ahead = self._generated.get(job.state)
+        if ahead is None or ahead.context != context:
             return None
-        rest = said.text.removeprefix(begun)
-        is_there = rest != "" and said.text.startswith(begun) and said.sampling == _shared(job.op.sampling)
-        if is_there and (found := self._cut(job.op, rest, said.is_whole)) is not None:
-            return found
+        is_continued, rest = ahead.text.startswith(begun), ahead.text.removeprefix(begun)
+        if is_continued and rest and ahead.sampling == _shared(job.op.sampling):
+            found = self._cut(job.op, rest, ahead.is_complete)
+            if found is not None:
+                return found
         if self._is_whole_turn:
-            why = "it has other options than those before it" if said.text.startswith(begun) and rest else ""
-            raise BadOutput(_departed(said.text, [begun, job.op], why))
+            why = "it has other options than those before it" if is_continued and rest else ""
+            raise BadOutput(_mismatch(ahead.text, [begun, job.op], why))
         return None
 
-    async def ask(self, job: Job, max_tokens_as: str, create: Callable[[dict[str, Any]], Awaitable[Any]]) -> Outcome:
-        """Its answer by a request, and what the model said behind it for those who come next."""
+    async def ask(self, job: Job, max_tokens_as: str, create: Callable[[dict[str, Any]], Awaitable[Any]]) -> GenOutcome:
+        """Request the answer, and keep the text behind it for the gens that follow."""
         op = job.op
         assert isinstance(op, wire.Gen)
-        place, begun = self._place(job)
-        asked = {"messages": place} if self._is_whole_turn else prompt(job, self._kind, self._extensions)
-        asked |= options(replace(op.sampling, stop=()), self._kind, self._extensions)
-        asked["max_tokens" if self._kind == "completion" else max_tokens_as] = max(
-            self._n_tokens, op.sampling.max_tokens
-        )
+        context, begun = self._split(job)
+        request = {"messages": context} if self._is_whole_turn else prompt(job, self._kind, self._extensions)
+        request |= options(replace(op.sampling, stop=()), self._kind, self._extensions)
+        max_tokens = max(self._n_tokens, op.sampling.max_tokens)
+        request["max_tokens" if self._kind == "completion" else max_tokens_as] = max_tokens
         usage, n_tries = wire.TokenUsage(), N_TRIES if self._is_whole_turn else 1
         for _ in range(n_tries):
-            told = outcome(await create(asked), self._kind)
-            usage = wire.TokenUsage(usage.prompt + told.usage.prompt, usage.cached + told.usage.cached,
-                               usage.generated + told.usage.generated)  # fmt: skip
-            sample = told.samples[0]
+            answer = outcome(await create(request), self._kind)
+            usage = add_usage(usage, answer.usage)
+            sample = answer.samples[0]
             text = sample.text if self._is_whole_turn else begun + sample.text
-            self._said[job.state] = _Said(place, _shared(op.sampling), text, sample.finish_reason == "stop")
-            # By now the program has mostly sent the rest of the turn: it tells whether this is what it wants.
-            parts = [begun, op, *job.ahead()] if self._is_whole_turn else []
-            if not (departed := _departed(text, parts)):
+            is_complete = sample.finish_reason == "stop"
+            self._generated[job.state] = _GeneratedAhead(context, _shared(op.sampling), text, is_complete)
+            # By now the program has mostly sent the rest of the turn, which shows whether this is what it wants.
+            mismatch = _mismatch(text, [begun, op, *job.ahead()] if self._is_whole_turn else [])
+            if not mismatch:
                 break
-        if departed and not text.startswith(begun):
-            raise BadOutput(f"{departed} (it was asked {n_tries} times)")
-        found = self._cut(op, text[len(begun) :], sample.finish_reason == "stop", is_asked=True)
+        if mismatch and not text.startswith(begun):
+            raise BadOutput(f"{mismatch} (it was asked {n_tries} times)")
+        found = self._cut(op, text[len(begun) :], is_complete, is_requested=True)
         assert found is not None
         return found._replace(usage=usage)
 
-    def _place(self, job: Job) -> tuple[Any, str]:
+    def _split(self, job: Job) -> tuple[Any, str]:
+        """(the turns before, the text of the open turn); (None, the prompt), where the API takes text."""
         if self._kind == "completion":
             return None, job.text
         messages, begun = turns(job.pieces)
         return messages, begun or ""
 
-    def _cut(self, op: wire.Gen, rest: str, is_whole: bool, is_asked: bool = False) -> Outcome | None:
-        """What of `rest` is the gen's. None: its end is not in there."""
+    def _cut(self, op: wire.Gen, rest: str, is_complete: bool, is_requested: bool = False) -> GenOutcome | None:
+        """The part of `rest` that belongs to the gen. None: its end is missing."""
         text, stop = _up_to(op.sampling.stop, rest)
-        reason: wire.FinishReason = "stop" if stop or is_whole else "length"
-        if reason == "length" and not is_asked and not self._is_whole_turn:
+        reason: wire.FinishReason = "stop" if stop or is_complete else "length"
+        if reason == "length" and not is_requested and not self._is_whole_turn:
             return None
-        return Outcome((wire.Sample(text, reason, matched=stop or None),), wire.TokenUsage())
+        return GenOutcome((wire.Sample(text, reason, matched=stop or None),))
 
 
 def _shared(sampling: wire.Sampling) -> wire.Sampling:
-    """What gens of one request have in common."""
+    """The options that gens of one request have in common."""
     return replace(sampling, stop=(), max_tokens=0, seed=None)
 
 
 def _up_to(stops: Sequence[str], text: str) -> tuple[str, str]:
-    """What comes before the first of the stop strings, and which that is; all of it where there is none."""
+    """(the text before the first stop string, that stop string); (all of the text, ""), if there is none."""
     found = min(((at, stop) for stop in stops if (at := text.find(stop)) >= 0), default=(len(text), ""))
     return text[: found[0]], found[1]
 
 
-def _departed(said: str, parts: Sequence[str | wire.Gen], why: str = "") -> str:
-    """Where a turn of the model does not say what the program says: its texts, and something for each gen; "" if it
-    does."""
-    rest = said
+def _mismatch(text: str, parts: Sequence[str | wire.Gen], why: str = "") -> str:
+    """Where a turn of the model differs from what the program writes: its texts, and some text for each gen; "" if it
+    does not."""
+    rest = text
     for part in parts:
         if isinstance(part, str):
-            n_same = n_alike(rest, part)
+            n_same = n_common(rest, part)
             rest = rest[n_same:]
             if n_same < len(part):
                 why = f"it should go on with {part[n_same:][:60]!r}"
@@ -139,7 +146,7 @@ def _departed(said: str, parts: Sequence[str | wire.Gen], why: str = "") -> str:
             rest = rest[len(_up_to(part.sampling.stop, rest)[0]) :]
     if not why:
         return ""
-    behind = f"behind {said[: len(said) - len(rest)][-40:]!r} " if len(rest) < len(said) else ""
+    behind = f"behind {text[: len(text) - len(rest)][-40:]!r} " if len(rest) < len(text) else ""
     return (
         f"the model's turn is not the one that the program writes: {behind}it says {rest[:60]!r}, and {why}; show it "
         "the form in the prompt, or use a server that continues turns (extensions=['prefix'])"

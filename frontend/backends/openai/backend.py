@@ -7,11 +7,13 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from banyan.backends.base import Question
-from banyan.backends.job import CHATML, Job, Outcome
-from banyan.backends.local import Program
+from banyan.backends.job import CHATML, Job
+from banyan.backends.local import LocalProgram
+from banyan.backends.openai import format, responses
+from banyan.backends.openai.api_speculation import ApiSpeculation
 from banyan.runtime.errors import (
     BanyanError,
     ConfigError,
@@ -23,18 +25,15 @@ from banyan.runtime.errors import (
     RuntimeLost,
     Unsupported,
 )
+from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 
-if TYPE_CHECKING:
-    from banyan.backends.openai.api_speculation import ApiSpeculation
-    from banyan.backends.openai.format import Kind
-
 COMPLETION_MODELS = frozenset({"gpt-3.5-turbo-instruct", "davinci-002", "babbage-002"})
-"""Models that take text, not turns, where nobody says which they do."""
+"""Models that take text, where `is_chat_model` does not say otherwise."""
 
 
 class ApiTokenUsage:
-    """Tokens of all requests so far, counted by any number of threads."""
+    """The tokens of all requests so far. Any thread may add to it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,7 +43,7 @@ class ApiTokenUsage:
         return f"TokenUsage(prompt_tokens={self.prompt_tokens}, completion_tokens={self.completion_tokens})"
 
     def reset(self) -> None:
-        """Count from 0 again."""
+        """Set all counts to 0."""
         with self._lock:
             self.prompt_tokens = self.completion_tokens = self.cached_tokens = self.n_requests = 0
 
@@ -56,39 +55,41 @@ class ApiTokenUsage:
             self.n_requests += n_requests
 
 
-class _ApiProgram(Program):
-    """A program that cannot be more urgent than others. ahead: what was said for gens to come, if it is kept."""
+class _ApiProgram(LocalProgram):
+    """A program on an API. speculation: the text generated ahead, where `num_api_spec_tokens` asks for it."""
 
-    ahead: ApiSpeculation | None = None
+    speculation: ApiSpeculation | None = None
+
+    def __init__(self, backend: OpenAI, name: str) -> None:
+        super().__init__(backend, name)
+        self._api = backend
 
     def limit(self, limits: wire.ProgramLimits) -> None:
-        """The language keeps them. Unsupported: an order, which is not ours to give."""
+        """Unsupported: a priority or durability. The language enforces the other limits."""
         for name in ("priority", "deadline"):
             if getattr(limits, name):
-                raise Unsupported(f"{name}: it is the server's to say who goes first; leave it out")
+                raise Unsupported(f"{name}: an API decides itself which request goes first; leave it out")
         if limits.durable:
-            raise Unsupported("durable: a server of `banyan serve` keeps what a program has come to, and no other does")
-        super().limit(limits)
+            raise Unsupported("durable: only a server of `banyan serve` keeps the progress of a program")
 
-    def foresee(self, n_tokens: int) -> None:
-        assert isinstance(self._backend, OpenAI)
-        self.ahead = self._backend.foreseeing(n_tokens)
+    def generate_ahead(self, n_tokens: int) -> None:
+        self.speculation = ApiSpeculation(n_tokens, self._api.kind, self._api.extensions)
 
 
 class OpenAI:
     """A model behind OpenAI's API. Other arguments are those of `openai.OpenAI`: api_key, base_url, timeout and so on.
 
-    is_chat_model: whether it takes turns (chat completions) or text (completions); None: turns, but for OpenAI's three
-    completion models. chat_template: "chatml" or a mapping of role -> (prefix, suffix); what stands around turns where
-    a completion model is given some. is_azure: the arguments are those of `openai.AzureOpenAI`. extensions: options
-    beyond OpenAI's that this server knows by the names of Banyan: top_k, min_p, repetition_penalty, min_tokens,
-    stop_token_ids, ignore_eos, and prefix (it continues a turn of the assistant that has begun); what is not named here
-    is refused. max_in_flight: requests at once.
+    is_chat_model: whether the model takes turns (chat completions) or text (completions). None: turns, except for
+    OpenAI's three completion models. chat_template: the markers around turns in the prompts of a completion model:
+    "chatml", or a mapping of role -> (prefix, suffix). is_azure: the arguments are those of `openai.AzureOpenAI`.
+    extensions: options beyond OpenAI's that this server has: top_k, min_p, repetition_penalty, min_tokens,
+    stop_token_ids, ignore_eos, and prefix (the server continues a turn of the assistant that has begun). All others
+    are refused. max_in_flight: the most requests at a time.
 
-    Requests run side by side on one thread of the process. Failures that may pass (no connection, 408, 409, 429, 5xx)
-    are tried again max_retries times (2), with growing pauses or those that the server asks for; others at once raise
-    where the value is read. A select scores its choices on a completion model, by the log-probabilities that `echo`
-    gives; on a chat model the choice is generated, token by token, under a schema that allows nothing else.
+    All requests run on one thread of the process. The client retries temporary failures (no connection, 408, 409, 429,
+    5xx) max_retries times (2), with growing pauses or those that the server asks for. Other failures raise where the
+    value is read. A select on a completion model scores its choices by the log-probabilities that `echo` returns; on a
+    chat model it generates the choice under a schema that allows nothing else.
 
     ConfigError: the package is missing, or an argument is wrong.
     """
@@ -104,25 +105,22 @@ class OpenAI:
         max_in_flight: int = 64,
         **kwargs: Any,
     ) -> None:
-        from banyan.backends.openai import format  # here: it is not needed before
-
         if unknown := set(extensions) - set(format.EXTENSIONS):
             have = ", ".join(format.EXTENSIONS)
             raise ConfigError(f"extensions: there is none called {min(unknown)!r}; there are {have}")
         if max_in_flight < 1:
             raise ConfigError(f"max_in_flight is {max_in_flight}; it must be at least 1")
-        self._format = format
         self.model_name = model_name
-        self.kind: Kind = "chat"
+        self.kind: format.Kind = "chat"
         if is_chat_model is False or (is_chat_model is None and model_name in COMPLETION_MODELS):
             self.kind = "completion"
         self.extensions, self.max_in_flight = frozenset(extensions), max_in_flight
         self.token_usage = ApiTokenUsage()
-        self._make = _maker(is_azure, args, kwargs)
+        self._new_client = _client_factory(is_azure, args, kwargs)
         self._connection: _Connection | None = None
         self._starting = threading.Lock()
-        self.base_url = str(self._here().client.base_url)
-        # OpenAI's own chat models want the new name of max_tokens; other servers may know only the old one.
+        self.base_url = str(self._connect().client.base_url)
+        # OpenAI's chat models need the new name of max_tokens; other servers may know only the old one.
         is_openai = is_azure or "api.openai.com" in self.base_url
         self._max_tokens_as = "max_completion_tokens" if is_openai else "max_tokens"
         chat = _markers(chat_template) or (CHATML if self.kind == "chat" else None)
@@ -134,22 +132,16 @@ class OpenAI:
 
     @property
     def refuses(self) -> frozenset[str]:
-        """Options of gens, and other things of programs, that this API cannot do; each is refused by name."""
-        return self._format.refusals(self.kind) - self.extensions
+        """Options of gens and other features that this API does not have."""
+        return format.refusals(self.kind) - self.extensions
 
-    def program(self, name: str = "") -> Program:
+    def program(self, name: str = "") -> LocalProgram:
         return _ApiProgram(self, name)
 
-    def foreseeing(self, n_tokens: int) -> ApiSpeculation:
-        """What keeps the texts that a program's gens ask for ahead. For programs, not for users."""
-        from banyan.backends.openai.api_speculation import ApiSpeculation
-
-        return ApiSpeculation(n_tokens, self.kind, self.extensions)
-
     def ask(self, what: Question) -> Any:
-        """ "info": model and address; "stats": tokens so far. There is nothing to check. Unsupported: "flush"."""
+        """The model, its address and the tokens so far. Unsupported: "flush"."""
         if what == "flush":
-            raise Unsupported("flush: the cache behind an API is not ours to empty")
+            raise Unsupported("flush: a client cannot empty the cache behind an API")
         usage = self.token_usage
         return {
             "model": self.model_name,
@@ -162,23 +154,23 @@ class OpenAI:
         }
 
     def start(self, job: Job) -> None:
-        """Answer a gen or select. For the executor of programs, not for users."""
-        ask: Callable[[], Awaitable[Outcome]]
-        ahead = job.owner.ahead if isinstance(job.owner, _ApiProgram) else None
-        if ahead is not None and ahead.takes(job):
-            if (known := ahead.known(job)) is not None:
-                job.give(_whole(job, known))
+        """Answer a gen or select; called by programs."""
+        ask: Callable[[], Awaitable[GenOutcome]]
+        speculation = job.owner.speculation if isinstance(job.owner, _ApiProgram) else None
+        if speculation is not None and speculation.takes(job):
+            if (known := speculation.find(job)) is not None:
+                job.finish(_deliver(job, known))
                 return
-            ask = partial(self._ask_ahead, job, ahead)
+            ask = partial(self._ask_ahead, job, speculation)
         elif isinstance(job.op, wire.Gen):
-            request = self._format.gen_request(job, self.kind, self.extensions, self._max_tokens_as)
+            request = format.gen_request(job, self.kind, self.extensions, self._max_tokens_as)
             ask = partial(self._gen, job, request)
         else:
-            ask = partial(self._select, job, self._format.select_requests(job, self.kind, self.extensions))
-        self._here().loop.run(self._answer(job, ask), job.on_stop)
+            ask = partial(self._select, job, format.select_requests(job, self.kind, self.extensions))
+        self._connect().loop.run(self._answer(job, ask), job.on_stop)
 
     def close(self) -> None:
-        """Close its connections. Idempotent; a backend that nobody holds any more does it by itself."""
+        """Close its connections. Idempotent. A backend that is collected closes itself."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -191,90 +183,86 @@ class OpenAI:
 
     # ---- on the loop -----------------------------------------------------------------------------------------------
 
-    async def _answer(self, job: Job, ask: Callable[[], Awaitable[Outcome]]) -> None:
+    async def _answer(self, job: Job, ask: Callable[[], Awaitable[GenOutcome]]) -> None:
         try:
-            async with self._here().places:
+            async with self._connect().slots:
                 outcome = await ask()
         except Exception as e:
-            job.fail(self._explained(e))
+            job.fail(self._translated(e))
         else:
             self.token_usage.add(outcome.usage)
-            job.give(outcome)
+            job.finish(outcome)
 
-    async def _ask_ahead(self, job: Job, ahead: ApiSpeculation) -> Outcome:
-        return _whole(job, await ahead.ask(job, self._max_tokens_as, self._create))
+    async def _ask_ahead(self, job: Job, speculation: ApiSpeculation) -> GenOutcome:
+        return _deliver(job, await speculation.ask(job, self._max_tokens_as, self._create))
 
-    async def _gen(self, job: Job, request: dict[str, Any]) -> Outcome:
+    async def _gen(self, job: Job, request: dict[str, Any]) -> GenOutcome:
         if not request.get("stream"):
-            return self._format.outcome(await self._create(request), self.kind)
-        from banyan.backends.openai.stream import StreamedResponse
-
-        gathered = StreamedResponse(self.kind)
+            return responses.outcome(await self._create(request), self.kind)
+        reader = responses.ResponseReader(self.kind)
         async for chunk in await self._create(request):
-            if text := gathered.take(chunk):
+            if text := reader.take(chunk):
                 job.deliver(text)
-        return self._format.outcome(gathered.response(), self.kind)._replace(first=gathered.first)
+        return reader.outcome()
 
-    async def _select(self, job: Job, requests: list[dict[str, Any]]) -> Outcome:
-        return self._format.chosen(job, [await self._create(request) for request in requests], self.kind)
+    async def _select(self, job: Job, requests: list[dict[str, Any]]) -> GenOutcome:
+        return responses.chosen(job, [await self._create(request) for request in requests], self.kind)
 
     async def _create(self, request: dict[str, Any]) -> Any:
-        client = self._here().client
+        client = self._connect().client
         endpoint = client.chat.completions if self.kind == "chat" else client.completions
         return await endpoint.create(model=self.model_name, **request)
 
-    def _here(self) -> _Connection:
-        """That of this process: a forked child makes its own."""
+    def _connect(self) -> _Connection:
+        """The connection of this process: a forked child makes its own."""
         with self._starting:
             loop = _ApiLoop.of_this_process()
             if self._connection is None or self._connection.loop is not loop:
-                self._connection = _Connection(loop, self._make(), self.max_in_flight)
+                self._connection = _Connection(loop, self._new_client(), self.max_in_flight)
                 weakref.finalize(self, self._connection.close).atexit = False
             return self._connection
 
-    def _explained(self, error: Exception) -> BaseException:
-        """An error of the client as one of ours; others as they are."""
+    def _translated(self, error: Exception) -> BaseException:
+        """An error of the openai package as a BanyanError; other errors unchanged."""
         import openai
 
         if not isinstance(error, openai.OpenAIError):
             return error
         message = f"{self.base_url}: {error}"
-        made: BanyanError = ProgramError(message)
+        translated: BanyanError = ProgramError(message)
         match error:
             case openai.APITimeoutError():
-                made = DeadlineExceeded(
-                    f"{self.base_url} did not answer in time, also when asked again; raise timeout="
+                translated = DeadlineExceeded(
+                    f"{self.base_url} did not answer in time, also after retries; raise timeout="
                 )
             case openai.APIConnectionError():
-                made = RuntimeLost(f"{self.base_url} cannot be reached: {error.__cause__ or error}")
+                translated = RuntimeLost(f"{self.base_url} cannot be reached: {error.__cause__ or error}")
             case openai.AuthenticationError() | openai.PermissionDeniedError():
-                made = ConfigError(f"{message}; see api_key=")
+                translated = ConfigError(f"{message}; see api_key=")
             case openai.NotFoundError():
-                made = ModelNotFound(message)
+                translated = ModelNotFound(message)
             case openai.RateLimitError() | openai.InternalServerError():
-                made = RuntimeLost(message)
+                translated = RuntimeLost(message)
             case openai.APIStatusError() if error.code == "context_length_exceeded":
-                made = PromptTooLong(message)
-        made.__cause__ = error
-        return made
+                translated = PromptTooLong(message)
+        translated.__cause__ = error
+        return translated
 
 
-def _whole(job: Job, outcome: Outcome) -> Outcome:
-    """An answer that comes in one piece, also to one that streams."""
+def _deliver(job: Job, outcome: GenOutcome) -> GenOutcome:
+    """Stream an answer in one piece, where the gen streams."""
     if isinstance(job.op, wire.Gen) and job.op.stream:
         job.deliver(outcome.samples[0].text)
     return outcome
 
 
 def served(base_url: str, api_key: str | None = None, timeout: float = 10.0) -> OpenAI:
-    """The model that a server with this API names first, with the options that such servers know beyond OpenAI's.
+    """The first model of a server, with all extensions but "prefix".
 
-    ConnectFailed: nobody answers there within `timeout` seconds. ModelNotFound: it names none.
+    ConnectFailed: no answer within `timeout` seconds. ModelNotFound: the server has no model.
     """
-    from banyan.backends.openai import format
-
-    key = api_key or os.environ.get("OPENAI_API_KEY") or "none"  # the client wants one
-    _maker(False, (), {})
+    key = api_key or os.environ.get("OPENAI_API_KEY") or "none"  # the package needs one
+    _client_factory(False, (), {})
     import openai
 
     with openai.OpenAI(base_url=base_url, api_key=key, timeout=timeout, max_retries=0) as client:
@@ -283,14 +271,14 @@ def served(base_url: str, api_key: str | None = None, timeout: float = 10.0) -> 
         except openai.APIConnectionError as e:
             raise ConnectFailed(f"{base_url} cannot be reached: {e.__cause__ or e}") from e
         except openai.OpenAIError as e:
-            raise ConnectFailed(f"{base_url} does not tell its models: {e}") from e
+            raise ConnectFailed(f"{base_url} does not list its models: {e}") from e
     if not models:
-        raise ModelNotFound(f"{base_url} names no model; write bn.OpenAI(model_name, base_url=...)")
+        raise ModelNotFound(f"{base_url} lists no model; write bn.OpenAI(model_name, base_url=...)")
     extensions = set(format.EXTENSIONS) - {"prefix"}
     return OpenAI(models[0].id, base_url=base_url, api_key=key, extensions=extensions)
 
 
-def _maker(is_azure: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
+def _client_factory(is_azure: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
     try:
         import openai
     except ImportError as e:
@@ -321,12 +309,12 @@ def _markers(template: str | Mapping[str, tuple[str, str]] | wire.ChatMarkers | 
 
 
 class _Connection:
-    """A client of the API on a loop. places: bounds its requests."""
+    """A client of the API on a loop. slots: limits the requests at a time."""
 
     def __init__(self, loop: _ApiLoop, client: Any, max_in_flight: int) -> None:
         import asyncio
 
-        self.loop, self.client, self.places = loop, client, asyncio.Semaphore(max_in_flight)
+        self.loop, self.client, self.slots = loop, client, asyncio.Semaphore(max_in_flight)
         self._is_closed = False
 
     def close(self) -> None:
@@ -336,10 +324,10 @@ class _Connection:
 
 
 class _ApiLoop:
-    """An event loop on a thread of its own: one per process, made when it is first needed."""
+    """An event loop on its own thread: one per process, started when it is first needed."""
 
     current: _ApiLoop | None = None
-    _making = threading.Lock()
+    _lock = threading.Lock()
 
     def __init__(self) -> None:
         import asyncio
@@ -349,21 +337,21 @@ class _ApiLoop:
 
     @classmethod
     def of_this_process(cls) -> _ApiLoop:
-        with cls._making:
+        with cls._lock:
             if cls.current is None:
                 cls.current = cls()
             return cls.current
 
     @classmethod
     def forget(cls) -> None:
-        """In a forked child: threads do not follow there."""
-        cls.current, cls._making = None, threading.Lock()
+        """Called in a forked child, which does not have the thread."""
+        cls.current, cls._lock = None, threading.Lock()
 
-    def run(self, work: Any, on_stop: Callable[[Callable[[], object]], None] | None = None) -> None:
-        """Run a coroutine; it is cancelled when what is given to `on_stop` is called."""
+    def run(self, coroutine: Any, on_stop: Callable[[Callable[[], object]], None] | None = None) -> None:
+        """Run a coroutine. `on_stop` gets the function that cancels it."""
         import asyncio
 
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         if on_stop is not None:
             on_stop(future.cancel)
 

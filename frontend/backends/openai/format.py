@@ -1,43 +1,27 @@
-"""Gens and selects as requests of OpenAI's HTTP API, and its responses as answers. Plain dicts; no network here.
+"""Gens and selects as requests of OpenAI's HTTP API. Plain dicts; no network here.
 
-Two kinds: chat completions, which take turns, and completions, which take text. What one cannot do is refused by name:
-`refuse` says what to use instead.
+There are two kinds: chat completions, which take turns, and completions, which take text. `refuse` refuses what a kind
+does not have, and says what to use instead.
 """
 
 from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Collection, Iterable, Sequence
-from itertools import pairwise
-from random import Random
 from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from banyan.backends.job import NAMES, Answers, Job, Made, Outcome, Piece
-from banyan.runtime.errors import ProgramError, Unsupported
+from banyan.backends.job import NAMES, CallTurn, Job, Output, Piece, ToolResults, changed
+from banyan.runtime.errors import Unsupported
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.programs.select_scoring import decide
 
 Kind = Literal["chat", "completion"]
 
-NO_ID = -1
-"""The id of a token whose id an API does not tell."""
+# Fields of Sampling that the API has too. Defaults are not sent: reasoning models refuse even those.
+SAME = {"temperature", "top_p", "frequency_penalty", "presence_penalty", "n", "seed", "stop", "logit_bias"}
 
-# Field of Sampling -> what the API calls it. A value that is the API's own default is not sent: reasoning models refuse
-# to be told even that.
-SAME = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
-    "n": "n",
-    "seed": "seed",
-    "stop": "stop",
-    "logit_bias": "logit_bias",
-}
-
-# Option that only some servers take -> what to use on those that do not.
+# Option that only some servers have -> what to use on the others.
 EXTENSIONS = {
     "top_k": "top_p",
     "min_p": "top_p",
@@ -49,7 +33,8 @@ EXTENSIONS = {
 }
 """prefix: the server continues an assistant's turn that has begun (vLLM and SGLang do)."""
 
-ELSEWHERE = {
+# Feature that no server has in one of the kinds -> what to use instead.
+INSTEAD = {
     "stop_regex": "stop strings",
     "logprob_start_len": "return_logprob without logprob_start_len, which gives those of the output",
     "raw": "plain text: the API writes control tokens itself",
@@ -69,28 +54,25 @@ ELSEWHERE = {
 
 
 ONLY_CHAT = frozenset({"json_schema", "tools", "image", "prefix"})
-"""What completions have no use for (text goes on anyway), or cannot do."""
+"""What completions do not have, or do not need."""
 ONLY_COMPLETIONS = frozenset({"raw", "text", "gen", "unconditional_likelihood_normalized"})
 
 
 def refusals(kind: Kind) -> frozenset[str]:
-    """All that `refuse` may be called with."""
+    """Everything that `refuse` may be called with."""
     others = ONLY_CHAT - {"prefix"} if kind == "completion" else ONLY_COMPLETIONS
-    both = ELSEWHERE.keys() - ONLY_CHAT - ONLY_COMPLETIONS
+    both = INSTEAD.keys() - ONLY_CHAT - ONLY_COMPLETIONS
     return frozenset({*EXTENSIONS, *both, *others} - ({"prefix"} if kind == "completion" else set()))
 
 
 def refuse(what: str, kind: Kind) -> NoReturn:
-    also = f', or OpenAI(..., extensions=["{what}"]) if the server knows it' if what in EXTENSIONS else ""
-    instead = EXTENSIONS.get(what) or ELSEWHERE[what]
-    raise Unsupported(f"{what}: OpenAI's {kind} API has no such thing; use {instead}{also}")
-
-
-# ---- requests ------------------------------------------------------------------------------------------------------
+    extension = f', or OpenAI(..., extensions=["{what}"]) if the server knows it' if what in EXTENSIONS else ""
+    instead = EXTENSIONS.get(what) or INSTEAD[what]
+    raise Unsupported(f"{what}: OpenAI's {kind} API has no such thing; use {instead}{extension}")
 
 
 def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as: str) -> dict[str, Any]:
-    """The arguments of `create` for a gen, but for the model. Unsupported: something that the API cannot do."""
+    """The arguments of `create` for a gen, without the model. Unsupported: something that the API does not have."""
     assert isinstance(job.op, wire.Gen)
     sampling = job.op.sampling
     for name in ("priority", "deadline"):
@@ -120,7 +102,7 @@ def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as
 
 
 def select_requests(job: Job, kind: Kind, extensions: Collection[str]) -> list[dict[str, Any]]:
-    """The arguments of `create` for a select: one request, or two where the method compares with no prompt."""
+    """The arguments of `create` for a select: one request, or two where the method also scores without the prompt."""
     op = job.op
     assert isinstance(op, wire.Select)
     if kind == "chat":
@@ -136,7 +118,7 @@ def select_requests(job: Job, kind: Kind, extensions: Collection[str]) -> list[d
         request |= {"temperature": op.temperature} | ({} if op.seed is None else {"seed": op.seed})
         return [request]
     text = prompt(job, kind, extensions)["prompt"]
-    # echo: the API gives the log-probabilities of the prompt itself.
+    # echo: the API returns the log-probabilities of the prompt.
     scored: dict[str, Any] = {"echo": True, "logprobs": 1, "max_tokens": 0, "temperature": 0}
     requests = [scored | {"prompt": [text + choice for choice in op.choices]}]
     if op.method == "unconditional_likelihood_normalized":
@@ -145,7 +127,7 @@ def select_requests(job: Job, kind: Kind, extensions: Collection[str]) -> list[d
 
 
 def prompt(job: Job, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
-    """The arguments that hold the prompt. Unsupported: something in it that the API cannot do."""
+    """The arguments with the prompt. Unsupported: a piece that the API does not have."""
     if kind == "completion":
         if any(isinstance(piece, wire.Image) for piece in job.pieces):
             refuse("image", kind)
@@ -164,7 +146,7 @@ def prompt(job: Job, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
 
 
 def turns(pieces: Iterable[Piece]) -> tuple[list[dict[str, Any]], str | None]:
-    """The finished turns as messages, and what the open turn of the assistant has said so far; None: none is open."""
+    """The finished turns as messages, and the text of the assistant's open turn; None: no such turn is open."""
     messages: list[dict[str, Any]] = []
     role: str | None = None
     content: list[str | wire.Image] = []
@@ -179,22 +161,22 @@ def turns(pieces: Iterable[Piece]) -> tuple[list[dict[str, Any]], str | None]:
                 content.append(piece)
             case wire.Raw():
                 refuse("raw", "chat")
-            case wire.Called():
+            case CallTurn():
                 messages.append(_called(piece))
                 role = None
-            case str() | Made():
+            case str() | Output():
                 text = piece if isinstance(piece, str) else piece.text
                 if role is None and text.strip():
                     refuse("text", "chat")
                 content.append(text)
-            case Answers():
+            case ToolResults():
                 messages += [{"role": "tool", "tool_call_id": i, "content": text} for i, text in piece.texts]
                 role, content = "assistant", []
     return messages, "".join(map(str, content)) if role == "assistant" else None
 
 
 def _content(content: Sequence[str | wire.Image]) -> Any:
-    """Text as it is; with pictures, a list of parts."""
+    """A string; with images, a list of parts."""
     if all(isinstance(part, str) for part in content):
         return "".join(map(str, content))
     return [
@@ -205,7 +187,7 @@ def _content(content: Sequence[str | wire.Image]) -> Any:
     ]
 
 
-def _called(piece: wire.Called) -> dict[str, Any]:
+def _called(piece: CallTurn) -> dict[str, Any]:
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in piece.calls
@@ -214,19 +196,17 @@ def _called(piece: wire.Called) -> dict[str, Any]:
 
 
 def options(sampling: wire.Sampling, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
-    """The arguments that say how tokens are drawn, but for their most. Unsupported: one that the API lacks."""
+    """The sampling arguments, without max_tokens. Unsupported: an option that the API does not have."""
     found: dict[str, Any] = {}
-    for field in msgspec.structs.fields(wire.Sampling):
-        name, value = field.name, getattr(sampling, field.name)
-        if value == field.default or (field.default_factory is not msgspec.NODEFAULT and not value):
-            continue
+    for name in changed(sampling):
+        value = getattr(sampling, name)
         if name in SAME:
-            found[SAME[name]] = list(value) if isinstance(value, tuple) else value
+            found[name] = list(value) if isinstance(value, tuple) else value
         elif name in EXTENSIONS:
             if name not in extensions:
                 refuse(name, kind)
             found.setdefault("extra_body", {})[name] = list(value) if isinstance(value, tuple) else value
-        elif (known := NAMES.get(name, name)) in ELSEWHERE:
+        elif (known := NAMES.get(name, name)) in INSTEAD:
             refuse(known, kind)
     if "logit_bias" in found:
         found["logit_bias"] = {str(token): bias for token, bias in found["logit_bias"].items()}
@@ -235,115 +215,3 @@ def options(sampling: wire.Sampling, kind: Kind, extensions: Collection[str]) ->
 
 def _schema(name: str, schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": True}}
-
-
-# ---- responses -----------------------------------------------------------------------------------------------------
-
-
-def outcome(response: Any, kind: Kind) -> Outcome:
-    """What a gen's response says. ProgramError: the model refused, or the API gave nothing."""
-    choices = sorted(response.choices, key=lambda choice: choice.index)
-    if not choices:
-        raise ProgramError("the API answered with no choices")
-    usage = _usage(response.usage)
-    samples = tuple(_sample(choice, kind, usage.generated if len(choices) == 1 else 0) for choice in choices)
-    calls: tuple[wire.WireToolCall, ...] = ()
-    if kind == "chat" and (called := getattr(choices[0].message, "tool_calls", None)):
-        calls = tuple(
-            wire.WireToolCall(call.id, call.function.name, call.function.arguments or "{}") for call in called
-        )
-    return Outcome(samples, usage, calls=calls)
-
-
-def _sample(choice: Any, kind: Kind, n_tokens: int) -> wire.Sample:
-    if kind == "chat":
-        if refusal := getattr(choice.message, "refusal", None):
-            raise ProgramError(f"the model refused: {refusal}")
-        text, logprobs = choice.message.content or "", _chat_logprobs(choice.logprobs)
-    else:
-        text, logprobs = choice.text, _completion_logprobs(choice.logprobs)
-    reason: wire.FinishReason = "stop"
-    if choice.finish_reason == "length":
-        reason = "length"
-    elif choice.finish_reason == "content_filter":
-        reason = "abort"
-    return wire.Sample(text, reason, n_tokens=n_tokens or len(logprobs), logprobs=logprobs)
-
-
-def _chat_logprobs(logprobs: Any) -> tuple[wire.TokenLogprob, ...]:
-    return tuple(
-        wire.TokenLogprob(
-            NO_ID, one.token, one.logprob, tuple((NO_ID, top.token, top.logprob) for top in one.top_logprobs or ())
-        )
-        for one in (getattr(logprobs, "content", None) or ())
-    )
-
-
-def _completion_logprobs(logprobs: Any) -> tuple[wire.TokenLogprob, ...]:
-    if logprobs is None:
-        return ()
-    tops = logprobs.top_logprobs or [{}] * len(logprobs.tokens)
-    return tuple(
-        wire.TokenLogprob(NO_ID, text, logprob, tuple((NO_ID, other, its) for other, its in (top or {}).items()))
-        for text, logprob, top in zip(logprobs.tokens, logprobs.token_logprobs, tops, strict=True)
-    )
-
-
-def _usage(usage: Any) -> wire.TokenUsage:
-    if usage is None:
-        return wire.TokenUsage()
-    details = getattr(usage, "prompt_tokens_details", None)
-    return wire.TokenUsage(
-        usage.prompt_tokens, getattr(details, "cached_tokens", None) or 0, getattr(usage, "completion_tokens", 0) or 0
-    )
-
-
-def chosen(job: Job, responses: Sequence[Any], kind: Kind) -> Outcome:
-    """What a select's responses say."""
-    op = job.op
-    assert isinstance(op, wire.Select)
-    if kind == "chat":
-        return _generated(op, outcome(responses[0], kind))
-    start = len(job.text)
-    logprobs = [_behind(choice, start) for choice in sorted(responses[0].choices, key=lambda choice: choice.index)]
-    if len(logprobs) != len(op.choices) or not all(logprobs):
-        raise ProgramError("the API gave no log-probabilities of the prompt (echo), without which it cannot select")
-    without: list[list[float]] = []
-    if len(responses) > 1:
-        alone = [_behind(choice, 0) for choice in sorted(responses[1].choices, key=lambda choice: choice.index)]
-        # Alone, a choice may be cut into other tokens: then its mean stands for each.
-        without = [
-            one if len(one) == len(given) else [sum(one) / len(one)] * len(given)
-            for one, given in zip(alone, logprobs, strict=True)
-        ]
-    rng = Random(op.seed) if op.temperature else None
-    choice = decide(op.method, logprobs, without, op.temperature, rng)
-    scores = wire.Scores(
-        choice.normalized,
-        tuple(tuple((logprob, NO_ID) for logprob in one) for one in logprobs),
-        choice.weights,
-        tuple(tuple((logprob, NO_ID) for logprob in one) for one in without),
-    )
-    usages = [_usage(response.usage) for response in responses]
-    usage = wire.TokenUsage(sum(u.prompt for u in usages), sum(u.cached for u in usages))
-    return Outcome((wire.Sample(op.choices[choice.chosen], "stop"),), usage, scores)
-
-
-def _behind(choice: Any, start: int) -> list[float]:
-    """Log-probabilities of the tokens that reach behind character `start`; the very first of a text has none: 0."""
-    found = choice.logprobs
-    if found is None or not found.tokens:
-        return []
-    ends = [after for _, after in pairwise([*found.text_offset, len(choice.text)])]
-    return [logprob or 0.0 for logprob, end in zip(found.token_logprobs, ends, strict=True) if end > start]
-
-
-def _generated(op: wire.Select, answer: Outcome) -> Outcome:
-    text = answer.samples[0].text
-    try:
-        choice = msgspec.json.decode(text)["choice"]
-    except (msgspec.DecodeError, KeyError, TypeError):
-        choice = None
-    if choice not in op.choices:
-        raise ProgramError(f"the API was to answer with one of the choices, but it said {text[:200]!r}")
-    return Outcome((wire.Sample(choice, "stop", n_tokens=answer.usage.generated),), answer.usage)

@@ -1,11 +1,11 @@
-"""Record what a backend answers into a file, to replay it without the backend: tests and demos of real runs."""
+"""Records the answers of a backend in a file, for a Replay without the backend: in tests and demos of real runs."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -14,25 +14,28 @@ import msgspec
 from msgspec.structs import replace
 
 from banyan.backends.base import Backend, OpenProgram, Question
-from banyan.backends.job import Answers, Made, Piece
+from banyan.backends.job import CallTurn, LocalPrompt, Output, ToolResults
 from banyan.backends.replay.recording_file import VERSION, Digest, Failure, Header, TapeEntry, Text, asked_of
 from banyan.runtime.errors import BanyanError, Cancelled, ConfigError
+from banyan.runtime.executor.executor import Executor, ProgramObserver
+from banyan.runtime.executor.generation import Generation, add_usage
+from banyan.runtime.executor.generator import Attempt, Done, GenOutcome, Prompt
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
 
 
 class Record:
-    """Runs programs on `backend` and writes what it answers to the file `path`, which is replaced.
+    """Runs programs on `backend`, and writes its answers to the file `path`, which is replaced.
 
-    An entry is written when its value is known, so a run that is cut short leaves a file that can be replayed as far as
-    it came. ConfigError: the file cannot be written. Close it, or use it in a `with` block, which waits at its end for
-    what its programs asked for (not on an event loop, and not where it raises); `backend` is left open.
+    Each entry is written when its value is known, so a run that is interrupted leaves a file that can be replayed up to
+    there. Close it, or use it in a `with` block, whose end waits for the open values of its programs (not on an event
+    loop, and not after an exception). `backend` stays open. ConfigError: the file cannot be written.
     """
 
     def __init__(self, backend: Backend, path: str | Path) -> None:
         self.backend, self.path = backend, Path(path)
         self._lock = threading.Lock()
-        self._programs: weakref.WeakSet[_Recorded] = weakref.WeakSet()
+        self._programs: weakref.WeakSet[_RecordedProgram] = weakref.WeakSet()
         try:
             self._file = self.path.open("wb")
         except OSError as e:
@@ -41,11 +44,7 @@ class Record:
         known = backend.welcome
         self._put(
             Header(
-                banyan="recording",
-                version=VERSION,
-                model=known.model,
-                max_context=known.max_context,
-                chat=known.chat,
+                banyan="recording", version=VERSION, model=known.model, max_context=known.max_context, chat=known.chat
             )
         )
 
@@ -58,11 +57,11 @@ class Record:
 
     @property
     def refuses(self) -> frozenset[str]:
-        """What the other backend refuses."""
+        """The features that `backend` does not have."""
         return self.backend.refuses
 
     def program(self, name: str = "") -> OpenProgram:
-        program = _Recorded(self.backend.program(name), name, self._put)
+        program = _RecordedProgram(self.backend, name, self._put)
         self._programs.add(program)
         return program
 
@@ -70,7 +69,7 @@ class Record:
         return self.backend.ask(what)
 
     def close(self) -> None:
-        """Write no more. Idempotent."""
+        """Stop writing. Idempotent."""
         with self._lock:
             self._file.close()
 
@@ -92,7 +91,7 @@ class Record:
 
 
 def _is_on_loop() -> bool:
-    """Whether this thread runs an event loop, which may be what programs wait for."""
+    """Whether this thread runs an event loop, which programs may wait for."""
     if (asyncio := sys.modules.get("asyncio")) is None:
         return False
     try:
@@ -102,236 +101,199 @@ def _is_on_loop() -> bool:
     return True
 
 
-class _Shadow:
-    """What a state says, with values in the making as Refs. since: behind its newest gen; own: since it was forked."""
+class _Question:
+    """A gen or select that runs: the entry of its current round, and what is known of its answer."""
 
-    __slots__ = ("base", "own", "parent", "role", "since", "start")
+    def __init__(self) -> None:
+        self.entry: TapeEntry | None = None
+        self.digest = Digest()  # of the state's prompt: refused outputs are not in it
+        self.round = 0
+        self.attempt: _RecordedAttempt | None = None
+        self.value: wire.Value | BaseException | None = None
+        self.spent = wire.TokenUsage()  # by earlier rounds
+        self.called: wire.Called | None = None  # an output that may still be refused
+        self.results: tuple[str, ...] = ()
+        self.deltas: list[wire.Delta] = []
 
-    def __init__(self, parent: _Shadow | None = None) -> None:
-        self.parent = parent
-        self.base: int | None = None if parent is None else parent.base
-        self.since: list[wire.Part] = [] if parent is None else list(parent.since)
-        self.role: str | None = None if parent is None else parent.role
-        self.start = 0 if parent is None else len(parent.own)
-        self.own: list[wire.Part] = []
-
-    def put(self, part: wire.Part) -> None:
-        if isinstance(part, wire.BeginTurn | wire.EndTurn):
-            self.role = part.role if isinstance(part, wire.BeginTurn) else None
-        self.since.append(part)
-        self.own.append(part)
-
-    def adopt(self, branch: _Shadow) -> None:
-        """Go on as a branch, or as a branch of one."""
-        self.base, self.since, self.role = branch.base, list(branch.since), branch.role
-        own: list[wire.Part] = []
-        one, end = branch, len(branch.own)
-        while one is not self:
-            own = one.own[:end] + own
-            assert one.parent is not None
-            one, end = one.parent, one.start
-        self.own += own
-
-
-class _RecordedQuestion:
-    """A gen or select on its way."""
-
-    __slots__ = ("after", "answers", "called", "digest", "heard", "key", "op", "outcome", "parts", "role")
-
-    def __init__(
-        self, op: wire.Gen | wire.Select, after: int | None, parts: Sequence[wire.Part], role: str | None
-    ) -> None:
-        self.op, self.after, self.parts, self.role = op, after, tuple(parts), role
-        self.outcome: wire.Value | BaseException | None = None
-        self.digest: Digest | None = None
-        """Of the prompt and the answer, once both are known and no error."""
-        self.key = ""
-        self.heard: list[wire.Delta] = []
-        self.called: list[wire.Called] = []
-        self.answers: list[tuple[str, ...]] = []
-        """Of each round with calls."""
-
-    def told(self, number: int) -> dict[str, tuple[str, ...]]:
-        """What came of round `number`, where it streamed: fields of an Entry."""
-        of_round = [delta for delta in self.heard if delta.round == number]
+    def stream(self, number: int) -> dict[str, tuple[str, ...]]:
+        """The stream of round `number`, as fields of a TapeEntry."""
+        deltas = [delta for delta in self.deltas if delta.round == number]
         return {
-            "pieces": tuple(delta.text for delta in of_round if not delta.is_thought),
-            "thoughts": tuple(delta.text for delta in of_round if delta.is_thought),
+            "pieces": tuple(delta.text for delta in deltas if not delta.is_thought),
+            "thoughts": tuple(delta.text for delta in deltas if delta.is_thought),
         }
 
-    def needs(self) -> Iterator[int]:
-        if self.after is not None:
-            yield self.after
-        yield from (part.ref for part in self.parts if isinstance(part, wire.Ref))
+
+class _RecordedAttempt(Attempt):
+    """An attempt that the other backend answers."""
+
+    prompt: LocalPrompt
+
+    def __init__(self, program: _RecordedProgram, generation: Generation, done: Done) -> None:
+        super().__init__(generation.op, generation.prompt, generation.round, done)
+        self._begin = program.begin
+
+    def start(self) -> None:
+        self._begin(self)
 
 
-class _Recorded:
-    """A program on the backend, overheard."""
+class _RecordedProgram(ProgramObserver):
+    """A program on the backend. An executor of our own follows it, to know the prompt of each gen."""
 
-    def __init__(self, program: OpenProgram, name: str, put: Callable[[TapeEntry], None]) -> None:
-        self._program, self._name, self._put = program, name, put
+    def __init__(self, backend: Backend, name: str, put: Callable[[TapeEntry], None]) -> None:
+        self._program, self._chat, self._name, self._put = backend.program(name), backend.welcome.chat, name, put
         self._lock = threading.RLock()
-        self._written = threading.Condition(self._lock)
-        self._states = {0: _Shadow()}
-        self._asked: dict[int, _RecordedQuestion] = {}
-        self._pending: list[_RecordedQuestion] = []  # answered, but not written: what they go on from was not there yet
+        self._answered = threading.Condition(self._lock)
+        self._executor = Executor(self, self, self._lock)
+        self._questions: dict[int, _Question] = {}
+        self._keys: dict[str, str] = {}  # prompt that ends with an output, as a digest -> key of the output's entry
+
+    # ---- what the language calls -----------------------------------------------------------------------------------
 
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
-        new = []
+        refs = [op.ref for op in ops if isinstance(op, wire.Gen | wire.Select)]
         with self._lock:
             for op in ops:
-                self._follow(op)
-                if isinstance(op, wire.Gen | wire.Select):
-                    new.append(self._asked[op.ref])
-        for asked in new:
-            future = self._program.future(asked.op.ref)
-            future.add_done_callback(partial(self._answered, asked))
+                if isinstance(op, wire.Results):
+                    self._questions[op.ref].results = op.texts
+            for ref in refs:
+                self._questions.setdefault(ref, _Question())
+        for op in ops:
+            if not isinstance(op, wire.Drop | wire.CacheHint):
+                self._executor.queue(op)
+        self._executor.pump()
+        for ref in refs:
+            self._program.future(ref).add_done_callback(partial(self._take, ref))
         self._program.submit(ops, last)
 
     def future(self, ref: int) -> ValueFuture[wire.Value]:
         return self._program.future(ref)
 
     def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
-        heard: list[wire.Delta] = []
-
-        def hear(delta: wire.Delta) -> None:
+        def record(delta: wire.Delta) -> None:
             with self._lock:
-                asked = self._asked.get(ref)
-                (heard if asked is None else asked.heard).append(delta)
+                if (question := self._questions.get(ref)) is not None:
+                    question.deltas.append(delta)
             callback(delta)
 
-        self._program.on_delta(ref, hear)
+        self._program.on_delta(ref, record)
 
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
-        def hear(called: wire.Called) -> None:
-            with self._lock:
-                self._asked[ref].called.append(called)
+        def record(called: wire.Called) -> None:
+            self._take_call(ref, called)
             callback(called)
 
-        self._program.on_call(ref, hear)
+        self._program.on_call(ref, record)
 
     @property
     def first_error(self) -> BaseException | None:
         return self._program.first_error
 
     def settle(self) -> None:
-        """Wait until all that was asked for by now is answered, and written."""
-        with self._written:
-            self._written.wait_for(lambda: all(one.outcome is not None for one in self._asked.values()))
+        """Wait until all gens and selects so far are answered and written."""
+        with self._answered:
+            self._answered.wait_for(lambda: all(one.value is not None for one in self._questions.values()))
 
     def limit(self, limits: wire.ProgramLimits) -> None:
         self._program.limit(limits)
 
-    def foresee(self, n_tokens: int) -> None:
-        self._program.foresee(n_tokens)
+    def generate_ahead(self, n_tokens: int) -> None:
+        self._program.generate_ahead(n_tokens)
 
     def cancel(self) -> None:
         self._program.cancel()
 
-    def _follow(self, op: wire.Op) -> None:
-        state = self._states[op.state]
-        match op:
-            case wire.Append(parts=parts):
-                for part in parts:
-                    state.put(part)
-            case wire.Gen(ref=ref) | wire.Select(ref=ref):
-                self._asked[ref] = _RecordedQuestion(op, state.base, state.since, state.role)
-                state.base, state.since = ref, []
-                state.own.append(wire.Ref(ref))
-            case wire.Fork(children=children):
-                for child in children:
-                    self._states[child] = _Shadow(state)
-            case wire.Join(children=(child,), adopt=True):
-                state.adopt(self._states[child])
-            case wire.Join(children=children):
-                for child in children:
-                    for part in self._states[child].own:
-                        state.put(part)
-            case wire.Results(ref=ref, texts=texts):
-                self._asked[ref].answers.append(texts)
+    # ---- what the executor calls -----------------------------------------------------------------------------------
 
-    def _answered(self, asked: _RecordedQuestion, future: ValueFuture[wire.Value]) -> None:
+    def prompt(self, program: Executor) -> LocalPrompt:
+        return LocalPrompt(self._chat, self._name)
+
+    def attempt(self, program: Executor, generation: Generation, done: Done) -> _RecordedAttempt:
+        return _RecordedAttempt(self, generation, done)
+
+    def read(self, program: Executor, prompt: Prompt, start: int, has_tokens: bool) -> GenOutcome:
+        assert isinstance(prompt, LocalPrompt)
+        return GenOutcome((wire.Sample(prompt.render(start), "stop"),))
+
+    def begin(self, attempt: _RecordedAttempt) -> None:
+        """The prompt of a round is known."""
+        op, question = attempt.op, self._questions[attempt.op.ref]
         with self._lock:
-            asked.outcome = future.exception() or future.result()
-            self._pending.append(asked)
-            is_moving = True
-            while is_moving:
-                is_moving = False
-                for one in tuple(self._pending):
-                    if all(self._asked[ref].outcome is not None for ref in one.needs() if ref in self._asked):
-                        self._pending.remove(one)
-                        self._write(one)
-                        is_moving = True
-            self._written.notify_all()
-
-    def _write(self, asked: _RecordedQuestion) -> None:
-        """Errors that come from what it goes on from are not written: they come again by themselves."""
-        after = None if asked.after is None else self._asked[asked.after]
-        digest = Digest() if after is None else after.digest
-        parts: list[Text] = []
-        for part in asked.parts:
-            if isinstance(part, wire.Ref):
-                value = self._program.future(part.ref)
-                if not value.done() or value.exception() is not None:
-                    return
-                part = value.result().samples[0].text
-            if parts and isinstance(part, str) and isinstance(parts[-1], str):
-                parts[-1] += part
-            elif not isinstance(part, wire.Arg):  # those are of templates
-                parts.append(part)
-        if digest is None or isinstance(asked.outcome, Cancelled):
-            return
-        asked.digest = digest.copy()
-        for part in parts:
-            asked.digest.put(part)
-        self._write_rounds(asked, after.key if after is not None else "", tuple(parts), asked.digest)
-
-    def _write_rounds(self, asked: _RecordedQuestion, after: str, parts: tuple[Text, ...], digest: Digest) -> None:
-        question = asked_of(asked.op)
-        entry = TapeEntry(program=self._name, name=asked.op.name, state=asked.op.state, key="", asked=question)
-        spent, n_rounds = wire.TokenUsage(), 0
-        asking = digest.copy()  # tries that were refused are asked about, and leave nothing in the state
-        rounds = zip(asked.called, asked.answers, strict=False) if isinstance(asked.op, wire.Gen) else ()
-        for called, texts in rounds:
-            if not called.calls and not texts:
-                break  # it was taken: this is the outcome
-            entry = replace(entry, key=asking.key(question), after=after, parts=parts)
-            said = (wire.Sample(called.text, called.finish_reason),)
-            self._put(replace(entry, samples=said, usage=called.usage, calls=called.calls, **asked.told(called.round)))
-            spent, n_rounds = _plus(spent, called.usage), called.round + 1
-            for piece in _between(asked.role, called, texts):
-                asking.put(piece)
-                if called.calls:
-                    digest.put(piece)
-            if called.calls:
-                after, parts, entry = entry.key, (), replace(entry, answers=texts)
+            digest, after, parts = Digest(), "", list[Text]()
+            for piece in attempt.prompt.pieces:
+                digest.put(piece)
+                if isinstance(piece, Output) and (before := self._keys.get(digest.hexdigest())) is not None:
+                    after, parts = before, []
+                    continue
+                part = piece.text if isinstance(piece, Output) else piece
+                if parts and isinstance(part, str) and isinstance(parts[-1], str):
+                    parts[-1] += part
+                elif not isinstance(part, CallTurn | ToolResults):
+                    parts.append(part)
+            asked = asked_of(op)
+            key = digest.key(asked)
+            if (last := question.entry) is None:
+                where: dict[str, Any] = {"program": self._name, "name": op.name, "state": op.state}
+                entry = TapeEntry(**where, key=key, after=after, parts=tuple(parts), asked=asked)
+            elif question.called is None:  # the calls of the round before have results
+                entry = replace(last, key=key, after=last.key, parts=(), answers=question.results)
             else:
-                entry = replace(entry, refused=(*entry.refused, (called.text, " ".join(texts))))
-        asked.key = asking.key(question)
-        entry = replace(entry, key=asked.key, after=after, parts=parts)
-        match asked.outcome:
-            case wire.Value(samples=samples, usage=usage, scores=scores):
-                digest.put(samples[0].text)
-                rest = _plus(usage, spent, -1)
-                self._put(replace(entry, samples=samples, usage=rest, scores=scores, **asked.told(n_rounds)))
-            case BanyanError(code=code, message=message):
-                asked.digest = None
-                self._put(replace(entry, error=Failure(code, message)))
-            case _:
-                asked.digest = None
+                self._put_round(question, question.called)
+                refused = (question.called.text, " ".join(question.results))
+                entry = replace(last, key=key, refused=(*last.refused, refused))
+                question.called = None
+            if not entry.refused:
+                question.digest = digest
+            question.entry, question.round, question.attempt = entry, attempt.round, attempt
+        if question.value is not None:
+            self._finish(question)
 
+    # ---- what the backend answers ----------------------------------------------------------------------------------
 
-def _between(role: str | None, called: wire.Called, texts: tuple[str, ...]) -> tuple[Piece, ...]:
-    """What stands in the prompt of a round behind that of the round before."""
-    if called.calls:
-        return (called, Answers(tuple(zip([call.id for call in called.calls], texts, strict=True))))
-    made, said = Made(called.text), " ".join(texts)
-    if role == "assistant":
-        return (made, wire.EndTurn(), wire.BeginTurn("user"), said, wire.EndTurn(), wire.BeginTurn("assistant"))
-    return (made, f"\n\n{said}\n\n")
+    def _take_call(self, ref: int, called: wire.Called) -> None:
+        with self._lock:
+            question = self._questions[ref]
+            attempt, question.attempt = question.attempt, None
+            if called.calls:
+                self._put_round(question, called)
+            else:
+                question.called = called
+                if question.entry is not None:
+                    self._keys[question.digest.after(called.text)] = question.entry.key
+        if attempt is not None:
+            sample = wire.Sample(called.text, called.finish_reason)
+            attempt.finish(GenOutcome((sample,), scores=called.scores, calls=called.calls))
 
+    def _put_round(self, question: _Question, called: wire.Called) -> None:
+        """Write a round that is not the last."""
+        if question.entry is not None:
+            sample, stream = wire.Sample(called.text, called.finish_reason), question.stream(called.round)
+            self._put(replace(question.entry, samples=(sample,), usage=called.usage, calls=called.calls, **stream))
+            question.spent = add_usage(question.spent, called.usage)
 
-def _plus(one: wire.TokenUsage, other: wire.TokenUsage, sign: int = 1) -> wire.TokenUsage:
-    return wire.TokenUsage(
-        *(getattr(one, name) + sign * getattr(other, name) for name in wire.TokenUsage.__struct_fields__)
-    )
+    def _take(self, ref: int, future: ValueFuture[wire.Value]) -> None:
+        question = self._questions[ref]
+        value = future.exception() or future.result()
+        with self._answered:
+            question.value = value
+        if question.entry is not None:
+            self._finish(question)
+        with self._answered:
+            self._answered.notify_all()
+
+    def _finish(self, question: _Question) -> None:
+        """Write the last round. Errors of values that it depends on are not written: in a replay they occur again."""
+        with self._lock:
+            entry, value, attempt = question.entry, question.value, question.attempt
+            question.entry = question.attempt = None
+            if entry is None:
+                return
+            if isinstance(value, wire.Value):
+                rest = add_usage(value.usage, question.spent, -1)
+                stream = question.stream(question.round)
+                self._put(replace(entry, samples=value.samples, usage=rest, scores=value.scores, **stream))
+                self._keys[question.digest.after(value.samples[0].text)] = entry.key
+            elif isinstance(value, BanyanError) and not isinstance(value, Cancelled):
+                self._put(replace(entry, error=Failure(value.code, value.message)))
+        if attempt is not None:
+            attempt.finish(GenOutcome(value.samples) if isinstance(value, wire.Value) else BanyanError("it failed"))

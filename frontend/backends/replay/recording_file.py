@@ -1,8 +1,8 @@
 """The file of a recording, which `Record` writes and `Replay` reads.
 
-It is JSON lines: a header, then one entry for each gen and select that was answered. An entry is found again by
-what was asked (the prompt, and the options of the gen), not by when, so programs may run at the same time and in any
-order. Prompts are stored once: each entry says which it continues, and what was appended since.
+It is JSON lines: a header, then one entry for each gen and select that was answered. Replay finds an entry by the
+question (the prompt, and the options of the gen), not by its time, so programs may run in any order. Prompts are stored
+once: each entry names the one that it continues, and holds what was appended since.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from banyan.backends.job import Answers, Made, Piece
+from banyan.backends.job import CallTurn, Output, Piece, ToolResults
 from banyan.runtime.errors import ConfigError
 from banyan.runtime.protocol import wire
 
@@ -28,7 +28,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The first line of a recording."""
 
     banyan: str = ""
-    """ "recording": says what this file is."""
+    """ "recording", in every recording."""
     version: int = 0
     model: str = ""
     max_context: int = 0
@@ -36,15 +36,18 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An error as an answer."""
+    """An answer that is an error."""
 
     code: str
     message: str
 
 
 class TapeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One gen or select, and what came of it. key: a digest of what was asked. after: the key of the gen that it
-    continues in its state; "" where it is the first. parts: what was appended in between."""
+    """One gen or select, and its answer.
+
+    key: a digest of the question. after: the key of the gen before it in its state; "" for the first. parts: what was
+    appended in between.
+    """
 
     program: str
     name: str
@@ -54,51 +57,57 @@ class TapeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parts: tuple[Text, ...] = ()
     asked: wire.Gen | wire.Select
     answers: tuple[str, ...] = ()
-    """Of a gen with tools, which has an entry for each round: what the calls of the round before gave."""
+    """Of a gen with tools, which has an entry for each round: the results of the calls before this round."""
     calls: tuple[wire.WireToolCall, ...] = ()
-    """What it called in this round."""
+    """The calls of this round."""
     refused: tuple[tuple[str, str], ...] = ()
-    """Of a gen with retries: what it answered before, and what it was told."""
+    """Of a gen with retries: the outputs that were refused, each with its correction."""
     samples: tuple[wire.Sample, ...] = ()
     usage: wire.TokenUsage = wire.TokenUsage()
     scores: wire.Scores | None = None
     pieces: tuple[str, ...] = ()
-    """The first sample's text as it came, where it streamed."""
+    """The stream of the first sample's text."""
     thoughts: tuple[str, ...] = ()
-    """The same of what it thought, which came before that."""
+    """The stream of its reasoning, which came before the text."""
     error: Failure | None = None
 
 
 class Digest:
-    """A prompt as a hash that grows with it. Text side by side is one text."""
+    """A hash of a prompt that grows with it. Adjacent texts hash like one text."""
 
     def __init__(self, hashed: Any = None) -> None:
         self._hash = hashlib.blake2b(digest_size=12) if hashed is None else hashed
 
     def put(self, part: Piece) -> None:
+        """Append a piece."""
         match part:
-            case str():
-                told = part.replace("\0", "\0\0")
-            case Made(text=text):
-                told = text.replace("\0", "\0\0")
+            case str() | Output():
+                data = (part if isinstance(part, str) else part.text).replace("\0", "\0\0")
             case wire.Raw(text=text):
-                told = f"\0raw {len(text)} {text}"
+                data = f"\0raw {len(text)} {text}"
             case wire.BeginTurn(role=role):
-                told = f"\0begin {len(role)} {role}"
+                data = f"\0begin {len(role)} {role}"
             case wire.EndTurn():
-                told = "\0end"
-            case wire.Image(data=data, kind=kind):
-                told = f"\0image {kind} {hashlib.blake2b(data).hexdigest()}"
-            case wire.Called(calls=calls, text=text):
-                told = f"\0called {[(call.name, call.arguments) for call in calls]!r} {text}"
-            case Answers(texts=texts):
-                told = f"\0answers {[text for _, text in texts]!r}"
-        self._hash.update(told.encode(errors="surrogatepass"))
+                data = "\0end"
+            case wire.Image(data=image, kind=kind):
+                data = f"\0image {kind} {hashlib.blake2b(image).hexdigest()}"
+            case CallTurn(text=text, calls=calls):
+                data = f"\0called {[(call.name, call.arguments) for call in calls]!r} {text}"
+            case ToolResults(texts=texts):
+                data = f"\0answers {[text for _, text in texts]!r}"
+        self._hash.update(data.encode(errors="surrogatepass"))
 
-    def copy(self) -> Digest:
-        return Digest(self._hash.copy())
+    def hexdigest(self) -> str:
+        return str(self._hash.hexdigest())
+
+    def after(self, text: str) -> str:
+        """The hexdigest of this prompt with `text` behind it."""
+        digest = Digest(self._hash.copy())
+        digest.put(text)
+        return digest.hexdigest()
 
     def key(self, asked: Asked) -> str:
+        """The digest of the question `asked` behind this prompt."""
         hashed = self._hash.copy()
         hashed.update(
             b"\0asked " + msgspec.json.encode(msgspec.to_builtins(asked, str_keys=True), order="deterministic")
@@ -107,13 +116,14 @@ class Digest:
 
 
 def asked_of(op: wire.Gen | wire.Select) -> Asked:
-    """What the answer depends on besides the prompt."""
+    """The options that the answer depends on besides the prompt."""
     if isinstance(op, wire.Gen):
         op = replace(op, stream=False, budget=0, priority=None, deadline=0.0)
     return replace(op, state=0, ref=0, name="", line="", timeout=0.0)
 
 
 def read(path: Path) -> tuple[Header, list[TapeEntry]]:
+    """The entries of a recording. ConfigError: it cannot be read."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as e:
@@ -123,7 +133,7 @@ def read(path: Path) -> tuple[Header, list[TapeEntry]]:
     except msgspec.DecodeError:
         header = Header()
     if header.banyan != "recording":
-        raise ConfigError(f"{path} is no recording: its first line is not that of one; make one with bn.Record")
+        raise ConfigError(f"{path} is not a recording: its first line is not a header; make one with bn.Record")
     if header.version != VERSION:
         raise ConfigError(f"{path} is a recording of version {header.version}, this reads {VERSION}; record it again")
     entries = []

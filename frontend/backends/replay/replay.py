@@ -1,4 +1,4 @@
-"""Replay a recording: a backend without a model that answers what was answered before, and says what does not fit."""
+"""Replays a recording: a backend without a model that answers like the recorded one, or says what differs."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from banyan.backends.base import Question
-from banyan.backends.job import Answers, Job, Made, Outcome, Piece, n_alike
-from banyan.backends.local import Program
+from banyan.backends.job import CallTurn, Job, Output, Piece, ToolResults, n_common
+from banyan.backends.local import LocalProgram
 from banyan.backends.replay.recording_file import Asked, Digest, TapeEntry, asked_of, read
 from banyan.runtime.errors import ReplayMismatch, from_code
+from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 
 
 class Replay:
-    """Answers gens and selects with what a `Record` wrote to `path`.
+    """Answers gens and selects from the file `path` that a `Record` wrote.
 
-    Each entry answers once, the same question asked again gets the next one that was recorded for it, those of the same
-    branch first. ReplayMismatch, which names the first difference: something else is asked than was recorded.
-    ConfigError: the file cannot be read, is no recording, or is of another version.
+    Each entry answers once. A question that is asked again gets the next entry recorded for it, first those of the same
+    state. A question that was not recorded fails with ReplayMismatch, which names the first difference. ConfigError:
+    the file cannot be read, is not a recording, or has another version.
     """
 
     refuses: frozenset[str] = frozenset()
-    """Nothing by name: what was not recorded is a ReplayMismatch."""
+    """Nothing: a feature that was not recorded is a ReplayMismatch."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -45,20 +46,20 @@ class Replay:
 
     @property
     def unused(self) -> list[tuple[str, str]]:
-        """(program, gen) of each entry that was not asked for, in the order of the recording."""
+        """(program, gen) of each entry that has not answered yet, in the order of the recording."""
         with self._lock:
             left = {id(entry) for entries in self._left.values() for entry in entries}
         return [(entry.program, entry.name) for entry in self._entries if id(entry) in left]
 
-    def program(self, name: str = "") -> Program:
-        return Program(self, name)
+    def program(self, name: str = "") -> LocalProgram:
+        return LocalProgram(self, name)
 
     def ask(self, what: Question) -> Any:
-        """ "info" and "stats" tell the model's name and how much is left; there is nothing to flush or to check."""
+        """The model's name and the counts of entries, whatever the question."""
         return {"model": self.welcome.model, "n_entries": len(self._entries), "n_unused": len(self.unused)}
 
     def start(self, job: Job) -> None:
-        """Answer a gen or select. For the executor of programs, not for users."""
+        """Answer a gen or select; called by programs."""
         digest = Digest()
         for piece in job.pieces:
             digest.put(piece)
@@ -74,12 +75,12 @@ class Replay:
             raise from_code(found.error.code, found.error.message)
         if isinstance(job.op, wire.Gen) and job.op.stream:
             for text in found.thoughts or (found.samples[0].reasoning,):
-                job.pass_on(text, is_thought=True)
+                job.deliver_separated(text, is_thought=True)
             for text in found.pieces or (() if found.calls else (found.samples[0].text,)):
-                job.pass_on(text)
-        job.give(Outcome(found.samples, found.usage, found.scores, calls=found.calls), is_apart=True)
+                job.deliver_separated(text)
+        job.finish(GenOutcome(found.samples, found.usage, found.scores, calls=found.calls), is_separated=True)
 
-    # ---- what does not fit -----------------------------------------------------------------------------------------
+    # ---- mismatches ------------------------------------------------------------------------------------------------
 
     def _mismatch(self, job: Job, key: str) -> ReplayMismatch:
         what = f"gen {job.op.name!r}" if isinstance(job.op, wire.Gen) else f"select {job.op.name!r}"
@@ -93,15 +94,12 @@ class Replay:
             return ReplayMismatch(f"{self.path} has no {what} of program {job.program!r}{have}")
         now = _plain(job.pieces)
         prompts = {id(entry): _plain(self._prompt(entry)) for entry in same}
-        # The nearest: the prompt that agrees for longest and, of those, the one with the fewest other options.
         asked = asked_of(job.op)
-        nearest = max(
-            same,
-            key=lambda entry: (n_alike(prompts[id(entry)], now), -len(_differences(entry.asked, asked))),
-        )
+        # The longest common beginning of the prompt, then the fewest different options.
+        nearest = max(same, key=lambda e: (n_common(prompts[id(e)], now), -len(_differences(e.asked, asked))))
         then = prompts[id(nearest)]
         if then != now:
-            at = n_alike(then, now)
+            at = n_common(then, now)
             return ReplayMismatch(
                 f"{self.path}: the prompt of {what} differs from the recorded one at character {at}: "
                 f"recorded {_around(then, at)}, now {_around(now, at)}"
@@ -110,6 +108,7 @@ class Replay:
         return ReplayMismatch(f"{self.path}: {what} has the recorded prompt, but other options: {differences}")
 
     def _prompt(self, entry: TapeEntry) -> list[Piece]:
+        """The recorded prompt of an entry."""
         before = self._by_key.get(entry.after)
         chain: list[TapeEntry] = []
         while before is not None:
@@ -118,13 +117,13 @@ class Replay:
         pieces: list[Piece] = []
         for one in reversed(chain):
             pieces += [*one.answers, *one.parts]
-            pieces += [Made(sample.text) for sample in one.samples[:1]]
+            pieces += [Output(sample.text) for sample in one.samples[:1]]
         tries = [text for pair in entry.refused for text in pair]
         return [*pieces, *entry.answers, *entry.parts, *tries]
 
 
 def _plain(pieces: Iterable[Piece]) -> str:
-    """The prompt for a message: turns in brackets."""
+    """A prompt for an error message: turns in brackets."""
     shown = []
     for piece in pieces:
         match piece:
@@ -134,11 +133,11 @@ def _plain(pieces: Iterable[Piece]) -> str:
                 shown.append(f"[{role}: ")
             case wire.EndTurn():
                 shown.append("]")
-            case Made(text=text) | wire.Raw(text=text):
+            case Output(text=text) | wire.Raw(text=text):
                 shown.append(text)
-            case wire.Called(text=text):
+            case CallTurn(text=text):
                 shown.append(f"{text}]")
-            case Answers(texts=texts):
+            case ToolResults(texts=texts):
                 shown += [*(f"[tool: {text}]" for _, text in texts), "[assistant: "]
     return "".join(shown)
 

@@ -1,7 +1,8 @@
-"""What runs in the engine on behalf of programs: each request's ids as they come, until it has ended.
+"""The requests that run in the engine: the token ids of each as they come, until it ends.
 
-The server holds all that a request is (its prompt, what was generated so far), so an engine that dies costs time, not
-results: `replay` sends each living request again, with what it had. Who may be what it died of: see recovery.py.
+The server holds all of a request (its prompt, and the output so far), so the death of an engine costs time, not
+results: `replay` sends each running request to the next engine, with the output it had. recovery.py decides which
+requests may have killed the engine.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ import math
 import time
 import traceback
 from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -26,12 +26,9 @@ from banyan.runtime.server.text.detokenizer import Detokenizer
 from banyan.runtime.server.text.prompt import pack, unpack
 from banyan.runtime.server.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from banyan.runtime.server.programs.journal import Diary, JournalEntry
 
-
-class Standing(NamedTuple):
-    """Whose a program is, and how urgent: as in wire.Run."""
+class SchedulingInfo(NamedTuple):
+    """The client of a program and how urgent the program is: fields of wire.Run."""
 
     client: int = 0
     priority: int = 0
@@ -40,7 +37,7 @@ class Standing(NamedTuple):
 
 
 class StreamPiece(NamedTuple):
-    """A piece of a stream; as in wire.Delta."""
+    """A piece of a stream: fields of wire.Delta."""
 
     text: str
     n_tokens: int = 0
@@ -53,23 +50,52 @@ class StreamPiece(NamedTuple):
 
 Listener: TypeAlias = Callable[[StreamPiece], None]
 
-_OF_THE_PROGRAM: Mapping[str, float] = MappingProxyType({})
+
+class RequestRecord(Protocol):
+    """What a journal has of one request, and how more is written; see journal.JournalEntry."""
+
+    seed: int
+    ids: bytearray
+    logprobs: list[wire.TopLogprobs]
+    finish: wire.Finish | None
+
+    @property
+    def is_new(self) -> bool: ...
+
+    def grew(self, ids: bytes, logprobs: Sequence[wire.TopLogprobs]) -> None: ...
+
+    def ended(self, finish: wire.Finish) -> None: ...
 
 
-def bug(error: Exception) -> ProgramError:
-    """What a program fails with that meets a bug of ours. Shows it on stderr."""
+class RequestOwner(Protocol):
+    """The program that a request belongs to."""
+
+    scheduling: SchedulingInfo
+
+    def record(self, run: wire.Run) -> RequestRecord | None:
+        """The request in the program's journal; None: the program is not durable."""
+
+    def spend(self, order: tuple[int, ...], n: int) -> None:
+        """The request with this `order` got `n` tokens."""
+
+    def crashed(self, error: Exception) -> None:
+        """End the program: it cannot continue, or the server failed on it."""
+
+
+def internal_error(error: Exception) -> ProgramError:
+    """The error of a program on which the server itself failed. Prints the traceback."""
     traceback.print_exception(error)
     return ProgramError(f"the server failed on this program: {error!r}")
 
 
 def check_seconds(name: str, seconds: float) -> None:
-    """BadProgram: it is no time that a timer could wait for."""
+    """BadProgram: a time that no timer can wait for."""
     if not seconds >= 0:
         raise BadProgram(f"{name} is {seconds}; it must be at least 0 seconds")
 
 
-def check_urgency(priority: int, deadline: float) -> None:
-    """BadProgram: one of them is no urgency."""
+def check_priority(priority: int, deadline: float) -> None:
+    """BadProgram: a value that is out of range."""
     if abs(priority) > wire.MAX_PRIORITY:
         raise BadProgram(f"priority is {priority}; it must be in {-wire.MAX_PRIORITY} .. {wire.MAX_PRIORITY}")
     if not 0 <= deadline < math.inf:
@@ -79,9 +105,9 @@ def check_urgency(priority: int, deadline: float) -> None:
 class EngineRequest:
     """One Run in the engine.
 
-    ids          generated so far, int32
-    finish       how it ended; None while it runs
-    failed       the engine's refusal
+    ids                  output token ids so far, int32
+    finish               how the request ended; None while it runs
+    failed               the engine's refusal, or an error of the text
     sent, first, ended   as in wire.Times
     """
 
@@ -92,17 +118,17 @@ class EngineRequest:
         self.sent, self.first, self.ended = sent, 0.0, 0.0
         self.ids = bytearray()
         self.logprobs: list[wire.TopLogprobs] = []
-        self.n_told = 0  # of those, how many the listener has heard
-        self.n_cached = 0  # tokens of the prompt that came from the tree, once it has a token
+        self.n_streamed = 0  # logprobs that the listener has
+        self.n_cached = 0  # prompt tokens that came from the tree; known with the first token
         self.finish: wire.Finish | None = None
         self.failed: wire.Failed | None = None
         self.listener: Listener | None = None
+        self.owner: RequestOwner | None = None
         self.stop_strings: frozenset[int] = frozenset()
-        """Ids of `run.stop_ids` that stop because their text holds a stop string."""
+        """Ids in `run.stop_ids` whose text contains a stop string."""
         self.n_deaths = self.n_blamed = self.n_blamed_ever = 0  # see recovery.Suspect
         self.is_given = False
-        self.entry: JournalEntry | None = None
-        """In its program's file, if that is durable."""
+        self.record: RequestRecord | None = None
 
     @property
     def rid(self) -> int:
@@ -110,17 +136,21 @@ class EngineRequest:
 
     @property
     def serial(self) -> int:
-        """Of its program; -1: it is of none."""
+        """Of its program; -1: it has none."""
         return self.run.order[0] if self.run.order else -1
 
     @property
     def scores(self) -> list[float]:
-        """Log-probabilities that `score_from` asked for."""
+        """The log-probabilities that `score_from` asked for."""
         return [] if self.finish is None else list(array("f", self.finish.scores))
 
 
 class EngineRequests:
-    """All requests that run. `send` gives an order to the engine."""
+    """All requests that run.
+
+    send: gives an order to the engine. call_later: calls a function on the loop, after what is done now.
+    on_end: called with each request that ended without an error, before its `done`.
+    """
 
     def __init__(
         self,
@@ -128,26 +158,17 @@ class EngineRequests:
         n_vocabulary: int | None,
         send: Callable[[wire.EngineCommand], None],
         clock: Callable[[], float] = time.monotonic,
+        call_later: Callable[[Callable[[], None]], None] = lambda call: call(),
+        on_end: Callable[[EngineRequest], None] = lambda request: None,
     ) -> None:
         self._tokenizer, self._n_vocabulary, self._send, self.clock = tokenizer, n_vocabulary, send, clock
-        self.spend: Callable[[tuple[int, ...], int], None] | None = None
-        """Called with a request's `order` and the number of tokens that it was just given."""
-        self.ended: Callable[[EngineRequest], None] = lambda request: None
-        """Called with a request that has ended well, before its `done`."""
-        self.standing: Callable[[int], Standing] = lambda serial: Standing()
-        """Of a program, by its serial: the first number of an `order`."""
-        self.diary: Callable[[int], Diary | None] = lambda serial: None
-        """Of a program, by its serial: the file of a durable one."""
-        self.give_up: Callable[[int, BanyanError], None] = lambda serial, error: None
-        """Called with the serial of a program that cannot go on, and why."""
-        self.later: Callable[[Callable[[], None]], None] = lambda call: call()
-        """Has something called from the loop, when what is done now is done."""
-        self.keeper = KVHintSender(send, clock)
+        self._call_later, self._on_end = call_later, on_end
+        self.kv_hints = KVHintSender(send, clock)
         self._living: dict[int, EngineRequest] = {}
         self._trials: Trials[EngineRequest] = Trials(
             self._run, partial(self._run, is_trial=True), lambda request: request.rid in self._living
         )
-        self._served: dict[int, int] = {}  # programs that have started some, and how many of those were given up
+        self._served: dict[int, int] = {}  # serials of programs that started requests -> how many were given up
         self._n_started = 0
 
     def __len__(self) -> int:
@@ -155,7 +176,7 @@ class EngineRequests:
 
     @property
     def living(self) -> list[int]:
-        """The ids of those that have not ended."""
+        """The ids of the requests that have not ended."""
         return list(self._living)
 
     def start(
@@ -164,145 +185,155 @@ class EngineRequests:
         sampling: wire.Sampling,
         done: Callable[[EngineRequest], None],
         *,
+        owner: RequestOwner | None = None,
+        order: tuple[int, ...] = (),
         turn_ends: Sequence[int] = (),
         seed: int = 0,
         sample: int = 0,
         score_from: int = -1,
-        order: tuple[int, ...] = (),
         listener: Listener | None = None,
-        shown: Collection[str] = (),
-        urgency: Mapping[str, float] = _OF_THE_PROGRAM,
+        visible: Collection[str] = (),
+        priority: int | None = None,
+        deadline: float = 0.0,
     ) -> EngineRequest:
-        """Order a generation. `turn_ends`: ids that end it unless eos is ignored. `shown`: special tokens that are part
-        of its text. `urgency`: what of its program's standing is another for it. `done` is called once, at its end."""
-        known = self._tokenizer
-        self._check_ids("stop_token_ids", sampling.stop_token_ids)
+        """Send a request to the engine. `done` is called once, at its end.
+
+        turn_ends: ids that end it, unless eos is ignored. visible: special tokens that its text shows.
+        priority, deadline: in place of the owner's; None and 0.0: the owner's.
+        """
+        tokens = self._tokenizer
+        n_ids = self._n_vocabulary or 1 << 31
+        for i in sampling.stop_token_ids:
+            if not 0 <= i < n_ids:
+                raise BadProgram(f"stop_token_ids has {i}; the model's vocabulary is 0 .. {n_ids - 1}")
         stops = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
-            stops |= {i for i in (*known.eos_ids, *turn_ends) if self._n_vocabulary is None or i < self._n_vocabulary}
-        cutting = frozenset().union(*(known.stop_ids(stop) for stop in sampling.stop)) - stops
+            stops |= {i for i in (*tokens.eos_ids, *turn_ends) if self._n_vocabulary is None or i < self._n_vocabulary}
+        stop_strings = frozenset().union(*(tokens.stop_ids(stop) for stop in sampling.stop)) - stops
+        info = SchedulingInfo() if owner is None else owner.scheduling
         run = wire.Run(
             rid=self._n_started,
             ids=ids,
             sampling=sampling,
-            stop_ids=pack(sorted(stops | cutting)),
+            stop_ids=pack(sorted(stops | stop_strings)),
             seed=seed,
             sample=sample,
             score_from=score_from,
+            namespace=info.namespace,
             order=order,
-            **{**(self.standing(order[0]) if order else Standing())._asdict(), **urgency},
+            client=info.client,
+            priority=info.priority if priority is None else priority,
+            deadline=deadline or info.deadline,
         )
-        hidden = known.special.difference(known.added.get(token, -1) for token in shown) if shown else known.special
-        text = Detokenizer(known.spelling, hidden, sampling.stop, sampling.min_tokens, sampling.stop_regex)
+        hidden = tokens.special
+        if visible:
+            hidden = hidden.difference(tokens.added.get(token, -1) for token in visible)
+        text = Detokenizer(tokens.spelling, hidden, sampling.stop, sampling.min_tokens, sampling.stop_regex)
         request = EngineRequest(run, text, done, self.clock())
-        request.stop_strings, request.listener = cutting, listener
+        request.stop_strings, request.listener, request.owner = stop_strings, listener, owner
         self._n_started += 1
         self._living[run.rid] = request
         if order:
             self._served.setdefault(order[0], 0)
-        self.keeper.started(run)
-        if order and (diary := self.diary(order[0])) is not None:
-            request.entry = diary.begin(run)
-            request.run = msgspec.structs.replace(run, seed=request.entry.seed)
-        if request.entry is None or request.entry.is_new:
+        self.kv_hints.started(run)
+        if owner is not None and (record := owner.record(run)) is not None:
+            request.record = record
+            request.run = msgspec.structs.replace(run, seed=record.seed)
+        if request.record is None or request.record.is_new:
             self._trials.submit(request)
         else:
-            self.later(partial(self._restore, request, request.entry))
+            self._call_later(partial(self._restore, request, request.record))
         return request
 
-    def _check_ids(self, what: str, ids: Sequence[int]) -> None:
-        n = self._n_vocabulary or 1 << 31
-        for i in ids:
-            if not 0 <= i < n:
-                raise BadProgram(f"{what} has {i}; the model's vocabulary is 0 .. {n - 1}")
-
-    def crashed(self, serial: int, error: Exception) -> None:
-        """A bug of ours in what a program asked for: it costs the program, and nobody else."""
-        self.give_up(serial, bug(error))
+    def _restore(self, request: EngineRequest, record: RequestRecord) -> None:
+        """The request ran in an earlier server: it gets the output it had there, and goes on behind that."""
+        with self._guarded(request):
+            if request.rid in self._living:
+                self._add(request, memoryview(bytes(record.ids)).cast("i"), record.logprobs)
+            if request.rid not in self._living:
+                return
+            if record.finish is None:
+                self._trials.submit(request)
+            else:
+                del self._living[request.rid]
+                self._end(request, msgspec.structs.replace(record.finish, rid=request.rid, started=0.0))
 
     @contextlib.contextmanager
-    def _blaming(self, request: EngineRequest) -> Iterator[None]:
-        """What is raised in here costs the program of `request`."""
+    def _guarded(self, request: EngineRequest) -> Iterator[None]:
+        """An exception in here ends the program of `request`; the engine and other programs go on."""
         try:
             yield
         except Exception as e:
             self.abort(request)
-            self.crashed(request.serial, e)
+            self._crashed(request, e)
 
-    def _restore(self, request: EngineRequest, entry: JournalEntry) -> None:
-        """It ran in another server: it has what it had there, and goes on behind that."""
-        with self._blaming(request):
-            if request.rid in self._living:
-                self._add(request, memoryview(bytes(entry.ids)).cast("i"), entry.logprobs)
-            if request.rid not in self._living:
-                return
-            if entry.finish is None:
-                self._trials.submit(request)
-            else:
-                del self._living[request.rid]
-                self._end(request, msgspec.structs.replace(entry.finish, rid=request.rid, started=0.0))
+    def _crashed(self, request: EngineRequest, error: Exception) -> None:
+        if request.owner is None:
+            raise error
+        request.owner.crashed(error)
 
-    def end(self, serial: int) -> None:
+    def end(self, client: int, serial: int) -> None:
         """The program will start no more requests."""
         if serial in self._served:
             del self._served[serial]
-            self._send(wire.ProgramEnded(self.standing(serial).client, serial))
+            self._send(wire.ProgramEnded(client, serial))
 
     def abort(self, request: EngineRequest) -> None:
-        """Stop it and forget it; `done` is not called."""
+        """Stop a request and forget it; `done` is not called."""
         if self._living.pop(request.run.rid, None) is not None:
             self._send(wire.Abort(rid=request.run.rid))
-            self.keeper.ended(request.run, request.ids)
+            self.kv_hints.ended(request.run, request.ids)
             self._trials.go_on()
 
     def take(self, step: wire.Step) -> None:
+        """The engine's report of one step."""
         at = 0
         ids = memoryview(step.ids).cast("i")
         counts = memoryview(step.counts).cast("i")
         for rid, n in zip(memoryview(step.rids).cast("q"), counts, strict=True):
             if request := self._living.get(rid):
-                new, logprobs = ids[at : at + n], step.logprobs.get(rid, ())
                 request.n_cached = step.cached.get(rid, request.n_cached)
-                with self._blaming(request):
-                    self._grow(request, new, logprobs)
+                with self._guarded(request):
+                    self._grow(request, ids[at : at + n], step.logprobs.get(rid, ()))
             at += n
         for finish in step.finished:
             if request := self._living.get(finish.rid):
                 is_cut = finish.reason == "length" and len(request.ids) // 4 < request.run.sampling.max_tokens
                 if not (is_cut and request.text.matched is None and self._trials.has_passed(request)):
                     del self._living[finish.rid]
-                    with self._blaming(request):
+                    with self._guarded(request):
                         self._end(request, finish)
         self._trials.go_on()
-        self.keeper.settle()
+        self.kv_hints.settle()
 
     def fail(self, failed: wire.Failed) -> None:
+        """The engine refused the request `failed.program`."""
         if request := self._living.pop(failed.program, None):
-            self.keeper.ended(request.run, request.ids)
+            self.kv_hints.ended(request.run, request.ids)
             request.failed = failed
-            with self._blaming(request):
+            with self._guarded(request):
                 request.done(request)
             self._trials.go_on()
 
     def replay(self, death: Death = Death()) -> None:  # noqa: B008 (it is frozen)
-        """Another engine took over: give it all that ran in the last one, as far as it had come. What engines died of
-        again fails with Quarantined; so does a program, when some of its requests have."""
+        """Send all requests to a new engine, with the output they had. Those that killed engines again fail with
+        Quarantined, and so do programs of which some requests did."""
         for request in self._trials.judge(death, list(self._living.values())):
-            n = max(request.n_deaths, request.n_blamed_ever)
-            again = f"{n} engines died of this request, and it is not run again; the last: {death.how}"
-            self.fail(wire.Failed(program=request.rid, seq=0, code=Quarantined.code, message=again))
-            if (serial := request.serial) in self._served:  # else it ended by that
+            n_deaths = max(request.n_deaths, request.n_blamed_ever)
+            why = f"{n_deaths} engines died of this request, and it is not run again; the last: {death.how}"
+            self.fail(wire.Failed(program=request.rid, seq=0, code=Quarantined.code, message=why))
+            if (serial := request.serial) in self._served:  # otherwise the program has ended by that
                 self._served[serial] += 1
                 if self._served[serial] >= MAX_LOST:
                     many = f"engines died of {MAX_LOST} requests of this program; the last: {death.how}"
-                    self.give_up(serial, Quarantined(many))
+                    self._crashed(request, Quarantined(many))
         self._trials.go_on()
 
     def _run(self, request: EngineRequest, is_trial: bool = False) -> None:
-        """Order it, or what is left of it behind the tokens that it has; only the next one, if it is a trial."""
-        if request.text.matched is not None:  # it had all it wanted, and waited for the engine's numbers only
+        """Send the request, with the output it has so far. A trial generates one token."""
+        if request.text.matched is not None:  # it is complete, and only waited for the engine's usage numbers
             del self._living[request.rid]
-            with self._blaming(request):
+            with self._guarded(request):
                 self._end(request, wire.Finish(rid=request.rid, reason="abort", n_prompt=len(request.run.ids) // 4))
             return
         done = bytes(request.ids)
@@ -313,38 +344,37 @@ class EngineRequests:
             run = msgspec.structs.replace(run, sampling=sampling)
         try:
             self._send(run)
-        except Exception as e:  # from the loop: who calls may be in the middle of its program
-            self.later(partial(self.crashed, request.serial, e))
+        except Exception as e:  # reported from the loop: the caller may be in the middle of its program
+            self._call_later(partial(self._crashed, request, e))
 
     def fail_all(self, code: str, message: str) -> None:
+        """Fail all requests: there is no engine any more."""
         for rid in list(self._living):
             self.fail(wire.Failed(program=rid, seq=0, code=code, message=message))
 
     def _give_up(self, request: EngineRequest, error: BanyanError) -> None:
-        """What it asked for cannot be done with the text that came."""
+        """Fail a request because of its own text or journal."""
         self.abort(request)
         request.failed = wire.Failed(program=request.run.rid, seq=0, code=error.code, message=error.message)
         request.done(request)
 
-    # ---- how -------------------------------------------------------------------------------------------------------
-
     def _grow(self, request: EngineRequest, ids: memoryview, logprobs: Sequence[wire.TopLogprobs]) -> None:
         if request.text.matched is not None:
-            return  # the engine had not yet heard of the Abort
+            return  # the engine has not seen the Abort yet
         request.n_deaths = request.n_blamed = 0
-        if request.entry is not None:
+        if request.record is not None:
             try:
-                request.entry.grew(bytes(ids), logprobs)
+                request.record.grew(bytes(ids), logprobs)
             except BanyanError as e:
                 self._give_up(request, e)
                 return
         self._add(request, ids, logprobs)
         if request.text.matched is not None and request.rid in self._living:
-            # Its Finish is still to come, with the numbers of its usage: it ends then.
+            # It ends with its Finish, which brings the numbers of its usage.
             self._send(wire.Abort(rid=request.run.rid))
 
     def _add(self, request: EngineRequest, ids: memoryview, logprobs: Sequence[wire.TopLogprobs]) -> None:
-        """Tokens of it, to be spelled and told."""
+        """Detokenize new tokens, and stream their text."""
         request.first = request.first or self.clock()
         try:
             new = request.text.feed(ids)
@@ -355,38 +385,34 @@ class EngineRequests:
         request.ids += ids[:n]
         request.logprobs += logprobs[:n]
         if new and request.listener is not None:
-            request.listener(self._said(request, new))
-        if self.spend is not None and n > 0:
-            self.spend(request.run.order, n)
+            request.listener(self._stream_piece(request, new))
+        if request.owner is not None and n > 0:
+            request.owner.spend(request.run.order, n)
 
     def _end(self, request: EngineRequest, finish: wire.Finish) -> None:
         request.finish, request.ended = finish, self.clock()
-        self.keeper.ended(request.run, request.ids)
+        self.kv_hints.ended(request.run, request.ids)
         try:
             rest = request.text.finish(finish.stop_id if finish.stop_id in request.stop_strings else None)
-        except BadProgram as e:
+            if rest and request.listener is not None:
+                request.listener(self._stream_piece(request, rest))
+            if request.record is not None:
+                request.record.ended(finish)
+        except BanyanError as e:
             self._give_up(request, e)
             return
-        if rest and request.listener is not None:
-            request.listener(self._said(request, rest))
-        if request.entry is not None:
-            try:
-                request.entry.ended(finish)
-            except BanyanError as e:
-                self._give_up(request, e)
-                return
-        self.ended(request)
+        self._on_end(request)
         request.done(request)
 
-    def _said(self, request: EngineRequest, text: str) -> StreamPiece:
-        told, request.n_told = request.n_told, len(request.logprobs)
-        ids = unpack(bytes(request.ids[4 * told : 4 * request.n_told]))
-        logprobs = tuple(map(self._logprob, ids, request.logprobs[told:]))
+    def _stream_piece(self, request: EngineRequest, text: str) -> StreamPiece:
+        start, request.n_streamed = request.n_streamed, len(request.logprobs)
+        ids = unpack(bytes(request.ids[4 * start : 4 * request.n_streamed]))
+        logprobs = tuple(map(self._logprob, ids, request.logprobs[start:]))
         n_prompt = len(request.run.ids) // 4
         return StreamPiece(text, request.text.n_tokens, logprobs=logprobs, n_prompt=n_prompt, n_cached=request.n_cached)
 
     def sample(self, request: EngineRequest) -> wire.Sample:
-        """The output of a request that finished."""
+        """The output of a finished request."""
         assert request.finish is not None
         text, finish = request.text, request.finish
         matched: str | int | None = text.matched
@@ -403,7 +429,7 @@ class EngineRequests:
         )
 
     def prompt(self, request: EngineRequest) -> tuple[wire.TokenLogprob, ...]:
-        """The tokens of the prompt whose logprobs were asked for. The first of a text has none: nan."""
+        """The prompt tokens whose logprobs were asked for. The first token of a prompt has the logprob nan."""
         start = request.run.sampling.logprob_start
         if start < 0 or not request.run.sampling.logprobs:
             return ()

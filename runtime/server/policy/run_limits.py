@@ -10,11 +10,11 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-from banyan.runtime.errors import BudgetExceeded, DeadlineExceeded
+from banyan.runtime.errors import BanyanError, BudgetExceeded, DeadlineExceeded
+from banyan.runtime.executor.state import RunningState
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.engine_link.requests import check_seconds, check_urgency
-from banyan.runtime.server.programs.generation import Error
-from banyan.runtime.server.programs.running_program import Client, RunningProgram, RunningState
+from banyan.runtime.server.engine_link.requests import check_priority, check_seconds
+from banyan.runtime.server.programs.running_program import Client, RunningProgram
 
 MAX_BATCHES = 1024
 """Batches whose budgets are remembered, of all clients together. A forgotten batch counts from 0 again."""
@@ -87,10 +87,8 @@ class _Budget:
         self.programs: set[RunningProgram] = set()
 
     @property
-    def error(self) -> Error | None:
-        if self.spent <= self.limit:
-            return None
-        return Error(BudgetExceeded.code, BudgetExceeded.of(self.of, self.limit).message)
+    def error(self) -> BanyanError | None:
+        return BudgetExceeded.of(self.of, self.limit) if self.spent > self.limit else None
 
 
 class Limiter:
@@ -102,8 +100,8 @@ class Limiter:
     def __init__(
         self,
         timers: Timers,
-        end: Callable[[RunningProgram, Error], None],
-        stop: Callable[[RunningProgram, RunningState, Error], None],
+        end: Callable[[RunningProgram, BanyanError], None],
+        stop: Callable[[RunningProgram, RunningState, BanyanError], None],
     ) -> None:
         self._timers, self._end, self._stop = timers, end, stop
         self._programs: dict[int, tuple[RunningProgram, list[_Budget]]] = {}  # by serial: those with a budget
@@ -113,7 +111,7 @@ class Limiter:
 
     def begin(self, program: RunningProgram, limits: wire.ProgramLimits) -> None:
         """A program starts with these limits. BadProgram: a limit has an invalid value."""
-        check_urgency(limits.priority, limits.deadline)
+        check_priority(limits.priority, limits.deadline)
         check_seconds("timeout", limits.timeout)
         check_seconds("what is left of the timeout", limits.left)
         if limits.timeout:
@@ -129,7 +127,7 @@ class Limiter:
             if budget.error is not None:
                 self._timers.call(0.0, partial(self._end, program, budget.error))
 
-    def _time_out(self, program: RunningProgram, error: Error) -> None:
+    def _time_out(self, program: RunningProgram, error: BanyanError) -> None:
         if not program.is_settled:  # otherwise only the user's code is running, and the client enforces the timeout
             self._end(program, error)
 
@@ -184,5 +182,5 @@ class Limiter:
             budget.programs.discard(program)
 
 
-def _timeout_error(of: str, seconds: float) -> Error:
-    return Error(DeadlineExceeded.code, DeadlineExceeded.of(of, seconds).message)
+def _timeout_error(of: str, seconds: float) -> BanyanError:
+    return DeadlineExceeded.of(of, seconds)

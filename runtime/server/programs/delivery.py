@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from banyan.runtime.errors import BadMessage
+from banyan.runtime.errors import BadMessage, BanyanError
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.programs.generation import Error
 
 Client = bytes
 Key = tuple[Client, int]
@@ -25,7 +24,7 @@ class Delivery:
         self._n_received: dict[Key, int] = {}
         self._n_sent: dict[Key, int] = {}
 
-    def receive(self, key: Key, seq: int) -> Error | None:
+    def receive(self, key: Key, seq: int) -> BanyanError | None:
         """Count message `seq` of a program. Returns an error if it is not the next one.
 
         A message of an unknown program with seq > 0 is answered with Failed: the program has ended, or its first
@@ -36,7 +35,7 @@ class Delivery:
             self._n_received[key] = expected + 1
             self._n_sent.setdefault(key, 0)
             return None
-        error = Error(BadMessage.code, f"message {seq} of the program came where message {expected} was expected")
+        error = BadMessage(f"message {seq} of the program came where message {expected} was expected")
         if key not in self._n_received:
             self._send(key[0], wire.Failed(key[1], 0, error.code, error.message))
         return error

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from banyan.runtime.errors import BadProgram, RuntimeLost, Unsupported
-from banyan.runtime.server.programs.generation import Error
+from banyan.runtime.errors import BadProgram, BanyanError, RuntimeLost, Unsupported
 from banyan.runtime.server.programs.journal import Diary, Journal
 from banyan.runtime.server.programs.running_program import Client, RunningProgram
 
 MAX_NAME = 256
 """Characters of the name of a durable program."""
 
-CLIENT_GONE = Error(RuntimeLost.code, "its client is gone")
-TAKEN_OVER = Error(RuntimeLost.code, "another client took this durable program over")
+CLIENT_GONE = RuntimeLost("its client is gone")
+TAKEN_OVER = RuntimeLost("another client took this durable program over")
 
 
 class Durables:
@@ -20,9 +19,8 @@ class Durables:
     journal: None if this server does not support durable programs; then `unsupported` says why.
     """
 
-    def __init__(self) -> None:
-        self.journal: Journal | None = None
-        self.unsupported = ""
+    def __init__(self, journal: Journal | None = None, unsupported: str = "") -> None:
+        self.journal, self.unsupported = journal, unsupported
         self._running: dict[int, tuple[bytes, RunningProgram, Diary]] = {}  # by serial; with the key of the file
         self._serials: dict[bytes, int] = {}  # key -> serial
         self._ended: dict[tuple[Client, int], Diary] = {}  # (client, number) -> file
@@ -59,7 +57,7 @@ class Durables:
         found = self._running.get(serial)
         return None if found is None else found[2]
 
-    def over(self, program: RunningProgram, error: Error | None, is_client_gone: bool) -> None:
+    def over(self, program: RunningProgram, error: BanyanError | None, is_client_gone: bool) -> None:
         """A program has ended. Its file is kept if its client may still need the values."""
         if (found := self._running.pop(program.serial, None)) is None:
             return

@@ -1,105 +1,74 @@
-"""One gen or select of a state: from its text to requests in the engine, from their outputs to a value and new text."""
+"""Answers gens and selects with requests to the engine: prompts become token ids, and outputs become text."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from banyan.runtime.errors import BadProgram, BanyanError, Unsupported
+from banyan.runtime.errors import (
+    BadProgram,
+    BanyanError,
+    ConstraintCrashed,
+    ConstraintSyntax,
+    ConstraintTimeout,
+    ConstraintTooLarge,
+    ConstraintUnsatisfiable,
+    ConstraintUnsupported,
+    ToolError,
+    Unsupported,
+    from_code,
+)
+from banyan.runtime.executor import select_scoring
+from banyan.runtime.executor.generation import Generation, Retries, ToolLoop
+from banyan.runtime.executor.generator import ASSISTANT, Attempt, Done, GenOutcome, Prompt
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.requests import (
     EngineRequest,
     EngineRequests,
-    Listener,
+    StreamPiece,
+    check_priority,
     check_seconds,
-    check_urgency,
 )
-from banyan.runtime.server.programs import select_scoring
-from banyan.runtime.server.text.chat_template import ASSISTANT, ChatTemplate
-from banyan.runtime.server.text.prompt import GeneratedText, Piece, PromptText, TokenRun, pack, unpack
+from banyan.runtime.server.programs.call_filter import CallFilter
+from banyan.runtime.server.programs.running_program import RunningProgram
+from banyan.runtime.server.text.chat_template import ChatTemplate
+from banyan.runtime.server.text.prompt import (
+    GeneratedText,
+    Piece,
+    PromptText,
+    TokenRun,
+    TurnEnd,
+    TurnStart,
+    pack,
+    unpack,
+)
 from banyan.runtime.server.text.reasoning_output import ReasoningOutput
 from banyan.runtime.server.text.stop_patterns import Patterns
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
+from banyan.runtime.server.text.tool_call_format import Form, example, form_of
+
+UNUSABLE = (
+    *(ConstraintSyntax, ConstraintTimeout, ConstraintTooLarge, ConstraintCrashed, ConstraintUnsatisfiable),
+    *(ConstraintUnsupported, Unsupported),
+)
+"""Why a constraint on tool calls is given up for a looser one."""
 
 Offload = Callable[[int, Callable[[], Any], Callable[[Any], None]], None]
-"""(n_chars, work, then): run `work`, on a thread if there is much to do, and `then` on the loop, with what it returned
-or, from a thread, raised."""
+"""(n_chars, work, then): run `work`, on a thread if `n_chars` is large, then `then` on the loop, with what `work`
+returned or, on a thread, raised."""
+
+CheckConstraint = Callable[[wire.ConstraintSpec, int, Callable[[wire.ConstraintSpec | BanyanError], None]], None]
+"""(spec, client, then): check a constraint, and call `then` on the loop; see ConstraintChecker.check."""
 
 
-class Error(NamedTuple):
-    """An error of runtime/errors.py on its way to the client. tail: the end of the prompt it happened at."""
-
-    code: str
-    message: str
-    tail: str = ""
-
-    def because(self, why: str) -> Error:
-        """The same error, for what depends on it."""
-        return Error(self.code, f"{why}: {self.message}", self.tail)
-
-
-class GenOutcome(NamedTuple):
-    """What the client gets, and what the state gets."""
-
-    samples: tuple[wire.Sample, ...]
-    pieces: tuple[Piece, ...]
-    usage: wire.TokenUsage
-    scores: wire.Scores | None = None
-    times: wire.Times = wire.Times()
-    tokens: wire.Tokens | None = None
-    prompt: tuple[wire.TokenLogprob, ...] = ()
-
-
-class Generation:
-    """A gen or select under way. `stop` ends it without an outcome."""
-
-    def __init__(
-        self, op: wire.Gen | wire.Select, requests: EngineRequests, done: Callable[[GenOutcome | Error], None]
-    ) -> None:
-        self.op, self._requests, self._done = op, requests, done
-        self.requests: list[EngineRequest] = []
-        self.thinking: ReasoningOutput | None = None
-        self.ready = requests.clock()
-        self.is_over = False
-
-    def stop(self) -> None:
-        self.is_over = True
-        for request in self.requests:
-            self._requests.abort(request)
-
-    def end(self, outcome: GenOutcome | Error) -> None:
-        if not self.is_over:
-            self.stop()
-            self._done(outcome)
-
-    def have_ended(self) -> bool:
-        """Whether all requests have ended well. The first that failed ends the generation, and the others."""
-        for request in self.requests:
-            if request.failed is not None:
-                self.end(Error(request.failed.code, request.failed.message))
-        return not self.is_over and all(request.finish is not None for request in self.requests)
-
-    def times(self) -> wire.Times:
-        """Of all requests that have ended: from the first that began to the last that ended."""
-        started = [r.finish.started for r in self.requests if r.finish is not None and r.finish.started]
-        first = [r.first for r in self.requests if r.first]
-        return wire.Times(
-            ready=self.ready,
-            sent=min(r.sent for r in self.requests),
-            started=min(started, default=0.0),
-            first=min(first, default=0.0),
-            ended=max(r.ended for r in self.requests),
-        )
-
-
-class Generator:
-    """Starts gens and selects."""
+class EngineGenerator:
+    """The generator of all programs of a server."""
 
     def __init__(
         self,
@@ -108,198 +77,381 @@ class Generator:
         requests: EngineRequests,
         offload: Offload,
         rng: Random,
-        check: Callable[[wire.ConstraintSpec, int, Callable[[wire.ConstraintSpec | BanyanError], None]], None],
+        check: CheckConstraint,
     ) -> None:
-        """`check`: tries a constraint, and calls back on the loop; see `Grammars.check`."""
-        self.tokenizer, self.template = tokenizer, template
-        self.keeper = requests.keeper
-        self._requests, self._offload, self._rng, self._try = requests, offload, rng, check
-        self._turn_end, self._turn_end_text = turn_end(template, tokenizer)
-
-    def start(
-        self,
-        op: wire.Gen | wire.Select,
-        text: PromptText,
-        now: datetime,
-        order: tuple[int, ...],
-        done: Callable[[GenOutcome | Error], None],
-        listener: Listener | None = None,
-    ) -> Generation:
-        """Run `op` at the end of `text`; `done` is called once, at the end, on the loop. Raises BanyanError for what
-        can be seen at once: values that make no sense, or a conversation that the template refuses."""
-        _check(op)
-        prompt = text.prompt(self.tokenizer, self.template, now)
-        extras = op.choices if isinstance(op, wire.Select) else ("",)
-        generation = Generation(op, self._requests, done)
-
-        def work() -> list[tuple[TokenRun, ...]]:
-            return [prompt.encode(self.tokenizer, extra) for extra in extras]
-
-        def go_on(encoded: list[tuple[TokenRun, ...]] | Exception) -> None:
-            if generation.is_over:
-                return
-            with self._failing(generation, order):
-                if isinstance(encoded, BanyanError):
-                    raise encoded
-                if isinstance(encoded, Exception):
-                    generation.end(Error(BanyanError.code, f"the text cannot be encoded: {encoded!r}"))
-                elif isinstance(op, wire.Gen):
-                    text.runs = encoded[0]
-                    then = partial(self._gen, generation, text, order, listener)
-                    self._constrain(generation, op.sampling, order, then)
-                else:
-                    self._select(generation, op, encoded, order)
-
-        self._offload(prompt.n_chars * len(extras) + sum(map(len, extras)), work, go_on)
-        return generation
-
-    @contextlib.contextmanager
-    def _failing(self, generation: Generation, order: tuple[int, ...]) -> Iterator[None]:
-        """What is raised in here ends the generation; a bug of ours, its whole program."""
+        self.tokenizer, self.template, self.requests = tokenizer, template, requests
+        self.offload, self.rng, self.check = offload, rng, check
+        self.turn_end, self.turn_end_text = turn_end(template, tokenizer)
+        self._call_format: Form | ToolError
         try:
-            yield
-        except BanyanError as e:
-            generation.end(Error(e.code, e.message))
-        except Exception as e:
-            generation.stop()
-            self._requests.crashed(order[0], e)
+            self._call_format = form_of(template, tokenizer)
+        except ToolError as e:
+            self._call_format = e
 
-    def ids(self, text: PromptText, now: datetime, then: Callable[[bytes], None]) -> None:
-        """What a gen at the end of `text` would be given, to `then`, on the loop; b"" where that cannot be told."""
+    @property
+    def call_format(self) -> Form:
+        """How the model writes tool calls. ToolError: it has no format for them."""
+        if isinstance(self._call_format, ToolError):
+            raise ToolError(self._call_format.message)
+        return self._call_format
 
-        def go_on(encoded: tuple[TokenRun, ...] | Exception) -> None:
-            then(b"" if isinstance(encoded, Exception) else b"".join(run.ids for run in encoded))
+    def with_call_format(self, chat: wire.ChatMarkers) -> wire.ChatMarkers:
+        """The markers, with an example of a call, or why a gen cannot have tools."""
+        if isinstance(self._call_format, ToolError):
+            return msgspec.structs.replace(chat, no_calls=self._call_format.message)
+        return msgspec.structs.replace(chat, calls=example(self._call_format))
+
+    def prompt(self, program: RunningProgram) -> PromptText:
+        return PromptText()
+
+    def attempt(self, program: RunningProgram, generation: Generation, done: Done) -> Attempt:
+        if isinstance(generation.op, wire.Select):
+            return SelectAttempt(self, program, generation, done)
+        if generation.op.tools is not None:
+            return ToolTurn(self, program, generation, done)
+        return GenAttempt(self, program, generation, done)
+
+    def read(self, program: RunningProgram, prompt: Prompt, start: int, has_tokens: bool) -> GenOutcome:
+        assert isinstance(prompt, PromptText)
+        text = prompt.read(self.tokenizer, self.template, program.started, start)
+        tokens = prompt.tokens(self.tokenizer, self.template, program.started) if has_tokens else None
+        return GenOutcome((wire.Sample(text, "stop"),), tokens=tokens)
+
+    def encode(self, prompt: Prompt, now: datetime, then: Callable[[bytes], None]) -> None:
+        """Call `then` on the loop with the ids that a gen behind `prompt` would get; b"" if there are none yet."""
+        assert isinstance(prompt, PromptText)
+
+        def encoded(runs: tuple[TokenRun, ...] | Exception) -> None:
+            then(b"" if isinstance(runs, Exception) else b"".join(run.ids for run in runs))
 
         try:
-            prompt = text.prompt(self.tokenizer, self.template, now)
-        except BanyanError:  # a conversation that the template refuses as yet
+            known = prompt.prompt(self.tokenizer, self.template, now)
+        except BanyanError:  # the template refuses the conversation so far
             then(b"")
         else:
-            self._offload(prompt.n_chars, partial(prompt.encode, self.tokenizer), go_on)
+            self.offload(known.n_chars, partial(known.encode, self.tokenizer), encoded)
 
-    # ---- gen -------------------------------------------------------------------------------------------------------
 
-    def _constrain(
-        self,
-        generation: Generation,
-        sampling: wire.Sampling,
-        order: tuple[int, ...],
-        then: Callable[[wire.Sampling], None],
-    ) -> None:
-        """Go on when the constraint, if there is one, is known to be good."""
-        if sampling.constraint is None:
-            return then(sampling)
+class EngineAttempt(Attempt):
+    """A gen or select as requests to the engine."""
 
-        def told(spec: wire.ConstraintSpec | BanyanError) -> None:
-            if generation.is_over:
-                return
-            with self._failing(generation, order):
-                if isinstance(spec, BanyanError):
-                    raise spec
-                then(msgspec.structs.replace(sampling, constraint=spec))
+    suffixes: Sequence[str] = ("",)
+    """Texts behind the prompt; there is a request for each."""
 
-        return self._try(sampling.constraint, self._requests.standing(order[0]).client, told)
+    def __init__(self, generator: EngineGenerator, program: RunningProgram, generation: Generation, done: Done) -> None:
+        super().__init__(generation.op, generation.prompt, generation.round, done)
+        self._generator, self._engine, self._program = generator, generator.requests, program
+        has_rounds = isinstance(generation, Retries | ToolLoop)
+        self._order = (program.serial, *generation.order, *((self.round,) if has_rounds else ()))
+        self.requests: list[EngineRequest] = []
+        self._ready = self._engine.clock()
 
-    def _gen(
-        self,
-        generation: Generation,
-        text: PromptText,
-        order: tuple[int, ...],
-        listener: Listener | None,
-        sampling: wire.Sampling,
-    ) -> None:
+    def start(self) -> None:
+        self._check()
+        self._encode()
+
+    def stop(self) -> None:
+        super().stop()
+        self._abort_requests()
+
+    def finish(self, outcome: GenOutcome | BanyanError) -> None:
+        if not self.is_over:
+            self._abort_requests()
+        super().finish(outcome)
+
+    def _abort_requests(self) -> None:
+        for request in self.requests:
+            self._engine.abort(request)
+
+    def _check(self) -> None:
+        """Raise BanyanError for what only the server can refuse; the engine checks the rest of Sampling."""
+        if name := self.op.adapter:
+            raise Unsupported(f"adapter {name!r}: this runtime has the weights of its model, and no adapters (LoRA)")
+        check_seconds("timeout", self.op.timeout)
+
+    def _encode(self) -> None:
+        generator, prompt = self._generator, self.prompt
+        assert isinstance(prompt, PromptText)
+        known = prompt.prompt(generator.tokenizer, generator.template, self._program.started)
+        n_chars = known.n_chars * len(self.suffixes) + sum(map(len, self.suffixes))
+        generator.offload(
+            n_chars, lambda: [known.encode(generator.tokenizer, suffix) for suffix in self.suffixes], self._encoded
+        )
+
+    def _encoded(self, encoded: list[tuple[TokenRun, ...]] | Exception) -> None:
+        if self.is_over:
+            return
+        try:
+            if isinstance(encoded, BanyanError):
+                raise encoded
+            if isinstance(encoded, Exception):
+                raise BanyanError(f"the text cannot be encoded: {encoded!r}")
+            self._run(encoded)
+        except BanyanError as e:
+            self.finish(e.with_traceback(None))
+        except Exception as e:
+            self._program.crashed(e)
+
+    def _run(self, encoded: list[tuple[TokenRun, ...]]) -> None:
+        """Start the requests. encoded: the prompt with each suffix."""
+        raise NotImplementedError
+
+    def _request_ended(self, _: EngineRequest) -> None:
+        """The first request that fails ends the attempt; else the last one does."""
+        for request in self.requests:
+            if request.failed is not None:
+                self.finish(from_code(request.failed.code, request.failed.message))
+        if not self.is_over and all(request.finish is not None for request in self.requests):
+            self.finish(self._outcome())
+
+    def _outcome(self) -> GenOutcome:
+        raise NotImplementedError
+
+    def _times(self) -> wire.Times:
+        """From the first request that began to the last that ended."""
+        started = [r.finish.started for r in self.requests if r.finish is not None and r.finish.started]
+        first = [r.first for r in self.requests if r.first]
+        return wire.Times(
+            ready=self._ready,
+            sent=min(r.sent for r in self.requests),
+            started=min(started, default=0.0),
+            first=min(first, default=0.0),
+            ended=max(r.ended for r in self.requests),
+        )
+
+    def _seed(self, seed: int | None) -> int:
+        return self._generator.rng.getrandbits(62) if seed is None else seed
+
+
+class GenAttempt(EngineAttempt):
+    """A gen: one request for each sample."""
+
+    op: wire.Gen
+    _reasoning: ReasoningOutput | None = None
+
+    def _check(self) -> None:
+        super()._check()
+        sampling = self.op.sampling
+        if sampling.n < 1:
+            raise BadProgram(f"n is {sampling.n}; a gen has at least one sample")
+        if sampling.constraint is not None and sampling.ignore_eos:
+            raise BadProgram("ignore_eos cannot be combined with a constraint: its output ends where its value does")
+        if not all(sampling.stop):
+            raise BadProgram("a stop string is empty; it would stop before anything")
+        if (marks := self.op.reasoning) is not None and not (marks.start and marks.end):
+            raise BadProgram("a marker of the reasoning is empty; both start and end need some text")
+        check_priority(self.op.priority or 0, self.op.deadline)
+        Patterns(sampling.stop_regex)
+
+    def _constraint(self) -> wire.ConstraintSpec | None:
+        return self.op.sampling.constraint
+
+    def _run(self, encoded: list[tuple[TokenRun, ...]]) -> None:
+        assert isinstance(self.prompt, PromptText)
+        self.prompt.runs = encoded[0]
+        if (constraint := self._constraint()) is None:
+            self._start_requests(None)
+        else:
+            self._generator.check(constraint, self._program.scheduling.client, self._checked)
+
+    def _checked(self, constraint: wire.ConstraintSpec | BanyanError) -> None:
+        if self.is_over:
+            return
+        if isinstance(constraint, BanyanError):
+            self.finish(constraint)
+            return
+        try:
+            self._start_requests(constraint)
+        except BanyanError as e:
+            self.finish(e.with_traceback(None))
+        except Exception as e:
+            self._program.crashed(e)
+
+    def _start_requests(self, constraint: wire.ConstraintSpec | None) -> None:
+        assert isinstance(self.prompt, PromptText)
+        op, generator, runs = self.op, self._generator, self.prompt.runs
+        sampling = op.sampling
         turn_ends: tuple[int, ...] = ()
-        if text.role == ASSISTANT and not sampling.ignore_eos:
-            if self._turn_end is not None:
-                turn_ends = (self._turn_end,)
-            elif self._turn_end_text:
-                sampling = msgspec.structs.replace(sampling, stop=(*sampling.stop, self._turn_end_text))
-        if _is_look(sampling):
-            turn_ends = ()
+        if sampling.constraint is not constraint:
+            sampling = msgspec.structs.replace(sampling, constraint=constraint)
+        if self._is_logprobs_only:
             sampling = msgspec.structs.replace(
                 sampling, max_tokens=1, n=1, stop=(), stop_token_ids=(), stop_regex=(), ignore_eos=True
             )
-        assert isinstance(generation.op, wire.Gen)
-        shown: tuple[str, ...] = ()
-        if (marks := generation.op.reasoning) is not None:
-            thinking = generation.thinking = ReasoningOutput(marks, text.runs, listener)
-            listener, shown = (None if listener is None else thinking.hear), (marks.start, marks.end)
-        urgency = _urgency(generation.op, generation.ready)
-        ids = b"".join(run.ids for run in text.runs)
-        seed = self._rng.getrandbits(62) if sampling.seed is None else sampling.seed
+        elif self.prompt.role == ASSISTANT and not sampling.ignore_eos:
+            if generator.turn_end is not None:
+                turn_ends = (generator.turn_end,)
+            elif generator.turn_end_text:
+                sampling = msgspec.structs.replace(sampling, stop=(*sampling.stop, generator.turn_end_text))
+        listener = self._stream if op.stream else None
+        visible: tuple[str, ...] = ()
+        if (marks := op.reasoning) is not None:
+            self._reasoning = ReasoningOutput(marks, runs, listener)
+            listener, visible = (None if listener is None else self._reasoning.stream), (marks.start, marks.end)
+        ids = b"".join(run.ids for run in runs)
+        start = max(1, sampling.logprob_start)
+        has_prompt_logprobs = sampling.logprobs and sampling.logprob_start >= 0 and start < len(ids) // 4
+        seed = self._seed(sampling.seed)
         for k in range(sampling.n):
-            request = self._requests.start(
+            request = self._engine.start(
                 ids,
                 sampling,
-                partial(self._gen_ended, generation),
+                self._request_ended,
+                owner=self._program,
+                order=(*self._order, k),
                 turn_ends=turn_ends,
                 seed=seed,
                 sample=k,
-                score_from=_score_from(sampling, len(ids) // 4) if k == 0 else -1,
-                order=(*order, k),
+                score_from=start if has_prompt_logprobs and k == 0 else -1,
                 listener=None if k else listener,
-                shown=shown,
-                urgency=urgency,
+                visible=visible,
+                priority=op.priority,
+                deadline=self._ready + op.deadline if op.deadline else 0.0,
             )
-            generation.requests.append(request)
+            self.requests.append(request)
 
-    def _gen_ended(self, generation: Generation, _: EngineRequest) -> None:
-        if not generation.have_ended():
-            return
-        first = generation.requests[0]
-        samples = tuple(map(self._requests.sample, generation.requests))
-        usage = _usage(generation.requests, n_prompts=1)
-        assert isinstance(generation.op, wire.Gen)
-        if _is_look(generation.op.sampling):
-            samples = (wire.Sample("", "length", logprobs=samples[0].logprobs),) * generation.op.sampling.n
-            pieces: tuple[Piece, ...] = ()
+    def _stream(self, piece: StreamPiece) -> None:
+        self._program.stream(self.op.ref, piece._replace(round=self.round) if self.round else piece)
+
+    @property
+    def _is_logprobs_only(self) -> bool:
+        """Nothing is to be generated: the gen asks for the logprobs of what would come next."""
+        return self.op.sampling.max_tokens == 0 and self.op.sampling.logprobs
+
+    def _outcome(self) -> GenOutcome:
+        first = self.requests[0]
+        samples = tuple(map(self._engine.sample, self.requests))
+        usage = _usage(self.requests, n_prompts=1)
+        pieces: tuple[Piece, ...] = ()
+        if self._is_logprobs_only:
+            samples = (wire.Sample("", "length", logprobs=samples[0].logprobs),) * self.op.sampling.n
             usage = msgspec.structs.replace(usage, generated=0)
-        elif generation.thinking is not None:
-            samples, pieces = generation.thinking.end(samples, first)
+        elif self._reasoning is not None:
+            samples, pieces = self._reasoning.end(samples, first)
         else:
             n_kept, n_chars = first.text.kept()
             text = first.text.text
             pieces = GeneratedText(text[:n_chars], bytes(first.ids[: 4 * n_kept])), TextSpan(text[n_chars:])
-        times, prompt = generation.times(), self._requests.prompt(first)
-        generation.end(GenOutcome(samples, pieces, usage, times=times, prompt=prompt))
+        return GenOutcome(samples, usage, times=self._times(), prompt=self._engine.prompt(first), pieces=pieces)
 
-    # ---- select ----------------------------------------------------------------------------------------------------
 
-    def _select(
-        self, generation: Generation, op: wire.Select, encoded: list[tuple[TokenRun, ...]], order: tuple[int, ...]
-    ) -> None:
+class ToolTurn(GenAttempt):
+    """One turn of a gen with tools. Its text is parsed for calls, which a constraint holds to the tools' parameters."""
+
+    def __init__(self, generator: EngineGenerator, program: RunningProgram, generation: Generation, done: Done) -> None:
+        super().__init__(generator, program, generation, done)
+        self._generation = generation
+        self._left: list[wire.ConstraintSpec | None] = []
+        self._last = StreamPiece("")  # the last piece, with all logprobs that the client does not have yet
+        self._filter: CallFilter | None = None
+
+    def _constraints(self) -> list[wire.ConstraintSpec | None]:
+        """The constraints on calls, the strictest first. A looser one is used where those before it are unusable."""
+        form, sampling = self._generator.call_format, self.op.sampling
+        if sampling.ignore_eos or sampling.constraint is not None:
+            return [sampling.constraint]
+        assert self.op.tools is not None
+        since = "" if self.op.reasoning is None else self.op.reasoning.end
+        return [*(form.constraint(self.op.tools.specs, since, is_strict) for is_strict in (True, False)), None]
+
+    def _constraint(self) -> wire.ConstraintSpec | None:
+        return self._left[0]
+
+    def _check(self) -> None:
+        super()._check()
+        assert self.op.tools is not None
+        assert isinstance(self.prompt, PromptText)
+        for spec in self.op.tools.specs:
+            _check_tool(spec)
+        self.prompt.tools = self.op.tools.specs
+        if self._generation.memo is None:
+            self._generation.memo = self._constraints()
+        self._left = self._generation.memo
+
+    def finish(self, outcome: GenOutcome | BanyanError) -> None:
+        if isinstance(outcome, UNUSABLE) and len(self._left) > 1 and not self.is_over:
+            del self._left[0]  # parameters may say more than a grammar can; the client checks the arguments anyway
+            self._abort_requests()
+            self.requests = []
+            try:
+                self._encode()
+                return
+            except BanyanError as e:
+                outcome = e.with_traceback(None)
+        super().finish(outcome)
+
+    def _stream(self, piece: StreamPiece) -> None:
+        if piece.is_thought:
+            super()._stream(piece)
+            return
+        if self._filter is None:
+            self._filter = CallFilter(self._generator.call_format, self._stream_text)
+        self._last = piece._replace(logprobs=self._last.logprobs + piece.logprobs)
+        self._filter.feed(piece.text)
+
+    def _stream_text(self, text: str) -> None:
+        super()._stream(self._last._replace(text=text))
+        self._last = self._last._replace(logprobs=())
+
+    def _outcome(self) -> GenOutcome:
+        outcome, form = super()._outcome(), self._generator.call_format
+        assert isinstance(self.prompt, PromptText)
+        # The turns of earlier calls are followed by turns that answer them.
+        n_before = sum(isinstance(piece, TurnStart) and piece.answers is not None for piece in self.prompt.pieces)
+        spell = self._generator.tokenizer.text_of
+        spelled = "".join(
+            spell(unpack(piece.ids)) if isinstance(piece, GeneratedText) else piece.text for piece in outcome.pieces
+        )
+        calls = form.read(outcome.text, spelled, n_before)
+        if self._filter is not None:
+            self._filter.end(bool(calls))
+        if not calls:
+            return outcome
+        return outcome._replace(calls=calls, pieces=(*outcome.pieces, TurnEnd(() if form.is_plain else calls)))
+
+
+class SelectAttempt(EngineAttempt):
+    """A select: one request scores each choice behind the prompt, and one without it where the method compares both."""
+
+    op: wire.Select
+
+    def _check(self) -> None:
+        super()._check()
+        if not self.op.choices:
+            raise BadProgram("a select has no choices; it needs at least one")
+        if not 0 <= self.op.temperature < float("inf"):
+            raise BadProgram(f"temperature is {self.op.temperature}; it must be 0 or more")
+        if self.op.method == "greedy_token_selection" and self.op.temperature:
+            raise BadProgram("greedy_token_selection has no scores to draw from; use temperature=0")
+        self.suffixes = self.op.choices
+
+    def _run(self, encoded: list[tuple[TokenRun, ...]]) -> None:
         prompts = [unpack(b"".join(run.ids for run in runs)) for runs in encoded]
         start = select_scoring.score_from(prompts)
-        tails = [prompt[start:] for prompt in prompts]
-        jobs = [(prompt, start) for prompt in prompts]
-        if op.method == "unconditional_likelihood_normalized":
-            jobs += [([*self.tokenizer.blank, *tail], len(self.tokenizer.blank)) for tail in tails]
-        nothing = wire.Sampling(max_tokens=0, temperature=0.0)
-        done = partial(self._select_ended, generation, op, tails)
-        for k, (ids, at) in enumerate(jobs):
-            request = self._requests.start(pack(ids), nothing, done, score_from=at, order=(*order, k))
-            generation.requests.append(request)
-
-    def _select_ended(
-        self, generation: Generation, op: wire.Select, tails: Sequence[list[int]], _: EngineRequest
-    ) -> None:
-        if not generation.have_ended():
-            return
-        n = len(op.choices)
-        scores = [request.scores for request in generation.requests]
-        rng = Random(self._rng.getrandbits(62) if op.seed is None else op.seed)
-        choice = select_scoring.decide(op.method, scores[:n], scores[n:], op.temperature, rng)
-        text = op.choices[choice.chosen]
-        tokens = [tuple(zip(one, tails[k % n], strict=True)) for k, one in enumerate(scores)]
-        generation.end(
-            GenOutcome(
-                samples=(wire.Sample(text=text, finish_reason="stop", n_tokens=len(tails[choice.chosen])),),
-                # As text, not tokens: what follows is encoded together with it, as the choice was with what precedes.
-                pieces=(TextSpan(text),),
-                usage=_usage(generation.requests, n_prompts=len(generation.requests)),
-                scores=wire.Scores(choice.normalized, tuple(tokens[:n]), choice.weights, tuple(tokens[n:])),
-                times=generation.times(),
+        self._choice_ids = [prompt[start:] for prompt in prompts]
+        scored = [(prompt, start) for prompt in prompts]
+        if self.op.method == "unconditional_likelihood_normalized":
+            blank = self._generator.tokenizer.blank
+            scored += [([*blank, *ids], len(blank)) for ids in self._choice_ids]
+        sampling = wire.Sampling(max_tokens=0, temperature=0.0)
+        for k, (ids, start) in enumerate(scored):
+            order = (*self._order, k)
+            request = self._engine.start(
+                pack(ids), sampling, self._request_ended, owner=self._program, order=order, score_from=start
             )
+            self.requests.append(request)
+
+    def _outcome(self) -> GenOutcome:
+        op, n = self.op, len(self.op.choices)
+        scores = [request.scores for request in self.requests]
+        choice = select_scoring.decide(op.method, scores[:n], scores[n:], op.temperature, Random(self._seed(op.seed)))
+        sample = wire.Sample(op.choices[choice.chosen], "stop", n_tokens=len(self._choice_ids[choice.chosen]))
+        # No pieces: the state gets the choice as text, to be encoded together with what follows.
+        return GenOutcome(
+            (sample,),
+            _usage(self.requests, n_prompts=len(self.requests)),
+            select_scoring.with_tokens(choice, scores[:n], scores[n:], self._choice_ids),
+            self._times(),
         )
 
 
@@ -312,58 +464,24 @@ def turn_end(template: ChatTemplate | None, tokenizer: Tokenizer) -> tuple[int |
     return None, suffix
 
 
-def _check(op: wire.Gen | wire.Select) -> None:
-    """What only the server can refuse; the engine checks the rest of Sampling."""
-    if op.adapter:
-        raise Unsupported(f"adapter {op.adapter!r}: this runtime has the weights of its model, and no adapters (LoRA)")
-    check_seconds("timeout", op.timeout)
-    if isinstance(op, wire.Gen):
-        if op.sampling.n < 1:
-            raise BadProgram(f"n is {op.sampling.n}; a gen has at least one sample")
-        if op.sampling.constraint is not None and op.sampling.ignore_eos:
-            raise BadProgram("ignore_eos cannot be combined with a constraint: its output ends where its value does")
-        if not all(op.sampling.stop):
-            raise BadProgram("a stop string is empty; it would stop before anything")
-        if op.reasoning is not None and not (op.reasoning.start and op.reasoning.end):
-            raise BadProgram("a mark of reasoning is empty; both its start and its end must be some text")
-        check_urgency(op.priority or 0, op.deadline)
-        Patterns(op.sampling.stop_regex)
-        return
-    if not op.choices:
-        raise BadProgram("a select has no choices; it needs at least one")
-    if not 0 <= op.temperature < float("inf"):
-        raise BadProgram(f"temperature is {op.temperature}; it must be 0 or more")
-    if op.method == "greedy_token_selection" and op.temperature:
-        raise BadProgram("greedy_token_selection has no scores to draw from; use temperature=0")
-
-
-def _urgency(op: wire.Gen, ready: float) -> dict[str, float]:
-    """What of its program's standing is another for a gen whose turn came at `ready`."""
-    urgency: dict[str, float] = {} if op.priority is None else {"priority": op.priority}
-    return urgency | ({"deadline": ready + op.deadline} if op.deadline else {})
-
-
-def _is_look(sampling: wire.Sampling) -> bool:
-    """Whether nothing is to be generated, and only told what would come."""
-    return sampling.max_tokens == 0 and sampling.logprobs
-
-
-def _score_from(sampling: wire.Sampling, n_prompt: int) -> int:
-    """The first token of the prompt whose logprob is asked for and can be had; -1: there is none."""
-    start = max(1, sampling.logprob_start)
-    return start if sampling.logprobs and sampling.logprob_start >= 0 and start < n_prompt else -1
+def _check_tool(spec: str) -> None:
+    try:
+        is_valid = isinstance(json.loads(spec)["function"]["name"], str)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        is_valid = False
+    if not is_valid:
+        raise BadProgram(f'the spec of a tool is {{"type": "function", "function": {{"name": ...}}}}, not {spec[:80]}')
 
 
 def _usage(requests: Sequence[EngineRequest], n_prompts: int) -> wire.TokenUsage:
-    """The tokens of all requests. n_prompts 1: they have one prompt, which counts once."""
+    """The tokens of all requests. The first `n_prompts` have prompts of their own; the others share the first one's."""
     ends = [request.finish for request in requests if request.finish is not None]
     computed = sum(end.n_prompt - end.n_cached for end in ends)
     prompt = sum(end.n_prompt for end in ends[:n_prompts])
-    n_generated = sum(request.text.n_tokens for request in requests)
     return wire.TokenUsage(
         prompt=prompt,
         cached=max(0, prompt - computed),
-        generated=n_generated,
+        generated=sum(request.text.n_tokens for request in requests),
         drafted=sum(end.n_drafted for end in ends),
         accepted=sum(end.n_accepted for end in ends),
     )

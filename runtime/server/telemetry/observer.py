@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import Any
 
 from banyan.runtime.config import Config
+from banyan.runtime.errors import BanyanError
+from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.requests import EngineRequest
-from banyan.runtime.server.programs.generation import Error, GenOutcome
 from banyan.runtime.server.programs.running_program import RunningProgram
 from banyan.runtime.server.telemetry.goodput import Goodput
 from banyan.runtime.server.telemetry.metrics import Metrics
@@ -50,13 +51,13 @@ class Observer:
         if self.metrics is not None:
             self.metrics.request(request)
 
-    def generated(self, program: RunningProgram, op: wire.Gen | wire.Select, outcome: GenOutcome | Error) -> None:
+    def generated(self, program: RunningProgram, op: wire.Gen | wire.Select, outcome: GenOutcome | BanyanError) -> None:
         """A gen or select ended, with or without error."""
         program.last = datetime.now()
         if self.traces is not None:
             self.traces.generated(program, op, outcome)
 
-    def program_ended(self, program: RunningProgram, error: Error | None) -> None:
+    def program_ended(self, program: RunningProgram, error: BanyanError | None) -> None:
         """A program ended. error: what it failed with."""
         seconds = max(0.0, (program.last - program.started).total_seconds())
         if error is None:

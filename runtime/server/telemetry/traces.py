@@ -10,9 +10,9 @@ import sys
 import time
 from typing import Any
 
-from banyan.runtime.errors import ConfigError
+from banyan.runtime.errors import BanyanError, ConfigError
+from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.programs.generation import Error, GenOutcome
 from banyan.runtime.server.programs.running_program import RunningProgram
 
 _SHUTDOWN_MS = 2000
@@ -51,7 +51,7 @@ class Traces:
         self._tracer = self._provider.get_tracer("banyan")
         self._programs: dict[int, Any] = {}  # by serial: their spans
 
-    def generated(self, program: RunningProgram, op: wire.Gen | wire.Select, outcome: GenOutcome | Error) -> None:
+    def generated(self, program: RunningProgram, op: wire.Gen | wire.Select, outcome: GenOutcome | BanyanError) -> None:
         """A gen or select ended."""
         parent = self._trace.set_span_in_context(self._span(program))
         times = outcome.times if isinstance(outcome, GenOutcome) else wire.Times()
@@ -73,7 +73,7 @@ class Traces:
             self._fail(span, outcome)
         span.end(_ns(times.ended) if times.ended else None)
 
-    def program_ended(self, program: RunningProgram, error: Error | None) -> None:
+    def program_ended(self, program: RunningProgram, error: BanyanError | None) -> None:
         """A program ended."""
         span = self._span(program)
         if error is not None:
@@ -96,7 +96,7 @@ class Traces:
             )
         return span
 
-    def _fail(self, span: Any, error: Error) -> None:
+    def _fail(self, span: Any, error: BanyanError) -> None:
         span.set_attribute("banyan.error", error.code)
         span.set_status(self._trace.StatusCode.ERROR, error.message)
 

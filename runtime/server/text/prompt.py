@@ -1,9 +1,8 @@
-"""A state: what was appended to it, and the tokens that this is.
+"""A state's prompt on the server: what was appended, and the tokens of it.
 
-A state is a list of pieces, only ever appended to. Its tokens are runs: one per stretch of text between two seams (the
-start, a gen), encoded as one string, and one per output of a gen, whose ids are kept as the model made them. What the
-pieces say as text is decided by `layout`; runs stay as long as that text still begins with theirs, so a template that
-rewrites earlier turns costs the changed tail and nothing else.
+The tokens are runs: one for each stretch of text between two seams (the start, a gen), encoded as one string, and one
+for each output of a gen, whose ids stay as the model generated them. `layout` says what the pieces are as text. Runs
+stay valid while that text begins with theirs, so a template that rewrites earlier turns costs the changed tail alone.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from banyan.runtime.errors import BadProgram
+from banyan.runtime.errors import BadProgram, Unsupported
+from banyan.runtime.executor.generator import ASSISTANT, N_TAIL, GenOutcome, Prompt
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.text.chat_template import ChatMessage, ChatTemplate
 from banyan.runtime.server.text.detokenizer import Detokenizer
@@ -27,7 +27,7 @@ from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 
 
 class GeneratedText(NamedTuple):
-    """Output of a gen: the tokens that are kept, and exactly the text they spell."""
+    """The output of a gen: its tokens (int32 ids), and exactly the text they spell."""
 
     text: str
     ids: bytes
@@ -36,12 +36,12 @@ class GeneratedText(NamedTuple):
 class TurnStart(NamedTuple):
     role: str
     answers: wire.WireToolCall | None = None
-    """Of a tool's turn: the call that it answers."""
+    """The call that a tool's turn answers."""
 
 
 class TurnEnd(NamedTuple):
     calls: tuple[wire.WireToolCall, ...] = ()
-    """Those that the turn makes, where the template writes them unlike text and must be told."""
+    """The turn's calls, where the template does not write them as text and needs them as messages."""
 
 
 Atom = TextSpan | GeneratedText
@@ -49,24 +49,26 @@ Piece = TextSpan | GeneratedText | TurnStart | TurnEnd
 
 
 class TokenRun(NamedTuple):
+    """A stretch of a prompt's tokens, int32 ids, and its text."""
+
     text: str
-    ids: bytes  # int32
-    made: bool = False
+    ids: bytes
+    is_generated: bool = False
 
 
 class EncodedPrompt(NamedTuple):
-    """A state's tokens as far as they are known, and what has still to be encoded behind them."""
+    """The runs of a prompt that are known, and the atoms behind them that are still to be encoded."""
 
     runs: tuple[TokenRun, ...]
     rest: tuple[Atom, ...]
 
     @property
     def n_chars(self) -> int:
-        """Characters that `encode` will have to encode."""
+        """How many characters `encode` will encode."""
         return sum(len(atom.text) for atom in self.rest if isinstance(atom, TextSpan))
 
-    def encode(self, tokenizer: Tokenizer, extra: str = "") -> tuple[TokenRun, ...]:
-        """All runs, `extra` (as data) joined to the last text. Changes nothing: may run on any thread."""
+    def encode(self, tokenizer: Tokenizer, suffix: str = "") -> tuple[TokenRun, ...]:
+        """All runs, with `suffix` (as data) joined to the last text. Changes nothing, so any thread may call it."""
         runs = list(self.runs)
         spans: list[TextSpan] = []
 
@@ -76,10 +78,10 @@ class EncodedPrompt(NamedTuple):
                 runs.append(TokenRun("".join(span.text for span in spans), pack(ids)))
             spans.clear()
 
-        for atom in (*self.rest, TextSpan(extra)):
+        for atom in (*self.rest, TextSpan(suffix)):
             if isinstance(atom, GeneratedText):
                 seal()
-                runs.append(TokenRun(atom.text, atom.ids, made=True))
+                runs.append(TokenRun(atom.text, atom.ids, is_generated=True))
             elif atom.text:
                 spans.append(atom)
         seal()
@@ -89,46 +91,54 @@ class EncodedPrompt(NamedTuple):
 
 
 def pack(ids: Iterable[int]) -> bytes:
+    """Token ids as int32 bytes."""
     return array("i", ids).tobytes()
 
 
 def unpack(ids: bytes) -> list[int]:
+    """The inverse of `pack`."""
     return memoryview(ids).cast("i").tolist()
 
 
-class PromptText:
-    """The pieces of a state and the tokens known for them. A copy shares both; only the list of pieces is its own."""
+class PromptText(Prompt):
+    """The pieces of a state, and the runs of tokens known for them.
+
+    tools: the specs that the template is given; see wire.Tools.
+    """
 
     def __init__(self, pieces: Sequence[Piece] = (), runs: tuple[TokenRun, ...] = (), role: str | None = None) -> None:
-        self.pieces = list(pieces)
-        self.runs = runs
-        self.role = role
-        """Of the open turn; None outside of turns."""
+        self.pieces: list[Piece] = list(pieces)
+        self.runs, self.role = runs, role
         self.n_inherited = len(self.pieces)
-        """Pieces that were there when this copy was made."""
         self.tools: tuple[str, ...] = ()
-        """What the template is told of; see wire.Tools."""
+        self._turn = 0  # index of the last TurnStart
+        self._head: tuple[int, tuple[str, ...], list[Atom]] | None = None
+        """(`_turn`, tools, layout of all pieces up to that TurnStart): a turn's gens render the conversation once."""
 
     def copy(self) -> PromptText:
         copied = PromptText(self.pieces, self.runs, self.role)
-        copied.tools = self.tools
+        copied.tools, copied._turn, copied._head = self.tools, self._turn, self._head
         return copied
 
-    def upto(self, end: int, n_inherited: int) -> PromptText:
-        """The first `end` pieces, as the text of a state that inherited `n_inherited` of its own."""
-        text = PromptText(runs=self.runs)
-        for piece in self.pieces[:end]:
-            text.append(piece)
-        text.n_inherited, text.tools = n_inherited, self.tools
-        return text
+    def upto(self, n_pieces: int, n_inherited: int) -> PromptText:
+        prompt = PromptText(runs=self.runs)
+        for piece in self.pieces[:n_pieces]:
+            prompt.append(piece)
+        prompt.n_inherited, prompt.tools, prompt._head = n_inherited, self.tools, self._head
+        return prompt
+
+    def join(self, child: PromptText, n_pieces: int) -> None:
+        for piece in child.pieces[child.n_inherited : n_pieces]:
+            self.append(piece)
+        self.tools = self.tools or child.tools
 
     def append(self, piece: Piece) -> None:
-        """BadProgram: a turn inside a turn, or the end of none."""
+        """BadProgram: a turn inside a turn, or the end of a turn where none is open."""
         match piece:
             case TurnStart(role=role):
                 if self.role is not None:
                     raise BadProgram(f"a turn of {role!r} begins inside a turn of {self.role!r}; turns do not nest")
-                self.role = role
+                self.role, self._turn = role, len(self.pieces)
             case TurnEnd():
                 if self.role is None:
                     raise BadProgram("a turn ends where none is open")
@@ -137,22 +147,63 @@ class PromptText:
                 return  # not even text between turns
         self.pieces.append(piece)
 
+    def append_part(self, part: wire.Part) -> None:
+        match part:
+            case str():
+                self.append(TextSpan(part))
+            case wire.Raw(text=text):
+                self.append(TextSpan(text, meant=True))
+            case wire.BeginTurn(role=role):
+                self.append(TurnStart(role))
+            case wire.EndTurn():
+                self.append(TurnEnd())
+            case wire.Image():
+                raise Unsupported("image: this model takes only text")
+
+    def append_output(self, outcome: GenOutcome) -> None:
+        for piece in outcome.pieces or (TextSpan(outcome.text),):
+            self.append(piece)
+
+    append_calls = append_output  # its pieces end the turn
+
+    def append_results(self, calls: Sequence[wire.WireToolCall], texts: Sequence[str]) -> None:
+        for call, text in zip(calls, texts, strict=True):
+            for piece in (TurnStart("tool", wire.WireToolCall(call.id, call.name)), TextSpan(text), TurnEnd()):
+                self.append(piece)
+        self.append(TurnStart(ASSISTANT))
+
+    def tail(self) -> str:
+        texts: list[str] = []
+        n_chars = 0
+        for piece in reversed(self.pieces):
+            if isinstance(piece, TextSpan | GeneratedText) and n_chars < N_TAIL:
+                texts.append(piece.text[-N_TAIL:])
+                n_chars += len(texts[-1])
+        return "".join(reversed(texts))[-N_TAIL:]
+
     def prompt(self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime) -> EncodedPrompt:
-        """What is known and what is to encode. Forgets runs that the template rewrote."""
-        template = template and template.with_tools(self.tools)
-        atoms = layout(self.pieces, tokenizer, template, now)
+        """The runs that are known, and what is to be encoded. Forgets runs that the template has rewritten."""
+        atoms = self._atoms(tokenizer, template and template.with_tools(self.tools), now)
         text = "".join(atom.text for atom in atoms)
         at, n, n_silent = 0, 0, 0
         for run in self.runs:
             if not text.startswith(run.text, at):
                 break
             at, n = at + len(run.text), n + 1
-            n_silent = 0 if run.text else n_silent + run.made
+            n_silent = 0 if run.text else n_silent + run.is_generated
         self.runs = self.runs[:n]
         return EncodedPrompt(self.runs, tuple(_from(atoms, at, n_silent)))
 
+    def _atoms(self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime) -> list[Atom]:
+        """`layout` of all pieces. What stands before an open turn's text is laid out once."""
+        if self.role is None:
+            return layout(self.pieces, tokenizer, template, now)
+        if self._head is None or self._head[:2] != (self._turn, self.tools):
+            self._head = self._turn, self.tools, layout(self.pieces[: self._turn + 1], tokenizer, template, now)
+        return [*self._head[2], *(p for p in self.pieces[self._turn + 1 :] if isinstance(p, TextSpan | GeneratedText))]
+
     def tokens(self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime) -> wire.Tokens:
-        """All of them, as a gen here would be given them."""
+        """All tokens, as a gen at the end would get them."""
         runs = self.prompt(tokenizer, template, now).encode(tokenizer)
         lengths = array("i")
         for run in runs:
@@ -160,44 +211,44 @@ class PromptText:
         return wire.Tokens(
             ids=b"".join(run.ids for run in runs),
             lengths=lengths.tobytes(),
-            spans=tuple((len(run.ids) // 4, run.made) for run in runs if run.ids),
+            spans=tuple((len(run.ids) // 4, run.is_generated) for run in runs if run.ids),
         )
 
-    def read(self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime, mark: int = 0) -> str:
-        """The text from piece `mark` on, markers included."""
+    def read(self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime, start: int = 0) -> str:
+        """The text from piece `start` on, markers included."""
         template = template and template.with_tools(self.tools)
-        rest, text = self.pieces[mark:], ""
-        kinds = [type(piece) for piece in self.pieces[:mark]]
+        rest, text = self.pieces[start:], ""
+        kinds = [type(piece) for piece in self.pieces[:start]]
         if kinds.count(TurnStart) > kinds.count(TurnEnd):
-            # The rest of the turn that the mark stands in, as it was appended.
+            # The rest of the turn that `start` stands in, as it was appended.
             n = next((k for k, piece in enumerate(rest) if isinstance(piece, TurnEnd)), len(rest))
             text = "".join(piece.text for piece in rest[:n] if isinstance(piece, TextSpan | GeneratedText))
             if n == len(rest):
                 return text
-            mark += n + 1
+            start += n + 1
         before, whole = (
             "".join(atom.text for atom in layout(pieces, tokenizer, template, now))
-            for pieces in (self.pieces[:mark], self.pieces)
+            for pieces in (self.pieces[:start], self.pieces)
         )
-        if mark and isinstance(self.pieces[mark - 1], TurnEnd) and template is not None:
-            roles = tuple(turn.shape for turn in _turns(self.pieces[:mark])[0])
+        if start and isinstance(self.pieces[start - 1], TurnEnd) and template is not None:
+            roles = tuple(turn.shape for turn in _turns(self.pieces[:start])[0])
             end, last = template.ending(roles, now), (template.markers(roles, None, now) or ("",))[-1]
             before = before.removesuffix(last) + end  # what stands behind the last turn alone goes when another follows
-            text += end if mark > len(self.pieces) - len(rest) else ""
+            text += end if start > len(self.pieces) - len(rest) else ""
         n = len(before)
-        if not whole.startswith(before):  # the template rewrote what stood before the mark
+        if not whole.startswith(before):  # the template rewrote what stood before `start`
             n = next(k for k, pair in enumerate(zip(before, whole + "\0", strict=False)) if pair[0] != pair[1])
         return text + whole[n:]
 
 
 def _lengths(run: TokenRun, tokenizer: Tokenizer) -> list[int]:
-    """Characters of `run.text` that each of its ids spells; together all of them.
+    """How many characters of `run.text` each id spells; the sum is all of them.
 
-    An id may spell what is not in the text: a begin-of-text in front of it, a space that the tokenizer puts there, an
-    end that is not shown. Those get what is left for them.
+    An id may spell more than the text has: a begin-of-text token, a space that the tokenizer adds, a hidden end token.
+    Such an id gets what is left for it.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    hidden = tokenizer.special if run.made else frozenset()
+    hidden = tokenizer.special if run.is_generated else frozenset()
     spelled = ["" if i in hidden else decoder.decode(tokenizer.spelling[i]) for i in unpack(run.ids)]
     surplus = sum(map(len, spelled)) - len(run.text)
     for k, piece in enumerate(spelled):
@@ -212,10 +263,11 @@ def _lengths(run: TokenRun, tokenizer: Tokenizer) -> list[int]:
 
 
 class _TurnLayout(NamedTuple):
+    """One turn. gap: the text between the turn before and this one."""
+
     role: str
     atoms: list[Atom]
     gap: list[Atom]
-    """Text between the turn before and this one."""
     answers: wire.WireToolCall | None = None
     calls: tuple[wire.WireToolCall, ...] = ()
 
@@ -225,18 +277,18 @@ class _TurnLayout(NamedTuple):
 
     @property
     def shape(self) -> str | ChatMessage:
-        """The turn whatever it says."""
+        """The turn without its text: the key of the template's markers."""
         if self.answers is None and not self.calls:
             return self.role
         return ChatMessage(self.role, "", tuple(wire.WireToolCall(call.id, "f") for call in self.calls), self.answers)
 
 
 def layout(pieces: Sequence[Piece], tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime) -> list[Atom]:
-    """The state as text: contents as they were appended, and between them what the template writes.
+    """The pieces as text: contents as they were appended, and between them what the template writes.
 
-    The template's rendering of the whole conversation is the truth: where it says other than markers and contents in
-    turn, it has its way. Text outside of turns is no part of a conversation; markers then come from what the template
-    writes around turns of these roles.
+    The template's rendering of the whole conversation decides: where it differs from markers and contents in turn, it
+    is taken as it is. Text outside of turns belongs to no conversation; then the markers are what the template writes
+    around turns of these roles.
     """
     turns, after, is_open = _turns(pieces)
     if not turns:
@@ -260,15 +312,15 @@ def layout(pieces: Sequence[Piece], tokenizer: Tokenizer, template: ChatTemplate
     head = None
     if markers is not None:
         contents = [template.calling(turn.calls, now) if turn.calls else turn.text for turn in closed]
-        real = render([ChatMessage(t.role, "" if t.calls else t.text, t.calls, t.answers) for t in closed])
-        head = _align(real, markers, closed, contents, tokenizer)
+        rendered = render([ChatMessage(t.role, "" if t.calls else t.text, t.calls, t.answers) for t in closed])
+        head = _align(rendered, markers, closed, contents, tokenizer)
     if head is None:
         head = _as_rendered(render, closed, tokenizer)
     return head + (turns[-1].atoms if is_open else [])
 
 
 def _turns(pieces: Sequence[Piece]) -> tuple[list[_TurnLayout], list[Atom], bool]:
-    """(turns, text behind the last of them, whether the last is open)"""
+    """(turns, text behind the last turn, whether the last turn is open)"""
     turns: list[_TurnLayout] = []
     loose: list[Atom] = []
     is_open = False
@@ -288,20 +340,20 @@ def _turns(pieces: Sequence[Piece]) -> tuple[list[_TurnLayout], list[Atom], bool
 
 
 def _align(
-    real: str, markers: tuple[str, ...], turns: Sequence[_TurnLayout], contents: Sequence[str], tokenizer: Tokenizer
+    rendered: str, markers: tuple[str, ...], turns: Sequence[_TurnLayout], contents: Sequence[str], tokenizer: Tokenizer
 ) -> list[Atom] | None:
-    """`real` as markers and contents, where it is that, the contents perhaps stripped or escaped for JSON; else None.
+    """`rendered` as markers and contents in turn; contents may be stripped, or escaped for JSON. None: it is not that.
 
-    contents: what the template makes of each turn. The atoms stay what was said.
+    contents: what the template writes for each turn. The atoms keep the tokens of outputs.
     """
-    if not real.startswith(markers[0]):
+    if not rendered.startswith(markers[0]):
         return None
     atoms: list[Atom] = [TextSpan(markers[0], meant=True)]
     at = len(markers[0])
     for turn, content, marker in zip(turns, contents, markers[1:], strict=True):
         escaped = json.dumps(content, ensure_ascii=False)[1:-1]
         for variant in (content, content.strip(), content.lstrip(), content.rstrip(), escaped):
-            if real.startswith(variant + marker, at):
+            if rendered.startswith(variant + marker, at):
                 break
         else:
             return None
@@ -310,39 +362,36 @@ def _align(
         elif variant == escaped:
             atoms.append(TextSpan(escaped))
         else:
-            atoms += _strip(turn.atoms, content.find(variant), len(variant), tokenizer)
+            atoms += _slice(turn.atoms, content.find(variant), len(variant), tokenizer)
         atoms.append(TextSpan(marker, meant=True))
         at += len(variant) + len(marker)
-    return atoms if at == len(real) else None
+    return atoms if at == len(rendered) else None
 
 
-def _strip(atoms: Sequence[Atom], start: int, length: int, tokenizer: Tokenizer) -> list[Atom]:
-    """Characters start : start + length of the atoms. Output that is cut keeps the tokens that fit whole."""
+def _slice(atoms: Sequence[Atom], start: int, length: int, tokenizer: Tokenizer) -> list[Atom]:
+    """Characters start : start + length of the atoms. An output that is cut keeps the tokens that fit whole."""
     kept: list[Atom] = []
     left = length
     for atom in _from(atoms, start):
         if len(atom.text) <= left:
             kept.append(atom)
         elif isinstance(atom, GeneratedText):
-            kept += _cut(atom, left, tokenizer)
+            ids = unpack(atom.ids)
+            fit = Detokenizer(tokenizer.spelling, tokenizer.special)
+            fit.feed(ids)
+            n_tokens, n = fit.fit(left)
+            kept += [GeneratedText(atom.text[:n], pack(ids[:n_tokens])), TextSpan(atom.text[n:left])]
         else:
             kept.append(TextSpan(atom.text[:left], atom.meant))
         left -= min(left, len(atom.text))
     return kept
 
 
-def _cut(made: GeneratedText, n_chars: int, tokenizer: Tokenizer) -> list[Atom]:
-    ids = unpack(made.ids)
-    fit = Detokenizer(tokenizer.spelling, tokenizer.special)
-    fit.feed(ids)
-    n_tokens, n = fit.fit(n_chars)
-    return [GeneratedText(made.text[:n], pack(ids[:n_tokens])), TextSpan(made.text[n:n_chars])]
-
-
 def _from(atoms: Iterable[Atom], start: int, n_silent: int = 0) -> Iterable[Atom]:
-    """The atoms from character `start` on, without the first `n_silent` outputs there that spell nothing.
+    """The atoms from character `start` on, without the first `n_silent` outputs there that have no text.
 
-    Output that begins before `start` goes on as text."""
+    An output that begins before `start` goes on as text.
+    """
     at = 0
     for atom in atoms:
         end = at + len(atom.text)
@@ -357,26 +406,29 @@ def _from(atoms: Iterable[Atom], start: int, n_silent: int = 0) -> Iterable[Atom
 
 
 _HIDDEN = f"\ue000{secrets.token_hex(8)}"
-"""Stands around the number of what is hidden; drawn by this process, so that nobody's words can be taken for it."""
+"""Stands around the number of a hidden token. Random per process, so that no user's text can imitate it."""
 
 
 def _kind(atom: Atom) -> str:
-    return "made" if isinstance(atom, GeneratedText) else "meant" if atom.meant else "data"
+    return "generated" if isinstance(atom, GeneratedText) else "control" if atom.meant else "data"
 
 
 def _as_rendered(
     render: Callable[[Sequence[ChatMessage]], str], turns: Sequence[_TurnLayout], tokenizer: Tokenizer
 ) -> list[Atom]:
-    """A conversation that the template rewrites, as it writes it. The control tokens in it are the template's own, and
-    those that a model wrote (`<think>`); what only looks like one is hidden from the template."""
+    """A conversation that the template rewrites, as the template writes it.
+
+    Control tokens in it are the template's own, and those that a model generated (`<think>`). Text that only looks like
+    a control token is hidden from the template, and put back as data.
+    """
     hidden: list[str] = []
 
     def hide(text: str, kinds: Sequence[str]) -> str:
-        """`text` without the control tokens that are none. kinds: that of each character."""
+        """Replace what only looks like a control token. kinds: the `_kind` of each character."""
         shown, done = "", 0
         for start, end, token in tokenizer.controls(text):
-            # Special tokens are never shown: text of a model that spells one is not one.
-            if "data" in (kind := kinds[start:end]) or ("made" in kind and token in tokenizer.special):
+            # Outputs never show special tokens: text of a model that spells one is not one.
+            if "data" in (kind := kinds[start:end]) or ("generated" in kind and token in tokenizer.special):
                 shown += f"{text[done:start]}{_HIDDEN}{len(hidden)}{_HIDDEN}"
                 hidden.append(text[start:end])
                 done = end
@@ -389,8 +441,7 @@ def _as_rendered(
         kinds = [kind for atom in turn.atoms for kind in [_kind(atom)] * len(atom.text)]
         return ChatMessage(turn.role, hide(turn.text, kinds), answers=turn.answers)
 
-    real = render([message(turn) for turn in turns])
-    parts = re.split(f"{_HIDDEN}(\\d+){_HIDDEN}", real)
+    parts = re.split(f"{_HIDDEN}(\\d+){_HIDDEN}", render([message(turn) for turn in turns]))
     return [TextSpan(hidden[int(part)] if k % 2 else part, meant=not k % 2) for k, part in enumerate(parts)]
 
 
@@ -402,7 +453,7 @@ def _interleave(
     template: ChatTemplate,
     now: datetime,
 ) -> list[Atom]:
-    """Markers, contents, and the text between turns: behind the end of one and before the beginning of the next."""
+    """Markers, contents, and the text between turns: behind the end of one turn and before the start of the next."""
     roles = tuple(t.shape for t in turns)
     atoms: list[Atom] = []
     for k, turn in enumerate(turns):

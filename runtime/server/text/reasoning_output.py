@@ -1,4 +1,4 @@
-"""Outputs of models that think before they speak: what the client and the state get of one."""
+"""The outputs of a gen whose reasoning is separated: what the client gets of them, and what the state gets."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from banyan.runtime.protocol import wire
-from banyan.runtime.reasoning import Thoughts
+from banyan.runtime.reasoning import ReasoningParser
 from banyan.runtime.server.engine_link.requests import EngineRequest, Listener, StreamPiece
 from banyan.runtime.server.text.prompt import GeneratedText, Piece, TokenRun
 from banyan.runtime.server.text.tokenizer import TextSpan
 
 
 class ReasoningOutput:
-    """One gen whose outputs are told apart. runs: its prompt, which may have begun the thinking already."""
+    """Separates the outputs of one gen. runs: its prompt, which may have begun the reasoning already."""
 
     def __init__(self, marks: wire.Reasoning, runs: Sequence[TokenRun], listener: Listener | None = None) -> None:
         self._marks, self._listener = marks, listener
@@ -23,42 +23,38 @@ class ReasoningOutput:
             if len((text := run.text + text).rstrip()) >= len(marks.start):
                 break
         self._is_open = text.rstrip().endswith(marks.start)
-        self._stream = self._thoughts()
-        self._last = StreamPiece("")  # the piece that came last, with all logprobs that are not told yet
+        self._stream = ReasoningParser(marks, self._is_open)
+        self._last = StreamPiece("")  # the last piece, with all logprobs that the listener does not have yet
 
-    def _thoughts(self) -> Thoughts:
-        return Thoughts(self._marks, self._is_open)
-
-    def hear(self, piece: StreamPiece) -> None:
-        """Text of the first sample as it comes; it goes on to the listener, told apart."""
+    def stream(self, piece: StreamPiece) -> None:
+        """A piece of the first sample."""
         self._last = piece._replace(logprobs=self._last.logprobs + piece.logprobs)
-        self._tell(self._stream.feed(piece.text))
+        self._pass_on(self._stream.feed(piece.text))
 
     def end(
         self, samples: Sequence[wire.Sample], first: EngineRequest
     ) -> tuple[tuple[wire.Sample, ...], tuple[Piece, ...]]:
-        """The samples told apart, and what of the first becomes part of the state."""
-        self._tell(self._stream.finish())
-        apart = []
-        for sample in samples:
-            thoughts = self._thoughts()
-            said = thoughts.feed(sample.text) + thoughts.finish()
-            apart.append((replace(sample, text=said, reasoning=thoughts.reasoning), thoughts))
-        thoughts = apart[0][1]
-        pieces = _pieces(first, thoughts.start, thoughts.start + thoughts.n_said)
-        return tuple(sample for sample, _ in apart), pieces
+        """The samples without their reasoning, and the content of the first one, for the state."""
+        self._pass_on(self._stream.finish())
+        separated = []
+        for sample in reversed(samples):
+            parser = ReasoningParser(self._marks, self._is_open)
+            text = parser.feed(sample.text) + parser.finish()
+            separated.append(replace(sample, text=text, reasoning=parser.reasoning))
+        pieces = _pieces(first, parser.content_start, parser.content_start + parser.n_content)
+        return tuple(reversed(separated)), pieces
 
-    def _tell(self, said: str) -> None:
+    def _pass_on(self, content: str) -> None:
         if self._listener is not None:
-            for text, is_thought in ((self._stream.thought(), True), (said, False)):
+            for text, is_thought in ((self._stream.new_reasoning(), True), (content, False)):
                 if text:
                     self._listener(self._last._replace(text=text, is_thought=is_thought))
                     self._last = self._last._replace(logprobs=())
 
 
 def _pieces(request: EngineRequest, start: int, end: int) -> tuple[Piece, ...]:
-    """Characters start : end of an output: the tokens that lie wholly in there, and text around them."""
+    """Characters start : end of an output: the tokens that lie wholly inside, and the text around them."""
     text = request.text.text
     (i, a), (j, b) = request.text.within(start, end)
-    made = GeneratedText(text[a:b], bytes(request.ids[4 * i : 4 * j]))
-    return tuple(piece for piece in (TextSpan(text[start:a]), made, TextSpan(text[b:end])) if piece.text)
+    generated = GeneratedText(text[a:b], bytes(request.ids[4 * i : 4 * j]))
+    return tuple(piece for piece in (TextSpan(text[start:a]), generated, TextSpan(text[b:end])) if piece.text)

@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import banyan as bn
-from banyan.backends.job import CHATML, Job, Outcome
-from banyan.backends.local import Program
+from banyan.backends.job import CHATML, Job
+from banyan.backends.local import LocalProgram
+from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -36,8 +37,8 @@ class Slow:
         self.n_stopped = 0
         self._answer = answer
 
-    def program(self, name: str = "") -> Program:
-        return Program(self, name)
+    def program(self, name: str = "") -> LocalProgram:
+        return LocalProgram(self, name)
 
     def ask(self, what: str) -> Any:
         return {}
@@ -56,11 +57,11 @@ class Slow:
         if isinstance(job.op, wire.Gen) and job.op.stream:
             for letter in text:
                 job.deliver(letter)
-        job.give(Outcome((wire.Sample(text, "stop"),)))
+        job.finish(GenOutcome((wire.Sample(text, "stop"),)))
 
 
-def play(slow: Slow, ops: list[wire.Op], data: st.DataObject) -> Program:
-    program = Program(slow, "test")
+def play(slow: Slow, ops: list[wire.Op], data: st.DataObject) -> LocalProgram:
+    program = LocalProgram(slow, "test")
     while ops:
         n = data.draw(st.integers(1, len(ops)), label="ops in this message")
         program.submit(ops[:n])
@@ -80,7 +81,7 @@ def refs_of(ops: list[wire.Op]) -> list[int]:
     return [op.ref for op in ops if isinstance(op, wire.Gen | wire.Select | wire.Read)]
 
 
-def outcomes(program: Program, ops: list[wire.Op]) -> dict[int, Any]:
+def outcomes(program: LocalProgram, ops: list[wire.Op]) -> dict[int, Any]:
     futures = {ref: program.future(ref) for ref in refs_of(ops)}
     assert all(future.done() for future in futures.values())
     return {ref: f.exception() or f.result().samples[0].text for ref, f in futures.items()}
@@ -130,7 +131,7 @@ def test_answers_from_other_threads() -> None:
     class Threaded(Slow):
         def start(self, job: Job) -> None:
             text = f"<{len(job.text)}>"
-            threading.Thread(target=lambda: job.give(Outcome((wire.Sample(text, "stop"),)))).start()
+            threading.Thread(target=lambda: job.finish(GenOutcome((wire.Sample(text, "stop"),)))).start()
 
     @bn.function
     def program(s: bn.State) -> None:
@@ -162,7 +163,7 @@ def test_a_backend_that_raises_fails_its_gen() -> None:
 
 def test_a_stop_that_comes_late_is_heard() -> None:
     slow = Slow(str)
-    program = Program(slow, "")
+    program = LocalProgram(slow, "")
     program.submit([wire.Gen(0, 0)])
     (job,) = slow.jobs
     program.cancel()
@@ -170,5 +171,22 @@ def test_a_stop_that_comes_late_is_heard() -> None:
     told: list[bool] = []
     job.on_stop(lambda: told.append(True))
     assert told == [True], "also one who asks afterwards"
-    job.give(Outcome((wire.Sample("late", "stop"),)))
+    job.finish(GenOutcome((wire.Sample("late", "stop"),)))
     assert isinstance(program.future(0).exception(), bn.Cancelled)
+
+
+def test_a_callback_that_raises_fails_its_gen() -> None:
+    mock = bn.Mock("x")
+    program = mock.program()
+    program.on_call(0, lambda called: 1 / 0)
+    program.submit([wire.Gen(0, 0, retries=1), wire.Read(0, 1)])
+    assert isinstance(program.future(0).exception(), bn.ProgramError)
+    assert isinstance(program.future(0).exception().__cause__, ZeroDivisionError)  # type: ignore[union-attr]
+    assert program.future(1).done()
+
+
+def test_ops_that_wait_for_each_other_fail() -> None:
+    program = bn.Mock("x").program()
+    program.submit([wire.Fork(0, (1,)), wire.Append(0, (wire.Ref(1),)), wire.Gen(0, 0)])
+    program.submit([wire.Append(1, (wire.Ref(0),)), wire.Gen(1, 1)], last=True)
+    assert all(isinstance(program.future(ref).exception(0), bn.BadProgram) for ref in (0, 1))

@@ -216,7 +216,7 @@ def test_a_dropped_branch_is_stopped() -> None:
     state = program.run(backend=mock)
     assert state["go"] == "y"
     assert [call.name for call in mock.calls] == ["slow", "go"]
-    assert not [s.job for s in state._record.program._states.values() if s.job]
+    assert not state._record.program._executor.running
 
 
 def test_a_thousand_gens_in_a_row_are_no_recursion() -> None:

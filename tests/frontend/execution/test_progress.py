@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 import banyan as bn
-from banyan.backends.job import Outcome
 from banyan.execution.progress import POLL, WINDOW, Meter, bar
+from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 
 
@@ -97,7 +97,7 @@ class Costly(bn.Mock):
     def start(self, job: Any) -> None:
         if "bad" in job.text:
             raise ValueError("no")
-        job.give(Outcome((wire.Sample("x", "stop"),), wire.TokenUsage(10, 9, 100)))
+        job.finish(GenOutcome((wire.Sample("x", "stop"),), wire.TokenUsage(10, 9, 100)))
 
 
 @bn.function

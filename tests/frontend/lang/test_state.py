@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import banyan as bn
-from banyan.backends.job import Outcome
+from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 
 
@@ -315,7 +315,7 @@ def test_sync_and_error(mock: bn.Mock) -> None:
 def test_usage_sums_branches_too() -> None:
     class Counting(bn.Mock):
         def start(self, job: Any) -> None:
-            job.give(Outcome((wire.Sample("x", "stop"),), wire.TokenUsage(10, 4, 1)))
+            job.finish(GenOutcome((wire.Sample("x", "stop"),), wire.TokenUsage(10, 4, 1)))
 
     @bn.function
     def program(s: bn.State) -> None:
@@ -386,6 +386,6 @@ def test_a_state_that_nobody_holds_is_cancelled(mock: bn.Mock) -> None:
         s += bn.gen("a") + bn.user("x")
 
     state = program.run()
-    assert not programs[0]._is_cancelled
+    assert not programs[0]._executor.is_over
     del state
-    assert programs[0]._is_cancelled
+    assert programs[0]._executor.is_over

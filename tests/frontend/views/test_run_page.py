@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import banyan as bn
-from banyan.backends.job import Job, Outcome
+from banyan.backends.job import Job
+from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 from banyan.views.history import History
 from banyan.views.prompt_spans import PromptSpan, prompt_spans
@@ -139,7 +140,7 @@ class Counted(bn.Mock):
         n = max((len(common(text, known)) for known in self.seen), default=0)
         self.seen.append(text + "ab")
         text_of = job.op.choices[0] if isinstance(job.op, wire.Select) else "ab"
-        job.give(Outcome((wire.Sample(text_of, "stop"),), wire.TokenUsage(len(text), min(n, len(text) - 1), 2)))
+        job.finish(GenOutcome((wire.Sample(text_of, "stop"),), wire.TokenUsage(len(text), min(n, len(text) - 1), 2)))
 
 
 def common(one: str, other: str) -> str:
@@ -286,8 +287,10 @@ def test_what_came_from_a_draft_has_a_color_of_its_own() -> None:
         def start(self, job: Job) -> None:
             drafted = array("i", [1, 2]).tobytes()
             drafts = {"tree": (1, 1), "ngram": (2, 1)}
-            job.give(
-                Outcome((wire.Sample("abcd", "stop", drafted=drafted, drafts=drafts),), wire.TokenUsage(1, 0, 4, 3, 2))
+            job.finish(
+                GenOutcome(
+                    (wire.Sample("abcd", "stop", drafted=drafted, drafts=drafts),), wire.TokenUsage(1, 0, 4, 3, 2)
+                )
             )
 
     @bn.function

@@ -7,11 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import banyan as bn
-from banyan.backends.job import Job, Outcome
+from banyan.backends.job import Job
+from banyan.backends.local import LocalProgram
 from banyan.execution.run_trace import TimeSpan
+from banyan.runtime.executor.executor import Executor
+from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 from banyan.views.history import History
 from banyan.views.timeline import FIRST_BRANCH, FIRST_TOOL, FIRST_WAIT, chrome_trace, phases
@@ -133,29 +137,17 @@ class Told(bn.Mock):
         self.times = times
 
     def program(self, name: str = "") -> Any:
-        made = super().program(name)
-        give, times = made._give, self.times
+        mock, times = self, self.times
 
-        def told(ref: int, outcome: Outcome, ready: float) -> None:
-            give(ref, outcome, ready)
-            future, value = made._resolved.pop()
-            moved = wire.Times(*(began + t if t else 0.0 for t in (getattr(times, n) for n in times.__struct_fields__)))
-            made._resolved.append(
-                (future, wire.Value(0, 0, ref, value.samples, wire.TokenUsage(9, 4, 21), None, moved))
-            )
+        class Moved(LocalProgram):
+            def value(self, program: Executor, ref: int, outcome: GenOutcome) -> None:
+                moved = wire.Times(*(mock.began + t if t else 0.0 for t in msgspec.structs.astuple(times)))
+                super().value(program, ref, outcome._replace(usage=wire.TokenUsage(9, 4, 21), times=moved))
 
-        began = 0.0
-
-        def remember(job: Job) -> None:
-            nonlocal began
-            began = job.ready
-
-        self.remember = remember
-        made._give = told
-        return made
+        return Moved(self, name)
 
     def start(self, job: Job) -> None:
-        self.remember(job)
+        self.began = job.ready
         super().start(job)
 
 

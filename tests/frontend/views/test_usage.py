@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import banyan as bn
-from banyan.backends.job import Outcome
+from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 from banyan.views.usage import GenUsage, Usage
 
@@ -20,7 +20,7 @@ class Costly(bn.Mock):
         n = len(self.calls)
         if job.op.name == "bad":
             raise ValueError("no")
-        job.give(Outcome((wire.Sample("x", "stop"),), wire.TokenUsage(10 * n, 4 * n, n, 3 * n, 2 * n)))
+        job.finish(GenOutcome((wire.Sample("x", "stop"),), wire.TokenUsage(10 * n, 4 * n, n, 3 * n, 2 * n)))
 
 
 @bn.function

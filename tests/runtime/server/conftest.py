@@ -15,7 +15,7 @@ from banyan.runtime.errors import BanyanError
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.policy.run_limits import Timers
-from banyan.runtime.server.programs.generation import Generator
+from banyan.runtime.server.programs.generation import EngineGenerator
 from banyan.runtime.server.programs.programs import Programs
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.prompt import unpack
@@ -63,7 +63,9 @@ class Bench:
     `submit` runs nothing in the engine; `run` does, until all is idle or `n_steps` are done.
     """
 
-    def __init__(self, fake: ModuleType, words: Tokenizer, template: ChatTemplate | None, say: dict[str, str]) -> None:
+    def __init__(
+        self, fake: ModuleType, words: Tokenizer, template: ChatTemplate | None, say: dict[str, str], **options: Any
+    ) -> None:
         self.words, self.say = words, dict(say)
         self.engine = fake.FakeEngine(self._speak)
         self.sent: list[tuple[bytes, wire.ServerMessage]] = []
@@ -71,15 +73,14 @@ class Bench:
         """Set to a list, and encoding waits in it as it would for a thread."""
         self.checks: list[Any] | None = None
         """Set to a list, and constraints wait in it as they would for another process."""
-        self.requests = EngineRequests(words, None, self.engine.take)
-        generator = Generator(words, template, self.requests, self._offload, Random(0), self._check)
-        self.now = 0.0
         self._calls: list[Callable[[], None]] = []
+        self.requests = EngineRequests(words, None, self.engine.take, call_later=self._calls.append)
+        generator = EngineGenerator(words, template, self.requests, self._offload, Random(0), self._check)
+        self.now = 0.0
         self.timers = Timers(lambda: self.now)
-        self.programs = Programs(generator, lambda client, message: self.sent.append((client, message)), self.timers)
-        self.requests.spend, self.requests.standing = self.programs.spend, self.programs.standing
-        self.requests.give_up, self.requests.later = self.programs.give_up, self._calls.append
-        self.programs.over = lambda program, error: self.requests.end(program.serial)
+        self.programs = Programs(
+            generator, lambda client, message: self.sent.append((client, message)), self.timers, **options
+        )
         self._seq: dict[int, int] = {}
 
     def _speak(self, ids: list[int]) -> Iterable[int]:
@@ -155,12 +156,15 @@ class Bench:
 
 @pytest.fixture
 def bench(fake_engine: ModuleType, words: Tokenizer, chatml: ChatTemplate) -> Callable[..., Bench]:
-    """`bench({"end of a prompt": "what is said"}, template=..., tokenizer=...) -> Bench`"""
+    """`bench({"end of a prompt": "what is said"}, template=..., tokenizer=..., **options of Programs) -> Bench`"""
 
     def make(
-        say: dict[str, str] | None = None, template: ChatTemplate | None = chatml, tokenizer: Tokenizer = words
+        say: dict[str, str] | None = None,
+        template: ChatTemplate | None = chatml,
+        tokenizer: Tokenizer = words,
+        **options: Any,
     ) -> Bench:
-        return Bench(fake_engine, tokenizer, template, say or {})
+        return Bench(fake_engine, tokenizer, template, say or {}, **options)
 
     return make
 

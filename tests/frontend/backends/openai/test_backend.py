@@ -432,12 +432,12 @@ def test_an_endpoint_over_http_is_the_model_that_the_server_names(serve: Callabl
 
 def test_an_endpoint_over_http_that_serves_nothing(serve: Callable[..., Any], fake: ModuleType) -> None:
     api, _ = serve(lambda path, body: {"object": "list", "data": []})
-    with pytest.raises(bn.ModelNotFound, match="names no model"):
+    with pytest.raises(bn.ModelNotFound, match="lists no model"):
         bn.RuntimeEndpoint(api.url)
 
     def refuse(path: str, body: Any) -> Any:
         raise fake.Refusal(404)
 
     api, _ = serve(refuse)
-    with pytest.raises(bn.ConnectFailed, match="does not tell its models"):
+    with pytest.raises(bn.ConnectFailed, match="does not list its models"):
         bn.RuntimeEndpoint(api.url)

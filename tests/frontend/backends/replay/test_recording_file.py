@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import banyan as bn
-from banyan.backends.job import Outcome
+from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 
 
@@ -38,13 +38,13 @@ class Counting(bn.Mock):
         self.calls.append(None)  # type: ignore[arg-type]
         if isinstance(job.op, wire.Select):
             scores = wire.Scores((-0.5, -1.0), (((-0.5, 7),), ((-1.0, 8),)), (0.6, 0.4))
-            return job.give(Outcome((wire.Sample("no", "stop"),), wire.TokenUsage(9, 3, 0), scores))  # type: ignore[no-any-return]
+            return job.finish(GenOutcome((wire.Sample("no", "stop"),), wire.TokenUsage(9, 3, 0), scores))  # type: ignore[no-any-return]
         text = f"answer {len(self.calls)} ✓\0"
         for piece in (text[:3], text[3:]) if job.op.stream else ():
             job.deliver(piece)
         logprobs = (wire.TokenLogprob(5, "a", -0.25, ((6, "b", -1.5),)),)
-        return job.give(  # type: ignore[no-any-return]
-            Outcome((wire.Sample(text, "length", n_tokens=4, logprobs=logprobs),), wire.TokenUsage(10, 5, 4))
+        return job.finish(  # type: ignore[no-any-return]
+            GenOutcome((wire.Sample(text, "length", n_tokens=4, logprobs=logprobs),), wire.TokenUsage(10, 5, 4))
         )
 
 
@@ -185,9 +185,9 @@ def test_a_gen_that_was_never_recorded(replay: bn.Replay) -> None:
     ("content", "why"),
     [
         (None, "cannot be read"),
-        (b"", "no recording"),
-        (b"hello\n", "no recording"),
-        (b'{"model":"x"}\n', "no recording"),
+        (b"", "not a recording"),
+        (b"hello\n", "not a recording"),
+        (b'{"model":"x"}\n', "not a recording"),
         (b'{"banyan":"recording","version":99}\n', "version 99, this reads 1"),
         (b'{"banyan":"recording","version":1}\n{"program":"x"}\n', "line 2 .* missing required field"),
     ],

@@ -32,7 +32,7 @@ SHORT = wire.Sampling(max_tokens=2, temperature=0.0)
 def kept(bench: Callable[..., Any]) -> Any:
     """A bench with a clock of its own."""
     b = bench()
-    b.requests.keeper.clock = lambda: b.now
+    b.requests.kv_hints.clock = lambda: b.now
     return b
 
 
@@ -76,7 +76,7 @@ def test_the_wait_is_as_long_as_those_before_it(kept: Any) -> None:
         kept.run()
         kept.now += 4.0
     last = steered(kept, Hold)[-1]
-    assert last.steps * kept.requests.keeper._step_seconds == pytest.approx(4.0, rel=0.1)
+    assert last.steps * kept.requests.kv_hints._step_seconds == pytest.approx(4.0, rel=0.1)
 
 
 def test_who_does_not_come_back_is_not_waited_for(kept: Any) -> None:
@@ -98,7 +98,7 @@ def test_who_does_not_come_back_is_not_waited_for(kept: Any) -> None:
 
 
 def test_a_tool_s_wait_is_its_own(kept: Any) -> None:
-    keeper = kept.requests.keeper
+    keeper = kept.requests.kv_hints
     for number in range(6):  # programs of this name never go on ...
         kept.submit(Append(0, ("x",)), Gen(0, 0, SHORT), program=number)
         kept.run()
@@ -241,8 +241,8 @@ def test_it_forgets_programs_that_are_over(kept: Any) -> None:
         kept.run(3)
         kept.programs.cancel(b"me", wire.Cancel(number, 9))
     kept.now += 1e6
-    kept.requests.keeper.settle()
-    keeper = kept.requests.keeper
+    kept.requests.kv_hints.settle()
+    keeper = kept.requests.kv_hints
     assert [*keeper._programs, *keeper._names, *keeper._newly_resting, *keeper._overdue] == []
     assert held(kept) == []
 
@@ -266,7 +266,7 @@ def test_what_is_not_known_of_is_no_error() -> None:
 
 
 def test_rests_that_are_over_take_no_memory(kept: Any) -> None:
-    keeper = kept.requests.keeper
+    keeper = kept.requests.kv_hints
     run = wire.Run(0, pack([1]), SHORT, order=(1, 0, 0, 0))
     for _ in range(5000):
         keeper.started(run)

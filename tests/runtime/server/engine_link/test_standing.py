@@ -56,7 +56,7 @@ def test_clients_are_told_apart_and_forgotten(bench: Any) -> None:
     b.programs.forget(b"me")
     b.programs.forget(b"you")
     assert not b.programs._clients
-    assert not b.programs._standings
+    assert not b.programs._programs
 
 
 def test_the_engine_is_told_once_when_a_program_is_over(bench: Any) -> None:
@@ -90,4 +90,4 @@ def test_what_cannot_be_is_the_programs_error(bench: Any, limits: Any, says: str
     assert b.failed(None).code == "bad_program"
     assert says in b.failed(None).message
     assert not b.engine.runs
-    assert not b.programs._standings
+    assert not b.programs._programs

@@ -74,8 +74,7 @@ def test_an_adapter_is_refused_by_name_and_not_ignored(bench: Any) -> None:
 
 
 def test_all_that_a_program_has_the_engine_do_is_in_its_tenants_namespace(bench: Any) -> None:
-    b = bench()
-    b.programs.root = lambda who: root_key(who, "", b"")
+    b = bench(root_key=lambda who: root_key(who, "", b""))
     short = wire.Sampling(max_tokens=2, temperature=0.0)
     ops = (
         wire.Append(0, ("one two",)), wire.CacheHint(0, pin=9.0, prefetch=True), wire.Gen(0, 0, short),

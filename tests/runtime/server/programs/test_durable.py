@@ -326,7 +326,7 @@ def test_where_nobody_can_come_back_it_is_refused(
     with contextlib.closing(client.connect(private.socket, 60)) as c, pytest.raises(Unsupported, match="banyan serve"):
         durable(c, wire.Append(0, ("a",)), wire.Gen(0, 0)).future(0).result(30)
     server = again({"isolate": "connection"})
-    with pytest.raises(Unsupported, match="each one's to itself"):
+    with pytest.raises(Unsupported, match="isolates connections"):
         durable(join(server), wire.Append(0, ("a",)), wire.Gen(0, 0)).future(0).result(30)
     assert not files(server)
 

@@ -290,14 +290,15 @@ def test_many_states_wait_without_a_cost_that_grows_with_their_number(bench: Any
         Append(0, ("a",)), Fork(0, children), *(Gen(k, k, greedy()) for k in children), Join(0, children), Read(0, 0)
     )
     advances = 0
-    advance = b.programs._advance
+    (program,) = b.programs._programs.values()
+    advance = program._advance
 
     def count(*args: Any) -> None:
         nonlocal advances
         advances += 1
         advance(*args)
 
-    b.programs._advance = count
+    program._advance = count
     b.run()
     assert b.text(0) == "a" + "b" * n
     assert advances < 6 * n
@@ -325,9 +326,9 @@ def test_what_must_hold_is_checked(bench: Any, greedy: Sampler) -> None:
     program.running.clear()
     assert "is not counted" in b.programs.check(b.requests)
     program.running.add(program.states[0])
-    b.programs._ready.append((program, program.states[0]))
+    program._ready.append(program.states[0])
     assert "could go on" in b.programs.check(b.requests)
-    b.programs._ready.clear()
+    program._ready.clear()
     assert b.programs.check(b.requests) == ""
 
 

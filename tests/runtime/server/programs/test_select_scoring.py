@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from banyan.runtime.errors import BadProgram
-from banyan.runtime.server.programs.select_scoring import decide, score_from
+from banyan.runtime.executor.select_scoring import decide, score_from
 
 
 def test_scoring_starts_behind_the_common_prefix_but_leaves_each_choice_a_token() -> None:

@@ -11,7 +11,7 @@ import pytest
 from banyan.runtime.errors import ConstraintBusy, ConstraintUnsupported, Unsupported
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, BeginTurn, Cancel, Drop, EndTurn, Fork, Gen, Join, Read, Results
-from banyan.runtime.server.programs.tool_loop import Sieve
+from banyan.runtime.server.programs.call_filter import CallFilter
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.tokenizer import TextSpan
 from banyan.runtime.server.text.tool_call_format import Form
@@ -204,8 +204,8 @@ def test_a_turn_that_is_stopped_while_it_runs(bench: Any, greedy: Sampler) -> No
     [
         ((Append(0, ("plain",)), Gen(0, 0, tools=TOOLS)), "stands in a turn of the assistant"),
         ((ASK, Gen(0, 0, wire.Sampling(n=2), tools=TOOLS)), "n is 2"),
-        ((ASK, Gen(0, 0, tools=wire.Tools(("{}",)))), "a tool is told of as"),
-        ((ASK, Gen(0, 0, tools=wire.Tools(("{" * 9999,)))), "a tool is told of as"),
+        ((ASK, Gen(0, 0, tools=wire.Tools(("{}",)))), "the spec of a tool is"),
+        ((ASK, Gen(0, 0, tools=wire.Tools(("{" * 9999,)))), "the spec of a tool is"),
     ],
 )
 def test_what_is_refused(ops: tuple[wire.Op, ...], why: str, bench: Any) -> None:
@@ -220,11 +220,11 @@ def test_a_model_without_a_form_says_so(bench: Any) -> None:
     b.submit(ASK, Gen(0, 0, tools=TOOLS))
     assert b.failed(0).code == "tool"
     assert "writes no tools" in b.failed(0).message
-    assert b.programs.tooling.told(wire.ChatMarkers({})).no_calls == b.failed(0).message
+    assert b.programs.generator.with_call_format(wire.ChatMarkers({})).no_calls == b.failed(0).message
 
 
 def test_clients_are_told_how_calls_look(bench: Any) -> None:
-    chat = bench({}, ChatTemplate(CHATML, {})).programs.tooling.told(wire.ChatMarkers({}))
+    chat = bench({}, ChatTemplate(CHATML, {})).programs.generator.with_call_format(wire.ChatMarkers({}))
     assert (chat.calls, chat.no_calls) == ('<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>', "")
 
 
@@ -306,7 +306,7 @@ def test_pieces_of_a_turn_have_the_logprobs_of_all_tokens_before_them(bench: Any
 )
 def test_the_sieve(form: Form, pieces: list[str], is_call: bool, shown: list[str]) -> None:
     seen: list[str] = []
-    sieve = Sieve(form, seen.append)
+    sieve = CallFilter(form, seen.append)
     for piece in pieces:
         sieve.feed(piece)
     sieve.end(is_call)

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from banyan.runtime import config
-from banyan.runtime.errors import ConfigError
+from banyan.runtime.errors import BanyanError, ConfigError
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.programs.generation import Error
-from banyan.runtime.server.programs.running_program import RunningProgram
 from banyan.runtime.server.telemetry.goodput import Goodput
 from banyan.runtime.server.telemetry.observer import Observer
 
@@ -47,9 +45,11 @@ def test_a_request_is_good_that_keeps_to_both() -> None:
 
 
 def test_a_program_that_is_left_when_all_is_done_has_ended_well(bench: Any) -> None:
-    b = bench()
     over: list[Any] = []
-    b.programs.over = lambda program, error: over.append(error and error.code)
+    telemetry = SimpleNamespace(
+        over=lambda program, error: over.append(error and error.code), generated=lambda program, op, outcome: None
+    )
+    b = bench(telemetry=telemetry)
     ops = (wire.Append(0, ("a",)), wire.Gen(0, 0, wire.Sampling(max_tokens=2)))
     for k in range(5):
         b.submit(*ops, program=k, last=k == 0)
@@ -65,12 +65,11 @@ def test_a_program_that_is_left_when_all_is_done_has_ended_well(bench: Any) -> N
 
 def test_how_long_a_program_takes_is_up_to_its_last_gen() -> None:
     observed = Observer(config.make(slo="program=1s"), "m", contextlib.ExitStack())
-    program = RunningProgram(b"me", 0, "p", 0)
-    program.started = datetime.now() - timedelta(seconds=30)
-    program.last = program.started + timedelta(seconds=0.5)
+    started = datetime.now() - timedelta(seconds=30)
+    program: Any = SimpleNamespace(started=started, last=started + timedelta(seconds=0.5))
     observed.program_ended(program, None)  # it was held for half a minute after that
     assert (observed.goodput.counts["programs"], observed.goodput.counts["good_programs"]) == (1, 1)
-    observed.generated(program, wire.Gen(0, 0), Error("e", "m"))
+    observed.generated(program, wire.Gen(0, 0), BanyanError("m"))
     observed.program_ended(program, None)
     assert (observed.goodput.counts["programs"], observed.goodput.counts["good_programs"]) == (2, 1)
 

@@ -27,9 +27,9 @@ OPS = (
 @pytest.fixture
 def traced(bench: Callable[..., Any]) -> Iterator[Any]:
     """A bench, and `b.spans()`: those that have left, by name."""
-    b, memory = bench({"a": " one two"}), InMemorySpanExporter()
+    memory = InMemorySpanExporter()
     traces = Traces(memory, "m")
-    b.programs.over, b.programs.generated = traces.program_ended, traces.generated
+    b = bench({"a": " one two"}, telemetry=traces)
 
     def spans() -> dict[str, Any]:
         traces._provider.force_flush()

@@ -261,3 +261,26 @@ def test_reading_inside_a_turn_gives_what_was_appended(write: Any) -> None:
     w.put(TurnEnd())
     assert w.read(mark) == "x <|im_end|>\n"
     assert w.read() == "<|im_start|>user\npadded x<|im_end|>\n"
+
+
+def test_gens_of_one_turn_render_the_conversation_once(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = write().turn("user", "hi").turn("assistant", "yes").turn("user", "more").put(TurnStart("assistant"))
+    rendered: list[int] = []
+    render = ChatTemplate.render
+
+    def counting(self: ChatTemplate, messages: Any, *args: Any, **options: Any) -> str:
+        rendered.append(len(messages))
+        return render(self, messages, *args, **options)
+
+    monkeypatch.setattr(ChatTemplate, "render", counting)
+    w.seal()
+    n = len(rendered)
+    for k in range(10):
+        w.made(f"word {k}").put(" and ")
+    fork = w.text.copy()
+    fork.append(TextSpan("else"))
+    fork.prompt(w.words, w.template, NOW)
+    assert len(rendered) == n
+    assert w.spelled.endswith("word 9 and ")
+    w.put(TurnEnd()).turn("user", "last").put(TurnStart("assistant")).seal()
+    assert len(rendered) > n, "a new turn may change what the template writes before it"

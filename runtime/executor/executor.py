@@ -1,0 +1,491 @@
+"""Executes a program: the DAG of ops that wire.py defines. The server and the backends in a user's process share it.
+
+Each state does its ops in order. It waits while a gen or select of its own runs, and while its next op needs a value or
+a child state that is not there yet. States wait for nothing else of each other. An error breaks the state it happens
+in: each op still queued there fails, and so does what depends on it in other states. Other states go on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from functools import partial
+from typing import Any, Protocol
+
+from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, ProgramError
+from banyan.runtime.executor.generation import Generation, NextStep, generation_of
+from banyan.runtime.executor.generator import Attempt, Done, GenOutcome, Prompt
+from banyan.runtime.executor.state import JoinPoint, PendingJoin, QueuedOp, RunningState, Snapshot
+from banyan.runtime.protocol import wire
+
+
+class Generator(Protocol):
+    """Answers the gens and selects of programs."""
+
+    def prompt(self, program: Any) -> Prompt:
+        """An empty prompt."""
+
+    def attempt(self, program: Any, generation: Generation, done: Done) -> Attempt:
+        """A new attempt at `generation.prompt`, for round `generation.round`; see Attempt."""
+
+    def read(self, program: Any, prompt: Prompt, start: int, has_tokens: bool) -> GenOutcome:
+        """The text of a prompt from piece `start` on; with `has_tokens` its tokens too."""
+
+
+class ProgramObserver:
+    """Learns what happens in a program.
+
+    `value`, `failed`, `called`, `dropped` and `settled` are called outside of the executor's lock, all others inside
+    it. An op fails with the BanyanError that the observer raises.
+    """
+
+    def value(self, program: Any, ref: int, outcome: GenOutcome) -> None:
+        """Value `ref` is known."""
+
+    def failed(self, program: Any, ref: int, error: BanyanError) -> None:
+        """Value `ref` will never be known."""
+
+    def called(self, program: Any, state: int, called: wire.Called) -> None:
+        """A generation of state `state` waits for Results. `called` lacks the program's number and the seq."""
+
+    def started(self, program: Any, state: RunningState, op: wire.Gen | wire.Select) -> None:
+        """A gen or select began."""
+
+    def stopped(self, program: Any, state: RunningState) -> None:
+        """The gen or select of the state is over, whatever the reason."""
+
+    def generated(self, program: Any, op: wire.Gen | wire.Select, outcome: GenOutcome | BanyanError) -> None:
+        """A gen or select has ended with an outcome."""
+
+    def hold(self, program: Any, n_chars: int) -> None:
+        """The program holds so many more characters. May raise."""
+
+    def forked(self, program: Any, state: RunningState, children: tuple[int, ...]) -> None:
+        """`state` is about to be forked. May raise."""
+
+    def adopted(self, program: Any, state: int, child: int) -> None:
+        """The state goes on as its child."""
+
+    def keep(self, program: Any, state: RunningState, op: wire.CacheHint) -> None:
+        """A hint about the KV of the state. May raise."""
+
+    def dropped(self, program: Any, state: int) -> None:
+        """Nobody needs the state any more."""
+
+    def settled(self, program: Any) -> None:
+        """All ops are done, and no more will come."""
+
+    def crashed(self, program: Any, error: Exception) -> None:
+        """The executor itself failed on the program."""
+        raise error
+
+
+class Executor:
+    """Executes one program.
+
+    `queue` adds ops, and `pump` does all that can be done now. Where several threads use it, `lock` guards its state;
+    attempts start and stop, and values are reported, outside of the lock.
+    """
+
+    def __init__(
+        self, generator: Generator, observer: ProgramObserver, lock: AbstractContextManager[Any] | None = None
+    ) -> None:
+        self._generator, self._observer = generator, observer
+        self._lock = nullcontext() if lock is None else lock
+        self._no_prompt = generator.prompt(self)  # of states that do not run yet, or will not run again
+        self.states = {0: RunningState(0, generator.prompt(self), is_forked=True)}
+        self.values: dict[int, str | BanyanError] = {}
+        self.makers: dict[int, RunningState] = {}  # ref -> the state whose op makes it
+        self.running: set[RunningState] = set()  # states with a generation
+        self.waiting: dict[int | PendingJoin, list[RunningState]] = {}  # who waits for a value or a join
+        self.is_last = self.is_over = False
+        """is_last: no more ops will come. is_over: nothing is executed or reported any more."""
+        self._dropped: set[int] = set()
+        self._ready: deque[RunningState] = deque()
+        self._stops: list[Attempt] = []
+        self._effects: deque[Callable[[], None]] = deque()  # what is done outside of the lock
+        self._pumping: set[int] = set()  # threads inside `pump`
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing is left to do with the ops that came so far."""
+        with self._lock:
+            return not self.running and not any(state.queue for state in self.states.values())
+
+    @property
+    def n_ready(self) -> int:
+        """States that the next `pump` looks at."""
+        return len(self._ready)
+
+    # ---- ops -------------------------------------------------------------------------------------------------------
+
+    def queue(self, op: wire.Op) -> None:
+        """Add an op other than Use. BadProgram: it makes no sense behind the ops before it."""
+        with self._lock:
+            state = self.states.get(op.state)
+            if state is None:
+                raise BadProgram(f"{type(op).__name__} names state {op.state}, which no Fork before it makes")
+            queued: QueuedOp = op
+            match op:
+                case wire.Gen(ref=ref) | wire.Select(ref=ref) | wire.Read(ref=ref):
+                    if ref in self.makers:
+                        raise BadProgram(f"two ops make value {ref}")
+                    self.makers[ref] = state
+                case wire.Fork(children=children):
+                    for child in children:
+                        if child in self.states:
+                            raise BadProgram(f"Fork makes state {child}, which is there already")
+                        self.states[child] = RunningState(child, self._no_prompt)
+                    state.children += children
+                case wire.Join(children=children):
+                    if op.adopt and len(children) != 1:
+                        raise BadProgram(f"Join adopts {len(children)} states; a state goes on as one")
+                    queued = PendingJoin(op)
+                    for child in children:
+                        if child not in self.states or child == op.state:
+                            raise BadProgram(f"Join names state {child}, which is itself or no Fork's before it")
+                        self._enqueue(self.states[child], JoinPoint(queued, child))
+                case wire.Drop():
+                    self._dropped.update(self._subtree(op.state) if op.tree else (op.state,))
+                    return
+                case wire.Results():
+                    self._resume(state, op)
+                    return
+            self._enqueue(state, queued)
+
+    def resume(self, results: wire.Results) -> None:
+        """Results for a generation that waits for them."""
+        with self._lock:
+            self._resume(self.states[results.state], results)
+        self.pump()
+
+    def stop(self, state: RunningState, error: BanyanError, only: Generation | None = None) -> None:
+        """End what the state generates with `error`; with `only`, if it is that generation."""
+        with self._lock:
+            generation = state.generation
+            if generation is None or (only is not None and only is not generation):
+                return
+            self._abort(generation)
+            self._finish(state, generation, error)
+        self.pump()
+
+    def end(self) -> None:
+        """Stop everything. Nothing is reported any more."""
+        with self._lock:
+            if self.is_over:
+                return
+            self.is_over = True
+            for state in tuple(self.running):
+                assert state.generation is not None
+                self._abort(state.generation)
+                self._release(state)
+            self._ready.clear()
+            stops, self._stops = self._stops, []
+        for attempt in stops:
+            attempt.stop()
+
+    def _subtree(self, number: int) -> Iterator[int]:
+        """A state and all states forked from it, at any depth."""
+        left = [number]
+        while left:
+            yield (number := left.pop())
+            left += self.states[number].children
+
+    def _enqueue(self, state: RunningState, op: QueuedOp) -> None:
+        state.queue.append(op)
+        self._ready.append(state)
+
+    def _resume(self, state: RunningState, results: wire.Results) -> None:
+        generation = state.generation
+        if generation is None or generation.called is None:
+            return
+        if (generation.op.ref, generation.round) != (results.ref, results.round):
+            return
+        generation.called = None
+        try:
+            step = generation.answer(results.texts)
+        except BanyanError as e:
+            step = e.with_traceback(None)
+        self._follow(state, generation, step)
+
+    # ---- execution -------------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Do all that can be done now. A call from inside a pump of the same thread leaves the work to that one."""
+        thread = threading.get_ident()
+        if thread in self._pumping:
+            return
+        self._pumping.add(thread)
+        try:
+            while self._pump_once():
+                pass
+        except Exception as e:
+            self._observer.crashed(self, e)
+        finally:
+            self._pumping.discard(thread)
+        if self.is_last and not self.is_over and self.is_settled:
+            self._observer.settled(self)
+
+    def _pump_once(self) -> bool:
+        """Advance all states that are ready, then do what they led to. False: there was nothing to do."""
+        with self._lock:
+            while self._ready:
+                self._advance(self._ready.popleft())
+            if not (self.is_over or self._effects):
+                self._reap()
+                if not (self._ready or self._effects):
+                    self._break_deadlock()
+            stops, self._stops = self._stops, []
+            effects, self._effects = self._effects, deque()
+            has_more = bool(self._ready or stops or effects)
+        for attempt in stops:
+            attempt.stop()
+        for effect in effects:
+            if not self.is_over:
+                effect()
+        return has_more
+
+    def _advance(self, state: RunningState) -> None:
+        while state.queue and state.is_forked and state.generation is None and not self.is_over:
+            op = state.queue[0]
+            if state.error is None and (blocker := self._blocker(op)) is not None:
+                self.waiting.setdefault(blocker, []).append(state)
+                return
+            state.queue.popleft()
+            state.n_done += 1
+            if state.error is not None:
+                self._fail(op, copy_error(state.error, "something before it in its state failed"))
+                continue
+            try:
+                self._execute(state, op)
+            except BanyanError as e:
+                self._break_state(state, op, e.with_traceback(None))
+
+    def _execute(self, state: RunningState, op: QueuedOp) -> None:
+        match op:
+            case wire.Append(parts=parts):
+                for part in parts:
+                    self._append(state, part)
+            case wire.Gen() | wire.Select():
+                generation = generation_of(op, state.prompt, (state.number, state.n_done))
+                state.generation = generation
+                self.running.add(state)
+                self._next_attempt(state, generation)
+            case wire.Fork(children=children):
+                self._observer.forked(self, state, children)
+                for number in children:
+                    child = self.states[number]
+                    child.prompt, child.marks = state.prompt.copy(), dict(state.marks)
+                    child.is_forked = True
+                    self._ready.append(child)
+            case PendingJoin():
+                self._join(state, op)
+            case JoinPoint():
+                self._reach(op, Snapshot(state.prompt, len(state.prompt.pieces), dict(state.marks)))
+            case wire.Mark(mark=mark):
+                state.marks[mark] = len(state.prompt.pieces)
+            case wire.CacheHint():
+                self._observer.keep(self, state, op)
+            case wire.Read():
+                self._read(state, op)
+
+    def _append(self, state: RunningState, part: wire.Part) -> None:
+        if isinstance(part, wire.Ref):
+            value = self.values[part.ref]
+            if isinstance(value, BanyanError):
+                raise copy_error(value, "a value that is spliced here failed")
+            self._observer.hold(self, len(value))
+            part = value
+        elif isinstance(part, wire.Arg):
+            raise BadProgram(f"argument {part.i} of a template stands outside of one")
+        state.prompt.append_part(part)
+
+    def _join(self, state: RunningState, join: PendingJoin) -> None:
+        for number in join.op.children:
+            reached = join.reached[number]
+            if isinstance(reached, BanyanError):
+                raise copy_error(reached, f"state {number}, which is joined here, failed")
+            if join.op.adopt:
+                state.prompt = reached.prompt.upto(reached.n_pieces, state.prompt.n_inherited)
+                state.marks = dict(reached.marks)
+                self._observer.adopted(self, state.number, number)
+            else:
+                state.prompt.join(reached.prompt, reached.n_pieces)
+
+    def _reach(self, point: JoinPoint, reached: Snapshot | BanyanError) -> None:
+        point.join.reached[point.child] = reached
+        point.join.n_missing -= 1
+        if not point.join.n_missing:
+            self._wake(point.join)
+
+    def _read(self, state: RunningState, op: wire.Read) -> None:
+        if op.mark is not None and op.mark not in state.marks:
+            raise BadProgram(f"Read names mark {op.mark}, which no Mark of its state makes")
+        if op.mark is not None and op.tokens:
+            raise BadProgram("Read has a mark and asks for tokens; tokens are of a whole state")
+        start = 0 if op.mark is None else state.marks[op.mark]
+        outcome = self._generator.read(self, state.prompt, start, op.tokens)
+        self._observer.hold(self, len(outcome.text))
+        self._resolve(op.ref, outcome)
+
+    # ---- generations -----------------------------------------------------------------------------------------------
+
+    def _next_attempt(self, state: RunningState, generation: Generation) -> None:
+        """Start the next attempt, outside of the lock."""
+        done = partial(self._attempt_ended, state, generation)
+        generation.attempt = self._generator.attempt(self, generation, done)
+        self._effects.append(partial(self._start, state, generation, generation.attempt))
+
+    def _start(self, state: RunningState, generation: Generation, attempt: Attempt) -> None:
+        try:
+            attempt.start()
+        except BanyanError as e:
+            attempt.finish(e)
+        if state.generation is generation and not attempt.round:
+            with self._lock:
+                if state.generation is generation:
+                    self._observer.started(self, state, generation.op)
+
+    def _attempt_ended(
+        self, state: RunningState, generation: Generation, attempt: Attempt, outcome: GenOutcome | BanyanError
+    ) -> None:
+        with self._lock:
+            if generation.attempt is not attempt:
+                return  # it was stopped meanwhile
+            generation.attempt = None
+            self._follow(state, generation, generation.take(outcome))
+        self.pump()
+
+    def _follow(self, state: RunningState, generation: Generation, step: NextStep) -> None:
+        if step is None:
+            self._next_attempt(state, generation)
+        elif isinstance(step, wire.Called):
+            generation.called = step
+            self._effects.append(partial(self._observer.called, self, state.number, step))
+        else:
+            self._finish(state, generation, step)
+
+    def _finish(self, state: RunningState, generation: Generation, outcome: GenOutcome | BanyanError) -> None:
+        self._release(state)
+        self._observer.generated(self, generation.op, outcome)
+        if isinstance(outcome, BanyanError):
+            self._break_state(state, generation.op, outcome)
+        else:
+            state.prompt.append_output(outcome)
+            self._resolve(generation.op.ref, outcome)
+        self._ready.append(state)
+
+    def _abort(self, generation: Generation) -> None:
+        """Its attempt, if one runs, is stopped outside of the lock."""
+        if generation.attempt is not None:
+            self._stops.append(generation.attempt)
+            generation.attempt = None
+
+    def _release(self, state: RunningState) -> None:
+        state.generation = None
+        self.running.discard(state)
+        self._observer.stopped(self, state)
+
+    # ---- values and errors -----------------------------------------------------------------------------------------
+
+    def _resolve(self, ref: int, outcome: GenOutcome) -> None:
+        self.values[ref] = outcome.text
+        self._effects.append(partial(self._observer.value, self, ref, outcome))
+        self._wake(ref)
+
+    def _wake(self, awaited: int | PendingJoin) -> None:
+        self._ready.extend(self.waiting.pop(awaited, ()))
+
+    def _break_state(self, state: RunningState, op: QueuedOp, error: BanyanError) -> None:
+        """`op` failed, and its state with it."""
+        if isinstance(error, ProgramError):
+            error.prompt_tail = error.prompt_tail or state.prompt.tail()
+            if isinstance(op, wire.Gen | wire.Select):
+                error.gen, error.line = error.gen or op.name, error.line or op.line
+        state.error = error
+        self._fail(op, error)
+
+    def _fail(self, op: QueuedOp, error: BanyanError) -> None:
+        """Pass `error` on to whoever waits for `op`."""
+        match op:
+            case wire.Gen(ref=ref) | wire.Select(ref=ref) | wire.Read(ref=ref):
+                self.values[ref] = error
+                self._effects.append(partial(self._observer.failed, self, ref, error))
+                self._wake(ref)
+            case wire.Fork(children=children):
+                for child in map(self.states.__getitem__, children):
+                    child.error, child.is_forked = child.error or error, True
+                    self._ready.append(child)
+            case JoinPoint():
+                self._reach(op, error)
+
+    def _break_deadlock(self) -> None:
+        """Where nothing runs, and states wait for what cannot come, fail one of them."""
+        if self.running or not self.waiting:
+            return
+        states = [state for state in self.states.values() if state.queue and state.is_forked]
+        blockers = [self._blocker(state.queue[0]) for state in states]
+        # A value that no op makes yet may come with the next message.
+        if not states or (not self.is_last and any(isinstance(b, int) and b not in self.makers for b in blockers)):
+            return
+        awaited = f"value {blockers[0]}" if isinstance(blockers[0], int) else "another state"
+        states[0].error = BadProgram(f"this waits for {awaited}, which is never made, or waits for this in its turn")
+        self._ready.append(states[0])
+
+    def _blocker(self, op: QueuedOp) -> int | PendingJoin | None:
+        """The value or the join that `op` has to wait for."""
+        match op:
+            case wire.Append(parts=parts):
+                return next((ref for ref in _refs(parts) if ref not in self.values), None)
+            case PendingJoin() if op.n_missing:
+                return op
+        return None
+
+    # ---- dropped states --------------------------------------------------------------------------------------------
+
+    def _reap(self) -> None:
+        """End dropped states that nobody needs any more."""
+        if not self._dropped:
+            return
+        for number in self._dropped.difference(self._needed()):
+            self._dropped.discard(number)
+            state = self.states[number]
+            state.error = state.error or Cancelled("its state was dropped")
+            if (generation := state.generation) is not None:
+                self._abort(generation)
+                self._release(state)
+                self._fail(generation.op, state.error)
+            self._effects.append(partial(self._observer.dropped, self, number))
+            state.prompt, state.is_forked = self._no_prompt, True
+            self._ready.append(state)
+
+    def _needed(self) -> Iterator[int]:
+        """States that others wait for: for a value, to join them, or to be forked from them."""
+        for state in self.states.values():
+            for op in state.queue:
+                match op:
+                    case wire.Append(parts=parts):
+                        for ref in _refs(parts):
+                            maker = self.makers.get(ref)
+                            if ref not in self.values and maker is not None and maker is not state:
+                                yield maker.number
+                    case PendingJoin():
+                        yield from op.op.children
+                    case wire.Fork(children=children) if not self._dropped.issuperset(children):
+                        yield state.number
+
+
+def copy_error(error: BanyanError, why: str) -> BanyanError:
+    """The same error for what depends on it. Each future gets its own: a shared one would mix tracebacks."""
+    copied = copy(error)
+    copied.message = f"{why}: {error.message}"
+    copied.args = (copied.message, *error.args[1:])
+    copied.__cause__ = error.__cause__
+    return copied
+
+
+def _refs(parts: tuple[wire.Part, ...]) -> Iterator[int]:
+    return (part.ref for part in parts if isinstance(part, wire.Ref))

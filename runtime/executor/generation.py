@@ -1,0 +1,176 @@
+"""A gen or select under way in a state. It takes several attempts where a client is asked in between.
+
+These are state machines without side effects: `take` and `answer` return what the executor does next.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from msgspec.structs import replace
+
+from banyan.runtime.errors import BadProgram, BanyanError, BudgetExceeded, ToolError, Unsupported
+from banyan.runtime.executor.generator import ASSISTANT, Attempt, GenOutcome, Prompt
+from banyan.runtime.protocol import wire
+
+NextStep: TypeAlias = GenOutcome | BanyanError | wire.Called | None
+"""An outcome ends the generation; a Called goes to the client, whose Results it waits for; None: try again."""
+
+
+class Generation:
+    """A gen or select of one attempt.
+
+    order: the place of its requests among those of the program, as in wire.Run.
+    called: the question to the client that waits for Results.
+    memo: what the generator carries from one attempt to the next.
+    """
+
+    def __init__(self, op: wire.Gen | wire.Select, prompt: Prompt, order: tuple[int, ...]) -> None:
+        self.op, self.prompt, self.order = op, prompt, order
+        self.round = 0
+        self.attempt: Attempt | None = None
+        self.called: wire.Called | None = None
+        self.memo: Any = None
+        self._usage, self._times = wire.TokenUsage(), wire.Times()  # of all attempts so far
+
+    def take(self, outcome: GenOutcome | BanyanError) -> NextStep:
+        """The outcome of the current attempt."""
+        if isinstance(outcome, BanyanError):
+            return outcome
+        usage = outcome.usage
+        if self.round:
+            times = replace(self._times, ended=outcome.times.ended)
+            outcome = outcome._replace(usage=add_usage(self._usage, usage), times=times)
+        self._usage, self._times = outcome.usage, outcome.times
+        if isinstance(self.op, wire.Gen) and 0 < self.op.budget < outcome.usage.generated:
+            return BudgetExceeded.of("gen", self.op.budget)
+        return self._review(outcome, usage)
+
+    def _review(self, outcome: GenOutcome, usage: wire.TokenUsage) -> NextStep:
+        """usage: that of the last attempt alone. The outcome has that of all attempts."""
+        return outcome
+
+    def answer(self, texts: tuple[str, ...]) -> NextStep:
+        """The client's Results for `called`. Raises BanyanError for results that do not fit."""
+        raise NotImplementedError
+
+    def _ask(self, outcome: GenOutcome, usage: wire.TokenUsage) -> wire.Called:
+        sample = outcome.samples[0]
+        return wire.Called(
+            0, 0, self.op.ref, self.round, outcome.calls, sample.text, usage, sample.finish_reason, outcome.scores
+        )
+
+
+class Retries(Generation):
+    """A gen whose client checks each output, and may say what is wrong with it.
+
+    The model sees its refused outputs and the corrections as turns of their own. The state gets the last output alone.
+    """
+
+    def __init__(self, op: wire.Gen, prompt: Prompt, order: tuple[int, ...]) -> None:
+        if op.tools is not None or op.sampling.n != 1:
+            raise BadProgram("a gen with retries has one sample, and no tools")
+        super().__init__(op, prompt, order)
+        self._n_retries = op.retries
+        self._outcome: GenOutcome | None = None
+
+    def _review(self, outcome: GenOutcome, usage: wire.TokenUsage) -> NextStep:
+        self._outcome = outcome
+        return outcome if self.round >= self._n_retries else self._ask(outcome, usage)
+
+    def answer(self, texts: tuple[str, ...]) -> NextStep:
+        assert self._outcome is not None
+        if not texts:
+            return self._outcome
+        prompt = self.prompt.copy()
+        prompt.append_output(self._outcome)
+        for part in correction(self.prompt.role, texts):
+            prompt.append_part(part)
+        self.prompt = prompt
+        self.round += 1
+        return None
+
+
+class ToolLoop(Generation):
+    """A gen with tools: turns of the assistant, and between them the results of the calls that the client made."""
+
+    def __init__(self, op: wire.Gen, tools: wire.Tools, prompt: Prompt, order: tuple[int, ...]) -> None:
+        if prompt.role != ASSISTANT:
+            raise BadProgram("a gen with tools stands in a turn of the assistant, where the model can call them")
+        if op.sampling.n != 1:
+            raise BadProgram(f"n is {op.sampling.n}; a gen with tools has one sample")
+        super().__init__(op, prompt, order)
+        self._max_rounds = tools.max_rounds
+        self._calls: tuple[wire.WireToolCall, ...] = ()
+
+    def _review(self, outcome: GenOutcome, usage: wire.TokenUsage) -> NextStep:
+        if not outcome.calls:
+            return outcome
+        if self.round >= self._max_rounds:
+            names = ", ".join(dict.fromkeys(call.name or "?" for call in outcome.calls))
+            n = self._max_rounds
+            message = f"the model calls tools ({names}) still after {n} rounds; max_rounds says how many there may be"
+            return ToolError(message)
+        self.prompt.append_calls(outcome)
+        self._calls = outcome.calls
+        return self._ask(outcome, usage)
+
+    def answer(self, texts: tuple[str, ...]) -> NextStep:
+        if len(texts) != len(self._calls):
+            raise BadProgram(f"{len(texts)} results came for {len(self._calls)} calls; there must be one for each")
+        self.prompt.append_results(self._calls, texts)
+        self.round += 1
+        return None
+
+
+class ClientChoice(Generation):
+    """A select whose client decides by the scores."""
+
+    def __init__(self, op: wire.Select, prompt: Prompt, order: tuple[int, ...]) -> None:
+        super().__init__(op, prompt, order)
+        self._choices = op.choices
+        self._outcome: GenOutcome | None = None
+
+    def _review(self, outcome: GenOutcome, usage: wire.TokenUsage) -> NextStep:
+        if outcome.scores is None:
+            return Unsupported(
+                "choices_method of your own: this backend chooses without telling what the choices score"
+            )
+        self._outcome = outcome
+        return self._ask(outcome, usage)
+
+    def answer(self, texts: tuple[str, ...]) -> NextStep:
+        assert self._outcome is not None
+        assert self._outcome.scores is not None
+        if len(texts) != 1 or texts[0] not in self._choices:
+            raise BadProgram(f"{' '.join(texts)[:200]!r} is none of the choices")
+        scores = self._outcome.scores
+        weights = tuple(float(choice == texts[0]) for choice in self._choices)
+        n_tokens = len(scores.tokens[self._choices.index(texts[0])])
+        sample = replace(self._outcome.samples[0], text=texts[0], n_tokens=n_tokens)
+        return self._outcome._replace(samples=(sample,), pieces=(), scores=replace(scores, weights=weights))
+
+
+def generation_of(op: wire.Gen | wire.Select, prompt: Prompt, order: tuple[int, ...]) -> Generation:
+    """The kind of generation that `op` asks for. BadProgram: options that cannot go together."""
+    if isinstance(op, wire.Select):
+        return ClientChoice(op, prompt, order) if op.client_decides else Generation(op, prompt, order)
+    if op.retries:
+        return Retries(op, prompt, order)
+    if op.tools is not None:
+        return ToolLoop(op, op.tools, prompt, order)
+    return Generation(op, prompt, order)
+
+
+def correction(role: str | None, texts: tuple[str, ...]) -> tuple[str | wire.BeginTurn | wire.EndTurn, ...]:
+    """What tells the model that its output was wrong: a user's turn in a chat, else a paragraph."""
+    text = " ".join(texts)
+    if role == ASSISTANT:
+        return wire.EndTurn(), wire.BeginTurn("user"), text, wire.EndTurn(), wire.BeginTurn(ASSISTANT)
+    return (f"\n\n{text}\n\n",)
+
+
+def add_usage(one: wire.TokenUsage, other: wire.TokenUsage, sign: int = 1) -> wire.TokenUsage:
+    """The sum, or with sign -1 the difference."""
+    names = wire.TokenUsage.__struct_fields__
+    return wire.TokenUsage(*(getattr(one, name) + sign * getattr(other, name) for name in names))

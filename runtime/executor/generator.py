@@ -1,0 +1,109 @@
+"""What an executor needs of a generator: prompts, and attempts to answer a gen or select."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self, TypeAlias
+
+from banyan.runtime.errors import BanyanError
+from banyan.runtime.protocol import wire
+
+ASSISTANT = "assistant"
+
+N_TAIL = 80
+"""Characters of a prompt that an error shows."""
+
+
+class GenOutcome(NamedTuple):
+    """What a generator answers to a gen or select.
+
+    samples .. prompt: as in wire.Value. calls: tool calls in the first sample.
+    pieces: what the state's prompt gets, where the generator's prompts keep more than the text of the first sample.
+    """
+
+    samples: tuple[wire.Sample, ...]
+    usage: wire.TokenUsage = wire.TokenUsage()
+    scores: wire.Scores | None = None
+    times: wire.Times = wire.Times()
+    calls: tuple[wire.WireToolCall, ...] = ()
+    tokens: wire.Tokens | None = None
+    prompt: tuple[wire.TokenLogprob, ...] = ()
+    pieces: tuple[Any, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return self.samples[0].text
+
+
+class Prompt(ABC):
+    """The prompt of a state: an append-only list of pieces, whose type is the generator's own.
+
+    role: the role of the open turn; None outside of turns.
+    n_inherited: how many of the pieces the state had when it was forked.
+    """
+
+    pieces: list[Any]
+    role: str | None
+    n_inherited: int
+
+    @abstractmethod
+    def copy(self) -> Self:
+        """The prompt of a forked state: it inherits all pieces."""
+
+    @abstractmethod
+    def upto(self, n_pieces: int, n_inherited: int) -> Self:
+        """The first `n_pieces` pieces, as the prompt of a state that inherited `n_inherited` pieces."""
+
+    @abstractmethod
+    def append_part(self, part: wire.Part) -> None:
+        """Append any part but a Ref or an Arg. Raises BanyanError for a part that cannot stand here."""
+
+    @abstractmethod
+    def append_output(self, outcome: GenOutcome) -> None:
+        """Append the first sample."""
+
+    @abstractmethod
+    def append_calls(self, outcome: GenOutcome) -> None:
+        """Append the first sample, which calls tools, and end its turn."""
+
+    @abstractmethod
+    def append_results(self, calls: Sequence[wire.WireToolCall], texts: Sequence[str]) -> None:
+        """Append a tool turn for each call, and begin a turn of the assistant."""
+
+    @abstractmethod
+    def join(self, child: Self, n_pieces: int) -> None:
+        """Append those of the first `n_pieces` pieces of `child` that it did not inherit."""
+
+    @abstractmethod
+    def tail(self) -> str:
+        """The last characters, for error messages."""
+
+
+Done: TypeAlias = "Callable[[Attempt, GenOutcome | BanyanError], None]"
+
+
+class Attempt(ABC):
+    """One request to the generator: a whole gen or select, one try of a gen with retries, or one turn of a tool loop.
+
+    The constructor does not raise. The executor calls `start` once, and the attempt then calls `finish` once, inside
+    `start` or later; from any thread, where the executor has a lock.
+    """
+
+    def __init__(self, op: wire.Gen | wire.Select, prompt: Prompt, round: int, done: Done) -> None:
+        self.op, self.prompt, self.round, self._done = op, prompt, round, done
+        self.is_over = False
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin to generate. A BanyanError that it raises is the outcome."""
+
+    def stop(self) -> None:
+        """The outcome is not wanted any more: free what the attempt holds."""
+        self.is_over = True
+
+    def finish(self, outcome: GenOutcome | BanyanError) -> None:
+        """Report the outcome. Does nothing after `stop`."""
+        if not self.is_over:
+            self.is_over = True
+            self._done(self, outcome)

@@ -1,0 +1,99 @@
+"""Selects one of several choices by their log-probabilities, with one of SGLang's three methods.
+
+Unlike there, a log-probability of exactly 0.0 counts like any other, and scoring begins behind the tokens that all
+choices have in common, so that no choice is scored on the prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import takewhile
+from random import Random
+from typing import NamedTuple
+
+from banyan.runtime.errors import BadProgram
+from banyan.runtime.protocol import wire
+
+Logprobs = Sequence[float]
+
+
+class SelectDecision(NamedTuple):
+    """chosen: the index of the choice. normalized: the mean log-probability of each choice's tokens. weights: the
+    probability that each choice had in the draw."""
+
+    chosen: int
+    normalized: tuple[float, ...]
+    weights: tuple[float, ...]
+
+
+def score_from(prompts: Sequence[Sequence[int]]) -> int:
+    """The index from which the choices' prompts are scored: behind their longest common prefix, but so that each has at
+    least one token there. BadProgram: there is no token before it."""
+    common = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False)))
+    start = min(common, min(map(len, prompts)) - 1)
+    if start < 1:
+        raise BadProgram("a select cannot be the first thing in a state: put text before it")
+    return start
+
+
+def decide(
+    method: wire.ChoicesMethod,
+    logprobs: Sequence[Logprobs],
+    unconditional: Sequence[Logprobs] = (),
+    temperature: float = 0.0,
+    rng: Random | None = None,
+) -> SelectDecision:
+    """Take the best choice; with a temperature, draw one from softmax(score / temperature).
+
+    unconditional: the log-probabilities of the same tokens without the prompt, for the method that compares both.
+    BadProgram: greedy token selection has no scores to draw from.
+    """
+    normalized = scores = tuple(map(_mean, logprobs))
+    if method == "greedy_token_selection":
+        if temperature > 0:
+            raise BadProgram("greedy_token_selection has no scores to draw from; use temperature=0")
+        best = _greedy(logprobs, normalized)
+        scores = tuple(float(k == best) for k in range(len(normalized)))
+    elif method == "unconditional_likelihood_normalized":
+        pairs = zip(logprobs, unconditional, strict=True)
+        scores = tuple(_mean([a - b for a, b in zip(one, without, strict=True)]) for one, without in pairs)
+    top = max(scores)
+    if temperature <= 0 or rng is None:
+        chosen = scores.index(top)
+        return SelectDecision(chosen, normalized, tuple(float(k == chosen) for k in range(len(scores))))
+    odds = [math.exp((score - top) / temperature) for score in scores]
+    weights = tuple(x / sum(odds) for x in odds)
+    return SelectDecision(rng.choices(range(len(scores)), weights)[0], normalized, weights)
+
+
+def with_tokens(
+    decision: SelectDecision,
+    logprobs: Sequence[Logprobs],
+    unconditional: Sequence[Logprobs] = (),
+    ids: Sequence[Sequence[int]] | None = None,
+) -> wire.Scores:
+    """The scores of all choices. ids: of their tokens; None: not known, which is reported as -1."""
+    known = [[-1] * len(one) for one in logprobs] if ids is None else ids
+    conditional, alone = (
+        tuple(tuple(zip(one, tokens, strict=True)) for one, tokens in zip(each, known, strict=False))
+        for each in (logprobs, unconditional)
+    )
+    return wire.Scores(decision.normalized, conditional, decision.weights, alone)
+
+
+def _mean(values: Logprobs) -> float:
+    return sum(values) / len(values)
+
+
+def _greedy(logprobs: Sequence[Logprobs], normalized: Sequence[float]) -> int:
+    """Token by token, keep the choices whose token is the best; a choice that has ended counts with its mean. Of equal
+    choices the first wins."""
+    left = list(range(len(logprobs)))
+    for position in range(max(map(len, logprobs))):
+        column = {k: logprobs[k][position] if position < len(logprobs[k]) else normalized[k] for k in left}
+        best = max(column.values())
+        left = [k for k in left if column[k] == best]
+        if len(left) == 1:
+            break
+    return left[0]
