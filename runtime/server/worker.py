@@ -173,7 +173,7 @@ class Server:
             why = "this server ends with the process that started it; use `banyan serve --socket PATH`"
             return Durables(unsupported=why)
         if self.config.isolate == "connection":
-            why = "a client that reconnects is new to this server, which keeps each one's to itself"
+            why = "a client that reconnects has a new connection, and this server isolates connections"
             return Durables(unsupported=why)
         journal = Journal(Path(f"{self.config.socket}.journal"), parse_bytes(self.config.durable_bytes))
         undo.callback(journal.close)

@@ -104,7 +104,7 @@ def test_a_bug_where_a_gen_begins_costs_its_program_alone(
 def test_a_bug_in_an_op_costs_its_program_alone(bench: Any, greedy: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
     b = bench({"b": "fine"})
     with monkeypatch.context() as m:
-        m.setattr(b.programs, "_read", raises)
+        m.setattr(b.programs.generator, "read", raises)
         b.submit(Append(0, ("a",)), Read(0, 0))
     neighbour(b, greedy)
     fails_alone(b)

@@ -312,7 +312,7 @@ def test_options_that_do_not_go_together() -> None:
         chain.run(backend=api, durable=True)
     with pytest.raises(Unsupported, match="leave out stream"):
         chain.run(backend=bn.Mock("x"), durable=True, stream=True)
-    with pytest.raises(BadProgram, match="a name each"):
+    with pytest.raises(BadProgram, match="a name of its own"):
         chain.run_batch([{}], backend=bn.Mock("x"), opts=bn.Options(durable="name"))
 
 

@@ -47,7 +47,8 @@ def test_a_request_is_good_that_keeps_to_both() -> None:
 def test_a_program_that_is_left_when_all_is_done_has_ended_well(bench: Any) -> None:
     over: list[Any] = []
     telemetry = SimpleNamespace(
-        over=lambda program, error: over.append(error and error.code), generated=lambda program, op, outcome: None
+        program_ended=lambda program, error: over.append(error and error.code),
+        generated=lambda program, op, outcome: None,
     )
     b = bench(telemetry=telemetry)
     ops = (wire.Append(0, ("a",)), wire.Gen(0, 0, wire.Sampling(max_tokens=2)))
