@@ -403,7 +403,9 @@ class Stub:
 
 
 @pytest.fixture
-def stub(tmp_path: Path) -> Iterator[Callable[..., Stub]]:
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stub]]:
+    # Programs are numbered from 0 in a process that never lost a server; other tests of this process lose some.
+    monkeypatch.setattr(clients._ClientLoop.of_this_process(), "n_lost", 0)
     made: list[Stub] = []
 
     def make(*script: list[Any]) -> Stub:
