@@ -95,14 +95,14 @@ def talk(runtime: ServerBackend, *, system: str, temperature: float, max_tokens:
     welcome = runtime.welcome
     chat.console.print(f"[bold]{welcome.model}[/], context {welcome.max_context} tokens\n[dim]{HELP}[/]")
     commands: dict[str, Callable[[], None]] = {"/reset": chat.reset, "/history": chat.show_history}
-    while True:
-        try:
-            text = input("\n> " if sys.stdin.isatty() else "").strip()
-        except EOFError:
-            return 0
-        if text == "/quit":
-            return 0
-        if text.startswith("/"):
-            commands.get(text, lambda: chat.console.print(HELP))()
-        elif text:
-            chat.turn(text)
+    try:
+        while (text := input("\n> " if sys.stdin.isatty() else "").strip()) != "/quit":
+            if text.startswith("/"):
+                commands.get(text, lambda: chat.console.print(HELP))()
+            elif text:
+                chat.turn(text)
+    except EOFError:
+        pass
+    finally:
+        chat.lines.put(None)  # ends the program, and the thread of its body
+    return 0
