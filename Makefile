@@ -19,7 +19,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3 python; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help demo test test-long lint format readme pocket clean
+.PHONY: help demo test test-long lint outliers format readme pocket clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -27,7 +27,7 @@ help:  ## this list
 demo: $(READY)  ## an agent with tools, on the model that ships here
 	@$(BIN)/python examples/agents/react_tools.py
 
-test: $(READY)  ## the tests, under ten minutes on two cores
+test: $(READY)  ## the tests, a few minutes on two cores
 	@$(PYTEST) -m 'not long'
 
 test-long: $(READY)  ## the long form of those that have one
@@ -41,6 +41,9 @@ lint: $(READY)  ## ruff, and mypy (strict where there is no torch)
 	@$(BIN)/pip install --quiet --no-deps --target $(TYPED) .
 	@rm -rf build
 	@MYPYPATH=$(TYPED) $(BIN)/mypy -p banyan
+
+outliers: $(READY)  ## name the longest files, functions and folders
+	@$(BIN)/python tests/helpers/outliers.py
 
 format: $(READY)  ## let ruff write what it can
 	@$(BIN)/ruff check --fix .
