@@ -62,11 +62,11 @@ def start_programs(c: client.Client) -> list[tuple[client.Program, tuple[int, ..
         program.submit([Append(0, (f"the {name} dog",)), Gen(0, 0, whole), Append(0, (" and",)), Gen(0, 1, whole)])
         programs.append((program, (0, 1)))
     tree = c.program("tree")
-    sampling = Sampling(temperature=1.0, seed=11, max_tokens=60, ignore_eos=True)
+    tree_sampling = Sampling(temperature=1.0, seed=11, max_tokens=60, ignore_eos=True)
     ops: list[wire.Op] = [Append(0, ("the quick brown fox. ",)), Fork(0, (1, 2, 3))]
     for k in (1, 2, 3):
-        ops += [Append(k, (f" {k}",)), Gen(k, k, sampling)]
-    tree.submit([*ops, Join(0, (1, 2, 3)), Select(0, 4, (" yes", " no")), Gen(0, 5, sampling), Read(0, 6)])
+        ops += [Append(k, (f" {k}",)), Gen(k, k, tree_sampling)]
+    tree.submit([*ops, Join(0, (1, 2, 3)), Select(0, 4, (" yes", " no")), Gen(0, 5, tree_sampling), Read(0, 6)])
     return [*programs, (tree, (1, 2, 3, 4, 5, 6))]
 
 

@@ -115,7 +115,7 @@ def test_programs_beyond_the_limit_wait_in_the_client_for_credit(
         wait_until(lambda: not c._admission and not c._programs, "the admission slots to be free")
 
 
-def test_program_waiting_for_credit_can_be_cancelled_and_does_not_wait_for_open_programs(
+def test_program_waiting_for_credit_can_be_cancelled(
     serve: Callable[..., launch.ServerProcess],
 ) -> None:
     server = serve(options={"max_programs": 2}, step_ms=5)
