@@ -133,3 +133,16 @@ def join(serve: Callable[..., launch.ServerProcess]) -> Iterator[Callable[..., c
             return c
 
         yield start
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Callable[..., str]:
+    """`token_file("ann TOKEN\n", mode=0o600) -> str`: the path of a new file of tokens."""
+
+    def write(text: str, mode: int = 0o600) -> str:
+        path = tmp_path / "tokens"
+        path.write_text(text)
+        path.chmod(mode)
+        return str(path)
+
+    return write

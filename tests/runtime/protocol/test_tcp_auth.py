@@ -39,12 +39,12 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def tcp_server(serve: Callable[..., launch.ServerProcess], keys: tuple[Path, Path], tmp_path: Path) -> TcpServer:
+def tcp_server(
+    serve: Callable[..., launch.ServerProcess], keys: tuple[Path, Path], token_file: Callable[..., str]
+) -> TcpServer:
     """A server that listens on TCP as well as on its socket."""
-    file = tmp_path / "tokens"
-    file.touch(0o600)
-    file.write_text(f"ann {TOKEN} operator\nbob bob-{TOKEN}\n")
-    options = {"bind": "tcp://127.0.0.1:0", "curve_key": str(keys[1]), "token_file": str(file)}
+    tokens = token_file(f"ann {TOKEN} operator\nbob bob-{TOKEN}\n")
+    options = {"bind": "tcp://127.0.0.1:0", "curve_key": str(keys[1]), "token_file": tokens}
     server = serve(options=options, say={"a": "hello"})
     with contextlib.closing(client.connect(server.socket, 30, TOKEN)) as by_socket:
         address = by_socket.ask("info")["address"]
@@ -198,14 +198,12 @@ def test_tcp_addresses_are_parsed() -> None:
 def test_server_that_cannot_listen_raises_with_the_reason(
     serve: Callable[..., launch.ServerProcess],
     keys: tuple[Path, Path],
-    tmp_path: Path,
+    token_file: Callable[..., str],
     change: dict[str, str],
     error: str,
 ) -> None:
-    file = tmp_path / "tokens"
-    file.touch(0o600)
-    file.write_text(f"ann {TOKEN}\n")
-    options = {"bind": "tcp://127.0.0.1:0", "curve_key": str(keys[1]), "token_file": str(file)}
+    tokens = token_file(f"ann {TOKEN}\n")
+    options = {"bind": "tcp://127.0.0.1:0", "curve_key": str(keys[1]), "token_file": tokens}
     with pytest.raises(ConfigError, match=error):
         serve(options=options | change)
 

@@ -123,13 +123,15 @@ def test_connections_without_tokens_share_kv_unless_isolated(
 
 
 @pytest.fixture
-def real(tiny_model: Callable[..., Path], tmp_path: Path) -> Iterator[Callable[..., Callable[[str], client.Client]]]:
+def real(
+    tiny_model: Callable[..., Path], token_file: Callable[..., str]
+) -> Iterator[Callable[..., Callable[[str], client.Client]]]:
     """`real(tokens=..., **options)("a token")`: a client of a server with a tiny model."""
     with contextlib.ExitStack() as stack:
 
         def start(tokens: str = "", **options: Any) -> Callable[[str], client.Client]:
             if tokens:
-                options["token_file"] = token_file(tmp_path, tokens)
+                options["token_file"] = token_file(tokens)
             server_config = config.make(
                 model=str(tiny_model("llama")), threads=1, kv_memory="16MB", device="cpu", **options
             )
@@ -137,13 +139,6 @@ def real(tiny_model: Callable[..., Path], tmp_path: Path) -> Iterator[Callable[.
             return lambda token: stack.enter_context(contextlib.closing(client.connect(server.socket, 60, token)))
 
         yield start
-
-
-def token_file(folder: Path, text: str, mode: int = 0o600) -> str:
-    path = folder / "tokens"
-    path.write_text(text)
-    path.chmod(mode)
-    return str(path)
 
 
 # ---- tokens --------------------------------------------------------------------------------------------------------
@@ -194,16 +189,16 @@ def test_all_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatc
         compared_lengths.clear()
 
 
-def test_environment_token_is_used_without_a_token_file(tmp_path: Path) -> None:
+def test_environment_token_is_used_without_a_token_file(token_file: Callable[..., str]) -> None:
     (only,) = tenants.configured(config.make(), {config.TOKEN: ANN})
     assert only.tenant.is_operator
     assert tenants.configured(config.make(), {}) == ()
-    server_config = config.make(token_file=token_file(tmp_path, f"bob {BOB}"))
+    server_config = config.make(token_file=token_file(f"bob {BOB}"))
     assert [token.tenant.name for token in tenants.configured(server_config, {config.TOKEN: ANN})] == ["bob"]
 
 
-def test_missing_or_readable_token_file_is_refused(tmp_path: Path) -> None:
-    path = token_file(tmp_path, TOKENS, mode=0o640)
+def test_missing_or_readable_token_file_is_refused(token_file: Callable[..., str]) -> None:
+    path = token_file(TOKENS, mode=0o640)
     with pytest.raises(ConfigError, match="chmod 600"):
         tenants.configured(config.make(token_file=path))
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
@@ -211,9 +206,9 @@ def test_missing_or_readable_token_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_wrong_token_is_refused_at_once(
-    serve: Callable[..., launch.ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., launch.ServerProcess], token_file: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = serve(options={"token_file": token_file(tmp_path, TOKENS)}, say={"a": "b"})
+    server = serve(options={"token_file": token_file(TOKENS)}, say={"a": "b"})
     with contextlib.closing(client.connect(server.socket, 30, ANN)) as good:
         for token, error in (("", "it wants a token"), ("x" * 30, "the token is wrong"), (ANN[:-1], "is wrong")):
             start = time.monotonic()
@@ -228,8 +223,10 @@ def test_wrong_token_is_refused_at_once(
         assert ANN not in repr(good.address)
 
 
-def test_global_queries_need_an_operator(serve: Callable[..., launch.ServerProcess], tmp_path: Path) -> None:
-    server = serve(options={"token_file": token_file(tmp_path, TOKENS)})
+def test_global_queries_need_an_operator(
+    serve: Callable[..., launch.ServerProcess], token_file: Callable[..., str]
+) -> None:
+    server = serve(options={"token_file": token_file(TOKENS)})
     with (
         contextlib.closing(client.connect(server.socket, 30, ANN)) as ann,
         contextlib.closing(client.connect(server.socket, 30, OPERATOR)) as ops,
