@@ -23,6 +23,10 @@ from waits import wait_until
 
 OUTPUT = " ".join(map(str, range(30)))
 Serve = Callable[..., launch.ServerProcess]
+N_MESSAGES = [
+    pytest.param(6000, marks=pytest.mark.timeout(300)),
+    pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(1200)]),
+]
 
 
 @pytest.fixture(scope="session")
@@ -92,7 +96,8 @@ def resident_memory(server: launch.ServerProcess) -> float:
     return float(psutil.Process(server.pid).memory_info().rss) / 2**20
 
 
-def fuzz_server(serve: Serve, fuzz: ModuleType, n: int) -> None:
+@pytest.mark.parametrize("n", N_MESSAGES)
+def test_fuzzed_messages_at_the_server(serve: Serve, fuzz: ModuleType, n: int) -> None:
     server = serve(say={"count": OUTPUT})
 
     def make(seed: int) -> Any:
@@ -103,17 +108,6 @@ def fuzz_server(serve: Serve, fuzz: ModuleType, n: int) -> None:
     send_fuzzed_messages(server, lambda seed: make(seed + n), n // 2)
     assert resident_memory(server) - before < 20, "the second half does not leak memory"
     assert server.is_alive
-
-
-@pytest.mark.timeout(300)
-def test_fuzzed_messages_at_the_server(serve: Serve, fuzz: ModuleType) -> None:
-    fuzz_server(serve, fuzz, 6000)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-def test_fuzzed_messages_at_the_server_long(serve: Serve, fuzz: ModuleType) -> None:
-    fuzz_server(serve, fuzz, 100_000)
 
 
 def test_peer_with_repeated_invalid_messages_is_ignored(serve: Serve) -> None:
@@ -188,7 +182,13 @@ class EngineThread:
         assert self.error is None
 
 
-def fuzz_engine(fake: ModuleType, fuzz: ModuleType, tmp_path: Path, n: int) -> None:
+@pytest.fixture(scope="session")
+def fake(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    return module_at(Path(__file__).parent / "engine" / "fake.py")
+
+
+@pytest.mark.parametrize("n", N_MESSAGES)
+def test_fuzzed_messages_at_the_engine(fake: ModuleType, fuzz: ModuleType, tmp_path: Path, n: int) -> None:
     loop = EngineThread(fake, tmp_path)
     try:
         kinds = (wire.Run, wire.Run, wire.Run, wire.Abort, wire.ProgramEnded, wire.Ask, wire.SetVocabulary, wire.Ping)
@@ -227,19 +227,3 @@ def fuzz_engine(fake: ModuleType, fuzz: ModuleType, tmp_path: Path, n: int) -> N
     stats = loop.engine.cache.stats()._asdict()
     assert stats["n_free"] + stats["n_leased"] + stats["n_cached"] == 64
     loop.engine.scheduler.check()
-
-
-@pytest.fixture(scope="session")
-def fake(module_at: Callable[[Path], ModuleType]) -> ModuleType:
-    return module_at(Path(__file__).parent / "engine" / "fake.py")
-
-
-@pytest.mark.timeout(300)
-def test_fuzzed_messages_at_the_engine(fake: ModuleType, fuzz: ModuleType, tmp_path: Path) -> None:
-    fuzz_engine(fake, fuzz, tmp_path, 6000)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-def test_fuzzed_messages_at_the_engine_long(fake: ModuleType, fuzz: ModuleType, tmp_path: Path) -> None:
-    fuzz_engine(fake, fuzz, tmp_path, 100_000)

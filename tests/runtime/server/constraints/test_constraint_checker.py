@@ -474,21 +474,18 @@ def mutate_text(text: str, rng: random.Random) -> str:
     return "".join(chars)
 
 
-def fuzz(driver: CheckerDriver, seeds: range) -> None:
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(100), marks=pytest.mark.timeout(300)),
+        pytest.param(range(1000, 2000), marks=[pytest.mark.long, pytest.mark.timeout(3600)]),
+    ],
+    ids=str,
+)
+def test_fuzzed_constraints(shared: CheckerDriver, seeds: range) -> None:
     """Every check has a verdict, and only children of the preflight crash."""
     for first in range(seeds.start, seeds.stop, 20):
         specs = [mutate(random.Random(seed)) for seed in range(first, first + 20)]
-        for spec, verdict in zip(specs, driver.ask(*specs), strict=True):
+        for spec, verdict in zip(specs, shared.ask(*specs), strict=True):
             assert isinstance(verdict, ConstraintSpec | ConstraintError), (spec, verdict)
-    assert driver.checker._n_starts == 1
-
-
-@pytest.mark.timeout(300)
-def test_fuzzed_constraints(shared: CheckerDriver) -> None:
-    fuzz(shared, range(100))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_fuzzed_constraints_long(shared: CheckerDriver) -> None:
-    fuzz(shared, range(1000, 2000))
+    assert shared.checker._n_starts == 1
