@@ -138,8 +138,8 @@ def test_select_with_temperature_samples_by_score(runtime: bn.Runtime) -> None:
         for choice, weight in zip(CHOICES, weights, strict=True)
     )
     assert chi2 < 13.8, "p < 0.001 for two degrees of freedom"
-    again = bn.function(body).run(backend=runtime, seed=5)
-    assert again["k"] == state["k"]
+    repeated = bn.function(body).run(backend=runtime, seed=5)
+    assert repeated["k"] == state["k"]
     assert len(set(state["k"])) > 1
 
 

@@ -329,9 +329,9 @@ def test_forked_child_needs_its_own_connection(serve: Serve) -> None:
                 call()
             except RuntimeLost as e:
                 results.append(str(e))
-        mine = connect(server.socket).program()
-        ask(mine, "a")
-        results.append(mine.future(0).result(10).samples[0].text)
+        own = connect(server.socket).program()
+        ask(own, "a")
+        results.append(own.future(0).result(10).samples[0].text)
         os.write(write, json.dumps(results).encode())
         os._exit(0)
     os.waitpid(pid, 0)
@@ -357,7 +357,7 @@ print(client.connect(sys.argv[1]).ask("stats")["server"]["requests"], flush=True
 @pytest.mark.parametrize("end", ["", "import time; time.sleep(60)"])
 def test_exited_client_process_frees_its_requests(serve: Serve, end: str) -> None:
     server = serve(step_ms=20)
-    mine = connect(server.socket)
+    observer = connect(server.socket)
     arguments = [sys.executable, "-W", "error", "-c", SCRIPT + end, str(server.socket)]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as user:
         assert user.stdout is not None
@@ -367,8 +367,8 @@ def test_exited_client_process_frees_its_requests(serve: Serve, end: str) -> Non
             user.kill()
         assert user.wait(10) == (-9 if end else 0)
         assert user.stderr.read() == ""
-    wait_until(lambda: mine.ask("stats")["server"]["requests"] == 0, "the end of the requests")
-    assert mine.ask("stats")["server"]["clients"] == 1
+    wait_until(lambda: observer.ask("stats")["server"]["requests"] == 0, "the end of the requests")
+    assert observer.ask("stats")["server"]["clients"] == 1
 
 
 # ---- stub servers --------------------------------------------------------------------------------------------------

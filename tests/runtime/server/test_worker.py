@@ -87,9 +87,9 @@ def test_peer_that_violates_the_protocol_is_dropped_alone(
     assert (failed.program, failed.code) == (-1, code)
     assert error in failed.message
     bad.send(wire.Submit(1, 0, GEN))
-    again = bad.receive()
-    assert isinstance(again, wire.Failed)
-    assert "before Hello" in again.message
+    refused = bad.receive()
+    assert isinstance(refused, wire.Failed)
+    assert "before Hello" in refused.message
     good.run_program(0)
     good.send(wire.Ask(id=1, what="stats"))
     answer = good.receive()
@@ -121,9 +121,9 @@ def test_peers_do_not_see_each_others_programs(peer: Callable[..., Peer]) -> Non
     value = first.receive()
     assert isinstance(value, wire.Value)
     assert value.ref == 0
-    mine = second.receive()
-    assert isinstance(mine, wire.Value)
-    assert (mine.ref, mine.samples[0].text) == (5, "")
+    value = second.receive()
+    assert isinstance(value, wire.Value)
+    assert (value.ref, value.samples[0].text) == (5, "")
 
 
 def test_open_queries_are_limited_and_all_answered(peer: Callable[..., Peer]) -> None:
@@ -222,19 +222,19 @@ def test_text_that_cannot_be_encoded_fails_only_its_program(
     try:
         first, second = Peer(context, server.socket), Peer(context, server.socket)
         second.run_program(0)
-        again = (*GEN, wire.Append(0, (bad,)), wire.Gen(0, 1, wire.Sampling(max_tokens=3)))
+        after_output = (*GEN, wire.Append(0, (bad,)), wire.Gen(0, 1, wire.Sampling(max_tokens=3)))
         for program, ops in enumerate(
             (
                 (wire.Append(0, (bad,)), wire.Gen(0, 0, wire.Sampling(max_tokens=3))),
                 (wire.Append(0, (bad,)), wire.Select(0, 0, (" yes", " no"))),
                 (wire.Append(0, (bad,)), wire.Read(0, 0, tokens=True)),
                 (wire.Append(0, (bad,)), wire.CacheHint(0), wire.Read(0, 0, tokens=True)),
-                again,  # after an output, while no client message is being handled
+                after_output,  # runs while no client message is being handled
             )
         ):
             first.send(wire.Submit(program, 0, ops, last=True))
             answer = first.receive()
-            if ops is again:
+            if ops is after_output:
                 assert isinstance(answer, wire.Value)
                 answer = first.receive()
             assert isinstance(answer, wire.Failed)
