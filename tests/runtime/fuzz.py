@@ -81,8 +81,8 @@ class Fuzzer:
     def _leaf(self, kind: Any, p_odd: float, name: str) -> Any:
         rng, is_odd = self._rng, self._rng.random() < p_odd
         if kind is int:
-            most = {"version": 1, "max_tokens": 12, "vocab_size": 40}.get(name, 4)
-            return rng.choice(ODD_INTS) if is_odd else 1 if name == "version" else rng.randint(0, most)
+            upper = {"version": 1, "max_tokens": 12, "vocab_size": 40}.get(name, 4)
+            return rng.choice(ODD_INTS) if is_odd else 1 if name == "version" else rng.randint(0, upper)
         if kind is float:
             return rng.choice(ODD_FLOATS) if is_odd else rng.choice((0.0, 0.5, 1.0))
         if kind is str:

@@ -79,10 +79,10 @@ MESSAGES: dict[str, tuple[wire.ClientMessage, ...]] = {
 }
 """Valid sequences of messages that together use every integer field."""
 
-Path_ = tuple[str | int, ...]
+FieldPath = tuple[str | int, ...]
 
 
-def find_integers(value: Any, path: Path_ = (), owner: str = "") -> Iterator[tuple[Path_, str]]:
+def find_integers(value: Any, path: FieldPath = (), owner: str = "") -> Iterator[tuple[FieldPath, str]]:
     """The path of each integer in `value`, with its field ("Struct.field")."""
     if isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
@@ -96,7 +96,7 @@ def find_integers(value: Any, path: Path_ = (), owner: str = "") -> Iterator[tup
         yield path, owner
 
 
-def replace_at(value: Any, path: Path_, number: int) -> Any:
+def replace_at(value: Any, path: FieldPath, number: int) -> Any:
     """`value` with `number` at `path`."""
     if not path:
         return number

@@ -42,34 +42,34 @@ def test_wait_times_out() -> None:
 
 def test_callbacks_run_once_before_and_after_completion() -> None:
     future = ValueFuture[int]()
-    seen: list[tuple[str, int]] = []
-    future.add_done_callback(lambda p: seen.append(("before", p.result())))
+    calls: list[tuple[str, int]] = []
+    future.add_done_callback(lambda p: calls.append(("before", p.result())))
     future.set_result(1)
-    future.add_done_callback(lambda p: seen.append(("after", p.result())))
-    future.add_done_callback(lambda p: seen.append(("last", p.result())))
-    assert seen == [("before", 1), ("after", 1), ("last", 1)]
+    future.add_done_callback(lambda p: calls.append(("after", p.result())))
+    future.add_done_callback(lambda p: calls.append(("last", p.result())))
+    assert calls == [("before", 1), ("after", 1), ("last", 1)]
 
 
 def test_callback_may_add_another() -> None:
     future = ValueFuture[int]()
-    seen: list[str] = []
+    calls: list[str] = []
 
     def first(p: ValueFuture[int]) -> None:
-        p.add_done_callback(lambda _: seen.append("second"))
-        seen.append("first")
+        p.add_done_callback(lambda _: calls.append("second"))
+        calls.append("first")
 
     future.add_done_callback(first)
     future.set_result(1)
-    assert seen == ["second", "first"]
+    assert calls == ["second", "first"]
 
 
 def test_raising_callback_is_logged_and_others_run(caplog: pytest.LogCaptureFixture) -> None:
     future = ValueFuture[int]()
-    seen: list[int] = []
+    calls: list[int] = []
     future.add_done_callback(lambda p: [][p.result()])
-    future.add_done_callback(lambda p: seen.append(p.result()))
+    future.add_done_callback(lambda p: calls.append(p.result()))
     future.set_result(1)
-    assert seen == [1]
+    assert calls == [1]
     assert "IndexError" in caplog.text
 
 

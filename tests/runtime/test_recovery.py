@@ -52,10 +52,10 @@ def engine_starts(c: client.Client) -> int:
 
 def test_engine_killed_at_random_points_loses_no_text(join: Join) -> None:
     c = join(say={"count": OUTPUT}, step_ms=2)
-    chance = random.Random(0)
+    rng = random.Random(0)
     programs = [submit(c, f"{k} count") for k in range(8)]
     for _ in range(4):
-        time.sleep(chance.random() * 0.3)
+        time.sleep(rng.random() * 0.3)
         os.kill(engine_pid(c), signal.SIGKILL)
         programs += [submit(c, f"{len(programs)} count")]
     assert [text(program) for program in programs] == [OUTPUT] * 12

@@ -39,27 +39,27 @@ def tamper(client: Client, monkeypatch: pytest.MonkeyPatch, name: str, kind: typ
     monkeypatch.setattr(client, name, repeated)
 
 
-@pytest.mark.parametrize(("seq", "copies", "got", "expected"), [(0, 0, 1, 0), (1, 0, 2, 1), (1, 2, 1, 2)])
+@pytest.mark.parametrize(("seq", "copies", "actual", "expected"), [(0, 0, 1, 0), (1, 0, 2, 1), (1, 2, 1, 2)])
 def test_lost_or_repeated_submit_fails_the_program(
-    client: Client, monkeypatch: pytest.MonkeyPatch, seq: int, copies: int, got: int, expected: int
+    client: Client, monkeypatch: pytest.MonkeyPatch, seq: int, copies: int, actual: int, expected: int
 ) -> None:
     tamper(client, monkeypatch, "send_now", wire.Submit, seq, copies)
     program = client.program("p")
     program.submit([TEXT])
     program.submit([TEXT])
     program.submit([GEN], last=True)
-    with pytest.raises(BadMessage, match=f"message {got} of the program came where message {expected} was expected"):
+    with pytest.raises(BadMessage, match=f"message {actual} of the program came where message {expected} was expected"):
         program.future(0).result(20)
 
 
-@pytest.mark.parametrize(("seq", "copies", "got", "expected"), [(0, 0, 1, 0), (0, 2, 0, 1)])
+@pytest.mark.parametrize(("seq", "copies", "actual", "expected"), [(0, 0, 1, 0), (0, 2, 0, 1)])
 def test_lost_or_repeated_value_fails_the_program(
-    client: Client, monkeypatch: pytest.MonkeyPatch, seq: int, copies: int, got: int, expected: int
+    client: Client, monkeypatch: pytest.MonkeyPatch, seq: int, copies: int, actual: int, expected: int
 ) -> None:
     tamper(client, monkeypatch, "_handle", wire.Value, seq, copies)
     program = client.program("p")
     program.submit([TEXT, GEN, wire.Read(0, 1), wire.Gen(0, 2, wire.Sampling(max_tokens=4))])
-    with pytest.raises(RuntimeLost, match=f"got message {got} instead of {expected} from the server"):
+    with pytest.raises(RuntimeLost, match=f"got message {actual} instead of {expected} from the server"):
         program.future(2).result(20)
 
 

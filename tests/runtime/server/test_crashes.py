@@ -31,15 +31,15 @@ def assert_only_program_0_fails(b: Any) -> None:
     assert (len(b.programs), len(b.requests), b.programs.check(b.requests)) == (0, 0, "")
 
 
-def raises(*_: Any, **__: Any) -> Any:
+def raise_bug(*_: Any, **__: Any) -> Any:
     raise Bug("here")
 
 
 FAULTS: dict[str, Callable[[Any, pytest.MonkeyPatch], None]] = {
-    "token decoded": lambda b, m: m.setattr(first_request(b).text, "feed", raises),
-    "request ended": lambda b, m: m.setattr(first_request(b).text, "finish", raises),
-    "gen ended": lambda b, m: m.setattr(first_request(b), "done", raises),
-    "delta sent": lambda b, m: m.setattr(first_request(b), "listener", raises),
+    "token decoded": lambda b, m: m.setattr(first_request(b).text, "feed", raise_bug),
+    "request ended": lambda b, m: m.setattr(first_request(b).text, "finish", raise_bug),
+    "gen ended": lambda b, m: m.setattr(first_request(b), "done", raise_bug),
+    "delta sent": lambda b, m: m.setattr(first_request(b), "listener", raise_bug),
 }
 
 
@@ -64,7 +64,7 @@ def test_exception_on_a_failed_request_fails_only_its_program(
     b = bench({"b": "fine"})
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
     submit_neighbour(b, greedy)
-    monkeypatch.setattr(first_request(b), "done", raises)
+    monkeypatch.setattr(first_request(b), "done", raise_bug)
     b.requests.fail(wire.Failed(program=0, seq=0, code="error", message="the engine's"))
     assert_only_program_0_fails(b)
 
@@ -74,12 +74,12 @@ def test_exception_on_sending_a_run_fails_only_its_program(bench: Any, greedy: S
     b = bench({"a": "bad", "b": "fine"})
     send = b.requests._send
 
-    def picky(order: wire.EngineCommand) -> None:
-        if isinstance(order, wire.Run) and order.rid == n - 1:
-            raises()
-        send(order)
+    def send_or_raise(command: wire.EngineCommand) -> None:
+        if isinstance(command, wire.Run) and command.rid == n - 1:
+            raise_bug()
+        send(command)
 
-    b.requests._send = picky
+    b.requests._send = send_or_raise
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy(n=n)), Read(0, 1))
     submit_neighbour(b, greedy)
     assert_only_program_0_fails(b)
@@ -92,7 +92,7 @@ def test_exception_at_the_start_of_a_gen_fails_only_its_program(
     b = bench({"b": "fine"})
     b.held = [] if is_late else None
     with monkeypatch.context() as m:
-        m.setattr(b.requests, "start", raises)
+        m.setattr(b.requests, "start", raise_bug)
         b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
         for call in b.held or ():
             call()
@@ -106,7 +106,7 @@ def test_exception_in_an_op_fails_only_its_program(
 ) -> None:
     b = bench({"b": "fine"})
     with monkeypatch.context() as m:
-        m.setattr(b.programs, "_read", raises)
+        m.setattr(b.programs, "_read", raise_bug)
         b.submit(Append(0, ("a",)), Read(0, 0))
     submit_neighbour(b, greedy)
     assert_only_program_0_fails(b)
@@ -114,14 +114,14 @@ def test_exception_in_an_op_fails_only_its_program(
 
 def test_unsent_message_does_not_use_a_sequence_number(bench: Any, greedy: Sampler) -> None:
     b = bench({"b": "fine"})
-    say = b.programs.delivery._send
+    send = b.programs.delivery._send
 
-    def picky(client: bytes, message: wire.ServerMessage) -> None:
+    def send_or_raise(client: bytes, message: wire.ServerMessage) -> None:
         if isinstance(message, wire.Value) and message.program == 0:
-            raises()
-        say(client, message)
+            raise_bug()
+        send(client, message)
 
-    b.programs.delivery._send = picky
+    b.programs.delivery._send = send_or_raise
     b.submit(Append(0, ("b",)), Gen(0, 0, greedy()), Read(0, 1))
     submit_neighbour(b, greedy)
     assert_only_program_0_fails(b)
@@ -221,7 +221,7 @@ def test_nan_timeout_is_refused_and_timers_still_run(bench: Any, greedy: Sampler
 def test_raising_timer_does_not_stop_other_timers(bench: Any) -> None:
     b = bench()
     calls: list[int] = []
-    b.timers.call(0.0, raises)
+    b.timers.call(0.0, raise_bug)
     b.timers.call(0.0, lambda: calls.append(1))
     b.timers.run()
     assert calls == [1]

@@ -112,9 +112,9 @@ def test_cache_hints_reach_the_radix_tree(real: Client) -> None:
     program.submit([Append(0, ("the lazy dog and the quick brown fox. " * 4,)), Gen(0, 0, GREEDY)])
     n_prompt = program.future(0).result(60).usage.prompt
     program.submit([CacheHint(0, pin=60.0)])
-    held = real.ask("stats")["cache"]
-    assert held["n_handles"] > before
-    assert held["n_held"] >= n_prompt // 16
+    cache = real.ask("stats")["cache"]
+    assert cache["n_handles"] > before
+    assert cache["n_held"] >= n_prompt // 16
     answer = real.ask("events", since=number)
     stored = [digest for event in answer["events"] for digest in event["digests"] if event["kind"] == "stored"]
     assert len(stored) >= n_prompt // 16

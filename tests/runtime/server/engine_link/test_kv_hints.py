@@ -216,8 +216,8 @@ def test_hint_waits_for_encoding_and_is_skipped_for_a_dropped_state(clocked: Any
     clocked.held = []
     clocked.submit(Append(0, ("a",)), CacheHint(0, pin=60.0), Fork(0, (1,)), CacheHint(1, pin=60.0), Drop(1))
     assert commands(clocked, Hold) == []
-    for then in clocked.held:
-        then()
+    for encode in clocked.held:
+        encode()
     assert len(active_holds(clocked)) == 1
 
 

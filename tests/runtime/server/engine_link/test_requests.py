@@ -185,7 +185,7 @@ def test_eos_ids_beyond_the_vocabulary_are_not_sent(words: Tokenizer) -> None:
 
 def test_top_logprobs_become_token_alternatives(words: Tokenizer) -> None:
     ended: list[Any] = []
-    requests = EngineRequests(words, None, lambda order: None)
+    requests = EngineRequests(words, None, lambda command: None)
     requests.start(pack([1]), wire.Sampling(logprobs=True, top_logprobs=2), ended.append)
     the, fox = words.encode([TextSpan("the")])[0], words.encode([TextSpan("x")])[0]
     top = wire.TopLogprobs(-0.5, pack([the, fox]), array("f", [-0.5, -1.5]).tobytes())
@@ -198,7 +198,7 @@ def test_top_logprobs_become_token_alternatives(words: Tokenizer) -> None:
 
 
 def test_steps_of_aborted_requests_are_ignored(words: Tokenizer) -> None:
-    requests = EngineRequests(words, None, lambda order: None)
+    requests = EngineRequests(words, None, lambda command: None)
     ended: list[Any] = []
     first = requests.start(pack([1]), wire.Sampling(), ended.append)
     requests.start(pack([1]), wire.Sampling(), ended.append)

@@ -85,10 +85,10 @@ def test_engine_commands_carry_the_tenants_namespace(bench: Any) -> None:
         b.programs.submit(tenant, wire.Submit(k, 0, ops))
         b.run()
         b.programs.submit(tenant, wire.Submit(k, 1, (wire.Drop(1),)))
-    orders = [*b.engine.runs, *(order for order in b.engine.steered if not isinstance(order, wire.Release))]
-    assert {type(order) for order in orders} == {wire.Run, wire.Hold, wire.EvictFirst}
+    commands = [*b.engine.runs, *(command for command in b.engine.steered if not isinstance(command, wire.Release))]
+    assert {type(command) for command in commands} == {wire.Run, wire.Hold, wire.EvictFirst}
     for kind in (wire.Run, wire.Hold, wire.EvictFirst):
-        found = {order.namespace for order in orders if isinstance(order, kind)}
+        found = {command.namespace for command in commands if isinstance(command, kind)}
         assert found == {root_key(b"ann", "", b""), root_key(b"bob", "", b"")}
 
 
@@ -233,6 +233,6 @@ def test_global_queries_need_an_operator(
     ):
         assert ann.ask("info")["protocol"] == wire.VERSION
         assert ops.ask("stats")["server"]["clients"] == 2
-        for what in ("stats", "flush", "check", "tree", "events"):
+        for query in ("stats", "flush", "check", "tree", "events"):
             with pytest.raises(BanyanError, match="'ann' is no operator"):
-                ann.ask(what)
+                ann.ask(query)

@@ -78,9 +78,9 @@ def test_loop_controls_and_namespaces_work() -> None:
 
 
 def test_template_is_sandboxed() -> None:
-    evil = ChatTemplate("{{ messages.__class__.__mro__ }}{{ ''.__class__.__mro__[1].__subclasses__() }}", {})
+    malicious = ChatTemplate("{{ messages.__class__.__mro__ }}{{ ''.__class__.__mro__[1].__subclasses__() }}", {})
     with pytest.raises(BadProgram):
-        evil.render([ChatMessage("user", "a")])
+        malicious.render([ChatMessage("user", "a")])
 
 
 def test_strftime_now_uses_the_given_time() -> None:

@@ -129,10 +129,10 @@ def test_cache_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_conversation_ids_do_not_depend_on_the_cache(words: Tokenizer) -> None:
     """Control tokens and their spelling in data, with text of several spans: the ids with and without the cache."""
     assert words._cache is not None
-    shots = "the quick brown fox jumps over the lazy dog. " * 8
+    examples = "the quick brown fox jumps over the lazy dog. " * 8
     for question in ("the fox", " dog<|im_end|>", "<|im_start|>", "", "  \n over"):
         spans = [
-            *(TextSpan("<|im_start|>user\n", meant=True), TextSpan(shots), TextSpan(question)),
+            *(TextSpan("<|im_start|>user\n", meant=True), TextSpan(examples), TextSpan(question)),
             *(TextSpan("<|im_end|>\n", meant=True), TextSpan("<|im_start|>assistant\n", meant=True)),
         ]
         for _ in range(2):
