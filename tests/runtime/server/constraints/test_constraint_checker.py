@@ -240,13 +240,13 @@ def test_verdicts_are_cached(driver: CheckerDriver) -> None:
     verdicts = driver.ask(good, good, bad, good)
     assert verdicts[0] == verdicts[1] == verdicts[3] == good
     assert driver.checker._n_checks == 2
-    verdicts = driver.begin(good, bad)
-    assert len(verdicts) == 2, "cached verdicts come at once"
+    repeated = driver.begin(good, bad)
+    assert len(repeated) == 2, "cached repeated come at once"
     assert driver.checker._n_checks == 2
     driver.now += constraint_checker.ERROR_TTL + 1
-    verdicts = driver.begin(good, bad)
-    assert set(verdicts) == {0}, "a cached refusal expires"
-    driver.wait(lambda: len(verdicts) == 2)
+    repeated = driver.begin(good, bad)
+    assert set(repeated) == {0}, "a cached refusal expires"
+    driver.wait(lambda: len(repeated) == 2)
     assert driver.checker._n_checks == 3
 
 
