@@ -241,7 +241,7 @@ def test_verdicts_are_cached(driver: CheckerDriver) -> None:
     assert verdicts[0] == verdicts[1] == verdicts[3] == good
     assert driver.checker._n_checks == 2
     repeated = driver.begin(good, bad)
-    assert len(repeated) == 2, "cached repeated come at once"
+    assert len(repeated) == 2, "cached verdicts come at once"
     assert driver.checker._n_checks == 2
     driver.now += constraint_checker.ERROR_TTL + 1
     repeated = driver.begin(good, bad)
