@@ -1,4 +1,4 @@
-"""Servers with a fake engine, as processes; and the model directory they read."""
+"""Server processes with a fake engine, and their model directory."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ sys.exit(main(sys.argv[1:], engine=[sys.executable, {fake!r}]))
 
 @pytest.fixture(scope="session")
 def write_boot(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str, ...]]:
-    """`write_boot("ipc.MAX_SILENT = 3")`: the command of a server whose modules are changed so, and whose engine is
-    fake_engine.py."""
+    """`write_boot("ipc.MAX_SILENT = 3")`: the command of a server with fake_engine.py as its engine, which executes
+    this change of its modules first."""
 
     def write(change: str) -> tuple[str, ...]:
         file = tmp_path_factory.mktemp("boot") / "boot.py"
@@ -47,7 +47,8 @@ def boot(write_boot: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
 
 @pytest.fixture
 def fake_model(tiny: ModuleType, tmp_path: Path) -> Callable[..., Path]:
-    """`fake_model(say={...}, ...) -> Path`: a directory whose engine does what fake_engine.py says of these options."""
+    """`fake_model(say={...}, ...) -> Path`: a model directory with these options for fake_engine.py, which documents
+    them."""
 
     def make(**rule: Any) -> Path:
         path = tmp_path / "model"
@@ -65,8 +66,8 @@ def serve(boot: tuple[str, ...], fake_model: Callable[..., Path]) -> Iterator[Ca
     with ExitStack() as stack:
 
         def start(options: dict[str, Any] | None = None, **rule: Any) -> launch.ServerProcess:
-            made = config.make(model=str(fake_model(**rule)), **(options or {}))
-            server = launch.start(made, timeout=30.0, command=boot)
+            server_config = config.make(model=str(fake_model(**rule)), **(options or {}))
+            server = launch.start(server_config, timeout=30.0, command=boot)
             stack.callback(server.close)
             return server
 
@@ -77,7 +78,7 @@ def serve(boot: tuple[str, ...], fake_model: Callable[..., Path]) -> Iterator[Ca
 def serve_once(
     boot: tuple[str, ...], tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., launch.ServerProcess]]:
-    """`serve_once(say={...}) -> ServerProcess`: one server for all tests of a module that want the same rule."""
+    """`serve_once(say={...}) -> ServerProcess`: one server for all tests of a module with the same options."""
     started: dict[str, launch.ServerProcess] = {}
 
     def start(template: str = "", **rule: Any) -> launch.ServerProcess:
@@ -99,8 +100,7 @@ def serve_once(
 
 @pytest.fixture
 def join_shared(serve_once: Callable[..., launch.ServerProcess]) -> Iterator[Callable[..., client.Client]]:
-    """`join_shared(say={...}) -> Client` of a server that other tests of the module use too. Nothing of the test may
-    stay behind on it."""
+    """`join_shared(say={...}) -> Client` of a server shared by the module. Each test must leave it empty."""
     with ExitStack() as stack:
 
         def start(**rule: Any) -> client.Client:
@@ -113,18 +113,18 @@ def join_shared(serve_once: Callable[..., launch.ServerProcess]) -> Iterator[Cal
 
 def _leave(c: client.Client) -> None:
     c.close()
-    with closing(client.connect(c.path)) as next_one:
+    with closing(client.connect(c.path)) as other:
 
         def stats() -> dict[str, Any]:
-            found: dict[str, Any] = next_one.ask("stats")["server"]
-            return found
+            server_stats: dict[str, Any] = other.ask("stats")["server"]
+            return server_stats
 
         wait_until(lambda: (stats()["clients"], stats()["programs"]) == (1, 0), "an empty server", seen=stats)
 
 
 @pytest.fixture
 def join(serve: Callable[..., launch.ServerProcess]) -> Iterator[Callable[..., client.Client]]:
-    """`join(say={...}) -> Client` of a server of its own."""
+    """`join(say={...}) -> Client` of a server that only this test uses."""
     with ExitStack() as stack:
 
         def start(**rule: Any) -> client.Client:
@@ -133,3 +133,16 @@ def join(serve: Callable[..., launch.ServerProcess]) -> Iterator[Callable[..., c
             return c
 
         yield start
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Callable[..., str]:
+    """`token_file("ann TOKEN\n", mode=0o600) -> str`: the path of a new file of tokens."""
+
+    def write(text: str, mode: int = 0o600) -> str:
+        path = tmp_path / "tokens"
+        path.write_text(text)
+        path.chmod(mode)
+        return str(path)
+
+    return write

@@ -1,4 +1,4 @@
-"""A fault for tests to put into the way of programs: a connection that is cut."""
+"""Fault injection: a connection that can be cut."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import socket
 import threading
 from pathlib import Path
 
-PATIENCE = 10.0
-"""Seconds after which a server that takes nothing is given up."""
+TIMEOUT = 10.0
+"""Seconds after which a server that reads nothing is given up."""
 
 
 class Proxy:
-    """A socket between a client and a server, which can be cut."""
+    """A Unix socket between client and server that can be cut."""
 
-    def __init__(self, path: Path, server: Path) -> None:
-        self.path, self._server = path, server
+    def __init__(self, path: Path, server_path: Path) -> None:
+        self.path, self._server_path = path, server_path
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -27,7 +27,7 @@ class Proxy:
 
     def cut(self) -> None:
         self._waker.send(b"x")
-        self._thread.join(2 * PATIENCE)
+        self._thread.join(2 * TIMEOUT)
         assert not self._thread.is_alive()
 
     close = cut
@@ -40,34 +40,34 @@ class Proxy:
                     return
                 if self._listener in ready:
                     self._accept()
-                for one in ready:
-                    if one in self._pairs:
-                        self._pump(one)
+                for source in ready:
+                    if source in self._pairs:
+                        self._forward(source)
         finally:
-            for one in (*self._pairs, self._listener, self._wake, self._waker):
-                one.close()
+            for sock in (*self._pairs, self._listener, self._wake, self._waker):
+                sock.close()
 
     def _accept(self) -> None:
-        ours, theirs = self._listener.accept()[0], socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        for one in (ours, theirs):
-            one.settimeout(PATIENCE)  # a server that stands still takes no more at some point
+        client, server = self._listener.accept()[0], socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        for sock in (client, server):
+            sock.settimeout(TIMEOUT)  # sends to a stopped server block at some point
         try:
-            theirs.connect(str(self._server))
-        except OSError:  # it is gone
-            ours.close()
-            theirs.close()
+            server.connect(str(self._server_path))
+        except OSError:  # the server is gone
+            client.close()
+            server.close()
         else:
-            self._pairs |= {ours: theirs, theirs: ours}
+            self._pairs |= {client: server, server: client}
 
-    def _pump(self, one: socket.socket) -> None:
-        other = self._pairs[one]
+    def _forward(self, source: socket.socket) -> None:
+        target = self._pairs[source]
         data = b""
         with contextlib.suppress(OSError):
-            data = one.recv(1 << 16)
+            data = source.recv(1 << 16)
         if data:
             with contextlib.suppress(OSError):
-                other.sendall(data)
+                target.sendall(data)
             return
-        for each in (one, other):
-            self._pairs.pop(each, None)
-            each.close()
+        for sock in (source, target):
+            self._pairs.pop(sock, None)
+            sock.close()

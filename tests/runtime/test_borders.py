@@ -1,5 +1,5 @@
-"""Numbers at the borders of int32, int64 and uint64 in every integer field of every message of a client: no engine dies
-of one, and the programs of other clients end as they always do."""
+"""Numbers at the boundaries of int32, int64 and uint64 in every integer field of every client message: none kills the
+engine or changes the output of another client's program."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from banyan.runtime.protocol.wire import (
     Use,
 )
 
-BORDERS = (0, 1, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
+BOUNDARIES = (0, 1, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
 
 SAMPLING = Sampling(max_tokens=3, min_tokens=1, top_k=5, logit_bias={7: 1.0}, stop_token_ids=(9,), seed=1)
 SCORED = Sampling(max_tokens=3, temperature=0.0, logprobs=True, top_logprobs=2, logprob_start=0)
 SPEC = '{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}'
 LIMITS = wire.ProgramLimits(budget=1000, batch=1, batch_budget=1000, priority=1)
-TEMPLATE = (
+TEMPLATE_OPS = (
     Append(0, ("a", Arg(0))),
     Gen(0, 0, SAMPLING),
     Fork(0, (1,)),
@@ -51,20 +51,20 @@ TEMPLATE = (
     CacheHint(0, pin=0.0),
     wire.Drop(1),
 )
-PLAIN = (Append(0, ("a",)), Gen(0, 0, SCORED, retries=1, budget=100, priority=1), Results(0, 0, 0, ("no",)))
-TALKS = (
+PLAIN_OPS = (Append(0, ("a",)), Gen(0, 0, SCORED, retries=1, budget=100, priority=1), Results(0, 0, 0, ("no",)))
+TOOL_OPS = (
     Append(0, (wire.BeginTurn("user"), "a", wire.EndTurn(), wire.BeginTurn("assistant"))),
     Gen(0, 0, Sampling(max_tokens=3), tools=wire.Tools((SPEC,), 1)),
 )
-WITHOUT_ARGS = tuple(Append(op.state, ("a",)) if op is TEMPLATE[0] else op for op in TEMPLATE)
+OPS_WITHOUT_ARGS = tuple(Append(op.state, ("a",)) if op is TEMPLATE_OPS[0] else op for op in TEMPLATE_OPS)
 
-TALES: dict[str, tuple[wire.ClientMessage, ...]] = {
+MESSAGES: dict[str, tuple[wire.ClientMessage, ...]] = {
     "hello": (wire.Hello(wire.VERSION),),
-    "plain": (wire.Submit(0, 0, PLAIN, last=True, limits=LIMITS),),
-    "tools": (wire.Submit(0, 0, TALKS, last=True),),
-    "ops": (wire.Submit(0, 0, WITHOUT_ARGS, last=True),),
+    "plain": (wire.Submit(0, 0, PLAIN_OPS, last=True, limits=LIMITS),),
+    "tools": (wire.Submit(0, 0, TOOL_OPS, last=True),),
+    "ops": (wire.Submit(0, 0, OPS_WITHOUT_ARGS, last=True),),
     "use": (
-        wire.Define(1, TEMPLATE),
+        wire.Define(1, TEMPLATE_OPS),
         wire.Submit(0, 0, (Use(0, 1, ("x",), child=1, ref=1, mark=1),), last=True),
         wire.Submit(1, 0, (Use(0, 1, ("x",), seeds=()),), last=True),
         wire.Undefine(1),
@@ -73,31 +73,31 @@ TALES: dict[str, tuple[wire.ClientMessage, ...]] = {
         wire.Define(1, (Append(0, ("a",)), Gen(0, 0, Sampling(max_tokens=3)))),
         wire.Submit(0, 0, (Use(0, 1, seeds=(5,)),), last=True),
     ),
-    "cancel": (wire.Submit(0, 0, PLAIN[:2]), wire.Cancel(0, 1)),
+    "cancel": (wire.Submit(0, 0, PLAIN_OPS[:2]), wire.Cancel(0, 1)),
     "ask": (wire.Ask(1, "tree", limit=2), wire.Ask(2, "events", since=0)),
-    "acknowledge": (wire.Submit(0, 0, PLAIN[:2]), wire.Acknowledge(0)),
+    "acknowledge": (wire.Submit(0, 0, PLAIN_OPS[:2]), wire.Acknowledge(0)),
 }
-"""Messages that make sense, with every integer field among them."""
+"""Valid sequences of messages that together use every integer field."""
 
-Path_ = tuple[str | int, ...]
+FieldPath = tuple[str | int, ...]
 
 
-def numbers(value: Any, path: Path_ = (), owner: str = "") -> Iterator[tuple[Path_, str]]:
-    """Where integers stand in it, and in which field of which message."""
+def find_integers(value: Any, path: FieldPath = (), owner: str = "") -> Iterator[tuple[FieldPath, str]]:
+    """The path of each integer in `value`, with its field ("Struct.field")."""
     if isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
-            yield from numbers(getattr(value, name), (*path, name), f"{type(value).__name__}.{name}")
+            yield from find_integers(getattr(value, name), (*path, name), f"{type(value).__name__}.{name}")
     elif isinstance(value, tuple):
         for i, one in enumerate(value):
-            yield from numbers(one, (*path, i), owner)
+            yield from find_integers(one, (*path, i), owner)
     elif isinstance(value, dict):
         yield from ((((*path, key)), owner) for key in value if isinstance(key, int))
     elif isinstance(value, int) and not isinstance(value, bool):
         yield path, owner
 
 
-def put(value: Any, path: Path_, number: int) -> Any:
-    """`value` with another number at `path`."""
+def replace_at(value: Any, path: FieldPath, number: int) -> Any:
+    """`value` with `number` at `path`."""
     if not path:
         return number
     at, rest = path[0], path[1:]
@@ -105,16 +105,16 @@ def put(value: Any, path: Path_, number: int) -> Any:
         return {number: value[at]}
     if isinstance(value, tuple):
         assert isinstance(at, int)
-        return (*value[:at], put(value[at], rest, number), *value[at + 1 :])
-    return msgspec.structs.replace(value, **{str(at): put(getattr(value, str(at)), rest, number)})
+        return (*value[:at], replace_at(value[at], rest, number), *value[at + 1 :])
+    return msgspec.structs.replace(value, **{str(at): replace_at(getattr(value, str(at)), rest, number)})
 
 
-PLACES = {(name, owner): path for name, tale in TALES.items() for path, owner in numbers(tale)}
-"""Of each field in each tale, the last place."""
+PLACES = {(name, owner): path for name, messages in MESSAGES.items() for path, owner in find_integers(messages)}
+"""The last path of each field in each sequence of messages."""
 
 
 def integer_fields(kind: Any, seen: set[Any]) -> Iterator[str]:
-    """Those of a message, and of what stands in it."""
+    """The integer fields of a message type and of the types it contains."""
     if kind in seen:
         return
     seen.add(kind)
@@ -127,7 +127,7 @@ def integer_fields(kind: Any, seen: set[Any]) -> Iterator[str]:
             yield from integer_fields(hint, seen)
 
 
-def test_every_integer_field_of_a_client_is_tried() -> None:
+def test_every_integer_field_of_client_messages_is_covered() -> None:
     fields = set(integer_fields(wire.ClientMessage, set()))
     assert fields == {owner for _, owner in PLACES}
     assert len(fields) > 40
@@ -142,17 +142,17 @@ def server(tiny_model: Callable[..., Path]) -> Iterator[launch.ServerProcess]:
 
 
 @pytest.fixture
-def good(server: launch.ServerProcess) -> Iterator[client.Client]:
+def connection(server: launch.ServerProcess) -> Iterator[client.Client]:
     with contextlib.closing(client.connect(server.socket, timeout=60)) as c:
         yield c
 
 
 @pytest.fixture
-def usual(good: client.Client) -> str:
-    return text(begin(good))
+def expected_text(connection: client.Client) -> str:
+    return text(start_neighbour(connection))
 
 
-def begin(c: client.Client) -> client.Program:
+def start_neighbour(c: client.Client) -> client.Program:
     program = c.program("neighbour")
     sampling = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
     program.submit([Append(0, ("the quick brown",)), Gen(0, 0, sampling)], last=True)
@@ -164,65 +164,64 @@ def text(program: client.Program) -> str:
     return value.samples[0].text
 
 
-def answers(socket: Any) -> list[wire.ServerMessage]:
-    """What came until a question was answered, or the peer was refused."""
-    said: list[wire.ServerMessage] = []
+def receive_answers(socket: Any) -> list[wire.ServerMessage]:
+    """The messages up to the answer of query 99 or the refusal of the peer."""
+    replies: list[wire.ServerMessage] = []
     while socket.poll(60_000):
-        said.append(wire.decode_server(socket.recv()))
-        match said[-1]:
+        replies.append(wire.decode_server(socket.recv()))
+        match replies[-1]:
             case wire.Answer(id=99) | wire.Failed(program=-1):
-                return said
-    raise AssertionError(f"no answer came, only {said}")
+                return replies
+    raise AssertionError(f"no answer came, only {replies}")
 
 
-def tell(server: launch.ServerProcess, messages: tuple[wire.ClientMessage | bytes, ...]) -> list[wire.ServerMessage]:
-    """Say all this as a client of its own, and ask something behind it; what it was answered."""
+def send(server: launch.ServerProcess, messages: tuple[wire.ClientMessage | bytes, ...]) -> list[wire.ServerMessage]:
+    """Sends the messages and a query as a new client; returns the replies."""
     context: Any = zmq.Context()
     try:
         socket, _ = ipc.connect(context, server.socket)
         hello = () if isinstance(messages[0], wire.Hello) else (wire.Hello(wire.VERSION),)
         for message in (*hello, *messages, wire.Ask(99, "info")):
             socket.send(message if isinstance(message, bytes) else wire.encode(message))
-        return answers(socket)
+        return receive_answers(socket)
     finally:
         context.destroy(linger=0)
 
 
 @pytest.mark.parametrize(("name", "owner"), PLACES)
-def test_no_number_of_a_client_costs_anybody_else_anything(
-    server: launch.ServerProcess, good: client.Client, usual: str, name: str, owner: str
+def test_boundary_numbers_do_not_affect_other_clients(
+    server: launch.ServerProcess, connection: client.Client, expected_text: str, name: str, owner: str
 ) -> None:
-    for number in BORDERS:
-        neighbour = begin(good)
-        said = tell(server, put(TALES[name], PLACES[name, owner], number))
-        for message in said:
+    for number in BOUNDARIES:
+        neighbour = start_neighbour(connection)
+        replies = send(server, replace_at(MESSAGES[name], PLACES[name, owner], number))
+        for message in replies:
             assert not (isinstance(message, wire.Failed) and "the server failed" in message.message), message
-        assert text(neighbour) == usual
-    check(good)
+        assert text(neighbour) == expected_text
+    assert_server_is_intact(connection)
 
 
-def check(good: client.Client) -> None:
-    assert good.ask("stats")["server"]["engine_starts"] == 1
-    """All that there was still lives, and its books balance."""
-    assert good.ask("stats")["server"]["engine_starts"] == 1
-    assert good.ask("check") == {}
+def assert_server_is_intact(connection: client.Client) -> None:
+    """The first engine still runs, and the server's accounts balance."""
+    assert connection.ask("stats")["server"]["engine_starts"] == 1
+    assert connection.ask("check") == {}
 
 
 @pytest.mark.parametrize("field", ["child", "ref", "mark"])
-def test_what_a_template_makes_stays_in_range_or_its_program_fails(
-    server: launch.ServerProcess, good: client.Client, field: str
+def test_template_numbers_beyond_int64_fail_the_program(
+    server: launch.ServerProcess, connection: client.Client, field: str
 ) -> None:
     ops = (Fork(0, (1, 2)), Mark(0, 0), Mark(0, 1), Read(0, 0), Read(0, 1), Append(2, ("a",)), Gen(2, 2, SAMPLING))
     use = msgspec.structs.replace(Use(0, 1), **{field: 2**63 - 1})
-    said = tell(server, (wire.Define(1, ops), wire.Submit(7, 0, (use,), last=True)))
-    failed = [message for message in said if isinstance(message, wire.Failed)]
+    replies = send(server, (wire.Define(1, ops), wire.Submit(7, 0, (use,), last=True)))
+    failed = [message for message in replies if isinstance(message, wire.Failed)]
     assert [(one.program, one.ref, one.code) for one in failed] == [(7, None, "bad_program")]
     assert "template 1" in failed[0].message
-    check(good)
+    assert_server_is_intact(connection)
 
 
 @pytest.mark.parametrize(
-    ("gen", "says"),
+    ("gen", "error"),
     [
         (Gen(0, 0, Sampling(stop_token_ids=(2**31,))), "stop_token_ids has 2147483648"),
         (Gen(0, 0, Sampling(stop_token_ids=(-1,))), "stop_token_ids has -1"),
@@ -233,12 +232,12 @@ def test_what_a_template_makes_stays_in_range_or_its_program_fails(
     ],
 )
 @pytest.mark.parametrize("n", [1, 5000], ids=["on the loop", "on a thread"])
-def test_the_gen_that_asked_is_told_and_its_client_goes_on(good: client.Client, gen: Gen, says: str, n: int) -> None:
-    program = good.program("asks")
+def test_invalid_gen_fails_and_its_client_continues(connection: client.Client, gen: Gen, error: str, n: int) -> None:
+    program = connection.program("asks")
     program.submit([Append(0, ("a" * n,)), gen, Fork(0, (1,)), Read(0, 1)], last=True)
-    with pytest.raises(client.BanyanError, match=says):
+    with pytest.raises(client.BanyanError, match=error):
         program.future(0).result(60)
-    other = good.program("other")
+    other = connection.program("other")
     other.submit([Append(0, ("a",)), Gen(0, 0, Sampling(max_tokens=2, temperature=0.0))], last=True)
     assert other.future(0).result(60)
-    check(good)
+    assert_server_is_intact(connection)

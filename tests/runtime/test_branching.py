@@ -1,4 +1,4 @@
-"""Branches on a real server and engine with a tiny model: who loses stops, and what is kept is not computed anew."""
+"""Branches on a real server and engine with a tiny model: losing branches stop, adopted ones keep their KV."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def runtime(tiny_model: Callable[..., Path]) -> Iterator[bn.Runtime]:
         yield backend
 
 
-def idle(backend: bn.Runtime) -> dict[str, Any]:
-    """The stats once nothing runs; fails where something goes on running."""
+def wait_until_idle(backend: bn.Runtime) -> dict[str, Any]:
+    """Waits until no request runs; returns the stats."""
 
     def stats_if_idle() -> dict[str, Any]:
         stats: dict[str, Any] = backend.ask("stats")
@@ -33,7 +33,7 @@ def idle(backend: bn.Runtime) -> dict[str, Any]:
 
 
 def long_and_short(s: bn.State) -> Any:
-    """Four branches of 400 tokens; the third has 3. And two below the first."""
+    """Four branches of 400 tokens, except the third with 3, and two branches of the first."""
     s += bn.user("hello there")
     forks = s.fork(4)
     forks += lambda i: bn.assistant(bn.gen("a", max_tokens=3 if i == 2 else 400, ignore_eos=True))
@@ -42,13 +42,13 @@ def long_and_short(s: bn.State) -> Any:
     return forks, inner
 
 
-def test_losers_stop_and_their_pages_are_free(runtime: bn.Runtime) -> None:
+def test_losing_branches_stop_and_free_their_pages(runtime: bn.Runtime) -> None:
     def body(s: bn.State) -> None:
         forks, inner = long_and_short(s)
         assert forks.first() is forks[2]
-        stats = idle(runtime)
+        stats = wait_until_idle(runtime)
         assert stats["engine"]["generated_tokens"] - before["engine"]["generated_tokens"] < 3 * 400
-        assert stats["server"]["programs"] == 1, "while the program lives on"
+        assert stats["server"]["programs"] == 1, "the program is still open"
         assert (stats["cache"]["n_leases"], stats["cache"]["n_leased"]) == (0, 0)
         for branch, name in ((forks[0], "a"), (forks[3], "a"), (inner[1], "b")):
             with pytest.raises(bn.Cancelled):
@@ -57,12 +57,12 @@ def test_losers_stop_and_their_pages_are_free(runtime: bn.Runtime) -> None:
         s += bn.user("more") + bn.assistant(bn.gen("c", max_tokens=2))
         assert s["c"] is not None
 
-    before = idle(runtime)
+    before = wait_until_idle(runtime)
     bn.function(body).run(backend=runtime, temperature=0)
     runtime.ask("check")
 
 
-def test_an_adopted_branch_keeps_its_tokens(runtime: bn.Runtime) -> None:
+def test_adopted_branch_keeps_its_cached_tokens(runtime: bn.Runtime) -> None:
     def body(s: bn.State) -> tuple[Any, Any]:
         s += bn.user("the quick brown fox")
         forks = s.fork(3)
@@ -75,26 +75,26 @@ def test_an_adopted_branch_keeps_its_tokens(runtime: bn.Runtime) -> None:
 
     state = bn.function(body).run(backend=runtime, seed=1)
     n_before, meta = state.ret_value
-    assert meta["cached_tokens"] >= n_before - 1, "all but the last token, whose KV nobody had needed"
+    assert meta["cached_tokens"] >= n_before - 1, "all but the last token, whose KV was not computed"
 
 
-def test_a_beam_finds_what_the_model_thinks_likeliest(runtime: bn.Runtime) -> None:
+def test_beam_returns_branches_with_finite_scores(runtime: bn.Runtime) -> None:
     def body(s: bn.State) -> None:
         s += "the answer is"
         beams = s.beam(3, bn.gen("x", max_tokens=2, temperature=1.0, ignore_eos=True), depth=2, width=4)
-        worth = [sum(p for p, *_ in branch.get_meta_info("x")["output_token_logprobs"]) for branch in beams]
+        scores = [sum(p for p, *_ in branch.get_meta_info("x")["output_token_logprobs"]) for branch in beams]
         assert len(beams) == 3
-        assert all(math.isfinite(value) for value in worth)
+        assert all(math.isfinite(value) for value in scores)
         s.adopt(beams[0])
         assert s.text().startswith("the answer is")
         assert s["x"] == beams[0]["x"]
 
     bn.function(body).run(backend=runtime, seed=3)
-    idle(runtime)
+    wait_until_idle(runtime)
     runtime.ask("check")
 
 
-def test_the_law_of_a_select_is_the_models(
+def test_select_distribution_matches_transformers(
     runtime: bn.Runtime, tiny_model: Callable[..., Path], reference: Callable[[Path], Any]
 ) -> None:
     import torch
@@ -119,7 +119,7 @@ def test_the_law_of_a_select_is_the_models(
     assert bn.function(body).run(backend=runtime).dist("k") == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_select_with_a_temperature_draws_by_its_scores(runtime: bn.Runtime) -> None:
+def test_select_with_temperature_samples_by_score(runtime: bn.Runtime) -> None:
     n = 60
 
     def body(s: bn.State) -> None:
@@ -131,19 +131,19 @@ def test_a_select_with_a_temperature_draws_by_its_scores(runtime: bn.Runtime) ->
     state = bn.function(body).run(backend=runtime, seed=5)
     weights = state.get_meta_info("k")[0]["weights"]
     scores = state.get_meta_info("k")[0]["normalized_prompt_logprobs"]
-    odds = [math.exp(score / 0.7) for score in scores]
-    assert weights == pytest.approx([one / sum(odds) for one in odds])
+    weighted = [math.exp(score / 0.7) for score in scores]
+    assert weights == pytest.approx([one / sum(weighted) for one in weighted])
     chi2 = sum(
         (state["k"].count(choice) - n * weight) ** 2 / (n * weight)
         for choice, weight in zip(CHOICES, weights, strict=True)
     )
     assert chi2 < 13.8, "p < 0.001 for two degrees of freedom"
-    again = bn.function(body).run(backend=runtime, seed=5)
-    assert again["k"] == state["k"]
+    repeated = bn.function(body).run(backend=runtime, seed=5)
+    assert repeated["k"] == state["k"]
     assert len(set(state["k"])) > 1
 
 
-def test_gathering_with_a_branch_that_fails_on_the_server(runtime: bn.Runtime) -> None:
+def test_join_collects_the_error_of_a_failed_branch(runtime: bn.Runtime) -> None:
     def body(s: bn.State) -> None:
         forks = s.fork(3)
         forks += lambda i: ("x " * 600 if i == 1 else "short") + bn.gen("a", max_tokens=2)
@@ -157,7 +157,7 @@ def test_gathering_with_a_branch_that_fails_on_the_server(runtime: bn.Runtime) -
     assert isinstance(error.__cause__, bn.PromptTooLong)
 
 
-def test_on_an_event_loop(runtime: bn.Runtime) -> None:
+def test_branches_in_an_async_program(runtime: bn.Runtime) -> None:
     @bn.function
     async def program(s: bn.AsyncState) -> int:
         forks, _ = long_and_short(s)  # type: ignore[arg-type]
@@ -169,5 +169,5 @@ def test_on_an_event_loop(runtime: bn.Runtime) -> None:
         return list(forks).index(winner)
 
     assert asyncio.run(program.run_async(backend=runtime, temperature=0)).ret_value == 2
-    idle(runtime)
+    wait_until_idle(runtime)
     runtime.ask("check")

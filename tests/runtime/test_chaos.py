@@ -1,4 +1,4 @@
-"""All faults at once, on real processes: every value is what it was in a calm run, and nothing is left behind."""
+"""All faults at once, on real processes: every value equals that of a run without faults, and nothing is left."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def storm(module_at: Callable[[Path], ModuleType]) -> ModuleType:
 
 
 @pytest.mark.parametrize("kind", range(6))
-def test_kinds_make_the_values_that_they_name(storm: ModuleType, kind: int) -> None:
+def test_program_kinds_list_the_refs_of_their_ops(storm: ModuleType, kind: int) -> None:
     ops, refs = storm.ops(kind, kind)
     assert tuple(op.ref for op in ops if hasattr(op, "ref")) == refs
 
 
 @pytest.mark.timeout(600)
-def test_chaos(storm: ModuleType, tiny_model: Callable[..., Path]) -> None:
+def test_texts_under_faults_equal_those_of_a_calm_run(storm: ModuleType, tiny_model: Callable[..., Path]) -> None:
     with contextlib.closing(storm.serve(tiny_model("llama"), max_running=12)) as server:
-        calm = storm.run(server, 48, None)
-        assert len(set(calm.texts)) > 40
-        assert not any(text.startswith(storm.ERROR) for texts in calm.texts for text in texts)
-        assert (calm.n_starts, calm.left) == (0, {})
-        few = storm.Faults(kills=2, stops=1, vanishing=1)
-        stormy = storm.run(server, 48, few)
-        assert stormy.texts == calm.texts
-        assert stormy.n_starts >= 3
-        assert stormy.left == {}
+        undisturbed = storm.run(server, 48, None)
+        assert len(set(undisturbed.texts)) > 40
+        assert not any(text.startswith(storm.ERROR) for texts in undisturbed.texts for text in texts)
+        assert (undisturbed.n_starts, undisturbed.left) == (0, {})
+        faults = storm.Faults(kills=2, stops=1, vanishing=1)
+        disturbed = storm.run(server, 48, faults)
+        assert disturbed.texts == undisturbed.texts
+        assert disturbed.n_starts >= 3
+        assert disturbed.left == {}

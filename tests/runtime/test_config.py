@@ -15,7 +15,7 @@ GPU = Hardware(n_cores=4, free_memory=8 << 30, gpu="H200", free_gpu_memory=100 <
 MODEL = ModelFacts(name="m", max_context=4096, checkpoint_dtype="bfloat16", n_parameters=10**9, kv_elements=65_536)
 SMALL = ModelFacts(name="s", max_context=512, checkpoint_dtype="float32", n_parameters=10**6, kv_elements=256)
 
-# Every option with a value that it can have and that is not its default.
+# Every option with a valid value that is not its default.
 VALUES = {
     "model": "org/name", "device": "cpu", "dtype": "float16", "context": 128, "kv_dtype": "int8", "kv_memory": "1GiB",
     "page": 32, "weight_dtype": "int8",
@@ -30,12 +30,12 @@ VALUES = {
 }  # fmt: skip
 
 
-def test_every_option_is_known_here() -> None:
+def test_every_option_has_a_test_value() -> None:
     assert set(VALUES) >= {f.name for f in msgspec.structs.fields(Config)}
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_every_option_is_taken_and_crosses_as_json(name: str) -> None:
+def test_every_option_is_accepted_and_round_trips_as_json(name: str) -> None:
     needed = {"host_file": "host_memory", "bind": "curve_key", "curve_key": "bind"}.get(name, name)
     config = make(**{key: VALUES[key] for key in (name, needed)})
     assert getattr(config, name) == VALUES[name] != getattr(Config(), name)
@@ -47,7 +47,7 @@ def test_every_option_has_a_help_text() -> None:
         assert typing.get_args(hint)[1], name
 
 
-def test_an_unknown_option_is_named_with_the_one_that_was_meant() -> None:
+def test_unknown_option_is_refused_with_a_suggestion() -> None:
     with pytest.raises(ConfigError, match="no option 'kv_memroy'; did you mean 'kv_memory'"):
         make(kv_memroy="1GB")
     with pytest.raises(ConfigError, match="no option 'zzz'; there are model, device"):
@@ -69,7 +69,7 @@ def test_an_unknown_option_is_named_with_the_one_that_was_meant() -> None:
         ("speculate", "tree,model"),
     ],
 )  # fmt: skip
-def test_a_value_that_an_option_cannot_have_is_refused(name: str, value: object) -> None:
+def test_invalid_option_value_is_refused(name: str, value: object) -> None:
     with pytest.raises(ConfigError) as e:
         make(**{name: value})
     assert name in str(e.value) or str(value)[:8] in str(e.value)
@@ -82,11 +82,11 @@ def test_a_value_that_an_option_cannot_have_is_refused(name: str, value: object)
         ("grammar, tree", ("tree", "grammar")), ("tree,ngram,grammar", ("tree", "ngram", "grammar")),
     ],
 )  # fmt: skip
-def test_drafters_are_named(speculate: str, names: tuple[str, ...]) -> None:
+def test_speculate_names_the_drafters(speculate: str, names: tuple[str, ...]) -> None:
     assert drafters(make(speculate=speculate).speculate) == names
 
 
-def test_a_draft_model_is_a_drafter() -> None:
+def test_draft_model_adds_a_drafter() -> None:
     for speculate, names in (("auto", ("tree", "ngram", "model", "grammar")), ("model", ("model",))):
         config = make(speculate=speculate, draft_model="draft")
         assert drafters(config.speculate, config.draft_model) == names
@@ -97,41 +97,41 @@ def test_a_draft_model_is_a_drafter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "n"), [("2GiB", 2 << 30), ("500MB", 500_000_000), ("1.5 kb", 1500), ("17", 17), (" 3 KiB ", 3072)]
+    ("text", "n_bytes"), [("2GiB", 2 << 30), ("500MB", 500_000_000), ("1.5 kb", 1500), ("17", 17), (" 3 KiB ", 3072)]
 )
-def test_sizes(text: str, n: int) -> None:
-    assert parse_bytes(text) == n
+def test_sizes_are_parsed(text: str, n_bytes: int) -> None:
+    assert parse_bytes(text) == n_bytes
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1MB", "1e3", "2 PB", "1,5GB"])
-def test_a_size_that_is_none(text: str) -> None:
+def test_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="2GiB"):
         parse_bytes(text)
 
 
-def test_auto_takes_the_gpu_and_the_checkpoints_dtype() -> None:
-    r = resolve(Config(), GPU, MODEL)
-    assert (r.device, r.dtype, r.context, r.threads) == ("cuda", "bfloat16", 4096, 4)
-    assert "H200" in r.decisions[0]
+def test_auto_selects_the_gpu_and_the_checkpoints_dtype() -> None:
+    resolved = resolve(Config(), GPU, MODEL)
+    assert (resolved.device, resolved.dtype, resolved.context, resolved.threads) == ("cuda", "bfloat16", 4096, 4)
+    assert "H200" in resolved.decisions[0]
 
 
-def test_auto_without_a_gpu_is_a_cpu_in_float32() -> None:
-    r = resolve(Config(threads=3), CPU, SMALL)
-    assert (r.device, r.dtype, r.threads) == ("cpu", "float32", 3)
-    assert any(f"{r.n_pages} pages" in line for line in r.decisions)
+def test_auto_without_a_gpu_selects_cpu_and_float32() -> None:
+    resolved = resolve(Config(threads=3), CPU, SMALL)
+    assert (resolved.device, resolved.dtype, resolved.threads) == ("cpu", "float32", 3)
+    assert any(f"{resolved.n_pages} pages" in line for line in resolved.decisions)
 
 
-def test_an_odd_checkpoint_dtype_becomes_bfloat16_on_a_gpu() -> None:
+def test_unsupported_checkpoint_dtype_becomes_bfloat16_on_a_gpu() -> None:
     facts = msgspec.structs.replace(MODEL, checkpoint_dtype="float8_e4m3fn")
     assert resolve(Config(), GPU, facts).dtype == "bfloat16"
 
 
-def test_no_gpu_is_an_error_where_one_was_asked_for() -> None:
+def test_cuda_without_a_gpu_is_refused() -> None:
     with pytest.raises(ConfigError, match="sees no GPU"):
         resolve(Config(device="cuda"), CPU, SMALL)
 
 
-def test_a_context_beyond_the_models_is_refused_with_both_numbers() -> None:
+def test_context_beyond_the_models_is_refused_with_both_numbers() -> None:
     with pytest.raises(ConfigError, match=r"513.*512"):
         resolve(Config(context=513), CPU, SMALL)
 
@@ -139,17 +139,17 @@ def test_a_context_beyond_the_models_is_refused_with_both_numbers() -> None:
 def test_kv_memory_is_counted_in_pages() -> None:
     page = 256 * 4 * 16
     assert resolve(Config(kv_memory=f"{100 * page}B"), CPU, SMALL).n_pages == 100
-    assert resolve(Config(), CPU, SMALL).n_pages == 64 * 512 // 16, "no more than 64 full contexts"
+    assert resolve(Config(), CPU, SMALL).n_pages == 64 * 512 // 16, "at most 64 full contexts"
 
 
-def test_too_little_memory_says_the_numbers() -> None:
+def test_too_little_memory_is_refused_with_the_numbers() -> None:
     with pytest.raises(OutOfMemory, match=r"4096 tokens needs 256 pages = 512\.0 MiB.*there are 95\.4 MiB"):
         resolve(Config(kv_memory="100MB"), GPU, MODEL)
     with pytest.raises(OutOfMemory, match=r"there are 0\.0 MiB"):
         resolve(Config(), Hardware(n_cores=1, free_memory=1 << 20), MODEL)
 
 
-def test_a_private_socket_lies_where_nobody_else_may_enter() -> None:
+def test_private_socket_is_in_a_directory_of_mode_0700() -> None:
     paths = private_socket(), private_socket()
     try:
         assert paths[0] != paths[1]
@@ -173,37 +173,39 @@ def test_host_memory_is_counted_in_pages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "says"),
+    ("options", "error", "message"),
     [
         ({"host_memory": "9GiB"}, OutOfMemory, "9216 MiB, but 8160 MiB are free"),
         ({"host_memory": "100B"}, ConfigError, "host_memory is 100B, but a page takes"),
     ],
 )
-def test_host_memory_that_cannot_be_had_is_refused(options: dict[str, str], error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
+def test_unavailable_host_memory_is_refused(options: dict[str, str], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         resolve(make(**options), CPU, SMALL)
 
 
-def test_a_file_may_be_larger_than_memory() -> None:
+def test_host_file_may_be_larger_than_memory() -> None:
     assert resolve(make(host_memory="9GiB", host_file="/tmp/x"), CPU, SMALL).n_host > 0
 
 
-def test_a_second_tier_without_a_cache_is_refused() -> None:
+def test_host_memory_without_a_cache_is_refused() -> None:
     with pytest.raises(ConfigError, match="cache is off"):
         make(cache=False, host_memory="1GiB")
 
 
-def test_weights_in_8_bits_are_for_a_cpu() -> None:
+def test_int8_weights_are_refused_on_a_gpu() -> None:
     with pytest.raises(ConfigError, match="weight_dtype is 'int8', which is for a CPU"):
         resolve(make(weight_dtype="int8"), GPU, MODEL)
     assert "weights of linear layers in int8" in resolve(make(weight_dtype="int8", device="cpu"), GPU, MODEL).decisions
 
 
-def test_kv_in_8_bits_is_counted_with_its_scales() -> None:
+def test_8_bit_kv_pages_include_their_scales() -> None:
     model = msgspec.structs.replace(SMALL, kv_elements=256 + 64, kv_beside=64, kv_heads=16)
     machine = Hardware(n_cores=1, free_memory=1 << 40)
     for kv_dtype, token in (("auto", 320 * 4), ("int8", 256 + 16 * 4 + 64 * 4), ("fp8", 256 + 16 * 4 + 64 * 4)):
-        got = resolve(make(kv_dtype=kv_dtype, kv_memory=f"{1000 * 16 * token}B", host_memory="1MB"), machine, model)
-        assert got.n_pages == 1000
-        assert got.n_host == 10**6 // (16 * token)
-        assert (f"in {kv_dtype};" in got.decisions[1]) == (kv_dtype != "auto")
+        resolved = resolve(
+            make(kv_dtype=kv_dtype, kv_memory=f"{1000 * 16 * token}B", host_memory="1MB"), machine, model
+        )
+        assert resolved.n_pages == 1000
+        assert resolved.n_host == 10**6 // (16 * token)
+        assert (f"in {kv_dtype};" in resolved.decisions[1]) == (kv_dtype != "auto")

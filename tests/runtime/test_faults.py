@@ -1,7 +1,7 @@
-"""Whatever happens to a program, it ends in time, with its values or with an error that names the cause.
+"""Under any fault a program ends in time, with its values or with an error that names the cause.
 
-Random programs, run in every way there is, against a server whose engine speaks by a rule; at a random step something
-happens: the server dies or stands still, its engine dies, the connection is cut, or the body raises.
+Random programs run by every runner against a server with the fake engine. At a random step a fault occurs: the server
+or its engine is killed or stopped, the connection is cut, or the body raises.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from banyan.runtime.client.client import Client, connect
 from banyan.runtime.protocol import ipc
 from waits import join, wait_until
 
-DEADLINE = 15.0
-"""Seconds of each run. The tests' machine may be slow; what is to be seen at once is measured apart."""
+TIMEOUT = 15.0
+"""Seconds of each run, generous for a slow machine."""
 
-LIMITS = {"stop_engine": 3.0}
-"""The same, where nothing else ends a run."""
+TIMEOUTS = {"stop_engine": 3.0}
+"""Seconds of runs that only the timeout ends."""
 
 N_WORLDS = 3
-"""Servers that the long form plays with at once."""
+"""Servers that the long form uses in parallel."""
 
-N_MISSED = 15
-"""Heartbeats after which a server that stands still is given up."""
+MAX_MISSED_STOPPED = 15
+"""Missed heartbeats after which a stopped server is given up."""
 
 TEMPLATE = (
     "{% for t in tools or [] %}{{ t.function.name }};{% endfor %}"
@@ -49,18 +49,18 @@ TEMPLATE = (
     '<tool_call>{"name": {{ c.function.name | tojson }}, "arguments": {{ c.function.arguments | tojson }}}</tool_call>'
     "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Of a model that knows tools."""
-TURN = "<|im_end|>\n<|im_start|>assistant\n"
+"""The chat template of a model with tools."""
+TURN_END = "<|im_end|>\n<|im_start|>assistant\n"
 SAY = {
-    f"call{TURN}": '<tool_call>{"name": "fails", "arguments": {}}</tool_call><|im_end|>',
-    f"no luck{TURN}": "So be it.<|im_end|>",
+    f"call{TURN_END}": '<tool_call>{"name": "fails", "arguments": {}}</tool_call><|im_end|>',
+    f"no luck{TURN_END}": "So be it.<|im_end|>",
 }
 
 Step = tuple[Any, ...]
 
 
-class Mine(Exception):
-    """What a body raises."""
+class BodyError(Exception):
+    """Raised by a program's body."""
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +69,12 @@ def faults(module_at: Callable[[Path], ModuleType]) -> ModuleType:
 
 
 class Trial:
-    """One program, and what happens at one of its steps. A body that runs on after its end counts here, not for the
-    next."""
+    """One program and the fault at one of its steps. Steps of a body that outlives its run count here, not for the next
+    trial."""
 
-    def __init__(self, client: Client, at: int, strike: Callable[[], None]) -> None:
-        self.client, self._at, self._strike = client, at, strike
-        self._n_steps, self.has_struck, self._is_over = 0, False, False
+    def __init__(self, client: Client, at: int, inject: Callable[[], None]) -> None:
+        self.client, self._at, self._inject = client, at, inject
+        self._n_steps, self.is_injected, self._is_over = 0, False, False
         self._lock = threading.Lock()
 
     def step(self) -> None:
@@ -82,20 +82,17 @@ class Trial:
         with self._lock:
             self._n_steps += 1
             if self._n_steps == self._at and not self._is_over:
-                self.has_struck = True
-                self._strike()
+                self.is_injected = True
+                self._inject()
 
     def end(self) -> None:
-        """From here on nothing strikes; what does now is waited for."""
+        """Waits for a fault that is being injected and prevents later ones."""
         with self._lock:
             self._is_over = True
 
 
 class World:
-    """A server, a client of it behind a proxy, and what may happen to them.
-
-    Everything is there again before the next program, if the last one broke it.
-    """
+    """A server, its client behind a proxy, and the faults of both. `prepare` replaces what the last fault broke."""
 
     def __init__(self, start: Callable[[], launch.ServerProcess], folder: Path, faults: ModuleType) -> None:
         self._start, self._folder, self._faults = start, folder, faults
@@ -108,7 +105,7 @@ class World:
         self._trial: Trial
 
     def prepare(self, fault: str, at: int) -> Trial:
-        """`fault` strikes at step `at`, counted over all bodies."""
+        """A trial with `fault` at step `at`, counted over all bodies."""
         if self._server is None or self._server.process.poll() is not None:
             self._end()
             self._server = self._start()
@@ -116,14 +113,14 @@ class World:
             self._n += 1
             self._proxy = self._faults.Proxy(self._folder / f"p{self._n}", self._server.socket)
         self.client = connect(self._proxy.path)
-        self.client.ask("stats")  # answered by the engine: it is there
+        self.client.ask("stats")  # answered by the engine: it is ready
         self._trial = Trial(self.client, at, getattr(self, f"_{fault}"))
         return self._trial
 
     def _kill_server(self) -> None:
         assert self._server is not None
         os.kill(self._server.pid, signal.SIGKILL)
-        self._server.process.wait(10)  # else the next program may still find it
+        self._server.process.wait(10)  # else the next program may still connect to it
 
     def _kill_engine(self) -> None:
         os.kill(self.client.ask("info")["engine_pid"], signal.SIGKILL)
@@ -132,40 +129,45 @@ class World:
         assert self._server is not None
         pid = self._server.pid
         os.kill(pid, signal.SIGSTOP)
-        self._undo.callback(_go_on, pid)
-        self._undo.enter_context(pytest.MonkeyPatch.context()).setattr(ipc, "MAX_MISSED", N_MISSED)
+        self._undo.callback(_resume, pid)
+        self._undo.enter_context(pytest.MonkeyPatch.context()).setattr(ipc, "MAX_MISSED", MAX_MISSED_STOPPED)
 
     def _stop_engine(self) -> None:
         pid = self.client.ask("info")["engine_pid"]
         os.kill(pid, signal.SIGSTOP)
-        self._undo.callback(_go_on, pid)
+        self._undo.callback(_resume, pid)
 
     def _cut(self) -> None:
         self._proxy.cut()
         self._proxy = None
 
     def _raise(self) -> None:
-        raise Mine
+        raise BodyError
 
     def recover(self) -> None:
-        """After a program: nothing of it is left, neither here nor, if it lives, in the server."""
+        """Ends the trial and checks that nothing of its program is left in the client or in a live server."""
         self._trial.end()
         self._undo.close()
-        wait_until(self._is_clean, "the end of the program", seen=lambda: self.client._programs, seconds=DEADLINE)
+        wait_until(self._is_clean, "the end of the program", seen=lambda: self.client._programs, seconds=TIMEOUT)
         if self.client.lost is not None and self._proxy is not None:
             self._proxy.cut()
             self._proxy = None
         assert not self.client._programs
 
     def _is_clean(self) -> bool:
-        gc.collect()  # a handle closes itself once it is collected: a thread may have held one until just now
-        return self.client.lost is not None or not (self.client._programs or self._left())
+        gc.collect()  # collected handles close themselves: a thread may have held one until now
+        return self.client.lost is not None or not (self.client._programs or self._has_work())
 
-    def _left(self) -> bool:
-        with suppress(bn.RuntimeLost):
+    def _has_work(self) -> bool:
+        try:
             stats = self.client.ask("stats", timeout=5.0)
-            return bool(stats["server"]["programs"] or stats["server"]["requests"])
-        return False
+        except bn.RuntimeLost:
+            return False
+        except bn.BanyanError as e:
+            if "the engine process died" not in e.message:  # it may die during the query
+                raise
+            return True
+        return bool(stats["server"]["programs"] or stats["server"]["requests"])
 
     def _end(self) -> None:
         if self._proxy is not None:
@@ -177,13 +179,13 @@ class World:
     close = _end
 
 
-def _go_on(pid: int) -> None:
-    with suppress(ProcessLookupError):  # somebody killed it for standing still
+def _resume(pid: int) -> None:
+    with suppress(ProcessLookupError):  # it was killed as unresponsive
         os.kill(pid, signal.SIGCONT)
 
 
 @pytest.fixture(scope="module")
-def _quick_heart() -> Iterator[None]:
+def fast_heartbeat() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ipc, "HEARTBEAT", 0.1)
         patch.setattr(ipc, "MAX_MISSED", 50)
@@ -196,21 +198,21 @@ def worlds(
     tiny: ModuleType,
     tmp_path_factory: pytest.TempPathFactory,
     faults: ModuleType,
-    _quick_heart: None,
+    fast_heartbeat: None,
 ) -> Iterator[list[World]]:
-    """With an engine that speaks by a rule."""
+    """Worlds with the fake engine."""
     folder = tmp_path_factory.mktemp("world")
     tiny.make_tokenizer(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     (folder / "fake.json").write_text(json.dumps({"say": SAY, "step_ms": 1, "context": 1 << 16}))
     options, sockets = config.make(model=str(folder)), tmp_path_factory.mktemp("s")
-    made = [
+    created = [
         World(lambda: launch.start(options, timeout=60.0, command=boot), sockets / str(k), faults)
         for k in range(N_WORLDS)
     ]
-    yield made
-    for one in made:
-        one.close()
+    yield created
+    for world in created:
+        world.close()
 
 
 @pytest.fixture(scope="module")
@@ -220,13 +222,13 @@ def world(worlds: list[World]) -> World:
 
 @pytest.fixture(scope="module")
 def real_world(
-    tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory, faults: ModuleType, _quick_heart: None
+    tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory, faults: ModuleType, fast_heartbeat: None
 ) -> Iterator[World]:
-    """With a tiny model."""
+    """A world with the real engine and a tiny model."""
     options = config.make(model=str(tiny_model()), threads=1, kv_memory="16MB", device="cpu")
-    made = World(lambda: launch.start(options, timeout=200.0), tmp_path_factory.mktemp("s") / "0", faults)
-    yield made
-    made.close()
+    world = World(lambda: launch.start(options, timeout=200.0), tmp_path_factory.mktemp("s") / "0", faults)
+    yield world
+    world.close()
 
 
 # ---- programs ------------------------------------------------------------------------------------------------------
@@ -254,11 +256,11 @@ def body(s: bn.State, trial: Trial, steps: list[Step]) -> None:
             if step[2]:
                 forks.join(step[2])
         else:
-            simple(s, step[0], trial)
+            run_step(s, step[0], trial)
     trial.step()
 
 
-def simple(s: Any, kind: str, trial: Trial) -> None:
+def run_step(s: Any, kind: str, trial: Trial) -> None:
     if kind == "text":
         s += " some text"
     elif kind == "gen":
@@ -297,7 +299,7 @@ async def awaited(s: bn.AsyncState, trial: Trial, steps: list[Step]) -> str:
             if step[2]:
                 forks.join(step[2])
         else:
-            simple(s, step[0], trial)
+            run_step(s, step[0], trial)
             if step[0] == "look":
                 assert all([await s.value(name) is not None for name in ("x", "t") if name in s])
     await asyncio.to_thread(trial.step)
@@ -309,7 +311,7 @@ async def _branch(s: bn.AsyncState, trial: Trial, steps: list[Step]) -> None:
     await awaited.func(s, trial, steps)
 
 
-Way = Callable[[Trial, list[Step], float], list[Any]]
+Runner = Callable[[Trial, list[Step], float], list[Any]]
 
 
 def run(trial: Trial, steps: list[Step], timeout: float) -> list[Any]:
@@ -332,17 +334,17 @@ def stream(trial: Trial, steps: list[Step], timeout: float) -> list[Any]:
         return [st.state.ret_value]
 
 
-WAYS = [run, run_async, run_batch, stream]
+RUNNERS = [run, run_async, run_batch, stream]
 
-CAUSES: dict[str, tuple[type[BaseException], ...]] = {
+EXPECTED_ERRORS: dict[str, tuple[type[BaseException], ...]] = {
     "kill_engine": (),
     "kill_server": (bn.RuntimeLost,),
     "cut": (bn.RuntimeLost,),
     "stop_engine": (bn.DeadlineExceeded,),
     "stop_server": (bn.DeadlineExceeded, bn.RuntimeLost),
-    "raise": (Mine,),
+    "raise": (BodyError,),
 }
-WORDS = {
+MESSAGES = {
     "kill_server": "is gone",
     "cut": "is gone",
     "stop_engine": "timeout of",
@@ -351,53 +353,61 @@ WORDS = {
 }
 
 
-def play(
-    world: World, way: Way, steps: list[Step], fault: str, at: int, timeout: float = DEADLINE
+def run_with_fault(
+    world: World, runner: Runner, steps: list[Step], fault: str, at: int, timeout: float = TIMEOUT
 ) -> tuple[bool, bool]:
-    """Run it, and look at its end. Returns whether the fault struck and whether the program failed."""
+    """Runs the program and checks its end. Returns whether the fault was injected and whether the program failed."""
     trial = world.prepare(fault, at)
-    timeout = LIMITS.get(fault, timeout)
+    timeout = TIMEOUTS.get(fault, timeout)
     start, error = time.monotonic(), None
     try:
-        texts = way(trial, steps, timeout)
+        texts = runner(trial, steps, timeout)
         assert all(isinstance(text, str) for text in texts)
     except bn.BatchError as e:
-        error = next((one for one in e.errors.values() if isinstance(one, Mine)), e.__cause__)
+        error = next((one for one in e.errors.values() if isinstance(one, BodyError)), e.__cause__)
     except Exception as e:
         error = e
-    assert time.monotonic() - start < timeout + 5, "it ends in time"
+    assert time.monotonic() - start < timeout + 5, "the run must end in time"
     while isinstance(error, bn.ForkError):
         error = error.__cause__
     if error is not None:
-        assert isinstance(error, CAUSES[fault]), f"{fault} at {at}, {way.__name__}: {error!r}"
-        assert re.search(WORDS[fault], str(error))
+        assert isinstance(error, EXPECTED_ERRORS[fault]), f"{fault} at {at}, {runner.__name__}: {error!r}"
+        assert re.search(MESSAGES[fault], str(error))
     has_failed = error is not None
-    del error  # it holds the run
+    del error  # it references the run
     world.recover()
-    return trial.has_struck, has_failed
+    return trial.is_injected, has_failed
 
 
-QUIET = ["kill_engine", "raise", "cut"]
-"""Faults after which the server lives on."""
+SERVER_SURVIVES = ["kill_engine", "raise", "cut"]
+"""Faults that the server survives."""
+
+LONG_PROMPT: list[Step] = [("fork", [[("tool",), ("select",)]] * 3, "concate_and_append")] * 3
+"""A program whose prompt exceeds 512 tokens."""
 
 
-_TALL: list[Step] = [("fork", [[("tool",), ("select",)]] * 3, "concate_and_append")] * 3
-"""Its prompt grows over 512 tokens."""
-
-
-@example(steps=_TALL, way=run, fault="kill_engine", at=1)
+@example(steps=LONG_PROMPT, runner=run, fault="kill_engine", at=1)
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-@given(steps=PROGRAMS, way=st.sampled_from(WAYS), fault=st.sampled_from(QUIET), at=st.integers(1, 20))
-def test_random_programs_end_well(world: World, steps: list[Step], way: Any, fault: str, at: int) -> None:
-    play(world, way, steps, fault, at)
+@given(steps=PROGRAMS, runner=st.sampled_from(RUNNERS), fault=st.sampled_from(SERVER_SURVIVES), at=st.integers(1, 20))
+def test_random_programs_end_with_values_or_the_expected_error(
+    world: World, steps: list[Step], runner: Any, fault: str, at: int
+) -> None:
+    run_with_fault(world, runner, steps, fault, at)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(steps=PROGRAMS, way=st.sampled_from(WAYS), fault=st.sampled_from(sorted(CAUSES)), at=st.integers(1, 30))
-def test_random_programs_end_well_at_length(world: World, steps: list[Step], way: Any, fault: str, at: int) -> None:
-    play(world, way, steps, fault, at)
+@given(
+    steps=PROGRAMS,
+    runner=st.sampled_from(RUNNERS),
+    fault=st.sampled_from(sorted(EXPECTED_ERRORS)),
+    at=st.integers(1, 30),
+)
+def test_random_programs_end_with_values_or_the_expected_error_long(
+    world: World, steps: list[Step], runner: Any, fault: str, at: int
+) -> None:
+    run_with_fault(world, runner, steps, fault, at)
 
 
 TWO_STAGES: list[Step] = [
@@ -407,40 +417,39 @@ TWO_STAGES: list[Step] = [
     ("gen",),
     ("look",),
 ]
-N_POINTS = 21
-"""Steps of TWO_STAGES in one run: 6 of its own, 9 and 5 of its forks' branches, 1 of its tool. (A batch of 3 has three
-times that.)"""
+N_STEPS = 21
+"""Steps of TWO_STAGES in one run: 6 of its own, 9 and 5 of its forks' branches, 1 of its tool. A batch of 3 has three
+times as many."""
 
-
-REAL = [step for step in TWO_STAGES if step[0] != "fork"] + [
+TWO_STAGES_WITHOUT_TOOLS = [step for step in TWO_STAGES if step[0] != "fork"] + [
     ("fork", [[("gen",), ("look",)]] * 2, "gather_variable"),
     ("fork", [[("gen",)], [("gen",), ("look",)]], "concate_and_append"),
     ("look",),
 ]
-"""The same for a model that knows no tools."""
+"""The same for a model without tools."""
 
 
-@pytest.mark.parametrize("fault", sorted(CAUSES))
-def test_a_two_stage_fork(world: World, fault: str) -> None:
-    has_struck, _ = play(world, run, TWO_STAGES, fault, at=9)
-    assert has_struck
+@pytest.mark.parametrize("fault", sorted(EXPECTED_ERRORS))
+def test_fault_in_a_two_stage_fork(world: World, fault: str) -> None:
+    is_injected, _ = run_with_fault(world, run, TWO_STAGES, fault, at=9)
+    assert is_injected
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("fault", sorted(CAUSES))
-def test_a_two_stage_fork_at_every_point(worlds: list[World], fault: str) -> None:
-    """Each point in a plain run, and in one of the other ways; several at once, as most of the time they wait."""
-    todo = deque((way, at) for at in range(1, N_POINTS + 1) for way in (run, WAYS[1 + at % 3]))
+@pytest.mark.parametrize("fault", sorted(EXPECTED_ERRORS))
+def test_fault_at_every_step_of_a_two_stage_fork(worlds: list[World], fault: str) -> None:
+    """Each step with `run` and with one other runner; several at once, because they mostly wait."""
+    cases = deque((runner, at) for at in range(1, N_STEPS + 1) for runner in (run, RUNNERS[1 + at % 3]))
     failed: list[BaseException] = []
 
     def work(world: World) -> None:
         with suppress(IndexError):
             while not failed:
-                way, at = todo.popleft()
+                runner, at = cases.popleft()
                 try:
-                    has_struck, has_failed = play(world, way, TWO_STAGES, fault, at)
-                    assert has_struck or has_failed, f"{fault} at {at}, {way.__name__}: nothing happened"
+                    is_injected, has_failed = run_with_fault(world, runner, TWO_STAGES, fault, at)
+                    assert is_injected or has_failed, f"{fault} at {at}, {runner.__name__}: nothing happened"
                 except BaseException as e:
                     failed.append(e)
 
@@ -454,15 +463,16 @@ def test_a_two_stage_fork_at_every_point(worlds: list[World], fault: str) -> Non
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("fault", sorted(CAUSES))
-def test_the_real_engine(real_world: World, fault: str) -> None:
+@pytest.mark.parametrize("fault", sorted(EXPECTED_ERRORS))
+def test_fault_with_the_real_engine(real_world: World, fault: str) -> None:
     for at in (3, 9, 15):
-        play(real_world, run, REAL, fault, at, timeout=60.0)  # an engine takes seconds to start
+        # an engine takes seconds to start
+        run_with_fault(real_world, run, TWO_STAGES_WITHOUT_TOOLS, fault, at, timeout=60.0)
 
 
 @pytest.mark.parametrize("fault", ["kill_server", "cut"])
-def test_a_loss_is_known_by_the_connection(world: World, fault: str) -> None:
-    """Not by a deadline and not by heartbeats, which would say "stopped answering"."""
+def test_lost_server_is_detected_by_the_connection(world: World, fault: str) -> None:
+    """Not by the timeout and not by heartbeats, whose message is "stopped answering"."""
     trial = world.prepare(fault, at=2)
 
     @bn.function

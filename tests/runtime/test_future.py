@@ -1,4 +1,4 @@
-"""Promises: as futures, to those who wait on threads and to those who are called back."""
+"""ValueFuture: results, errors, waiting threads and callbacks."""
 
 from __future__ import annotations
 
@@ -12,100 +12,100 @@ from banyan.runtime.future import ValueFuture
 from waits import wait_until
 
 
-def test_it_is_kept_with_a_value_or_an_error() -> None:
-    one, two = ValueFuture[int](), ValueFuture[int]()
-    assert not one.done()
-    one.set_result(7)
-    two.set_exception(LookupError("gone"))
-    assert one.done()
-    assert (one.result(), one.exception()) == (7, None)
+def test_future_is_completed_with_a_value_or_an_error() -> None:
+    with_value, with_error = ValueFuture[int](), ValueFuture[int]()
+    assert not with_value.done()
+    with_value.set_result(7)
+    with_error.set_exception(LookupError("gone"))
+    assert with_value.done()
+    assert (with_value.result(), with_value.exception()) == (7, None)
     with pytest.raises(LookupError, match="gone"):
-        two.result()
-    assert isinstance(two.exception(), LookupError)
+        with_error.result()
+    assert isinstance(with_error.exception(), LookupError)
 
 
-def test_none_is_a_value_too() -> None:
-    promise = ValueFuture[None]()
-    promise.set_result(None)
-    assert promise.done()
-    assert promise.result() is None
+def test_none_is_a_valid_result() -> None:
+    future = ValueFuture[None]()
+    future.set_result(None)
+    assert future.done()
+    assert future.result() is None
 
 
-def test_who_waits_too_long_is_told() -> None:
-    promise = ValueFuture[int]()
-    for look in (promise.result, promise.exception):
+def test_wait_times_out() -> None:
+    future = ValueFuture[int]()
+    for read in (future.result, future.exception):
         with pytest.raises(TimeoutError, match=r"0\.01"):
-            look(0.01)
-    promise.set_result(1)
-    assert promise.result(0) == 1
+            read(0.01)
+    future.set_result(1)
+    assert future.result(0) == 1
 
 
-def test_callbacks_are_called_once_whenever_they_are_added() -> None:
-    promise = ValueFuture[int]()
-    seen: list[tuple[str, int]] = []
-    promise.add_done_callback(lambda p: seen.append(("before", p.result())))
-    promise.set_result(1)
-    promise.add_done_callback(lambda p: seen.append(("after", p.result())))
-    promise.add_done_callback(lambda p: seen.append(("last", p.result())))
-    assert seen == [("before", 1), ("after", 1), ("last", 1)]
+def test_callbacks_run_once_before_and_after_completion() -> None:
+    future = ValueFuture[int]()
+    calls: list[tuple[str, int]] = []
+    future.add_done_callback(lambda p: calls.append(("before", p.result())))
+    future.set_result(1)
+    future.add_done_callback(lambda p: calls.append(("after", p.result())))
+    future.add_done_callback(lambda p: calls.append(("last", p.result())))
+    assert calls == [("before", 1), ("after", 1), ("last", 1)]
 
 
-def test_a_callback_may_add_another() -> None:
-    promise = ValueFuture[int]()
-    seen: list[str] = []
+def test_callback_may_add_another() -> None:
+    future = ValueFuture[int]()
+    calls: list[str] = []
 
     def first(p: ValueFuture[int]) -> None:
-        p.add_done_callback(lambda _: seen.append("second"))
-        seen.append("first")
+        p.add_done_callback(lambda _: calls.append("second"))
+        calls.append("first")
 
-    promise.add_done_callback(first)
-    promise.set_result(1)
-    assert seen == ["second", "first"]
+    future.add_done_callback(first)
+    future.set_result(1)
+    assert calls == ["second", "first"]
 
 
-def test_a_callback_that_raises_is_logged_and_keeps_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
-    promise = ValueFuture[int]()
-    seen: list[int] = []
-    promise.add_done_callback(lambda p: [][p.result()])
-    promise.add_done_callback(lambda p: seen.append(p.result()))
-    promise.set_result(1)
-    assert seen == [1]
+def test_raising_callback_is_logged_and_others_run(caplog: pytest.LogCaptureFixture) -> None:
+    future = ValueFuture[int]()
+    calls: list[int] = []
+    future.add_done_callback(lambda p: [][p.result()])
+    future.add_done_callback(lambda p: calls.append(p.result()))
+    future.set_result(1)
+    assert calls == [1]
     assert "IndexError" in caplog.text
 
 
-def test_many_threads_wait_and_none_is_forgotten() -> None:
+def test_all_waiting_threads_get_the_result() -> None:
     for round in range(200):
-        promise = ValueFuture[int]()
-        got: list[int] = []
+        future = ValueFuture[int]()
+        results: list[int] = []
         calls: list[int] = []
 
-        def look(promise: ValueFuture[int] = promise, got: list[int] = got, calls: list[int] = calls) -> None:
-            promise.add_done_callback(lambda p: calls.append(p.result()))
-            got.append(promise.result(20))
+        def read(future: ValueFuture[int] = future, results: list[int] = results, calls: list[int] = calls) -> None:
+            future.add_done_callback(lambda p: calls.append(p.result()))
+            results.append(future.result(20))
 
-        threads = [threading.Thread(target=look) for _ in range(4)]
+        threads = [threading.Thread(target=read) for _ in range(4)]
         for thread in threads[:2]:
             thread.start()
-        keeper = threading.Thread(target=promise.set_result, args=(round,))
-        keeper.start()
+        setter = threading.Thread(target=future.set_result, args=(round,))
+        setter.start()
         for thread in threads[2:]:
             thread.start()
-        for thread in (*threads, keeper):
+        for thread in (*threads, setter):
             thread.join(20)
-        assert got == [round] * 4
+        assert results == [round] * 4
         wait_until(lambda calls=calls: len(calls) == 4, "four calls")
         assert calls == [round] * 4
 
 
-def test_it_is_lighter_than_a_future() -> None:
-    def weight(kind: type) -> int:
+def test_future_uses_fewer_objects_than_concurrent_future() -> None:
+    def count_objects(kind: type) -> int:
         gc.collect()
         before = len(gc.get_objects())
-        kept = [kind() for _ in range(100)]
-        return (len(gc.get_objects()) - before) // len(kept)
+        futures = [kind() for _ in range(100)]
+        return (len(gc.get_objects()) - before) // len(futures)
 
     gc.disable()
     try:
-        assert weight(ValueFuture) <= 2 < weight(Future)
+        assert count_objects(ValueFuture) <= 2 < count_objects(Future)
     finally:
         gc.enable()

@@ -1,4 +1,4 @@
-"""Ctrl-C: whatever waits, it ends at once, and so does the server's work."""
+"""Ctrl-C ends every kind of wait at once, and with it the work of the server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from banyan.runtime import launch
 from banyan.runtime.client.client import connect
 from waits import wait_until
 
-BODY = """
+SCRIPT = """
 import asyncio, sys, threading
 import banyan as bn
 
@@ -28,16 +28,16 @@ async def awaited(s, i=0):
     await s.value("x")
 
 backend = bn.connect(sys.argv[1])
-print("begun", flush=True)
+print("started", flush=True)
 try:
-    WAIT
+    CALL
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 sys.stdin.readline()
 print("threads", threading.current_thread().name, threading.active_count(), flush=True)
 """
 
-WAITS = {
+CALLS = {
     "run": "endless.run(backend=backend)",
     "run_batch": "endless.run_batch([(i,) for i in range(8)], backend=backend)",
     "one by one": "list(endless.run_batch([(i,) for i in range(8)], backend=backend, ordered=False))",
@@ -49,22 +49,26 @@ WAITS = {
 }
 
 
-@pytest.mark.parametrize("how", WAITS)
-def test_an_interrupt_ends_the_wait_and_the_work(serve_once: Callable[..., launch.ServerProcess], how: str) -> None:
+@pytest.mark.parametrize("call", CALLS)
+def test_interrupt_ends_the_wait_and_the_requests(serve_once: Callable[..., launch.ServerProcess], call: str) -> None:
     server = serve_once(step_ms=20)
-    mine = connect(server.socket)
-    code = BODY.replace("WAIT", WAITS[how])
+    observer = connect(server.socket)
+    code = SCRIPT.replace("CALL", CALLS[call])
     command = [sys.executable, "-c", code, str(server.socket)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **pipes) as user:  # type: ignore[call-overload]
-        assert user.stdout.readline() == "begun\n"
+        assert user.stdout.readline() == "started\n"
         wait_until(
-            lambda: mine.ask("stats")["server"]["requests"], "the user's requests", alive=lambda: user.poll() is None
+            lambda: observer.ask("stats")["server"]["requests"],
+            "the user's requests",
+            alive=lambda: user.poll() is None,
         )
         user.send_signal(signal.SIGINT)
         assert user.stdout.readline() == "interrupted\n", user.stderr.read()
         wait_until(
-            lambda: not mine.ask("stats")["server"]["requests"], "an end before the 8 s of work are done", seconds=6
+            lambda: not observer.ask("stats")["server"]["requests"],
+            "the end of the requests before their 8 s of work",
+            seconds=6,
         )
         out, err = user.communicate("\n", timeout=20)
         assert err == ""

@@ -23,16 +23,16 @@ from waits import join, wait_until
 Serve = Callable[..., launch.ServerProcess]
 
 
-def is_alive(pid: int) -> bool:
-    """Whether the process runs: a zombie that nobody waited for does not."""
+def is_running(pid: int) -> bool:
+    """Whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
 
-def command(tmp_path: Path, body: str) -> list[str]:
-    """A command whose process does `body`, with `ready` and `alive` the two file descriptors."""
+def write_command(tmp_path: Path, body: str) -> list[str]:
+    """A command that runs `body` with the file descriptors `ready` and `alive`."""
     file = tmp_path / "child.py"
     file.write_text(
         "import argparse, os, sys, time, signal\np = argparse.ArgumentParser()\n"
@@ -43,25 +43,25 @@ def command(tmp_path: Path, body: str) -> list[str]:
     return [sys.executable, "-S", str(file)]
 
 
-def engine_of(server: launch.ServerProcess) -> int:
+def engine_pid(server: launch.ServerProcess) -> int:
     return int(client.connect(server.socket).ask("info")["engine_pid"])
 
 
-def test_a_private_server_comes_and_goes_with_its_directory(serve: Serve) -> None:
+def test_private_server_removes_its_directory_on_close(serve: Serve) -> None:
     server = serve()
-    engine = engine_of(server)
+    engine = engine_pid(server)
     assert server.report == ("fake engine",)
     assert server.is_alive
-    assert is_alive(engine)
+    assert is_running(engine)
     assert server.socket.parent.stat().st_mode & 0o777 == 0o700
     server.close()
     server.close()
     assert not server.is_alive
-    assert not is_alive(engine)
+    assert not is_running(engine)
     assert not server.socket.parent.exists()
 
 
-def test_a_shared_server_leaves_its_directory_but_not_its_socket(serve: Serve, tmp_path: Path) -> None:
+def test_shared_server_removes_its_socket_but_not_the_directory(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir(mode=0o700)
     server = serve({"socket": str(tmp_path / "run" / "s")})
     assert server.socket == tmp_path / "run" / "s"
@@ -72,28 +72,28 @@ def test_a_shared_server_leaves_its_directory_but_not_its_socket(serve: Serve, t
     serve({"socket": str(server.socket)}).close()
 
 
-def test_processes_stand_in_sessions_of_their_own(serve: Serve) -> None:
+def test_server_and_engine_run_in_their_own_sessions(serve: Serve) -> None:
     server = serve()
-    assert len({os.getsid(pid) for pid in (os.getpid(), server.pid, engine_of(server))}) == 3
+    assert len({os.getsid(pid) for pid in (os.getpid(), server.pid, engine_pid(server))}) == 3
 
 
-def test_ctrl_c_is_the_users_business(serve: Serve) -> None:
+def test_server_and_engine_ignore_sigint(serve: Serve) -> None:
     server = serve()
-    engine = engine_of(server)
+    engine = engine_pid(server)
     os.kill(server.pid, signal.SIGINT)
     os.kill(engine, signal.SIGINT)
     assert "server" in client.connect(server.socket).ask("stats")
 
 
-def test_sigterm_ends_a_server_in_order(serve: Serve) -> None:
+def test_sigterm_shuts_the_server_down(serve: Serve) -> None:
     server = serve()
-    engine = engine_of(server)
+    engine = engine_pid(server)
     os.kill(server.pid, signal.SIGTERM)
     assert server.wait(10) == 0
-    assert not is_alive(engine)
+    assert not is_running(engine)
 
 
-USER = """
+USER_SCRIPT = """
 import os, sys, time
 from banyan.runtime import config, launch
 from banyan.runtime.client import client
@@ -104,7 +104,7 @@ print(server.pid, engine, server.socket, flush=True)
 
 
 @pytest.mark.parametrize(
-    ("then", "signum", "code"),
+    ("ending", "signum", "exit_code"),
     [
         ("time.sleep(60)", signal.SIGKILL, -9),
         ("time.sleep(60)", signal.SIGINT, -2),
@@ -113,21 +113,21 @@ print(server.pid, engine, server.socket, flush=True)
         ("os.abort()", None, -6),
     ],
 )
-def test_all_ends_with_the_users_process(
-    fake_model: Callable[..., Path], boot: tuple[str, ...], then: str, signum: signal.Signals | None, code: int
+def test_server_and_engine_end_with_the_users_process(
+    fake_model: Callable[..., Path], boot: tuple[str, ...], ending: str, signum: signal.Signals | None, exit_code: int
 ) -> None:
-    arguments = [sys.executable, "-c", USER + then, str(fake_model()), *boot]
+    arguments = [sys.executable, "-c", USER_SCRIPT + ending, str(fake_model()), *boot]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as user:
         assert user.stdout is not None
         server, engine, socket = user.stdout.readline().split()
         if signum is not None:
             os.kill(user.pid, signum)
-        assert user.wait(20) == code
-    wait_until(lambda: not is_alive(int(server)) and not is_alive(int(engine)), "the end of server and engine")
+        assert user.wait(20) == exit_code
+    wait_until(lambda: not is_running(int(server)) and not is_running(int(engine)), "the end of server and engine")
     wait_until(lambda: not Path(socket).parent.exists(), "the end of the directory")
 
 
-def test_a_server_outlives_the_thread_that_started_it(serve: Serve) -> None:
+def test_server_outlives_the_thread_that_started_it(serve: Serve) -> None:
     started: list[launch.ServerProcess] = []
     thread = threading.Thread(target=lambda: started.append(serve()))
     thread.start()
@@ -140,19 +140,17 @@ def test_a_server_outlives_the_thread_that_started_it(serve: Serve) -> None:
 # ---- starts that fail ----------------------------------------------------------------------------------------------
 
 
-def test_an_engines_error_rises_where_the_server_was_started(serve: Serve) -> None:
+def test_engine_error_is_raised_by_launch(serve: Serve) -> None:
     with pytest.raises(OutOfMemory, match="needs 3 pages, there are 2"):
         serve(fail=["out_of_memory", "needs 3 pages, there are 2"])
 
 
-def test_a_model_that_is_not_there(boot: tuple[str, ...]) -> None:
+def test_missing_model_is_raised_by_launch(boot: tuple[str, ...]) -> None:
     with pytest.raises(ModelNotFound, match="/no/such/model"):
         launch.start(config.make(model="/no/such/model"), timeout=30, command=boot)
 
 
-def test_an_engine_that_dies_at_once_is_an_error_with_its_last_words(
-    fake_model: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_engine_that_exits_at_start_raises_with_its_output(fake_model: Callable[..., Path], tmp_path: Path) -> None:
     file = tmp_path / "boot.py"
     file.write_text(
         "import sys\nfrom banyan.runtime.server.worker import main\n"
@@ -162,88 +160,88 @@ def test_an_engine_that_dies_at_once_is_an_error_with_its_last_words(
         launch.start(config.make(model=str(fake_model())), timeout=30, command=[sys.executable, str(file)])
 
 
-def test_a_server_that_dies_at_once_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+def test_server_that_exits_at_start_raises_with_its_output(tmp_path: Path) -> None:
     with pytest.raises(RuntimeLost, match=r"(?s)exit code 5.*oh no"):
-        launch.start(config.make(), command=command(tmp_path, "print('oh no', file=sys.stderr); sys.exit(5)"))
+        launch.start(config.make(), command=write_command(tmp_path, "print('oh no', file=sys.stderr); sys.exit(5)"))
 
 
-def test_what_a_child_prints_is_not_on_the_users_stdout(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_server_output_is_not_on_stdout(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeLost):
-        launch.start(config.make(log="info"), command=command(tmp_path, "print('hello'); sys.exit(5)"))
+        launch.start(config.make(log="info"), command=write_command(tmp_path, "print('hello'); sys.exit(5)"))
     out, err = capfd.readouterr()
     assert "hello" not in out
     assert "hello" in err
 
 
-def test_a_talking_server_says_it_on_stderr_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    talk = command(tmp_path, "print('oh no', file=sys.stderr); sys.exit(5)")
+def test_server_with_log_info_writes_to_stderr(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    printing = write_command(tmp_path, "print('oh no', file=sys.stderr); sys.exit(5)")
     with pytest.raises(RuntimeLost, match="output is above"):
-        launch.start(config.make(log="info"), command=talk)
+        launch.start(config.make(log="info"), command=printing)
     assert "oh no" in capfd.readouterr().err
 
 
-def test_a_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
+def test_server_that_is_not_ready_in_time_is_killed(tmp_path: Path) -> None:
     pids = tmp_path / "pid"
-    stuck = command(tmp_path, f"open({str(pids)!r}, 'w').write(str(os.getpid())); os.read(alive, 1)")
+    stuck = write_command(tmp_path, f"open({str(pids)!r}, 'w').write(str(os.getpid())); os.read(alive, 1)")
     with pytest.raises(RuntimeLost, match="not ready in time"):
         launch.start(config.make(), timeout=0.5, command=stuck)
-    assert not is_alive(int(pids.read_text()))
+    assert not is_running(int(pids.read_text()))
 
 
-def test_a_server_is_awaited_where_a_thousand_files_are_open(tmp_path: Path) -> None:
+def test_launch_works_with_more_than_1024_open_files(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 2048:
-        pytest.skip("this machine lets a process open fewer files")
+        pytest.skip("the limit of open files is below 2048")
     resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
     with ExitStack() as stack:
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         for _ in range(1100):
             stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
         with pytest.raises(RuntimeLost, match="exit code 3"):
-            launch.start(config.make(), command=command(tmp_path, "sys.exit(3)"))
+            launch.start(config.make(), command=write_command(tmp_path, "sys.exit(3)"))
 
 
-def test_a_child_that_ignores_its_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_that_does_not_exit_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_GRACE", 0.2)
-    child = launch.ChildProcess([*command(tmp_path, "time.sleep(60)"), "--config", "x", "--ready-fd", "0"])
+    child = launch.ChildProcess([*write_command(tmp_path, "time.sleep(60)"), "--config", "x", "--ready-fd", "0"])
     assert child.wait(0.1) is None
     child.close()
     assert child.wait(0) == -9
 
 
-def test_a_failed_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Path] = []
+def test_failed_start_leaves_no_files_or_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    created: list[Path] = []
 
     def private_socket() -> Path:
-        made.append(tmp_path / "private" / "s")
-        made[0].parent.mkdir(mode=0o700)
-        return made[0]
+        created.append(tmp_path / "private" / "s")
+        created[0].parent.mkdir(mode=0o700)
+        return created[0]
 
     monkeypatch.setattr(config, "private_socket", private_socket)
     n_open = len(os.listdir("/proc/self/fd"))
     with pytest.raises(RuntimeLost):
-        launch.start(config.make(), command=command(tmp_path, "sys.exit(1)"))
-    assert not made[0].parent.exists()
+        launch.start(config.make(), command=write_command(tmp_path, "sys.exit(1)"))
+    assert not created[0].parent.exists()
     assert len(os.listdir("/proc/self/fd")) == n_open
 
 
 # ---- engines that die ----------------------------------------------------------------------------------------------
 
 
-def gen(join: Callable[..., client.Client], text: str, **rule: Any) -> tuple[client.Client, wire.Value]:
+def run_gen(join: Callable[..., client.Client], text: str, **rule: Any) -> tuple[client.Client, wire.Value]:
     c = join(**rule)
     program = c.program()
     program.submit([wire.Append(0, (text,)), wire.Gen(0, 0, wire.Sampling(max_tokens=30))])
     return c, program.future(0).result(20)
 
 
-def test_another_engine_takes_over(join: Callable[..., client.Client]) -> None:
-    c, value = gen(join, "kill me", say={"kill me": "still here"}, die_on="kill", once=True)
+def test_dead_engine_is_replaced(join: Callable[..., client.Client]) -> None:
+    c, value = run_gen(join, "kill me", say={"kill me": "still here"}, die_on="kill", once=True)
     assert value.samples[0].text == "still here"
     assert c.ask("stats")["server"]["engine_starts"] == 2
 
 
-def test_an_engine_killed_in_the_middle_costs_no_text(join: Callable[..., client.Client]) -> None:
+def test_engine_killed_during_generation_loses_no_text(join: Callable[..., client.Client]) -> None:
     c = join(say={"count": " ".join(map(str, range(30)))}, step_ms=5)
     program = c.program()
     program.submit([wire.Append(0, ("count",)), wire.Gen(0, 0, wire.Sampling(max_tokens=200), stream=True)])
@@ -256,9 +254,9 @@ def test_an_engine_killed_in_the_middle_costs_no_text(join: Callable[..., client
     assert c.ask("stats")["server"]["engine_starts"] == 2
 
 
-def test_a_prompt_that_kills_every_engine_fails_and_others_go_on(join: Callable[..., client.Client]) -> None:
+def test_prompt_that_kills_every_engine_fails_and_others_continue(join: Callable[..., client.Client]) -> None:
     with pytest.raises(Quarantined, match="2 engines died"):
-        gen(join, "kill me", die_on="kill")
+        run_gen(join, "kill me", die_on="kill")
     (c,) = client._ClientLoop.of_this_process().clients.values()
     program = c.program()
     program.submit([wire.Append(0, ("live",)), wire.Gen(0, 0, wire.Sampling(max_tokens=2))])

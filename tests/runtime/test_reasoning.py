@@ -1,4 +1,4 @@
-"""Thinking and speaking, told apart however the text comes in pieces."""
+"""Thoughts and answers are separated for any chunking of the text."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from banyan.runtime.protocol.wire import Reasoning
 from banyan.runtime.reasoning import ReasoningParser
 
 
-def whole(text: str, marks: Reasoning, is_open: bool) -> tuple[str, str]:
-    """(thought, said), from the whole text at once."""
+def split_whole(text: str, markers: Reasoning, is_open: bool) -> tuple[str, str]:
+    """(thought, answer) of the complete text."""
     lead = text.lstrip()
-    if lead.startswith(marks.start):
-        lead = lead[len(marks.start) :]
-    elif not (marks.is_forced or is_open):
+    if lead.startswith(markers.start):
+        lead = lead[len(markers.start) :]
+    elif not (markers.is_forced or is_open):
         return "", text
-    thought, found, said = lead.partition(marks.end)
-    return (thought.lstrip(), said.strip()) if found else (thought.strip(), "")
+    thought, found, answer = lead.partition(markers.end)
+    return (thought.lstrip(), answer.strip()) if found else (thought.strip(), "")
 
 
 @pytest.mark.parametrize(
-    ("text", "is_forced", "thought", "said"),
+    ("text", "is_forced", "thought", "answer"),
     [
         ("<think>\nhm\n</think>\n\nyes\n", False, "hm\n", "yes"),
         ("hm</think>yes", True, "hm", "yes"),
@@ -35,9 +35,9 @@ def whole(text: str, marks: Reasoning, is_open: bool) -> tuple[str, str]:
         ("", False, "", ""),
     ],
 )
-def test_what_is_thought_and_what_is_said(text: str, is_forced: bool, thought: str, said: str) -> None:
+def test_thought_and_answer_are_separated(text: str, is_forced: bool, thought: str, answer: str) -> None:
     thoughts = ReasoningParser(Reasoning(is_forced=is_forced))
-    assert (thoughts.feed(text) + thoughts.finish(), thoughts.reasoning) == (said, thought)
+    assert (thoughts.feed(text) + thoughts.finish(), thoughts.reasoning) == (answer, thought)
 
 
 @settings(max_examples=500, deadline=None)
@@ -47,15 +47,15 @@ def test_what_is_thought_and_what_is_said(text: str, is_forced: bool, thought: s
     is_forced=st.booleans(),
     is_open=st.booleans(),
 )
-def test_it_is_all_one_how_the_text_comes(parts: list[str], sizes: list[int], is_forced: bool, is_open: bool) -> None:
-    text, marks = "".join(parts), Reasoning("<t>", "</t>", is_forced)
-    thoughts, shown, told, at, k = ReasoningParser(marks, is_open), "", "", 0, 0
+def test_result_does_not_depend_on_chunking(parts: list[str], sizes: list[int], is_forced: bool, is_open: bool) -> None:
+    text, markers = "".join(parts), Reasoning("<t>", "</t>", is_forced)
+    thoughts, shown, thought, at, k = ReasoningParser(markers, is_open), "", "", 0, 0
     while at < len(text):
         n = sizes[k % len(sizes)]
         shown += thoughts.feed(text[at : at + n])
-        told += thoughts.new_reasoning()
+        thought += thoughts.new_reasoning()
         at, k = at + n, k + 1
     shown += thoughts.finish()
-    assert (thoughts.reasoning, shown) == whole(text, marks, is_open)
-    assert told + thoughts.new_reasoning() == thoughts.reasoning
+    assert (thoughts.reasoning, shown) == split_whole(text, markers, is_open)
+    assert thought + thoughts.new_reasoning() == thoughts.reasoning
     assert text[thoughts.content_start :][: thoughts.n_content] == shown

@@ -1,4 +1,4 @@
-"""Engines that die, hang or are stopped under programs that notice nothing: real processes, a fake model."""
+"""Engines that die, hang or are stopped are replaced, and programs do not notice: real processes, a fake model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from waits import join as join_thread
 from waits import wait_until
 
 Join = Callable[..., client.Client]
-COUNT = " ".join(map(str, range(60)))
+OUTPUT = " ".join(map(str, range(60)))
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def boot(write_boot: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
     return write_boot("ipc.HEARTBEAT, ipc.MAX_SILENT = 0.1, 300")
 
 
-def gen(c: client.Client, text: str, **sampling: Any) -> client.Program:
+def submit(c: client.Client, text: str, **sampling: Any) -> client.Program:
     program = c.program(text)
     options = {"max_tokens": 300, "temperature": 0.0} | sampling
     program.submit([wire.Append(0, (text,)), wire.Gen(0, 0, wire.Sampling(**options))], last=True)
@@ -40,110 +40,110 @@ def text(program: client.Program, seconds: float = 60.0) -> str:
     return value.samples[0].text
 
 
-def engine(c: client.Client) -> int:
+def engine_pid(c: client.Client) -> int:
     pid: int = c.ask("info")["engine_pid"]
     return pid
 
 
-def starts(c: client.Client) -> int:
+def engine_starts(c: client.Client) -> int:
     n: int = c.ask("stats")["server"]["engine_starts"]
     return n
 
 
-def test_the_engine_killed_at_random_points_costs_no_text(join: Join) -> None:
-    c = join(say={"count": COUNT}, step_ms=2)
-    chance = random.Random(0)
-    programs = [gen(c, f"{k} count") for k in range(8)]
+def test_engine_killed_at_random_points_loses_no_text(join: Join) -> None:
+    c = join(say={"count": OUTPUT}, step_ms=2)
+    rng = random.Random(0)
+    programs = [submit(c, f"{k} count") for k in range(8)]
     for _ in range(4):
-        time.sleep(chance.random() * 0.3)
-        os.kill(engine(c), signal.SIGKILL)
-        programs += [gen(c, f"{len(programs)} count")]
-    assert [text(program) for program in programs] == [COUNT] * 12
-    assert starts(c) == 5
+        time.sleep(rng.random() * 0.3)
+        os.kill(engine_pid(c), signal.SIGKILL)
+        programs += [submit(c, f"{len(programs)} count")]
+    assert [text(program) for program in programs] == [OUTPUT] * 12
+    assert engine_starts(c) == 5
 
 
-def test_an_engine_that_is_stopped_is_replaced_and_nobody_is_to_blame(join: Join) -> None:
-    c = join(say={"count": COUNT}, step_ms=2)
-    programs = [gen(c, f"{k} count") for k in range(4)]
+def test_stopped_engine_is_replaced_without_blaming_a_request(join: Join) -> None:
+    c = join(say={"count": OUTPUT}, step_ms=2)
+    programs = [submit(c, f"{k} count") for k in range(4)]
     for _ in range(recovery.MAX_DEATHS):
-        pid = engine(c)
+        pid = engine_pid(c)
         os.kill(pid, signal.SIGSTOP)
-        programs.append(gen(c, "one more count"))
-        wait_until(lambda pid=pid: engine(c) != pid, "another engine")
-    assert [text(program) for program in programs] == [COUNT] * 6
-    assert starts(c) == 3
+        programs.append(submit(c, "one more count"))
+        wait_until(lambda pid=pid: engine_pid(c) != pid, "another engine")
+    assert [text(program) for program in programs] == [OUTPUT] * 6
+    assert engine_starts(c) == 3
 
 
-def test_an_engine_that_hangs_is_replaced(join: Join) -> None:
-    c = join(say={"count": COUNT, "stuck": "free"}, hang_on="stuck", once=True, options={"engine_timeout": 2.0})
-    programs = [gen(c, "count"), gen(c, "stuck"), gen(c, "2 count")]
-    assert [text(program) for program in programs] == [COUNT, "free", COUNT]
-    assert starts(c) == 2
+def test_hanging_engine_is_replaced(join: Join) -> None:
+    c = join(say={"count": OUTPUT, "stuck": "free"}, hang_on="stuck", once=True, options={"engine_timeout": 2.0})
+    programs = [submit(c, "count"), submit(c, "stuck"), submit(c, "2 count")]
+    assert [text(program) for program in programs] == [OUTPUT, "free", OUTPUT]
+    assert engine_starts(c) == 2
 
 
-def test_an_engine_without_work_is_left_alone(join: Join) -> None:
-    c = join(say={"count": COUNT}, options={"engine_timeout": 1.0})
-    pid = engine(c)
+def test_idle_engine_is_not_replaced(join: Join) -> None:
+    c = join(say={"count": OUTPUT}, options={"engine_timeout": 1.0})
+    pid = engine_pid(c)
     time.sleep(2.5)
-    assert engine(c) == pid
-    assert text(gen(c, "count")) == COUNT
+    assert engine_pid(c) == pid
+    assert text(submit(c, "count")) == OUTPUT
 
 
 @pytest.mark.parametrize("fault", ["die_on", "hang_on"])
-def test_what_kills_twice_is_not_run_again_and_all_others_live(join: Join, fault: str) -> None:
-    c = join(say={"count": COUNT}, step_ms=2, options={"engine_timeout": 2.0}, **{fault: "poison"})
-    programs = [gen(c, f"{k} count") for k in range(6)]
-    poison = gen(c, "poison")
-    programs += [gen(c, f"{k} count") for k in range(6, 9)]
+def test_request_that_kills_two_engines_is_quarantined(join: Join, fault: str) -> None:
+    c = join(say={"count": OUTPUT}, step_ms=2, options={"engine_timeout": 2.0}, **{fault: "poison"})
+    programs = [submit(c, f"{k} count") for k in range(6)]
+    poison = submit(c, "poison")
+    programs += [submit(c, f"{k} count") for k in range(6, 9)]
     with pytest.raises(
         Quarantined, match=r"(?s)2 engines died of this request.*program poison.*the prompt ends: 'poison'"
     ):
         text(poison)
-    assert [text(program) for program in programs] == [COUNT] * 9
-    assert starts(c) == 3
-    assert text(gen(c, "count")) == COUNT
+    assert [text(program) for program in programs] == [OUTPUT] * 9
+    assert engine_starts(c) == 3
+    assert text(submit(c, "count")) == OUTPUT
 
 
-def test_two_poisons_do_not_take_each_other_for_innocent_or_the_innocent_for_poison(join: Join) -> None:
-    c = join(say={"count": COUNT}, step_ms=2, die_on="poison")
-    programs = [gen(c, f"{k} {'poison' if k in (2, 3) else 'count'}") for k in range(6)]
+def test_two_poisonous_requests_are_quarantined_and_no_others(join: Join) -> None:
+    c = join(say={"count": OUTPUT}, step_ms=2, die_on="poison")
+    programs = [submit(c, f"{k} {'poison' if k in (2, 3) else 'count'}") for k in range(6)]
     for k, program in enumerate(programs):
         if k in (2, 3):
             with pytest.raises(Quarantined):
                 text(program)
         else:
-            assert text(program) == COUNT
-    assert starts(c) in (4, 5), "both at once or one after the other, then each of them alone"
+            assert text(program) == OUTPUT
+    assert engine_starts(c) in (4, 5), "both deaths at once or one after the other, then each request alone"
 
 
-def test_an_engine_killed_while_it_loads_is_started_again(join: Join) -> None:
-    c = join(say={"count": COUNT}, step_ms=2)
-    program = gen(c, "count")
+def test_engine_killed_during_startup_is_restarted(join: Join) -> None:
+    c = join(say={"count": OUTPUT}, step_ms=2)
+    program = submit(c, "count")
     done = threading.Event()
 
-    def hunt() -> None:
+    def kill_engines() -> None:
         seen: set[int] = set()
         while len(seen) < 6 and not done.is_set():
-            pid = engine(c)
+            pid = engine_pid(c)
             if pid not in seen:
                 seen.add(pid)
                 os.kill(pid, signal.SIGKILL)
 
-    hunter = threading.Thread(target=hunt)
-    hunter.start()
+    killer = threading.Thread(target=kill_engines)
+    killer.start()
     try:
-        assert text(program) == COUNT
+        assert text(program) == OUTPUT
     finally:
         done.set()
-        join_thread(hunter)
-    assert starts(c) >= 3
+        join_thread(killer)
+    assert engine_starts(c) >= 3
 
 
 # ---- causes --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("code", "n_oom", "is_hung", "was_stopped", "how", "is_blameless"),
+    ("code", "n_oom", "is_hung", "was_stopped", "message", "is_blameless"),
     [
         (-9, 0, False, False, "SIGKILL", True),
         (-9, 1, False, False, "out of memory", False),
@@ -156,15 +156,15 @@ def test_an_engine_killed_while_it_loads_is_started_again(join: Join) -> None:
         (1, 0, False, False, "exit code 1", False),
     ],
 )
-def test_who_ended_the_engine(
-    code: int, n_oom: int, is_hung: bool, was_stopped: bool, how: str, is_blameless: bool
+def test_cause_of_an_engine_death(
+    code: int, n_oom: int, is_hung: bool, was_stopped: bool, message: str, is_blameless: bool
 ) -> None:
-    said, blameless = recovery.cause(code, n_oom, is_hung, was_stopped)
-    assert how in said
-    assert blameless == is_blameless
+    actual, actual_blameless = recovery.cause(code, n_oom, is_hung, was_stopped)
+    assert message in actual
+    assert actual_blameless == is_blameless
 
 
-def test_a_process_is_seen_to_be_stopped() -> None:
+def test_running_or_missing_process_is_not_stopped() -> None:
     assert not recovery.is_stopped(os.getpid())
     assert not recovery.is_stopped(2**22 + 1)
     assert recovery.n_oom_kills() >= 0

@@ -1,4 +1,4 @@
-"""Programs from end to end, with drafts and without: the same text, and it is told who drafted what."""
+"""End-to-end programs with and without speculation: the same texts, and counts per drafter."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import banyan as bn
 def agent(s: bn.State, topic: str) -> None:
     s += bn.user(f"Tell me of {topic}, of {topic}, of {topic}")
     s += bn.assistant(bn.gen("plain", max_tokens=40, temperature=0, ignore_eos=True))
-    said = s["plain"]
+    plain = s["plain"]
     s += bn.user("And again")
-    s += bn.assistant(bn.gen("cut", max_tokens=40, temperature=0, stop=[said[7:10], "then and"], ignore_eos=True))
+    s += bn.assistant(bn.gen("cut", max_tokens=40, temperature=0, stop=[plain[7:10], "then and"], ignore_eos=True))
     branches = s.fork(3)
     for k, branch in enumerate(branches):
         branch += bn.gen("drawn", max_tokens=24, temperature=0.8, top_p=0.95, seed=k % 2, ignore_eos=True)
@@ -28,16 +28,16 @@ def agent(s: bn.State, topic: str) -> None:
 @pytest.fixture(scope="module")
 def runtimes(tiny_model: Callable[..., Path]) -> Iterator[dict[str, Any]]:
     model = str(tiny_model("llama"))
-    made = {
+    created = {
         name: bn.Runtime(model, device="cpu", threads=1, kv_memory="16MB", speculate=name) for name in ("off", "auto")
     }
-    yield made
-    for runtime in made.values():
+    yield created
+    for runtime in created.values():
         runtime.shutdown()
 
 
-def test_a_model_that_drafts(runtimes: dict[str, Any], tiny_model: Callable[..., Path]) -> None:
-    """By its option, through the processes: here the model itself, which is nearly always right."""
+def test_draft_model_does_not_change_texts(runtimes: dict[str, Any], tiny_model: Callable[..., Path]) -> None:
+    """The draft model is the model itself, whose drafts are nearly always accepted."""
     model = str(tiny_model("llama"))
     runtime = bn.Runtime(model, device="cpu", threads=1, kv_memory="32MB", draft_model=model, speculate="model")
     try:
@@ -53,7 +53,7 @@ def texts(state: Any) -> list[Any]:
     return [state["plain"], state["cut"], state["held"], state["branches"]]
 
 
-def test_texts_are_the_same_and_drafters_are_told(runtimes: dict[str, Any]) -> None:
+def test_speculation_does_not_change_texts_and_reports_its_drafters(runtimes: dict[str, Any]) -> None:
     accepted = 0
     for _ in range(3):
         off, auto = (agent.run_batch([{"topic": "foxes"}, {"topic": "dogs"}], backend=r) for r in runtimes.values())
@@ -67,7 +67,7 @@ def test_texts_are_the_same_and_drafters_are_told(runtimes: dict[str, Any]) -> N
             accepted += usage.accepted
     meta = auto[0].get_meta_info("plain")
     assert set(meta["drafts"]) <= {"tree", "ngram", "grammar"}
-    assert meta["drafts"]["tree"]["accepted"] > 20, "it was said twice before"
+    assert meta["drafts"]["tree"]["accepted"] > 20, "two earlier runs generated this text"
     assert meta["spec_verify_ct"] < 20
     assert auto[0].get_meta_info("held")["drafts"]["grammar"]["accepted"] > 0
     assert "of drafts accepted: " in auto[0].show().html

@@ -1,4 +1,4 @@
-"""Gens with tools over a real socket, to a server whose engine speaks by a table: the path, and what breaks it."""
+"""Gens with tools over a real socket, with the fake engine: tool calls, their limits and failures."""
 
 from __future__ import annotations
 
@@ -23,29 +23,33 @@ TEMPLATE = (
     '<tool_call>{"name": {{ c.function.name | tojson }}, "arguments": {{ c.function.arguments | tojson }}}</tool_call>'
     "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-OPEN = "<|im_end|>\n<|im_start|>assistant\n"
+TURN_END = "<|im_end|>\n<|im_start|>assistant\n"
 CALL = '<tool_call>{"name": "look", "arguments": {"x": 1}}</tool_call>'
-SAY = {f"ask{OPEN}": f"{CALL}<|im_end|>", f"saw 1{OPEN}": "It is one.<|im_end|>", f"more{OPEN}": "And more.<|im_end|>"}
+SAY = {
+    f"ask{TURN_END}": f"{CALL}<|im_end|>",
+    f"saw 1{TURN_END}": "It is one.<|im_end|>",
+    f"more{TURN_END}": "And more.<|im_end|>",
+}
 
 
 @pytest.fixture
 def connect(join_shared: Callable[..., Client]) -> Callable[..., bn.RuntimeEndpoint]:
-    """`connect(say={...}) -> RuntimeEndpoint` of a server whose model knows tools."""
+    """`connect(say={...}) -> RuntimeEndpoint` of a server whose model has tools."""
     return lambda **rule: bn.connect(join_shared(template=TEMPLATE, **({"say": SAY} | rule)).path)
 
 
-class Waiting:
-    """A tool that waits; async or not."""
+class BlockingTool:
+    """An async tool that waits until `release` is set."""
 
     def __init__(self) -> None:
-        self.began, self.ended, self.free = threading.Event(), threading.Event(), threading.Event()
+        self.started, self.ended, self.release = threading.Event(), threading.Event(), threading.Event()
 
     @bn.tool
     async def look(self, x: int) -> str:
         "Look."
-        self.began.set()
+        self.started.set()
         try:
-            while not self.free.is_set():
+            while not self.release.is_set():
                 await asyncio.sleep(0.01)
         finally:
             self.ended.set()
@@ -64,7 +68,7 @@ def look(x: int) -> str:
     return f"saw {x}"
 
 
-def test_the_model_calls_and_goes_on(connect: Callable[..., bn.RuntimeEndpoint]) -> None:
+def test_tool_result_is_given_to_the_model(connect: Callable[..., bn.RuntimeEndpoint]) -> None:
     backend = connect()
     assert backend.welcome.chat.calls == '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
     state = ask.run(look, backend=backend)
@@ -77,26 +81,26 @@ def test_the_model_calls_and_goes_on(connect: Callable[..., bn.RuntimeEndpoint])
     assert state.messages() == [{"role": role, "content": content} for role, content in expected[1:]]
 
 
-def test_a_stream_is_the_same_text(connect: Callable[..., bn.RuntimeEndpoint]) -> None:
+def test_streamed_text_with_tools_equals_the_states_text(connect: Callable[..., bn.RuntimeEndpoint]) -> None:
     state = ask.run(look, backend=connect(), stream=True)
     assert "".join(state.text_iter("a")) == "It is one."
     assert "<|im_start|>system\nlook;<|im_end|>\n" + "".join(state.text_iter()) == state.text()
 
 
-def test_an_async_program(connect: Callable[..., bn.RuntimeEndpoint]) -> None:
-    waiting = Waiting()
-    waiting.free.set()
+def test_tools_in_an_async_program(connect: Callable[..., bn.RuntimeEndpoint]) -> None:
+    tool = BlockingTool()
+    tool.release.set()
 
     @bn.function
     async def program(s: bn.AsyncState) -> str:
-        s += bn.user("ask") + bn.assistant(bn.gen("a", tools=[waiting.look], max_tokens=200))
+        s += bn.user("ask") + bn.assistant(bn.gen("a", tools=[tool.look], max_tokens=200))
         return await s.value("a")
 
     assert asyncio.run(program.run_async(backend=connect())).ret_value == "It is one."
 
 
-def test_rounds_end(connect: Callable[..., bn.RuntimeEndpoint]) -> None:
-    state = ask.run(look, backend=connect(say={OPEN: f"{CALL}<|im_end|>"}))
+def test_tool_rounds_are_limited(connect: Callable[..., bn.RuntimeEndpoint]) -> None:
+    state = ask.run(look, backend=connect(say={TURN_END: f"{CALL}<|im_end|>"}))
     with pytest.raises(bn.ToolError, match=r"still after 4 rounds.*gen 'a', test_tools.py"):
         state["a"]
     with pytest.raises(bn.ToolError):
@@ -104,72 +108,72 @@ def test_rounds_end(connect: Callable[..., bn.RuntimeEndpoint]) -> None:
     assert len(state.tool_calls("a")) == 4
 
 
-def test_a_model_without_tools_is_refused_at_the_append(serve: Callable[..., launch.ServerProcess]) -> None:
+def test_model_without_tools_is_refused_at_the_append(serve: Callable[..., launch.ServerProcess]) -> None:
     backend = bn.connect(serve().socket)
     with pytest.raises(bn.ToolError, match="writes no tools"):
         ask.run(look, backend=backend)
 
 
-def test_a_server_that_dies_under_a_call(
+def test_server_death_during_a_tool_call_cancels_the_tool(
     serve: Callable[..., launch.ServerProcess], fake_model: Callable[..., Path]
 ) -> None:
     (fake_model() / "chat_template.jinja").write_text(TEMPLATE)
-    backend, waiting = bn.connect(serve(say=SAY).socket), Waiting()
-    state = ask.run(waiting.look, backend=backend)
-    assert waiting.began.wait(20)
+    backend, tool = bn.connect(serve(say=SAY).socket), BlockingTool()
+    state = ask.run(tool.look, backend=backend)
+    assert tool.started.wait(20)
     os.kill(backend.ask("info")["pid"], signal.SIGKILL)
     with pytest.raises(bn.RuntimeLost):
         state["a"]
-    assert waiting.ended.wait(20), "nobody wants its result any more"
+    assert tool.ended.wait(20), "the tool was not cancelled"
 
 
-def test_an_engine_that_dies_under_a_call_is_replaced(connect: Callable[..., bn.RuntimeEndpoint]) -> None:
-    backend, waiting = connect(), Waiting()
-    state = ask.run(waiting.look, backend=backend)
-    assert waiting.began.wait(20)
+def test_engine_that_dies_during_a_tool_call_is_replaced(connect: Callable[..., bn.RuntimeEndpoint]) -> None:
+    backend, tool = connect(), BlockingTool()
+    state = ask.run(tool.look, backend=backend)
+    assert tool.started.wait(20)
     os.kill(backend.ask("info")["engine_pid"], signal.SIGKILL)
-    waiting.free.set()
+    tool.release.set()
     assert state["a"] == "It is one."
     assert state["b"] == "And more."
 
 
-def test_a_program_that_is_cancelled_under_a_call_leaves_nothing(connect: Callable[..., bn.RuntimeEndpoint]) -> None:
-    backend, waiting = connect(), Waiting()
-    state = ask.run(waiting.look, backend=backend)
-    assert waiting.began.wait(20)
+def test_program_cancelled_during_a_tool_call_is_freed(connect: Callable[..., bn.RuntimeEndpoint]) -> None:
+    backend, tool = connect(), BlockingTool()
+    state = ask.run(tool.look, backend=backend)
+    assert tool.started.wait(20)
     state.cancel()
     with pytest.raises(bn.Cancelled):
         state["b"]
-    assert waiting.ended.wait(20)
+    assert tool.ended.wait(20)
     wait_until(lambda: not backend.ask("stats")["server"]["programs"], "the end of the program")
     backend.ask("check")
 
 
-def test_a_gens_time_counts_its_calls_too(connect: Callable[..., bn.RuntimeEndpoint]) -> None:
-    waiting = Waiting()
+def test_gen_timeout_includes_tool_calls(connect: Callable[..., bn.RuntimeEndpoint]) -> None:
+    tool = BlockingTool()
 
     @bn.function
     def program(s: bn.State) -> None:
-        s += bn.user("ask") + bn.assistant(bn.gen("a", tools=[waiting.look], max_tokens=200, timeout=3.0))
+        s += bn.user("ask") + bn.assistant(bn.gen("a", tools=[tool.look], max_tokens=200, timeout=3.0))
 
     state = program.run(backend=connect())
     with pytest.raises(bn.DeadlineExceeded):
         state["a"]
-    assert waiting.began.is_set()
-    assert waiting.ended.wait(20)
+    assert tool.started.is_set()
+    assert tool.ended.wait(20)
 
 
-def test_a_budget_counts_all_turns(connect: Callable[..., bn.RuntimeEndpoint]) -> None:
+def test_gen_budget_counts_all_rounds(connect: Callable[..., bn.RuntimeEndpoint]) -> None:
     @bn.function
     def program(s: bn.State, budget: int) -> None:
         s += bn.user("ask") + bn.assistant(bn.gen("a", tools=[look], max_tokens=200, budget=budget))
 
     backend = connect()
-    whole = program.run(1000, backend=backend)
-    assert whole["a"] == "It is one."
-    rounds = whole.get_meta_info("a")["rounds"]
+    complete = program.run(1000, backend=backend)
+    assert complete["a"] == "It is one."
+    rounds = complete.get_meta_info("a")["rounds"]
     spent = sum(one["completion_tokens"] for one in rounds)
-    short = program.run(spent - 2, backend=backend)
+    limited = program.run(spent - 2, backend=backend)
     with pytest.raises(bn.BudgetExceeded):
-        short["a"]
-    assert [call.result for call in short.tool_calls("a")] == ["saw 1"]
+        limited["a"]
+    assert [call.result for call in limited.tool_calls("a")] == ["saw 1"]

@@ -1,4 +1,4 @@
-"""Waits of the main thread hear a signal that came just before they slept."""
+"""Waits of the main thread are interrupted by a signal that arrives just before they sleep."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from banyan.runtime import waiting
 from banyan.runtime.future import ValueFuture
 
 
-def promise(gone: threading.Event) -> None:
-    kept = ValueFuture[int]()
-    threading.Thread(target=lambda: (gone.wait(), kept.set_result(1))).start()
-    kept.wait()
+def wait_for_future(released: threading.Event) -> None:
+    future = ValueFuture[int]()
+    threading.Thread(target=lambda: (released.wait(), future.set_result(1))).start()
+    future.wait()
 
 
-def feed(gone: threading.Event) -> None:
-    heard = Feed[int]()
-    threading.Thread(target=lambda: (gone.wait(), heard.close())).start()
-    list(heard)
+def wait_for_feed(released: threading.Event) -> None:
+    values = Feed[int]()
+    threading.Thread(target=lambda: (released.wait(), values.close())).start()
+    list(values)
 
 
-def batch(gone: threading.Event) -> None:
+def wait_for_batch(released: threading.Event) -> None:
     @bn.function
     def idle(s: bn.State, i: int) -> None:
-        gone.wait()
+        released.wait()
 
     idle.run_batch([(0,), (1,)], backend=bn.Mock())
 
 
-def interrupted(wait: Callable[[threading.Event], None], gone: threading.Event) -> None:
-    threading.Timer(0.2, _thread.interrupt_main).start()  # as a signal does, but no sleep ends by it
-    wait(gone)
+def interrupt(wait: Callable[[threading.Event], None], released: threading.Event) -> None:
+    threading.Timer(0.2, _thread.interrupt_main).start()  # like a signal, but without waking a sleep
+    wait(released)
 
 
-@pytest.mark.parametrize("wait", [promise, feed, batch])
-def test_a_signal_that_wakes_nobody_is_heard(wait: Callable[[threading.Event], None]) -> None:
-    gone = threading.Event()  # nobody waits for longer than this, whatever is heard
-    end = threading.Timer(20.0, gone.set)
+@pytest.mark.parametrize("wait", [wait_for_future, wait_for_feed, wait_for_batch])
+def test_signal_without_wakeup_interrupts_the_wait(wait: Callable[[threading.Event], None]) -> None:
+    released = threading.Event()  # ends every wait, also if the interrupt is lost
+    end = threading.Timer(20.0, released.set)
     end.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            interrupted(wait, gone)
-        assert not gone.is_set(), "heard only when all was done"
+            interrupt(wait, released)
+        assert not released.is_set(), "the wait was not interrupted"
     finally:
         end.cancel()
-        gone.set()
+        released.set()
 
 
 def test_naps_add_up_to_the_timeout() -> None:
@@ -66,10 +66,10 @@ def test_naps_add_up_to_the_timeout() -> None:
     assert waiting.until(event, -1.0)
 
 
-def test_naps_are_for_the_thread_that_hears_signals() -> None:
+def test_only_the_main_thread_naps() -> None:
     assert list(itertools.islice(waiting.naps(), 3)) == [waiting.NAP] * 3
-    of_others: list[list[float | None]] = []
-    thread = threading.Thread(target=lambda: of_others.extend([list(waiting.naps()), list(waiting.naps(7.0))]))
+    naps: list[list[float | None]] = []
+    thread = threading.Thread(target=lambda: naps.extend([list(waiting.naps()), list(waiting.naps(7.0))]))
     thread.start()
     thread.join()
-    assert of_others == [[None], [7.0]]
+    assert naps == [[None], [7.0]]

@@ -47,14 +47,14 @@ def ask(program: clients.ProgramHandle, text: str, ref: int = 0, state: int = 0,
     program.submit([wire.Append(state, (text,)), wire.Gen(state, ref, wire.Sampling(max_tokens=50), **options)])
 
 
-def programs(c: Client) -> int:
+def count_programs(c: Client) -> int:
     return int(c.ask("stats")["server"]["programs"])
 
 
-# ---- the way there and back ----------------------------------------------------------------------------------------
+# ---- requests and values -------------------------------------------------------------------------------------------
 
 
-def test_what_the_server_is(join: Join) -> None:
+def test_welcome_describes_the_server(join: Join) -> None:
     c = join()
     assert (c.welcome.version, c.welcome.max_context, c.welcome.max_message) == (wire.VERSION, 512, 64 << 20)
     assert c.welcome.chat is not None
@@ -62,7 +62,7 @@ def test_what_the_server_is(join: Join) -> None:
     assert c.welcome.chat.stop == ("<|im_end|>",)
 
 
-def test_a_value_may_be_asked_for_before_or_after_it_came(join: Join) -> None:
+def test_future_can_be_requested_before_or_after_its_value_arrives(join: Join) -> None:
     c = join(say={"a": "first", "b": "second"})
     program = c.program("p")
     early = program.future(0)
@@ -75,25 +75,25 @@ def test_a_value_may_be_asked_for_before_or_after_it_came(join: Join) -> None:
     assert program.future(1).result().samples[0].text == "second"
 
 
-def test_deltas_reach_a_listener_whenever_it_came(join: Join) -> None:
+def test_late_listener_receives_all_deltas(join: Join) -> None:
     c = join(say={"a": "one two three four"}, step_ms=2)
     program = c.program()
     threads: set[str] = set()
-    heard: list[str] = []
+    deltas: list[str] = []
 
     def listen(delta: wire.Delta) -> None:
         threads.add(threading.current_thread().name)
-        heard.append(delta.text)
+        deltas.append(delta.text)
 
     ask(program, "a", stream=True)
     time.sleep(0.01)
     program.on_delta(0, listen)
     text = program.future(0).result(10).samples[0].text
-    assert "".join(heard) == text == "one two three four"
+    assert "".join(deltas) == text == "one two three four"
     assert threads == {"banyan-io"}
 
 
-def test_a_listener_that_raises_fails_its_value_and_nothing_else(join: Join) -> None:
+def test_raising_listener_fails_only_its_own_value(join: Join) -> None:
     c = join(say={"a": "one two", "b": "fine"})
     program = c.program()
 
@@ -108,17 +108,17 @@ def test_a_listener_that_raises_fails_its_value_and_nothing_else(join: Join) -> 
     assert program.future(1).result(10).samples[0].text == "fine"
 
 
-def test_one_thread_serves_all(join: Join) -> None:
+def test_one_io_thread_serves_all_programs(join: Join) -> None:
     c = join(say={"a": "b"})
     before = threading.active_count()
-    some = [c.program() for _ in range(50)]
-    for program in some:
+    programs = [c.program() for _ in range(50)]
+    for program in programs:
         ask(program, "a")
     assert threading.active_count() == before
-    assert {p.future(0).result(10).samples[0].text for p in some} == {"b"}
+    assert {p.future(0).result(10).samples[0].text for p in programs} == {"b"}
 
 
-def test_any_thread_may_submit(join: Join) -> None:
+def test_programs_can_be_submitted_from_any_thread(join: Join) -> None:
     c = join(say={"a": "b"})
     texts: list[str] = []
 
@@ -136,21 +136,21 @@ def test_any_thread_may_submit(join: Join) -> None:
     assert texts == ["b"] * 80
 
 
-def test_asyncio_awaits_the_same_futures(join: Join) -> None:
+def test_futures_can_be_awaited_from_asyncio(join: Join) -> None:
     c = join(say={"a": "b"})
 
-    async def one() -> str:
+    async def run_one() -> str:
         program = c.program()
         ask(program, "a")
         return (await asyncio.to_thread(program.future(0).result)).samples[0].text
 
-    async def many() -> list[str]:
-        return await asyncio.wait_for(asyncio.gather(*(one() for _ in range(20))), 20)
+    async def run_many() -> list[str]:
+        return await asyncio.wait_for(asyncio.gather(*(run_one() for _ in range(20))), 20)
 
-    assert asyncio.run(many()) == ["b"] * 20
+    assert asyncio.run(run_many()) == ["b"] * 20
 
 
-def test_one_client_per_process_and_socket(serve: Serve) -> None:
+def test_connections_to_one_socket_share_a_client(serve: Serve) -> None:
     server = serve()
     one = connect(server.socket)
     assert connect(str(server.socket)) is one
@@ -160,7 +160,7 @@ def test_one_client_per_process_and_socket(serve: Serve) -> None:
     assert two.ask("info")["pid"] == server.pid
 
 
-def test_questions(join: Join) -> None:
+def test_server_answers_queries(join: Join) -> None:
     c = join()
     assert c.ask("stats")["server"]["clients"] == 1
     assert c.ask("info")["engine"]["page"] == 16
@@ -168,10 +168,10 @@ def test_questions(join: Join) -> None:
     assert c.ask("flush") is not None
 
 
-# ---- ends ----------------------------------------------------------------------------------------------------------
+# ---- errors, cancellation and close --------------------------------------------------------------------------------
 
 
-def test_an_error_names_its_program_gen_and_line(join: Join) -> None:
+def test_error_names_program_gen_and_line(join: Join) -> None:
     c = join()
     program = c.program("story")
     ask(program, "x " * 600, name="hero", line="story.py:7")
@@ -184,7 +184,7 @@ def test_an_error_names_its_program_gen_and_line(join: Join) -> None:
         program.future(1).result(10)
 
 
-def test_errors_are_fresh_for_each_future(join: Join) -> None:
+def test_each_future_gets_its_own_error_object(join: Join) -> None:
     program = join(step_ms=5).program()
     program.submit([wire.Gen(0, 0, LONG), wire.Gen(0, 1, LONG)])
     program.cancel()
@@ -193,38 +193,38 @@ def test_errors_are_fresh_for_each_future(join: Join) -> None:
     assert len(set(map(id, errors))) == 3
 
 
-def test_cancel_stops_the_work(join: Join) -> None:
+def test_cancel_stops_the_program_on_the_server(join: Join) -> None:
     c = join(step_ms=5)
     program = c.program()
     program.submit([wire.Append(0, ("a",)), wire.Gen(0, 0, LONG)])
-    assert programs(c) == 1
+    assert count_programs(c) == 1
     program.cancel()
     with pytest.raises(Cancelled):
         program.future(0).result(10)
     program.cancel()
-    assert programs(c) == 0
+    assert count_programs(c) == 0
     assert c.ask("stats")["server"]["requests"] == 0
 
 
-def test_a_message_on_its_way_does_not_hide_that_a_program_was_cancelled(join: Join) -> None:
+def test_cancel_during_message_handling_fails_pending_futures(join: Join) -> None:
     c = join(step_ms=5)
     program = c.program()
-    asked = program.future(7)  # of what was never submitted
+    future = program.future(7)  # never submitted
     with c._loop.busy:  # the I/O thread is between two messages
         program.cancel()
-        c.forget_if_over(program.number)  # what it does with the next one
+        c.forget_if_over(program.number)  # as on the next message
     with pytest.raises(Cancelled):
-        asked.result(10)
+        future.result(10)
 
 
-def test_a_closed_program_finishes_what_it_was_given(join: Join) -> None:
+def test_closed_program_finishes_submitted_ops(join: Join) -> None:
     c = join(say={"a": "b"}, step_ms=2)
     program = c.program()
     ask(program, "a")
     program.close()
     program.close()
     assert program.future(0).result(10).samples[0].text == "b"
-    wait_until(lambda: programs(c) == 0, "the end of the programs")
+    wait_until(lambda: count_programs(c) == 0, "the end of the programs")
     with pytest.raises(BadProgram, match="closed"):
         ask(program, "a")
     with pytest.raises(BadProgram, match="without being asked"):
@@ -232,16 +232,16 @@ def test_a_closed_program_finishes_what_it_was_given(join: Join) -> None:
     wait_until(lambda: not c._programs, "no programs", seen=lambda: c._programs)
 
 
-def test_a_program_without_ops_never_reaches_the_server(join: Join) -> None:
+def test_program_without_ops_is_not_sent_to_the_server(join: Join) -> None:
     c = join()
     program = c.program()
     program.close()
     with pytest.raises(BadProgram):
         program.future(0).result(10)
-    assert programs(c) == 0
+    assert count_programs(c) == 0
 
 
-def test_a_collected_program_closes_itself_and_its_futures_live_on(join: Join) -> None:
+def test_garbage_collected_program_is_closed_and_its_futures_resolve(join: Join) -> None:
     c = join(say={"a": "b"}, step_ms=2)
     program = c.program()
     ask(program, "a")
@@ -249,11 +249,11 @@ def test_a_collected_program_closes_itself_and_its_futures_live_on(join: Join) -
     del program
     gc.collect()
     assert future.result(10).samples[0].text == "b"
-    wait_until(lambda: programs(c) == 0, "the end of the programs")
+    wait_until(lambda: count_programs(c) == 0, "the end of the programs")
     wait_until(lambda: not c._programs, "no programs", seen=lambda: c._programs)
 
 
-def test_a_closed_client_fails_what_was_pending_and_the_server_frees_it(serve: Serve) -> None:
+def test_closing_a_client_fails_pending_futures_and_frees_its_programs(serve: Serve) -> None:
     server = serve(step_ms=5)
     c = connect(server.socket)
     program = c.program()
@@ -268,16 +268,16 @@ def test_a_closed_client_fails_what_was_pending_and_the_server_frees_it(serve: S
         program.future(9).result(10)
     c.close()
     other = connect(server.socket)
-    wait_until(lambda: programs(other) == 0, "the end of the programs")
+    wait_until(lambda: count_programs(other) == 0, "the end of the programs")
     assert other.ask("stats")["server"]["requests"] == 0
 
 
-def test_a_dead_server_is_known_at_once(serve: Serve) -> None:
+def test_dead_server_is_detected_by_the_connection(serve: Serve) -> None:
     server = serve(step_ms=5)
     c = connect(server.socket)
     program = c.program()
     program.submit([wire.Append(0, ("a",)), wire.Gen(0, 0, LONG)])
-    programs(c)
+    count_programs(c)
     os.kill(server.pid, signal.SIGKILL)
     with pytest.raises(RuntimeLost, match="is gone"):  # heartbeats would say "stopped answering"
         program.future(0).result(10)
@@ -289,7 +289,7 @@ def test_a_dead_server_is_known_at_once(serve: Serve) -> None:
         connect(server.socket)
 
 
-def test_a_server_that_hangs_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_server_is_detected_by_missed_heartbeats(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ipc, "HEARTBEAT", 0.05)
     server = serve()
     c = connect(server.socket)
@@ -303,7 +303,7 @@ def test_a_server_that_hangs_is_given_up(serve: Serve, monkeypatch: pytest.Monke
         os.kill(server.pid, signal.SIGCONT)
 
 
-def test_a_message_too_large_is_refused_where_it_is_made(serve: Serve) -> None:
+def test_oversized_message_is_refused_at_submit(serve: Serve) -> None:
     c = connect(serve(options={"max_message": 1 << 16}, say={"a": "b"}).socket)
     program = c.program("big")
     with pytest.raises(BadMessage, match=r"max_message"):
@@ -312,9 +312,9 @@ def test_a_message_too_large_is_refused_where_it_is_made(serve: Serve) -> None:
     assert program.future(0).result(10).samples[0].text == "b"
 
 
-# From Python 3.12 on, a fork beside threads is warned of: this test is about just that.
+# Python 3.12 and later warn about a fork in a process with threads, which this test needs.
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_must_connect_itself(serve: Serve) -> None:
+def test_forked_child_needs_its_own_connection(serve: Serve) -> None:
     server = serve(say={"a": "b"}, step_ms=2)
     c = connect(server.socket)
     program = c.program()
@@ -323,25 +323,25 @@ def test_a_forked_child_must_connect_itself(serve: Serve) -> None:
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:  # pragma: no cover - another process
-        said: list[str] = []
-        for use in (c.program, lambda: ask(program, "a"), lambda: c.ask("info"), lambda: pending.result(5)):
+        results: list[str] = []
+        for call in (c.program, lambda: ask(program, "a"), lambda: c.ask("info"), lambda: pending.result(5)):
             try:
-                use()
+                call()
             except RuntimeLost as e:
-                said.append(str(e))
-        mine = connect(server.socket).program()
-        ask(mine, "a")
-        said.append(mine.future(0).result(10).samples[0].text)
-        os.write(write, json.dumps(said).encode())
+                results.append(str(e))
+        own = connect(server.socket).program()
+        ask(own, "a")
+        results.append(own.future(0).result(10).samples[0].text)
+        os.write(write, json.dumps(results).encode())
         os._exit(0)
     os.waitpid(pid, 0)
     os.close(write)
     with os.fdopen(read) as f:
-        said = json.load(f)
-    assert len(said) == 5
-    assert all("connect in" in words for words in said[:4])
-    assert said[4] == "b"
-    assert program.future(0).result(10).samples[0].text == "b", "the parent is unharmed"
+        results = json.load(f)
+    assert len(results) == 5
+    assert all("connect in" in message for message in results[:4])
+    assert results[4] == "b"
+    assert program.future(0).result(10).samples[0].text == "b", "the parent still works"
 
 
 SCRIPT = """
@@ -355,9 +355,9 @@ print(client.connect(sys.argv[1]).ask("stats")["server"]["requests"], flush=True
 
 
 @pytest.mark.parametrize("end", ["", "import time; time.sleep(60)"])
-def test_a_client_process_that_ends_frees_what_it_had(serve: Serve, end: str) -> None:
+def test_exited_client_process_frees_its_requests(serve: Serve, end: str) -> None:
     server = serve(step_ms=20)
-    mine = connect(server.socket)
+    observer = connect(server.socket)
     arguments = [sys.executable, "-W", "error", "-c", SCRIPT + end, str(server.socket)]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as user:
         assert user.stdout is not None
@@ -367,19 +367,19 @@ def test_a_client_process_that_ends_frees_what_it_had(serve: Serve, end: str) ->
             user.kill()
         assert user.wait(10) == (-9 if end else 0)
         assert user.stderr.read() == ""
-    wait_until(lambda: mine.ask("stats")["server"]["requests"] == 0, "the end of the requests")
-    assert mine.ask("stats")["server"]["clients"] == 1
+    wait_until(lambda: observer.ask("stats")["server"]["requests"] == 0, "the end of the requests")
+    assert observer.ask("stats")["server"]["clients"] == 1
 
 
-# ---- servers that are none -----------------------------------------------------------------------------------------
+# ---- stub servers --------------------------------------------------------------------------------------------------
 
 
 class Stub:
-    """A ROUTER that answers what it is told to. `script`: one list of answers per message that comes."""
+    """A ROUTER with scripted answers. `script`: one list of answers per received message."""
 
     def __init__(self, path: Path, script: list[list[bytes]]) -> None:
         self.path, self.context = path, zmq.Context()
-        self.heard: list[wire.ClientMessage] = []
+        self.received: list[wire.ClientMessage] = []
         self.socket, self._lock = ipc.listen(self.context, path, 1 << 20)
         self._script, self._stop = script, threading.Event()
         self.thread = threading.Thread(target=self._run)
@@ -389,8 +389,8 @@ class Stub:
         while not self._stop.is_set():
             if self.socket.poll(10):
                 name, data = self.socket.recv_multipart()
-                self.heard.append(wire.decode_client(data))
-                if isinstance(self.heard[-1], wire.Ping) or not self._script:
+                self.received.append(wire.decode_client(data))
+                if isinstance(self.received[-1], wire.Ping) or not self._script:
                     continue
                 for answer in self._script.pop(0):
                     self.socket.send_multipart((name, answer))
@@ -406,16 +406,16 @@ class Stub:
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stub]]:
     # Programs are numbered from 0 in a process that never lost a server; other tests of this process lose some.
     monkeypatch.setattr(clients._ClientLoop.of_this_process(), "n_lost", 0)
-    made: list[Stub] = []
+    stubs: list[Stub] = []
 
     def make(*script: list[Any]) -> Stub:
         encoded = [[m if isinstance(m, bytes) else wire.encode(m) for m in answers] for answers in script]
-        made.append(Stub(tmp_path / "s", encoded))
-        return made[-1]
+        stubs.append(Stub(tmp_path / "s", encoded))
+        return stubs[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for server in stubs:
+        server.close()
     for c in list(clients._ClientLoop.of_this_process().clients.values()):
         c.close()
 
@@ -427,18 +427,18 @@ def value(seq: int, ref: int, text: str) -> wire.Value:
     return wire.Value(0, seq, ref, (wire.Sample(text, "stop"),))
 
 
-def test_nobody_answers(stub: Callable[..., Stub]) -> None:
+def test_connect_times_out_without_an_answer(stub: Callable[..., Stub]) -> None:
     with pytest.raises(ConnectFailed, match=r"did not answer within 0\.2 s"):
         connect(stub().path, timeout=0.2)
 
 
-def test_no_socket(tmp_path: Path) -> None:
+def test_connect_to_missing_socket_fails(tmp_path: Path) -> None:
     with pytest.raises(ConnectFailed, match="there is no socket"):
         connect(tmp_path / "nothing")
 
 
 @pytest.mark.parametrize(
-    ("answer", "what"),
+    ("answer", "error"),
     [
         (wire.Welcome(version=99, model="m", max_context=1), "another version"),
         (wire.Failed(-1, 0, "connect_failed", "the server speaks version 3"), "speaks version 3"),
@@ -446,12 +446,12 @@ def test_no_socket(tmp_path: Path) -> None:
         (wire.Pong(), "another version"),
     ],
 )
-def test_somebody_else_answers(stub: Callable[..., Stub], answer: Any, what: str) -> None:
-    with pytest.raises(ConnectFailed, match=what):
+def test_connect_refuses_a_foreign_server(stub: Callable[..., Stub], answer: Any, error: str) -> None:
+    with pytest.raises(ConnectFailed, match=error):
         connect(stub([answer]).path, timeout=5)
 
 
-def test_a_message_that_comes_twice_is_an_error(stub: Callable[..., Stub]) -> None:
+def test_repeated_message_fails_the_program(stub: Callable[..., Stub]) -> None:
     c = connect(stub([WELCOME], [value(0, 0, "one"), value(0, 0, "other"), value(1, 1, "two")]).path)
     program = c.program("p")
     ask(program, "a")
@@ -460,7 +460,7 @@ def test_a_message_that_comes_twice_is_an_error(stub: Callable[..., Stub]) -> No
         program.future(1).result(5)
 
 
-def test_a_gap_is_an_error_and_stops_the_program(stub: Callable[..., Stub]) -> None:
+def test_missing_message_fails_and_cancels_the_program(stub: Callable[..., Stub]) -> None:
     server = stub([WELCOME], [value(0, 0, "one"), value(3, 1, "two")])
     program = connect(server.path).program("p")
     ask(program, "a")
@@ -470,10 +470,10 @@ def test_a_gap_is_an_error_and_stops_the_program(stub: Callable[..., Stub]) -> N
     program.submit([wire.Gen(0, 9)])
     with pytest.raises(RuntimeLost, match="got message 3"):
         program.future(9).result(5)
-    wait_until(lambda: wire.Cancel(0, 1) in server.heard, "the Cancel", seen=lambda: server.heard)
+    wait_until(lambda: wire.Cancel(0, 1) in server.received, "the Cancel")
 
 
-def test_a_server_that_throws_the_client_out(stub: Callable[..., Stub]) -> None:
+def test_refused_client_fails_its_futures(stub: Callable[..., Stub]) -> None:
     c = connect(stub([WELCOME], [wire.Failed(-1, 0, "bad_message", "what is this?")]).path)
     program = c.program()
     ask(program, "a")
@@ -481,7 +481,7 @@ def test_a_server_that_throws_the_client_out(stub: Callable[..., Stub]) -> None:
         program.future(0).result(5)
 
 
-def test_a_question_that_is_answered_no_or_not_at_all(stub: Callable[..., Stub]) -> None:
+def test_failed_or_unanswered_query_raises(stub: Callable[..., Stub]) -> None:
     c = connect(stub([WELCOME], [wire.Answer(0, False, b"3 pages leak")], []).path)
     with pytest.raises(BanyanError, match="3 pages leak"):
         c.ask("check")

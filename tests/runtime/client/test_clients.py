@@ -1,4 +1,4 @@
-"""Clients that vanish, or do not read: what they had is free at once, and nobody else waits for them."""
+"""Clients that die or do not read free their resources at once and do not block other clients; limits of a client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from banyan.runtime.client import client
 from banyan.runtime.protocol import ipc, wire
 from waits import wait_until
 
-VANISHING = """
+CLIENT_SCRIPT = """
 import sys, time
 from pathlib import Path
 from banyan.runtime.client import client
@@ -34,13 +34,13 @@ time.sleep(100)
 """
 
 
-def test_a_client_that_vanishes_frees_all_that_it_had_at_once(tiny_model: Callable[..., Path]) -> None:
+def test_killed_client_frees_its_resources_at_once(tiny_model: Callable[..., Path]) -> None:
     options = config.make(model=str(tiny_model("llama")), threads=1, kv_memory="16MB", device="cpu", max_running=12)
     with (
         contextlib.closing(launch.start(options, timeout=100)) as server,
         contextlib.closing(client.connect(server.socket)) as other,
     ):
-        process = subprocess.Popen([sys.executable, "-c", VANISHING, str(server.socket)], stdout=subprocess.PIPE)
+        process = subprocess.Popen([sys.executable, "-c", CLIENT_SCRIPT, str(server.socket)], stdout=subprocess.PIPE)
         assert process.stdout is not None
         assert process.stdout.readline() == b"running\n"
         before = other.ask("stats", timeout=60)
@@ -52,17 +52,17 @@ def test_a_client_that_vanishes_frees_all_that_it_had_at_once(tiny_model: Callab
 
         def stats_if_free() -> dict[str, Any]:
             stats: dict[str, Any] = other.ask("stats", timeout=60)
-            left = [stats["server"][name] for name in ("programs", "requests")]
-            left += [stats["engine"][name] for name in ("running", "waiting")] + [stats["cache"]["n_leased"]]
-            return {} if any(left) else stats
+            in_use = [stats["server"][name] for name in ("programs", "requests")]
+            in_use += [stats["engine"][name] for name in ("running", "waiting")] + [stats["cache"]["n_leased"]]
+            return {} if any(in_use) else stats
 
-        stats = wait_until(stats_if_free, "an end before the client is given up as silent", seconds=ipc.MAX_SILENT / 2)
+        stats = wait_until(stats_if_free, "freed resources before the silence timeout", seconds=ipc.MAX_SILENT / 2)
         assert stats["server"]["clients"] == 1
         assert other.ask("check", timeout=60) == {}
 
 
-def finish(c: client.Client, n: int) -> None:
-    """So many programs, from their first message to their value."""
+def run_programs(c: client.Client, n: int) -> None:
+    """Runs n programs to their values."""
     programs = [c.program(str(k)) for k in range(n)]
     for program in programs:
         program.submit([wire.Append(0, ("count",)), wire.Gen(0, 0, wire.Sampling(max_tokens=200))], last=True)
@@ -71,7 +71,7 @@ def finish(c: client.Client, n: int) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_who_does_not_read_holds_up_nobody_and_loses_nothing(serve: Callable[..., launch.ServerProcess]) -> None:
+def test_client_that_does_not_read_blocks_nobody_and_loses_nothing(serve: Callable[..., launch.ServerProcess]) -> None:
     server = serve(say={"count": " ".join(map(str, range(30)))})
     context: Any = zmq.Context()
     try:
@@ -84,65 +84,65 @@ def test_who_does_not_read_holds_up_nobody_and_loses_nothing(serve: Callable[...
                 slow.send(wire.encode(wire.Submit(k, 0, stream)))
             for k in range(1000):
                 slow.send(wire.encode(wire.Ask(k, "info")))
-            finish(c, 8)  # a server that waited to be read would stand still
-            seen: dict[int, int] = {}
+            run_programs(c, 8)  # hangs if the server blocks on the slow client
+            next_seq: dict[int, int] = {}
             ended: set[int] = set()
             while len(ended) < 5:
                 assert slow.poll(60_000)
                 message = wire.decode_server(slow.recv())
                 if isinstance(message, wire.Delta | wire.Value):
-                    assert message.seq == seen.get(message.program, 0)
-                    seen[message.program] = message.seq + 1
+                    assert message.seq == next_seq.get(message.program, 0)
+                    next_seq[message.program] = message.seq + 1
                 if isinstance(message, wire.Value):
                     ended.add(message.program)
     finally:
         context.destroy(linger=0)
 
 
-def test_programs_wait_for_credit_with_the_client_and_none_is_refused(
+def test_programs_beyond_the_limit_wait_in_the_client_for_credit(
     serve: Callable[..., launch.ServerProcess],
 ) -> None:
     server = serve(say={"count": "1 2 3"}, options={"max_programs": 3}, step_ms=1)
     with contextlib.closing(client.connect(server.socket)) as c:
-        seen, programs = set[int](), [c.program(str(k)) for k in range(40)]
+        n_running, programs = set[int](), [c.program(str(k)) for k in range(40)]
         for program in programs:
             program.submit([wire.Append(0, ("count",)), wire.Gen(0, 0, wire.Sampling(max_tokens=50))], last=True)
         last = programs[-1].future(0)
-        wait_until(lambda: seen.add(c.ask("stats")["server"]["programs"]) or last.done(), "the last program")
+        wait_until(lambda: n_running.add(c.ask("stats")["server"]["programs"]) or last.done(), "the last program")
         for program in programs:
             assert program.future(0).result(60).samples[0].text == "1 2 3"
-        assert 1 <= max(seen) <= 3
+        assert 1 <= max(n_running) <= 3
         wait_until(lambda: not c._admission and not c._programs, "the admission slots to be free")
 
 
-def test_who_waits_for_credit_can_be_cancelled_and_nobody_waits_for_what_never_ends(
+def test_program_waiting_for_credit_can_be_cancelled(
     serve: Callable[..., launch.ServerProcess],
 ) -> None:
     server = serve(options={"max_programs": 2}, step_ms=5)
     slow = (wire.Append(0, ("a",)), wire.Gen(0, 0, wire.Sampling(max_tokens=60)))
     with contextlib.closing(client.connect(server.socket)) as c:
-        lives = c.program("it stays open")
-        lives.submit([wire.Read(0, 0)])
-        lives.future(0).result(30)
-        ends, waits, more = c.program("ends"), c.program("waits"), c.program("more")
-        for program in (ends, waits, more):
+        first_open = c.program("first open")
+        first_open.submit([wire.Read(0, 0)])
+        first_open.future(0).result(30)
+        running, waiting, queued = c.program("running"), c.program("waiting"), c.program("queued")
+        for program in (running, waiting, queued):
             program.submit(slow, last=True)
-        waits.cancel()
+        waiting.cancel()
         with pytest.raises(client.BanyanError, match="cancelled"):
-            waits.future(0).result(30)
-        assert ends.future(0).result(60).samples[0].n_tokens == 60
-        assert more.future(0).result(60).samples[0].n_tokens == 60
-        second = c.program("it stays open, too")
-        second.submit([wire.Read(0, 0)])
-        second.future(0).result(30)
-        third = c.program("of which there is no end")
-        third.submit([wire.Read(0, 0)])
+            waiting.future(0).result(30)
+        assert running.future(0).result(60).samples[0].n_tokens == 60
+        assert queued.future(0).result(60).samples[0].n_tokens == 60
+        second_open = c.program("second open")
+        second_open.submit([wire.Read(0, 0)])
+        second_open.future(0).result(30)
+        third_open = c.program("third open")
+        third_open.submit([wire.Read(0, 0)])
         with pytest.raises(client.BanyanError, match="2 programs at once"):
-            third.future(0).result(30)
+            third_open.future(0).result(30)
 
 
 @pytest.mark.parametrize(
-    ("options", "ops", "says"),
+    ("options", "ops", "error"),
     [
         ({"max_message": 70_000}, (wire.Append(0, ("x" * 70_000,)), wire.Read(0, 0)), r"70\d{3} bytes.* 70000 at once"),
         ({}, (wire.Append(0, ("one two " * 2000,)), wire.Gen(0, 0)), r"the prompt has \d{4,} tokens, the context 512"),
@@ -154,8 +154,8 @@ def test_who_waits_for_credit_can_be_cancelled_and_nobody_waits_for_what_never_e
          r"10 bytes.* 9"),
     ],
 )  # fmt: skip
-def test_each_maximum_is_refused_with_its_numbers(
-    serve: Callable[..., launch.ServerProcess], options: dict[str, Any], ops: tuple[wire.Op, ...], says: str
+def test_exceeding_a_limit_raises_with_its_numbers(
+    serve: Callable[..., launch.ServerProcess], options: dict[str, Any], ops: tuple[wire.Op, ...], error: str
 ) -> None:
     server = serve(options=options)
     with contextlib.closing(client.connect(server.socket)) as c:
@@ -165,12 +165,12 @@ def test_each_maximum_is_refused_with_its_numbers(
             program.submit(ops)
             program.future(0).result(30)
 
-        with pytest.raises(client.BanyanError, match=says):
+        with pytest.raises(client.BanyanError, match=error):
             run()
 
 
 @pytest.mark.parametrize("option", ["max_programs", "max_width", "max_program"])
-def test_limits_are_the_configs(serve: Callable[..., launch.ServerProcess], option: str) -> None:
+def test_limits_come_from_the_config(serve: Callable[..., launch.ServerProcess], option: str) -> None:
     server = serve(options={option: 2})
     with contextlib.closing(client.connect(server.socket)) as c:
         programs = [c.program(str(k)) for k in range(3)]

@@ -15,7 +15,7 @@ def fd() -> int:
     return FlightRecord.make()
 
 
-def test_what_is_in_hand_can_be_read_by_another(fd: int) -> None:
+def test_server_reads_the_requests_the_engine_noted(fd: int) -> None:
     engine, server = FlightRecord(fd), FlightRecord(fd)
     os.close(fd)
     assert server.rids() == set()
@@ -24,11 +24,11 @@ def test_what_is_in_hand_can_be_read_by_another(fd: int) -> None:
     assert server.rids() == {1, 2**60, 3}
     engine.note(LOOP, [])
     assert server.rids() == {3}
-    for one in (engine, server):
-        one.close()
+    engine.close()
+    server.close()
 
 
-def test_of_very_many_the_first_are_told(fd: int) -> None:
+def test_record_is_truncated_to_the_first_requests(fd: int) -> None:
     flight = FlightRecord(fd)
     flight.note(COMPILER, [7])
     flight.note(LOOP, range(100, 10_000))
@@ -36,8 +36,8 @@ def test_of_very_many_the_first_are_told(fd: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nonsense_does_not_crash_the_reader(fd: int, seed: int) -> None:
-    """Who dies may have written anywhere."""
+def test_random_bytes_do_not_crash_the_reader(fd: int, seed: int) -> None:
+    """A dying process may have written anywhere."""
     os.pwrite(fd, random.Random(seed).randbytes(2**16 - 8), 0)
     assert len(FlightRecord(fd).rids()) <= 2 * 4095
 
@@ -47,7 +47,7 @@ def _die(fd: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_it_outlives_who_wrote_it(fd: int) -> None:
+def test_record_outlives_its_writer(fd: int) -> None:
     child = multiprocessing.get_context("fork").Process(target=_die, args=(fd,))
     child.start()
     child.join()

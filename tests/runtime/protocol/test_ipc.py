@@ -20,30 +20,30 @@ Context = zmq.Context  # type: ignore[type-arg]
 
 @pytest.fixture
 def context() -> Iterator[Context]:
-    made: Context = zmq.Context()
-    yield made
-    made.destroy(linger=0)
+    created: Context = zmq.Context()
+    yield created
+    created.destroy(linger=0)
 
 
 @pytest.fixture(autouse=True)
-def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """All sockets live until `context` closes them: one that is collected open is a warning."""
-    sockets_made: list[object] = []
+def keep_sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keeps all sockets until `context` closes them: collecting an open socket is a warning."""
+    created: list[object] = []
 
-    def keeping(make: Any) -> Any:
-        def keep(*args: Any) -> Any:
-            sockets_made.append(made := make(*args))
-            return made
+    def keeping(create: Any) -> Any:
+        def create_and_keep(*args: Any) -> Any:
+            created.append(result := create(*args))
+            return result
 
-        return keep
+        return create_and_keep
 
     for name in ("listen", "connect", "pair", "watch"):
         monkeypatch.setattr(ipc, name, keeping(getattr(ipc, name)))
     yield
-    sockets_made.clear()
+    created.clear()
 
 
-def test_the_directory_is_made_for_its_owner_alone(tmp_path: Path, context: Context) -> None:
+def test_socket_directory_is_created_with_mode_0700(tmp_path: Path, context: Context) -> None:
     path = tmp_path / "a" / "b" / "s"
     _, lock = ipc.listen(context, path, 1 << 16)
     assert path.parent.stat().st_mode & 0o777 == 0o700
@@ -51,29 +51,29 @@ def test_the_directory_is_made_for_its_owner_alone(tmp_path: Path, context: Cont
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
-def test_a_directory_that_others_may_enter_is_refused(tmp_path: Path, context: Context, mode: int) -> None:
+def test_directory_open_to_others_is_refused(tmp_path: Path, context: Context, mode: int) -> None:
     tmp_path.chmod(mode)
     with pytest.raises(ConfigError, match=rf"others may enter .*{mode:o}.*chmod 700"):
         ipc.listen(context, tmp_path / "s", 1 << 16)
 
 
-def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(ConfigError, match="belongs to user"):
         ipc.private_directory(tmp_path)
 
 
-def test_a_path_beyond_what_linux_takes_is_refused(tmp_path: Path, context: Context) -> None:
+def test_too_long_socket_path_is_refused(tmp_path: Path, context: Context) -> None:
     with pytest.raises(ConfigError, match="107 bytes"):
         ipc.listen(context, tmp_path / ("x" * 120), 1 << 16)
 
 
-def test_where_a_server_listens_no_second_one_may(tmp_path: Path, context: Context) -> None:
+def test_second_server_on_a_socket_is_refused(tmp_path: Path, context: Context) -> None:
     path = tmp_path / "s"
     ipc.listen(context, path, 1 << 16)
     with pytest.raises(ConfigError, match="a server already listens at"):
         ipc.listen(context, path, 1 << 16)
-    other = f"""
+    script = f"""
 import sys, zmq
 from pathlib import Path
 from banyan.runtime.protocol import ipc
@@ -82,20 +82,21 @@ try:
 except ipc.ConfigError as e:
     print(e)
 """
-    said = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, timeout=30, check=True).stdout
-    assert "a server already listens at" in said
-    ipc.connect(context, path)  # and the first is unharmed
+    argv = [sys.executable, "-c", script]
+    output = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True).stdout
+    assert "a server already listens at" in output
+    ipc.connect(context, path)  # the first server still listens
 
 
-def test_anothers_living_socket_is_not_taken_over(tmp_path: Path, context: Context) -> None:
-    with sockets.socket(sockets.AF_UNIX) as other:
-        other.bind(str(tmp_path / "s"))
-        other.listen()
+def test_live_socket_of_another_program_is_not_replaced(tmp_path: Path, context: Context) -> None:
+    with sockets.socket(sockets.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
         with pytest.raises(ConfigError, match="already listens"):
             ipc.listen(context, tmp_path / "s", 1 << 16)
 
 
-def test_the_socket_of_a_dead_server_is_replaced(tmp_path: Path, context: Context) -> None:
+def test_socket_of_a_dead_server_is_replaced(tmp_path: Path, context: Context) -> None:
     path = tmp_path / "s"
     with sockets.socket(sockets.AF_UNIX) as dead:
         dead.bind(str(path))
@@ -109,24 +110,22 @@ def test_the_socket_of_a_dead_server_is_replaced(tmp_path: Path, context: Contex
     assert router.recv_multipart()[1] == b"hello"
 
 
-def test_a_child_of_a_killed_server_cannot_come_in_where_the_next_one_waits_for_its_own(
-    tmp_path: Path, context: Context
-) -> None:
-    """A PAIR takes one peer. Whoever of a killed server looks for it still, when the next one binds, must not be it."""
+def test_child_of_a_killed_server_cannot_connect_to_the_next_server(tmp_path: Path, context: Context) -> None:
+    """A PAIR takes one peer: an orphan that still reconnects must not become the peer of the next server."""
     path = tmp_path / "s"
 
-    def child(of: Path) -> Any:
-        said = context.socket(zmq.PAIR)
-        said.connect(ipc.address(of))
-        said.send(b"ready")
-        return said
+    def connect_child(address: Path) -> Any:
+        child = context.socket(zmq.PAIR)
+        child.connect(ipc.address(address))
+        child.send(b"ready")
+        return child
 
     before = ipc.child_path(path, "e")
     killed = ipc.pair(context, before)
-    orphan = child(before)
+    orphan = connect_child(before)
     assert killed.poll(5000)
     killed.close(0)
-    assert before.exists(), "who is gone leaves it"
+    assert before.exists(), "a killed server leaves its socket file"
     (tmp_path / "s.e-mine.txt").touch()
 
     _, lock = ipc.listen(context, path, 1 << 16)
@@ -134,8 +133,8 @@ def test_a_child_of_a_killed_server_cannot_come_in_where_the_next_one_waits_for_
     assert (tmp_path / "s.e-mine.txt").exists()
     after = ipc.child_path(path, "e")
     server = ipc.pair(context, after)
-    time.sleep(0.3)  # the orphan tries again each tenth of a second
-    engine = child(after)
+    time.sleep(0.3)  # the orphan reconnects every 0.1 s
+    engine = connect_child(after)
     assert server.poll(5000)
     assert server.recv() == b"ready"
     orphan.close(0)
@@ -143,7 +142,7 @@ def test_a_child_of_a_killed_server_cannot_come_in_where_the_next_one_waits_for_
     lock.release()
 
 
-def test_a_refused_place_stays_free(tmp_path: Path, context: Context) -> None:
+def test_regular_file_at_the_socket_path_is_refused_and_kept(tmp_path: Path, context: Context) -> None:
     path = tmp_path / "s"
     path.write_text("a user's file")
     with pytest.raises(ConfigError, match="a file, not a socket"):
@@ -155,14 +154,12 @@ def test_a_refused_place_stays_free(tmp_path: Path, context: Context) -> None:
     ipc.listen(context, path, 1 << 16)
 
 
-def test_no_socket_at_all(tmp_path: Path, context: Context) -> None:
+def test_connect_to_missing_socket_fails(tmp_path: Path, context: Context) -> None:
     with pytest.raises(ConnectFailed, match=r"there is no socket at .*banyan serve --socket"):
         ipc.connect(context, tmp_path / "s")
 
 
-def test_a_message_beyond_the_limit_costs_its_sender_the_connection_and_nobody_else(
-    tmp_path: Path, context: Context
-) -> None:
+def test_oversized_message_closes_only_its_senders_connection(tmp_path: Path, context: Context) -> None:
     router, _ = ipc.listen(context, tmp_path / "s", 1 << 16)
     good, _ = ipc.connect(context, tmp_path / "s")
     bad, broken = ipc.connect(context, tmp_path / "s")
@@ -176,7 +173,7 @@ def test_a_message_beyond_the_limit_costs_its_sender_the_connection_and_nobody_e
     assert not router.poll(50)
 
 
-def test_a_break_is_seen_on_both_sides(tmp_path: Path, context: Context) -> None:
+def test_broken_connection_is_seen_on_both_sides(tmp_path: Path, context: Context) -> None:
     router, _ = ipc.listen(context, tmp_path / "s", 1 << 16)
     breaks = ipc.watch(router)
     dealer, _ = ipc.connect(context, tmp_path / "s")
@@ -190,7 +187,7 @@ def test_a_break_is_seen_on_both_sides(tmp_path: Path, context: Context) -> None
         router.send_multipart((name, b"are you there?"), zmq.NOBLOCK)
 
 
-def test_an_engine_hangs_on_a_pair(tmp_path: Path, context: Context) -> None:
+def test_pair_carries_messages_in_both_directions(tmp_path: Path, context: Context) -> None:
     server = ipc.pair(context, tmp_path / "e")
     engine = context.socket(zmq.PAIR)
     engine.connect(ipc.address(tmp_path / "e"))

@@ -1,4 +1,4 @@
-"""A peer that loses or repeats messages: the program fails with an error that says so, and nothing stays behind."""
+"""A lost or repeated message fails its program with an error that names it, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -22,48 +22,48 @@ def client(join: Callable[..., Client]) -> Iterator[Client]:
     yield joined
     deadline = time.monotonic() + 20
     while joined.ask("stats")["server"]["programs"] or joined._programs:
-        assert time.monotonic() < deadline, "something stays behind"
+        assert time.monotonic() < deadline, "programs are left"
         time.sleep(0.02)
     assert joined.ask("check") is not None
 
 
 def tamper(client: Client, monkeypatch: pytest.MonkeyPatch, name: str, kind: type[Any], seq: int, copies: int) -> None:
-    """Pass message `seq` of a kind `copies` times through the client's method `name`."""
+    """Calls the client's method `name` `copies` times for message `seq` of type `kind`."""
     original = getattr(client, name)
 
-    def passed(message: Any) -> None:
+    def repeated(message: Any) -> None:
         decoded = wire.decode_client(message) if isinstance(message, bytes) else message
         for _ in range(copies if isinstance(decoded, kind) and decoded.seq == seq else 1):
             original(message)
 
-    monkeypatch.setattr(client, name, passed)
+    monkeypatch.setattr(client, name, repeated)
 
 
-@pytest.mark.parametrize(("seq", "copies", "got", "expected"), [(0, 0, 1, 0), (1, 0, 2, 1), (1, 2, 1, 2)])
-def test_to_the_server(
-    client: Client, monkeypatch: pytest.MonkeyPatch, seq: int, copies: int, got: int, expected: int
+@pytest.mark.parametrize(("seq", "copies", "actual", "expected"), [(0, 0, 1, 0), (1, 0, 2, 1), (1, 2, 1, 2)])
+def test_lost_or_repeated_submit_fails_the_program(
+    client: Client, monkeypatch: pytest.MonkeyPatch, seq: int, copies: int, actual: int, expected: int
 ) -> None:
     tamper(client, monkeypatch, "send_now", wire.Submit, seq, copies)
     program = client.program("p")
     program.submit([TEXT])
     program.submit([TEXT])
     program.submit([GEN], last=True)
-    with pytest.raises(BadMessage, match=f"message {got} of the program came where message {expected} was expected"):
+    with pytest.raises(BadMessage, match=f"message {actual} of the program came where message {expected} was expected"):
         program.future(0).result(20)
 
 
-@pytest.mark.parametrize(("seq", "copies", "got", "expected"), [(0, 0, 1, 0), (0, 2, 0, 1)])
-def test_to_the_client(
-    client: Client, monkeypatch: pytest.MonkeyPatch, seq: int, copies: int, got: int, expected: int
+@pytest.mark.parametrize(("seq", "copies", "actual", "expected"), [(0, 0, 1, 0), (0, 2, 0, 1)])
+def test_lost_or_repeated_value_fails_the_program(
+    client: Client, monkeypatch: pytest.MonkeyPatch, seq: int, copies: int, actual: int, expected: int
 ) -> None:
     tamper(client, monkeypatch, "_handle", wire.Value, seq, copies)
     program = client.program("p")
     program.submit([TEXT, GEN, wire.Read(0, 1), wire.Gen(0, 2, wire.Sampling(max_tokens=4))])
-    with pytest.raises(RuntimeLost, match=f"got message {got} instead of {expected} from the server"):
+    with pytest.raises(RuntimeLost, match=f"got message {actual} instead of {expected} from the server"):
         program.future(2).result(20)
 
 
-def test_a_template_deleted_while_its_use_waits_for_admission(join: Callable[..., Client]) -> None:
+def test_template_deleted_during_admission_wait_is_still_used(join: Callable[..., Client]) -> None:
     from banyan.runtime.protocol.op_template import ProgramTemplate
 
     client = join(options={"max_programs": 1}, step_ms=5)

@@ -1,4 +1,4 @@
-"""What a Use stands for, op by op, and what it refuses."""
+"""Expansion of a Use into ops, and the uses and templates that are refused."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ OPS = (
 )
 
 
-def test_a_template_knows_what_it_takes_and_makes() -> None:
+def test_template_counts_its_arguments_and_results() -> None:
     template = ProgramTemplate(OPS)
     assert (template.n_args, template.n_children, template.n_refs, template.n_marks) == (2, 2, 5, 1)
-    assert template.n_draws == 2, "the third has a seed of its own"
+    assert template.n_draws == 2, "the third gen has its own seed"
     assert template.places == [
         ValueSource(0, "a", "x.py:1"),
         ValueSource(1, "b", "x.py:2"),
@@ -51,14 +51,14 @@ def test_a_template_knows_what_it_takes_and_makes() -> None:
     ]
 
 
-def test_arguments_stand_where_they_belong() -> None:
-    found = list(ProgramTemplate(OPS).expand(Use(0, 9, ("first", "second"))))
-    assert found[0] == Append(0, (BeginTurn("user"), "about ", "second", EndTurn(), "first"))
-    assert found[5] == Append(0, (Ref(1), Raw("<s>"), "second"))
-    assert [op for k, op in enumerate(found) if k not in (0, 5)] == [op for k, op in enumerate(OPS) if k not in (0, 5)]
+def test_arguments_are_substituted() -> None:
+    ops = list(ProgramTemplate(OPS).expand(Use(0, 9, ("first", "second"))))
+    assert ops[0] == Append(0, (BeginTurn("user"), "about ", "second", EndTurn(), "first"))
+    assert ops[5] == Append(0, (Ref(1), Raw("<s>"), "second"))
+    assert [op for k, op in enumerate(ops) if k not in (0, 5)] == [op for k, op in enumerate(OPS) if k not in (0, 5)]
 
 
-def test_numbers_go_on_from_where_it_is_used() -> None:
+def test_template_numbers_continue_from_use() -> None:
     assert list(ProgramTemplate(OPS).expand(Use(4, 9, ("f", "s"), child=10, ref=20, mark=30, seeds=(100, 101)))) == [
         Append(4, (BeginTurn("user"), "about ", "s", EndTurn(), "f")),
         Mark(4, 30),
@@ -75,15 +75,15 @@ def test_numbers_go_on_from_where_it_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("use", "why"),
+    ("use", "error"),
     [
         (Use(0, 9), "takes 2 arguments, not 0"),
         (Use(0, 9, ("a", "b", "c")), "takes 2 arguments, not 3"),
         (Use(0, 9, ("a", "b"), seeds=(1,)), "takes 2 seeds, not 1"),
     ],
 )
-def test_what_does_not_fit_is_refused(use: Use, why: str) -> None:
-    with pytest.raises(BadProgram, match=why):
+def test_wrong_number_of_arguments_or_seeds_is_refused(use: Use, error: str) -> None:
+    with pytest.raises(BadProgram, match=error):
         list(ProgramTemplate(OPS).expand(use))
 
 
@@ -95,6 +95,6 @@ def test_what_does_not_fit_is_refused(use: Use, why: str) -> None:
     ],
     ids=repr,
 )
-def test_numbers_below_zero_would_be_those_of_others(op: wire.TemplateOp) -> None:
+def test_negative_numbers_in_a_template_are_refused(op: wire.TemplateOp) -> None:
     with pytest.raises(BadProgram, match="from 0 on"):
         ProgramTemplate((op,))

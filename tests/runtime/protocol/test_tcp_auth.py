@@ -1,4 +1,4 @@
-"""tcp://: with keys and a token or not at all, and every wrong one is one clear error in bounded time."""
+"""tcp:// needs keys and a token, and every wrong one is a clear error in bounded time."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from banyan.runtime.protocol import ipc, tcp_auth, wire
 from waits import wait_until
 
 TOKEN = "ann-0123456789abcdef"
-SECONDS = 15.0
-"""Within which whatever is wrong has to be said, on a machine that others use too."""
+ERROR_SECONDS = 15.0
+"""Upper bound until an error is raised, on a loaded machine."""
 
 
-class Place(NamedTuple):
+class TcpServer(NamedTuple):
     address: str
     key: str
     server: launch.ServerProcess
@@ -39,47 +39,49 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def place(serve: Callable[..., launch.ServerProcess], keys: tuple[Path, Path], tmp_path: Path) -> Place:
-    """A server that listens on tcp as well."""
-    file = tmp_path / "tokens"
-    file.touch(0o600)
-    file.write_text(f"ann {TOKEN} operator\nbob bob-{TOKEN}\n")
-    options = {"bind": "tcp://127.0.0.1:0", "curve_key": str(keys[1]), "token_file": str(file)}
+def tcp_server(
+    serve: Callable[..., launch.ServerProcess], keys: tuple[Path, Path], token_file: Callable[..., str]
+) -> TcpServer:
+    """A server that listens on TCP as well as on its socket."""
+    tokens = token_file(f"ann {TOKEN} operator\nbob bob-{TOKEN}\n")
+    options = {"bind": "tcp://127.0.0.1:0", "curve_key": str(keys[1]), "token_file": tokens}
     server = serve(options=options, say={"a": "hello"})
-    with contextlib.closing(client.connect(server.socket, 30, TOKEN)) as near:
-        address = near.ask("info")["address"]
+    with contextlib.closing(client.connect(server.socket, 30, TOKEN)) as by_socket:
+        address = by_socket.ask("info")["address"]
     assert address in server.report[-1]
-    return Place(address, server.report[-1].split()[-1], server)
+    return TcpServer(address, server.report[-1].split()[-1], server)
 
 
-def works(c: client.Client) -> bool:
+def can_run(c: client.Client) -> bool:
     program = c.program()
     program.submit([wire.Append(0, ("a",)), wire.Gen(0, 0)], last=True)
     return program.future(0).result(30).samples[0].text == "hello"
 
 
-def test_who_has_key_and_token_comes_in_by_tcp_as_by_the_socket(place: Place, keys: tuple[Path, Path]) -> None:
+def test_key_and_token_give_access_by_tcp(tcp_server: TcpServer, keys: tuple[Path, Path]) -> None:
     with (
-        contextlib.closing(client.connect(place.server.socket, 30, TOKEN)) as near,
-        contextlib.closing(client.connect(place.address, 30, TOKEN, place.key)) as far,
-        contextlib.closing(client.connect(place.address, 30, f"bob-{TOKEN}", str(keys[0]))) as by_file,
+        contextlib.closing(client.connect(tcp_server.server.socket, 30, TOKEN)) as by_socket,
+        contextlib.closing(client.connect(tcp_server.address, 30, TOKEN, tcp_server.key)) as by_key,
+        contextlib.closing(client.connect(tcp_server.address, 30, f"bob-{TOKEN}", str(keys[0]))) as by_file,
     ):
-        assert all(map(works, (near, far, by_file)))
-        assert client.connect(place.address, 30, TOKEN, place.key) is far
+        assert all(map(can_run, (by_socket, by_key, by_file)))
+        assert client.connect(tcp_server.address, 30, TOKEN, tcp_server.key) is by_key
 
 
-def test_the_language_and_its_environment_reach_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    with bn.connect(place.address, 30, token=TOKEN, server_key=place.key) as endpoint:
-        assert place.address in repr(endpoint)
+def test_bn_connect_takes_key_and_token_from_arguments_or_environment(
+    tcp_server: TcpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bn.connect(tcp_server.address, 30, token=TOKEN, server_key=tcp_server.key) as endpoint:
+        assert tcp_server.address in repr(endpoint)
         assert TOKEN not in repr(endpoint)
     monkeypatch.setenv(config.TOKEN, TOKEN)
-    monkeypatch.setenv(config.SERVER_KEY, place.key)
-    with bn.connect(place.address, 30) as endpoint:
-        assert works(endpoint.client)
+    monkeypatch.setenv(config.SERVER_KEY, tcp_server.key)
+    with bn.connect(tcp_server.address, 30) as endpoint:
+        assert can_run(endpoint.client)
 
 
 @pytest.mark.parametrize(
-    ("token", "key", "says"),
+    ("token", "key", "error"),
     [
         (TOKEN, "another", "is that its public key"),
         (TOKEN, "", "wants the server's public key"),
@@ -89,37 +91,37 @@ def test_the_language_and_its_environment_reach_it(place: Place, monkeypatch: py
         ("wrong-0123456789abcdef", "right", "the token is wrong"),
     ],
 )
-def test_a_wrong_key_or_token_is_one_clear_error_in_bounded_time(place: Place, token: str, key: str, says: str) -> None:
-    key = {"right": place.key, "another": zmq.curve_keypair()[0].decode()}.get(key, key)
-    began = time.monotonic()
-    with pytest.raises(ConnectFailed, match=says):
-        client.connect(place.address, 60, token, key)
-    assert time.monotonic() - began < SECONDS
-    with contextlib.closing(client.connect(place.address, 30, TOKEN, place.key)) as good:
-        assert works(good), "and nobody else is harmed"
+def test_wrong_key_or_token_raises_in_bounded_time(tcp_server: TcpServer, token: str, key: str, error: str) -> None:
+    key = {"right": tcp_server.key, "another": zmq.curve_keypair()[0].decode()}.get(key, key)
+    start = time.monotonic()
+    with pytest.raises(ConnectFailed, match=error):
+        client.connect(tcp_server.address, 60, token, key)
+    assert time.monotonic() - start < ERROR_SECONDS
+    with contextlib.closing(client.connect(tcp_server.address, 30, TOKEN, tcp_server.key)) as good:
+        assert can_run(good), "other clients still work"
 
 
-def test_who_speaks_without_encryption_is_not_heard(place: Place) -> None:
+def test_unencrypted_peer_gets_no_answer(tcp_server: TcpServer) -> None:
     context: Any = zmq.Context()
     try:
         plain = context.socket(zmq.DEALER)
-        plain.connect(place.address)
+        plain.connect(tcp_server.address)
         plain.send(wire.encode(wire.Hello(wire.VERSION, token=TOKEN)))
         assert not plain.poll(1000)
     finally:
         context.destroy(0)
-    host, port = config.tcp(place.address)
+    host, port = config.tcp(tcp_server.address)
     with sockets.create_connection((host, port), 5) as raw:
         raw.sendall(os.urandom(1 << 16))
-        raw.settimeout(SECONDS)
+        raw.settimeout(ERROR_SECONDS)
         with contextlib.suppress(ConnectionResetError):
-            while raw.recv(1 << 16):  # until it hangs up
+            while raw.recv(1 << 16):  # until the server closes the connection
                 pass
-    with contextlib.closing(client.connect(place.address, 30, TOKEN, place.key)) as good:
-        assert works(good)
+    with contextlib.closing(client.connect(tcp_server.address, 30, TOKEN, tcp_server.key)) as good:
+        assert can_run(good)
 
 
-VANISHING = """
+CLIENT_SCRIPT = """
 import sys, time
 from banyan.runtime.client import client
 from banyan.runtime.protocol import wire
@@ -133,26 +135,26 @@ time.sleep(100)
 """
 
 
-def test_a_client_that_vanishes_from_tcp_frees_what_it_had_at_once(place: Place) -> None:
-    with contextlib.closing(client.connect(place.server.socket, 30, TOKEN)) as near:
-        argv = [sys.executable, "-c", VANISHING, place.address, TOKEN, place.key]
+def test_killed_tcp_client_frees_its_resources_at_once(tcp_server: TcpServer) -> None:
+    with contextlib.closing(client.connect(tcp_server.server.socket, 30, TOKEN)) as by_socket:
+        argv = [sys.executable, "-c", CLIENT_SCRIPT, tcp_server.address, TOKEN, tcp_server.key]
         process = subprocess.Popen(argv, stdout=subprocess.PIPE)
         assert process.stdout is not None
         assert process.stdout.readline() == b"\n"
-        server = near.ask("stats")["server"]
+        server = by_socket.ask("stats")["server"]
         assert (server["clients"], server["programs"]) == (2, 1)
         process.kill()
         process.wait(30)
         process.stdout.close()
 
         def is_free() -> bool:
-            server = near.ask("stats")["server"]
+            server = by_socket.ask("stats")["server"]
             return (server["clients"], server["programs"]) == (1, 0)
 
-        wait_until(is_free, "an end before the client is given up as silent", seconds=ipc.MAX_SILENT / 2)
+        wait_until(is_free, "freed resources before the silence timeout", seconds=ipc.MAX_SILENT / 2)
 
 
-def test_a_port_where_nobody_listens_is_said_at_once() -> None:
+def test_connect_to_unused_port_fails_at_once() -> None:
     with sockets.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(ConnectFailed, match=r"nobody listens at tcp://127\.0\.0\.1"):
@@ -165,7 +167,7 @@ def test_a_port_where_nobody_listens_is_said_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "error"),
     [
         ({"bind": "tcp://127.0.0.1:0"}, "banyan keys DIR"),
         ({"bind": "tcp://*:7100", "curve_key": "k"}, "write it like tcp://10.0.0.1:7100"),
@@ -174,46 +176,46 @@ def test_a_port_where_nobody_listens_is_said_at_once() -> None:
         ({"curve_key": "k"}, "bind is not set"),
     ],
 )
-def test_no_tcp_without_keys_and_an_address(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says.replace("*", r"\*")):
+def test_bind_without_keys_or_a_valid_address_is_refused(options: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError, match=error.replace("*", r"\*")):
         config.make(**options)
 
 
-def test_addresses() -> None:
+def test_tcp_addresses_are_parsed() -> None:
     assert config.tcp("tcp://10.0.0.1:7100") == ("10.0.0.1", 7100)
     assert config.tcp("tcp://[::1]:0") == ("::1", 0)
     assert config.tcp("tcp://some.host:1") == ("some.host", 1)
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "error"),
     [
         ({"token_file": ""}, "anybody could come in"),
         ({"curve_key": "none"}, "curve_key .*none cannot be read"),
         ({"bind": "tcp://203.0.113.7:1"}, "cannot listen at tcp://203.0.113.7:1"),
     ],
 )
-def test_a_server_that_cannot_listen_says_why(
+def test_server_that_cannot_listen_raises_with_the_reason(
     serve: Callable[..., launch.ServerProcess],
     keys: tuple[Path, Path],
-    tmp_path: Path,
+    token_file: Callable[..., str],
     change: dict[str, str],
-    says: str,
+    error: str,
 ) -> None:
-    file = tmp_path / "tokens"
-    file.touch(0o600)
-    file.write_text(f"ann {TOKEN}\n")
-    options = {"bind": "tcp://127.0.0.1:0", "curve_key": str(keys[1]), "token_file": str(file)}
-    with pytest.raises(ConfigError, match=says):
+    tokens = token_file(f"ann {TOKEN}\n")
+    options = {"bind": "tcp://127.0.0.1:0", "curve_key": str(keys[1]), "token_file": tokens}
+    with pytest.raises(ConfigError, match=error):
         serve(options=options | change)
 
 
-def test_a_socket_is_a_path(serve: Callable[..., launch.ServerProcess]) -> None:
+def test_tcp_address_as_socket_is_refused(serve: Callable[..., launch.ServerProcess]) -> None:
     with pytest.raises(ConfigError, match="`bind` is what listens"):
         serve(options={"socket": "tcp://127.0.0.1:7100"})
 
 
-def test_keys_are_for_their_owner(tmp_path: Path, keys: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_are_private_files_of_their_owner(
+    tmp_path: Path, keys: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     from banyan.cli import main as cli
 
     assert cli.main(["keys", str(tmp_path / "k")]) == 0
@@ -234,22 +236,32 @@ def test_keys_are_for_their_owner(tmp_path: Path, keys: tuple[Path, Path], capsy
         tcp_auth.read_keys(half)
 
 
-def test_a_public_key_can_be_given_on_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_key_never_starts_like_a_command_line_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [(start + public[1:], secret) for start in (b"-", b"-", b"0") for public, secret in [zmq.curve_keypair()]]
-    made = iter(pairs)
-    monkeypatch.setattr(zmq, "curve_keypair", lambda: next(made))
+    keypairs = iter(pairs)
+    monkeypatch.setattr(zmq, "curve_keypair", lambda: next(keypairs))
     _, secret = tcp_auth.make_keys(tmp_path / "keys")
-    assert tcp_auth.read_keys(secret)[0] == pairs[2][0], "not one that would be read as an option"
+    assert tcp_auth.read_keys(secret)[0] == pairs[2][0], "the first key without a leading dash"
 
 
-def test_the_command_line_comes_in_with_a_token_and_a_key(place: Place, tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
-    mine.write_text(f"# the one I was given\nbob-{TOKEN}\n")
-    argv = [sys.executable, "-m", "banyan.cli.main", "top", "--once", "--seconds", "0.1", "--socket", place.address]
-    argv += ["--token-file", str(mine), "--server-key", place.key]
+def test_command_line_connects_with_token_and_key(tcp_server: TcpServer, tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text(f"# a comment\nbob-{TOKEN}\n")
+    argv = [
+        sys.executable,
+        "-m",
+        "banyan.cli.main",
+        "top",
+        "--once",
+        "--seconds",
+        "0.1",
+        "--socket",
+        tcp_server.address,
+    ]
+    argv += ["--token-file", str(token_file), "--server-key", tcp_server.key]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert "'bob' is no operator" in done.stderr, "it came in"
-    mine.write_text("\n")
+    assert "'bob' is no operator" in done.stderr, "the connection was accepted"
+    token_file.write_text("\n")
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert "contains no token" in done.stderr

@@ -1,4 +1,4 @@
-"""What crosses the wire to a real server: how many messages a program is, how many bytes, and what is not in them."""
+"""The number, size and content of the messages that programs send to a real server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def endpoint(
 
 
 class Traffic:
-    """What this process sent to the server of programs."""
+    """Submit, Define and Undefine messages that this process sent to the server."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[wire.ClientMessage, int]] = []
@@ -52,17 +52,17 @@ class Traffic:
 
 @pytest.fixture
 def traffic(endpoint: bn.RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch) -> Traffic:
-    monkeypatch.setattr(program_record, "FLUSH_AFTER", 5.0)  # so that counts do not depend on the load
-    seen, send = Traffic(), endpoint.client.send
+    monkeypatch.setattr(program_record, "FLUSH_AFTER", 5.0)  # counts do not depend on the load
+    recorded, send = Traffic(), endpoint.client.send
 
-    def watched(data: bytes) -> None:
+    def record_and_send(data: bytes) -> None:
         message = wire.decode_client(data)
         if isinstance(message, wire.Submit | wire.Define | wire.Undefine) and getattr(message, "ops", True):
-            seen.sent.append((message, len(data)))
+            recorded.sent.append((message, len(data)))
         send(data)
 
-    monkeypatch.setattr(endpoint.client, "send", watched)
-    return seen
+    monkeypatch.setattr(endpoint.client, "send", record_and_send)
+    return recorded
 
 
 @bn.function
@@ -72,7 +72,7 @@ def straight(s: bn.State, question: str, k: int) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 20])
-def test_a_straight_line_is_one_message_however_many_gens_it_holds(
+def test_straight_program_is_one_message_for_any_number_of_gens(
     endpoint: bn.RuntimeEndpoint, traffic: Traffic, k: int
 ) -> None:
     state = straight.run("well?", k, backend=endpoint)
@@ -80,7 +80,7 @@ def test_a_straight_line_is_one_message_however_many_gens_it_holds(
     assert len(traffic.sent) == 1
 
 
-def test_a_program_that_looks_at_each_turn_sends_each_text_once(endpoint: bn.RuntimeEndpoint, traffic: Traffic) -> None:
+def test_program_reading_each_value_sends_each_text_once(endpoint: bn.RuntimeEndpoint, traffic: Traffic) -> None:
     @bn.function
     def chat(s: bn.State) -> None:
         for i in range(20):
@@ -89,12 +89,12 @@ def test_a_program_that_looks_at_each_turn_sends_each_text_once(endpoint: bn.Run
 
     chat.run(backend=endpoint)
     sizes = traffic.n_bytes(wire.Submit)
-    assert len(sizes) == 20, "one for each value that was looked at"
-    assert max(sizes) - min(sizes) < 16, f"each is as small as the first: {sizes}"
-    assert " yes" not in repr(traffic.of(wire.Submit)), "and what was generated is not sent back"
+    assert len(sizes) == 20, "one message per value read"
+    assert max(sizes) - min(sizes) < 16, f"sizes do not grow: {sizes}"
+    assert " yes" not in repr(traffic.of(wire.Submit)), "generated text is not sent back"
 
 
-def test_a_fork_sends_nothing_of_its_parent(endpoint: bn.RuntimeEndpoint, traffic: Traffic) -> None:
+def test_fork_does_not_resend_the_parents_text(endpoint: bn.RuntimeEndpoint, traffic: Traffic) -> None:
     @bn.function
     def tree(s: bn.State) -> None:
         s += PARENT + "A:" + bn.gen("a", max_tokens=4)
@@ -110,7 +110,7 @@ def test_a_fork_sends_nothing_of_its_parent(endpoint: bn.RuntimeEndpoint, traffi
     assert "fox" not in repr(traffic.of(wire.Submit)[1])
 
 
-def test_a_value_that_is_not_known_yet_travels_as_a_reference(endpoint: bn.RuntimeEndpoint, traffic: Traffic) -> None:
+def test_pending_value_is_sent_as_a_reference(endpoint: bn.RuntimeEndpoint, traffic: Traffic) -> None:
     @bn.function
     def splices(s: bn.State) -> None:
         first, second = s.fork(2)
@@ -128,8 +128,8 @@ def test_a_value_that_is_not_known_yet_travels_as_a_reference(endpoint: bn.Runti
     assert spliced == [wire.Ref(0), wire.Ref(1)]
 
 
-def test_a_call_with_a_state_of_its_own_holds_nobody_up(endpoint: bn.RuntimeEndpoint, traffic: Traffic) -> None:
-    """A program that calls three others, and goes on with its own gens, has them all on their way before it waits."""
+def test_called_programs_are_submitted_before_the_caller_waits(endpoint: bn.RuntimeEndpoint, traffic: Traffic) -> None:
+    """A program that calls three others and then generates has submitted all of them before it waits for a value."""
 
     @bn.function
     def child(s: bn.State, i: int) -> None:
@@ -140,7 +140,7 @@ def test_a_call_with_a_state_of_its_own_holds_nobody_up(endpoint: bn.RuntimeEndp
         children = [child(i) for i in range(3)]
         s += "parent, hurry" + bn.gen("own", max_tokens=40)
         assert len(traffic.of(wire.Submit)) == 3
-        assert not any(one._record.trace.spans for one in (s, *children)), "nobody waited for a value yet"
+        assert not any(one._record.trace.spans for one in (s, *children)), "no value was awaited yet"
         assert s["own"].startswith("slow ")
         assert len(traffic.of(wire.Submit)) == 4
         return [one["a"] for one in children]
@@ -165,25 +165,25 @@ def review(s: bn.State, product: str, words: str) -> None:
 ITEMS = [(f"thing {i}", f"words number {i} are  {'many' * (i % 7)}\n") for i in range(40)]
 
 
-def test_a_batch_sends_its_template_once_and_then_the_arguments(endpoint: bn.RuntimeEndpoint, traffic: Traffic) -> None:
+def test_batch_sends_its_template_once_and_then_only_arguments(endpoint: bn.RuntimeEndpoint, traffic: Traffic) -> None:
     states = review.run_batch(ITEMS, backend=endpoint, temperature=0)
-    plainly = traffic.n_bytes(wire.Submit)
+    plain_sizes = traffic.n_bytes(wire.Submit)
     expected = [(s.text(), s["good"], s["more"], s.usage.prompt) for s in states]
     traffic.sent.clear()
     compiled = compile(review)
     states = compiled.run_batch(ITEMS, backend=endpoint, temperature=0)
     assert len(traffic.of(wire.Define)) == 1
-    items = traffic.n_bytes(wire.Submit)
-    assert len(items) == len(plainly) == len(ITEMS)
-    assert max(items) < 150 < min(plainly) / 4
+    item_sizes = traffic.n_bytes(wire.Submit)
+    assert len(item_sizes) == len(plain_sizes) == len(ITEMS)
+    assert max(item_sizes) < 150 < min(plain_sizes) / 4
     texts = sum(len(text) for item in ITEMS for text in item)
-    submits = traffic.of(wire.Submit)  # their numbers are longer where this process has lost a server before
+    submits = traffic.of(wire.Submit)  # program and template numbers are longer after a lost server
     numbers = sum(len(msgspec.msgpack.encode(n)) for m in submits for n in (m.program, m.ops[0].template))
-    assert (sum(items) - texts - numbers) / len(ITEMS) < 78, "and little else"
+    assert (sum(item_sizes) - texts - numbers) / len(ITEMS) < 78, "bytes per item besides texts and numbers"
     assert [(s.text(), s["good"], s["more"], s.usage.prompt) for s in states] == expected
 
 
-def test_what_goes_wrong_in_a_template_says_where(endpoint: bn.RuntimeEndpoint) -> None:
+def test_error_in_a_template_names_its_gen_and_line(endpoint: bn.RuntimeEndpoint) -> None:
     @bn.function
     def much(s: bn.State, text: str) -> None:
         s += text + bn.gen("a", max_tokens=4)
@@ -193,7 +193,7 @@ def test_what_goes_wrong_in_a_template_says_where(endpoint: bn.RuntimeEndpoint) 
         compiled.run("x y z " * 400, backend=endpoint).sync()
 
 
-def test_a_template_that_nobody_holds_is_taken_back(endpoint: bn.RuntimeEndpoint, traffic: Traffic) -> None:
+def test_collected_template_is_undefined_on_the_server(endpoint: bn.RuntimeEndpoint, traffic: Traffic) -> None:
     compiled: Any = compile(review)
     compiled.run(*ITEMS[0], backend=endpoint).sync()
     del compiled
@@ -202,7 +202,7 @@ def test_a_template_that_nobody_holds_is_taken_back(endpoint: bn.RuntimeEndpoint
     wait_until(lambda: wire.Undefine(define.template) in traffic.of(wire.Undefine), "Undefine")
 
 
-def test_a_template_that_is_too_large_says_so(
+def test_oversized_template_raises_with_its_size(
     endpoint: bn.RuntimeEndpoint, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(endpoint.client), "max_message", 300)

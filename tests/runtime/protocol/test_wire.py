@@ -25,7 +25,7 @@ DIRECTIONS = {
 
 
 def example(kind: Any) -> Any:
-    """A value of a field's type that is not its default."""
+    """A non-default value of a field's type."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         return args[-1]
@@ -46,7 +46,7 @@ def make(cls: type[Any]) -> Any:
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_every_message_comes_back_as_it_went(direction: str) -> None:
+def test_every_message_round_trips(direction: str) -> None:
     union, decode = DIRECTIONS[direction]
     for cls in typing.get_args(union):
         message = make(cls)
@@ -57,7 +57,7 @@ def test_every_message_comes_back_as_it_went(direction: str) -> None:
         assert decode(wire.encode(cls(**required))) == cls(**required)
 
 
-def test_every_op_and_part_comes_back_as_it_went() -> None:
+def test_every_op_and_part_round_trips() -> None:
     ops = tuple(make(op) for op in typing.get_args(wire.Op))
     parts = ("text", *(make(part) for part in typing.get_args(wire.Part) if part is not str))
     message = wire.Submit(program=1, seq=2, ops=(*ops, wire.Append(0, parts)), last=True, name="p")
@@ -65,17 +65,17 @@ def test_every_op_and_part_comes_back_as_it_went() -> None:
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_a_message_of_another_direction_is_refused(direction: str) -> None:
+def test_message_of_another_direction_is_refused(direction: str) -> None:
     union, decode = DIRECTIONS[direction]
-    mine = typing.get_args(union)
+    own = typing.get_args(union)
     for other, _ in DIRECTIONS.values():
         for cls in typing.get_args(other):
-            if cls not in mine:
+            if cls not in own:
                 with pytest.raises(msgspec.ValidationError):
                     decode(wire.encode(make(cls)))
 
 
-def test_tags_never_change() -> None:
+def test_tags_and_version_are_fixed() -> None:
     assert sorted(cls.__struct_config__.tag for cls in MESSAGES if cls is not wire.Wire) == [
         "abort", "acknowledge", "answer", "append", "arg", "ask", "beginturn", "cachehint", "called", "cancel",
         "chatmarkers", "check", "checkresult", "constraintspec", "define", "delta", "drop", "endturn", "evictfirst",
@@ -87,8 +87,8 @@ def test_tags_never_change() -> None:
     assert wire.VERSION == 1
 
 
-# A message's fields as version 1 began, in order. New ones go behind them, with a default.
-FIRST = {
+# The first fields of version 1's messages, in order. New fields are appended with a default.
+FIRST_FIELDS = {
     "Submit": ("program", "seq", "ops", "last", "name"),
     "Gen": ("state", "ref", "sampling", "stream", "name", "line"),
     "Run": ("rid", "ids", "sampling", "stop_ids", "seed", "sample", "n_done", "score_from", "namespace", "order"),
@@ -100,23 +100,23 @@ FIRST = {
 }
 
 
-@pytest.mark.parametrize("name", FIRST)
-def test_fields_are_only_ever_appended_with_a_default(name: str) -> None:
+@pytest.mark.parametrize("name", FIRST_FIELDS)
+def test_fields_are_only_appended_with_a_default(name: str) -> None:
     cls = getattr(wire, name)
     fields = msgspec.structs.fields(cls)
-    n = len(FIRST[name])
-    assert tuple(f.name for f in fields[:n]) == FIRST[name]
+    n = len(FIRST_FIELDS[name])
+    assert tuple(f.name for f in fields[:n]) == FIRST_FIELDS[name]
     assert not any(f.required for f in fields[n:])
 
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
-def test_a_message_of_a_newer_peer_is_read_without_its_news(cls: type[Any]) -> None:
-    data = msgspec.msgpack.decode(wire.encode(make(cls))) | {"a field of tomorrow": [1, {"x": 2}]}
+def test_unknown_fields_are_ignored(cls: type[Any]) -> None:
+    data = msgspec.msgpack.decode(wire.encode(make(cls))) | {"future field": [1, {"x": 2}]}
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(data), type=cls) == make(cls)
 
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
-def test_messages_are_values(cls: type[Any]) -> None:
+def test_messages_are_frozen(cls: type[Any]) -> None:
     message = make(cls)
     for field in cls.__struct_fields__:
         with pytest.raises(AttributeError):
@@ -124,12 +124,12 @@ def test_messages_are_values(cls: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"\x80", b"junk", wire.encode(wire.Ping())[:-1], b"\xc1" * 1000])
-def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
+def test_invalid_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         wire.decode_client(data)
 
 
-def test_a_wrong_type_is_refused_with_its_place() -> None:
+def test_wrong_field_type_is_refused_with_its_path() -> None:
     data = msgspec.msgpack.encode(
         {"t": "submit", "program": 0, "seq": 0, "ops": [{"t": "gen", "state": "x", "ref": 1}]}
     )
@@ -141,10 +141,13 @@ def test_defaults_are_not_sent() -> None:
     assert len(wire.encode(wire.Gen(0, 0))) < 25
 
 
-def test_nothing_in_the_repository_pickles() -> None:
-    word = re.compile(r"^\s*(?:import|from)\s+(?:pickle|cloudpickle|dill|marshal|shelve)\b|\bpickle\.(?:loads?|dumps?)|"
-                      r"send_pyobj|recv_pyobj", re.MULTILINE)  # fmt: skip
-    rooms = ("frontend", "runtime", "radix_cache", "kernels", "examples", "benchmarks")
-    files = [file for room in rooms for file in (ROOT / room).rglob("*.py")]
+def test_repository_does_not_use_pickle() -> None:
+    regex = re.compile(
+        r"^\s*(?:import|from)\s+(?:pickle|cloudpickle|dill|marshal|shelve)\b|\bpickle\.(?:loads?|dumps?)|"
+        r"send_pyobj|recv_pyobj",
+        re.MULTILINE,
+    )
+    folders = ("frontend", "runtime", "radix_cache", "kernels", "examples", "benchmarks")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
     assert len(files) > 20
-    assert [str(file) for file in files if word.search(file.read_text(encoding="utf-8"))] == []
+    assert [str(file) for file in files if regex.search(file.read_text(encoding="utf-8"))] == []

@@ -1,4 +1,4 @@
-"""A server without sockets: programs beside a fake engine, pumped by hand. And the pieces it is made of."""
+"""A server in one process: programs and a fake engine, driven step by step; and its parts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import tokenizers
 
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.protocol import wire
+from banyan.runtime.server.engine_link.recovery import Death
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.policy.run_limits import Timers
 from banyan.runtime.server.programs.generation import EngineGenerator
@@ -42,7 +43,7 @@ def words(words_dir: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def marked(words_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """Control tokens that are not called special, and added tokens that are text: a run of spaces, a word."""
+    """A tokenizer with control tokens not flagged as special, and added tokens of plain text: four spaces, a word."""
     path = tmp_path_factory.mktemp("marked")
     tokenizer = tokenizers.Tokenizer.from_file(str(words_dir / "tokenizer.json"))
     tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>", "[INST]", "    ", "banyan"])
@@ -58,9 +59,9 @@ def chatml(words_dir: Path) -> ChatTemplate:
 
 
 class Bench:
-    """Programs of client b"me" beside a FakeEngine. `say`: end of a prompt -> what the model says there.
+    """Programs of client b"me" and a FakeEngine. `say`: end of a prompt -> the model's output.
 
-    `submit` runs nothing in the engine; `run` does, until all is idle or `n_steps` are done.
+    `submit` does not run the engine; `run` does, until it is idle or after `n_steps`.
     """
 
     def __init__(
@@ -70,9 +71,9 @@ class Bench:
         self.engine = fake.FakeEngine(self._speak)
         self.sent: list[tuple[bytes, wire.ServerMessage]] = []
         self.held: list[Callable[[], None]] | None = None
-        """Set to a list, and encoding waits in it as it would for a thread."""
+        """If set to a list, it collects encoding work as a thread's queue would."""
         self.checks: list[Any] | None = None
-        """Set to a list, and constraints wait in it as they would for another process."""
+        """If set to a list, it collects constraint checks as the queue of another process would."""
         self._calls: list[Callable[[], None]] = []
         self.requests = EngineRequests(words, None, self.engine.take, call_later=self._calls.append)
         generator = EngineGenerator(words, template, self.requests, self._offload, Random(0), self._check)
@@ -99,7 +100,7 @@ class Bench:
             self.checks.append((spec, owner, then))
 
     def _offload(self, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        def go_on() -> None:
+        def run_work() -> None:
             try:
                 result = work()
             except Exception as e:
@@ -107,9 +108,9 @@ class Bench:
             then(result)
 
         if self.held is None:
-            go_on()
+            run_work()
         else:
-            self.held.append(go_on)
+            self.held.append(run_work)
 
     def submit(self, *ops: wire.Op, program: int = 0, last: bool = False, client: bytes = b"me") -> None:
         seq = self._seq.get(program, 0)
@@ -131,6 +132,13 @@ class Bench:
                     self.requests.fail(report)
             assert self.programs.check(self.requests) == ""
 
+    def replace_engine(self, death: Death) -> None:
+        """The engine dies with everything it runs, and another takes over."""
+        self.engine.running.clear()
+        self.engine.reports.clear()
+        self.engine.finished.clear()
+        self.requests.replay(death)
+
     def messages(self, kind: type, program: int = 0) -> list[Any]:
         return [m for _, m in self.sent if isinstance(m, kind) and m.program == program]
 
@@ -146,17 +154,17 @@ class Bench:
         return failed
 
     def prompts(self) -> list[str]:
-        """The text of each prompt that the engine got."""
+        """The text of each prompt that the engine received."""
         return [self.words.text_of(unpack(run.ids)) for run in self.engine.runs]
 
     def ids(self, k: int = -1) -> list[int]:
-        """The ids of the k-th prompt that the engine got."""
+        """The ids of the k-th prompt that the engine received."""
         return unpack(self.engine.runs[k].ids)
 
 
 @pytest.fixture
 def bench(fake_engine: ModuleType, words: Tokenizer, chatml: ChatTemplate) -> Callable[..., Bench]:
-    """`bench({"end of a prompt": "what is said"}, template=..., tokenizer=..., **options of Programs) -> Bench`"""
+    """`bench({"end of a prompt": "output"}, template=..., tokenizer=..., **options of Programs) -> Bench`"""
 
     def make(
         say: dict[str, str] | None = None,

@@ -1,12 +1,12 @@
-"""An engine without a model: it speaks by a rule over ids. As an object for tests in one process, and as a process.
+"""An engine without a model: a function of the prompt's ids gives its output. As an object and as a process.
 
     python fake_engine.py --socket ipc://... --config JSON --alive-fd N --flight-fd M
 
-As a process it reads its rule from the file `fake.json` in the model directory:
-    {"say": {"end of a prompt": "what to say"}, "die_on": "text", "hang_on": "text", "babble_on": "text",
+The process reads its options from the file `fake.json` in the model directory:
+    {"say": {"end of a prompt": "output"}, "die_on": "text", "hang_on": "text", "babble_on": "text",
      "fail": ["code", "message"], "step_ms": 0, "pause": 0, "context": 512}
-It dies, hangs, or says nonsense, in the step of a prompt that holds the text; with "once", of the first one only.
-With "pause", each process gives tokens for so many steps, and then none until there is a file `go` in that directory.
+It dies, hangs, or sends an invalid report in a step with a prompt that contains the text; with "once", only in the
+first. With "pause", each process generates for that many steps, then waits for a file `go` in that directory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Speak = Callable[[list[int]], Iterable[int]]
 
 
 class FakeEngine:
-    """Takes orders, gives reports; `burst` tokens of each request in a step. Scores: -(id % 7) / 4 for each token."""
+    """Takes commands, returns reports: `burst` tokens of each request per step. A token's score is -(id % 7) / 4."""
 
     def __init__(self, speak: Speak, max_context: int = 512, burst: int = 1) -> None:
         self.speak, self.max_context, self.burst = speak, max_context, burst
@@ -47,23 +47,25 @@ class FakeEngine:
     def ready(self) -> wire.Ready:
         return wire.Ready(n_pages=64, page=16, max_context=self.max_context, report=("fake engine",))
 
-    def take(self, order: wire.EngineCommand) -> None:
-        match order:
+    def take(self, command: wire.EngineCommand) -> None:
+        match command:
             case wire.Run():
-                self.runs.append(order)
-                ids = array("i", order.ids).tolist()
+                self.runs.append(command)
+                ids = array("i", command.ids).tolist()
                 if len(ids) + 1 > self.max_context:
                     message = f"the prompt has {len(ids)} tokens, the context {self.max_context}"
-                    self.reports.append(wire.Failed(program=order.rid, seq=0, code="prompt_too_long", message=message))
+                    self.reports.append(
+                        wire.Failed(program=command.rid, seq=0, code="prompt_too_long", message=message)
+                    )
                     return
-                said = list(self.speak(ids[: len(ids) - order.n_done]))[order.n_done :]
-                self.running[order.rid] = order, said
+                output = list(self.speak(ids[: len(ids) - command.n_done]))[command.n_done :]
+                self.running[command.rid] = command, output
             case wire.Abort(rid=rid):
                 if self.running.pop(rid, None):
                     self.aborted.append(rid)
                     self.finished.append(wire.Finish(rid=rid, reason="abort", n_prompt=7, n_cached=3))
             case wire.Hold() | wire.Release() | wire.EvictFirst():
-                self.steered.append(order)
+                self.steered.append(command)
             case wire.Ping():
                 self.reports.append(wire.Pong())
             case wire.Ask(id=number, what="tree"):
@@ -74,27 +76,27 @@ class FakeEngine:
 
     def step(self) -> list[wire.EngineReport]:
         rids, counts, out, logprobs = array("q"), array("i"), array("i"), {}
-        for rid, (run, said) in list(self.running.items()):
+        for rid, (run, output) in list(self.running.items()):
             n_prompt = len(run.ids) // 4 - run.n_done
             n_max = run.sampling.max_tokens - run.n_done
-            stops, given, finish = set(array("i", run.stop_ids)), array("i"), None
+            stops, generated, finish = set(array("i", run.stop_ids)), array("i"), None
             for _ in range(self.burst):
-                if n_max <= len(given) or (not said and n_max <= len(given)):
+                if n_max <= len(generated) or (not output and n_max <= len(generated)):
                     finish = wire.Finish(rid=rid, reason="length", n_prompt=n_prompt, scores=_scores(run))
-                elif not said or said[0] in stops:
-                    stop = said[0] if said else next(iter(stops), -1)
+                elif not output or output[0] in stops:
+                    stop = output[0] if output else next(iter(stops), -1)
                     finish = wire.Finish(rid=rid, reason="stop", stop_id=stop, n_prompt=n_prompt, scores=_scores(run))
                 else:
-                    given.append(said.pop(0))
+                    generated.append(output.pop(0))
                     continue
                 break
-            if given:
-                rids.append(rid), counts.append(len(given))
-                out.extend(given)
+            if generated:
+                rids.append(rid), counts.append(len(generated))
+                out.extend(generated)
                 if run.sampling.logprobs:
-                    logprobs[rid] = tuple(wire.TopLogprobs(-(i % 7) / 4) for i in given)
-                sampling = msgspec.structs.replace(run.sampling, max_tokens=run.sampling.max_tokens - len(given))
-                self.running[rid] = msgspec.structs.replace(run, sampling=sampling), said
+                    logprobs[rid] = tuple(wire.TopLogprobs(-(i % 7) / 4) for i in generated)
+                sampling = msgspec.structs.replace(run.sampling, max_tokens=run.sampling.max_tokens - len(generated))
+                self.running[rid] = msgspec.structs.replace(run, sampling=sampling), output
             if finish:
                 del self.running[rid]
                 self.finished.append(finish)
@@ -112,9 +114,11 @@ def _scores(run: wire.Run) -> bytes:
     return array("f", (-(i % 7) / 4 for i in array("i", run.ids)[run.score_from : n_prompt])).tobytes()
 
 
-def table(say: dict[str, str], encode: Callable[[str], list[int]], decode: Callable[[list[int]], str]) -> Speak:
-    """Says what the table has for the longest key that ends the prompt, then stops; without one, the prompt's last 8
-    ids again and again."""
+def speak_by_table(
+    say: dict[str, str], encode: Callable[[str], list[int]], decode: Callable[[list[int]], str]
+) -> Speak:
+    """The value of the longest key that ends the prompt, then a stop; without a match, the prompt's last 8 ids,
+    repeated."""
 
     def speak(ids: list[int]) -> list[int]:
         text = decode(ids)
@@ -137,27 +141,27 @@ def main() -> None:
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     model = Path(json.loads(args.config)["model"])
-    rule = json.loads((model / "fake.json").read_text()) if (model / "fake.json").exists() else {}
+    options = json.loads((model / "fake.json").read_text()) if (model / "fake.json").exists() else {}
     tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
 
     def decode(ids: list[int]) -> str:
         return tokenizer.decode(ids, skip_special_tokens=False)
 
     flight = FlightRecord(args.flight_fd)
-    speak = table(rule.get("say", {}), lambda text: tokenizer.encode(text).ids, decode)
-    engine = FakeEngine(speak, rule.get("context", 512))
+    speak = speak_by_table(options.get("say", {}), lambda text: tokenizer.encode(text).ids, decode)
+    engine = FakeEngine(speak, options.get("context", 512))
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.setsockopt(zmq.LINGER, 1000)
         socket.connect(args.socket)
-        if "fail" in rule:
-            code, message = rule["fail"]
+        if "fail" in options:
+            code, message = options["fail"]
             socket.send(wire.encode(wire.Failed(program=-1, seq=0, code=code, message=message)))
             return
         socket.send(wire.encode(engine.ready))
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(args.alive_fd, zmq.POLLIN)
-        n_left = rule.get("pause") or math.inf
+        n_left = options.get("pause") or math.inf
         while True:
             busy = engine.running or engine.reports or engine.finished
             is_paused = n_left <= 0 and not (model / "go").exists()
@@ -167,15 +171,15 @@ def main() -> None:
                 return
             while socket in events and socket.poll(0):
                 engine.take(wire.decode_command(socket.recv()))
-            if rule.get("step_ms"):
-                time.sleep(rule["step_ms"] / 1000)
+            if options.get("step_ms"):
+                time.sleep(options["step_ms"] / 1000)
             flight.note(LOOP, list(engine.running))
-            died = model / "died"
+            has_died = model / "died"
             for run, _ in engine.running.values():
                 text = decode(array("i", run.ids).tolist())
                 for fault in ("die_on", "hang_on", "babble_on"):
-                    if rule.get(fault, "\0") in text and not (rule.get("once") and died.exists()):
-                        died.touch()
+                    if options.get(fault, "\0") in text and not (options.get("once") and has_died.exists()):
+                        has_died.touch()
                         if fault == "babble_on":
                             socket.send_multipart([b"\xc1" * 9])
                             continue

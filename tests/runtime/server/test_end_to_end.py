@@ -30,9 +30,7 @@ def real(llama: Path) -> Iterator[Client]:
     server.close()
 
 
-def test_a_conversation_gives_what_transformers_gives(
-    real: Client, llama: Path, reference: Callable[[Path], Any]
-) -> None:
+def test_conversation_matches_transformers(real: Client, llama: Path, reference: Callable[[Path], Any]) -> None:
     import torch
     from transformers import AutoTokenizer
 
@@ -58,10 +56,10 @@ def test_a_conversation_gives_what_transformers_gives(
         assert value.samples[0].text == tokenizer.decode(out[len(ids) :], skip_special_tokens=True)
         assert value.usage.prompt == len(ids)
         ids = out + tokenizer.encode(follow, add_special_tokens=False)
-    assert value.usage.cached > 20, "the second turn's prompt is in the tree but for its own text"
+    assert value.usage.cached > 20, "the first turn is cached"
 
 
-def test_forks_select_and_join_share_the_tree_and_leave_no_page(real: Client) -> None:
+def test_fork_select_and_join_share_prefixes_and_free_their_pages(real: Client) -> None:
     program = real.program()
     children = (1, 2, 3)
     program.submit(
@@ -81,7 +79,7 @@ def test_forks_select_and_join_share_the_tree_and_leave_no_page(real: Client) ->
     chosen = program.future(10).result(60)
     assert whole.endswith("".join(f" {c}{t}" for c, t in zip(children, texts, strict=True)) + chosen.samples[0].text)
     usages = [program.future(c).result().usage for c in children]
-    assert sum(u.prompt - u.cached for u in usages) < usages[0].prompt + 3 * 8, "their prefix was computed once"
+    assert sum(u.prompt - u.cached for u in usages) < usages[0].prompt + 3 * 8, "the common prefix is computed once"
     assert chosen.scores is not None
     assert (
         max(chosen.scores.normalized)
@@ -93,34 +91,34 @@ def test_forks_select_and_join_share_the_tree_and_leave_no_page(real: Client) ->
     assert stats["server"]["requests"] == 0
 
 
-def test_a_prompt_beyond_the_context_says_the_numbers(real: Client) -> None:
+def test_too_long_prompt_fails_with_the_numbers(real: Client) -> None:
     program = real.program("long")
     program.submit([Append(0, ("x y z " * 400,)), Gen(0, 0, GREEDY, name="a", line="f.py:1")])
     with pytest.raises(PromptTooLong, match=r"(?s)\d+ tokens.*512.*gen 'a', f\.py:1"):
         program.future(0).result(60)
 
 
-def test_a_bad_sampling_value_is_the_programs_error(real: Client) -> None:
+def test_invalid_sampling_value_fails_the_program(real: Client) -> None:
     program = real.program()
     program.submit([Append(0, ("x",)), Gen(0, 0, wire.Sampling(top_p=7.0))])
     with pytest.raises(BanyanError, match="top_p"):
         program.future(0).result(60)
 
 
-def test_what_a_program_says_of_its_kv_reaches_the_tree(real: Client) -> None:
+def test_cache_hints_reach_the_radix_tree(real: Client) -> None:
     number = real.ask("events")["next"]
     before = real.ask("stats")["cache"]["n_handles"]
     program = real.program("keeper")
     program.submit([Append(0, ("the lazy dog and the quick brown fox. " * 4,)), Gen(0, 0, GREEDY)])
     n_prompt = program.future(0).result(60).usage.prompt
     program.submit([CacheHint(0, pin=60.0)])
-    held = real.ask("stats")["cache"]
-    assert held["n_handles"] > before
-    assert held["n_held"] >= n_prompt // 16
-    said = real.ask("events", since=number)
-    stored = [digest for event in said["events"] for digest in event["digests"] if event["kind"] == "stored"]
+    cache = real.ask("stats")["cache"]
+    assert cache["n_handles"] > before
+    assert cache["n_held"] >= n_prompt // 16
+    answer = real.ask("events", since=number)
+    stored = [digest for event in answer["events"] for digest in event["digests"] if event["kind"] == "stored"]
     assert len(stored) >= n_prompt // 16
-    assert not said["is_all"]
+    assert not answer["is_all"]
     program.submit([CacheHint(0, pin=0.0)])
     program.cancel()
     assert real.ask("stats")["cache"]["n_handles"] == before
@@ -130,34 +128,34 @@ def test_what_a_program_says_of_its_kv_reaches_the_tree(real: Client) -> None:
 # ---- a second tier -------------------------------------------------------------------------------------------------
 
 
-def ask_for(c: Client, texts: list[str]) -> list[tuple[str, int]]:
-    """What the model says to each, one after the other, and how many tokens of the prompt it had."""
-    said = []
+def generate(c: Client, texts: list[str]) -> list[tuple[str, int]]:
+    """The output and the number of cached prompt tokens of each text, one after the other."""
+    outputs = []
     for text in texts:
         program = c.program()
         program.submit([Append(0, (text,)), Gen(0, 0, GREEDY)], last=True)
         value = program.future(0).result(60)
-        said.append((value.samples[0].text, value.usage.cached))
-    return said
+        outputs.append((value.samples[0].text, value.usage.cached))
+    return outputs
 
 
-def test_a_server_that_is_started_again_is_warm(llama: Path, tmp_path: Path) -> None:
+def test_restarted_server_reuses_its_kv_file(llama: Path, tmp_path: Path) -> None:
     texts = [f"{name} is what the quick brown fox jumps over. " * 4 for name in ("abc", "the", "dog", "lazy", "hello")]
     options: dict[str, Any] = {"model": str(llama), "threads": 1, "device": "cpu", "context": 256, "kv_memory": "1MB"}
-    said = {}
+    outputs = {}
     for run in ("cold", "warm"):
-        made = config.make(**options, host_memory="8MB", host_file=str(tmp_path / "kv"))
-        server = launch.start(made, timeout=100)
+        server_config = config.make(**options, host_memory="8MB", host_file=str(tmp_path / "kv"))
+        server = launch.start(server_config, timeout=100)
         try:
             c = client.connect(server.socket, timeout=60)
-            said[run] = ask_for(c, texts)
+            outputs[run] = generate(c, texts)
             cache = c.ask("stats")["cache"]
             c.ask("check")
             c.close()
         finally:
             server.close()
-    assert [text for text, _ in said["warm"]] == [text for text, _ in said["cold"]]
-    assert max(n for _, n in said["cold"]) < 16
-    assert min(n for _, n in said["warm"]) >= 32, "each found its prompt, to the page"
+    assert [text for text, _ in outputs["warm"]] == [text for text, _ in outputs["cold"]]
+    assert max(n for _, n in outputs["cold"]) < 16
+    assert min(n for _, n in outputs["warm"]) >= 32, "whole pages of each prompt are cached"
     assert cache["n_host_hit_tokens"] > 0
     assert cache["n_moved_in"] > 0

@@ -1,4 +1,4 @@
-"""The server's process, spoken to in raw messages."""
+"""The server process, driven by raw messages."""
 
 from __future__ import annotations
 
@@ -23,51 +23,51 @@ GEN = (wire.Append(0, ("a",)), wire.Gen(0, 0, wire.Sampling(max_tokens=3)))
 
 
 class Peer:
-    """A client that may say anything."""
+    """A client that sends any message or bytes."""
 
     def __init__(self, context: Any, path: Path, hello: bool = True) -> None:
         self.socket, self.monitor = ipc.connect(context, path)
         if hello:
-            self.say(wire.Hello(wire.VERSION))
-            assert isinstance(self.hear(), wire.Welcome)
+            self.send(wire.Hello(wire.VERSION))
+            assert isinstance(self.receive(), wire.Welcome)
 
-    def say(self, *messages: wire.ClientMessage | bytes) -> None:
+    def send(self, *messages: wire.ClientMessage | bytes) -> None:
         for message in messages:
             self.socket.send(message if isinstance(message, bytes) else wire.encode(message))
 
-    def hear(self, seconds: float = 10.0) -> wire.ServerMessage:
-        """The next message but Pongs, which a server may send whenever it likes."""
+    def receive(self, seconds: float = 10.0) -> wire.ServerMessage:
+        """The next message other than Pong, which a server may send at any time."""
         deadline = time.monotonic() + seconds
         while self.socket.poll(max(0, int(1000 * (deadline - time.monotonic())))):
             message = wire.decode_server(self.socket.recv())
             if not isinstance(message, wire.Pong):
                 return message
-        raise AssertionError("nothing came")
+        raise AssertionError("no message came")
 
-    def works(self, program: int) -> None:
-        self.say(wire.Submit(program, 0, GEN, last=True))
-        value = self.hear()
+    def run_program(self, program: int) -> None:
+        self.send(wire.Submit(program, 0, GEN, last=True))
+        value = self.receive()
         assert isinstance(value, wire.Value)
         assert value.program == program
 
 
 @pytest.fixture
 def peer(serve: Serve) -> Iterator[Callable[..., Peer]]:
-    """`peer()`: one more client of the test's server."""
+    """`peer()`: a new client of the test's server."""
     context: Any = zmq.Context()
     server = serve()
-    made: list[Peer] = []
+    peers: list[Peer] = []
 
     def make(**options: Any) -> Peer:
-        made.append(Peer(context, server.socket, **options))
-        return made[-1]
+        peers.append(Peer(context, server.socket, **options))
+        return peers[-1]
 
     yield make
     context.destroy(linger=0)
 
 
 @pytest.mark.parametrize(
-    ("message", "code", "what"),
+    ("message", "code", "error"),
     [
         (b"", "bad_message", "no message of this protocol"),
         (b"\xff" * 100, "bad_message", "no message of this protocol"),
@@ -76,82 +76,82 @@ def peer(serve: Serve) -> Iterator[Callable[..., Peer]]:
         (wire.Hello(version=99), "connect_failed", "speaks version 1"),
     ],
 )
-def test_a_peer_that_breaks_the_protocol_is_told_so_and_dropped_and_nobody_else(
-    peer: Callable[..., Peer], message: Any, code: str, what: str
+def test_peer_that_violates_the_protocol_is_dropped_alone(
+    peer: Callable[..., Peer], message: Any, code: str, error: str
 ) -> None:
     good, bad = peer(), peer()
-    bad.say(wire.Submit(0, 0, (wire.Append(0, ("a",)), wire.Gen(0, 0, wire.Sampling(max_tokens=400)))), message)
-    while isinstance(failed := bad.hear(), wire.Value | wire.Delta):
+    bad.send(wire.Submit(0, 0, (wire.Append(0, ("a",)), wire.Gen(0, 0, wire.Sampling(max_tokens=400)))), message)
+    while isinstance(failed := bad.receive(), wire.Value | wire.Delta):
         pass
     assert isinstance(failed, wire.Failed)
     assert (failed.program, failed.code) == (-1, code)
-    assert what in failed.message
-    bad.say(wire.Submit(1, 0, GEN))
-    again = bad.hear()
-    assert isinstance(again, wire.Failed)
-    assert "before Hello" in again.message
-    good.works(0)
-    good.say(wire.Ask(id=1, what="stats"))
-    answer = good.hear()
+    assert error in failed.message
+    bad.send(wire.Submit(1, 0, GEN))
+    refused = bad.receive()
+    assert isinstance(refused, wire.Failed)
+    assert "before Hello" in refused.message
+    good.run_program(0)
+    good.send(wire.Ask(id=1, what="stats"))
+    answer = good.receive()
     assert isinstance(answer, wire.Answer)
     assert b'"clients":1' in answer.body
     assert b'"programs":0' in answer.body
 
 
-def test_more_frames_than_one_are_no_message(peer: Callable[..., Peer]) -> None:
+def test_multipart_message_is_refused(peer: Callable[..., Peer]) -> None:
     bad = peer()
     bad.socket.send_multipart([wire.encode(wire.Ping()), b"more"])
-    failed = bad.hear()
+    failed = bad.receive()
     assert isinstance(failed, wire.Failed)
     assert "1 frame, not 2" in failed.message
 
 
-def test_nothing_is_answered_before_hello(peer: Callable[..., Peer]) -> None:
-    stranger = peer(hello=False)
-    stranger.say(wire.Ask(id=0, what="stats"))
-    failed = stranger.hear()
+def test_message_before_hello_is_refused(peer: Callable[..., Peer]) -> None:
+    unknown = peer(hello=False)
+    unknown.send(wire.Ask(id=0, what="stats"))
+    failed = unknown.receive()
     assert isinstance(failed, wire.Failed)
     assert "Ask came before Hello" in failed.message
 
 
 def test_peers_do_not_see_each_others_programs(peer: Callable[..., Peer]) -> None:
-    one, two = peer(), peer()
-    one.say(wire.Submit(0, 0, GEN))
-    two.say(wire.Cancel(0, 0), wire.Submit(0, 0, (wire.Read(0, 5),)))
-    value = one.hear()
+    first, second = peer(), peer()
+    first.send(wire.Submit(0, 0, GEN))
+    second.send(wire.Cancel(0, 0), wire.Submit(0, 0, (wire.Read(0, 5),)))
+    value = first.receive()
     assert isinstance(value, wire.Value)
     assert value.ref == 0
-    mine = two.hear()
-    assert isinstance(mine, wire.Value)
-    assert (mine.ref, mine.samples[0].text) == (5, "")
+    value = second.receive()
+    assert isinstance(value, wire.Value)
+    assert (value.ref, value.samples[0].text) == (5, "")
 
 
-def test_questions_are_bounded_and_answered_all_the_same(peer: Callable[..., Peer]) -> None:
-    one, other = peer(), peer()
-    one.say(*[wire.Ask(id=k, what="stats") for k in range(600)])
-    other.works(0)
-    answers = [one.hear(30) for _ in range(600)]
+def test_open_queries_are_limited_and_all_answered(peer: Callable[..., Peer]) -> None:
+    busy, other = peer(), peer()
+    busy.send(*[wire.Ask(id=k, what="stats") for k in range(600)])
+    other.run_program(0)
+    answers = [busy.receive(30) for _ in range(600)]
     assert sorted(answer.id for answer in answers if isinstance(answer, wire.Answer)) == list(range(600))
     refused = [answer for answer in answers if isinstance(answer, wire.Answer) and not answer.ok]
     assert all(b"256 questions of this client are open" in answer.body for answer in refused)
-    one.say(wire.Ask(id=700, what="stats"))
-    last = one.hear()
+    busy.send(wire.Ask(id=700, what="stats"))
+    last = busy.receive()
     assert isinstance(last, wire.Answer)
     assert last.ok
 
 
-def test_a_ping_is_answered(peer: Callable[..., Peer]) -> None:
-    one = peer()
-    one.say(wire.Ping())
-    assert one.socket.poll(5000)
-    assert wire.decode_server(one.socket.recv()) == wire.Pong()
+def test_ping_is_answered(peer: Callable[..., Peer]) -> None:
+    client = peer()
+    client.send(wire.Ping())
+    assert client.socket.poll(5000)
+    assert wire.decode_server(client.socket.recv()) == wire.Pong()
 
 
 @pytest.fixture
 def serve_with(
     fake_model: Callable[..., Path], write_boot: Callable[[str], tuple[str, ...]]
 ) -> Iterator[Callable[[str], launch.ServerProcess]]:
-    """`serve_with("ipc.MAX_SILENT = 3")`: a server whose modules are changed so."""
+    """`serve_with("ipc.MAX_SILENT = 3")`: a server that executes this change of its modules first."""
     with ExitStack() as stack:
 
         def start(change: str) -> launch.ServerProcess:
@@ -162,7 +162,7 @@ def serve_with(
         yield start
 
 
-def test_a_client_that_does_not_read_is_dropped_before_it_fills_the_memory(
+def test_client_that_does_not_read_is_dropped(
     serve_with: Callable[[str], launch.ServerProcess],
 ) -> None:
     server = serve_with("ipc._SEND_LIMIT = 10")
@@ -171,83 +171,83 @@ def test_a_client_that_does_not_read_is_dropped_before_it_fills_the_memory(
         greedy, other = Peer(context, server.socket), Peer(context, server.socket)
         deadline, body = time.monotonic() + 30, b""
         while b'"clients":1' not in body:
-            assert time.monotonic() < deadline, "it is still there"
-            greedy.say(*[wire.Ask(id=k, what="info") for k in range(500)])
-            other.say(wire.Ask(id=0, what="stats"))
-            answer = other.hear()
+            assert time.monotonic() < deadline, "the client was not dropped"
+            greedy.send(*[wire.Ask(id=k, what="info") for k in range(500)])
+            other.send(wire.Ask(id=0, what="stats"))
+            answer = other.receive()
             assert isinstance(answer, wire.Answer)
             body = answer.body
     finally:
         context.destroy(linger=0)
 
 
-def test_a_client_that_says_nothing_for_long_is_forgotten(
+def test_silent_client_is_dropped(
     serve_with: Callable[[str], launch.ServerProcess],
 ) -> None:
     server = serve_with("ipc.HEARTBEAT, ipc.MAX_SILENT = 0.05, 30")
     context: Any = zmq.Context()
     try:
         silent, talking = Peer(context, server.socket), Peer(context, server.socket)
-        silent.say(wire.Submit(0, 0, (wire.Append(0, (wire.Ref(9),)),)))
+        silent.send(wire.Submit(0, 0, (wire.Append(0, (wire.Ref(9),)),)))
         deadline, k, body = time.monotonic() + 20, 0, b""
         while not (b'"clients":1' in body and b'"programs":0' in body):
-            assert time.monotonic() < deadline, "it is still there"
+            assert time.monotonic() < deadline, "the client was not dropped"
             time.sleep(0.02)
-            talking.say(wire.Ask(id=(k := k + 1), what="stats"))
-            answer = talking.hear()
+            talking.send(wire.Ask(id=(k := k + 1), what="stats"))
+            answer = talking.receive()
             assert isinstance(answer, wire.Answer)
             body = answer.body
     finally:
         context.destroy(linger=0)
 
 
-def test_a_long_text_is_encoded_without_holding_up_the_loop(peer: Callable[..., Peer]) -> None:
-    one, two = peer(), peer()
-    one.say(wire.Submit(0, 0, (wire.Append(0, ("the quick brown fox " * 30_000,)), *GEN)))
-    two.works(0)
-    with pytest.raises(AssertionError, match="nothing came"):
-        one.hear(0)
-    failed = one.hear(60)
+def test_encoding_a_long_text_does_not_block_the_loop(peer: Callable[..., Peer]) -> None:
+    first, second = peer(), peer()
+    first.send(wire.Submit(0, 0, (wire.Append(0, ("the quick brown fox " * 30_000,)), *GEN)))
+    second.run_program(0)
+    with pytest.raises(AssertionError, match="no message came"):
+        first.receive(0)
+    failed = first.receive(60)
     assert isinstance(failed, wire.Failed)
     assert failed.code == "prompt_too_long"
 
 
 @pytest.mark.parametrize("length", [1, 2000], ids=["at once", "on a thread"])
-def test_a_text_that_cannot_be_encoded_fails_its_program_alone(
+def test_text_that_cannot_be_encoded_fails_only_its_program(
     boot: tuple[str, ...], fake_model: Callable[..., Path], tiny: ModuleType, length: int
 ) -> None:
     path = fake_model()
     bad = "the " * length + tiny.make_backtracking(path)
     server, context = launch.start(config.make(model=str(path)), timeout=30.0, command=boot), zmq.Context()
     try:
-        one, two = Peer(context, server.socket), Peer(context, server.socket)
-        two.works(0)
-        again = (*GEN, wire.Append(0, (bad,)), wire.Gen(0, 1, wire.Sampling(max_tokens=3)))
+        first, second = Peer(context, server.socket), Peer(context, server.socket)
+        second.run_program(0)
+        after_output = (*GEN, wire.Append(0, (bad,)), wire.Gen(0, 1, wire.Sampling(max_tokens=3)))
         for program, ops in enumerate(
             (
                 (wire.Append(0, (bad,)), wire.Gen(0, 0, wire.Sampling(max_tokens=3))),
                 (wire.Append(0, (bad,)), wire.Select(0, 0, (" yes", " no"))),
                 (wire.Append(0, (bad,)), wire.Read(0, 0, tokens=True)),
                 (wire.Append(0, (bad,)), wire.CacheHint(0), wire.Read(0, 0, tokens=True)),
-                again,  # behind an output, so that no client's message is in hand
+                after_output,  # runs while no client message is being handled
             )
         ):
-            one.say(wire.Submit(program, 0, ops, last=True))
-            answer = one.hear()
-            if ops is again:
+            first.send(wire.Submit(program, 0, ops, last=True))
+            answer = first.receive()
+            if ops is after_output:
                 assert isinstance(answer, wire.Value)
-                answer = one.hear()
+                answer = first.receive()
             assert isinstance(answer, wire.Failed)
             assert (answer.program, answer.code) == (program, "bad_program")
             assert "it panicked" in answer.message
-            one.works(100 + program)
-            two.works(1 + program)
+            first.run_program(100 + program)
+            second.run_program(1 + program)
     finally:
         context.destroy(linger=0)
         server.close()
 
 
-def test_the_server_loads_neither_torch_nor_transformers_and_starts_fast() -> None:
+def test_server_starts_fast_without_torch_and_transformers() -> None:
     code = (
         "import time, sys; t = time.process_time(); import banyan.runtime.server.worker; "
         "print(time.process_time() - t); "
@@ -265,7 +265,7 @@ def test_the_server_loads_neither_torch_nor_transformers_and_starts_fast() -> No
 
 
 @pytest.mark.parametrize("arguments", [["--config", "{"], ["--config", '{"zzz": 1}']])
-def test_a_config_that_is_none_is_an_error(arguments: list[str]) -> None:
+def test_invalid_config_is_reported(arguments: list[str]) -> None:
     read, write = os.pipe()
     run = subprocess.run(
         [*launch.SERVER, *arguments, "--ready-fd", str(write)], pass_fds=(write,), capture_output=True, timeout=30
@@ -277,22 +277,22 @@ def test_a_config_that_is_none_is_an_error(arguments: list[str]) -> None:
     assert b"Traceback" not in run.stderr
 
 
-def test_the_log_option_decides_what_is_said(
+def test_log_option_sets_the_verbosity(
     fake_model: Callable[..., Path], boot: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    said = {}
+    logs = {}
     for log in ("quiet", "info", "debug"):
         server = launch.start(config.make(model=str(fake_model()), log=log), timeout=30, command=boot)
         context: Any = zmq.Context()
         try:
             client = Peer(context, server.socket)
-            client.works(0)
+            client.run_program(0)
         finally:
             context.destroy(linger=0)
             server.close()
-        said[log] = capfd.readouterr().err
-    assert said["quiet"] == ""
-    assert "banyan: fake engine" in said["info"]
-    assert "joined" in said["info"]
-    assert "Submit" not in said["info"]
-    assert "Submit" in said["debug"]
+        logs[log] = capfd.readouterr().err
+    assert logs["quiet"] == ""
+    assert "banyan: fake engine" in logs["info"]
+    assert "joined" in logs["info"]
+    assert "Submit" not in logs["info"]
+    assert "Submit" in logs["debug"]

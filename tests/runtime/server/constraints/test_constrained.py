@@ -1,4 +1,4 @@
-"""Gens that wait for their constraint: what goes to the engine, and when."""
+"""Gens with a constraint are sent to the engine after the constraint is checked."""
 
 from __future__ import annotations
 
@@ -11,60 +11,60 @@ from banyan.runtime.errors import ConstraintUnsupported
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, ConstraintSpec, Fork, Gen
 
-ASKED = ConstraintSpec("json_schema", '{"title": "n", "type": "integer"}')
-GIVEN = ConstraintSpec("json_schema", '{"type": "integer"}')
-HELD = wire.Sampling(max_tokens=3, temperature=0.0, constraint=ASKED)
+SUBMITTED = ConstraintSpec("json_schema", '{"title": "n", "type": "integer"}')
+CHECKED = ConstraintSpec("json_schema", '{"type": "integer"}')
+CONSTRAINED = wire.Sampling(max_tokens=3, temperature=0.0, constraint=SUBMITTED)
 
 
-def test_the_engine_hears_of_a_gen_when_its_constraint_is_good(bench: Any) -> None:
+def test_gen_is_sent_to_the_engine_after_its_check(bench: Any) -> None:
     b = bench()
     b.checks = []
-    b.submit(Append(0, ("a",)), Gen(0, 0, HELD), Append(0, ("b",)))
+    b.submit(Append(0, ("a",)), Gen(0, 0, CONSTRAINED), Append(0, ("b",)))
     b.submit(Append(0, ("a",)), Gen(0, 0, wire.Sampling(max_tokens=2)), program=1)
     b.run()
-    assert len(b.engine.runs) == 1, "the other program did not wait"
-    ((spec, owner, then),) = b.checks
-    assert spec == ASKED
+    assert len(b.engine.runs) == 1, "the other program does not wait"
+    ((spec, owner, on_verdict),) = b.checks
+    assert spec == SUBMITTED
     assert owner == b.engine.runs[0].client
-    then(GIVEN)
-    assert b.engine.runs[-1].sampling == msgspec.structs.replace(HELD, constraint=GIVEN)
+    on_verdict(CHECKED)
+    assert b.engine.runs[-1].sampling == msgspec.structs.replace(CONSTRAINED, constraint=CHECKED)
     b.run()
     assert b.value(0).samples[0].finish_reason == "length"
 
 
-def test_samples_share_one_check(bench: Any) -> None:
+def test_samples_share_one_check_of_their_constraint(bench: Any) -> None:
     b = bench()
     b.checks = []
-    b.submit(Append(0, ("a",)), Gen(0, 0, msgspec.structs.replace(HELD, n=3)))
-    ((_, _, then),) = b.checks
-    then(GIVEN)
-    assert [run.sampling.constraint for run in b.engine.runs] == [GIVEN] * 3
+    b.submit(Append(0, ("a",)), Gen(0, 0, msgspec.structs.replace(CONSTRAINED, n=3)))
+    ((_, _, on_verdict),) = b.checks
+    on_verdict(CHECKED)
+    assert [run.sampling.constraint for run in b.engine.runs] == [CHECKED] * 3
 
 
-def test_a_refusal_fails_the_gen_with_its_code_and_words(bench: Any) -> None:
+def test_refused_constraint_fails_the_gen_with_its_error(bench: Any) -> None:
     b = bench()
     b.checks = []
-    b.submit(Append(0, ("hello",)), Gen(0, 0, HELD), Fork(0, (1,)), Gen(1, 1, wire.Sampling(max_tokens=1)))
+    b.submit(Append(0, ("hello",)), Gen(0, 0, CONSTRAINED), Fork(0, (1,)), Gen(1, 1, wire.Sampling(max_tokens=1)))
     b.checks[0][-1](ConstraintUnsupported("not this"))
     failed = b.failed(0)
     assert (failed.code, failed.message) == ("constraint_unsupported", "not this")
-    assert b.failed(1).code == "constraint_unsupported", "what stands behind it fails for the same reason"
+    assert b.failed(1).code == "constraint_unsupported", "later ops fail with the same error"
     assert b.engine.runs == []
 
 
-def test_a_verdict_that_comes_too_late_starts_nothing(bench: Any) -> None:
+def test_verdict_after_cancel_is_ignored(bench: Any) -> None:
     b = bench()
     b.checks = []
-    b.submit(Append(0, ("a",)), Gen(0, 0, HELD))
+    b.submit(Append(0, ("a",)), Gen(0, 0, CONSTRAINED))
     b.programs.cancel(b"me", wire.Cancel(program=0, seq=1))
-    b.checks[0][-1](GIVEN)
+    b.checks[0][-1](CHECKED)
     assert b.engine.runs == []
 
 
 @pytest.mark.parametrize("limit", ["", "x"])
-def test_eos_cannot_be_ignored_where_it_ends_a_value(bench: Any, limit: str) -> None:
+def test_ignore_eos_with_a_constraint_is_refused(bench: Any, limit: str) -> None:
     b = bench()
-    sampling = msgspec.structs.replace(HELD, ignore_eos=True, stop=(limit,) if limit else ())
+    sampling = msgspec.structs.replace(CONSTRAINED, ignore_eos=True, stop=(limit,) if limit else ())
     b.submit(Append(0, ("a",)), Gen(0, 0, sampling))
     assert b.failed(0).code == "bad_program"
     assert "ignore_eos cannot be combined with a constraint" in b.failed(0).message

@@ -1,4 +1,4 @@
-"""Constraints before the engine: tried once, in a process that may die of them, in bounded time, never on the loop."""
+"""Constraints are checked once before the engine sees them, in a process of their own and in bounded time."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from banyan.runtime.server.constraints.constraint_checker import ConstraintCheck
 from banyan.runtime.server.text.tokenizer import Tokenizer
 
 Verdict = ConstraintSpec | BanyanError
-SECONDS = 90.0
-"""Far more than anything here takes, so that each constraint ends of what is wrong with it and not of the clock."""
-HANGING = """
+TIME_LIMIT = 90.0
+"""Seconds, far more than any check takes: no constraint here ends by the time limit."""
+HANGING_PREFLIGHT = """
 import sys, time
 from banyan.runtime.server.constraints import preflight
 compiled = preflight.build
@@ -40,19 +40,17 @@ def build(spec, vocabulary):
 preflight.build = build
 sys.exit(preflight.main(sys.argv[1:]))
 """
-"""The preflight, with a compiler that never ends on some constraints and needs no memory for that."""
-SECONDS = 90.0
-HANGS = ConstraintSpec("json_schema", '{"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]}')
+"""A preflight whose compiler sleeps on "hang..." and spins on "spin..."."""
 
 
-class Desk:
-    """Grammars, polled by hand."""
+class CheckerDriver:
+    """A ConstraintChecker, polled by hand."""
 
-    def __init__(self, words: Tokenizer, path: Path, seconds: float = SECONDS, engine: str = "llguidance") -> None:
+    def __init__(self, words: Tokenizer, path: Path, seconds: float = TIME_LIMIT, engine: str = "llguidance") -> None:
         self.now = 0.0
         self.context: zmq.Context[Any] = zmq.Context()
         self.n_changes = 0
-        self.grammars = ConstraintChecker(
+        self.checker = ConstraintChecker(
             self.context, path, words.vocabulary(), len(words.spelling),
             max_bytes=64 << 10, seconds=seconds, engine=engine, on_sockets_changed=self._changed,
             clock=lambda: self.now,
@@ -62,54 +60,54 @@ class Desk:
         self.n_changes += 1
 
     def ask(self, *specs: ConstraintSpec, owner: int = 0) -> list[Verdict]:
-        """The verdicts on all of them, asked for at once."""
-        told = self.begin(*specs, owner=owner)
-        self.wait(lambda: len(told) == len(specs))
-        return [told[i] for i in range(len(specs))]
+        """The verdicts on all specs, checked concurrently."""
+        verdicts = self.begin(*specs, owner=owner)
+        self.wait(lambda: len(verdicts) == len(specs))
+        return [verdicts[i] for i in range(len(specs))]
 
     def begin(self, *specs: ConstraintSpec, owner: int = 0) -> dict[int, Verdict]:
-        told: dict[int, Verdict] = {}
+        verdicts: dict[int, Verdict] = {}
         for i, spec in enumerate(specs):
-            self.grammars.check(spec, owner, lambda verdict, i=i: told.update({i: verdict}))
-        return told
+            self.checker.check(spec, owner, lambda verdict, i=i: verdicts.update({i: verdict}))
+        return verdicts
 
     def wait(self, done: Callable[[], bool], timeout: float = 100.0) -> None:
         deadline = time.monotonic() + timeout
         while not done():
             assert time.monotonic() < deadline
             poller = zmq.Poller()
-            for source in self.grammars.sockets:
+            for source in self.checker.sockets:
                 poller.register(source, zmq.POLLIN)
             if poller.poll(100):
-                self.grammars.receive()
+                self.checker.receive()
 
     def close(self) -> None:
-        self.grammars.close()
+        self.checker.close()
         self.context.destroy(0)
 
 
 @pytest.fixture(scope="module")
-def shared(words: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    desk = Desk(words, tmp_path_factory.mktemp("d") / "s")
-    yield desk
-    desk.close()
+def shared(words: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckerDriver]:
+    driver = CheckerDriver(words, tmp_path_factory.mktemp("d") / "s")
+    yield driver
+    driver.close()
 
 
 @pytest.fixture
-def desk(words: Tokenizer, tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(words, tmp_path / "s")
-    yield desk
-    desk.close()
+def driver(words: Tokenizer, tmp_path: Path) -> Iterator[CheckerDriver]:
+    driver = CheckerDriver(words, tmp_path / "s")
+    yield driver
+    driver.close()
 
 
 @pytest.fixture
-def hanging(words: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    """A desk of 3 seconds that hangs on "hang...", and is up."""
-    monkeypatch.setattr(constraint_checker, "PREFLIGHT", (sys.executable, "-c", HANGING))
-    desk = Desk(words, tmp_path / "s", seconds=3.0)
-    desk.ask(ConstraintSpec("regex", "warm"))
-    yield desk
-    desk.close()
+def hanging(words: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CheckerDriver]:
+    """A started driver with HANGING_PREFLIGHT and a time limit of 3 s."""
+    monkeypatch.setattr(constraint_checker, "PREFLIGHT", (sys.executable, "-c", HANGING_PREFLIGHT))
+    driver = CheckerDriver(words, tmp_path / "s", seconds=3.0)
+    driver.ask(ConstraintSpec("regex", "warm"))
+    yield driver
+    driver.close()
 
 
 def schema(value: Any, **options: Any) -> ConstraintSpec:
@@ -119,7 +117,7 @@ def schema(value: Any, **options: Any) -> ConstraintSpec:
 # ---- verdicts ------------------------------------------------------------------------------------------------------
 
 
-def test_what_passes_comes_back_in_words_the_compiler_knows(shared: Desk) -> None:
+def test_accepted_constraint_is_normalised(shared: CheckerDriver) -> None:
     spec = schema(
         {"title": "n", "x-guidance": {"lenient": True}, "type": "integer"}, style="compact", after=("a",), end="b"
     )
@@ -132,7 +130,7 @@ def test_what_passes_comes_back_in_words_the_compiler_knows(shared: Desk) -> Non
 
 
 @pytest.mark.parametrize(
-    ("spec", "code", "says"),
+    ("spec", "code", "message"),
     [
         (ConstraintSpec("regex", "abc("), "constraint_syntax", "invalid regex: unclosed group at offset 3"),
         (ConstraintSpec("regex", "(?=a)"), "constraint_unsupported", "look-around"),
@@ -159,163 +157,167 @@ def test_what_passes_comes_back_in_words_the_compiler_knows(shared: Desk) -> Non
         (ConstraintSpec("regex", "a", scope="may"), "constraint_syntax", "needs a trigger"),
     ],
 )  # fmt: skip
-def test_what_is_refused_and_in_which_words(shared: Desk, spec: ConstraintSpec, code: str, says: str) -> None:
+def test_invalid_constraint_is_refused_with_its_code_and_message(
+    shared: CheckerDriver, spec: ConstraintSpec, code: str, message: str
+) -> None:
     (verdict,) = shared.ask(spec)
     assert isinstance(verdict, ConstraintError)
     assert verdict.code == code
-    assert says in verdict.message
+    assert message in verdict.message
     assert len(verdict.message) < 500
 
 
-def test_a_spliced_schema_is_no_schema(shared: Desk) -> None:
+def test_json_after_the_schema_is_refused(shared: CheckerDriver) -> None:
     (verdict,) = shared.ask(ConstraintSpec("json_schema", '{"type":"integer"}},{"lark_grammar":"start: /.*/"'))
     assert isinstance(verdict, ConstraintError)
     assert "Extra data" in verdict.message
 
 
-def test_the_other_engine_takes_what_it_can(words: Tokenizer, tmp_path: Path) -> None:
-    """Of regexes and choices; what would take it too long, or too many states, is llguidance's."""
-    desk = Desk(words, tmp_path / "s", engine="outlines_core")
-    easy = [ConstraintSpec("regex", "(yes|yes please|no)"), ConstraintSpec("choices", '["a", "b"]')]
-    others = [
+def test_outlines_core_compiles_what_it_supports(words: Tokenizer, tmp_path: Path) -> None:
+    """Regexes and choices; those that need too much time or too many states are llguidance's."""
+    driver = CheckerDriver(words, tmp_path / "s", engine="outlines_core")
+    supported = [ConstraintSpec("regex", "(yes|yes please|no)"), ConstraintSpec("choices", '["a", "b"]')]
+    unsupported = [
         ConstraintSpec("regex", "((a{1,100}){1,60}){1,60}"),
         ConstraintSpec("regex", r"\w{1,60}@\w+"),
         ConstraintSpec("regex", "a", after=("x",)),
         schema({"type": "integer"}),
     ]
-    verdicts = desk.ask(*easy, *others)
-    desk.close()
+    verdicts = driver.ask(*supported, *unsupported)
+    driver.close()
     assert [getattr(one, "engine", one) for one in verdicts] == ["outlines_core"] * 2 + [""] * 4
 
 
-def test_the_other_engine_is_for_regexes_and_choices(shared: Desk) -> None:
+def test_outlines_core_is_refused_for_schemas(shared: CheckerDriver) -> None:
     (verdict,) = shared.ask(schema({"type": "integer"}, engine="outlines_core"))
     assert isinstance(verdict, BanyanError)
     assert (verdict.code, "regexes and choices only" in verdict.message) == ("constraint_unsupported", True)
     spec = ConstraintSpec("regex", "[a]", engine="outlines_core")
-    assert shared.ask(spec) == [spec], "who asks for it gets it"
+    assert shared.ask(spec) == [spec], "a spec may name its engine"
 
 
 # ---- panics --------------------------------------------------------------------------------------------------------
 
 
-def told(words: Tokenizer, path: Path, change: Callable[[bytes], bytes]) -> Desk:
-    """A desk with another tokenizer."""
+def with_tokenizer(words: Tokenizer, path: Path, change: Callable[[bytes], bytes]) -> CheckerDriver:
+    """A driver with a changed tokenizer."""
     known = words.vocabulary()
     known = msgspec.structs.replace(known, tokenizer=change(known.tokenizer))
-    return Desk(SimpleNamespace(vocabulary=lambda: known, spelling=words.spelling), path / "s")  # type: ignore[arg-type]
+    return CheckerDriver(SimpleNamespace(vocabulary=lambda: known, spelling=words.spelling), path / "s")  # type: ignore[arg-type]
 
 
-def test_a_tokenizer_at_which_llguidance_panics_leaves_the_preflight_up(
+def test_preflight_survives_a_tokenizer_that_panics_llguidance(
     tiny: ModuleType, words: Tokenizer, tmp_path: Path
 ) -> None:
-    desk = told(words, tmp_path, tiny.unreadable)
+    driver = with_tokenizer(words, tmp_path, tiny.unreadable)
     for _ in range(2):
-        (verdict,) = desk.ask(ConstraintSpec("regex", "[ab]"))
+        (verdict,) = driver.ask(ConstraintSpec("regex", "[ab]"))
         assert isinstance(verdict, Unsupported)
         assert "llguidance panicked" in verdict.message
-    assert desk.grammars._n_starts == 1
-    desk.close()
+    assert driver.checker._n_starts == 1
+    driver.close()
 
 
 @pytest.mark.parametrize("engine", ["", "outlines_core"])
-def test_a_constraint_at_which_its_compiler_panics_fails_alone(
+def test_constraint_that_panics_its_compiler_fails_alone(
     tiny: ModuleType, words: Tokenizer, tmp_path: Path, engine: Any
 ) -> None:
-    """outlines_core does without the tokenizer, but for what is forced."""
-    desk = told(words, tmp_path, lambda tokenizer: tiny.without(tokenizer, "q"))
+    """outlines_core needs no tokenizer except for forced text."""
+    driver = with_tokenizer(words, tmp_path, lambda tokenizer: tiny.without(tokenizer, "q"))
     bad, good = (ConstraintSpec("regex", text, engine=engine) for text in ("hq{2}", "[ab]"))
-    verdicts = desk.ask(bad, good)
+    verdicts = driver.ask(bad, good)
     assert getattr(verdicts[0], "code", "") == ("" if engine else "constraint_crashed")
     assert verdicts[1] == good
-    desk.close()
+    driver.close()
 
 
-# ---- what the desk remembers ---------------------------------------------------------------------------------------
+# ---- cache and queue -----------------------------------------------------------------------------------------------
 
 
-def test_everything_is_tried_once(desk: Desk) -> None:
+def test_verdicts_are_cached(driver: CheckerDriver) -> None:
     good, bad = ConstraintSpec("regex", "a"), ConstraintSpec("regex", "a(")
-    assert desk.grammars.sockets == (), "no process before it is needed"
-    verdicts = desk.ask(good, good, bad, good)
+    assert driver.checker.sockets == (), "the process is started on demand"
+    verdicts = driver.ask(good, good, bad, good)
     assert verdicts[0] == verdicts[1] == verdicts[3] == good
-    assert desk.grammars._n_checks == 2
-    told = desk.begin(good, bad)
-    assert len(told) == 2, "known: at once"
-    assert desk.grammars._n_checks == 2
-    desk.now += constraint_checker.ERROR_TTL + 1
-    told = desk.begin(good, bad)
-    assert set(told) == {0}, "a refusal is forgotten after a while"
-    desk.wait(lambda: len(told) == 2)
-    assert desk.grammars._n_checks == 3
+    assert driver.checker._n_checks == 2
+    repeated = driver.begin(good, bad)
+    assert len(repeated) == 2, "cached verdicts come at once"
+    assert driver.checker._n_checks == 2
+    driver.now += constraint_checker.ERROR_TTL + 1
+    repeated = driver.begin(good, bad)
+    assert set(repeated) == {0}, "a cached refusal expires"
+    driver.wait(lambda: len(repeated) == 2)
+    assert driver.checker._n_checks == 3
 
 
-def test_memory_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_size_is_bounded(driver: CheckerDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constraint_checker, "CACHE_CHARS", 10)
-    desk.ask(*(ConstraintSpec("regex", f"aaa{i}") for i in range(5)))
-    assert len(desk.grammars._cache) == 2
-    assert desk.grammars._n_chars == 8
+    driver.ask(*(ConstraintSpec("regex", f"aaa{i}") for i in range(5)))
+    assert len(driver.checker._cache) == 2
+    assert driver.checker._n_chars == 8
 
 
-def test_too_many_at_once_are_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_length_is_limited_per_owner(driver: CheckerDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constraint_checker, "QUEUE", 2)
     specs = [ConstraintSpec("regex", f"a{{{i}}}") for i in range(1, 5)]
-    told = desk.begin(*specs)
-    assert all(isinstance(told[i], ConstraintBusy) for i in (2, 3))
-    other = desk.begin(specs[3], owner=7)
-    desk.wait(lambda: len(told) == 4 and len(other) == 1)
-    assert told[0] == specs[0]
+    verdicts = driver.begin(*specs)
+    assert all(isinstance(verdicts[i], ConstraintBusy) for i in (2, 3))
+    other = driver.begin(specs[3], owner=7)
+    driver.wait(lambda: len(verdicts) == 4 and len(other) == 1)
+    assert verdicts[0] == specs[0]
     assert other[0] == specs[3]
-    assert desk.ask(specs[2]) == [specs[2]], "and are not held against anybody"
+    assert driver.ask(specs[2]) == [specs[2]], "a refused check can be repeated"
 
 
 # ---- processes -----------------------------------------------------------------------------------------------------
 
 
-def test_nobody_waits_for_one_that_hangs(hanging: Desk) -> None:
-    """Twelve that hang, of one client: another's is through before the first of them is killed."""
-    told = hanging.begin(*(ConstraintSpec("regex", f"hang {i}") for i in range(12)), owner=1)
+def test_hanging_checks_do_not_delay_other_clients(hanging: CheckerDriver) -> None:
+    """A check of another client completes before the first of 12 hanging checks is killed."""
+    verdicts = hanging.begin(*(ConstraintSpec("regex", f"hang {i}") for i in range(12)), owner=1)
     other = hanging.begin(ConstraintSpec("regex", "[a-z]+"), owner=2)
     hanging.wait(lambda: bool(other))
-    assert not told
-    hanging.wait(lambda: len(told) == 12)
-    assert {verdict.code for verdict in told.values() if isinstance(verdict, BanyanError)} == {"constraint_timeout"}
-    assert "within 3 s" in str(told[0])
-    assert hanging.grammars._n_starts == 1
+    assert not verdicts
+    hanging.wait(lambda: len(verdicts) == 12)
+    assert {verdict.code for verdict in verdicts.values() if isinstance(verdict, BanyanError)} == {"constraint_timeout"}
+    assert "within 3 s" in str(verdicts[0])
+    assert hanging.checker._n_starts == 1
 
 
-def test_a_preflight_that_dies_is_replaced(hanging: Desk) -> None:
-    told = hanging.begin(ConstraintSpec("regex", "hang"), ConstraintSpec("regex", "b"))
-    assert hanging.grammars._child is not None
-    os.kill(hanging.grammars._child.pid, signal.SIGKILL)
-    hanging.wait(lambda: 1 in told)
-    assert told[1] == ConstraintSpec("regex", "b")
-    assert hanging.grammars._n_starts == 2
-    hanging.wait(lambda: 0 in told)
+def test_dead_preflight_is_replaced(hanging: CheckerDriver) -> None:
+    verdicts = hanging.begin(ConstraintSpec("regex", "hang"), ConstraintSpec("regex", "b"))
+    assert hanging.checker._child is not None
+    os.kill(hanging.checker._child.pid, signal.SIGKILL)
+    hanging.wait(lambda: 1 in verdicts)
+    assert verdicts[1] == ConstraintSpec("regex", "b")
+    assert hanging.checker._n_starts == 2
+    hanging.wait(lambda: 0 in verdicts)
 
 
-def test_one_that_never_stays_up_fails_what_waits(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preflight_that_keeps_dying_fails_the_waiting_checks(
+    driver: CheckerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constraint_checker, "PREFLIGHT", ("/bin/false",))
-    told = desk.begin(ConstraintSpec("regex", "a"))
-    desk.wait(lambda: bool(told))
-    assert isinstance(told[0], ConstraintCrashed)
-    assert desk.grammars._n_starts == constraint_checker.MAX_DEATHS
+    verdicts = driver.begin(ConstraintSpec("regex", "a"))
+    driver.wait(lambda: bool(verdicts))
+    assert isinstance(verdicts[0], ConstraintCrashed)
+    assert driver.checker._n_starts == constraint_checker.MAX_DEATHS
     monkeypatch.undo()
-    assert desk.ask(ConstraintSpec("regex", "b")) == [ConstraintSpec("regex", "b")]
+    assert driver.ask(ConstraintSpec("regex", "b")) == [ConstraintSpec("regex", "b")]
 
 
-def test_children_leave_nothing_behind(hanging: Desk) -> None:
-    desk = hanging
-    desk.ask(ConstraintSpec("regex", "a"), ConstraintSpec("regex", "a("), ConstraintSpec("regex", "spin"))
-    assert desk.grammars._child is not None
-    pid = desk.grammars._child.pid
+def test_preflight_children_are_cleaned_up(hanging: CheckerDriver) -> None:
+    driver = hanging
+    driver.ask(ConstraintSpec("regex", "a"), ConstraintSpec("regex", "a("), ConstraintSpec("regex", "spin"))
+    assert driver.checker._child is not None
+    pid = driver.checker._child.pid
     assert Path(f"/proc/{pid}/task/{pid}/children").read_text() == ""
     n_files = len(os.listdir(f"/proc/{pid}/fd"))
-    desk.ask(*(ConstraintSpec("regex", f"b{i}") for i in range(20)))
+    driver.ask(*(ConstraintSpec("regex", f"b{i}") for i in range(20)))
     assert len(os.listdir(f"/proc/{pid}/fd")) <= n_files + 1
-    desk.grammars.close()
+    driver.checker.close()
     assert not Path(f"/proc/{pid}").exists()
-    desk.grammars.close()
+    driver.checker.close()
 
 
 # ---- hostile input -------------------------------------------------------------------------------------------------
@@ -331,8 +333,8 @@ def optional(n: int) -> Any:
 
 
 def defs(n: int, link: Callable[[Any], Any], leaf: str) -> Any:
-    found = {f"d{i}": link({"$ref": f"#/$defs/d{i + 1}"}) for i in range(n)}
-    return {"$defs": found | {f"d{n}": {"type": leaf}}, "$ref": "#/$defs/d0"}
+    definitions = {f"d{i}": link({"$ref": f"#/$defs/d{i + 1}"}) for i in range(n)}
+    return {"$defs": definitions | {f"d{n}": {"type": leaf}}, "$ref": "#/$defs/d0"}
 
 
 def fan_out(width: int, depth: int) -> Any:
@@ -398,7 +400,7 @@ HOSTILE: dict[str, tuple[ConstraintSpec, str]] = {
 }  # fmt: skip
 
 
-def test_a_compiler_that_takes_too_much_is_told_from_one_that_crashes(shared: Desk) -> None:
+def test_out_of_memory_and_crash_have_different_messages(shared: CheckerDriver) -> None:
     (verdict,) = shared.ask(HOSTILE["two multiples of one property"][0])
     assert isinstance(verdict, BanyanError)
     assert verdict.message == "the constraint needs more than 256 MiB to compile; make it smaller"
@@ -407,15 +409,15 @@ def test_a_compiler_that_takes_too_much_is_told_from_one_that_crashes(shared: De
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile(shared: Desk, name: str) -> None:
-    """Each ends as it must, and the next constraint is tried as if nothing had happened."""
+def test_hostile_constraint_ends_with_its_code(shared: CheckerDriver, name: str) -> None:
+    """Each ends with its code, and the next constraint is checked as usual."""
     spec, code = HOSTILE[name]
     (verdict,) = shared.ask(spec)
     assert (verdict.code if isinstance(verdict, BanyanError) else "") == code, verdict
     assert shared.ask(ConstraintSpec("regex", f"after {len(name)}"))[0].text.startswith("after")  # type: ignore[union-attr]
 
 
-JUNK: list[Any] = [
+INVALID_VALUES: list[Any] = [
     None,
     True,
     -1,
@@ -432,61 +434,58 @@ JUNK: list[Any] = [
 ]
 
 
-def mutant(chance: random.Random) -> ConstraintSpec:
-    """A good or hostile constraint that was broken: a schema in its parts, or any text in its characters."""
-    spec, _ = chance.choice(list(HOSTILE.values()))
-    if spec.kind == "json_schema" and len(spec.text) < 20_000 and chance.random() < 0.7:
-        return ConstraintSpec(spec.kind, json.dumps(transplanted(json.loads(spec.text), chance)))
-    kind: Any = chance.choice([spec.kind] * 9 + ["regex", "json_schema", "grammar", "choices"])
-    return ConstraintSpec(kind, scratched(spec.text, chance))
+def mutate(rng: random.Random) -> ConstraintSpec:
+    """A mutation of a valid or hostile constraint: of a schema's parts, or of any text's characters."""
+    spec, _ = rng.choice(list(HOSTILE.values()))
+    if spec.kind == "json_schema" and len(spec.text) < 20_000 and rng.random() < 0.7:
+        return ConstraintSpec(spec.kind, json.dumps(mutate_schema(json.loads(spec.text), rng)))
+    kind: Any = rng.choice([spec.kind] * 9 + ["regex", "json_schema", "grammar", "choices"])
+    return ConstraintSpec(kind, mutate_text(spec.text, rng))
 
 
-def transplanted(schema: Any, chance: random.Random) -> Any:
-    """Parts of it are replaced by others, or by junk."""
+def mutate_schema(schema: Any, rng: random.Random) -> Any:
+    """Replaces parts by other parts or by invalid values."""
     schema = {"root": schema}
-    for _ in range(chance.randint(1, 4)):
-        places: list[tuple[Any, Any]] = [(schema, "root")]
-        for holder, key in places:
-            below = holder[key]
-            keys = list(below) if isinstance(below, dict) else range(len(below)) if isinstance(below, list) else ()
-            places += [(below, one) for one in keys]
-        (holder, key), (giver, other) = chance.choice(places), chance.choice(places)
-        holder[key] = copy.deepcopy(chance.choice([giver[other], *chance.sample(JUNK, 2)]))
+    for _ in range(rng.randint(1, 4)):
+        locations: list[tuple[Any, Any]] = [(schema, "root")]
+        for holder, key in locations:
+            child = holder[key]
+            keys = list(child) if isinstance(child, dict) else range(len(child)) if isinstance(child, list) else ()
+            locations += [(child, one) for one in keys]
+        (holder, key), (source, other) = rng.choice(locations), rng.choice(locations)
+        holder[key] = copy.deepcopy(rng.choice([source[other], *rng.sample(INVALID_VALUES, 2)]))
     return schema["root"]
 
 
-def scratched(text: str, chance: random.Random) -> str:
-    """Characters are dropped, doubled, swapped, replaced."""
-    some = list(text if len(text) < 300 else text[: chance.choice([50, 300, 3000, len(text)])])
-    for _ in range(chance.randint(1, 4)):
-        at = chance.randrange(len(some) + 1)
-        match chance.randrange(4):
+def mutate_text(text: str, rng: random.Random) -> str:
+    """Removes, repeats, inserts and replaces characters."""
+    chars = list(text if len(text) < 300 else text[: rng.choice([50, 300, 3000, len(text)])])
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(chars) + 1)
+        match rng.randrange(4):
             case 0:
-                del some[at : at + chance.randint(1, 9)]
+                del chars[at : at + rng.randint(1, 9)]
             case 1:
-                some[at:at] = some[max(0, at - chance.randint(1, 30)) : at] * chance.randint(1, 5)
+                chars[at:at] = chars[max(0, at - rng.randint(1, 30)) : at] * rng.randint(1, 5)
             case 2:
-                some[at:at] = chance.choice([*'{}[]()"\\\0é*<', "$ref", "{9,999}", "%json"])
+                chars[at:at] = rng.choice([*'{}[]()"\\\0é*<', "$ref", "{9,999}", "%json"])
             case 3:
-                some[at : at + 1] = chr(chance.choice([chance.randrange(128), chance.randrange(0xD800), 0x1F642]))
-    return "".join(some)
+                chars[at : at + 1] = chr(rng.choice([rng.randrange(128), rng.randrange(0xD800), 0x1F642]))
+    return "".join(chars)
 
 
-def fuzz(desk: Desk, seeds: range) -> None:
-    """No crash but of the children's own, and always an answer."""
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(100), marks=pytest.mark.timeout(300)),
+        pytest.param(range(1000, 2000), marks=[pytest.mark.long, pytest.mark.timeout(3600)]),
+    ],
+    ids=str,
+)
+def test_fuzzed_constraints(shared: CheckerDriver, seeds: range) -> None:
+    """Every check has a verdict, and only children of the preflight crash."""
     for first in range(seeds.start, seeds.stop, 20):
-        some = [mutant(random.Random(seed)) for seed in range(first, first + 20)]
-        for spec, verdict in zip(some, desk.ask(*some), strict=True):
+        specs = [mutate(random.Random(seed)) for seed in range(first, first + 20)]
+        for spec, verdict in zip(specs, shared.ask(*specs), strict=True):
             assert isinstance(verdict, ConstraintSpec | ConstraintError), (spec, verdict)
-    assert desk.grammars._n_starts == 1
-
-
-@pytest.mark.timeout(300)
-def test_fuzzed(shared: Desk) -> None:
-    fuzz(shared, range(100))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_fuzzed_long(shared: Desk) -> None:
-    fuzz(shared, range(1000, 2000))
+    assert shared.checker._n_starts == 1

@@ -17,20 +17,16 @@ from waits import wait_until
 Sampler = Callable[..., wire.Sampling]
 
 
-def dies(b: Any, is_blameless: bool = False) -> None:
-    """The engine of a bench dies, with all that it runs in hand, and another takes over."""
-    death = Death("of a test", is_blameless, frozenset(b.engine.running))
-    b.engine.running.clear()
-    b.engine.reports.clear()
-    b.engine.finished.clear()
-    b.requests.replay(death)
+def kill_engine(b: Any, is_blameless: bool = False) -> None:
+    """The engine dies in a step with all running requests, and another takes over."""
+    b.replace_engine(Death("in a test", is_blameless, frozenset(b.engine.running)))
 
 
-def test_a_program_goes_on_where_it_was_when_the_engine_dies(bench: Any, greedy: Sampler) -> None:
+def test_request_is_resumed_after_an_engine_death(bench: Any, greedy: Sampler) -> None:
     b = bench({"a": "one two three four"})
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy(max_tokens=40), stream=True), Read(0, 1))
     b.run(n_steps=5)
-    dies(b, is_blameless=True)
+    kill_engine(b, is_blameless=True)
     first, second = b.engine.runs
     assert second.n_done == 5
     assert second.rid == first.rid
@@ -42,20 +38,20 @@ def test_a_program_goes_on_where_it_was_when_the_engine_dies(bench: Any, greedy:
     assert b.value(0).usage == wire.TokenUsage(prompt=1, generated=b.value(0).samples[0].n_tokens)
 
 
-def test_a_select_is_asked_again_whole(bench: Any) -> None:
+def test_select_is_repeated_after_an_engine_death(bench: Any) -> None:
     b = bench()
     b.submit(Append(0, ("so ",)), Select(0, 0, ("yes", "no")))
-    dies(b, is_blameless=True)
+    kill_engine(b, is_blameless=True)
     assert b.engine.runs[2:] == b.engine.runs[:2]
     b.run()
     assert b.text(0) in ("yes", "no")
 
 
-def test_a_request_under_which_engines_die_again_and_again_is_given_up(bench: Any, greedy: Sampler) -> None:
+def test_request_that_kills_engines_is_quarantined(bench: Any, greedy: Sampler) -> None:
     b = bench({"ok": "fine"})
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
     for _ in range(MAX_DEATHS):
-        dies(b)
+        kill_engine(b)
     assert b.failed(0).code == "quarantined"
     assert "2 engines died of this request" in b.failed(0).message
     assert len(b.requests) == 0
@@ -64,17 +60,17 @@ def test_a_request_under_which_engines_die_again_and_again_is_given_up(bench: An
     assert b.text(0, program=1) == "fine"
 
 
-def test_a_token_in_between_shows_that_it_was_not_the_request(bench: Any, greedy: Sampler) -> None:
+def test_request_with_progress_is_not_quarantined(bench: Any, greedy: Sampler) -> None:
     b = bench({"a": "one two three four five six"})
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
     for _ in range(2 * MAX_DEATHS):
         b.run(n_steps=1)
-        dies(b)
+        kill_engine(b)
     b.run()
     assert b.text(0) == "one two three four five six"
 
 
-def test_who_was_not_in_the_step_is_never_suspect(bench: Any, greedy: Sampler) -> None:
+def test_request_outside_the_step_is_not_suspected(bench: Any, greedy: Sampler) -> None:
     b = bench({"a": "one", "b": "two"})
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
     (waiting,) = b.engine.running
@@ -86,89 +82,89 @@ def test_who_was_not_in_the_step_is_never_suspect(bench: Any, greedy: Sampler) -
     assert b.text(0) == "one"
 
 
-def test_suspects_are_tried_alone_and_the_innocent_go_on(bench: Any, greedy: Sampler) -> None:
-    """Three ran when the engine died, and one was what it died of. Others come while they are tried."""
+def test_suspects_are_tested_alone_and_others_continue(bench: Any, greedy: Sampler) -> None:
+    """Three requests run when the engine dies of one of them. Another is submitted during the tests."""
     b = bench({"a": "one two three", "poison": "four five six", "c": "seven eight nine", "d": "ten"})
     for program, text in enumerate(("a", "poison", "c")):
         b.submit(Append(0, (text,)), Gen(0, 0, greedy()), program=program)
     b.run(n_steps=2)
     poison = list(b.engine.running)[1]
-    dies(b)
-    tried = []
+    kill_engine(b)
+    tested = []
     for k in range(40):
         running = list(b.engine.running)
-        if len(running) == 1 and running[0] not in tried:
-            tried += running
+        if len(running) == 1 and running[0] not in tested:
+            tested += running
         if k == 1:
             b.submit(Append(0, ("d",)), Gen(0, 0, greedy()), program=3)
-            assert 3 not in b.engine.running, "it waits until the trials are over"
+            assert 3 not in b.engine.running, "new requests wait for the end of the tests"
         if poison in running:
-            assert running == [poison], "nobody else is in the step"
-            dies(b)
+            assert running == [poison], "a suspect runs alone"
+            kill_engine(b)
         else:
             b.run(n_steps=1)
-    assert sorted(set(tried)) == [0, 1, 2]
+    assert sorted(set(tested)) == [0, 1, 2]
     assert b.failed(0, program=1).code == "quarantined"
     assert [b.text(0, program=k) for k in (0, 2, 3)] == ["one two three", "seven eight nine", "ten"]
 
 
-def test_an_engine_that_dies_in_a_trial_by_other_hands_leaves_the_suspects_suspect(bench: Any, greedy: Sampler) -> None:
+def test_blameless_death_during_a_test_keeps_the_suspects(bench: Any, greedy: Sampler) -> None:
     b = bench({"a": "one two three", "c": "seven eight nine"})
     for program, text in enumerate(("a", "c")):
         b.submit(Append(0, (text,)), Gen(0, 0, greedy()), program=program)
     b.run(n_steps=1)
-    dies(b)
+    kill_engine(b)
     assert list(b.engine.running) == [0]
-    dies(b, is_blameless=True)
-    assert list(b.engine.running) == [0], "again alone"
+    kill_engine(b, is_blameless=True)
+    assert list(b.engine.running) == [0], "the suspect is tested again"
     b.run()
     assert [b.text(0, program=k) for k in (0, 1)] == ["one two three", "seven eight nine"]
 
 
-def test_who_is_stopped_while_its_trial_is_to_come_or_under_way_holds_nobody_up(bench: Any, greedy: Sampler) -> None:
+def test_cancelled_suspects_do_not_block_others(bench: Any, greedy: Sampler) -> None:
     b = bench({"a": "one two", "c": "three four"})
     for program in range(4):
         b.submit(Append(0, ("a" if program < 3 else "c",)), Gen(0, 0, greedy()), program=program)
     b.run(n_steps=1)
-    dies(b)
-    for program in (1, 0):  # one waits for its trial, one is on it
+    kill_engine(b)
+    for program in (1, 0):  # one waits for its test, one is being tested
         b.programs.cancel(b"me", wire.Cancel(program=program, seq=1))
     b.run()
     assert (b.text(0, program=2), b.text(0, program=3)) == ("one two", "three four")
 
 
-def test_engines_that_others_end_are_nobodys_fault_but_not_for_ever(bench: Any, greedy: Sampler) -> None:
+def test_blameless_deaths_per_request_are_limited(bench: Any, greedy: Sampler) -> None:
     b = bench({"a": "one two three"})
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
     for _ in range(MAX_KILLS - 1):
-        dies(b, is_blameless=True)
+        kill_engine(b, is_blameless=True)
     b.run(n_steps=1)
     for _ in range(MAX_KILLS):
-        dies(b, is_blameless=True)
+        kill_engine(b, is_blameless=True)
     assert b.failed(0).code == "quarantined"
 
 
 @pytest.mark.parametrize("n_tokens", [0, 2])
-def test_a_score_is_of_the_prompt_alone_after_a_replay(bench: Any, greedy: Sampler, n_tokens: int) -> None:
+def test_prompt_scores_after_a_replay_exclude_the_output(bench: Any, greedy: Sampler, n_tokens: int) -> None:
     b = bench({"abc": "one two three"})
     b.submit(Append(0, ("abc",)), Gen(0, 0, greedy(logprobs=True, logprob_start=0)))
     b.run(n_steps=n_tokens)
-    dies(b, is_blameless=True)
+    kill_engine(b, is_blameless=True)
     b.run()
     assert len(b.value(0).prompt) == b.value(0).usage.prompt
     assert len(b.value(0).samples[0].logprobs) == b.value(0).samples[0].n_tokens
 
 
-def test_a_request_that_had_stopped_ends_without_the_engine(bench: Any, words: Tokenizer, greedy: Sampler) -> None:
+def test_stopped_request_ends_without_a_new_engine(bench: Any, words: Tokenizer, greedy: Sampler) -> None:
     b = bench({"a": "xyzxyz"})
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy(stop=("zx",))))
     wait_until(lambda: b.run(n_steps=1) or b.engine.aborted, "the abort")
-    dies(b)
+    kill_engine(b)
     assert b.text(0) == "xy"
     assert b.value(0).usage.prompt == 1
 
 
-def test_a_suspect_that_had_stopped_holds_nobody_up(bench: Any, greedy: Sampler) -> None:
+def test_stopped_suspect_does_not_block_others(bench: Any, greedy: Sampler) -> None:
     b = bench({"a": "xyzxyz", "b": "one"})
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy(stop=("zx",))))
     b.submit(Append(0, ("b",)), Gen(0, 0, greedy()), program=1)
@@ -181,15 +177,15 @@ def test_a_suspect_that_had_stopped_holds_nobody_up(bench: Any, greedy: Sampler)
     assert b.text(0, program=1) == "one"
 
 
-def test_eos_ids_beyond_the_models_vocabulary_are_left_out(words: Tokenizer) -> None:
-    orders: list[Any] = []
-    EngineRequests(words, 2, orders.append).start(pack([1]), wire.Sampling(stop_token_ids=(1,)), lambda r: None)
-    assert unpack(orders[0].stop_ids) == [1]
+def test_eos_ids_beyond_the_vocabulary_are_not_sent(words: Tokenizer) -> None:
+    commands: list[Any] = []
+    EngineRequests(words, 2, commands.append).start(pack([1]), wire.Sampling(stop_token_ids=(1,)), lambda r: None)
+    assert unpack(commands[0].stop_ids) == [1]
 
 
-def test_alternatives_of_each_token(words: Tokenizer) -> None:
+def test_top_logprobs_become_token_alternatives(words: Tokenizer) -> None:
     ended: list[Any] = []
-    requests = EngineRequests(words, None, lambda order: None)
+    requests = EngineRequests(words, None, lambda command: None)
     requests.start(pack([1]), wire.Sampling(logprobs=True, top_logprobs=2), ended.append)
     the, fox = words.encode([TextSpan("the")])[0], words.encode([TextSpan("x")])[0]
     top = wire.TopLogprobs(-0.5, pack([the, fox]), array("f", [-0.5, -1.5]).tobytes())
@@ -201,8 +197,8 @@ def test_alternatives_of_each_token(words: Tokenizer) -> None:
     assert logprob == wire.TokenLogprob(the, spell([the]), -0.5, ((the, spell([the]), -0.5), (fox, "x", -1.5)))
 
 
-def test_steps_of_requests_that_are_gone_are_ignored(words: Tokenizer) -> None:
-    requests = EngineRequests(words, None, lambda order: None)
+def test_steps_of_aborted_requests_are_ignored(words: Tokenizer) -> None:
+    requests = EngineRequests(words, None, lambda command: None)
     ended: list[Any] = []
     first = requests.start(pack([1]), wire.Sampling(), ended.append)
     requests.start(pack([1]), wire.Sampling(), ended.append)

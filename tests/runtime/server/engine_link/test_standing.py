@@ -1,4 +1,4 @@
-"""Whose a program is and how urgent, as the engine is told with each of its requests."""
+"""The client, priority and deadline of a program in each of its engine requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def submit(b: Any, number: int, client: bytes = b"me", **limits: Any) -> None:
     b.programs.submit(client, wire.Submit(number, 0, ops, last=True, limits=wire.ProgramLimits(**limits)))
 
 
-def test_all_runs_of_a_program_have_its_priority_and_deadline(bench: Any) -> None:
+def test_runs_have_their_programs_priority_and_deadline(bench: Any) -> None:
     b = bench()
     b.now = 100.0
     submit(b, 0, priority=3, deadline=5.0)
@@ -29,7 +29,7 @@ def test_all_runs_of_a_program_have_its_priority_and_deadline(bench: Any) -> Non
     assert runs == [(0, 3, 105.0)] * 3 + [(1, 0, 0.0)] * 3
 
 
-def test_a_gen_may_be_of_another_urgency_than_its_program(bench: Any) -> None:
+def test_gen_may_override_priority_and_deadline(bench: Any) -> None:
     b = bench()
     b.now = 100.0
     b.requests.clock = lambda: b.now
@@ -44,7 +44,7 @@ def test_a_gen_may_be_of_another_urgency_than_its_program(bench: Any) -> None:
     assert "priority is 101" in b.failed(0, program=1).message
 
 
-def test_clients_are_told_apart_and_forgotten(bench: Any) -> None:
+def test_clients_are_numbered_and_forgotten(bench: Any) -> None:
     b = bench()
     for client in (b"me", b"you", b"me"):
         submit(b, len(b.engine.runs), client=client)
@@ -52,30 +52,30 @@ def test_clients_are_told_apart_and_forgotten(bench: Any) -> None:
     assert [run.client for run in b.engine.runs[:6]] == [0, 0, 1, 1, 0, 0]
     b.programs.forget(b"me")
     submit(b, 77, client=b"me")
-    assert b.engine.runs[-1].client == 2, "who comes back is a new one"
+    assert b.engine.runs[-1].client == 2, "a returning client has a new number"
     b.programs.forget(b"me")
     b.programs.forget(b"you")
     assert not b.programs._clients
     assert not b.programs._programs
 
 
-def test_the_engine_is_told_once_when_a_program_is_over(bench: Any) -> None:
+def test_program_ended_is_sent_once(bench: Any) -> None:
     b = bench()
-    orders: list[Any] = []
-    send, b.requests._send = b.requests._send, orders.append
+    commands: list[Any] = []
+    send, b.requests._send = b.requests._send, commands.append
     b.submit(Append(0, ("a",)), last=True)
-    assert not orders, "it never heard of that one"
-    b.requests._send = lambda order: (orders.append(order), send(order))
+    assert not commands, "the engine has no request of this program"
+    b.requests._send = lambda command: (commands.append(command), send(command))
     submit(b, 1)
     b.run()
-    overs = [order for order in orders if isinstance(order, wire.ProgramEnded)]
-    assert overs == [wire.ProgramEnded(client=0, program=1)]
-    assert isinstance(orders[-1], wire.ProgramEnded)
+    ended = [command for command in commands if isinstance(command, wire.ProgramEnded)]
+    assert ended == [wire.ProgramEnded(client=0, program=1)]
+    assert isinstance(commands[-1], wire.ProgramEnded)
     assert not b.requests._served
 
 
 @pytest.mark.parametrize(
-    ("limits", "says"),
+    ("limits", "error"),
     [
         ({"priority": MAX_PRIORITY + 1}, "priority is 101"),
         ({"priority": -MAX_PRIORITY - 1}, "priority is -101"),
@@ -84,10 +84,10 @@ def test_the_engine_is_told_once_when_a_program_is_over(bench: Any) -> None:
         ({"deadline": float("inf")}, "deadline is inf"),
     ],
 )
-def test_what_cannot_be_is_the_programs_error(bench: Any, limits: Any, says: str) -> None:
+def test_invalid_priority_or_deadline_fails_the_program(bench: Any, limits: Any, error: str) -> None:
     b = bench()
     submit(b, 0, **limits)
     assert b.failed(None).code == "bad_program"
-    assert says in b.failed(None).message
+    assert error in b.failed(None).message
     assert not b.engine.runs
     assert not b.programs._programs

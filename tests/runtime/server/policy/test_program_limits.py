@@ -1,4 +1,4 @@
-"""Deadlines and budgets over a real socket: who keeps them, what goes on, and what is left."""
+"""Timeouts and budgets over a real socket: what they end, and that nothing is left."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def endless(s: bn.State, i: int = 0, **options: Any) -> None:
     s += f"item {i}" + bn.gen("x", max_tokens=400, ignore_eos=True, **options)
 
 
-def idle(client: Client) -> None:
-    """Soon, the server does nothing any more."""
+def wait_until_idle(client: Client) -> None:
+    """Waits until the server has no requests."""
     wait_until(lambda: not client.ask("stats")["server"]["requests"], "the end of the requests")
 
 
-def test_the_server_keeps_the_time_of_a_gen_and_goes_on_with_the_rest(join: Join) -> None:
+def test_gen_timeout_fails_only_its_branch(join: Join) -> None:
     client = join(step_ms=5)
 
     @bn.function
@@ -45,50 +45,50 @@ def test_the_server_keeps_the_time_of_a_gen_and_goes_on_with_the_rest(join: Join
 
     with pytest.raises(bn.DeadlineExceeded, match=r"the gen's timeout of 0\.2 s ran out") as raised:
         program.run(backend=client)
-    assert raised.value.prompt_tail.endswith("a"), "the server said so"
+    assert raised.value.prompt_tail.endswith("a"), "the error is the server's"
     assert raised.value.usage.generated == 5
-    idle(client)
+    wait_until_idle(client)
 
 
-def test_the_server_keeps_budgets_to_the_token(join: Join) -> None:
+def test_budgets_are_exact_to_the_token(join: Join) -> None:
     client = join(step_ms=1)
     with pytest.raises(bn.BudgetExceeded, match="the gen's budget of 7 tokens"):
         endless.bind(budget=7).run(backend=client)["x"]
     with pytest.raises(bn.BudgetExceeded, match="the run's budget of 9 tokens"):
         endless.run(backend=client, opts=bn.Options(budget=9))["x"]
-    idle(client)
+    wait_until_idle(client)
 
 
-def test_a_batch_shares_its_budget_on_the_server(join: Join) -> None:
+def test_programs_of_a_batch_share_its_budget(join: Join) -> None:
     client = join(step_ms=5)
     states = endless.run_batch([(i,) for i in range(4)], backend=client, budget=60, on_error="return")
     assert {str(state.error()).split(" [")[0] for state in states} == {"the batch's budget of 60 tokens ran out"}
-    idle(client)
+    wait_until_idle(client)
 
 
 OPTS = bn.Options(timeout=0.3)
-WAYS: dict[str, Callable[[Client], Any]] = {
+RUNNERS: dict[str, Callable[[Client], Any]] = {
     "run": lambda client: endless.run(backend=client, opts=OPTS)["x"],
     "batch": lambda client: endless.run_batch([(i,) for i in range(4)], backend=client, timeout=0.3),
     "async": lambda client: asyncio.run(endless.run_async(backend=client, opts=OPTS)),
 }
 
 
-@pytest.mark.parametrize("how", WAYS)
-def test_what_is_late_ends_here_and_there(join: Join, how: str) -> None:
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_run_timeout_ends_the_run_and_its_requests(join: Join, runner: str) -> None:
     client = join(step_ms=20)
     start = time.monotonic()
     with pytest.raises((bn.DeadlineExceeded, bn.BatchError), match=r"timeout of 0\.3 s"):
-        WAYS[how](client)
-    idle(client)
+        RUNNERS[runner](client)
+    wait_until_idle(client)
     assert time.monotonic() - start < 5
 
 
-def test_the_server_keeps_a_deadline_of_which_the_client_does_nothing(join: Join) -> None:
+def test_server_enforces_the_timeout_without_the_client(join: Join) -> None:
     client = join(step_ms=20)
     program = client.program("alone")
     program.limit(wire.ProgramLimits(timeout=0.2, left=0.2))
     program.submit([wire.Append(0, ("a",)), wire.Gen(0, 0, wire.Sampling(max_tokens=400, ignore_eos=True))])
     with pytest.raises(bn.DeadlineExceeded, match="the run's timeout"):
         program.future(0).result(10)
-    idle(client)
+    wait_until_idle(client)

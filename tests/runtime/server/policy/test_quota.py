@@ -1,4 +1,4 @@
-"""What a client may have at a time: who wants more is told how much that is, and nobody else notices."""
+"""Limits per client: exceeding one raises with its number and does not affect other clients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def limited(bench: Make) -> Make:
     return make
 
 
-def test_so_many_programs_at_once_and_then_one_waits(limited: Make, greedy: Make) -> None:
+def test_number_of_programs_is_limited_per_client(limited: Make, greedy: Make) -> None:
     b = limited(max_programs=3)
     for program in range(3):
         b.submit(Append(0, ("a",)), program=program)
@@ -37,7 +37,7 @@ def test_so_many_programs_at_once_and_then_one_waits(limited: Make, greedy: Make
     assert failed.code == "overloaded"
     assert "has 3 programs at once" in failed.message
     b.submit(Append(0, ("a",)), program=4, client=b"you")
-    assert not b.messages(wire.Failed, 4), "another client has its own"
+    assert not b.messages(wire.Failed, 4), "the limit is per client"
     b.programs.cancel(b"me", wire.Cancel(0, 1))
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy(max_tokens=3)), program=5)
     b.run()
@@ -45,18 +45,18 @@ def test_so_many_programs_at_once_and_then_one_waits(limited: Make, greedy: Make
 
 
 @pytest.mark.parametrize(
-    ("op", "says"),
+    ("op", "error"),
     [
         (Fork(0, (1, 2, 3, 4)), "a fork makes 4 branches; 3 are the most"),
         (Gen(0, 0, wire.Sampling(n=4)), "a gen has 4 samples; 3 are the most"),
         (Select(0, 0, ("a", "b", "c", "d")), "a select has 4 choices; 3 are the most"),
     ],
 )
-def test_width(limited: Make, op: wire.Op, says: str) -> None:
+def test_number_of_branches_samples_and_choices_is_limited(limited: Make, op: wire.Op, error: str) -> None:
     b = limited(max_width=3)
     b.submit(Append(0, ("a",)), op)
     failed = b.failed(None)
-    assert (failed.code, says in failed.message) == ("bad_program", True)
+    assert (failed.code, error in failed.message) == ("bad_program", True)
     assert "max_width" in failed.message
     b.programs.define(b"me", Define(0, (Append(0, ("a",)), Fork(0, (1, 2, 3)))))
     b.submit(Use(0, 0), program=1)
@@ -64,14 +64,14 @@ def test_width(limited: Make, op: wire.Op, says: str) -> None:
 
 
 def doubling(n: int) -> list[wire.Op]:
-    """A text that is appended to itself n times."""
+    """Ops that append a text to itself n times."""
     ops: list[wire.Op] = [Append(0, ("x" * 100,))]
     for ref in range(n):
         ops += [Read(0, ref), Append(0, (Ref(ref),))]
     return ops
 
 
-def test_a_text_that_doubles_itself_comes_to_an_end(limited: Make) -> None:
+def test_text_that_doubles_itself_reaches_the_program_limit(limited: Make) -> None:
     b = limited(max_program=1 << 20)
     b.submit(*doubling(60))
     failed = [message for message in b.messages(wire.Failed) if "takes more than 1.0 MiB" in message.message]
@@ -81,7 +81,7 @@ def test_a_text_that_doubles_itself_comes_to_an_end(limited: Make) -> None:
     assert b.text(0, 1) == "a"
 
 
-def test_all_programs_of_a_client_share_its_memory(limited: Make) -> None:
+def test_programs_of_a_client_share_its_memory_limit(limited: Make) -> None:
     b = limited(max_client=100_000)
     for program in range(3):
         b.submit(Append(0, ("x" * 40_000,)), program=program)
@@ -91,7 +91,7 @@ def test_all_programs_of_a_client_share_its_memory(limited: Make) -> None:
     assert not b.messages(wire.Failed, 9)
 
 
-def test_states_and_their_pieces_weigh(limited: Make) -> None:
+def test_states_and_pieces_count_towards_the_program_limit(limited: Make) -> None:
     b = limited(max_program=1 << 20)
     b.submit(Fork(0, tuple(range(1, 600))))
     assert "takes more than" in b.failed(None).message
@@ -100,7 +100,7 @@ def test_states_and_their_pieces_weigh(limited: Make) -> None:
     assert "takes more than" in b.failed(0).message
 
 
-def test_a_message_brings_so_many_ops(limited: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_ops_per_message_is_limited(limited: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota, "MAX_OPS", 50)
     b = limited()
     b.programs.define(b"me", Define(0, (Append(0, (Arg(0),)),) * 30))
@@ -110,7 +110,7 @@ def test_a_message_brings_so_many_ops(limited: Make, monkeypatch: pytest.MonkeyP
     assert "62 ops" in b.failed(None, 1).message
 
 
-def test_templates_weigh_too_and_are_counted(limited: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_templates_are_limited_in_bytes_and_number(limited: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     b = limited(max_client=100_000)
     b.programs.define(b"me", Define(0, (Append(0, ("x" * 60_000,)),)))
     with pytest.raises(Overloaded, match=r"1 templates, and 0\.1 MiB"):
@@ -126,7 +126,7 @@ def test_templates_weigh_too_and_are_counted(limited: Make, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("end", ["last", "cancel", "forget"])
-def test_all_is_given_back(limited: Make, end: str) -> None:
+def test_ended_program_frees_its_quota(limited: Make, end: str) -> None:
     b = limited()
     b.submit(*doubling(3), Fork(0, (1, 2)), Append(1, ("a",)), last=end == "last")
     if end == "cancel":
@@ -137,7 +137,7 @@ def test_all_is_given_back(limited: Make, end: str) -> None:
     assert not b.programs._quota._program_bytes
 
 
-def test_a_program_that_lives_on_keeps_what_it_holds_and_no_other_does(limited: Make) -> None:
+def test_only_open_programs_hold_quota(limited: Make) -> None:
     b = limited()
     b.submit(Append(0, ("x" * 1000,)))
     held = b.programs._quota._clients[b"me"].n_bytes

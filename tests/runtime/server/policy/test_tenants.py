@@ -1,4 +1,4 @@
-"""Tokens, tenants, and root keys: who may come in, who shares KV with whom, and who may ask what."""
+"""Tokens, tenants and root keys: access, sharing of KV, and permissions."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.server.policy import tenants
 from banyan.runtime.server.policy.tenants import Tenants, read_tokens, root_key
 
-ANN, ANN_NEW, BOB, OPS = (f"{name}-0123456789abcdef" for name in ("ann", "ann-new", "bob", "ops"))
-TOKENS = f"# who may come in\n\nann {ANN}\nann {ANN_NEW}  # the next one\nbob {BOB}\nops {OPS} operator\n"
+ANN, ANN_NEW, BOB, OPERATOR = (f"{name}-0123456789abcdef" for name in ("ann", "ann-new", "bob", "ops"))
+TOKENS = f"# a comment\n\nann {ANN}\nann {ANN_NEW}  # the next one\nbob {BOB}\nops {OPERATOR} operator\n"
 PROMPT = "the quick brown fox jumps over the lazy dog, and the other answer is in the text. " * 2
 
 
 # ---- root keys -----------------------------------------------------------------------------------------------------
 
 
-def test_root_keys_differ_wherever_any_part_does() -> None:
+def test_root_keys_differ_if_any_part_differs() -> None:
     parts = [
         (salt, adapter, weights) for salt in (b"", b"a", b"ab") for adapter in ("", "b") for weights in (b"", b"b")
     ]
-    keys = {root_key(*each): each for each in parts}
-    assert len(keys) == len(parts), "what one part lacks another does not make up for"
+    keys = {root_key(*part): part for part in parts}
+    assert len(keys) == len(parts), "no two combinations have the same key"
     assert {len(key) for key in keys} == {16}
     assert root_key(b"a", "b", b"c") == root_key(b"a", "b", b"c")
 
 
-def test_other_weights_are_another_root(fake_weights: Callable[[bytes], Path]) -> None:
+def test_fingerprint_depends_only_on_the_weights(fake_weights: Callable[[bytes], Path]) -> None:
     from banyan.runtime.model.weights import fingerprint
 
-    one, same, other = (fingerprint(fake_weights(data)) for data in (b"\0" * 4096, b"\0" * 4096, b"\1" * 4096))
-    assert one == same, "whenever and wherever they were written"
-    assert one != other
+    first, same, other = (fingerprint(fake_weights(data)) for data in (b"\0" * 4096, b"\0" * 4096, b"\1" * 4096))
+    assert first == same, "times and paths of the files do not matter"
+    assert first != other
     middle = bytearray(4096)
     middle[2100] = 1
-    assert fingerprint(fake_weights(bytes(middle))) != one
+    assert fingerprint(fake_weights(bytes(middle))) != first
 
 
 @pytest.fixture
 def fake_weights(tmp_path: Path) -> Callable[[bytes], Path]:
-    """A directory with one tensor of these bytes."""
+    """`fake_weights(data)`: a model directory with one tensor of these bytes."""
     numbers = itertools.count()
 
     def make(data: bytes) -> Path:
@@ -63,7 +63,7 @@ def fake_weights(tmp_path: Path) -> Callable[[bytes], Path]:
     return make
 
 
-def test_an_adapter_is_refused_by_name_and_not_ignored(bench: Any) -> None:
+def test_adapter_is_refused_by_name(bench: Any) -> None:
     b = bench()
     b.submit(wire.Append(0, ("a",)), wire.Gen(0, 0, adapter="poems"), wire.Select(0, 1, ("x", "y"), adapter="poems"))
     assert b.failed(0).code == b.failed(1).code == "unsupported"
@@ -73,81 +73,78 @@ def test_an_adapter_is_refused_by_name_and_not_ignored(bench: Any) -> None:
     assert not b.engine.runs
 
 
-def test_all_that_a_program_has_the_engine_do_is_in_its_tenants_namespace(bench: Any) -> None:
-    b = bench(root_key=lambda who: root_key(who, "", b""))
+def test_engine_commands_carry_the_tenants_namespace(bench: Any) -> None:
+    b = bench(root_key=lambda tenant: root_key(tenant, "", b""))
     short = wire.Sampling(max_tokens=2, temperature=0.0)
     ops = (
         wire.Append(0, ("one two",)), wire.CacheHint(0, pin=9.0, prefetch=True), wire.Gen(0, 0, short),
         wire.Fork(0, (1,)), wire.Append(1, (" three",)), wire.Gen(1, 1, short), wire.Select(0, 2, ("x", "y")),
     )  # fmt: skip
-    for k, who in enumerate((b"ann", b"bob")):
-        b.programs.submit(who, wire.Submit(k, 0, ops))
+    for k, tenant in enumerate((b"ann", b"bob")):
+        b.programs.submit(tenant, wire.Submit(k, 0, ops))
         b.run()
-        b.programs.submit(who, wire.Submit(k, 1, (wire.Drop(1),)))
-    orders = [*b.engine.runs, *(order for order in b.engine.steered if not isinstance(order, wire.Release))]
-    assert {type(order) for order in orders} == {wire.Run, wire.Hold, wire.EvictFirst}
+        b.programs.submit(tenant, wire.Submit(k, 1, (wire.Drop(1),)))
+    commands = [*b.engine.runs, *(command for command in b.engine.steered if not isinstance(command, wire.Release))]
+    assert {type(command) for command in commands} == {wire.Run, wire.Hold, wire.EvictFirst}
     for kind in (wire.Run, wire.Hold, wire.EvictFirst):
-        found = {order.namespace for order in orders if isinstance(order, kind)}
+        found = {command.namespace for command in commands if isinstance(command, kind)}
         assert found == {root_key(b"ann", "", b""), root_key(b"bob", "", b"")}
 
 
-def cached(c: client.Client) -> int:
-    """Tokens of PROMPT that were found in the tree."""
+def cached_tokens(c: client.Client) -> int:
+    """The number of PROMPT's tokens found in the radix tree."""
     program = c.program()
     ops = [wire.Append(0, (PROMPT,)), wire.Gen(0, 0, wire.Sampling(max_tokens=2, temperature=0.0))]
     program.submit(ops, last=True)
     return program.future(0).result(100).usage.cached
 
 
-def test_two_tenants_never_share_and_one_does(real: Callable[..., Callable[[str], client.Client]]) -> None:
+def test_kv_is_shared_within_a_tenant_only(real: Callable[..., Callable[[str], client.Client]]) -> None:
     join = real(tokens=TOKENS)
-    ann, again, bob = join(ANN), join(ANN_NEW), join(BOB)
-    assert cached(ann) == 0
-    assert cached(again) == (n := cached(ann)) > 40, "another token of the same tenant"
-    assert cached(bob) == 0
-    assert cached(bob) == n
-    names = {node["namespace"] for node in join(OPS).ask("tree", limit=100)["nodes"] if node["parent"] < 0}
+    ann, second_token, bob = join(ANN), join(ANN_NEW), join(BOB)
+    assert cached_tokens(ann) == 0
+    assert cached_tokens(second_token) == (n := cached_tokens(ann)) > 40, "another token of the same tenant"
+    assert cached_tokens(bob) == 0
+    assert cached_tokens(bob) == n
+    names = {node["namespace"] for node in join(OPERATOR).ask("tree", limit=100)["nodes"] if node["parent"] < 0}
     assert names == {"ann", "bob"}
 
 
 @pytest.mark.parametrize("isolate", ["tenant", "connection"])
-def test_without_tokens_all_are_one_tenant_unless_connections_are_kept_apart(
+def test_connections_without_tokens_share_kv_unless_isolated(
     real: Callable[..., Callable[[str], client.Client]], isolate: str
 ) -> None:
     join = real(isolate=isolate)
-    one, two = join("one"), join("two")
-    assert cached(one) == 0
-    assert cached(one) > 40
-    assert (cached(two) == 0) == (isolate == "connection")
+    first, second = join("one"), join("two")
+    assert cached_tokens(first) == 0
+    assert cached_tokens(first) > 40
+    assert (cached_tokens(second) == 0) == (isolate == "connection")
 
 
 @pytest.fixture
-def real(tiny_model: Callable[..., Path], tmp_path: Path) -> Iterator[Callable[..., Callable[[str], client.Client]]]:
+def real(
+    tiny_model: Callable[..., Path], token_file: Callable[..., str]
+) -> Iterator[Callable[..., Callable[[str], client.Client]]]:
     """`real(tokens=..., **options)("a token")`: a client of a server with a tiny model."""
     with contextlib.ExitStack() as stack:
 
         def start(tokens: str = "", **options: Any) -> Callable[[str], client.Client]:
             if tokens:
-                options["token_file"] = token_file(tmp_path, tokens)
-            made = config.make(model=str(tiny_model("llama")), threads=1, kv_memory="16MB", device="cpu", **options)
-            server = stack.enter_context(contextlib.closing(launch.start(made, timeout=100)))
+                options["token_file"] = token_file(tokens)
+            server_config = config.make(
+                model=str(tiny_model("llama")), threads=1, kv_memory="16MB", device="cpu", **options
+            )
+            server = stack.enter_context(contextlib.closing(launch.start(server_config, timeout=100)))
             return lambda token: stack.enter_context(contextlib.closing(client.connect(server.socket, 60, token)))
 
         yield start
-
-
-def token_file(folder: Path, text: str, mode: int = 0o600) -> str:
-    path = folder / "tokens"
-    path.write_text(text)
-    path.chmod(mode)
-    return str(path)
 
 
 # ---- tokens --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "error"),
     [
         ("", "holds no tokens"),
         ("# none\n", "holds no tokens"),
@@ -158,81 +155,83 @@ def token_file(folder: Path, text: str, mode: int = 0o600) -> str:
         (f"ann {ANN}\n\nbob {ANN}", "line 3: this token is on an earlier line too"),
     ],
 )
-def test_a_file_of_tokens_that_is_none_names_the_line_and_no_token(text: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as caught:
+def test_invalid_token_file_error_names_the_line_but_no_token(text: str, error: str) -> None:
+    with pytest.raises(ConfigError, match=error) as caught:
         read_tokens(text, "tokens")
     assert "0123456789abcdef" not in str(caught.value)
 
 
-def test_who_is_alone_is_the_operator_and_else_who_is_called_so() -> None:
+def test_only_tenant_is_operator_else_the_named_ones() -> None:
     assert read_tokens(f"ann {ANN}\nann {ANN_NEW}", "tokens")[1].tenant.is_operator
     found = [(token.tenant.name, token.tenant.is_operator) for token in read_tokens(TOKENS, "tokens")]
     assert found == [("ann", False), ("ann", False), ("bob", False), ("ops", True)]
 
 
-def test_every_token_is_compared_in_constant_time_whichever_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[tuple[int, int]] = []
+def test_all_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared_lengths: list[tuple[int, int]] = []
     compare = tenants.hmac.compare_digest
 
-    def counted(a: bytes, b: bytes) -> bool:
-        compared.append((len(a), len(b)))
+    def recording(a: bytes, b: bytes) -> bool:
+        compared_lengths.append((len(a), len(b)))
         return compare(a, b)
 
-    monkeypatch.setattr(tenants.hmac, "compare_digest", counted)
-    some = Tenants(read_tokens(TOKENS, "tokens"))
-    for token, name in ((ANN, "ann"), (OPS, "ops")):
-        assert some.identify(wire.Hello(1, token=token)).name == name
-        assert compared == [(32, 32)] * 4
-        compared.clear()
+    monkeypatch.setattr(tenants.hmac, "compare_digest", recording)
+    tenants_of_file = Tenants(read_tokens(TOKENS, "tokens"))
+    for token, name in ((ANN, "ann"), (OPERATOR, "ops")):
+        assert tenants_of_file.identify(wire.Hello(1, token=token)).name == name
+        assert compared_lengths == [(32, 32)] * 4
+        compared_lengths.clear()
     for wrong in ("", ANN[:-1], ANN + "x", "x" * 100_000):
         with pytest.raises(ConnectFailed, match="token"):
-            some.identify(wire.Hello(1, token=wrong))
-        assert compared == [(32, 32)] * 4
-        compared.clear()
+            tenants_of_file.identify(wire.Hello(1, token=wrong))
+        assert compared_lengths == [(32, 32)] * 4
+        compared_lengths.clear()
 
 
-def test_the_environment_names_the_token_where_no_file_does(tmp_path: Path) -> None:
+def test_environment_token_is_used_without_a_token_file(token_file: Callable[..., str]) -> None:
     (only,) = tenants.configured(config.make(), {config.TOKEN: ANN})
     assert only.tenant.is_operator
     assert tenants.configured(config.make(), {}) == ()
-    made = config.make(token_file=token_file(tmp_path, f"bob {BOB}"))
-    assert [token.tenant.name for token in tenants.configured(made, {config.TOKEN: ANN})] == ["bob"]
+    server_config = config.make(token_file=token_file(f"bob {BOB}"))
+    assert [token.tenant.name for token in tenants.configured(server_config, {config.TOKEN: ANN})] == ["bob"]
 
 
-def test_a_file_that_others_may_read_or_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    path = token_file(tmp_path, TOKENS, mode=0o640)
+def test_missing_or_readable_token_file_is_refused(token_file: Callable[..., str]) -> None:
+    path = token_file(TOKENS, mode=0o640)
     with pytest.raises(ConfigError, match="chmod 600"):
         tenants.configured(config.make(token_file=path))
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         tenants.configured(config.make(token_file=path + "x"))
 
 
-def test_a_wrong_token_is_one_clear_error_at_once_and_no_harm_to_others(
-    serve: Callable[..., launch.ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_wrong_token_is_refused_at_once(
+    serve: Callable[..., launch.ServerProcess], token_file: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = serve(options={"token_file": token_file(tmp_path, TOKENS)}, say={"a": "b"})
+    server = serve(options={"token_file": token_file(TOKENS)}, say={"a": "b"})
     with contextlib.closing(client.connect(server.socket, 30, ANN)) as good:
-        for token, says in (("", "it wants a token"), ("x" * 30, "the token is wrong"), (ANN[:-1], "is wrong")):
-            began = time.monotonic()
-            with pytest.raises(ConnectFailed, match=says):
+        for token, error in (("", "it wants a token"), ("x" * 30, "the token is wrong"), (ANN[:-1], "is wrong")):
+            start = time.monotonic()
+            with pytest.raises(ConnectFailed, match=error):
                 client.connect(server.socket, 30, token)
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - start < 10
         program = good.program()
         program.submit([wire.Append(0, ("a",)), wire.Gen(0, 0)], last=True)
         assert program.future(0).result(30).samples[0].text == "b"
         monkeypatch.setenv(config.TOKEN, ANN)
-        assert client.connect(server.socket) is good, "the environment's is taken where none is given"
+        assert client.connect(server.socket) is good, "the environment's token is the default"
         assert ANN not in repr(good.address)
 
 
-def test_what_tells_of_all_is_for_operators(serve: Callable[..., launch.ServerProcess], tmp_path: Path) -> None:
-    server = serve(options={"token_file": token_file(tmp_path, TOKENS)})
+def test_global_queries_need_an_operator(
+    serve: Callable[..., launch.ServerProcess], token_file: Callable[..., str]
+) -> None:
+    server = serve(options={"token_file": token_file(TOKENS)})
     with (
         contextlib.closing(client.connect(server.socket, 30, ANN)) as ann,
-        contextlib.closing(client.connect(server.socket, 30, OPS)) as ops,
+        contextlib.closing(client.connect(server.socket, 30, OPERATOR)) as ops,
     ):
         assert ann.ask("info")["protocol"] == wire.VERSION
         assert ops.ask("stats")["server"]["clients"] == 2
-        for what in ("stats", "flush", "check", "tree", "events"):
+        for query in ("stats", "flush", "check", "tree", "events"):
             with pytest.raises(BanyanError, match="'ann' is no operator"):
-                ann.ask(what)
+                ann.ask(query)

@@ -1,4 +1,4 @@
-"""What a monitor reads of a server: numbers that move with what is done, also over the end of an engine."""
+"""The metrics endpoint: counts and times, which continue when the engine is replaced."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from waits import wait_until
 Serve = Callable[..., launch.ServerProcess]
 
 
-def read(port: int) -> dict[str, float]:
-    """Every sample, by its name and labels."""
+def read_metrics(port: int) -> dict[str, float]:
+    """Every sample by name and labels."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     return {m[1]: float(m[2]) for m in re.finditer(r"^(banyan_\S+) (\S+)$", text, re.M)}
@@ -32,58 +32,58 @@ def read(port: int) -> dict[str, float]:
 
 @pytest.fixture
 def metrics() -> Iterator[Metrics]:
-    made = Metrics("0")
-    yield made
-    made.close()
+    created = Metrics("0")
+    yield created
+    created.close()
 
 
-def test_what_the_engine_counts_goes_on_over_its_end(metrics: Metrics) -> None:
-    def note(starts: int, steps: int, cached: int) -> None:
+def test_engine_counters_continue_after_a_restart(metrics: Metrics) -> None:
+    def update(starts: int, steps: int, cached: int) -> None:
         engine = {"steps": steps, "cached_tokens": cached, "running": 3, "waiting": 4}
         cache = {"n_free": 5, "n_cached": 6, "n_query_tokens": 8, "n_hit_tokens": 2, "evicted": {"unused": 7}}
         metrics.update({"engine": engine, "cache": cache, "server": {"engine_starts": starts, "programs": 9}})
 
-    note(1, 100, 40)
-    note(1, 120, 50)
-    first = read(metrics.port)
+    update(1, 100, 40)
+    update(1, 120, 50)
+    first = read_metrics(metrics.port)
     assert first["banyan_steps_total"] == 120
     assert first['banyan_tokens_total{origin="cached"}'] == 50
     assert first['banyan_pages{holder="cached"}'] == 6
     assert first['banyan_evicted_pages_total{reason="unused"}'] == 7
     assert first["banyan_hit_rate"] == 0.25
     assert (first["banyan_running_requests"], first["banyan_waiting_requests"], first["banyan_programs"]) == (3, 4, 9)
-    note(2, 10, 1)
-    second = read(metrics.port)
+    update(2, 10, 1)
+    second = read_metrics(metrics.port)
     assert second["banyan_steps_total"] == 130
     assert second['banyan_tokens_total{origin="cached"}'] == 51
     assert second["banyan_engine_starts_total"] == 2
 
 
-def test_drafts_by_drafter_batches_and_goodput(metrics: Metrics) -> None:
+def test_drafts_batches_and_goodput_are_exported(metrics: Metrics) -> None:
     server = {"engine_starts": 1, "slo_requests": 5, "slo_good_requests": 4, "slo_tokens": 50, "slo_good_tokens": 45,
               "slo_programs": 2, "slo_good_programs": 1}  # fmt: skip
     counts = {"drafted_tree": 9, "accepted_tree": 6, "drafted_ngram": 2}
     metrics.update({"engine": counts, "cache": {}, "server": server})
     for n in (1, 3, 3, 60):
         metrics.step(n)
-    found = read(metrics.port)
-    assert found['banyan_drafted_tokens_total{drafter="tree"}'] == 9
-    assert found['banyan_drafted_tokens_total{drafter="ngram"}'] == 2
-    assert found['banyan_accepted_tokens_total{drafter="tree"}'] == 6
-    assert found["banyan_batch_requests_count"] == 4
-    assert found["banyan_batch_requests_sum"] == 67
-    assert found['banyan_batch_requests_bucket{le="4.0"}'] == 3
-    assert (found["banyan_slo_requests_total"], found["banyan_good_requests_total"]) == (5, 4)
-    assert (found["banyan_slo_tokens_total"], found["banyan_good_tokens_total"]) == (50, 45)
-    assert (found["banyan_slo_programs_total"], found["banyan_good_programs_total"]) == (2, 1)
+    samples = read_metrics(metrics.port)
+    assert samples['banyan_drafted_tokens_total{drafter="tree"}'] == 9
+    assert samples['banyan_drafted_tokens_total{drafter="ngram"}'] == 2
+    assert samples['banyan_accepted_tokens_total{drafter="tree"}'] == 6
+    assert samples["banyan_batch_requests_count"] == 4
+    assert samples["banyan_batch_requests_sum"] == 67
+    assert samples['banyan_batch_requests_bucket{le="4.0"}'] == 3
+    assert (samples["banyan_slo_requests_total"], samples["banyan_good_requests_total"]) == (5, 4)
+    assert (samples["banyan_slo_tokens_total"], samples["banyan_good_tokens_total"]) == (50, 45)
+    assert (samples["banyan_slo_programs_total"], samples["banyan_good_programs_total"]) == (2, 1)
 
 
-def test_an_address_that_is_taken_is_an_error() -> None:
+def test_address_in_use_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="cannot listen at"):
         Metrics(str(taken.getsockname()[1]))
 
 
-def test_a_server_tells_times_and_counts(serve: Serve) -> None:
+def test_server_exports_times_and_counts(serve: Serve) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     server = serve(
@@ -98,16 +98,20 @@ def test_a_server_tells_times_and_counts(serve: Serve) -> None:
             program.future(0).result(60)
             program.future(0)
         os.kill(c.ask("info")["engine_pid"], signal.SIGKILL)
-        wait_until(lambda: read(port)["banyan_engine_starts_total"] >= 2, "the second engine", seen=lambda: read(port))
-        found = read(port)
+        wait_until(
+            lambda: read_metrics(port)["banyan_engine_starts_total"] >= 2,
+            "the second engine",
+            seen=lambda: read_metrics(port),
+        )
+        samples = read_metrics(port)
     for name in ("first_token", "inter_token", "request", "program"):
-        assert found[f"banyan_{name}_seconds_count"] == 3
-        assert 0 < found[f"banyan_{name}_seconds_sum"] < 60
-    assert found["banyan_clients"] == 1
-    assert found["banyan_batch_requests_count"] > 10
-    assert (found["banyan_slo_requests_total"], found["banyan_slo_programs_total"]) == (3, 3)
-    assert (found["banyan_good_requests_total"], found["banyan_good_programs_total"]) == (0, 3), (
-        "too long between tokens"
+        assert samples[f"banyan_{name}_seconds_count"] == 3
+        assert 0 < samples[f"banyan_{name}_seconds_sum"] < 60
+    assert samples["banyan_clients"] == 1
+    assert samples["banyan_batch_requests_count"] > 10
+    assert (samples["banyan_slo_requests_total"], samples["banyan_slo_programs_total"]) == (3, 3)
+    assert (samples["banyan_good_requests_total"], samples["banyan_good_programs_total"]) == (0, 3), (
+        "every itl is above 1 ms"
     )
-    assert found["banyan_slo_tokens_total"] > found["banyan_good_tokens_total"] == 0
-    assert found["banyan_request_seconds_sum"] <= found["banyan_program_seconds_sum"] + 0.01
+    assert samples["banyan_slo_tokens_total"] > samples["banyan_good_tokens_total"] == 0
+    assert samples["banyan_request_seconds_sum"] <= samples["banyan_program_seconds_sum"] + 0.01

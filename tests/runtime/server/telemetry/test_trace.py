@@ -1,4 +1,4 @@
-"""What a value tells of how it came about: the tokens of a state, and when a gen got how far."""
+"""The trace data of a value: the tokens of a state and the times of a gen."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 Sampler = Callable[..., wire.Sampling]
 
 
-def pieces(value: wire.Value) -> list[str]:
-    """The text, cut into its tokens."""
+def split_tokens(value: wire.Value) -> list[str]:
+    """The text of each token."""
     assert value.tokens is not None
-    text, at, found = value.samples[0].text, 0, []
+    text, at, tokens = value.samples[0].text, 0, []
     for n in array("i", value.tokens.lengths):
-        found.append(text[at : at + n])
+        tokens.append(text[at : at + n])
         at += n
     assert at == len(text)
-    assert len(found) == len(value.tokens.ids) // 4 == sum(n for n, _ in value.tokens.spans)
-    return found
+    assert len(tokens) == len(value.tokens.ids) // 4 == sum(n for n, _ in value.tokens.spans)
+    return tokens
 
 
-def test_the_tokens_of_a_state(bench: Any, greedy: Sampler, role: SimpleNamespace, words: Tokenizer) -> None:
+def test_read_returns_the_tokens_of_a_state(
+    bench: Any, greedy: Sampler, role: SimpleNamespace, words: Tokenizer
+) -> None:
     b = bench({"assistant\n": "one two"})
     b.submit(
         Append(0, (*role.user("hé"), wire.BeginTurn("assistant"))),
@@ -41,32 +43,34 @@ def test_the_tokens_of_a_state(bench: Any, greedy: Sampler, role: SimpleNamespac
     )
     b.run()
     value = b.value(1)
-    assert "".join(pieces(value)) == b.text(2)
+    assert "".join(split_tokens(value)) == b.text(2)
     prompt, output, rest = value.tokens.spans
-    assert [is_made for _, is_made in value.tokens.spans] == [False, True, False]
+    assert [is_generated for _, is_generated in value.tokens.spans] == [False, True, False]
     assert prompt[0] == b.value(0).usage.prompt
-    made = pieces(value)[prompt[0] : prompt[0] + output[0]]
-    assert "".join(made) == "one two"
+    generated = split_tokens(value)[prompt[0] : prompt[0] + output[0]]
+    assert "".join(generated) == "one two"
     assert rest[0] > 0
     assert b.value(2).tokens is None
 
 
-@pytest.mark.parametrize(("text", "made"), [("one two", False), ("héé", False), ("", True), ("one", True)])
-def test_what_an_id_spells_beyond_the_text_counts_for_nothing(words: Tokenizer, text: str, made: bool) -> None:
+@pytest.mark.parametrize(("text", "is_generated"), [("one two", False), ("héé", False), ("", True), ("one", True)])
+def test_special_id_before_the_text_has_length_zero(words: Tokenizer, text: str, is_generated: bool) -> None:
     ids = words.encode([TextSpan(text)])
-    plain = _lengths(TokenRun(text, pack(ids), made), words)
+    plain = _lengths(TokenRun(text, pack(ids), is_generated), words)
     assert sum(plain) == len(text)
     special = min(words.special)
-    assert _lengths(TokenRun(text, pack([special, *ids]), made), words) == [0, *plain], "an id in front, as bos is"
+    assert _lengths(TokenRun(text, pack([special, *ids]), is_generated), words) == [0, *plain], (
+        "an id before the text, like bos"
+    )
 
 
-def test_a_read_of_tokens_has_no_mark(bench: Any) -> None:
+def test_read_of_tokens_with_a_mark_is_refused(bench: Any) -> None:
     b = bench()
     b.submit(Append(0, ("a",)), wire.Mark(0, 0), Read(0, 0, mark=0, tokens=True))
     assert b.failed(0).code == "bad_program"
 
 
-def test_times_are_in_order(bench: Any, greedy: Sampler) -> None:
+def test_times_of_a_value_are_in_order(bench: Any, greedy: Sampler) -> None:
     b = bench({"a": "one two three"})
     ticks = count(100)
     b.requests.clock = lambda: float(next(ticks))
@@ -74,13 +78,13 @@ def test_times_are_in_order(bench: Any, greedy: Sampler) -> None:
     b.run()
     times = b.value(0).times
     assert 100 <= times.ready < times.sent < times.first < times.ended
-    assert times.started == 0.0, "the fake engine does not tell"
-    chosen = b.value(1).times
-    assert times.ended < chosen.ready < chosen.sent < chosen.ended
-    assert chosen.first == 0.0, "nothing was generated"
+    assert times.started == 0.0, "the fake engine does not report it"
+    select_times = b.value(1).times
+    assert times.ended < select_times.ready < select_times.sent < select_times.ended
+    assert select_times.first == 0.0, "nothing was generated"
 
 
-def test_what_the_engine_counts_is_told(bench: Any, greedy: Sampler) -> None:
+def test_engine_counts_are_in_the_value(bench: Any, greedy: Sampler) -> None:
     b = bench()
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy(n=2)))
     for run in b.engine.runs:

@@ -1,4 +1,4 @@
-"""Traces: the spans of a program, as OpenTelemetry's own exporter in memory gets them."""
+"""Traces: the spans of a program, as OpenTelemetry's in-memory exporter receives them."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ OPS = (
 
 @pytest.fixture
 def traced(bench: Callable[..., Any]) -> Iterator[Any]:
-    """A bench, and `b.spans()`: those that have left, by name."""
-    memory = InMemorySpanExporter()
-    traces = Traces(memory, "m")
+    """A bench with `b.spans()`: the exported spans by name."""
+    exporter_in_memory = InMemorySpanExporter()
+    traces = Traces(exporter_in_memory, "m")
     b = bench({"a": " one two"}, telemetry=traces)
 
     def spans() -> dict[str, Any]:
         traces._provider.force_flush()
-        return {span.name: span for span in memory.get_finished_spans()}
+        return {span.name: span for span in exporter_in_memory.get_finished_spans()}
 
     b.spans, b.traces = spans, traces
     yield b
     traces.close()
 
 
-def test_a_program_is_a_span_and_its_gens_stand_below_it(traced: Any) -> None:
+def test_program_span_contains_the_spans_of_its_gens(traced: Any) -> None:
     before = time.time_ns()
     traced.submit(*OPS, last=True)
     traced.run()
@@ -58,13 +58,13 @@ def test_a_program_is_a_span_and_its_gens_stand_below_it(traced: Any) -> None:
     assert gen.attributes["banyan.tokens.prompt"] > 0
     assert gen.attributes["banyan.finish_reason"] == "length"
     events = [event.name for event in gen.events]
-    assert events == ["sent", "first"], "the fake engine does not say when it started"
+    assert events == ["sent", "first"], "the fake engine does not report the start"
     assert [event.timestamp for event in gen.events] == sorted(event.timestamp for event in gen.events)
     assert root.resource.attributes["service.name"] == "banyan"
     assert not traced.traces._programs
 
 
-def test_what_fails_is_marked_with_its_code(traced: Any) -> None:
+def test_failed_program_span_has_the_error_code(traced: Any) -> None:
     traced.submit(wire.Append(0, ("a",)), wire.Gen(0, 0, wire.Sampling(n=0), name="bad"), last=True)
     traced.submit(*OPS, wire.Append(0, (wire.Ref(9),)), program=1)
     traced.programs.cancel(b"me", wire.Cancel(1, 1))
@@ -74,7 +74,7 @@ def test_what_fails_is_marked_with_its_code(traced: Any) -> None:
     assert not traced.traces._programs
 
 
-def test_a_gen_that_cannot_be_done_still_ends_its_program(traced: Any) -> None:
+def test_failed_gen_span_has_the_error_code(traced: Any) -> None:
     traced.submit(wire.Append(0, ("a" * 9000,)), wire.Gen(0, 0, name="long"), last=True)
     traced.run()
     span = traced.spans()["gen long"]
@@ -82,27 +82,27 @@ def test_a_gen_that_cannot_be_done_still_ends_its_program(traced: Any) -> None:
     assert span.status.status_code is StatusCode.ERROR
 
 
-def test_where_they_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exporter_is_console_or_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="must be console, or a URL"):
         exporter("collector:4318")
     assert type(exporter("http://localhost:4318/v1/traces")).__name__ == "OTLPSpanExporter"
     real = builtins.__import__
 
-    def without(name: str, *rest: Any) -> Any:
+    def import_without_otel(name: str, *rest: Any) -> Any:
         if name.startswith("opentelemetry"):
             raise ModuleNotFoundError(name)
         return real(name, *rest)
 
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(builtins, "__import__", import_without_otel)
     with pytest.raises(ConfigError, match=r"pip install .banyan\[otel\]"):
         exporter("console")
 
 
-def test_a_server_tells_its_traces_at_its_end_at_the_latest(
+def test_server_exports_its_traces_before_it_exits(
     fake_model: Callable[..., Any], boot: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    made = config.make(model=str(fake_model(say={"a": " b"})), traces="console", log="info")
-    server = launch.start(made, timeout=60, command=boot)
+    server_config = config.make(model=str(fake_model(say={"a": " b"})), traces="console", log="info")
+    server = launch.start(server_config, timeout=60, command=boot)
     try:
         with contextlib.closing(client.connect(server.socket)) as c:
             program = c.program("mine")
@@ -110,6 +110,6 @@ def test_a_server_tells_its_traces_at_its_end_at_the_latest(
             assert program.future(0).result(30).samples[0].text == " b"
     finally:
         server.close()
-    said = capfd.readouterr().err
-    assert '"name": "program mine"' in said
-    assert '"name": "gen x"' in said
+    output = capfd.readouterr().err
+    assert '"name": "program mine"' in output
+    assert '"name": "gen x"' in output

@@ -8,7 +8,7 @@ import pytest
 from banyan.runtime.errors import BadModel, BadProgram
 from banyan.runtime.server.text.chat_template import ChatMessage, ChatTemplate
 
-# The same shapes that well-known models have, written anew.
+# Templates with the structure of well-known models' templates.
 LLAMA3 = (
     "{{ bos_token }}{% for m in messages %}<|start|>{{ m.role }}<|end|>\n\n{{ m.content | trim }}<|eot|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant<|end|>\n\n{% endif %}"
@@ -27,12 +27,12 @@ MISTRAL = (
     "{% if m.role == 'user' %}[I] {% if loop.first and sys %}{{ sys + '\n\n' }}{% endif %}{{ m.content }} [/I]"
     "{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}"
 )
-NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
-def test_it_renders_as_hugging_face_does() -> None:
+def test_template_is_rendered_with_hugging_face_options() -> None:
     source = "{% for m in messages %}\n  {% if true %}\n{{ m | tojson }} {{ bos_token }}\n  {% endif %}\n{% endfor %}"
-    text = ChatTemplate(source, NAMES).render([ChatMessage("user", "<é> & 'x'")])
+    text = ChatTemplate(source, SPECIAL_TOKENS).render([ChatMessage("user", "<é> & 'x'")])
     assert text == '{"role": "user", "content": "<é> & \'x\'"} <s>\n'
 
 
@@ -42,7 +42,7 @@ TOOLS = (
     "{% generation %}{{ m.content }}{% endgeneration %}\n{% endfor %}\n{{ bos_token if not messages else eos_token }}"
     "{{ strftime_now('%Y') | length }}{% if add_generation_prompt %}>{% endif %}"
 )
-TALKS = [
+CONVERSATIONS = [
     [("user", "hi")],
     [("system", "<S>"), ("user", " spaced \n")],
     [("user", 'a"b'), ("assistant", "hm</think>yes"), ("user", "é🙂"), ("assistant", "  ok")],
@@ -51,22 +51,22 @@ TALKS = [
 
 
 @pytest.mark.parametrize("source", [LLAMA3, QWEN, MISTRAL, TOOLS])
-@pytest.mark.parametrize("talk", TALKS)
-@pytest.mark.parametrize("prompt", [False, True])
-def test_it_is_the_text_that_transformers_gives(
-    words_dir: Path, source: str, talk: list[tuple[str, str]], prompt: bool
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("add_prompt", [False, True])
+def test_rendering_matches_transformers(
+    words_dir: Path, source: str, conversation: list[tuple[str, str]], add_prompt: bool
 ) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    theirs = PreTrainedTokenizerFast(tokenizer_file=str(words_dir / "tokenizer.json"), **NAMES)
-    messages = [ChatMessage(*turn) for turn in talk]
-    expected = theirs.apply_chat_template(
-        [m.as_dict() for m in messages], chat_template=source, tokenize=False, add_generation_prompt=prompt
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(words_dir / "tokenizer.json"), **SPECIAL_TOKENS)
+    messages = [ChatMessage(*turn) for turn in conversation]
+    expected = tokenizer.apply_chat_template(
+        [m.as_dict() for m in messages], chat_template=source, tokenize=False, add_generation_prompt=add_prompt
     )
-    assert ChatTemplate(source, NAMES).render(messages, prompt) == expected
+    assert ChatTemplate(source, SPECIAL_TOKENS).render(messages, add_prompt) == expected
 
 
-def test_generation_tags_are_their_text() -> None:
+def test_generation_tags_render_their_content() -> None:
     source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}.{% endfor %}"
     assert ChatTemplate(source, {}).render([ChatMessage("user", "a"), ChatMessage("user", "b")]) == "a.b."
 
@@ -77,50 +77,50 @@ def test_loop_controls_and_namespaces_work() -> None:
     assert ChatTemplate(source, {}).render([ChatMessage("user", "a"), ChatMessage("user", "stop")]) == "1"
 
 
-def test_a_template_cannot_reach_python() -> None:
-    evil = ChatTemplate("{{ messages.__class__.__mro__ }}{{ ''.__class__.__mro__[1].__subclasses__() }}", {})
+def test_template_is_sandboxed() -> None:
+    malicious = ChatTemplate("{{ messages.__class__.__mro__ }}{{ ''.__class__.__mro__[1].__subclasses__() }}", {})
     with pytest.raises(BadProgram):
-        evil.render([ChatMessage("user", "a")])
+        malicious.render([ChatMessage("user", "a")])
 
 
-def test_time_is_an_argument() -> None:
+def test_strftime_now_uses_the_given_time() -> None:
     template = ChatTemplate("{{ strftime_now('%Y-%m-%d') }} {% for m in messages %}{{ m.content }}{% endfor %}", {})
     now = datetime(2024, 2, 29)
     assert template.render([ChatMessage("user", "x")], now=now) == "2024-02-29 x"
     assert template.markers(("user",), None, now) == ("2024-02-29 ", "")
 
 
-def test_a_broken_template_is_the_models_fault() -> None:
+def test_template_syntax_error_raises_bad_model() -> None:
     with pytest.raises(BadModel, match="compiled"):
         ChatTemplate("{% if %}", {})
 
 
-def test_a_refusal_keeps_the_templates_words() -> None:
+def test_template_error_raises_bad_program_with_its_message() -> None:
     with pytest.raises(BadProgram, match="roles must alternate"):
-        ChatTemplate(MISTRAL, NAMES).render([ChatMessage("user", "a"), ChatMessage("user", "b")])
+        ChatTemplate(MISTRAL, SPECIAL_TOKENS).render([ChatMessage("user", "a"), ChatMessage("user", "b")])
     with pytest.raises(BadProgram, match="TypeError"):
         ChatTemplate("{{ messages[0].content + 1 }}", {}).render([ChatMessage("user", "b")])
 
 
-def test_markers_stand_around_contents() -> None:
-    t = ChatTemplate(LLAMA3, NAMES)
-    assert t.markers(("system", "user")) == (
+def test_markers_surround_contents() -> None:
+    template = ChatTemplate(LLAMA3, SPECIAL_TOKENS)
+    assert template.markers(("system", "user")) == (
         "<s><|start|>system<|end|>\n\n", "<|eot|><|start|>user<|end|>\n\n", "<|eot|>",
     )  # fmt: skip
-    assert t.markers(("user",), "assistant") == (
+    assert template.markers(("user",), "assistant") == (
         "<s><|start|>user<|end|>\n\n",
         "<|eot|><|start|>assistant<|end|>\n\n",
     )
-    assert t.markers((), "user") == ("<s><|start|>user<|end|>\n\n",)
+    assert template.markers((), "user") == ("<s><|start|>user<|end|>\n\n",)
 
 
-def test_a_template_that_moves_turns_has_no_markers() -> None:
+def test_template_that_moves_turns_has_no_markers() -> None:
     doubled = "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}"
     assert ChatTemplate(doubled, {}).markers(("user",)) is None
     assert ChatTemplate("{{ messages[-1].content }}", {}).markers(("user", "user")) is None
 
 
-def test_an_assistants_turn_opens_with_the_generation_prompt() -> None:
+def test_prefix_of_an_assistant_turn_is_the_generation_prompt() -> None:
     thinking = ChatTemplate(
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
         "{% if add_generation_prompt %}<assistant><think>{% endif %}",
@@ -128,17 +128,17 @@ def test_an_assistants_turn_opens_with_the_generation_prompt() -> None:
     )
     assert thinking.prefix([ChatMessage("user", "a")], "assistant") == "<user>a</><assistant><think>"
     assert thinking.prefix([ChatMessage("user", "a")], "user") == "<user>a</><user>"
-    assert ChatTemplate(MISTRAL, NAMES).prefix([ChatMessage("user", "a")], "assistant") == "<s>[I] a [/I]"
+    assert ChatTemplate(MISTRAL, SPECIAL_TOKENS).prefix([ChatMessage("user", "a")], "assistant") == "<s>[I] a [/I]"
 
 
-def test_a_role_that_is_not_written_cannot_open() -> None:
+def test_prefix_of_an_unsupported_role_is_refused() -> None:
     users = ChatTemplate("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}", {})
     with pytest.raises(BadProgram, match="'tool'"):
         users.prefix([], "tool")
 
 
 def test_chat_markers_of_llama3() -> None:
-    m = ChatTemplate(LLAMA3, NAMES).chat_markers()
+    m = ChatTemplate(LLAMA3, SPECIAL_TOKENS).chat_markers()
     assert m.roles["user"] == ("<s><|start|>user<|end|>\n\n".removeprefix("<s>"), "<|eot|>")
     assert m.roles["assistant"] == ("<|start|>assistant<|end|>\n\n", "<|eot|>")
     assert m.roles["system"] == ("<s><|start|>system<|end|>\n\n", "<|eot|>")
@@ -146,7 +146,7 @@ def test_chat_markers_of_llama3() -> None:
 
 
 def test_chat_markers_with_a_default_system_prompt() -> None:
-    m = ChatTemplate(QWEN, NAMES).chat_markers()
+    m = ChatTemplate(QWEN, SPECIAL_TOKENS).chat_markers()
     assert m.default_system == "You are helpful."
     assert m.roles["system"] == ("<|s|>system\n", "<|e|>\n")
     assert m.roles["user"] == ("<|s|>user\n", "<|e|>\n")
@@ -155,18 +155,18 @@ def test_chat_markers_with_a_default_system_prompt() -> None:
 
 
 def test_chat_markers_of_a_template_without_system_markers() -> None:
-    m = ChatTemplate(MISTRAL, NAMES).chat_markers()
+    m = ChatTemplate(MISTRAL, SPECIAL_TOKENS).chat_markers()
     assert m.roles["user"] == ("[I] ", " [/I]")
     assert m.roles["assistant"] == ("", "</s>")
     assert "tool" not in m.roles
     assert m.stop == ("</s>",)
 
 
-def test_an_end_of_text_that_stands_only_at_the_very_end_ends_no_turn() -> None:
+def test_eos_after_the_last_turn_is_not_an_end_of_turn() -> None:
     phi = ChatTemplate(
         "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% else %}{{ eos_token }}{% endif %}",
-        NAMES,
+        SPECIAL_TOKENS,
     )
     assert phi.markers(("user",)) == ("<|user|>", "<|end|></s>")
     assert phi.ending(("user",)) == "<|end|>"
@@ -176,12 +176,12 @@ def test_an_end_of_text_that_stands_only_at_the_very_end_ends_no_turn() -> None:
     assert m.stop == ("<|end|>",)
 
 
-def test_a_template_that_opens_a_thought_says_so_in_its_markers() -> None:
+def test_chat_markers_include_an_opened_thought() -> None:
     r1 = ChatTemplate(
         "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] }}"
         "{% if m.role == 'assistant' %}</s>{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<assistant><think>\n{% endif %}",
-        NAMES,
+        SPECIAL_TOKENS,
     )
     assert r1.chat_markers().roles == {
         "user": ("<user>", ""),

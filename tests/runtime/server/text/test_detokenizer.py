@@ -10,19 +10,19 @@ ALPHABET = "ab é€🙂"
 
 
 def first_stop(text: str, stops: list[str]) -> int:
-    """Where the plain text must be cut: at the stop that is complete first, and of those at the longest."""
-    found = [(at + len(s), at) for s in stops if (at := text.find(s)) >= 0]
-    return min(found)[1] if found else len(text)
+    """The start of the stop that is complete first, and of those the longest; else the end of the text."""
+    matches = [(at + len(s), at) for s in stops if (at := text.find(s)) >= 0]
+    return min(matches)[1] if matches else len(text)
 
 
-def cut(data: bytes, lengths: list[int]) -> list[bytes]:
+def split(data: bytes, lengths: list[int]) -> list[bytes]:
     """`data` as tokens of these lengths in turn."""
-    pieces, k = [], 0
+    tokens, k = [], 0
     while data:
         n = lengths[k % len(lengths)]
-        pieces.append(data[:n])
+        tokens.append(data[:n])
         data, k = data[n:], k + 1
-    return pieces
+    return tokens
 
 
 @settings(max_examples=400, deadline=None)
@@ -33,11 +33,11 @@ def cut(data: bytes, lengths: list[int]) -> list[bytes]:
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5),
     chunk=st.integers(1, 4),
 )
-def test_however_it_is_cut_the_text_is_the_plain_decode_up_to_the_first_stop(
+def test_text_is_the_decoded_text_up_to_the_first_stop(
     text: str, junk: bytes, stops: list[str], lengths: list[int], chunk: int
 ) -> None:
     data = text.encode() + junk
-    spelling = cut(data, lengths)
+    spelling = split(data, lengths)
     d = Detokenizer(spelling, (), stops)
     ids = list(range(len(spelling)))
     shown = ""
@@ -45,7 +45,7 @@ def test_however_it_is_cut_the_text_is_the_plain_decode_up_to_the_first_stop(
     expected = plain[: first_stop(plain, stops)]
     for at in range(0, len(ids), chunk):
         shown += d.feed(ids[at : at + chunk])
-        assert expected.startswith(shown), "shown text is never taken back"
+        assert expected.startswith(shown), "emitted text is never retracted"
     shown += d.finish()
     assert shown == d.text == expected
     assert (d.matched is not None) == (len(expected) < len(plain) or first_stop(plain, stops) < len(plain))
@@ -57,21 +57,19 @@ def test_however_it_is_cut_the_text_is_the_plain_decode_up_to_the_first_stop(
     stop=st.text(ALPHABET, min_size=1, max_size=3),
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5),
 )
-def test_kept_tokens_spell_a_prefix_of_the_text_and_one_more_would_not_fit(
-    text: str, stop: str, lengths: list[int]
-) -> None:
-    spelling = cut(text.encode(), lengths)
+def test_kept_tokens_are_the_longest_prefix_of_the_text(text: str, stop: str, lengths: list[int]) -> None:
+    spelling = split(text.encode(), lengths)
     d = Detokenizer(spelling, (), [stop])
     d.feed(range(len(spelling)))
     d.finish()
     n_tokens, n_chars = d.kept()
     assert b"".join(spelling[:n_tokens]).decode() == d.text[:n_chars]
-    borders = {0: 0} | {k + 1: len(b"".join(spelling[: k + 1])) for k in range(len(spelling))}
-    fits = [k for k, n in borders.items() if text.encode()[:n].decode(errors="ignore").encode() == text.encode()[:n]]
-    assert n_tokens == max(k for k in fits if borders[k] <= len(d.text.encode()))
+    boundaries = {0: 0} | {k + 1: len(b"".join(spelling[: k + 1])) for k in range(len(spelling))}
+    fits = [k for k, n in boundaries.items() if text.encode()[:n].decode(errors="ignore").encode() == text.encode()[:n]]
+    assert n_tokens == max(k for k in fits if boundaries[k] <= len(d.text.encode()))
 
 
-def test_text_that_may_begin_a_stop_is_held_back() -> None:
+def test_possible_start_of_a_stop_is_held_back() -> None:
     d = Detokenizer([b"on", b"e\n", b"\n", b"x"], (), ["\n\nx"])
     assert d.feed([0]) == "on"
     assert d.feed([1]) == "e"
@@ -79,7 +77,7 @@ def test_text_that_may_begin_a_stop_is_held_back() -> None:
     assert d.feed([0]) == "\n\non"
 
 
-def test_a_stop_inside_a_token_leaves_the_text_before_it_and_keeps_the_tokens_before_that() -> None:
+def test_stop_inside_a_token_keeps_the_text_and_tokens_before_it() -> None:
     d = Detokenizer([b"one", b" two. three"], (), [". "])
     assert d.feed([0, 1]) == "one two"
     assert d.matched == ". "
@@ -88,37 +86,37 @@ def test_a_stop_inside_a_token_leaves_the_text_before_it_and_keeps_the_tokens_be
     assert d.feed([0]) == ""
 
 
-def test_a_stop_token_gives_the_text_before_its_stop() -> None:
+def test_stop_token_adds_its_text_before_the_stop() -> None:
     d = Detokenizer([b"one", b" two. three"], (), [". "])
     d.feed([0])
     assert d.finish(stop_id=1) == " two"
     assert (d.text, d.matched, d.kept(), d.n_tokens) == ("one two", ". ", (1, 3), 1)
 
 
-def test_characters_come_whole() -> None:
+def test_characters_are_emitted_whole() -> None:
     smile = "🙂".encode()
     d = Detokenizer([smile[:1], smile[1:3], smile[3:]], ())
     assert [d.feed([0]), d.feed([1]), d.feed([2])] == ["", "", "🙂"]
 
 
-def test_half_a_character_at_the_end_is_shown_as_such_and_its_tokens_stay() -> None:
+def test_incomplete_character_at_the_end_is_replaced_and_its_tokens_kept() -> None:
     d = Detokenizer([b"a", "é".encode()[:1]], ())
     assert d.feed([0, 1]) == "a"
     assert d.finish() == "\ufffd"
     assert d.kept() == (2, 2)
 
 
-def test_hidden_ids_spell_nothing_and_are_kept() -> None:
+def test_hidden_ids_have_no_text_and_are_kept() -> None:
     d = Detokenizer([b"<eos>", b"a"], {0})
     assert d.feed([1, 0, 1, 0]) == "aa"
     assert d.kept() == (4, 2)
 
 
-def test_ids_beyond_the_vocabulary_spell_nothing() -> None:
+def test_ids_beyond_the_vocabulary_have_no_text() -> None:
     assert Detokenizer([b"a"], ()).feed([0, 7, 0]) == "aa"
 
 
-def test_no_stop_before_min_tokens() -> None:
+def test_stop_is_ignored_before_min_tokens() -> None:
     spelling = [b"a", b"."]
     d = Detokenizer(spelling, (), ["."], min_tokens=3)
     assert d.feed([0, 1, 0]) == "a.a"
@@ -127,13 +125,13 @@ def test_no_stop_before_min_tokens() -> None:
     assert d.text == "a.a"
 
 
-def test_of_several_stops_the_one_complete_first_counts() -> None:
+def test_first_complete_stop_wins() -> None:
     d = Detokenizer([b"abcd"], (), ["bcd", "c"])
     d.feed([0])
     assert (d.text, d.matched) == ("ab", "c")
 
 
-def test_real_vocabulary(words: Tokenizer) -> None:
+def test_detokenizer_with_a_real_vocabulary(words: Tokenizer) -> None:
     text = "the quick brown fox: é€🙂 jumps over"
     ids = words.encode([TextSpan(text)])
     d = Detokenizer(words.spelling, words.special, ["€"])

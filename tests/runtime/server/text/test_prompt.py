@@ -12,12 +12,12 @@ from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 
 NOW = datetime(2024, 1, 1)
 
-TRIMS = (
+TRIM = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-DEFAULT = "{% if messages[0].role != 'system' %}<|im_start|>system\nBe good.<|im_end|>\n{% endif %}" + TRIMS
-FORGETS_THOUGHTS = (
+DEFAULT_SYSTEM = "{% if messages[0].role != 'system' %}<|im_start|>system\nBe good.<|im_end|>\n{% endif %}" + TRIM
+DROP_THOUGHTS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}"
     "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
@@ -32,7 +32,7 @@ SYSTEM_IN_USER = (
 
 
 class Writer:
-    """A state that is written by hand: `made` is what a model said."""
+    """Builds the prompt text of a state; `generate` appends a model's output."""
 
     def __init__(self, words: Tokenizer, source: str) -> None:
         self.words, self.template, self.text = words, ChatTemplate(source, {}), PromptText()
@@ -42,11 +42,11 @@ class Writer:
             self.text.append(TextSpan(piece) if isinstance(piece, str) else piece)
         return self
 
-    def made(self, text: str) -> Writer:
-        """Seal the prompt, then one token per character."""
+    def generate(self, text: str) -> Writer:
+        """Seals the prompt, then appends one token per character."""
         self.seal()
         ids = [self.words.encode([TextSpan(c)]) for c in text]
-        return self.put(GeneratedText(text, pack(i for one in ids for i in one)))
+        return self.put(GeneratedText(text, pack(i for char_ids in ids for i in char_ids)))
 
     def turn(self, role: str, text: str) -> Writer:
         return self.put(TurnStart(role), text, TurnEnd())
@@ -69,10 +69,10 @@ class Writer:
 
 @pytest.fixture
 def write(words: Tokenizer) -> Any:
-    return lambda source=TRIMS: Writer(words, source)
+    return lambda source=TRIM: Writer(words, source)
 
 
-def test_text_is_encoded_as_one_string_between_seams(write: Any, words: Tokenizer) -> None:
+def test_adjacent_texts_are_encoded_as_one_string(write: Any, words: Tokenizer) -> None:
     w = write().put("th", "e qu", "ick")
     assert w.seal() == words.encode([TextSpan("the quick")])
 
@@ -80,13 +80,13 @@ def test_text_is_encoded_as_one_string_between_seams(write: Any, words: Tokenize
 def test_sealing_twice_changes_nothing(write: Any) -> None:
     w = write().turn("user", "hi").put(TurnStart("assistant"))
     assert w.seal() == w.seal()
-    w.made("ok").put(TurnEnd())
+    w.generate("ok").put(TurnEnd())
     once = w.seal()
     assert w.seal() == once
 
 
-def test_known_runs_are_kept_and_only_the_rest_is_encoded(write: Any, words: Tokenizer) -> None:
-    w = write().turn("user", "hi").put(TurnStart("assistant")).made("ok")
+def test_encoded_runs_are_reused(write: Any, words: Tokenizer) -> None:
+    w = write().turn("user", "hi").put(TurnStart("assistant")).generate("ok")
     prompt = w.text.prompt(words, w.template, NOW)
     assert [run.text for run in prompt.runs] == ["<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"]
     assert prompt.n_chars == 0
@@ -95,14 +95,14 @@ def test_known_runs_are_kept_and_only_the_rest_is_encoded(write: Any, words: Tok
     assert w.text.prompt(words, w.template, NOW).n_chars == 0
 
 
-def test_a_default_system_prompt_is_part_of_the_tokens(write: Any) -> None:
-    w = write(DEFAULT).turn("user", "hi").put(TurnStart("assistant"))
+def test_default_system_prompt_is_encoded(write: Any) -> None:
+    w = write(DEFAULT_SYSTEM).turn("user", "hi").put(TurnStart("assistant"))
     assert w.spelled.startswith("<|im_start|>system\nBe good.<|im_end|>\n<|im_start|>user\nhi")
-    assert "Be good" not in write(DEFAULT).turn("system", "x").turn("user", "hi").spelled
+    assert "Be good" not in write(DEFAULT_SYSTEM).turn("system", "x").turn("user", "hi").spelled
 
 
-def test_output_whose_space_the_template_strips_keeps_the_tokens_that_fit(write: Any, words: Tokenizer) -> None:
-    w = write().turn("user", " hi ").put(TurnStart("assistant")).made("ok \n").put(TurnEnd())
+def test_output_with_stripped_whitespace_keeps_the_remaining_tokens(write: Any, words: Tokenizer) -> None:
+    w = write().turn("user", " hi ").put(TurnStart("assistant")).generate("ok \n").put(TurnEnd())
     before = w.text.runs
     assert w.spelled == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nok<|im_end|>\n"
     assert w.text.runs[0] == before[0]
@@ -110,8 +110,8 @@ def test_output_whose_space_the_template_strips_keeps_the_tokens_that_fit(write:
     assert w.ids.count(2) == 2
 
 
-def test_where_the_template_rewrites_turns_only_the_changed_tail_is_encoded_again(write: Any) -> None:
-    w = write(FORGETS_THOUGHTS).turn("user", "one").put(TurnStart("assistant")).made("hm</think>yes").put(TurnEnd())
+def test_rewriting_template_encodes_only_the_changed_tail(write: Any) -> None:
+    w = write(DROP_THOUGHTS).turn("user", "one").put(TurnStart("assistant")).generate("hm</think>yes").put(TurnEnd())
     first = w.spelled
     assert "hm</think>yes<|im_end|>" in first
     w.turn("user", "two").put(TurnStart("assistant"))
@@ -120,45 +120,45 @@ def test_where_the_template_rewrites_turns_only_the_changed_tail_is_encoded_agai
         "<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n"
     )
     assert w.text.runs[0].text == "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n"
-    assert w.ids.count(1) == 4, "the template's control tokens are meant"
+    assert w.ids.count(1) == 4, "the template's control tokens are encoded as such"
     assert w.read().endswith("<|im_start|>assistant\n")
 
 
-def test_a_rewriting_template_goes_by_what_the_model_wrote_and_not_by_data(marked: Tokenizer) -> None:
-    think, thought = marked.added["<think>"], marked.added["</think>"]
-    w = Writer(marked, FORGETS_THOUGHTS).turn("user", "one").put(TurnStart("assistant"))
+def test_rewriting_template_drops_only_thoughts_of_the_model(marked: Tokenizer) -> None:
+    start_id, end_id = marked.added["<think>"], marked.added["</think>"]
+    w = Writer(marked, DROP_THOUGHTS).turn("user", "one").put(TurnStart("assistant"))
     w.seal()
     w.put(
-        GeneratedText("<think>hm</think>yes", pack([think, *marked.encode([TextSpan("hm")]), thought, 68])), TurnEnd()
+        GeneratedText("<think>hm</think>yes", pack([start_id, *marked.encode([TextSpan("hm")]), end_id, 68])), TurnEnd()
     )
-    assert think in w.seal()
+    assert start_id in w.seal()
     w.turn("user", "two")
-    assert not {think, thought} & set(w.seal()), "the template forgot the thought"
+    assert not {start_id, end_id} & set(w.seal()), "the template drops the thought"
     w.put(TurnStart("assistant"), "ok", TurnEnd()).turn("user", "<think>")
-    assert think not in w.seal(), "a word of the user"
+    assert start_id not in w.seal(), "the user's text is data"
 
 
-def test_a_rewriting_template_does_not_make_control_tokens_of_data(write: Any) -> None:
+def test_rewriting_template_makes_no_control_tokens_of_data(write: Any) -> None:
     w = (
-        write(FORGETS_THOUGHTS)
+        write(DROP_THOUGHTS)
         .turn("user", "<|im_start|>")
         .put(TurnStart("assistant"))
-        .made("a</think>b")
+        .generate("a</think>b")
         .put(TurnEnd())
     )
     w.turn("user", "two").put(TurnStart("assistant"))
     assert w.seal().count(1) == 4
 
 
-def test_a_template_that_moves_turns_is_rendered_whole(write: Any) -> None:
+def test_template_that_moves_turns_is_rendered_whole(write: Any) -> None:
     w = write(SYSTEM_IN_USER).turn("system", "S").turn("user", "one").put(TurnStart("assistant"))
     assert w.spelled == "<|im_start|>one (S)<|im_end|>"
-    w.made("yes").put(TurnEnd()).turn("user", "two").put(TurnStart("assistant"))
+    w.generate("yes").put(TurnEnd()).turn("user", "two").put(TurnStart("assistant"))
     assert w.spelled == "<|im_start|>one<|im_end|>yes<|endoftext|><|im_start|>two (S)<|im_end|>"
     assert w.ids.count(1) == 2
 
 
-def test_a_template_that_moves_turns_makes_no_control_tokens_of_data(write: Any) -> None:
+def test_template_that_moves_turns_makes_no_control_tokens_of_data(write: Any) -> None:
     w = write(SYSTEM_IN_USER).turn("system", "<|im_start|>").turn("user", "<|im_end|>")
     w.template = ChatTemplate("{% for m in messages %}<|im_start|>{{ m.content }}{{ m.content }}{% endfor %}", {})
     w.seal()
@@ -166,7 +166,7 @@ def test_a_template_that_moves_turns_makes_no_control_tokens_of_data(write: Any)
     assert (w.ids.count(1), w.ids.count(2)) == (2, 0)
 
 
-def test_text_outside_turns_stands_where_it_was_put(write: Any) -> None:
+def test_text_outside_turns_keeps_its_position(write: Any) -> None:
     w = write().put("A ").turn("user", "hi").put("B ").turn("user", "ho").put("C ")
     expected = "A <|im_start|>user\nhi<|im_end|>\nB <|im_start|>user\nho<|im_end|>\nC "
     assert w.spelled == expected
@@ -176,34 +176,34 @@ def test_text_outside_turns_stands_where_it_was_put(write: Any) -> None:
     )
 
 
-PHI = (
+EOS_AT_END = (
     "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant:{% else %}<|endoftext|>{% endif %}"
 )
 
 
-def test_an_end_of_text_behind_the_last_turn_goes_when_another_follows(words: Tokenizer) -> None:
-    w = Writer(words, PHI)
-    w.template = ChatTemplate(PHI, {"eos_token": "<|endoftext|>"})
-    w.turn("user", "hi").put(TurnStart("assistant")).made("ok")
+def test_eos_after_the_last_turn_is_removed_by_the_next_turn(words: Tokenizer) -> None:
+    w = Writer(words, EOS_AT_END)
+    w.template = ChatTemplate(EOS_AT_END, {"eos_token": "<|endoftext|>"})
+    w.turn("user", "hi").put(TurnStart("assistant")).generate("ok")
     mark = len(w.text.pieces) - 1
     w.put(TurnEnd())
     assert w.spelled == "<|im_start|>user:hi<|im_end|><|im_start|>assistant:ok<|im_end|><|endoftext|>"
-    known = w.text.runs
+    runs_before = w.text.runs
     w.turn("user", "more").put(TurnStart("assistant"))
     after = "<|im_start|>user:more<|im_end|><|im_start|>assistant:"
     assert w.spelled == "<|im_start|>user:hi<|im_end|><|im_start|>assistant:ok<|im_end|>" + after
-    assert w.text.runs[:2] == known[:2]
+    assert w.text.runs[:2] == runs_before[:2]
     assert w.read(mark) == "ok<|im_end|>" + after
 
 
-def test_no_text_is_not_text_outside_turns(write: Any) -> None:
+def test_empty_text_is_not_text_outside_turns(write: Any) -> None:
     w = (
-        write(FORGETS_THOUGHTS)
+        write(DROP_THOUGHTS)
         .put("")
         .turn("user", "one")
         .put(TurnStart("assistant"))
-        .made("hm</think>yes")
+        .generate("hm</think>yes")
         .put(TurnEnd(), "")
     )
     assert "hm" not in w.turn("user", "two").spelled, "the template still rewrites the conversation"
@@ -216,14 +216,14 @@ def test_text_outside_turns_needs_turns_in_order(write: Any) -> None:
         w.seal()
 
 
-def test_a_role_that_the_template_refuses_is_an_error_with_its_words(write: Any) -> None:
+def test_role_refused_by_the_template_raises_its_message(write: Any) -> None:
     w = write().turn("judge", "hi")
     w.template = ChatTemplate("{{ raise_exception('no judges here') }}", {})
     with pytest.raises(BadProgram, match="no judges here"):
         w.seal()
 
 
-def test_output_that_spells_nothing_is_counted_once(write: Any) -> None:
+def test_output_without_text_is_encoded_once(write: Any) -> None:
     w = write().put("a")
     w.seal()
     w.put(GeneratedText("", pack([2, 2])), "b")
@@ -235,13 +235,13 @@ def test_output_that_spells_nothing_is_counted_once(write: Any) -> None:
     assert w.spelled == "a<|im_end|><|im_end|>b<|endoftext|>c"
 
 
-def test_an_empty_state_has_a_prompt(write: Any, words: Tokenizer) -> None:
+def test_prompt_of_an_empty_state(write: Any, words: Tokenizer) -> None:
     assert write().seal() == words.blank
-    w = write().made("x")
+    w = write().generate("x")
     assert w.seal() == [*words.blank, *words.encode([TextSpan("x")])]
 
 
-def test_a_copy_goes_its_own_way(write: Any) -> None:
+def test_copies_are_independent(write: Any) -> None:
     w = write().put("a")
     w.seal()
     copy = w.text.copy()
@@ -253,7 +253,7 @@ def test_a_copy_goes_its_own_way(write: Any) -> None:
     assert copy.n_inherited == 1
 
 
-def test_reading_inside_a_turn_gives_what_was_appended(write: Any) -> None:
+def test_read_inside_a_turn_returns_the_appended_text(write: Any) -> None:
     w = write().put(TurnStart("user"), " padded ")
     mark = len(w.text.pieces)
     w.put("x ")

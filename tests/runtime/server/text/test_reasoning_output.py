@@ -1,4 +1,4 @@
-"""Models that think before they speak: the client hears what is said, and the state keeps that alone."""
+"""Reasoning models: values and states have the answer, and thoughts are separate."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ THINK = wire.Reasoning()
 
 
 @pytest.fixture
-def thinker(bench: Callable[..., Any], marked: Tokenizer) -> Callable[..., Any]:
+def reasoning_bench(bench: Callable[..., Any], marked: Tokenizer) -> Callable[..., Any]:
     return lambda say: bench(say, tokenizer=marked)
 
 
-def test_what_is_said_is_the_value_and_the_state(thinker: Any, greedy: Sampler) -> None:
-    b = thinker({"Q": "<think>\nhm, the\n</think>\n\nthe answer \n", "answer!": "<think>more"})
+def test_value_and_state_have_only_the_answer(reasoning_bench: Any, greedy: Sampler) -> None:
+    b = reasoning_bench({"Q": "<think>\nhm, the\n</think>\n\nthe answer \n", "answer!": "<think>more"})
     b.submit(
         Append(0, ("Q",)),
         Gen(0, 0, greedy(), stream=True, reasoning=THINK),
@@ -33,12 +33,12 @@ def test_what_is_said_is_the_value_and_the_state(thinker: Any, greedy: Sampler) 
     b.run()
     (sample,) = b.value(0).samples
     assert (sample.text, sample.reasoning) == ("the answer", "hm, the\n")
-    assert sample.n_tokens == b.value(0).usage.generated > 5, "thinking is counted"
+    assert sample.n_tokens == b.value(0).usage.generated > 5, "tokens of the thought are counted"
     deltas = b.messages(wire.Delta)
     assert "".join(delta.text for delta in deltas if not delta.is_thought) == "the answer"
     assert "".join(delta.text for delta in deltas if delta.is_thought) == "hm, the\n"
     assert [delta.is_thought for delta in deltas] == sorted((delta.is_thought for delta in deltas), reverse=True)
-    assert sum(delta.is_thought for delta in deltas) > 1, "as it comes"
+    assert sum(delta.is_thought for delta in deltas) > 1, "the thought is streamed"
     assert 0 < deltas[0].n_tokens < deltas[-1].n_tokens <= sample.n_tokens
     assert b.prompts()[1] == "Qthe answer!"
     assert b.value(1).samples[0].reasoning == "more"
@@ -46,8 +46,8 @@ def test_what_is_said_is_the_value_and_the_state(thinker: Any, greedy: Sampler) 
     assert b.text(2) == "Qthe answer!"
 
 
-def test_pieces_have_the_logprobs_of_all_tokens_before_them(thinker: Any, greedy: Sampler) -> None:
-    b = thinker({"Q": "<think>hm, the</think> the answer"})
+def test_deltas_have_the_logprobs_of_their_tokens(reasoning_bench: Any, greedy: Sampler) -> None:
+    b = reasoning_bench({"Q": "<think>hm, the</think> the answer"})
     b.submit(Append(0, ("Q",)), Gen(0, 0, greedy(logprobs=True), stream=True, reasoning=THINK))
     b.run()
     n = 0
@@ -57,38 +57,38 @@ def test_pieces_have_the_logprobs_of_all_tokens_before_them(thinker: Any, greedy
     assert 4 < n <= b.value(0).samples[0].n_tokens
 
 
-def test_tokens_that_are_said_stay_those_that_the_model_made(thinker: Any, marked: Tokenizer, greedy: Sampler) -> None:
-    b = thinker({"Q": "<think>a</think> \n<tool_call>x y"})
+def test_answer_keeps_the_models_tokens(reasoning_bench: Any, marked: Tokenizer, greedy: Sampler) -> None:
+    b = reasoning_bench({"Q": "<think>a</think> \n<tool_call>x y"})
     b.submit(Append(0, ("Q",)), Gen(0, 0, greedy(), reasoning=THINK), Gen(0, 1, greedy(max_tokens=1)))
     b.run()
     assert b.text(0) == "<tool_call>x y"
-    assert marked.added["<tool_call>"] in b.ids(), "a control token that the model wrote is one"
+    assert marked.added["<tool_call>"] in b.ids(), "a control token of the model stays one"
     assert marked.added["<think>"] not in b.ids()
 
 
-def test_a_prompt_that_begins_the_thinking_counts(thinker: Any, greedy: Sampler) -> None:
-    b = thinker({"<think>\n": "a</think>b", "Q": "a</think>b"})
+def test_thought_may_start_in_the_prompt(reasoning_bench: Any, greedy: Sampler) -> None:
+    b = reasoning_bench({"<think>\n": "a</think>b", "Q": "a</think>b"})
     b.submit(Append(0, ("Q", Raw("<think>\n"))), Gen(0, 0, greedy(), reasoning=THINK), program=0)
     b.submit(Append(0, ("Q",)), Gen(0, 0, greedy(), reasoning=THINK), program=1)
     b.submit(Append(0, ("Q",)), Gen(0, 0, greedy(), reasoning=wire.Reasoning(is_forced=True)), program=2)
     b.run()
-    said = [(b.value(0, p).samples[0].text, b.value(0, p).samples[0].reasoning) for p in range(3)]
-    assert said == [("b", "a"), ("a</think>b", ""), ("b", "a")]
+    outputs = [(b.value(0, p).samples[0].text, b.value(0, p).samples[0].reasoning) for p in range(3)]
+    assert outputs == [("b", "a"), ("a</think>b", ""), ("b", "a")]
 
 
-def test_marks_that_are_special_tokens_are_seen_all_the_same(thinker: Any, greedy: Sampler) -> None:
-    marks = wire.Reasoning("<|im_start|>", "<|endoftext|>")
-    b = thinker({"Q": "<|im_start|>a<|endoftext|>b"})
-    b.submit(Append(0, ("Q",)), Gen(0, 0, greedy(ignore_eos=True), reasoning=marks))
+def test_special_tokens_as_markers_are_recognised(reasoning_bench: Any, greedy: Sampler) -> None:
+    markers = wire.Reasoning("<|im_start|>", "<|endoftext|>")
+    b = reasoning_bench({"Q": "<|im_start|>a<|endoftext|>b"})
+    b.submit(Append(0, ("Q",)), Gen(0, 0, greedy(ignore_eos=True), reasoning=markers))
     b.submit(Append(0, ("Q",)), Gen(0, 0, greedy(ignore_eos=True)), program=1)
     b.run()
     assert b.value(0).samples[0].reasoning == "a"
     assert b.text(0).startswith("b")
-    assert "<|" not in b.text(0, program=1), "elsewhere they are no text"
+    assert "<|" not in b.text(0, program=1), "without reasoning they have no text"
 
 
-def test_each_sample_is_told_apart(thinker: Any, greedy: Sampler) -> None:
-    b = thinker({"Q": "<think>a</think>b"})
+def test_reasoning_is_separated_in_each_sample(reasoning_bench: Any, greedy: Sampler) -> None:
+    b = reasoning_bench({"Q": "<think>a</think>b"})
     b.submit(Append(0, ("Q",)), Gen(0, 0, greedy(n=2), reasoning=THINK))
     b.run()
     assert [(s.text, s.reasoning) for s in b.value(0).samples] == [("b", "a")] * 2
@@ -102,5 +102,5 @@ def test_within_finds_the_tokens_between_two_characters() -> None:
     assert d.within(2, 5) == ((1, 2), (5, 5))
     assert d.within(1, 6) == ((1, 2), (5, 5))
     assert d.within(2, 4)[1] == (3, 4)
-    assert d.within(5, 6) == ((5, 6), (5, 6)), "no token lies wholly in there"
+    assert d.within(5, 6) == ((5, 6), (5, 6)), "no token is entirely within"
     assert d.within(7, 7) == ((6, 7), (6, 7))

@@ -1,4 +1,4 @@
-"""Patterns that end an output: where they match, and that none takes long."""
+"""stop_regex patterns: where they match, and their bounded time."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from banyan.runtime.server.text.stop_patterns import MAX_LENGTH, MAX_PATTERNS, R
 REGEXES = [r"a+b", r"^b", r"b$", r"\bab", r"é.", r"(?i)AB", r"[^a ]{2}", r"a\b", r"(ab|b a)+", r"(?s)a.*b.*a"]
 
 
-def first(text: str, regexes: list[str]) -> tuple[int, str] | None:
-    """The shortest beginning of the text in which one matches."""
+def first_match(text: str, regexes: list[str]) -> tuple[int, str] | None:
+    """(end, regex) of the shortest prefix of the text in which a regex matches."""
     for end in range(1, len(text) + 1):
         for regex in dict.fromkeys(regexes):
             if re.search(regex, text[:end], re.ASCII):
@@ -34,9 +34,7 @@ def first(text: str, regexes: list[str]) -> tuple[int, str] | None:
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4),
     min_tokens=st.sampled_from([0, 0, 2]),
 )
-def test_however_it_is_cut_the_text_ends_behind_the_first_match(
-    text: str, regexes: list[str], lengths: list[int], min_tokens: int
-) -> None:
+def test_text_ends_after_the_first_match(text: str, regexes: list[str], lengths: list[int], min_tokens: int) -> None:
     data, spelling = text.encode(), []
     while data:
         n = lengths[len(spelling) % len(lengths)]
@@ -48,11 +46,11 @@ def test_however_it_is_cut_the_text_ends_behind_the_first_match(
         assert text.startswith(d.text)
         assert d.matched is None or d.n_tokens >= min_tokens or d.n_tokens == len(spelling)
         return
-    found = first(text, regexes)
+    found = first_match(text, regexes)
     assert (len(d.text), d.matched) == (found or (len(text), None))
 
 
-def test_the_one_that_is_complete_first_counts_string_or_pattern() -> None:
+def test_first_complete_stop_or_pattern_wins() -> None:
     spelling = [b"one ", b"two", b" three"]
     for stop, pattern, text, matched in [
         ("two", r"t.r", "one ", "two"),
@@ -64,24 +62,24 @@ def test_the_one_that_is_complete_first_counts_string_or_pattern() -> None:
         assert (d.text, d.matched) == (text, matched)
 
 
-def test_what_a_pattern_cuts_inside_a_token_is_kept_as_text() -> None:
+def test_match_inside_a_token_keeps_the_text_up_to_its_end() -> None:
     d = Detokenizer([b"ab", b"cde"], (), patterns=["c"])
     d.feed([0, 1])
     assert d.text == "abc"
     assert d.kept() == (1, 2)
 
 
-def test_a_match_may_reach_back_far_and_a_text_begins_once() -> None:
+def test_matches_may_span_up_to_the_reach() -> None:
     d = Detokenizer([b"a", b"x" * 1000, b"b"], (), patterns=[r"ax+b", r"^x"])
     d.feed([0, 1, 1, 1, 2])
     assert d.matched == r"ax+b"
     d = Detokenizer([b"a", b"x" * 1000, b"b"], (), patterns=[r"ax+b", r"^x"])
     d.feed([0, *[1] * 5, 2])
-    assert d.matched is None, f"a match is {REACH} characters at most, and the window's start is not the text's"
+    assert d.matched is None, f"a match has at most {REACH} characters, and ^ does not match at the window's start"
 
 
 @pytest.mark.parametrize(
-    ("pattern", "why"),
+    ("pattern", "error"),
     [
         ("(", "missing \\)"),
         (r"(?=a)", "RE2's syntax"),
@@ -94,12 +92,12 @@ def test_a_match_may_reach_back_far_and_a_text_begins_once() -> None:
         (r"\p{L}{1,1000}", "large|steps"),
     ],
 )
-def test_a_pattern_that_cannot_be_used_says_why(pattern: str, why: str) -> None:
-    with pytest.raises(BadProgram, match=why):
+def test_unusable_pattern_is_refused_with_the_reason(pattern: str, error: str) -> None:
+    with pytest.raises(BadProgram, match=error):
         compiled(pattern)
 
 
-def test_there_is_a_limit_to_their_number() -> None:
+def test_number_of_patterns_is_limited() -> None:
     with pytest.raises(BadProgram, match=f"limit is {MAX_PATTERNS}"):
         Patterns(["a"] * (MAX_PATTERNS + 1))
 
@@ -107,19 +105,19 @@ def test_there_is_a_limit_to_their_number() -> None:
 @pytest.mark.parametrize(
     "pattern", [r"(x+x+)+y", r"(x|x)*y", r"(.*)(.*)(.*)(.*)y", r"([ax]*a[ax]{400})y", r"x*x*x*x*x*y"]
 )
-def test_hostile_patterns_take_no_time(pattern: str) -> None:
+def test_hostile_patterns_run_in_bounded_time(pattern: str) -> None:
     spelling = [b"xxxx", b"axax"]
     started = time.thread_time()
     d = Detokenizer(spelling, (), patterns=[pattern])
     with contextlib.suppress(BadProgram):
         for k in range(1000):
             d.feed([k % 2])
-    spent = time.thread_time() - started
-    assert spent < stop_patterns.ALLOWANCE + 1000 * stop_patterns.PER_SEARCH + 1.0
+    seconds = time.thread_time() - started
+    assert seconds < stop_patterns.ALLOWANCE + 1000 * stop_patterns.PER_SEARCH + 1.0
     assert d.matched is None
 
 
-def test_patterns_that_take_too_long_end_the_gen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_patterns_fail_the_gen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop_patterns, "ALLOWANCE", 0.0)
     monkeypatch.setattr(stop_patterns, "PER_SEARCH", 0.0)
     d = Detokenizer([b"x"], (), patterns=["y"])

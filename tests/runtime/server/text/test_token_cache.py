@@ -1,4 +1,4 @@
-"""Kept pieces: whatever was encoded before, the ids are those of the text alone."""
+"""The token cache: ids do not depend on what was encoded before."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SAMPLE = [
 
 
 def trained(pre_tokenizer: Any, normalizer: Any = None) -> tokenizers.Tokenizer:
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer, made.normalizer = pre_tokenizer, normalizer
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.normalizer = pre_tokenizer, normalizer
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
-    made.train_from_iterator(SAMPLE * 4, trainer)
-    return made
+    tokenizer.train_from_iterator(SAMPLE * 4, trainer)
+    return tokenizer
 
 
 KINDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
@@ -54,27 +54,27 @@ def tokenizer(request: pytest.FixtureRequest) -> tokenizers.Tokenizer:
     return KINDS[request.param]()
 
 
-words = st.text(alphabet=st.sampled_from("thequickbrwn's .,!1234567\n\r\t éè\u0301\u4f60\u597d<|"), max_size=40)
+texts = st.text(alphabet=st.sampled_from("thequickbrwn's .,!1234567\n\r\t éè\u0301\u4f60\u597d<|"), max_size=40)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(constant="1 ", end="", rest=[["1"], [""]])  # a beginning that is a whole piece later
-@example(constant="1", end="", rest=[["e"], ["e", "s"]])  # a whole piece that is a beginning later
-@given(constant=words.filter(bool), end=words, rest=st.lists(st.lists(words, min_size=1, max_size=3), max_size=4))
-def test_the_ids_are_those_of_the_text_alone(
+@example(constant="1 ", end="", rest=[["1"], [""]])  # a prefix that is a complete text later
+@example(constant="1", end="", rest=[["e"], ["e", "s"]])  # a complete text that is a prefix later
+@given(constant=texts.filter(bool), end=texts, rest=st.lists(st.lists(texts, min_size=1, max_size=3), max_size=4))
+def test_cached_ids_equal_those_of_the_tokenizer(
     tokenizer: tokenizers.Tokenizer, constant: str, end: str, rest: list[list[str]]
 ) -> None:
-    kept = TokenCache(lambda text: tokenizer.encode(text, add_special_tokens=False))
-    beginning = (constant * LONG)[: LONG + 7] + end
+    cache = TokenCache(lambda text: tokenizer.encode(text, add_special_tokens=False))
+    prefix = (constant * LONG)[: LONG + 7] + end
     for parts in rest:
-        text, borders = beginning + "".join(parts), [len(beginning)]
+        text, boundaries = prefix + "".join(parts), [len(prefix)]
         for part in parts[:-1]:
-            borders.append(borders[-1] + len(part))
-        assert kept.ids(text, borders) == tokenizer.encode(text, add_special_tokens=False).ids
+            boundaries.append(boundaries[-1] + len(part))
+        assert cache.ids(text, boundaries) == tokenizer.encode(text, add_special_tokens=False).ids
 
 
-class Counted:
-    """A tokenizer that counts the characters it is given."""
+class CountingTokenizer:
+    """A tokenizer that counts the characters it encodes."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self.tokenizer, self.n_chars = tokenizer, 0
@@ -85,58 +85,58 @@ class Counted:
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama3", "nfc"])
-def test_what_is_known_is_not_encoded_again(kind: str) -> None:
-    count = Counted(KINDS[kind]())
-    kept = TokenCache(count)
+def test_known_prefix_is_not_encoded_again(kind: str) -> None:
+    counting = CountingTokenizer(KINDS[kind]())
+    cache = TokenCache(counting)
     constant = "the quick brown fox, " * 50
-    kept.ids(f"{constant}first", [len(constant)])
-    count.n_chars = 0
-    kept.ids(f"{constant}second", [len(constant)])
-    assert len("second") < count.n_chars < 2 * MARGIN + len("second")
-    count.n_chars = 0
-    kept.ids(f"{constant}first", [len(constant)])
-    assert kept.ids("") == []
-    assert count.n_chars == 0
+    cache.ids(f"{constant}first", [len(constant)])
+    counting.n_chars = 0
+    cache.ids(f"{constant}second", [len(constant)])
+    assert len("second") < counting.n_chars < 2 * MARGIN + len("second")
+    counting.n_chars = 0
+    cache.ids(f"{constant}first", [len(constant)])
+    assert cache.ids("") == []
+    assert counting.n_chars == 0
 
 
-def test_where_a_text_is_one_word_all_of_it_is_encoded() -> None:
-    count = Counted(KINDS["one word"]())
-    kept = TokenCache(count)
+def test_text_without_word_boundaries_is_encoded_whole() -> None:
+    counting = CountingTokenizer(KINDS["one word"]())
+    cache = TokenCache(counting)
     constant = "the quick brown fox, " * 50
     for k in range(2):
-        count.n_chars = 0
-        kept.ids(f"{constant}{k}", [len(constant)])
-        assert count.n_chars == len(constant) + 1
+        counting.n_chars = 0
+        cache.ids(f"{constant}{k}", [len(constant)])
+        assert counting.n_chars == len(constant) + 1
 
 
-def test_there_is_a_bound_on_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_cache, "MAX_CHARS", 1000)
-    count = Counted(KINDS["gpt2"]())
-    kept = TokenCache(count)
+    counting = CountingTokenizer(KINDS["gpt2"]())
+    cache = TokenCache(counting)
     for k in range(100):
-        kept.ids(f"{k:090}")
-        kept.ids("x" * 50)
-    assert kept._n_chars == sum(len(text) for _, text in kept._cache) <= 1000
-    count.n_chars = 0
-    kept.ids("x" * 50)
-    kept.ids(f"{99:090}")
-    assert count.n_chars == 0, "what was used last is there"
-    kept.ids("y" * 2000)
-    kept.ids("x" * 50)
-    assert count.n_chars == 2000, "what is larger than all that is kept throws nothing out"
+        cache.ids(f"{k:090}")
+        cache.ids("x" * 50)
+    assert cache._n_chars == sum(len(text) for _, text in cache._cache) <= 1000
+    counting.n_chars = 0
+    cache.ids("x" * 50)
+    cache.ids(f"{99:090}")
+    assert counting.n_chars == 0, "recently used texts are cached"
+    cache.ids("y" * 2000)
+    cache.ids("x" * 50)
+    assert counting.n_chars == 2000, "a text larger than the cache evicts nothing"
 
 
-def test_a_conversation_is_encoded_as_it_was_without_them(words: Tokenizer) -> None:
-    """Control tokens, meant and not, beside text of several parts: as one string, or the old way piece by piece."""
+def test_conversation_ids_do_not_depend_on_the_cache(words: Tokenizer) -> None:
+    """Control tokens and their spelling in data, with text of several spans: the ids with and without the cache."""
     assert words._cache is not None
-    shots = "the quick brown fox jumps over the lazy dog. " * 8
+    examples = "the quick brown fox jumps over the lazy dog. " * 8
     for question in ("the fox", " dog<|im_end|>", "<|im_start|>", "", "  \n over"):
         spans = [
-            *(TextSpan("<|im_start|>user\n", meant=True), TextSpan(shots), TextSpan(question)),
+            *(TextSpan("<|im_start|>user\n", meant=True), TextSpan(examples), TextSpan(question)),
             *(TextSpan("<|im_end|>\n", meant=True), TextSpan("<|im_start|>assistant\n", meant=True)),
         ]
         for _ in range(2):
             with pytest.MonkeyPatch.context() as patch:
-                found = words.encode(spans)
+                expected = words.encode(spans)
                 patch.setattr(words, "_cache", None)
-                assert words.encode(spans) == found
+                assert words.encode(spans) == expected

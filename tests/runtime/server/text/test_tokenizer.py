@@ -24,7 +24,7 @@ def save(path: Path, tokenizer: Any, **config: Any) -> Tokenizer:
 
 
 def sentencepiece(path: Path) -> Tokenizer:
-    """Like Llama 2's: a space before every text, bytes as <0x..>, a begin-of-text id from the post-processor."""
+    """Like Llama 2's: a space before every text, bytes as <0x..>, and bos from the post-processor."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "▁a", "ab", "▁ab", "c", "d"]
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
     merges = [("▁", "a"), ("a", "b"), ("▁a", "b"), ("▁", "ab")]
@@ -38,12 +38,12 @@ def sentencepiece(path: Path) -> Tokenizer:
     return save(path, t, bos_token="<s>", eos_token="</s>")
 
 
-def test_every_text_is_spelled_by_its_ids(words: Tokenizer) -> None:
+def test_ids_decode_to_their_text(words: Tokenizer) -> None:
     for text in ("", "hello there", " the  quick\n\n", "é€🙂", "\x00\x7f", "<|im_end|>"):
         assert words.text_of(words.encode([TextSpan(text)])) == text
 
 
-def test_data_spells_control_tokens_with_letters(words: Tokenizer) -> None:
+def test_control_tokens_in_data_are_encoded_as_text(words: Tokenizer) -> None:
     assert words.encode([TextSpan("a<|im_end|>b", meant=True)])[1] == 2
     data = words.encode([TextSpan("a<|im_end|>b")])
     assert not words.special.intersection(data)
@@ -57,39 +57,39 @@ def test_data_spells_control_tokens_with_letters(words: Tokenizer) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["<|im_", "end|>", "<|im_end|>", "the ", "qu", "ick"]), st.booleans())))
-def test_only_what_is_meant_whole_is_a_control_token(words: Tokenizer, parts: list[tuple[str, bool]]) -> None:
+def test_control_tokens_need_one_meant_span(words: Tokenizer, parts: list[tuple[str, bool]]) -> None:
     spans = [TextSpan(*part) for part in parts]
     ids = words.encode(spans)
     assert words.text_of(ids) == "".join(text for text, _ in parts)
-    meant = sum(span.text.count("<|im_end|>") for span in merge(spans) if span.meant)
-    assert sum(i in words.special for i in ids) == meant
+    n_meant = sum(span.text.count("<|im_end|>") for span in merge(spans) if span.meant)
+    assert sum(i in words.special for i in ids) == n_meant
 
 
-def test_borders_between_spans_leave_no_mark(words: Tokenizer) -> None:
+def test_ids_do_not_depend_on_span_boundaries(words: Tokenizer) -> None:
     text = "there is another thing in the text"
     whole = words.encode([TextSpan(text)])
     for k in range(len(text)):
         assert words.encode([TextSpan(text[:k]), TextSpan(text[k:], meant=True)]) == whole
 
 
-def test_stop_ids_are_the_tokens_that_hold_the_string(words: Tokenizer) -> None:
+def test_stop_ids_are_the_tokens_containing_the_string(words: Tokenizer) -> None:
     for stop in ("th", "e", " a", "\n", "é", "zzz"):
         expected = {i for i, s in enumerate(words.spelling) if stop.encode() in s and i not in words.special}
         assert words.stop_ids(stop) == expected
-    assert words.stop_ids("im_end") == frozenset(), "a control token is no text"
+    assert words.stop_ids("im_end") == frozenset(), "control tokens have no text"
 
 
-def test_a_begin_of_text_id_comes_first_and_once(tmp_path: Path) -> None:
+def test_bos_is_added_once_at_the_start(tmp_path: Path) -> None:
     t = sentencepiece(tmp_path)
     assert t.blank == [1]
     assert t.encode([TextSpan("ab")], at_start=True)[0] == 1
     assert t.encode([TextSpan("<s>ab", meant=True)], at_start=True).count(1) == 1
-    assert t.encode([TextSpan("<s>ab")], at_start=True).count(1) == 1, "as data it is letters behind the id"
+    assert t.encode([TextSpan("<s>ab")], at_start=True).count(1) == 1, "as data it is text after bos"
     assert 1 not in t.encode([TextSpan("ab")])
     assert t.encode([], at_start=True) == [1]
 
 
-def test_a_vocabulary_that_puts_a_space_before_text_does_so_only_at_the_start(tmp_path: Path) -> None:
+def test_leading_space_is_added_only_at_the_start(tmp_path: Path) -> None:
     t = sentencepiece(tmp_path)
     assert t.text_of(t.encode([TextSpan("ab")], at_start=True)[1:]) == " ab"
     for text in ("ab", " ab", "a", "\nab", "é", ".", "cd ab"):
@@ -98,14 +98,14 @@ def test_a_vocabulary_that_puts_a_space_before_text_does_so_only_at_the_start(tm
     assert t.encode([TextSpan("a</s>", meant=True)])[-1] == 2
 
 
-def test_bytes_of_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
+def test_sentencepiece_byte_tokens(tmp_path: Path) -> None:
     t = sentencepiece(tmp_path)
     assert t.spelling[3 + 0xE2] == b"\xe2"
     assert t.spelling[3 + 256 + 3] == b" a"
     assert t.eos_ids == (2,)
 
 
-def test_eos_ids_come_from_every_place_that_names_them(words_dir: Path, tmp_path: Path) -> None:
+def test_eos_ids_come_from_all_config_files(words_dir: Path, tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((words_dir / name).read_bytes())
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 0]}')
@@ -113,7 +113,7 @@ def test_eos_ids_come_from_every_place_that_names_them(words_dir: Path, tmp_path
     assert Tokenizer(tmp_path, Files.read(tmp_path)).eos_ids == (7, 0, 5, 6, 2)
 
 
-def test_a_template_file_goes_before_the_config(words_dir: Path, tmp_path: Path) -> None:
+def test_template_file_takes_precedence_over_the_config(words_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "d"}]})
     )
@@ -122,26 +122,26 @@ def test_a_template_file_goes_before_the_config(words_dir: Path, tmp_path: Path)
     assert Files.read(tmp_path).template == "from the file"
 
 
-def test_special_tokens_by_name(tmp_path: Path) -> None:
+def test_special_tokens_are_read_by_name(tmp_path: Path) -> None:
     (tmp_path / "special_tokens_map.json").write_text('{"bos_token": "<a>", "eos_token": "<old>"}')
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<b>"}, "pad_token": null, "x": "y"}')
     assert Files.read(tmp_path).special_tokens == {"bos_token": "<a>", "eos_token": "<b>"}
 
 
 @pytest.mark.parametrize(("name", "text"), [("tokenizer.json", "{}"), ("tokenizer_config.json", "nonsense")])
-def test_a_broken_file_is_named(words_dir: Path, tmp_path: Path, name: str, text: str) -> None:
+def test_broken_file_is_named_in_the_error(words_dir: Path, tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / "tokenizer.json").write_bytes((words_dir / "tokenizer.json").read_bytes())
     (tmp_path / name).write_text(text)
     with pytest.raises(BadModel, match=name):
         Tokenizer(tmp_path, Files.read(tmp_path))
 
 
-def test_no_tokenizer_at_all(tmp_path: Path) -> None:
+def test_missing_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadModel, match=r"no tokenizer\.json"):
         Tokenizer(tmp_path, Files.read(tmp_path))
 
 
-def test_an_unknown_kind_of_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
+def test_unsupported_vocabulary_is_refused_by_name(tmp_path: Path) -> None:
     t = tokenizers.Tokenizer(models.WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     t.pre_tokenizer = pre_tokenizers.Whitespace()
     t.decoder = decoders.WordPiece()
@@ -149,11 +149,11 @@ def test_an_unknown_kind_of_vocabulary_is_refused_by_name(tmp_path: Path) -> Non
         save(tmp_path, t)
 
 
-def test_a_text_on_which_the_library_panics_is_refused_and_others_go_on(tiny: ModuleType, tmp_path: Path) -> None:
+def test_text_that_panics_the_library_is_refused_and_others_work(tiny: ModuleType, tmp_path: Path) -> None:
     tiny.make_tokenizer(tmp_path)
     bad = tiny.make_backtracking(tmp_path)
     t = Tokenizer(tmp_path, Files.read(tmp_path))
-    good, known = [TextSpan("the quick xxy ")], []
+    good, results = [TextSpan("the quick xxy ")], []
     before = t.encode(good)
     for spans in (
         [TextSpan(bad)],
@@ -162,20 +162,20 @@ def test_a_text_on_which_the_library_panics_is_refused_and_others_go_on(tiny: Mo
     ) * 2:
         with pytest.raises(BadProgram, match=r"cannot encode a text of \d+ characters: it panicked: .*retry-limit"):
             t.encode(spans)
-        assert t.encode([TextSpan(f"{len(known)} brown")]), "a text that is not kept yet"
-        known.append(t.encode(good))
-    threads = [threading.Thread(target=lambda: known.append(t.encode([TextSpan("quick foxes")]))) for _ in range(4)]
+        assert t.encode([TextSpan(f"{len(results)} brown")]), "a text that is not cached yet"
+        results.append(t.encode(good))
+    threads = [threading.Thread(target=lambda: results.append(t.encode([TextSpan("quick foxes")]))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(10)
-    assert known[:6] == [before] * 6
-    assert known[6:] == [t.encode([TextSpan("quick foxes")])] * 4, "on other threads too"
+    assert results[:6] == [before] * 6
+    assert results[6:] == [t.encode([TextSpan("quick foxes")])] * 4, "also on other threads"
 
 
 BROKEN: dict[str, dict[str, Any]] = {
-    "as it is read": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
-    "at the first text": {
+    "when read": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
+    "when encoding": {
         "post_processor": {
             "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}], "pair": [],
             "special_tokens": {},
@@ -185,7 +185,7 @@ BROKEN: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN)
-def test_a_tokenizer_at_which_the_library_panics_is_a_bad_model(
+def test_tokenizer_that_panics_the_library_raises_bad_model(
     tiny: ModuleType, tmp_path: Path, change: dict[str, Any]
 ) -> None:
     tiny.make_tokenizer(tmp_path)
@@ -195,7 +195,7 @@ def test_a_tokenizer_at_which_the_library_panics_is_a_bad_model(
         Tokenizer(tmp_path, Files.read(tmp_path))
 
 
-def test_truncation_in_the_file_is_not_ours(tiny: ModuleType, tmp_path: Path) -> None:
+def test_truncation_and_padding_of_the_file_are_ignored(tiny: ModuleType, tmp_path: Path) -> None:
     tiny.make_tokenizer(tmp_path)
     t = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     t.enable_truncation(4)
@@ -204,7 +204,7 @@ def test_truncation_in_the_file_is_not_ours(tiny: ModuleType, tmp_path: Path) ->
     assert len(save(tmp_path, t).encode([TextSpan("x")])) == 1
 
 
-def test_neighbours_of_a_kind_merge() -> None:
+def test_adjacent_spans_of_a_kind_are_merged() -> None:
     spans = [
         TextSpan("a"),
         TextSpan(""),
@@ -217,33 +217,31 @@ def test_neighbours_of_a_kind_merge() -> None:
     assert merge(spans) == [TextSpan("ab"), TextSpan("cd", True), TextSpan("e")]
 
 
-MARKS = ["<tool_call>", "</tool_call>", "<think>", "<|im_end|>", "[INST]"]
+MARKERS = ["<tool_call>", "</tool_call>", "<think>", "<|im_end|>", "[INST]"]
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from([*MARKS, "<tool", "_call>", "    ", "banyan ", "the "]), st.booleans())))
-def test_a_control_token_in_data_is_letters_called_special_or_not(
-    marked: Tokenizer, parts: list[tuple[str, bool]]
-) -> None:
+@given(st.lists(st.tuples(st.sampled_from([*MARKERS, "<tool", "_call>", "    ", "banyan ", "the "]), st.booleans())))
+def test_unflagged_control_tokens_in_data_are_encoded_as_text(marked: Tokenizer, parts: list[tuple[str, bool]]) -> None:
     spans = [TextSpan(*part) for part in parts]
     ids = marked.encode(spans)
     assert marked.text_of(ids) == "".join(text for text, _ in parts)
-    controls = {marked.added[mark] for mark in MARKS}
-    meant = sum(span.text.count(mark) for span in merge(spans) if span.meant for mark in MARKS)
-    assert sum(i in controls for i in ids) == meant
+    control_ids = {marked.added[mark] for mark in MARKERS}
+    n_meant = sum(span.text.count(mark) for span in merge(spans) if span.meant for mark in MARKERS)
+    assert sum(i in control_ids for i in ids) == n_meant
 
 
-def test_words_and_spaces_that_were_added_stay_one_token_in_data(marked: Tokenizer) -> None:
+def test_added_words_and_spaces_stay_one_token_in_data(marked: Tokenizer) -> None:
     for text in ("banyan", "    "):
         assert marked.encode([TextSpan(text)]) == [marked.added[text]]
         assert marked.added[text] in marked.encode([TextSpan(text + "<think>")])
 
 
-def test_a_control_token_that_merges_lead_to_is_cut_apart_in_data(tmp_path: Path) -> None:
+def test_control_token_produced_by_merges_is_split_in_data(tmp_path: Path) -> None:
     pieces = ["<", "t", ">", "<t", "<t>", "a"]
     t = tokenizers.Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [("<", "t"), ("<t", ">")]))
     t.decoder = decoders.ByteLevel()
     t.add_tokens(["<t>"])
-    found = save(tmp_path, t)
-    assert found.encode([TextSpan("a<t>a", meant=True)]) == [5, 4, 5]
-    assert found.encode([TextSpan("a<t>a")]) == [5, 0, 1, 2, 5]
+    tokenizer = save(tmp_path, t)
+    assert tokenizer.encode([TextSpan("a<t>a", meant=True)]) == [5, 4, 5]
+    assert tokenizer.encode([TextSpan("a<t>a")]) == [5, 0, 1, 2, 5]

@@ -1,4 +1,4 @@
-"""The form of calls, read off templates of the shapes that models have, and calls read back from what a model says."""
+"""The format of tool calls, detected from chat templates, and tool calls parsed from a model's output."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from banyan.runtime.server.text.chat_template import ChatMessage, ChatTemplate
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 from banyan.runtime.server.text.tool_call_format import N_CALLS, Form, example, form_of
 
-NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 
-# The same shapes that well-known models have, written anew.
+# Templates with the structure of well-known models' templates.
 HERMES = (
     "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
     "{% for m in messages %}{% if m.role == 'tool' %}"
@@ -33,7 +33,7 @@ HERMES = (
     '<tool_call>\n{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}\n</tool_call>'
     "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}" + PROMPT
 )
-# Qwen 3: the last turn of an assistant gets an empty thought.
+# Qwen 3: the last assistant turn has an empty thought.
 QWEN3 = HERMES.replace(
     "<|im_start|>{{ m.role }}\n{{ m.content }}",
     "<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
@@ -50,7 +50,7 @@ LLAMA3 = (
     "{{ m.content | trim }}<|eot|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|h|>assistant<|/h|>\n\n{% endif %}"
 )
-LENGTH_9 = "{% if ID | length != 9 %}{{ raise_exception('ids have length 9') }}{% endif %}"
+REQUIRE_LENGTH_9 = "{% if ID | length != 9 %}{{ raise_exception('ids have length 9') }}{% endif %}"
 MISTRAL = (
     "{% for m in messages | rejectattr('role', 'equalto', 'tool') | selectattr('tool_calls', 'undefined') %}"
     "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
@@ -58,10 +58,10 @@ MISTRAL = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}"
     "{% if tools and m == users[-1] %}[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
     "[INST] {{ m.content }}[/INST]{% elif m.tool_calls is defined %}[TOOL_CALLS] ["
-    "{% for call in m.tool_calls %}" + LENGTH_9.replace("ID", "call.id") + "{{ (call.function | tojson)[:-1] }}"
+    "{% for call in m.tool_calls %}" + REQUIRE_LENGTH_9.replace("ID", "call.id") + "{{ (call.function | tojson)[:-1] }}"
     ', "id": "{{ call.id }}"}{% if not loop.last %}, {% endif %}{% endfor %}]{{ eos_token }}'
     "{% elif m.role == 'tool' %}"
-    + LENGTH_9.replace("ID", "m.tool_call_id")
+    + REQUIRE_LENGTH_9.replace("ID", "m.tool_call_id")
     + '[TOOL_RESULTS] {"content": {{ m.content }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]'
     "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
 )
@@ -88,17 +88,17 @@ FORMS = {
 
 
 @pytest.mark.parametrize(("source", "form"), FORMS.items(), ids=["hermes", "qwen3", "llama3", "mistral", "named"])
-def test_the_form_is_read_off_the_template(source: str, form: Form, words: Tokenizer) -> None:
-    assert form_of(ChatTemplate(source, NAMES), words) == form
+def test_form_is_detected_from_the_template(source: str, form: Form, words: Tokenizer) -> None:
+    assert form_of(ChatTemplate(source, SPECIAL_TOKENS), words) == form
 
 
-def test_a_mark_that_is_a_special_token_is_not_shown(words: Tokenizer) -> None:
+def test_marker_that_is_a_special_token_is_hidden(words: Tokenizer) -> None:
     special = HERMES.replace("<tool_call>\n", "<|im_start|>call")
-    assert form_of(ChatTemplate(special, NAMES), words).is_hidden
+    assert form_of(ChatTemplate(special, SPECIAL_TOKENS), words).is_hidden
 
 
 @pytest.mark.parametrize(
-    ("source", "why"),
+    ("source", "error"),
     [
         ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", "writes no tools"),
         (XML, "a form that is not known here: '<tool_call>\\\\n<function=zqnamezq0>"),
@@ -113,25 +113,25 @@ def test_a_mark_that_is_a_special_token_is_not_shown(words: Tokenizer) -> None:
         ),
     ],
 )
-def test_what_cannot_be_read_off_is_refused_by_its_words(source: str, why: str, words: Tokenizer) -> None:
+def test_undetectable_form_is_refused_with_the_reason(source: str, error: str, words: Tokenizer) -> None:
     with pytest.raises(ToolError) as e:
-        form_of(ChatTemplate(source, NAMES), words)
-    assert why.replace("\\\\", "\\") in str(e.value)
+        form_of(ChatTemplate(source, SPECIAL_TOKENS), words)
+    assert error.replace("\\\\", "\\") in str(e.value)
 
 
-def test_no_template_is_no_form(words: Tokenizer) -> None:
+def test_missing_template_is_refused(words: Tokenizer) -> None:
     with pytest.raises(ToolError, match="no chat template"):
         form_of(None, words)
 
 
-def test_an_example_for_people() -> None:
+def test_example_of_each_form() -> None:
     assert example(FORMS[HERMES]) == '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
     assert example(FORMS[LLAMA3]) == '{"name": "f", "parameters": {"x": 1}}'
     assert example(FORMS[MISTRAL]) == '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}]'
     assert example(FORMS[MISTRAL_NAMED]) == '[TOOL_CALLS]f[ARGS]{"x": 1}'
 
 
-# ---- reading -------------------------------------------------------------------------------------------------------
+# ---- parsing -------------------------------------------------------------------------------------------------------
 
 HERMES_FORM, LLAMA_FORM, MISTRAL_FORM, NAMED_FORM = (FORMS[s] for s in (HERMES, LLAMA3, MISTRAL, MISTRAL_NAMED))
 
@@ -157,17 +157,17 @@ def read(form: Form, text: str, n_before: int = 0) -> list[tuple[Any, ...]]:
         (NAMED_FORM, '[TOOL_CALLS]f[ARGS]{"x": [1, "é"]}'),
     ],
 )
-def test_a_call_is_read(form: Form, text: str) -> None:
+def test_call_is_parsed(form: Form, text: str) -> None:
     assert read(form, text, 3) == [("000000003", "f", {"x": [1, "é"]})]
 
 
-def test_several_calls_are_read_in_order() -> None:
-    one, two = '{"name": "f", "arguments": {"x": "</tool_call><tool_call>"}}', '{"name": "g", "arguments": {}}'
+def test_several_calls_are_parsed_in_order() -> None:
+    first, second = '{"name": "f", "arguments": {"x": "</tool_call><tool_call>"}}', '{"name": "g", "arguments": {}}'
     expected = [("000000000", "f", {"x": "</tool_call><tool_call>"}), ("000000001", "g", {})]
-    assert read(HERMES_FORM, f"<tool_call>{one}</tool_call>\n<tool_call>\n{two}</tool_call>") == expected
-    assert read(MISTRAL_FORM, f"[TOOL_CALLS] [{one}, {two}]") == expected
+    assert read(HERMES_FORM, f"<tool_call>{first}</tool_call>\n<tool_call>\n{second}</tool_call>") == expected
+    assert read(MISTRAL_FORM, f"[TOOL_CALLS] [{first}, {second}]") == expected
     assert read(NAMED_FORM, '[TOOL_CALLS]f[ARGS]{"x": "</tool_call><tool_call>"}[TOOL_CALLS]g[ARGS]{}') == expected
-    assert read(LLAMA_FORM, f"{one}; {two}".replace("arguments", "parameters")) == expected
+    assert read(LLAMA_FORM, f"{first}; {second}".replace("arguments", "parameters")) == expected
 
 
 @pytest.mark.parametrize(
@@ -182,12 +182,12 @@ def test_several_calls_are_read_in_order() -> None:
         (LLAMA_FORM, '{"name": "f", "parameters": {}} is what I would call'),
     ],
 )
-def test_what_is_no_call_is_an_answer(form: Form, text: str) -> None:
+def test_text_without_a_call_has_no_calls(form: Form, text: str) -> None:
     assert read(form, text) == []
 
 
 @pytest.mark.parametrize(
-    ("form", "text", "name", "why"),
+    ("form", "text", "name", "error"),
     [
         (HERMES_FORM, '<tool_call>{"name": "f", "argum', "", "JSON is broken"),
         (HERMES_FORM, "<tool_call></tool_call>", "", "JSON is broken"),
@@ -200,28 +200,28 @@ def test_what_is_no_call_is_an_answer(form: Form, text: str) -> None:
         (NAMED_FORM, "[TOOL_CALLS]f", "", "JSON is broken"),
     ],
 )
-def test_a_broken_call_is_a_call_with_an_error(form: Form, text: str, name: str, why: str) -> None:
-    ((found, error),) = read(form, text)
-    assert found == name
-    assert why in error
+def test_broken_call_has_an_error(form: Form, text: str, name: str, error: str) -> None:
+    ((actual_name, actual_error),) = read(form, text)
+    assert actual_name == name
+    assert error in actual_error
 
 
-def test_a_broken_call_does_not_hide_the_next() -> None:
+def test_call_after_a_broken_call_is_parsed() -> None:
     text = '<tool_call>{"name": </tool_call><tool_call>{"name": "g", "arguments": {}}</tool_call>'
     assert read(HERMES_FORM, text)[1] == ("000000001", "g", {})
 
 
-def test_calls_beyond_what_a_turn_can_make_are_errors() -> None:
-    found = read(HERMES_FORM, '<tool_call>{"name": "f", "arguments": {}}' * (N_CALLS + 1))
-    assert found[N_CALLS - 1][1:] == ("f", {})
-    assert "one more" in found[N_CALLS][1]
+def test_calls_beyond_the_limit_are_errors() -> None:
+    actual = read(HERMES_FORM, '<tool_call>{"name": "f", "arguments": {}}' * (N_CALLS + 1))
+    assert actual[N_CALLS - 1][1:] == ("f", {})
+    assert "one more" in actual[N_CALLS][1]
 
 
-def test_hidden_marks_are_looked_for_in_what_the_tokens_spell() -> None:
+def test_hidden_markers_are_found_in_the_text_with_special_tokens() -> None:
     form = MISTRAL_FORM._replace(is_hidden=True)
-    said = '[{"name": "f", "arguments": {}}]'
-    assert form.read(said, f"[TOOL_CALLS] {said}") == (WireToolCall("000000000", "f", "{}"),)
-    assert form.read(said, said) == (), "JSON that the model says is none of its own"
+    output = '[{"name": "f", "arguments": {}}]'
+    assert form.read(output, f"[TOOL_CALLS] {output}") == (WireToolCall("000000000", "f", "{}"),)
+    assert form.read(output, output) == (), "JSON without the marker is not a call"
 
 
 JSON = st.recursive(
@@ -233,19 +233,19 @@ JSON = st.recursive(
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.dictionaries(st.text(), JSON, max_size=3))))
-def test_what_a_template_writes_is_read_as_it_was(calls: list[tuple[str, dict[str, Any]]]) -> None:
-    made = tuple(WireToolCall(f"{k:09d}", name, json.dumps(value)) for k, (name, value) in enumerate(calls[:3]))
-    for source in (HERMES, QWEN3, MISTRAL, MISTRAL_NAMED) if made else ():
-        text = ChatTemplate(source, NAMES).calling(made)
-        found = FORMS[source].read(text, text)
-        assert [(c.id, c.name, json.loads(c.arguments), c.error) for c in found] == [
-            (c.id, c.name, json.loads(c.arguments), "") for c in made
+def test_calls_written_by_a_template_round_trip(calls: list[tuple[str, dict[str, Any]]]) -> None:
+    written = tuple(WireToolCall(f"{k:09d}", name, json.dumps(value)) for k, (name, value) in enumerate(calls[:3]))
+    for source in (HERMES, QWEN3, MISTRAL, MISTRAL_NAMED) if written else ():
+        text = ChatTemplate(source, SPECIAL_TOKENS).calling(written)
+        actual = FORMS[source].read(text, text)
+        assert [(c.id, c.name, json.loads(c.arguments), c.error) for c in actual] == [
+            (c.id, c.name, json.loads(c.arguments), "") for c in written
         ]
 
 
 @settings(deadline=None)
 @given(st.text(alphabet='<tool_call>/{}[]":,name argumentsf\\1'))
-def test_no_text_breaks_the_reader(text: str) -> None:
+def test_parser_accepts_any_text(text: str) -> None:
     for form in FORMS.values():
         for call in form.read("<tool_call>" + text, "[TOOL_CALLS]" + text):
             assert isinstance(json.loads(call.arguments), dict)
@@ -254,33 +254,37 @@ def test_no_text_breaks_the_reader(text: str) -> None:
 # ---- conversations with calls --------------------------------------------------------------------------------------
 
 
-def test_a_template_is_told_of_calls_and_their_answers() -> None:
+def test_template_renders_calls_and_results() -> None:
     call = WireToolCall("000000007", "f", '{"x": 1}')
-    talk = [ChatMessage("user", "?"), ChatMessage("assistant", calls=(call,)), ChatMessage("tool", "3", answers=call)]
-    text = ChatTemplate(MISTRAL, NAMES).render(talk)
+    conversation = [
+        ChatMessage("user", "?"),
+        ChatMessage("assistant", calls=(call,)),
+        ChatMessage("tool", "3", answers=call),
+    ]
+    text = ChatTemplate(MISTRAL, SPECIAL_TOKENS).render(conversation)
     assert text == (
         '<s>[INST] ?[/INST][TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}, "id": "000000007"}]</s>'
         '[TOOL_RESULTS] {"content": 3, "call_id": "000000007"}[/TOOL_RESULTS]'
     )
 
 
-def test_the_markers_of_turns_with_calls() -> None:
+def test_markers_of_turns_with_calls() -> None:
     call = WireToolCall("000000007", "f")
     shapes = ("user", ChatMessage("assistant", calls=(call,)), ChatMessage("tool", answers=call))
-    assert ChatTemplate(MISTRAL, NAMES).markers(shapes) == (
+    assert ChatTemplate(MISTRAL, SPECIAL_TOKENS).markers(shapes) == (
         "<s>[INST] ",
         "[/INST]",
         '</s>[TOOL_RESULTS] {"content": ',
         ', "call_id": "000000007"}[/TOOL_RESULTS]',
     )
-    assert ChatTemplate(MISTRAL, NAMES).chat_markers().roles["tool"] == (
+    assert ChatTemplate(MISTRAL, SPECIAL_TOKENS).chat_markers().roles["tool"] == (
         '[TOOL_RESULTS] {"content": ',
         ', "call_id": "000000000"}[/TOOL_RESULTS]',
     )
 
 
-def test_tools_change_what_a_template_writes_and_are_kept_apart() -> None:
-    template = ChatTemplate(HERMES, NAMES)
+def test_template_with_tools_is_cached_per_tools() -> None:
+    template = ChatTemplate(HERMES, SPECIAL_TOKENS)
     spec = '{"type": "function", "function": {"name": "f"}}'
     assert template.with_tools(()) is template
     assert template.with_tools((spec,)) is template.with_tools((spec,))
@@ -291,7 +295,7 @@ def test_tools_change_what_a_template_writes_and_are_kept_apart() -> None:
     assert template.markers(("user",)) == ("<|im_start|>user\n", "<|im_end|>\n")
 
 
-# ---- what calls are held to ----------------------------------------------------------------------------------------
+# ---- constraints on calls ------------------------------------------------------------------------------------------
 
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 LOOKUP = json.dumps({"type": "function", "function": {"name": "lookup", "parameters": {
@@ -303,8 +307,8 @@ MOVE = json.dumps({"type": "function", "function": {"name": "move", "parameters"
 BARE = json.dumps({"type": "function", "function": {"name": "now"}})
 
 
-def accepted(form: Form, words: Tokenizer, text: str, is_strict: bool = True, since: str = "") -> bool:
-    """Whether a model may write this turn."""
+def accepts_turn(form: Form, words: Tokenizer, text: str, is_strict: bool = True, since: str = "") -> bool:
+    """Whether the constraint accepts this turn of a model."""
     vocabulary = Vocabulary(words.vocabulary(), len(words.spelling))
     spec = form.constraint((LOOKUP, MOVE, BARE), since, is_strict)
     assert spec is not None
@@ -313,41 +317,41 @@ def accepted(form: Form, words: Tokenizer, text: str, is_strict: bool = True, si
     return guide.accept(ids) == len(ids) and guide.can_stop
 
 
-CALLS = {
+TURNS = {
     "Let me see. <tool_call>\n{}\n</tool_call>": Form("<tool_call>", close="\n</tool_call>"),
     "[TOOL_CALLS] [{}]": Form("[TOOL_CALLS]", is_list=True),
 }
 
 
-@pytest.mark.parametrize("turn", CALLS)
-def test_a_call_fits_its_tool(turn: str, words: Tokenizer) -> None:
-    def says(call: str, is_strict: bool = True) -> bool:
-        return accepted(CALLS[turn], words, turn.replace("{}", call), is_strict)
+@pytest.mark.parametrize("turn", TURNS)
+def test_constraint_enforces_the_tools_schema(turn: str, words: Tokenizer) -> None:
+    def accepts(call: str, is_strict: bool = True) -> bool:
+        return accepts_turn(TURNS[turn], words, turn.replace("{}", call), is_strict)
 
-    assert says('{"name": "lookup", "arguments": {"key": "a", "at": {"x": 3}}}')
-    assert says('{"name": "move", "arguments": {"to": "north"}}')
-    assert says('{"name": "now", "arguments": {}}')
-    assert not says('{"name": "look", "arguments": {}}')
+    assert accepts('{"name": "lookup", "arguments": {"key": "a", "at": {"x": 3}}}')
+    assert accepts('{"name": "move", "arguments": {"to": "north"}}')
+    assert accepts('{"name": "now", "arguments": {}}')
+    assert not accepts('{"name": "look", "arguments": {}}')
     for wrong in ('{"key": 1}', "{}", '{"key": "a", "more": 1}', '{"key": "a", "at": "north"}'):
-        assert not says(f'{{"name": "lookup", "arguments": {wrong}}}')
-        assert says(f'{{"name": "lookup", "arguments": {wrong}}}', is_strict=False)
-    assert not says('{"name": "lookup", "arguments": "a"}', is_strict=False)
+        assert not accepts(f'{{"name": "lookup", "arguments": {wrong}}}')
+        assert accepts(f'{{"name": "lookup", "arguments": {wrong}}}', is_strict=False)
+    assert not accepts('{"name": "lookup", "arguments": "a"}', is_strict=False)
 
 
-def test_a_name_between_two_marks(words: Tokenizer) -> None:
+def test_constraint_of_a_form_with_a_separate_name(words: Tokenizer) -> None:
     form = Form("[TOOL_CALLS]", None, "", split="[ARGS]")
-    assert accepted(form, words, 'so: [TOOL_CALLS]move[ARGS]{"to": "south"} [TOOL_CALLS]now[ARGS]{}')
-    assert not accepted(form, words, '[TOOL_CALLS]move[ARGS]{"to": "up"}')
-    assert not accepted(form, words, "[TOOL_CALLS]fly[ARGS]{}")
+    assert accepts_turn(form, words, 'so: [TOOL_CALLS]move[ARGS]{"to": "south"} [TOOL_CALLS]now[ARGS]{}')
+    assert not accepts_turn(form, words, '[TOOL_CALLS]move[ARGS]{"to": "up"}')
+    assert not accepts_turn(form, words, "[TOOL_CALLS]fly[ARGS]{}")
 
 
-def test_what_a_model_thinks_is_its_own(words: Tokenizer) -> None:
+def test_constraint_ignores_the_thought(words: Tokenizer) -> None:
     form = Form("<tool_call>", close="</tool_call>")
     call = '<tool_call>{"name": "move", "arguments": {"to": "%s"}}</tool_call>'
-    assert accepted(form, words, f"I may <tool_call>, or not</think> {call % 'north'} and", since="</think>")
-    assert not accepted(form, words, f"I may <tool_call>, or not</think> {call % 'up'}", since="</think>")
+    assert accepts_turn(form, words, f"I may <tool_call>, or not</think> {call % 'north'} and", since="</think>")
+    assert not accepts_turn(form, words, f"I may <tool_call>, or not</think> {call % 'up'}", since="</think>")
 
 
-def test_where_nothing_in_the_text_begins_a_call_nothing_is_held(words: Tokenizer) -> None:
+def test_form_without_a_visible_marker_has_no_constraint(words: Tokenizer) -> None:
     assert Form("", "name", "parameters").constraint((BARE,), "", True) is None
     assert Form("[TOOL_CALLS]", None, "", split="[ARGS]", is_hidden=True).constraint((BARE,), "", True) is None
