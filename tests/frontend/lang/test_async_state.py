@@ -1,4 +1,4 @@
-"""Programs on an event loop: awaited, cancelled, many at once, and never in the loop's way."""
+"""Async programs: awaiting, cancelling, many at once, and never blocking the event loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from waits import wait_until, wait_until_async
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
-    """Run it on a loop that notices when somebody holds it up."""
+    """Run it on an event loop with a time limit."""
 
     async def watched() -> Any:
         return await asyncio.wait_for(main, 60)
@@ -40,15 +40,15 @@ def plain(s: bn.State, question: str) -> str:
 
 
 @pytest.fixture
-def late() -> bn.Mock:
-    """Answers after a moment; the default backend of the test."""
+def slow_mock() -> bn.Mock:
+    """Answers after a delay; the default backend of the test."""
     backend = bn.Mock(lambda prompt, name: f"<{name}>", latency=0.02)
     bn.set_default_backend(backend)
     return backend
 
 
 @pytest.mark.parametrize("program", [chat, plain])
-def test_a_program_is_awaited(late: bn.Mock, program: bn.Program) -> None:
+def test_run_async_returns_the_finished_state(slow_mock: bn.Mock, program: bn.Program) -> None:
     async def main() -> None:
         state = await program.run_async("hi", temperature=0)
         assert isinstance(state, bn.AsyncState)
@@ -59,11 +59,11 @@ def test_a_program_is_awaited(late: bn.Mock, program: bn.Program) -> None:
         assert state.usage.prompt == 0
 
     run(main())
-    assert isinstance(op := late.calls[0].op, wire.Gen)
+    assert isinstance(op := slow_mock.calls[0].op, wire.Gen)
     assert op.sampling.temperature == 0
 
 
-def test_a_call_of_an_async_program_is_awaited_too(late: bn.Mock) -> None:
+def test_calling_an_async_program_returns_an_awaitable(slow_mock: bn.Mock) -> None:
     @bn.function
     async def panel(s: bn.AsyncState) -> list[str]:
         children = await asyncio.gather(*(chat(topic) for topic in "abc"))
@@ -79,7 +79,7 @@ def test_a_call_of_an_async_program_is_awaited_too(late: bn.Mock) -> None:
     run(main())
 
 
-def test_messages_variables_and_branches(late: bn.Mock) -> None:
+def test_messages_variables_and_branches(slow_mock: bn.Mock) -> None:
     @bn.function
     async def program(s: bn.AsyncState) -> None:
         with s.user():
@@ -108,7 +108,7 @@ def test_messages_variables_and_branches(late: bn.Mock) -> None:
     run(main())
 
 
-def test_what_would_hold_up_the_loop_is_refused(late: bn.Mock) -> None:
+def test_blocking_calls_in_async_programs_are_refused(slow_mock: bn.Mock) -> None:
     @bn.function
     async def program(s: bn.AsyncState) -> None:
         s += bn.gen("a")
@@ -124,7 +124,7 @@ def test_what_would_hold_up_the_loop_is_refused(late: bn.Mock) -> None:
         chat.run_batch([("q",)])
 
 
-def test_methods_and_bound_programs_are_async_too(late: bn.Mock) -> None:
+def test_methods_and_bound_programs_can_be_async(slow_mock: bn.Mock) -> None:
     class Agent:
         @bn.function
         async def ask(self, s: bn.AsyncState, question: str) -> str:
@@ -136,7 +136,7 @@ def test_methods_and_bound_programs_are_async_too(late: bn.Mock) -> None:
     assert (chat.__doc__, repr(chat)) == ("Answers.", "<program chat>")
 
 
-def test_a_coroutine_that_nobody_awaits_is_an_error(mock: bn.Mock) -> None:
+def test_unawaited_coroutine_is_an_error(mock: bn.Mock) -> None:
     @bn.function
     def program(s: bn.State) -> Any:
         async def inner() -> None: ...
@@ -147,53 +147,53 @@ def test_a_coroutine_that_nobody_awaits_is_an_error(mock: bn.Mock) -> None:
         program.run()
 
 
-def test_text_comes_in_pieces_while_the_body_runs() -> None:
+def test_text_is_streamed_while_the_body_runs() -> None:
     backend = bn.Mock("one two three", latency=0.05)
-    heard: list[str] = []
+    pieces: list[str] = []
 
     @bn.function
     async def program(s: bn.AsyncState) -> None:
         s += "say: " + bn.gen("a")
         async for piece in s.text_iter("a"):
-            heard.append(piece)
+            pieces.append(piece)
 
     async def main() -> None:
         state = await program.run_async(backend=backend, stream=True)
-        assert [piece async for piece in state.text_iter()] == ["say: ", *heard]
+        assert [piece async for piece in state.text_iter()] == ["say: ", *pieces]
 
     run(main())
-    assert heard == ["one ", "two ", "three"]
+    assert pieces == ["one ", "two ", "three"]
 
 
 # ---- many --------------------------------------------------------------------------------------------------------
 
 
-def test_many_at_once_need_no_threads(late: bn.Mock) -> None:
+def test_many_async_programs_need_no_threads(slow_mock: bn.Mock) -> None:
     before = threading.active_count()
-    most = 0
+    max_threads = 0
 
     async def main() -> None:
-        nonlocal most
+        nonlocal max_threads
         tasks = [asyncio.create_task(chat(str(i))) for i in range(200)]
         while not all(task.done() for task in tasks):
             await asyncio.sleep(0.001)
-            most = max(most, threading.active_count())
+            max_threads = max(max_threads, threading.active_count())
         assert {task.result().ret_value for task in tasks} == {"<a>!"}
 
     run(main())
-    assert most <= before + 1, "the Mock's clock"
+    assert max_threads <= before + 1, "one more for the Mock's clock"
 
 
-def test_bodies_without_async_share_a_bounded_pool(monkeypatch: pytest.MonkeyPatch, late: bn.Mock) -> None:
+def test_sync_bodies_share_a_bounded_pool(monkeypatch: pytest.MonkeyPatch, slow_mock: bn.Mock) -> None:
     monkeypatch.setattr(thread_pool, "_body_threads", thread_pool.ThreadPool(n_threads=3))
-    most, n, lock = 0, 0, threading.Lock()
+    max_running, n, lock = 0, 0, threading.Lock()
 
     @bn.function
     def program(s: bn.State, x: int) -> int:
-        nonlocal most, n
+        nonlocal max_running, n
         with lock:
             n += 1
-            most = max(most, n)
+            max_running = max(max_running, n)
         s += bn.gen("a")
         assert s["a"] == "<a>"
         with lock:
@@ -205,12 +205,10 @@ def test_bodies_without_async_share_a_bounded_pool(monkeypatch: pytest.MonkeyPat
         assert [state.ret_value for state in states] == list(range(20))
 
     run(main())
-    assert most == 3
+    assert max_running == 3
 
 
-def test_a_body_that_waits_for_another_does_not_wait_for_its_thread(
-    monkeypatch: pytest.MonkeyPatch, late: bn.Mock
-) -> None:
+def test_nested_sync_programs_do_not_exhaust_the_pool(monkeypatch: pytest.MonkeyPatch, slow_mock: bn.Mock) -> None:
     monkeypatch.setattr(thread_pool, "_body_threads", thread_pool.ThreadPool(n_threads=2))
 
     @bn.function
@@ -227,7 +225,7 @@ def test_a_body_that_waits_for_another_does_not_wait_for_its_thread(
     run(main())
 
 
-def test_threads_of_the_pool_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch, late: bn.Mock) -> None:
+def test_idle_pool_threads_end(monkeypatch: pytest.MonkeyPatch, slow_mock: bn.Mock) -> None:
     monkeypatch.setattr(thread_pool, "LINGER", 0.05)
     monkeypatch.setattr(thread_pool, "_body_threads", thread_pool.ThreadPool())
     run(plain.run_async("q"))
@@ -242,7 +240,7 @@ def test_threads_of_the_pool_end_when_there_is_nothing_to_do(monkeypatch: pytest
 # ---- ends --------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_body_raises_is_raised(late: bn.Mock) -> None:
+def test_body_errors_are_raised(slow_mock: bn.Mock) -> None:
     @bn.function
     async def program(s: bn.AsyncState) -> None:
         s += bn.gen("a")
@@ -252,11 +250,11 @@ def test_what_the_body_raises_is_raised(late: bn.Mock) -> None:
 
     with pytest.raises(ZeroDivisionError, match="mine"):
         run(program.run_async())
-    assert [call.name for call in late.calls] == ["a"], "what was not sent never is"
+    assert [call.name for call in slow_mock.calls] == ["a"], "unsent gens are never sent"
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_a_gen_that_fails_is_raised_where_the_run_is_awaited(is_async: bool) -> None:
+def test_gen_error_is_raised_where_the_run_is_awaited(is_async: bool) -> None:
     def script(prompt: str, name: str) -> str:
         raise OSError("no luck")
 
@@ -272,13 +270,13 @@ def test_a_gen_that_fails_is_raised_where_the_run_is_awaited(is_async: bool) -> 
     assert (raised.value.gen, raised.value.prompt_tail) == ("bad", "the prompt")
 
 
-def test_a_cancelled_task_stops_its_program() -> None:
+def test_cancelling_the_task_stops_its_program() -> None:
     backend = bn.Mock("late", latency=30)
-    kept: list[bn.AsyncState] = []
+    states: list[bn.AsyncState] = []
 
     @bn.function
     async def program(s: bn.AsyncState) -> None:
-        kept.append(s)
+        states.append(s)
         s += bn.gen("a")
         await s.value("a")
 
@@ -288,15 +286,15 @@ def test_a_cancelled_task_stops_its_program() -> None:
             await wait_until_async(lambda: backend.calls, "a call", alive=lambda: not task.done())  # noqa: B023
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await asyncio.wait_for(asyncio.shield(task), 20)  # before the answer comes
+                await asyncio.wait_for(asyncio.shield(task), 20)  # before the answer arrives
             backend.calls.clear()
         with pytest.raises(bn.Cancelled):
-            await kept[0].value("a")
+            await states[0].value("a")
 
     run(main())
 
 
-def test_a_timeout_of_the_loop_stops_its_program() -> None:
+def test_asyncio_timeout_stops_the_program() -> None:
     async def main() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
@@ -307,7 +305,7 @@ def test_a_timeout_of_the_loop_stops_its_program() -> None:
     assert time.monotonic() - start < 5
 
 
-def test_a_state_can_be_cancelled_from_anywhere() -> None:
+def test_state_can_be_cancelled_by_a_loop_callback() -> None:
     backend = bn.Mock("late", latency=30)
 
     @bn.function
@@ -323,7 +321,7 @@ def test_a_state_can_be_cancelled_from_anywhere() -> None:
 # ---- where it runs -----------------------------------------------------------------------------------------------
 
 
-def test_using_is_for_this_task_alone() -> None:
+def test_using_applies_to_its_task_only() -> None:
     async def ask(name: str) -> str:
         with bn.using(bn.Mock(name, latency=0.01)) as backend:
             state = await chat.run_async("q")
