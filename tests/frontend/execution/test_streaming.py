@@ -42,11 +42,7 @@ def without_usage(events: list[Any]) -> list[Any]:
     return [event for event in events if not isinstance(event, bn.Usage)]
 
 
-def run(main: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(main, 60))
-
-
-def test_events_in_a_with_block() -> None:
+def test_with_block_yields_all_events() -> None:
     with bn.stream(plain, "hi", backend=words(), temperature=0) as st:
         assert isinstance(st.state, bn.State)
         events = list(st.events())
@@ -58,14 +54,14 @@ def test_events_in_a_with_block() -> None:
 
 
 @pytest.mark.parametrize("program", [chat, plain], ids=["async", "sync"])
-def test_events_on_an_event_loop(program: bn.Program) -> None:
+def test_async_with_block_yields_all_events(run_loop: Any, program: bn.Program) -> None:
     async def main() -> None:
         async with bn.stream(program, "hi", backend=words()) as st:
             events = [event async for event in st.events()]
             assert without_usage(events) == [*TOKENS, bn.VarDone("a", "one two three")]
             assert st.state["a"] == "one two three"
 
-    run(main())
+    run_loop(main())
 
 
 def test_events_arrive_while_the_program_runs() -> None:
@@ -90,7 +86,7 @@ def test_events_arrive_while_the_program_runs() -> None:
         assert without_usage(list(events)) == [bn.Token("b", "b"), bn.VarDone("b", "b")]
 
 
-def test_every_reader_gets_all_events() -> None:
+def test_every_reader_gets_all_events(run_loop: Any) -> None:
     async def main() -> None:
         async with bn.stream(chat, "hi", backend=words()) as st:
 
@@ -100,10 +96,10 @@ def test_every_reader_gets_all_events() -> None:
             first, second = await asyncio.gather(read(), read())
             assert first == second == await read() == list(st.events())
 
-    run(main())
+    run_loop(main())
 
 
-def test_events_of_forks_tools_and_samples() -> None:
+def test_forks_tools_and_samples_have_events() -> None:
     @bn.tool
     def add(x: int, y: int) -> int:
         """Add."""
@@ -167,7 +163,7 @@ def test_stream_ends_after_the_last_scope_is_read(is_async: bool) -> None:
     assert (scope, own) == (["text <x>"] * 2, "and <y>")
 
 
-# ---- ends --------------------------------------------------------------------------------------------------------
+# ---- end of a stream ---------------------------------------------------------------------------------------------
 
 
 def failing(prompt: str, name: str) -> str:
@@ -175,7 +171,7 @@ def failing(prompt: str, name: str) -> str:
 
 
 @pytest.mark.parametrize("program", [chat, plain], ids=["async", "sync"])
-def test_failure_is_raised_after_the_last_event(program: bn.Program) -> None:
+def test_failure_is_raised_after_the_last_event(run_loop: Any, program: bn.Program) -> None:
     async def main() -> None:
         async with bn.stream(program, "hi", backend=bn.Mock(failing)) as st:
             for _ in range(2):
@@ -183,7 +179,7 @@ def test_failure_is_raised_after_the_last_event(program: bn.Program) -> None:
                     async for _ in st.events():
                         pass
 
-    run(main())
+    run_loop(main())
 
 
 def test_body_error_is_raised_after_the_last_event() -> None:
@@ -210,7 +206,7 @@ def test_failure_of_an_unread_gen_is_raised() -> None:
 
 
 @pytest.mark.parametrize("program", [chat, plain], ids=["async", "sync"])
-def test_leaving_the_block_cancels_the_program(program: bn.Program) -> None:
+def test_leaving_the_block_cancels_the_program(run_loop: Any, program: bn.Program) -> None:
     async def main() -> None:
         start = time.monotonic()
         async with bn.stream(program, "hi", backend=words(latency=60)) as st:
@@ -220,7 +216,7 @@ def test_leaving_the_block_cancels_the_program(program: bn.Program) -> None:
                 pass
         assert time.monotonic() - start < 5
 
-    run(main())
+    run_loop(main())
 
 
 def test_cancel_ends_the_events() -> None:
@@ -245,7 +241,7 @@ def test_dropped_stream_cancels_the_program() -> None:
         list(events)
 
 
-def test_invalid_arguments_are_refused_immediately() -> None:
+def test_invalid_arguments_are_refused_immediately(run_loop: Any) -> None:
     with pytest.raises(TypeError, match="missing"):
         bn.stream(plain, backend=words())
     with pytest.raises(bn.BadProgram, match="needs a running event loop"):
@@ -255,7 +251,7 @@ def test_invalid_arguments_are_refused_immediately() -> None:
         with pytest.raises(bn.BadProgram, match="async with"), bn.stream(chat, "hi", backend=words()):
             pass
 
-    run(main())
+    run_loop(main())
 
 
 # ---- unread failures ---------------------------------------------------------------------------------------------
@@ -298,18 +294,18 @@ def test_read_failure_is_not_logged(caplog: pytest.LogCaptureFixture, read: Any)
     assert log_lines(caplog) == []
 
 
-def test_failure_reported_in_another_way_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_failure_reported_in_another_way_is_not_logged(run_loop: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert careless.run(backend=bn.Mock(failing)).error() is not None
     with pytest.raises(bn.BatchError):
         careless.run_batch([()] * 3, backend=bn.Mock(failing))
     with pytest.raises(bn.ProgramError):
-        run(careless.run_async(backend=bn.Mock(failing)))
+        run_loop(careless.run_async(backend=bn.Mock(failing)))
 
     async def batch() -> None:
         with pytest.raises(bn.BatchError):
             await careless.run_batch_async([()] * 3, backend=bn.Mock(failing))
 
-    run(batch())
+    run_loop(batch())
     with bn.stream(careless, backend=bn.Mock(failing)) as st, pytest.raises(bn.ProgramError):
         list(st.events())
     del st
