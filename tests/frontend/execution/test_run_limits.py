@@ -16,7 +16,7 @@ from banyan.runtime.protocol import wire
 
 
 @bn.function
-def one(s: bn.State, **options: Any) -> None:
+def single_gen(s: bn.State, **options: Any) -> None:
     s += "prompt" + bn.gen("a", **options)
 
 
@@ -131,10 +131,21 @@ def test_gen_timeout_starts_when_all_before_it_is_done() -> None:
     assert program.run(backend=backend)["a"] == "x"
 
 
-def test_silent_backend_is_abandoned_after_the_gen_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("expression", "match"),
+    [
+        (bn.gen("a", timeout=0.05), "the gen's timeout"),
+        (bn.select("a", ["x"], timeout=0.05), "the select's timeout"),
+    ],
+    ids=["gen", "select"],
+)
+def test_silent_backend_is_abandoned_after_the_timeout(
+    expression: Any, match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run_limits, "GRACE", 0.05)
-    with pytest.raises(bn.DeadlineExceeded, match="the gen's timeout"):
-        one.bind(timeout=0.05).run(backend=SilentMock())["a"]
+    program = bn.function(lambda s: s.__iadd__("prompt" + expression))
+    with pytest.raises(bn.DeadlineExceeded, match=match):
+        program.run(backend=SilentMock())["a"]
 
 
 def test_select_timeout() -> None:
@@ -151,13 +162,6 @@ def test_select_timeout() -> None:
         assert raised.value.gen == "a"
     with pytest.raises(bn.BadProgram, match="bad option"):
         bn.select("a", ["yes"], timeout=0)
-
-
-def test_silent_backend_is_abandoned_after_the_select_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_limits, "GRACE", 0.05)
-    program = bn.function(lambda s: s.__iadd__(bn.select("a", ["x"], timeout=0.05)))
-    with pytest.raises(bn.DeadlineExceeded, match="the select's timeout"):
-        program.run(backend=SilentMock())["a"]
 
 
 def test_gen_budget_fails_its_state() -> None:
@@ -200,7 +204,7 @@ def test_invalid_limits_are_refused(mock: bn.Mock, options: dict[str, Any]) -> N
 
 
 def test_run_without_limits_has_none(mock: bn.Mock) -> None:
-    state = one.run()
+    state = single_gen.run()
     assert state._record.limits is None
     assert isinstance(op := mock.calls[0].op, wire.Gen)
     assert (op.timeout, op.budget) == (0.0, 0)
@@ -210,7 +214,7 @@ def test_alarms_are_removed_with_their_runs(monkeypatch: pytest.MonkeyPatch) -> 
     test_clock = Clock()
     monkeypatch.setattr(run_limits, "clock", lambda: test_clock)
     for _ in range(300):
-        one.bind(timeout=100).run(backend=bn.Mock("x"), opts=bn.Options(timeout=100))
+        single_gen.bind(timeout=100).run(backend=bn.Mock("x"), opts=bn.Options(timeout=100))
     gc.collect()
     assert len(test_clock._due) < 250
     active = [alarm for _, _, alarm in test_clock._due if alarm.action is not None]
@@ -219,7 +223,7 @@ def test_alarms_are_removed_with_their_runs(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_error_after_a_timeout_names_the_unfinished_gen() -> None:
     """Also for a gen whose predecessor alone was already sent."""
-    state = one.bind(n=1).run(backend=bn.Mock("late", latency=30), opts=bn.Options(timeout=0.05))
+    state = single_gen.bind(n=1).run(backend=bn.Mock("late", latency=30), opts=bn.Options(timeout=0.05))
     with pytest.raises(bn.DeadlineExceeded):
         state["a"]
     state += bn.gen("b")
