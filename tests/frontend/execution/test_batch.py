@@ -42,6 +42,12 @@ class ManualMock(bn.Mock):
     def finish(self, i: int = 0) -> None:
         self.waiting.pop(i)()
 
+    def finish_once_waiting(self, n: int, i: int = 0) -> threading.Thread:
+        """Start a thread that waits for `n` submits and then finishes submit `i`."""
+        thread = threading.Thread(target=lambda: (wait_until(lambda: len(self.waiting) == n, f"{n}"), self.finish(i)))
+        thread.start()
+        return thread
+
     def finish_all(self) -> None:
         while self.waiting:
             self.finish()
@@ -62,11 +68,11 @@ def test_items_may_be_tuples_lists_or_a_generator(mock: bn.Mock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("items", "why"),
+    ("items", "match"),
     [([(1,), (1, 2)], "item 1 .*too many"), ([{"y": 1}], "item 0 .*missing"), (["text"], "item 0 .* is a str")],
 )
-def test_invalid_items_are_refused_before_any_run(mock: bn.Mock, items: Any, why: str) -> None:
-    with pytest.raises(TypeError, match=why):
+def test_invalid_items_are_refused_before_any_run(mock: bn.Mock, items: Any, match: str) -> None:
+    with pytest.raises(TypeError, match=match):
         item.run_batch(items)
     assert mock.submits == []
 
@@ -187,10 +193,9 @@ def test_generator_style_yields_results_as_they_finish(mock: bn.Mock) -> None:
     backend = ManualMock()
     results = item.run_batch([(i,) for i in range(3)], backend=backend, generator_style=True)
     assert backend.waiting == [], "nothing runs before the first next()"
-    caller = threading.Thread(target=lambda: (wait_until(lambda: len(backend.waiting) == 3, "3"), backend.finish()))
-    caller.start()
+    finisher = backend.finish_once_waiting(3)
     assert next(results).ret_value == 0
-    caller.join(10)
+    finisher.join(10)
     assert len(backend.waiting) == 2, "the first result does not wait for the others"
     backend.finish()
     backend.finish()
@@ -200,10 +205,9 @@ def test_generator_style_yields_results_as_they_finish(mock: bn.Mock) -> None:
 def test_closing_the_generator_cancels_the_remaining_items() -> None:
     backend = ManualMock()
     results = item.run_batch([(i,) for i in range(3)], backend=backend, generator_style=True)
-    caller = threading.Thread(target=lambda: (wait_until(lambda: len(backend.waiting) == 3, "3"), backend.finish()))
-    caller.start()
+    finisher = backend.finish_once_waiting(3)
     next(results)
-    caller.join(10)
+    finisher.join(10)
     results.close()  # type: ignore[attr-defined]
     n_calls = len(backend.calls)
     for _ in range(2):
@@ -248,10 +252,9 @@ def test_progress_bar_is_written_to_stderr(mock: bn.Mock, capsys: pytest.Capture
 def test_unordered_results_are_yielded_as_completed() -> None:
     backend = ManualMock()
     results = iter(item.run_batch([(i,) for i in range(3)], backend=backend, ordered=False))
-    caller = threading.Thread(target=lambda: (wait_until(lambda: len(backend.waiting) == 3, "3"), backend.finish(1)))
-    caller.start()
+    finisher = backend.finish_once_waiting(3, 1)
     first = next(results)
-    caller.join(10)
+    finisher.join(10)
     assert (first.index, first.ret_value) == (1, 1)
     backend.finish(1)
     assert next(results).index == 2
