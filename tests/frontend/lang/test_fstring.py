@@ -41,7 +41,7 @@ def test_gens_keep_their_position() -> None:
     assert (state["why"], state["ans"]) == ("<why>", "<ans>")
 
 
-def test_f_strings_in_every_form_of_turn() -> None:
+def test_every_form_of_turn_accepts_f_strings() -> None:
     def body(s: bn.State) -> None:
         s += bn.user(f"Hi {bn.gen('a')}") + bn.assistant([f"{bn.gen('b')}", "!"])
         s.user(f"again {bn.gen('c')}")
@@ -56,7 +56,7 @@ def test_f_strings_in_every_form_of_turn() -> None:
     ]
 
 
-def test_turns_selects_refs_and_nested_f_strings() -> None:
+def test_f_string_accepts_turns_selects_refs_and_f_strings() -> None:
     def body(s: bn.State) -> None:
         s += bn.gen("seed")
         inner = f"{bn.select('pick', ['x', 'y'])} of {s.ref('seed')}"
@@ -75,7 +75,7 @@ def test_types_and_tools_are_kept() -> None:
     assert [call.result for call in state.tool_calls("t")] == ["saw 1"]
 
 
-def test_f_strings_in_async_programs_and_branches() -> None:
+def test_async_branches_accept_f_strings() -> None:
     @bn.function
     async def body(s: bn.AsyncState) -> list[str]:
         forks = s.fork(2)
