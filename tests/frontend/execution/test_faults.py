@@ -48,7 +48,7 @@ async def awaits() -> None:
 
 NEVER_SET = threading.Event()
 TOOLS = {"raises": raises, "never_ends": never_ends, "awaits": awaits}
-KINDS = ["text", "gen", "gen", "bad", "many", "select", "typed", "look", "scope", *TOOLS]
+KINDS = ["text", "gen", "gen", "bad", "many", "select", "typed", "read", "scope", *TOOLS]
 OPS = st.recursive(
     st.sampled_from([(kind,) for kind in KINDS]),
     lambda inner: st.tuples(
@@ -121,7 +121,7 @@ def body(s: bn.State, injector: FaultInjector, steps: list[Step]) -> None:
                 body(branch, injector, inner)
             if step[2]:
                 forks.join(step[2])
-        elif step[0] == "look":
+        elif step[0] == "read":
             assert "x" not in s or s["x"]
         else:
             append_step(s, step[0])
@@ -141,7 +141,7 @@ async def async_body(s: bn.AsyncState, injector: FaultInjector, steps: list[Step
             await asyncio.gather(*(async_body(*pair) for pair in zip(forks, [injector] * 3, step[1], strict=False)))
             if step[2]:
                 forks.join(step[2])
-        elif step[0] == "look":
+        elif step[0] == "read":
             assert "x" not in s or await s.value("x")
         else:
             append_step(s, step[0])
@@ -224,10 +224,10 @@ def check_run(runner: Callable[..., None], steps: list[Step], fault: str, fault_
 
 TWO_STAGES: list[Step] = [
     ("text",),
-    ("fork", [[("gen",), ("look",), ("raises",)], [("never_ends",), ("gen",), ("look",)]], "gather_variable"),
-    ("fork", [[("select",)], [("typed",), ("look",)]], "concate_and_append"),
+    ("fork", [[("gen",), ("read",), ("raises",)], [("never_ends",), ("gen",), ("read",)]], "gather_variable"),
+    ("fork", [[("select",)], [("typed",), ("read",)]], "concate_and_append"),
     ("gen",),
-    ("look",),
+    ("read",),
 ]
 N_STEPS = 14
 """Steps of TWO_STAGES in one run: 5 in its body, 6 and 3 in the branches of its forks."""

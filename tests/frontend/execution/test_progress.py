@@ -122,7 +122,7 @@ def test_bar_shows_counts_and_rates() -> None:
 
 
 @pytest.mark.parametrize("style", ["list", "generator", "as completed", "async list", "async for"])
-def test_progress_bar_in_every_style_of_batch(
+def test_every_style_of_batch_shows_a_progress_bar(
     style: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
@@ -147,6 +147,6 @@ def test_progress_bar_in_every_style_of_batch(
     assert captured.out == ""
 
 
-def test_no_progress_bar_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_bar_is_off_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     item.run_batch(WORDS[:5], backend=CostlyMock())
     assert capsys.readouterr() == ("", "")

@@ -25,14 +25,14 @@ class LimitsMock(bn.Mock):
 
 
 @bn.function
-def one(s: bn.State, **options: Any) -> None:
+def single_gen(s: bn.State, **options: Any) -> None:
     s += "prompt" + bn.gen("a", **options)
 
 
 def test_gen_priority_and_deadline_are_sent_with_the_gen() -> None:
     mock = LimitsMock()
-    one.run(backend=mock)
-    one.bind(priority=3, deadline=2.5).run(backend=mock)
+    single_gen.run(backend=mock)
+    single_gen.bind(priority=3, deadline=2.5).run(backend=mock)
     ops = [call.op for call in mock.calls]
     assert [(op.priority, op.deadline) for op in ops if isinstance(op, wire.Gen)] == [(None, 0.0), (3, 2.5)]
     assert not mock.limits
@@ -40,8 +40,8 @@ def test_gen_priority_and_deadline_are_sent_with_the_gen() -> None:
 
 def test_run_priority_and_deadline_are_sent_with_the_program() -> None:
     mock = LimitsMock()
-    one.run(backend=mock, priority=-4)
-    one.run(backend=mock, opts=bn.Options(deadline=60))
+    single_gen.run(backend=mock, priority=-4)
+    single_gen.run(backend=mock, opts=bn.Options(deadline=60))
     with_priority, with_deadline = mock.limits
     assert (with_priority.priority, with_priority.deadline) == (-4, 0.0)
     assert (with_priority.timeout, with_priority.budget) == (0.0, 0)
@@ -52,15 +52,15 @@ def test_run_priority_and_deadline_are_sent_with_the_program() -> None:
 
 def test_batch_deadline_applies_to_all_its_runs() -> None:
     mock = LimitsMock()
-    one.run_batch([{}] * 4, backend=mock, deadline=100, priority=2)
+    single_gen.run_batch([{}] * 4, backend=mock, deadline=100, priority=2)
     assert {limits.priority for limits in mock.limits} == {2}
     assert all(99 < limits.deadline <= 100 for limits in mock.limits)
     mock.limits.clear()
-    one.run_batch([{}], backend=mock, deadline=100, opts=bn.Options(deadline=5))
+    single_gen.run_batch([{}], backend=mock, deadline=100, opts=bn.Options(deadline=5))
     assert 4 < mock.limits[0].deadline <= 5, "the earlier deadline wins"
 
     async def many() -> None:
-        await one.run_batch_async([{}, {}], backend=mock, deadline=7)
+        await single_gen.run_batch_async([{}, {}], backend=mock, deadline=7)
 
     mock.limits.clear()
     asyncio.run(many())
@@ -70,7 +70,7 @@ def test_batch_deadline_applies_to_all_its_runs() -> None:
 
 @pytest.mark.parametrize("options", [{"priority": 101}, {"priority": -101}, {"priority": 1.5}, {"deadline": 0.0}])
 def test_invalid_priority_or_deadline_is_refused(mock: bn.Mock, options: dict[str, Any]) -> None:
-    for use_options in (lambda: bn.gen("a", **options), lambda: one.run(opts=bn.Options(**options), **options)):
+    for use_options in (lambda: bn.gen("a", **options), lambda: single_gen.run(opts=bn.Options(**options), **options)):
         with pytest.raises(bn.BadProgram, match="bad option"):
             use_options()
 
@@ -80,9 +80,9 @@ def test_openai_backend_has_no_priority_or_deadline() -> None:
     api = bn.OpenAI("m", base_url="http://localhost:9/v1", api_key="none")
     for options in ({"priority": 1}, {"deadline": 9.0}):
         with pytest.raises(bn.Unsupported, match=next(iter(options))):
-            one.run(backend=api, opts=bn.Options(**options))  # type: ignore[arg-type]
+            single_gen.run(backend=api, opts=bn.Options(**options))  # type: ignore[arg-type]
         with pytest.raises(bn.Unsupported, match=next(iter(options))):
-            one.bind(**options).run(backend=api)["a"]
+            single_gen.bind(**options).run(backend=api)["a"]
 
 
 def test_one_template_serves_all_priorities() -> None:
