@@ -27,7 +27,7 @@ def test_unknown_method_is_unsupported(method: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("choices", "why"),
+    ("choices", "match"),
     [
         (None, "list of strings"),
         ([], "at least one"),
@@ -37,8 +37,8 @@ def test_unknown_method_is_unsupported(method: Any) -> None:
         (["a", "b", "a"], "'a' is in the list twice"),
     ],
 )
-def test_invalid_choices_are_refused(choices: Any, why: str) -> None:
-    with pytest.raises(bn.BadProgram, match=why):
+def test_invalid_choices_are_refused(choices: Any, match: str) -> None:
+    with pytest.raises(bn.BadProgram, match=match):
         bn.select("x", choices)
 
 
@@ -105,7 +105,7 @@ def test_body_does_not_wait_for_the_method() -> None:
     assert state["color"] == "blue"
 
 
-def test_custom_method_in_async_branches() -> None:
+def test_custom_method_decides_in_async_branches() -> None:
     @bn.function
     async def program(s: bn.AsyncState) -> list[str]:
         forks = s.fork(3)
@@ -121,16 +121,16 @@ def raise_key_error(**_: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("method", "why"),
+    ("method", "match"),
     [
         (raise_key_error, "choices_method of select 'color' raised KeyError: 'oops'"),
         (lambda **_: "black", "it returned 'black', which is not one of red, green, blue"),
         (lambda **_: None, "it returned None"),
     ],
 )
-def test_failing_method_fails_its_program(method: Any, why: str) -> None:
+def test_failing_method_fails_its_program(method: Any, match: str) -> None:
     state = paint.run(method, backend=bn.Mock({"color": SCORES, "why": "so"}))
-    with pytest.raises(bn.ProgramError, match=why) as raised:
+    with pytest.raises(bn.ProgramError, match=match) as raised:
         state["why"]
     assert "test_choices.py" in raised.value.line
 
@@ -151,7 +151,7 @@ def test_custom_method_can_be_recorded_and_replayed(tmp_path: Path) -> None:
     assert paint.run(LeastLikely(), backend=bn.Replay(tmp_path / "tape")).text() == "It is green, so"
 
 
-def test_custom_method_in_a_compiled_program() -> None:
+def test_custom_method_decides_in_a_compiled_program() -> None:
     compiled = bn.compile(paint.bind(method=LeastLikely()))
     assert compiled.run(backend=bn.Mock({"color": SCORES, "why": "so"}))["color"] == "green"
 

@@ -33,10 +33,10 @@ def test_image_is_read_from_path_bytes_and_pil_image(kind: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("given", "why"), [("/no/such/file.png", "No such file"), (b"text", "not an image"), (5, "not int")]
+    ("given", "match"), [("/no/such/file.png", "No such file"), (b"text", "not an image"), (5, "not int")]
 )
-def test_invalid_image_is_refused(given: object, why: str) -> None:
-    with pytest.raises(bn.BadProgram, match=why):
+def test_invalid_image_is_refused(given: object, match: str) -> None:
+    with pytest.raises(bn.BadProgram, match=match):
         bn.image(given)
 
 

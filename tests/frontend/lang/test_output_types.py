@@ -184,7 +184,7 @@ def test_truncated_value_raises() -> None:
     assert run(truncated, type=str).value("x") == "12"
 
 
-def test_values_of_samples_and_branches() -> None:
+def test_typed_samples_and_branches_have_lists_of_values() -> None:
     script = iter(["1", "2", "3", "4"])
     mock = bn.Mock(lambda prompt, name: next(script))
 
@@ -223,7 +223,7 @@ class Keyed:
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("options", "match"),
     [
         ({"type": int, "regex": "a"}, "type, regex|regex, type"),
         ({"dtype": int, "json_schema": "{}"}, "one type"),
@@ -245,8 +245,8 @@ class Keyed:
         ({"type": int, "retries": "2"}, "retries"),
     ],
 )
-def test_invalid_form_is_refused(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(bn.BadProgram, match=why):
+def test_invalid_form_is_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(bn.BadProgram, match=match):
         bn.gen("x", **options)
 
 

@@ -30,7 +30,7 @@ def test_program_keeps_name_and_docstring_of_its_function() -> None:
     assert (qa.__name__, qa.__doc__, repr(qa)) == ("qa", "Answers.", "<program qa>")
 
 
-def test_decorator_with_parentheses(mock: bn.Mock) -> None:
+def test_decorator_accepts_parentheses(mock: bn.Mock) -> None:
     @bn.function()
     def program(state: bn.State) -> None:
         state += "x"
@@ -91,7 +91,7 @@ def test_opts_set_options_hidden_by_parameters(mock: bn.Mock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs", "why"),
+    ("args", "kwargs", "match"),
     [
         ((), {}, "program qa: missing a required argument: 'question'"),
         (("q", "s", "x"), {}, "too many positional"),
@@ -101,9 +101,11 @@ def test_opts_set_options_hidden_by_parameters(mock: bn.Mock) -> None:
         (("q",), {"max_tokens": 5}, "called 'max_new_tokens'"),
     ],
 )
-def test_invalid_arguments_raise_type_error(mock: bn.Mock, args: tuple[Any], kwargs: dict[str, Any], why: str) -> None:
+def test_invalid_arguments_raise_type_error(
+    mock: bn.Mock, args: tuple[Any], kwargs: dict[str, Any], match: str
+) -> None:
     for stream in (False, True):
-        with pytest.raises(TypeError, match=why):
+        with pytest.raises(TypeError, match=match):
             qa.run(*args, **kwargs, stream=stream)
 
 
@@ -147,7 +149,7 @@ def _opts(s: bn.State, opts: Any) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("func", "error", "why"),
+    ("func", "error", "match"),
     [
         (_async_generator, bn.BadProgram, "yield"),
         (_generator, bn.BadProgram, "yield"),
@@ -156,8 +158,8 @@ def _opts(s: bn.State, opts: Any) -> None: ...
         (_opts, bn.BadProgram, "'opts'"),
     ],
 )
-def test_invalid_function_is_refused(func: Any, error: type[Exception], why: str) -> None:
-    with pytest.raises(error, match=why):
+def test_invalid_function_is_refused(func: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
         bn.function(func)
 
 

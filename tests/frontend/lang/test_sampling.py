@@ -37,7 +37,7 @@ OPTIONS: list[tuple[str, Any, str, Any]] = [
 
 
 @bn.function
-def one(s: bn.State, gen_options: dict[str, Any]) -> None:
+def single_gen(s: bn.State, gen_options: dict[str, Any]) -> None:
     s += bn.gen("x", **gen_options)
 
 
@@ -48,33 +48,33 @@ def sampling(mock: bn.Mock) -> wire.Sampling:
 
 
 def test_defaults_are_those_of_sglang(mock: bn.Mock) -> None:
-    one.run({})
+    single_gen.run({})
     assert sampling(mock) == wire.Sampling(max_tokens=128, temperature=1.0, top_p=1.0, top_k=-1, n=1)
 
 
 @pytest.mark.parametrize(("name", "value", "wire_field", "expected"), OPTIONS)
 def test_gen_option_is_sent(mock: bn.Mock, name: str, value: Any, wire_field: str, expected: Any) -> None:
-    one.run({name: value})
+    single_gen.run({name: value})
     assert getattr(sampling(mock), wire_field) == expected
 
 
 @pytest.mark.parametrize(("name", "value", "wire_field", "expected"), [o for o in OPTIONS if o[0] != "seed"])
 def test_run_option_is_sent(mock: bn.Mock, name: str, value: Any, wire_field: str, expected: Any) -> None:
     keyword = "max_new_tokens" if name == "max_tokens" else name
-    one.run({}, **{keyword: value})
-    one.run({}, opts=bn.Options(**{name: value}))
+    single_gen.run({}, **{keyword: value})
+    single_gen.run({}, opts=bn.Options(**{name: value}))
     for call in mock.calls:
         assert isinstance(call.op, wire.Gen)
         assert getattr(call.op.sampling, wire_field) == expected
 
 
 def test_gen_option_overrides_the_run_option(mock: bn.Mock) -> None:
-    one.run({"temperature": 0.5, "stop": []}, temperature=0.1, top_p=0.9, stop="x")
+    single_gen.run({"temperature": 0.5, "stop": []}, temperature=0.1, top_p=0.9, stop="x")
     assert (sampling(mock).temperature, sampling(mock).top_p, sampling(mock).stop) == (0.5, 0.9, ())
 
 
 def test_keyword_overrides_opts(mock: bn.Mock) -> None:
-    one.run({}, temperature=0.5, opts=bn.Options(temperature=0.1, top_p=0.9))
+    single_gen.run({}, temperature=0.5, opts=bn.Options(temperature=0.1, top_p=0.9))
     assert (sampling(mock).temperature, sampling(mock).top_p) == (0.5, 0.9)
 
 
@@ -90,7 +90,7 @@ def test_every_gen_option_is_a_run_option() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gen_options", "why"),
+    ("gen_options", "match"),
     [
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": "5"}, "max_tokens"),
@@ -115,43 +115,43 @@ def test_every_gen_option_is_a_run_option() -> None:
         ({"top_logprobs_num": -1}, "top_logprobs_num"),
     ],
 )
-def test_invalid_option_is_refused(mock: bn.Mock, gen_options: dict[str, Any], why: str) -> None:
-    with pytest.raises(bn.BadProgram, match=why):
+def test_invalid_option_is_refused(mock: bn.Mock, gen_options: dict[str, Any], match: str) -> None:
+    with pytest.raises(bn.BadProgram, match=match):
         bn.gen("x", **gen_options)
     run_options = {("max_new_tokens" if name == "max_tokens" else name): value for name, value in gen_options.items()}
-    with pytest.raises(bn.BadProgram, match=why):
-        one.run({}, **run_options)
+    with pytest.raises(bn.BadProgram, match=match):
+        single_gen.run({}, **run_options)
     assert mock.submits == []
 
 
 @pytest.mark.parametrize(
-    ("gen_options", "why"),
+    ("gen_options", "match"),
     [({"min_tokens": 9, "max_tokens": 8}, "min_tokens is 9"), ({"top_logprobs_num": 2}, "return_logprob")],
 )
-def test_incompatible_options_are_refused(mock: bn.Mock, gen_options: dict[str, Any], why: str) -> None:
-    with pytest.raises(bn.BadProgram, match=why):
-        one.run(gen_options)
+def test_incompatible_options_are_refused(mock: bn.Mock, gen_options: dict[str, Any], match: str) -> None:
+    with pytest.raises(bn.BadProgram, match=match):
+        single_gen.run(gen_options)
 
 
 def test_logprob_start_len_needs_return_logprob(mock: bn.Mock) -> None:
-    one.run({"logprob_start_len": -1})  # only the output's logprobs
-    one.run({"logprob_start_len": 2, "return_logprob": True})
+    single_gen.run({"logprob_start_len": -1})  # only the output's logprobs
+    single_gen.run({"logprob_start_len": 2, "return_logprob": True})
     assert sampling(mock).logprob_start == 2
     with pytest.raises(bn.BadProgram, match="logprob_start_len needs return_logprob"):
-        one.run({"logprob_start_len": 0})
+        single_gen.run({"logprob_start_len": 0})
     with pytest.raises(bn.BadProgram, match="top_logprobs_num and logprob_start_len needs return_logprob"):
-        one.run({"logprob_start_len": 0, "top_logprobs_num": 1})
+        single_gen.run({"logprob_start_len": 0, "top_logprobs_num": 1})
 
 
 def test_run_without_thread_waits_for_all_gens(mock: bn.Mock) -> None:
-    assert one.run({}, use_thread=True)["x"] == "<x>"
-    state = one.run({}, use_thread=False, backend=bn.Mock("late", latency=0.05))
+    assert single_gen.run({}, use_thread=True)["x"] == "<x>"
+    state = single_gen.run({}, use_thread=False, backend=bn.Mock("late", latency=0.05))
     assert state._transcript.last is not None
     assert state._transcript.last.is_done
     with pytest.raises(bn.ProgramError, match="out of paper"):
-        one.run({}, use_thread=False, backend=bn.Mock(ValueError("out of paper")))
+        single_gen.run({}, use_thread=False, backend=bn.Mock(ValueError("out of paper")))
     with pytest.raises(bn.Unsupported, match="use_thread=False waits for the end"):
-        one.run({}, use_thread=False, stream=True)
+        single_gen.run({}, use_thread=False, stream=True)
 
 
 # ---- seeds ---------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_seeds_do_not_depend_on_reads(mock: bn.Mock) -> None:
 def test_batch_items_have_different_reproducible_seeds(mock: bn.Mock) -> None:
     def item_seeds() -> list[int | None]:
         mock.calls.clear()
-        one.run_batch([{"gen_options": {}}] * 3, seed=1, num_threads=1)
+        single_gen.run_batch([{"gen_options": {}}] * 3, seed=1, num_threads=1)
         return seeds(mock)["x"]
 
     first = item_seeds()

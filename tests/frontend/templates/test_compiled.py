@@ -106,7 +106,7 @@ def tree(s: bn.State, topic: str, n: int = 3) -> str:
 
 
 @bn.function
-def looks(s: bn.State, text: str, mode: str) -> None:
+def inspects_mode(s: bn.State, text: str, mode: str) -> None:
     if mode == "long":
         s += "At length: "
     s += text + bn.gen("a")
@@ -179,7 +179,7 @@ def thinks(s: bn.State, topic: str) -> None:
 ITEMS: list[tuple[bn.Program, list[tuple[Any, ...]]]] = [
     (straight, [("one",), ("two",), ("",), ("  x\n",), ("<|im_end|>",)]),
     (tree, [("one",), ("two", 2), ("three", 3), ("",)]),
-    (looks, [("one", "long"), ("two", "short"), ("three", "long")]),
+    (inspects_mode, [("one", "long"), ("two", "short"), ("three", "long")]),
     (dedents, [("one", "1"), ("two\n  three", "2"), ("\n", "3")]),
     (cuts, [("one",), ("something that is longer",)]),
     (measures, [("one",), ("x" * 101,)]),
@@ -224,7 +224,7 @@ def test_body_runs_only_to_make_the_template() -> None:
 
 
 def test_inspected_argument_has_a_template_for_each_value() -> None:
-    backend, compiled = TemplateMock(), compile(looks)
+    backend, compiled = TemplateMock(), compile(inspects_mode)
     for i in range(10):
         compiled.run(f"{i}", "long" if i % 2 else "short", backend=backend)
     assert backend.n_defined == 2
@@ -253,7 +253,7 @@ def test_program_without_sendable_arguments_runs_its_body() -> None:
 
 def test_bound_arguments_are_part_of_the_template() -> None:
     backend = TemplateMock()
-    compiled = compile(looks).bind(mode="long")
+    compiled = compile(inspects_mode).bind(mode="long")
     compiled.run("one", backend=backend)
     assert backend.templates[0].ops[0] == wire.Append(0, ("At length: ", wire.Arg(0)))
     compiled.run("one", mode="other", backend=backend)
@@ -312,7 +312,7 @@ def hurries(s: bn.State, x: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "why"),
+    ("program", "match"),
     [
         (observes, "in test_compiled.py:[0-9]+ it reads a generated value"),
         (calls_another, "it reads a generated value"),
@@ -324,12 +324,12 @@ def hurries(s: bn.State, x: str) -> None:
     ],
     ids=case_id,
 )
-def test_program_without_a_template_runs_its_body(program: bn.Program, why: str) -> None:
+def test_program_without_a_template_runs_its_body(program: bn.Program, match: str) -> None:
     backend, compiled = TemplateMock(), compile(program)
     for x in ("1", "2"):
         assert results_of(compiled.run(x, backend=backend))["text"].startswith(x)
     assert backend.n_defined == 0
-    assert re.search(f"runs its body every time: .*{why}", compiled.explain())
+    assert re.search(f"runs its body every time: .*{match}", compiled.explain())
 
 
 def test_body_errors_are_raised_unchanged() -> None:
@@ -397,8 +397,8 @@ def as_async(program: bn.Program) -> bn.AsyncProgram:
 
 @pytest.mark.parametrize(("program", "items"), ITEMS, ids=case_id)
 def test_async_compiled_program_gives_the_same_results(program: bn.Program, items: list[tuple[Any, ...]]) -> None:
-    async def main(one: bn.AsyncProgram, backend: bn.Mock) -> list[Any]:
-        states = await one.run_batch_async([*items, *items], backend=backend, seed=3)
+    async def main(async_program: bn.AsyncProgram, backend: bn.Mock) -> list[Any]:
+        states = await async_program.run_batch_async([*items, *items], backend=backend, seed=3)
         return [(await state.text(), state._values.keys(), repr(state.ret_value)[:40]) for state in states]
 
     backend, compiled = TemplateMock(), compile(as_async(program))
@@ -423,7 +423,7 @@ def test_async_body_is_traced_once() -> None:
     async def main() -> None:
         nonlocal n_body_runs
         state = await compiled.run_async("one", backend=backend)
-        assert n_body_runs > 1, "made the template"
+        assert n_body_runs > 1, "the first run traces the body"
         n_body_runs = 0
         again = await compiled("two", backend=backend)
         assert (state["a"], again["a"], again.ret_value, await again.text()) == ("<a3>", "<a3>", "done", "two<a3>")

@@ -34,7 +34,7 @@ def single_call(call: dict[str, Any], tools: Any) -> bn.ToolCall:
     return tool_call
 
 
-# ---- what a function becomes ---------------------------------------------------------------------------------------
+# ---- functions as tools --------------------------------------------------------------------------------------------
 
 
 class Colour(enum.Enum):
@@ -154,7 +154,7 @@ def test_pydantic_arguments_are_validated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "match"),
     [
         ('{"a": 1}', "missing required field `b`"),
         ('{"a": 1, "b": "x"}', r"Expected `int`, got `str` - at `\$.b`"),
@@ -163,8 +163,8 @@ def test_pydantic_arguments_are_validated() -> None:
         ("[]", "Expected `object`"),
     ],
 )
-def test_invalid_arguments_raise(text: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
+def test_invalid_arguments_raise(text: str, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
         add.arguments(text)
 
 
@@ -217,7 +217,7 @@ def _yields(x: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("function", "why"),
+    ("function", "match"),
     [
         (_no_hint, "parameter 'x' has no type hint"),
         (_opaque, "parameter 'x' is a Opaque, which has no JSON form"),
@@ -232,8 +232,8 @@ def _yields(x: int) -> Any:
         (lambda: None, "needs a name="),
     ],
 )
-def test_function_that_cannot_be_a_tool_is_refused(function: Any, why: str) -> None:
-    with pytest.raises(bn.BadProgram, match=why):
+def test_function_that_cannot_be_a_tool_is_refused(function: Any, match: str) -> None:
+    with pytest.raises(bn.BadProgram, match=match):
         bn.tool(function)
 
 
@@ -268,7 +268,7 @@ def test_plain_function_becomes_a_tool() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("options", "match"),
     [
         ({"tools": []}, "tools is empty"),
         ({"tools": add}, "must be a list of tools"),
@@ -283,8 +283,8 @@ def test_plain_function_becomes_a_tool() -> None:
         ({"tools": [add], "choices": ["a"]}, "takes no tools"),
     ],
 )
-def test_invalid_tool_options_are_refused(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(bn.BadProgram, match=why):
+def test_invalid_tool_options_are_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(bn.BadProgram, match=match):
         bn.gen("a", **options)
 
 
