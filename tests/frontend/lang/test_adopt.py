@@ -37,7 +37,7 @@ def test_state_continues_as_the_adopted_branch(run: Any) -> None:
     assert sum(isinstance(op, wire.Join) for ops in mock.submits for op in ops) == 1
 
 
-def test_adopt_inside_an_open_turn_and_at_any_depth(run: Any) -> None:
+def test_adopt_works_inside_an_open_turn_and_at_any_depth(run: Any) -> None:
     def body(s: bn.State) -> None:
         s += bn.assistant_begin() + "a"
         (child,) = s.fork()
@@ -175,7 +175,7 @@ def test_invalid_joins_are_refused(run: Any) -> None:
     run(body)
 
 
-# ---- any order of it all -------------------------------------------------------------------------------------------
+# ---- random operations ---------------------------------------------------------------------------------------------
 
 STEP = st.tuples(
     st.integers(0, 7), st.sampled_from(["text", "gen", "fork", "adopt", "drop", "concat"]), st.integers(1, 3)

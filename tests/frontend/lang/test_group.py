@@ -53,7 +53,7 @@ def test_fork_sends_no_text_twice(mock: bn.Mock) -> None:
     assert wire.Fork(0, (1, 2, 3)) in ops
 
 
-def test_appending_to_a_group(mock: bn.Mock) -> None:
+def test_group_appends_to_every_branch(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         forks = s.fork(2)
         forks += "all "

@@ -47,7 +47,7 @@ def test_inlined_programs_share_one_message(mock: bn.Mock) -> None:
     assert len(mock.submits) == 1
 
 
-def test_inline_in_turns_branches_and_f_strings(mock: bn.Mock) -> None:
+def test_inline_works_in_turns_branches_and_f_strings(mock: bn.Mock) -> None:
     @bn.function
     def part(s: bn.State) -> None:
         s += "because " + bn.gen("why")
@@ -68,7 +68,7 @@ def test_inline_in_turns_branches_and_f_strings(mock: bn.Mock) -> None:
     assert state["answer"] == ["<answer>"] * 2
 
 
-def test_inline_methods_and_async_programs() -> None:
+def test_methods_and_async_programs_can_be_inlined() -> None:
     class Agent:
         @bn.function
         def greet(self, s: bn.State, name: str) -> str:

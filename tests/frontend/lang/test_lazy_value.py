@@ -44,7 +44,7 @@ def test_samples_are_a_list_and_the_prompt_continues_with_the_first() -> None:
         (wire.Sample("t", "length", n_tokens=3), {"type": "length", "length": 3}),
     ],
 )
-def test_meta_info_of_a_gen(sample: wire.Sample, reason: dict[str, Any]) -> None:
+def test_gen_meta_info_holds_reason_tokens_and_times(sample: wire.Sample, reason: dict[str, Any]) -> None:
     state = run(sample)
     meta = state.get_meta_info("x")
     assert 0 <= meta.pop("time_to_first_token") <= meta.pop("e2e_latency") < 60
@@ -65,7 +65,7 @@ LOGPROBS = (wire.TokenLogprob(5, "t", -0.5, ((5, "t", -0.5), (6, "u", -1.5))),)
 
 
 @pytest.mark.parametrize("with_text", [False, True])
-def test_logprobs_in_meta_info(with_text: bool) -> None:
+def test_meta_info_holds_logprobs(with_text: bool) -> None:
     state = run(
         wire.Sample("t", "stop", logprobs=LOGPROBS),
         return_logprob=True,
@@ -104,7 +104,7 @@ def meta_info_of(value: wire.Value, *expr: Any) -> dict[str, Any]:
     return meta
 
 
-def test_meta_info_of_drafts_and_prompt_tokens() -> None:
+def test_meta_info_holds_drafts_and_prompt_logprobs() -> None:
     prompt = (wire.TokenLogprob(3, "a", math.nan), wire.TokenLogprob(4, "b", -1.0, ((5, "c", -0.5), (4, "b", -1.0))))
     usage = wire.TokenUsage(prompt=2, cached=1, generated=9, drafted=8, accepted=5)
     times = wire.Times(ready=2.0, first=2.5, ended=3.5)
@@ -124,7 +124,7 @@ SCORES = wire.Scores(
 )
 
 
-def test_meta_info_of_a_select() -> None:
+def test_select_meta_info_holds_scores() -> None:
     value = wire.Value(0, 0, 0, (wire.Sample("a", "stop"),), scores=SCORES)
     assert meta_info_of(value, bn.select("x", ["a", "b"])) == {
         "normalized_prompt_logprobs": [-1.5, -2.0],

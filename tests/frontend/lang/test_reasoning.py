@@ -40,7 +40,7 @@ def test_reasoning_is_separated_in_gens_with_constants_and_roles(stream: bool) -
     assert state.error() is None
 
 
-def test_reasoning_of_samples_and_branches() -> None:
+def test_reasoning_is_separated_in_samples_and_branches() -> None:
     outputs = iter(f"<think>{k}</think>{-k}" for k in range(9))
 
     @bn.function
@@ -88,7 +88,7 @@ def test_replay_keeps_the_reasoning(tmp_path: Path) -> None:
     assert plain["x_reasoning_content"] == "hm\n"
 
 
-def test_reasoning_in_async_programs() -> None:
+def test_reasoning_is_separated_in_async_programs() -> None:
     async def main() -> list[str]:
         state = await program.run_async(backend=bn.Mock(OUTPUTS), stream=True)
         pieces = [piece async for piece in state.text_async_iter("x_reasoning_content")]

@@ -101,7 +101,7 @@ def test_all_forms_of_turns_are_equivalent(mock: bn.Mock, body: Any) -> None:
     )
 
 
-def test_role_with_any_name(mock: bn.Mock) -> None:
+def test_role_accepts_any_name(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         s += bn.role("tool", "42")
 
@@ -379,7 +379,7 @@ def test_cancelled_state_sends_no_gens() -> None:
 def test_dropped_state_is_cancelled(mock: bn.Mock) -> None:
     programs: list[Any] = []
     make = mock.program
-    mock.program = lambda name="": programs.append(made := make(name)) or made  # type: ignore[func-returns-value, method-assign]
+    mock.program = lambda name="": programs.append(created := make(name)) or created  # type: ignore[func-returns-value, method-assign]
 
     @bn.function
     def program(s: bn.State) -> None:
