@@ -225,7 +225,7 @@ def test_every_way_to_run_gives_the_same_result(case: Case, run_case: Callable[[
     assert state.error() is None
 
 
-def test_messages_of_a_chat() -> None:
+def test_chat_program_has_messages() -> None:
     assert by_run(CASES[0]).messages() == [
         {"role": "system", "content": "You are a helpful assistant."},
         {"role": "user", "content": "Q1"},

@@ -190,7 +190,7 @@ def test_text_matches_the_chat_template(runtime: sgl.Engine) -> None:
     assert state.text() == tokenizer.apply_chat_template(messages, tokenize=False)
 
 
-def test_shapes_of_joined_values() -> None:
+def test_joined_values_have_the_shape_of_the_forks() -> None:
     state = tree_of_thought.run("x", 2, temperature=0.8, seed=1)
     assert [len(step) for step in state["step"]] == [2, 2]
     assert len(state["plan"]) == 2
@@ -219,7 +219,7 @@ def continue_fox(s, **options):  # type: ignore[no-untyped-def]
     s += "the quick brown fox" + sgl.gen("x", **options)
 
 
-def test_meta_info_and_logprobs() -> None:
+def test_meta_info_holds_consistent_logprobs() -> None:
     state = continue_fox.run(max_tokens=3, temperature=0, return_logprob=True, top_logprobs_num=2)
     meta = state.get_meta_info("x")
     assert {"id", "finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "spec_verify_ct"} <= set(meta)
@@ -246,7 +246,7 @@ def test_meta_info_and_logprobs() -> None:
     assert all(logprob < 0 for logprob, *_ in prompt[1:])
 
 
-def test_samples_stops_and_min_tokens() -> None:
+def test_samples_stops_and_min_tokens_take_effect() -> None:
     state = continue_fox.run(n=3, max_tokens=6, seed=1)
     assert len(set(state["x"])) > 1
     assert state.text() == "the quick brown fox" + state["x"][0]
@@ -267,7 +267,7 @@ def test_samples_stops_and_min_tokens() -> None:
     "method",
     [sgl.token_length_normalized, sgl.greedy_token_selection, sgl.unconditional_likelihood_normalized],
 )
-def test_builtin_choices_methods(method: Any) -> None:
+def test_builtin_choices_method_takes_the_best_score(method: Any) -> None:
     choices = ["the answer", "another thing there", "dog"]
     state = sgl.function(lambda s: s.__iadd__("Is it" + sgl.gen("x", choices=choices, choices_method=method))).run()
     meta = state.get_meta_info("x")

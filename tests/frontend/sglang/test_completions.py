@@ -12,7 +12,7 @@ from banyan.runtime.protocol import wire
 from banyan.sglang.completions import Completion, complete
 
 
-def test_one_prompt_and_several() -> None:
+def test_complete_accepts_one_prompt_or_several() -> None:
     mock = bn.Mock(lambda prompt, name: f"<{prompt}>")
     completion = complete(
         mock, "a<|im_end|>", {"max_new_tokens": 3, "min_new_tokens": 1, "sampling_seed": 5, "stop": "!"}
@@ -52,7 +52,7 @@ def test_stream_yields_growing_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "params", "error", "why"),
+    ("prompt", "params", "error", "match"),
     [
         ([1, 2], {}, bn.BadProgram, "a prompt is text"),
         (["a"], [{}, {}], bn.BadProgram, "2 sampling parameters"),
@@ -63,15 +63,12 @@ def test_stream_yields_growing_texts() -> None:
         ("a", {"temperature": -1}, bn.BadProgram, "temperature"),
     ],
 )
-def test_invalid_arguments_are_refused(prompt: Any, params: Any, error: type[Exception], why: str) -> None:
-    with pytest.raises(error, match=why):
+def test_invalid_arguments_are_refused(prompt: Any, params: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
         complete(bn.Mock("x"), prompt, params)
     assert complete(bn.Mock("x"), "a", {"skip_special_tokens": True})["text"] == "x"  # type: ignore[call-overload]
 
 
 def test_script_error_is_raised() -> None:
-    def fail(prompt: str, name: str) -> str:
-        raise OSError("no luck")
-
     with pytest.raises(bn.ProgramError, match="no luck"):
-        complete(bn.Mock(fail), "a", {})
+        complete(bn.Mock(OSError("no luck")), "a", {})

@@ -46,7 +46,7 @@ def test_verbosity_2_prints_the_text_of_each_run(config: GlobalConfig, capsys: p
     assert capsys.readouterr().out == "Hello there\n" * 3
 
 
-def test_default_backend_of_global_config(config: GlobalConfig) -> None:
+def test_global_config_shares_the_default_backend(config: GlobalConfig) -> None:
     backend = sgl.Mock("!")
     sgl.global_config.default_backend = backend
     assert hello.run()["x"] == "!"
