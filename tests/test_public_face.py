@@ -277,7 +277,7 @@ SIGNATURES = {
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_signature(name: str) -> None:
+def test_signature_is_unchanged(name: str) -> None:
     api_object = bn
     for part in name.split("."):
         api_object = getattr(api_object, part)

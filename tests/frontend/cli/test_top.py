@@ -39,9 +39,9 @@ def test_rates_are_zero_after_an_engine_restart_or_without_elapsed_time(now: dic
 
 
 def render(view: Any) -> str:
-    out = StringIO()
-    Console(file=out, width=120, highlight=False).print(view)
-    return out.getvalue()
+    stream = StringIO()
+    Console(file=stream, width=120, highlight=False).print(view)
+    return stream.getvalue()
 
 
 def test_view_shows_clients_and_pages() -> None:
@@ -70,11 +70,11 @@ def test_show_survives_an_engine_restart_and_ends_with_the_server(monkeypatch: p
         return answer
 
     runtime = SimpleNamespace(client=SimpleNamespace(ask=ask))
-    out = StringIO()
+    stream = StringIO()
     with pytest.raises(RuntimeLost, match="the end"):
-        top.show(runtime, "s", 1.0, False, Console(file=out, width=100))
+        top.show(runtime, "s", 1.0, False, Console(file=stream, width=100))
     assert next(answers, None) is None
-    assert "up 4 s" in out.getvalue()
+    assert "up 4 s" in stream.getvalue()
 
 
 def test_bad_arguments_and_missing_server_are_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,9 +46,9 @@ TREE = snapshot(
 
 
 def render_lines(tree_data: dict[str, Any], width: int = 120) -> list[str]:
-    out = io.StringIO()
-    tree.draw(tree_data, tree_page.nodes(tree_data), Console(file=out, width=width, highlight=False))
-    return [line.rstrip() for line in out.getvalue().splitlines()]
+    stream = io.StringIO()
+    tree.draw(tree_data, tree_page.nodes(tree_data), Console(file=stream, width=width, highlight=False))
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
 def render_page(tree_data: dict[str, Any]) -> str:
@@ -94,18 +94,18 @@ def test_long_path_is_not_indented() -> None:
 
 
 def test_text_is_escaped_in_terminal_and_page() -> None:
-    evil = "\x1b[2J[red]<script>alert(1)</script>\n\t\u202e"
-    line = render_lines(snapshot(node(-1, "", 0), node(0, evil)))[-1]
+    injection = "\x1b[2J[red]<script>alert(1)</script>\n\t\u202e"
+    line = render_lines(snapshot(node(-1, "", 0), node(0, injection)))[-1]
     assert "·[2J[red]<script>alert(1)</script>⏎··" in line
-    html = render_page(snapshot(node(-1, "", 0), node(0, evil, 4000)))
+    html = render_page(snapshot(node(-1, "", 0), node(0, injection, 4000)))
     assert "<script>alert" not in html
     assert "&lt;script&gt;alert(1)" in html
 
 
 def test_empty_tree_is_reported() -> None:
-    nothing = snapshot(n_nodes=0, n_roots=0)
-    assert render_lines(nothing)[0].startswith("0 nodes")
-    assert "Nothing is stored yet" in render_page(nothing)
+    empty_tree = snapshot(n_nodes=0, n_roots=0)
+    assert render_lines(empty_tree)[0].startswith("0 nodes")
+    assert "Nothing is stored yet" in render_page(empty_tree)
 
 
 def test_hidden_namespaces_are_counted() -> None:

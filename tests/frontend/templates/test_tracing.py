@@ -66,12 +66,12 @@ def test_given_and_bound_arguments_are_constants_in_the_trace() -> None:
 
 def test_trace_ends_where_the_body_reads_a_value() -> None:
     @bn.function
-    def looks(s: bn.State, q: Any) -> None:
+    def reads_value(s: bn.State, q: Any) -> None:
         s += "a" + bn.gen("x")
         if s["x"] == "yes" or q:
             s += "b"
 
-    trace = looks.trace()
+    trace = reads_value.trace()
     assert list(map(repr, trace.flatten_nodes())) == ["Constant('a')", "Gen('x')"]
     assert trace.ended is not None
     assert "test_tracing.py" in trace.ended.line
@@ -107,8 +107,5 @@ def test_cache_sends_only_a_common_prefix(mock: bn.Mock, body: Any, expected_n: 
 
 
 def test_cache_raises_backend_errors() -> None:
-    def fail(prompt: str, name: str) -> str:
-        raise OSError("no luck")
-
     with pytest.raises(bn.ProgramError, match="no luck"):
-        few_shot.cache(bn.Mock(fail))
+        few_shot.cache(bn.Mock(OSError("no luck")))

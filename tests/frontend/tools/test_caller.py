@@ -67,7 +67,7 @@ class Model(pydantic.BaseModel):
     tags: list[str] = []
 
 
-# ---- a gen that calls ----------------------------------------------------------------------------------------------
+# ---- calls and results ---------------------------------------------------------------------------------------------
 
 
 def test_calls_and_answer_are_recorded() -> None:
@@ -203,30 +203,30 @@ def test_long_result_is_truncated() -> None:
 
 
 @bn.tool
-def fail(how: str) -> str:
+def fail(kind: str) -> str:
     "Fail."
-    raise {"value": ValueError("no luck"), "stop": StopIteration(3), "time": TimeoutError(), "key": KeyError("k")}[how]
+    raise {"value": ValueError("no luck"), "stop": StopIteration(3), "time": TimeoutError(), "key": KeyError("k")}[kind]
 
 
 @bn.tool
-async def fail_async(how: str) -> str:
+async def fail_async(kind: str) -> str:
     "Fail."
-    if how == "cancel":
+    if kind == "cancel":
         raise asyncio.CancelledError
-    return fail(how)
+    return fail(kind)
 
 
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        ({"fail": {"how": "value"}}, "error: ValueError: no luck"),
-        ({"fail": {"how": "stop"}}, "error: StopIteration: 3"),
-        ({"fail": {"how": "time"}}, "error: TimeoutError"),
-        ({"fail_async": {"how": "value"}}, "error: ValueError: no luck"),
-        ({"fail_async": {"how": "time"}}, "error: TimeoutError"),
-        ({"fail_async": {"how": "cancel"}}, "error: fail_async was cancelled"),
+        ({"fail": {"kind": "value"}}, "error: ValueError: no luck"),
+        ({"fail": {"kind": "stop"}}, "error: StopIteration: 3"),
+        ({"fail": {"kind": "time"}}, "error: TimeoutError"),
+        ({"fail_async": {"kind": "value"}}, "error: ValueError: no luck"),
+        ({"fail_async": {"kind": "time"}}, "error: TimeoutError"),
+        ({"fail_async": {"kind": "cancel"}}, "error: fail_async was cancelled"),
         ({"nothing": {}}, "error: there is no tool 'nothing'; there are: fail, fail_async"),
-        ({"fail": {}}, "error: the arguments of fail are not valid: Object missing required field `how`"),
+        ({"fail": {}}, "error: the arguments of fail are not valid: Object missing required field `kind`"),
     ],
 )
 def test_tool_error_becomes_text_for_the_model(call: dict[str, Any], text: str) -> None:
@@ -297,7 +297,7 @@ def test_calls_of_one_round_run_in_parallel() -> None:
     assert [call.result for call in state.tool_calls("a")] == ["met"] * 4
 
 
-# ---- ends ----------------------------------------------------------------------------------------------------------
+# ---- end of a program ----------------------------------------------------------------------------------------------
 
 
 def test_max_rounds_is_an_error_that_keeps_the_calls() -> None:
@@ -457,7 +457,7 @@ def test_stream_yields_the_answer_and_the_whole_prompt() -> None:
     assert asyncio.run(whole()) == state.text()
 
 
-def test_batch_of_programs_with_tools() -> None:
+def test_batch_items_call_their_own_tools() -> None:
     @bn.function
     def program(s: bn.State, k: int) -> None:
         s += bn.user(f"{k}") + bn.assistant(bn.gen("a", tools=[add]))

@@ -66,7 +66,7 @@ def test_truncated_output_is_retried() -> None:
     assert "max_tokens cut it" in mock.calls[1].prompt
 
 
-def test_retries_in_plain_text_and_async_programs() -> None:
+def test_retries_work_in_plain_text_and_async_programs() -> None:
     mock = bn.Mock({"x": ["[", "[1]"]})
 
     @bn.function

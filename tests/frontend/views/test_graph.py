@@ -177,7 +177,7 @@ def test_mermaid_syntax_in_text_is_escaped() -> None:
     assert '["#96;#35;quot; #35; #amp;"]' in program.graph().mermaid()
 
 
-def test_mermaid_output(tree_graph: Graph) -> None:
+def test_mermaid_draws_nodes_edges_and_messages(tree_graph: Graph) -> None:
     mermaid = tree_graph.mermaid().split("\n")
     assert mermaid[0] == "flowchart TD"
     assert '    n2["[user] As #quot;0#quot; #lt;b#gt; [assistant]"]' in mermaid, "user text is escaped"

@@ -96,7 +96,7 @@ def assert_well_formed(trace: dict[str, Any]) -> None:
     assert_nested(events)
 
 
-def test_timeline_of_a_run(tmp_path: Path) -> None:
+def test_timeline_shows_slices_flows_and_sends(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     state = program.run(backend=bn.Mock("x", latency=0.02))
     events = trace_of(state, path=path)
