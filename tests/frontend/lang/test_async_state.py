@@ -219,10 +219,10 @@ def test_nested_sync_programs_do_not_exhaust_the_pool(
 
 def test_idle_pool_threads_end(run_loop: Any, monkeypatch: pytest.MonkeyPatch, slow_mock: bn.Mock) -> None:
     monkeypatch.setattr(thread_pool, "LINGER", 0.05)
-    monkeypatch.setattr(thread_pool, "_body_threads", thread_pool.ThreadPool())
+    monkeypatch.setattr(thread_pool, "_body_threads", thread_pool.ThreadPool(name="test-body"))
     run_loop(plain.run_async("q"))
     wait_until(
-        lambda: all(thread.name != "banyan-body" for thread in threading.enumerate()),
+        lambda: all(thread.name != "test-body" for thread in threading.enumerate()),
         "the end of the threads",
         seen=threading.enumerate,
     )
