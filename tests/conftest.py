@@ -1,4 +1,4 @@
-"""Fixtures that every room may use. Heavy imports happen inside them: a torch-free test stays torch-free."""
+"""Fixtures for all tests. Heavy imports happen inside fixtures, so that tests without torch do not load it."""
 
 from __future__ import annotations
 
@@ -20,35 +20,36 @@ SUITE = Path(__file__).parents[2] / "shared" / "data" / "json-schema-test-suite"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--json-schema-suite", default=str(SUITE), help="the folder of a checkout of JSON-Schema-Test-Suite"
-    )
-    parser.addoption("--device", default="cpu", help="where the kernels' own tests run: cpu, cuda")
-    parser.addoption("--json-schema-suite-write", action="store_true", help="write the expected results anew")
+    parser.addoption("--json-schema-suite", default=str(SUITE), help="folder with a checkout of JSON-Schema-Test-Suite")
+    parser.addoption("--device", default="cpu", help="device of the kernel tests: cpu, cuda")
+    parser.addoption("--json-schema-suite-write", action="store_true", help="rewrite the expected results")
 
 
 def pytest_configure() -> None:
-    """Servers and chats that tests start can be interrupted, also where the tests run in the background of a shell,
-    which lets its children ignore SIGINT."""
+    """Restore SIGINT for child processes: a background shell ignores it, and children inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LAST_SECONDS = 60
-"""How long a process of tests may take to end when its tests are done."""
+EXIT_SECONDS = 60
+"""Seconds that the test process may take to exit after its last test."""
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Nothing is left behind: a process that was keeps what waits for our output waiting for ever, and a thread that
-    was keeps us. (What hangs in a test is named by its time limit.)"""
-    if not hasattr(session.config, "workerinput"):  # a worker of pytest-xdist waits for the others, and is ended by it
-        faulthandler.dump_traceback_later(LAST_SECONDS, exit=True)  # it names the thread
+    """Fail the session for leftover processes, and dump the traceback of a thread that blocks the exit.
+
+    A leftover process would keep the reader of our output waiting. A hanging test is reported by its own time limit.
+    """
+    if not hasattr(session.config, "workerinput"):  # pytest-xdist ends its own workers
+        faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True)  # the traceback names the thread
     if session.config.getoption("numprocesses", None):
-        return  # ours are the workers of pytest-xdist, which look after themselves
-    left = [child for child in psutil.Process().children(recursive=True) if "resource_tracker" not in _command(child)]
-    _, left = psutil.wait_procs(left, timeout=10)
-    for child in left:
-        sys.stderr.write(f"left behind by a test, and killed: {_command(child)}\n")
+        return  # the children are workers of pytest-xdist
+    leftover = [
+        child for child in psutil.Process().children(recursive=True) if "resource_tracker" not in _command(child)
+    ]
+    _, leftover = psutil.wait_procs(leftover, timeout=10)
+    for child in leftover:
+        sys.stderr.write(f"left running by a test, killed: {_command(child)}\n")
         with suppress(psutil.NoSuchProcess):
             child.kill()
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -62,7 +63,7 @@ def _command(process: psutil.Process) -> str:
 
 @pytest.fixture(scope="session")
 def module_at() -> Callable[[Path], ModuleType]:
-    """`module_at(path)`: a file as a module, loaded once; `--import-mode=importlib` puts no test folder on sys.path."""
+    """`module_at(path)`: load a file as a module, once; `--import-mode=importlib` adds no test folder to sys.path."""
     loaded: dict[Path, ModuleType] = {}
 
     def load(path: Path) -> ModuleType:
@@ -80,13 +81,13 @@ def module_at() -> Callable[[Path], ModuleType]:
 
 @pytest.fixture(scope="session")
 def device(pytestconfig: pytest.Config) -> str:
-    """Where the tests of kernels run that run anywhere: --device."""
+    """The device of the kernel tests: --device."""
     return str(pytestconfig.getoption("--device"))
 
 
 @pytest.fixture(scope="session")
 def native() -> None:
-    """Tests that need the compiled library: skipped without a compiler, and only then."""
+    """For tests that need the compiled library; skips without a C++ compiler."""
     if shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
     from banyan.kernels.native import build
@@ -102,24 +103,24 @@ def tiny(module_at: Callable[[Path], ModuleType]) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def tiny_model(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`tiny_model(family="llama", **overrides) -> Path`: a tiny random model directory, made once a session.
+    """`tiny_model(family="llama", **overrides) -> Path`: a tiny random model directory, created once per session.
 
-    Callers must not write to the directory: it is shared.
+    The directory is shared: do not write to it.
     """
-    made: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
 
     def make(family: str = "llama", **overrides: Any) -> Path:
         key = repr((family, sorted(overrides.items())))
-        if key not in made:
-            made[key] = tiny.make_tiny(tmp_path_factory.mktemp(family) / "model", family, **overrides)
-        return made[key]
+        if key not in paths:
+            paths[key] = tiny.make_tiny(tmp_path_factory.mktemp(family) / "model", family, **overrides)
+        return paths[key]
 
     return make
 
 
 @pytest.fixture(scope="session")
 def reference(tiny: ModuleType) -> Iterator[Callable[[Path], Any]]:
-    """`reference(path)`: the model in `path` as transformers runs it (float32, eager), opened once a session."""
+    """`reference(path)`: the model in `path` in transformers (float32, eager), opened once per session."""
     opened: dict[Path, Any] = {}
 
     def get(path: Path) -> Any:

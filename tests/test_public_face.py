@@ -1,4 +1,4 @@
-"""The public face: a list of names and signatures. Whoever changes it changes this file, and says so."""
+"""The public API: names and signatures. A change here is a change of the API."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ NAMES = [
 ]
 
 
-def test_the_names() -> None:
-    assert sorted(NAMES) == bn.__all__, "sorted, and no other than these"
+def test_public_names() -> None:
+    assert sorted(NAMES) == bn.__all__, "sorted and complete"
     assert set(NAMES) <= set(dir(bn))
     for name in NAMES:
         assert getattr(bn, name) is not None
@@ -125,16 +125,16 @@ def test_the_names() -> None:
         bn.nothing  # noqa: B018
 
 
-def test_no_module_has_the_name_of_a_thing() -> None:
-    """Else whoever imports the module first finds it where the thing should be."""
+def test_no_module_has_the_name_of_a_public_object() -> None:
+    """Else importing the module would replace the object."""
     folder = Path(bn.__file__).parent
     modules = {path.stem for path in folder.iterdir() if path.suffix == ".py" or path.is_dir()}
     assert not modules & set(NAMES)
 
 
-def test_type_checkers_see_the_same_names() -> None:
+def test_type_checking_imports_match_the_names() -> None:
     tree = ast.parse(Path(bn.__file__).read_text())
-    seen = {
+    type_checking_names = {
         (alias.asname, f"{node.module}.{alias.name}")
         for block in tree.body
         if isinstance(block, ast.If)
@@ -142,17 +142,17 @@ def test_type_checkers_see_the_same_names() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert {(name, f"{bn._HOME[name]}.{name}") for name in NAMES} == seen
+    assert {(name, f"{bn._HOME[name]}.{name}") for name in NAMES} == type_checking_names
 
 
-def test_every_error_is_public() -> None:
+def test_every_error_is_public_and_documented() -> None:
     tree = [errors.BanyanError]
     for cls in tree:
         tree += cls.__subclasses__()
-    ours = {cls.__name__ for cls in tree if cls.__module__ == errors.__name__}
-    assert ours <= set(NAMES)
-    tree_in_words = (errors.__doc__ or "").split()
-    assert ours <= set(tree_in_words), "and stands in the drawing at the head of errors.py"
+    error_names = {cls.__name__ for cls in tree if cls.__module__ == errors.__name__}
+    assert error_names <= set(NAMES)
+    documented = (errors.__doc__ or "").split()
+    assert error_names <= set(documented), "errors.py must draw it in its docstring"
 
 
 GEN = [
@@ -277,20 +277,20 @@ SIGNATURES = {
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_signatures(name: str) -> None:
-    thing = bn
+def test_signature_is_unchanged(name: str) -> None:
+    api_object = bn
     for part in name.split("."):
-        thing = getattr(thing, part)
-    marks = {
+        api_object = getattr(api_object, part)
+    prefixes = {
         inspect.Parameter.KEYWORD_ONLY: "*",
         inspect.Parameter.VAR_POSITIONAL: "*",
         inspect.Parameter.VAR_KEYWORD: "**",
     }
-    found = [marks.get(p.kind, "") + p.name for p in inspect.signature(thing).parameters.values()]  # type: ignore[arg-type]
-    assert found == SIGNATURES[name]
+    actual = [prefixes.get(p.kind, "") + p.name for p in inspect.signature(api_object).parameters.values()]  # type: ignore[arg-type]
+    assert actual == SIGNATURES[name]
 
 
-def test_a_state_has_no_other_public_names() -> None:
+def test_state_has_no_other_public_names() -> None:
     tested = {name.partition(".")[2] for name in SIGNATURES if name.startswith("State.")}
     assert {name for name in dir(bn.State) if not name.startswith("_")} == {
         *(name for name in tested if not name.startswith("_")),
@@ -301,16 +301,18 @@ def test_a_state_has_no_other_public_names() -> None:
     }
 
 
-def test_import_loads_nothing_heavy() -> None:
+def test_import_loads_no_heavy_modules() -> None:
     code = (
         "import sys, banyan; for_mock = banyan.function(lambda s: s.__iadd__(banyan.gen('x')))\n"
         "assert for_mock.run(backend=banyan.Mock('hi'))['x'] == 'hi'\n"
         "print(*sorted({'torch', 'transformers', 'zmq', 'outlines', 'numpy', 'rich', 'asyncio'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/", timeout=60)
-    assert done.stdout.strip() == ""
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/", timeout=60
+    )
+    assert completed.stdout.strip() == ""
 
 
-def test_the_version_is_that_of_the_package() -> None:
+def test_version_is_public_but_not_in_all() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+.*", bn.__version__)
-    assert "__version__" not in bn.__all__, "`from banyan import *` leaves the version of others alone"
+    assert "__version__" not in bn.__all__, "`from banyan import *` must not overwrite another __version__"

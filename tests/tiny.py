@@ -1,7 +1,7 @@
-"""Tiny random models in Hugging Face format, with a tokenizer: what every room tests against.
+"""Tiny random models in Hugging Face format, with a tokenizer.
 
-Nothing is downloaded and nothing is trained. `make_tiny` writes a model directory; `reference` opens the same directory
-with transformers, which is the oracle. Tests reach both through the fixtures in tests/conftest.py.
+No download, no training. `make_tiny` writes a model directory; `reference` opens it with transformers, which is the
+oracle. Tests use both through the fixtures in tests/conftest.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
-# What the 61 merges are learned from: fixed, so that ids never change between runs.
+# Training text of the 61 merges; fixed, so that token ids never change.
 _TEXT = (
     "the quick brown fox jumps over the lazy dog. the answer is 42, and the other answer is in the text.\n"
     "system user assistant: there is another thing that they were thinking of, then and there. hello world hello there"
@@ -31,7 +31,7 @@ _DENSE = {"hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2, "
           "num_key_value_heads": 2, "max_position_embeddings": 512}  # fmt: skip
 _GEMMA = {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 24}
 
-# family (transformers' model_type) -> the fields of its config that make it tiny
+# family (transformers' model_type) -> config fields of the tiny model
 TINY: dict[str, dict[str, Any]] = {
     "llama": _DENSE,
     "mistral": _DENSE | {"sliding_window": 24},
@@ -91,7 +91,7 @@ def make_tokenizer(path: Path, vocab: int = VOCAB) -> None:
 
 
 def make_backtracking(path: Path) -> str:
-    """Have the tokenizer in `path` split text by a regex that backtracks. Returns a text on which it panics."""
+    """Make the tokenizer in `path` split text by a backtracking regex. Return a text on which it panics."""
     file = path / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
     split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
@@ -102,18 +102,18 @@ def make_backtracking(path: Path) -> str:
 
 
 def unreadable(tokenizer: bytes) -> bytes:
-    """tokenizer.json of one that cannot even be read: the library panics."""
+    """Return a tokenizer.json on which the library panics while reading it."""
     return json.dumps(
         json.loads(tokenizer) | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}}
     ).encode()
 
 
 def without(tokenizer: bytes, letter: str) -> bytes:
-    """tokenizer.json of one that has no token with that letter: on a text with it, llguidance panics."""
-    known = json.loads(tokenizer)
-    vocabulary = sorted(known["model"]["vocab"].items(), key=lambda item: item[1])
+    """Return a tokenizer.json without tokens that contain `letter`: llguidance panics on a text with it."""
+    data = json.loads(tokenizer)
+    vocabulary = sorted(data["model"]["vocab"].items(), key=lambda item: item[1])
     pieces = [(f"<{i}>" if letter in piece else piece, 0.0) for piece, i in vocabulary]
-    return json.dumps(known | {"model": {"type": "Unigram", "unk_id": None, "vocab": pieces}}).encode()
+    return json.dumps(data | {"model": {"type": "Unigram", "unk_id": None, "vocab": pieces}}).encode()
 
 
 def make_tiny(path: Path, family: str = "llama", *, vocab: int = VOCAB, seed: int = 0, **overrides: Any) -> Path:
@@ -143,9 +143,9 @@ def make_tiny(path: Path, family: str = "llama", *, vocab: int = VOCAB, seed: in
 
 
 class Paged:
-    """A model driven by hand over pages, as the engine does it: requests by name, each with its own scattered pages.
+    """A model driven directly over pages, like the engine does: named requests, each with its own scattered pages.
 
-    Pools start as NaN, so that a slot that is read before it is written shows.
+    The pools start as NaN, so that a read of an unwritten slot is visible.
     """
 
     def __init__(self, model: Any, page: int = 16, n_pages: int = 64, seed: int = 0) -> None:
@@ -164,38 +164,39 @@ class Paged:
         self.n_tokens: dict[str, int] = {}
 
     def step(self, new: dict[str, list[int]], *, last_only: bool = False) -> dict[str, Any]:
-        """Compute new tokens of several requests in one pass: logits [n, vocab] of all (or only the last) per name."""
+        """Compute new tokens of several requests in one pass. Return logits [n, vocab] (or only the last row) per
+        name."""
         import torch
 
         from banyan.kernels.ops import ragged
 
         ids, positions, ends = [], [], []
-        for name, own in new.items():
+        for name, token_ids in new.items():
             start = self.n_tokens.get(name, 0)
-            self.n_tokens[name] = end = start + len(own)
+            self.n_tokens[name] = end = start + len(token_ids)
             pages = self.pages.setdefault(name, [])
             while len(pages) * self.page < end:
                 pages.append(self.free.pop())
-            ids += own
+            ids += token_ids
             positions += range(start, end)
             ends.append(end)
-        lens = [len(own) for own in new.values()]
+        lens = [len(token_ids) for token_ids in new.values()]
         batch = ragged(lens, ends, [self.pages[name] for name in new], self.page)
-        borders = torch.tensor([0, *lens]).cumsum(0)
-        rows = borders[1:] - 1 if last_only else torch.arange(len(ids))
+        boundaries = torch.tensor([0, *lens]).cumsum(0)
+        rows = boundaries[1:] - 1 if last_only else torch.arange(len(ids))
         logits = self.model.forward(torch.tensor(ids), torch.tensor(positions), batch, self.kv, rows)
         assert logits.dtype == torch.float32
         assert logits.shape == (len(rows), self.model.spec.vocab_size)
         return dict(zip(new, logits.split([1] * len(lens) if last_only else lens), strict=True))
 
     def run(self, ids: list[int], chunk: int, name: str = "r") -> Any:
-        """Logits of all of `ids`, computed `chunk` tokens at a time."""
+        """Return the logits of all `ids`, computed in chunks of `chunk` tokens."""
         import torch
 
         return torch.cat([self.step({name: ids[i : i + chunk]})[name] for i in range(0, len(ids), chunk)])
 
     def greedy(self, prompt: list[int], n: int, chunk: int, name: str = "r") -> list[int]:
-        """`n` greedy tokens after `prompt`, which is computed `chunk` tokens at a time."""
+        """Return `n` greedy tokens after `prompt`, which is computed in chunks of `chunk` tokens."""
         for i in range(0, len(prompt), chunk):
             logits = self.step({name: prompt[i : i + chunk]}, last_only=True)[name]
         out = [int(logits.argmax())]
@@ -205,7 +206,7 @@ class Paged:
 
 
 def reference(path: Path) -> Any:
-    """The model in `path` as transformers runs it: float32, eager attention, eval mode. The oracle of the tests."""
+    """Open the model in `path` with transformers (float32, eager attention, eval mode): the oracle of the tests."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -216,7 +217,7 @@ def reference(path: Path) -> Any:
 
 
 def reference_logits(model: Any, ids: list[int]) -> Any:
-    """Logits [n, vocab] of all of `ids`, in one pass and without a cache."""
+    """Return the logits [n, vocab] of all `ids`, in one pass without a cache."""
     import torch
 
     with torch.no_grad():
@@ -224,7 +225,7 @@ def reference_logits(model: Any, ids: list[int]) -> Any:
 
 
 def reference_greedy(model: Any, prompt: list[int], n: int) -> list[int]:
-    """`n` greedy tokens after `prompt`; every step computes everything again."""
+    """Return `n` greedy tokens after `prompt`; each step recomputes everything."""
     ids = list(prompt)
     for _ in range(n):
         ids.append(int(reference_logits(model, ids)[-1].argmax()))

@@ -1,8 +1,9 @@
-"""The language on a Mock: no model, no socket, no thread but those a test asks for."""
+"""Fixtures of the language's tests: a Mock backend, and no threads except those a test starts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ import banyan as bn
 from banyan.execution import clock
 
 
-class _Silent:
-    """A clock that calls nothing, so that what flushes is what the test does, however slow the machine is."""
+class _SilentClock:
+    """A clock that never fires, so that only the test flushes, however slow the machine is."""
 
     def call(self, *_: Any) -> None:
         pass
@@ -20,7 +21,7 @@ class _Silent:
 
 @pytest.fixture(autouse=True)
 def _no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "_flush_clock", _Silent())
+    monkeypatch.setattr(clock, "_flush_clock", _SilentClock())
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +34,7 @@ def _no_default(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def mock() -> bn.Mock:
-    """Answers each gen with its name in angle brackets; the default backend of the test."""
+    """The default backend of the test; answers each gen with its name in angle brackets."""
     backend = bn.Mock(lambda prompt, name: f"<{name}>")
     bn.set_default_backend(backend)
     return backend
@@ -41,7 +42,7 @@ def mock() -> bn.Mock:
 
 @pytest.fixture(scope="session")
 def run() -> Callable[..., bn.State]:
-    """`run(body)`: the state of a program with this body, on a backend or on a Mock as that of `mock`."""
+    """`run(body)`: the state of a program with this body, on a given backend or on a Mock like `mock`."""
 
     def run(body: Callable[[bn.State], Any], backend: Any = None) -> bn.State:
         return bn.function(body).run(backend=backend or bn.Mock(lambda prompt, name: f"<{name}>"))
@@ -50,9 +51,22 @@ def run() -> Callable[..., bn.State]:
 
 
 @pytest.fixture(scope="session")
+def run_loop() -> Callable[[Awaitable[Any]], Any]:
+    """`run_loop(main)`: the result of an awaitable on a new event loop, with a time limit."""
+
+    def run_loop(main: Awaitable[Any]) -> Any:
+        async def limited() -> Any:
+            return await asyncio.wait_for(main, 60)
+
+        return asyncio.run(limited())
+
+    return run_loop
+
+
+@pytest.fixture(scope="session")
 def echo() -> Callable[[str, str], str]:
-    """A script that answers with the branch's own number, which stands last in its prompt (see `branches`); branches
-    that end in "!" fail."""
+    """A script that answers with the branch's number, which is at the end of its prompt (see `branches`). Branches
+    whose text ends with "!" fail."""
 
     def echo(prompt: str, name: str) -> str:
         if prompt.endswith("!"):
@@ -64,7 +78,7 @@ def echo() -> Callable[[str, str], str]:
 
 @pytest.fixture(scope="session")
 def branches() -> Callable[..., Any]:
-    """`branches(s, "0", "1!")`: a fork of a branch for each text, which stands behind "#", and a gen in each."""
+    """`branches(s, "0", "1!")`: a fork with one branch per text; each appends "#", its text and a gen."""
 
     def branches(s: bn.State, *texts: str, name: str = "a") -> Any:
         forks = s.fork(len(texts))

@@ -1,4 +1,4 @@
-"""`banyan kernels`: the table of ops, as this machine serves it."""
+"""`banyan kernels` prints the table of operations for this machine."""
 
 import pytest
 
@@ -8,28 +8,28 @@ from banyan.kernels.native import build
 from banyan.kernels.ops import TABLE
 
 
-def test_every_op_is_listed_with_what_computes_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_lists_every_op_with_its_implementation(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["kernels"]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for choice in dispatch_report.choices():
-        assert f"{choice.op.name}/{choice.file}.py" in told
-        assert choice.why in told
-        assert choice.op.shapes in told
-    norm = next(line for line in told.splitlines() if line.startswith("rms_norm "))
-    assert norm.split()[1:6] == ["2.1", "MB", "1.31", "MFLOP", "0.6"]  # 4 x 2 bytes, 5 flops, of 64 x 4096
+        assert f"{choice.op.name}/{choice.file}.py" in output
+        assert choice.why in output
+        assert choice.op.shapes in output
+    norm = next(line for line in output.splitlines() if line.startswith("rms_norm "))
+    assert norm.split()[1:6] == ["2.1", "MB", "1.31", "MFLOP", "0.6"]  # 64 x 4096 values: 4 x 2 bytes and 5 FLOPs each
 
 
-def test_every_cost_can_be_counted() -> None:
+def test_every_op_has_a_cost() -> None:
     for choice in dispatch_report.choices("cpu"):
         assert choice.n_bytes > 0
         assert (choice.n_flops > 0) == (choice.op.name not in ("write_kv", "copy_pages", "copy_slots", "mask_logits"))
 
 
-def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_kernels_are_chosen_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "library", lambda: None)
-    by = {choice.op.name: choice for choice in dispatch_report.choices("cpu")}
-    assert list(by) == list(TABLE)
-    assert by["attention"].file == "torch_cpu"
-    assert by["rms_norm"].file == by["draw"].file == "reference"
-    assert by["edit_logits"].file == "cpu", "numpy needs no compiler"
-    assert "could not be built" in by["linear"].why
+    choices = {choice.op.name: choice for choice in dispatch_report.choices("cpu")}
+    assert list(choices) == list(TABLE)
+    assert choices["attention"].file == "torch_cpu"
+    assert choices["rms_norm"].file == choices["draw"].file == "reference"
+    assert choices["edit_logits"].file == "cpu", "numpy needs no compiler"
+    assert "could not be built" in choices["linear"].why

@@ -1,4 +1,4 @@
-"""The `banyan` command: flags from the tree of options, errors in one line, and each command once for real."""
+"""The `banyan` command: flags from the option tree, one-line errors, and a real run of each command."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def parse(*argv: str) -> dict[str, object]:
 # ---- flags ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_option_of_a_runtime_is_a_flag_with_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_help_lists_every_config_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         cli.main(["serve", "--help"])
-    shown = " ".join(capsys.readouterr().out.split())
+    help_text = " ".join(capsys.readouterr().out.split())
     hints = typing.get_type_hints(Config, include_extras=True)
     for field in msgspec.structs.fields(Config):
-        assert f"--{field.name.replace('_', '-')}" in shown
-        assert typing.get_args(hints[field.name])[1] in shown
+        assert f"--{field.name.replace('_', '-')}" in help_text
+        assert typing.get_args(hints[field.name])[1] in help_text
 
 
-def test_what_is_not_given_is_left_to_the_tree() -> None:
+def test_missing_flags_keep_the_defaults() -> None:
     assert parse("check") == {}
     assert make(**parse("check")) == Config()
-    assert make(**parse("serve")) == Config(log="info"), "a shared server says who comes and goes"
+    assert make(**parse("serve")) == Config(log="info"), "a shared server logs its clients"
 
 
-def test_each_flag_reaches_the_tree() -> None:
+def test_each_flag_sets_its_option() -> None:
     argv = "--model m --device cpu --dtype float16 --context 512 --kv-memory 1GiB --page 8 --cache --max-running 3"
     argv += " --eviction lfu --host-memory 2GiB --host-file f"
     argv += " --schedule lpm --step-tokens 99 --threads 2 --engine-timeout 7 --constraint-bytes 999"
@@ -100,10 +100,10 @@ def test_each_flag_reaches_the_tree() -> None:
     )
     assert {f"--{f.name.replace('_', '-')}" for f in msgspec.structs.fields(Config)} == {
         word for word in argv.split() if word.startswith("--")
-    }, "a new option is to be tried here"
+    }, "every option needs a flag in this test"
 
 
-def test_a_model_may_be_named_by_its_place() -> None:
+def test_model_may_be_a_positional_argument() -> None:
     for command in ("serve", "chat"):
         assert parse(command, "some/model", "--page", "32")["model"] == "some/model"
         assert parse(command, "some/model") == parse(command, "--model", "some/model")
@@ -131,10 +131,10 @@ def test_a_model_may_be_named_by_its_place() -> None:
         (["run", "no-such-program.py"], "there is no program file no-such-program.py"),
     ],
 )
-def test_a_wrong_call_is_one_line_and_status_2(argv: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_usage_error_is_one_line_with_status_2(argv: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
     try:
         status = cli.main(argv)
-    except SystemExit as e:  # argparse's own
+    except SystemExit as e:  # raised by argparse
         status = int(e.code or 0)
     out, err = capfd.readouterr()
     assert status == 2
@@ -151,7 +151,9 @@ def test_a_wrong_call_is_one_line_and_status_2(argv: list[str], words: str, capf
         (["check", "--socket", "no-such-socket"], "no-such-socket"),
     ],
 )
-def test_a_failed_call_is_one_line_and_status_1(argv: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_failed_command_is_one_line_with_status_1(
+    argv: list[str], words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(argv) == 1
     err = capfd.readouterr().err
     assert err.startswith("banyan: ")
@@ -159,8 +161,7 @@ def test_a_failed_call_is_one_line_and_status_1(argv: list[str], words: str, cap
     assert words in err
 
 
-def test_help_is_instant() -> None:
-    """No command's own imports before the command is known."""
+def test_help_imports_no_heavy_modules() -> None:
     code = (
         "import sys, banyan.cli.main; print(*(m for m in ('torch', 'rich', 'zmq', 'transformers') if m in sys.modules))"
     )
@@ -170,7 +171,7 @@ def test_help_is_instant() -> None:
 # ---- models --------------------------------------------------------------------------------------------------------
 
 
-def test_models_lists_what_ships_and_what_lies_in_the_cache(
+def test_models_lists_bundled_and_cached_models(
     tmp_path: Path,
     tiny_model: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
@@ -197,7 +198,7 @@ def test_models_lists_what_ships_and_what_lies_in_the_cache(
 
 
 def until(lines: Iterable[str], start: str) -> Iterator[str]:
-    """The lines up to the first that begins with `start`."""
+    """Yield the lines up to and including the first that begins with `start`."""
     for line in lines:
         yield line
         if line.startswith(start):
@@ -205,7 +206,7 @@ def until(lines: Iterable[str], start: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
-def test_serve_says_how_to_connect_and_ends_cleanly(
+def test_serve_prints_how_to_connect_and_exits_cleanly(
     signum: signal.Signals, tmp_path: Path, tiny_model: Callable[..., Path]
 ) -> None:
     socket = tmp_path / "s"
@@ -216,7 +217,7 @@ def test_serve_says_how_to_connect_and_ends_cleanly(
     ) as server:
         try:
             assert server.stdout
-            said = "".join(until(server.stdout, "  banyan chat"))
+            output = "".join(until(server.stdout, "  banyan chat"))
             checked = subprocess.run(
                 [*BANYAN, "check", "--socket", str(socket)], capture_output=True, text=True, timeout=60
             )
@@ -224,9 +225,9 @@ def test_serve_says_how_to_connect_and_ends_cleanly(
             rest, _ = server.communicate(timeout=30)
         finally:
             server.kill()
-    assert "banyan: KV: " in said
-    assert "pages of 16 slots" in said
-    assert f'bn.connect("{socket}")' in said
+    assert "banyan: KV: " in output
+    assert "pages of 16 slots" in output
+    assert f'bn.connect("{socket}")' in output
     assert (checked.returncode, checked.stderr) == (0, "")
     assert server.returncode == 0
     assert "banyan: client pid" in rest
@@ -238,29 +239,33 @@ def test_serve_says_how_to_connect_and_ends_cleanly(
 # ---- chat ----------------------------------------------------------------------------------------------------------
 
 
-def talk(lines: str, mock: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+def run_chat(lines: str, mock: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
     assert cli_chat.talk(mock, system="Be brief.", temperature=0.0, max_tokens=9) == 0  # type: ignore[arg-type]
     return capsys.readouterr().out
 
 
-def test_chat_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_continues_the_conversation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     mock = Mock(["one reply", "another"])
-    out = talk("Hi\n\nAnd now?\n/history\n/quit\nnever", mock, monkeypatch, capsys)
+    out = run_chat("Hi\n\nAnd now?\n/history\n/quit\nnever", mock, monkeypatch, capsys)
     assert "one reply\n0 tokens" in out
     assert out.endswith("system  Be brief.\nuser  Hi\nassistant  one reply\nuser  And now?\nassistant  another\n")
     assert [(call.op.sampling.temperature, call.op.sampling.max_tokens) for call in mock.calls] == [(0.0, 9)] * 2
     assert "<|im_start|>assistant\none reply<|im_end|>\n<|im_start|>user\nAnd now?" in mock.calls[1].prompt
 
 
-def test_chat_forgets_at_a_reset(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_reset_clears_the_conversation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     mock = Mock("yes")
-    talk("First\n/reset\nSecond\n", mock, monkeypatch, capsys)
+    run_chat("First\n/reset\nSecond\n", mock, monkeypatch, capsys)
     assert "First" not in mock.calls[1].prompt
     assert mock.calls[1].prompt.startswith("<|im_start|>system\nBe brief.")
 
 
-def test_chat_survives_a_turn_that_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_continues_after_a_failed_turn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     mock = Mock(["good", wire.Sample("never seen", "stop"), "good again"])
     answer = mock.answer
 
@@ -270,24 +275,24 @@ def test_chat_survives_a_turn_that_fails(monkeypatch: pytest.MonkeyPatch, capsys
         return answer(prompt, name)
 
     mock.answer = break_once  # type: ignore[assignment, method-assign]
-    out = talk("Hi\nBreak\nGo on\n/history\n", mock, monkeypatch, capsys)
+    out = run_chat("Hi\nBreak\nGo on\n/history\n", mock, monkeypatch, capsys)
     assert "boom; /reset starts anew" in out
     assert "Break" not in mock.calls[-1].prompt
     assert "good" in mock.calls[-1].prompt
     assert "user  Break" not in out
 
 
-def test_chat_says_what_a_slash_can_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert talk("/what\n", Mock(), monkeypatch, capsys).count("/reset starts anew") == 2
+def test_chat_lists_its_slash_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_chat("/what\n", Mock(), monkeypatch, capsys).count("/reset starts anew") == 2
 
 
-def test_ctrl_c_stops_a_reply_and_not_the_chat(tiny_model: Callable[..., Path]) -> None:
+def test_ctrl_c_stops_the_reply_but_not_the_chat(tiny_model: Callable[..., Path]) -> None:
     command = [*BANYAN, "chat", "--model", str(tiny_model("llama")), "--threads", "1", "--max-tokens", "480"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "300"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, env=environment) as chat:  # type: ignore[call-overload]
-        chat.stdout.readline()  # what model
-        chat.stdout.readline()  # and how to use it
+        chat.stdout.readline()  # the model's name
+        chat.stdout.readline()  # the usage line
         chat.stdin.write(b"hi\n")
         chat.stdin.flush()
         assert chat.stdout.read(1)
@@ -331,24 +336,24 @@ def banyan(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*BANYAN, *argv], capture_output=True, text=True, timeout=60, env=environment)
 
 
-def test_run_gives_a_program_its_arguments_and_a_runtime(program: str, tiny_model: Callable[..., Path]) -> None:
+def test_run_passes_arguments_and_starts_a_runtime(program: str, tiny_model: Callable[..., Path]) -> None:
     done = banyan("run", "--model", str(tiny_model("llama")), "--threads", "1", program, "gen", "--device", "x")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "['gen', '--device', 'x'] beside it\nTrue\n"
 
 
-def test_run_starts_nothing_for_a_program_that_needs_nothing(program: str) -> None:
+def test_run_starts_no_runtime_for_a_program_that_needs_none(program: str) -> None:
     done = banyan("run", "--model", "/no/such/model", program, "nothing")
     assert (done.returncode, done.stdout) == (0, "['nothing'] beside it\n")
 
 
-def test_run_shows_the_traceback_of_a_wrong_program_and_one_line_of_a_failed_one(
+def test_run_prints_a_traceback_for_bugs_and_one_line_for_failed_programs(
     program: str, tiny_model: Callable[..., Path]
 ) -> None:
-    wrong = banyan("run", program, "raise")
-    assert wrong.returncode == 1
-    assert "Traceback" in wrong.stderr
-    assert "no_such_option" in wrong.stderr
+    buggy = banyan("run", program, "raise")
+    assert buggy.returncode == 1
+    assert "Traceback" in buggy.stderr
+    assert "no_such_option" in buggy.stderr
     failed = banyan("run", "--model", str(tiny_model("llama")), "--threads", "1", program, "long")
     assert failed.returncode == 1
     assert failed.stderr.startswith("banyan: ")
@@ -359,7 +364,7 @@ def test_run_shows_the_traceback_of_a_wrong_program_and_one_line_of_a_failed_one
 # ---- check ---------------------------------------------------------------------------------------------------------
 
 
-def test_check_runs_a_load_and_says_what_it_stands_on(
+def test_check_runs_a_load_and_reports(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
@@ -370,8 +375,8 @@ def test_check_runs_a_load_and_says_what_it_stands_on(
     assert out.splitlines()[-1].startswith("invariants hold")
 
 
-class Broken(Mock):
-    """A runtime whose books do not balance."""
+class InconsistentRuntime(Mock):
+    """A runtime whose internal accounting is inconsistent."""
 
     def ask(self, what: str) -> object:
         if what == "check":
@@ -379,12 +384,12 @@ class Broken(Mock):
         return {"pid": 1, "engine_pid": 2, "protocol": 1, "config": {"cache": False}, "engine": {"report": ["a mock"]}}
 
 
-def test_check_fails_where_an_invariant_does_not_hold() -> None:
+def test_check_fails_on_a_broken_invariant() -> None:
     with pytest.raises(BanyanError, match="page 7 is free and leased"):
-        cli_check.check(Broken("text"), is_private=True)
+        cli_check.check(InconsistentRuntime("text"), is_private=True)
 
 
-def test_check_fails_where_the_warm_answer_differs() -> None:
+def test_check_fails_if_the_warm_answer_differs() -> None:
     answers = iter(f"answer {i}" for i in range(8))
     with pytest.raises(BanyanError, match="two different texts"):
-        cli_check.check(Broken(lambda prompt, name: next(answers)), is_private=True)
+        cli_check.check(InconsistentRuntime(lambda prompt, name: next(answers)), is_private=True)

@@ -1,4 +1,4 @@
-"""`banyan top`: what it makes of two looks at a server, and that it ends with it."""
+"""`banyan top`: rates from two snapshots, the view, and what happens when the engine or the server goes away."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ def stats(seconds: float, steps: int = 0, computed: int = 0, starts: int = 1, ev
     return {"engine": engine, "cache": cache, "server": server}
 
 
-def test_rates_are_those_between_two_looks() -> None:
-    found = top.rates(stats(10.0, 100, 1000, evicted=7), stats(12.0, 120, 1400, evicted=9))
-    assert (found.steps, found.rows, found.evicted) == (10.0, 20.0, 1.0)
-    assert found.tokens == {"generated": 50.0, "computed": 200.0, "cached": 0.0, "forced": 0.0}
+def test_rates_cover_the_time_between_snapshots() -> None:
+    actual = top.rates(stats(10.0, 100, 1000, evicted=7), stats(12.0, 120, 1400, evicted=9))
+    assert (actual.steps, actual.rows, actual.evicted) == (10.0, 20.0, 1.0)
+    assert actual.tokens == {"generated": 50.0, "computed": 200.0, "cached": 0.0, "forced": 0.0}
 
 
 @pytest.mark.parametrize("now", [stats(12.0, 5, 10, starts=2), stats(10.0, 200)])
-def test_another_engine_or_no_time_gives_no_rates(now: dict[str, Any]) -> None:
-    found = top.rates(stats(10.0, 100, 1000), now)
-    assert (found.steps, found.rows, set(found.tokens.values())) == (0.0, 0.0, {0.0})
+def test_rates_are_zero_after_an_engine_restart_or_without_elapsed_time(now: dict[str, Any]) -> None:
+    actual = top.rates(stats(10.0, 100, 1000), now)
+    assert (actual.steps, actual.rows, set(actual.tokens.values())) == (0.0, 0.0, {0.0})
 
 
-def printed(view: Any) -> str:
-    out = StringIO()
-    Console(file=out, width=120, highlight=False).print(view)
-    return out.getvalue()
+def render(view: Any) -> str:
+    stream = StringIO()
+    Console(file=stream, width=120, highlight=False).print(view)
+    return stream.getvalue()
 
 
-def test_a_look_shows_who_is_there_and_where_the_pages_are() -> None:
-    text = printed(top.view(stats(10.0, 100, 1000), stats(12.0, 120, 1400), "/a/socket"))
+def test_view_shows_clients_and_pages() -> None:
+    text = render(top.view(stats(10.0, 100, 1000), stats(12.0, 120, 1400), "/a/socket"))
     for word in ("/a/socket", "1,234", "345", "75.0%", "25 in use, 50 cached, 25 free"):
         assert word in text
     assert (text.count("█"), text.count("░")) == (36, 12)
     assert "good requests" not in text
 
 
-def test_with_service_levels_it_shows_how_much_keeps_to_them() -> None:
+def test_view_shows_service_levels_if_configured() -> None:
     now = stats(12.0)
     now["server"] |= {"slo_requests": 8, "slo_good_requests": 6, "slo_programs": 0, "slo_good_programs": 0}
-    lines = [line.split() for line in printed(top.view(stats(10.0), now)).splitlines()]
+    lines = [line.split() for line in render(top.view(stats(10.0), now)).splitlines()]
     assert ["good", "requests", "75.0%", "good", "programs", "-"] in lines
 
 
-def test_it_goes_on_over_a_lost_engine_and_ends_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_survives_an_engine_restart_and_ends_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     answers: Iterator[Any] = iter([stats(1.0), stats(2.0), EngineLost("gone"), stats(4.0, 50), RuntimeLost("the end")])
 
@@ -70,23 +70,23 @@ def test_it_goes_on_over_a_lost_engine_and_ends_with_the_server(monkeypatch: pyt
         return answer
 
     runtime = SimpleNamespace(client=SimpleNamespace(ask=ask))
-    out = StringIO()
+    stream = StringIO()
     with pytest.raises(RuntimeLost, match="the end"):
-        top.show(runtime, "s", 1.0, False, Console(file=out, width=100))
+        top.show(runtime, "s", 1.0, False, Console(file=stream, width=100))
     assert next(answers, None) is None
-    assert "up 4 s" in out.getvalue()
+    assert "up 4 s" in stream.getvalue()
 
 
-def test_bad_calls_and_nobody_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_arguments_and_missing_server_are_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["top", "--socket", str(tmp_path / "nobody"), "--once"]) == 1
-    for bad in ("0", "nan", "soon"):
+    for seconds in ("0", "nan", "soon"):
         with pytest.raises(SystemExit):
-            cli.main(["top", "--socket", "s", "--seconds", bad])
+            cli.main(["top", "--socket", "s", "--seconds", seconds])
     assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.timeout(300)
-def test_a_real_server(tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_prints_once_for_a_real_server(tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     options = config.make(model=str(tiny_model("llama")), threads=1, kv_memory="8MB", device="cpu")
     server = launch.start(options, timeout=200)
     try:

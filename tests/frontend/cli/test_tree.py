@@ -1,4 +1,4 @@
-"""`banyan tree`: of a real server, and of trees that are hard to draw."""
+"""`banyan tree` on a real server and on trees that are hard to draw."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from banyan.cli import tree
 from banyan.views import tree_page
 
 
-def node(parent: int, text: str, n_tokens: int = 16, **facts: Any) -> dict[str, Any]:
-    plain: dict[str, Any] = {
+def node(parent: int, text: str, n_tokens: int = 16, **overrides: Any) -> dict[str, Any]:
+    defaults: dict[str, Any] = {
         "parent": parent, "text": text, "n_tokens": n_tokens, "n_pages": -(-n_tokens // 16), "n_host": 0, "n_locks": 0,
         "n_before": -1, "is_pinned": False, "is_expected": False, "n_folded": 0, "n_folded_tokens": 0, "namespace": "",
     }  # fmt: skip
-    return plain | facts
+    return defaults | overrides
 
 
-def sketch(*nodes: dict[str, Any], **facts: Any) -> dict[str, Any]:
-    plain = {"page": 16, "n_pages": 100, "n_free": 50, "n_leased": 4, "n_cached": 46, "n_held": 0, "n_host_pages": 0,
+def snapshot(*nodes: dict[str, Any], **overrides: Any) -> dict[str, Any]:
+    defaults = {"page": 16, "n_pages": 100, "n_free": 50, "n_leased": 4, "n_cached": 46, "n_held": 0, "n_host_pages": 0,
              "n_host_cached": 0, "n_nodes": len(nodes) - 1, "n_roots": 1, "nodes": list(nodes)}  # fmt: skip
-    return plain | facts
+    return defaults | overrides
 
 
-TREE = sketch(
+TREE = snapshot(
     node(-1, "", 0),
     node(0, "You are kind.", 160, n_locks=3),
     node(1, " What is it?", 64, n_before=0),
@@ -45,22 +45,22 @@ TREE = sketch(
 )
 
 
-def drawn(one: dict[str, Any], width: int = 120) -> list[str]:
-    out = io.StringIO()
-    tree.draw(one, tree_page.nodes(one), Console(file=out, width=width, highlight=False))
-    return [line.rstrip() for line in out.getvalue().splitlines()]
+def render_lines(tree_data: dict[str, Any], width: int = 120) -> list[str]:
+    stream = io.StringIO()
+    tree.draw(tree_data, tree_page.nodes(tree_data), Console(file=stream, width=width, highlight=False))
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
 
 
-def page(one: dict[str, Any]) -> str:
-    return tree_page.page(one, tree_page.nodes(one)).html
+def render_page(tree_data: dict[str, Any]) -> str:
+    return tree_page.page(tree_data, tree_page.nodes(tree_data)).html
 
 
 def svg(html: str) -> ElementTree.Element:
     return ElementTree.fromstring(html[html.index("<svg") : html.index("</svg>") + 6])
 
 
-def test_nodes_stand_below_their_parents_with_what_is_known_of_them() -> None:
-    lines = drawn(TREE)
+def test_nodes_are_drawn_below_their_parents_with_their_state() -> None:
+    lines = render_lines(TREE)
     assert lines[0] == (
         "5 nodes, 46 pages in the tree, 4 pages being written, 50 pages free, 3 of 10 pages in host memory; "
         "a page is 16 tokens"
@@ -77,62 +77,62 @@ def test_nodes_stand_below_their_parents_with_what_is_known_of_them() -> None:
     ]
 
 
-def test_a_narrow_terminal_cuts_the_text_and_not_the_figures() -> None:
+def test_narrow_terminal_truncates_text_but_not_numbers() -> None:
     for width in (80, 90):
-        lines = drawn(sketch(node(-1, "", 0), node(0, "long " * 50, 123456, n_before=1234567)), width)
+        lines = render_lines(snapshot(node(-1, "", 0), node(0, "long " * 50, 123456, n_before=1234567)), width)
         assert "123,456" in lines[-1]
         assert "1,234,567 pages" in lines[-1] or "1,234,567 p…" in lines[-1]
         assert max(map(len, lines[1:])) <= width
 
 
-def test_a_long_path_is_no_staircase() -> None:
+def test_long_path_is_not_indented() -> None:
     deep = [node(i - 1, f"text {i}") for i in range(300)]
-    lines = drawn(sketch(*deep))
+    lines = render_lines(snapshot(*deep))
     assert len(lines) == 303
     assert lines[-1].startswith("   text 299")
-    assert len(svg(page(sketch(*deep)))) == 299
+    assert len(svg(render_page(snapshot(*deep)))) == 299
 
 
-def test_a_text_steers_no_terminal_and_no_page() -> None:
-    evil = "\x1b[2J[red]<script>alert(1)</script>\n\t\u202e"
-    line = drawn(sketch(node(-1, "", 0), node(0, evil)))[-1]
+def test_text_is_escaped_in_terminal_and_page() -> None:
+    injection = "\x1b[2J[red]<script>alert(1)</script>\n\t\u202e"
+    line = render_lines(snapshot(node(-1, "", 0), node(0, injection)))[-1]
     assert "·[2J[red]<script>alert(1)</script>⏎··" in line
-    html = page(sketch(node(-1, "", 0), node(0, evil, 4000)))
+    html = render_page(snapshot(node(-1, "", 0), node(0, injection, 4000)))
     assert "<script>alert" not in html
     assert "&lt;script&gt;alert(1)" in html
 
 
-def test_an_empty_tree_says_so() -> None:
-    nothing = sketch(n_nodes=0, n_roots=0)
-    assert drawn(nothing)[0].startswith("0 nodes")
-    assert "Nothing is stored yet" in page(nothing)
+def test_empty_tree_is_reported() -> None:
+    empty_tree = snapshot(n_nodes=0, n_roots=0)
+    assert render_lines(empty_tree)[0].startswith("0 nodes")
+    assert "Nothing is stored yet" in render_page(empty_tree)
 
 
-def test_namespaces_that_are_not_shown_are_counted() -> None:
-    one = sketch(node(-1, "", 0, namespace="00ff"), node(0, "x"), n_roots=4)
-    assert "namespace 00ff" in drawn(one)[3]
-    assert drawn(one)[-1] == "… 3 more namespaces"
-    assert "3 more namespaces" in page(one)
+def test_hidden_namespaces_are_counted() -> None:
+    tree_data = snapshot(node(-1, "", 0, namespace="00ff"), node(0, "x"), n_roots=4)
+    assert "namespace 00ff" in render_lines(tree_data)[3]
+    assert render_lines(tree_data)[-1] == "… 3 more namespaces"
+    assert "3 more namespaces" in render_page(tree_data)
 
 
-def test_blocks_of_children_stand_beside_their_parent_and_none_overlap() -> None:
+def test_boxes_do_not_overlap() -> None:
     def boxes(shape: ElementTree.Element) -> list[tuple[float, float, float, float]]:
         found = [rect.attrib for rect in shape.iter("rect")]
         return [(float(r["x"]), float(r["y"]), float(r["width"]), float(r["height"])) for r in found]
 
-    shape = svg(page(TREE))
-    some = boxes(shape)
-    assert len(some) == 5
+    shape = svg(render_page(TREE))
+    rects = boxes(shape)
+    assert len(rects) == 5
     width, height = map(float, shape.attrib["viewBox"].split()[2:])
-    for i, (x, y, w, h) in enumerate(some):
+    for i, (x, y, w, h) in enumerate(rects):
         assert 0 <= x <= x + w <= width + 1
         assert 0 <= y <= y + h <= height
-        for x2, y2, w2, h2 in some[:i]:
+        for x2, y2, w2, h2 in rects[:i]:
             assert x >= x2 + w2 or x2 >= x + w or y >= y2 + h2 or y2 >= y + h
     assert {text for text in shape.itertext() if text.startswith("+")} == {"+ 12"}
 
 
-def test_a_wrong_call_and_a_page_that_cannot_be_written_are_one_line(
+def test_bad_arguments_and_unwritable_page_are_one_line_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["tree", "--socket", str(tmp_path / "nobody")]) == 1
@@ -146,7 +146,7 @@ def test_a_wrong_call_and_a_page_that_cannot_be_written_are_one_line(
     assert all(line.startswith("banyan: ") for line in capsys.readouterr().err.splitlines())
 
 
-def test_a_running_server_shows_what_its_programs_share(
+def test_tree_shows_the_shared_prefix_of_a_running_server(
     tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
@@ -165,6 +165,6 @@ def test_a_running_server_shows_what_its_programs_share(
         assert cli.main(["tree", "--socket", socket, "--html", str(tmp_path / "tree.html")]) == 0
         assert cli.main(["tree", "--socket", socket, "--most", "2"]) == 0
     assert "the same words" in out
-    assert out.count("├─") == 1, "two continuations below what both begin with"
+    assert out.count("├─") == 1, "two continuations of one shared prefix"
     assert "… 2 more" in capsys.readouterr().out
     assert "the same words" in (tmp_path / "tree.html").read_text()

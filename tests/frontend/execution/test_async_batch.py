@@ -1,4 +1,4 @@
-"""Batches on an event loop."""
+"""Async batches: order, concurrency, errors and deadlines."""
 
 from __future__ import annotations
 
@@ -26,21 +26,17 @@ def plain(s: bn.State, x: Any) -> Any:
     return x
 
 
-BOTH = pytest.mark.parametrize("program", [item, plain], ids=["async", "sync"])
+SYNC_AND_ASYNC = pytest.mark.parametrize("program", [item, plain], ids=["async", "sync"])
 
 
-def run(main: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(main, 60))
-
-
-def echo(*slow: int, bad: tuple[int, ...] = (), most: list[int] | None = None) -> bn.Mock:
+def echo(*slow: int, bad: tuple[int, ...] = (), running: list[int] | None = None) -> bn.Mock:
     now, lock = [0], threading.Lock()
 
     def script(prompt: str, name: str) -> str:
         with lock:
             now[0] += 1
-            if most is not None:
-                most.append(now[0] - len(backend.calls))
+            if running is not None:
+                running.append(now[0] - len(backend.calls))
         if int(prompt) in bad:
             raise OSError(f"no luck with {prompt}")
         return prompt
@@ -49,51 +45,51 @@ def echo(*slow: int, bad: tuple[int, ...] = (), most: list[int] | None = None) -
     return backend
 
 
-async def listed(batch: Any) -> list[bn.AsyncState]:
+async def gather_states(batch: Any) -> list[bn.AsyncState]:
     return await batch  # type: ignore[no-any-return]
 
 
-@BOTH
-def test_all_states_in_order(program: bn.Program) -> None:
-    states = run(listed(program.run_batch_async([(i,) for i in range(20)], backend=echo(3), concurrency=5)))
+@SYNC_AND_ASYNC
+def test_states_are_returned_in_order(run_loop: Any, program: bn.Program) -> None:
+    states = run_loop(gather_states(program.run_batch_async([(i,) for i in range(20)], backend=echo(3), concurrency=5)))
     assert [state.ret_value for state in states] == list(range(20))
     assert [state["a"] for state in states] == [str(i) for i in range(20)]
     assert [state.index for state in states] == list(range(20))
-    assert run(listed(program.run_batch_async([], backend=echo()))) == []
+    assert run_loop(gather_states(program.run_batch_async([], backend=echo()))) == []
 
 
-@BOTH
-def test_one_by_one_in_order_or_as_they_are_finished(program: bn.Program) -> None:
+@SYNC_AND_ASYNC
+def test_iteration_is_ordered_or_as_completed(run_loop: Any, program: bn.Program) -> None:
     async def main(ordered: bool) -> list[int | None]:
         batch = program.run_batch_async([(i,) for i in range(4)], backend=echo(0), ordered=ordered)
         return [state.index async for state in batch]
 
-    assert run(main(ordered=True)) == [0, 1, 2, 3]
-    as_finished = run(main(ordered=False))
-    assert as_finished[-1] == 0
-    assert sorted(as_finished) == [0, 1, 2, 3]
+    assert run_loop(main(ordered=True)) == [0, 1, 2, 3]
+    as_completed = run_loop(main(ordered=False))
+    assert as_completed[-1] == 0
+    assert sorted(as_completed) == [0, 1, 2, 3]
 
 
-def test_concurrency_is_a_bound() -> None:
-    n, most = 0, 0
+def test_concurrency_is_bounded(run_loop: Any) -> None:
+    n_running, max_running = 0, 0
 
     @bn.function
     async def program(s: bn.AsyncState) -> None:
-        nonlocal n, most
-        n += 1
-        most = max(most, n)
+        nonlocal n_running, max_running
+        n_running += 1
+        max_running = max(max_running, n_running)
         s += bn.gen("a")
         await s.value("a")
-        n -= 1
+        n_running -= 1
 
-    run(listed(program.run_batch_async([()] * 20, backend=bn.Mock("x", latency=0.01), concurrency=3)))
-    assert most == 3
+    run_loop(gather_states(program.run_batch_async([()] * 20, backend=bn.Mock("x", latency=0.01), concurrency=3)))
+    assert max_running == 3
 
 
-@BOTH
-def test_errors_cost_no_other_item_its_result(program: bn.Program) -> None:
+@SYNC_AND_ASYNC
+def test_failed_items_do_not_affect_the_others(run_loop: Any, program: bn.Program) -> None:
     with pytest.raises(bn.BatchError, match=r"2 of 5 items failed; the first is item 1: .*no luck with 1") as raised:
-        run(listed(program.run_batch_async([(i,) for i in range(5)], backend=echo(bad=(1, 3)))))
+        run_loop(gather_states(program.run_batch_async([(i,) for i in range(5)], backend=echo(bad=(1, 3)))))
     assert list(raised.value.errors) == [1, 3]
     assert [state["a"] for i, state in enumerate(raised.value.results) if i not in (1, 3)] == ["0", "2", "4"]
 
@@ -101,10 +97,10 @@ def test_errors_cost_no_other_item_its_result(program: bn.Program) -> None:
         batch = program.run_batch_async([(i,) for i in range(5)], backend=echo(bad=(1, 3)), on_error="return")
         return [type(await state.error()) for state in await batch]
 
-    assert run(main()) == [type(None), bn.ProgramError, type(None), bn.ProgramError, type(None)]
+    assert run_loop(main()) == [type(None), bn.ProgramError, type(None), bn.ProgramError, type(None)]
 
 
-def test_a_body_that_raises_or_cancels_itself_is_an_items_error() -> None:
+def test_body_error_or_cancellation_fails_its_item(run_loop: Any) -> None:
     @bn.function
     async def program(s: bn.AsyncState, x: int) -> None:
         if x == 0:
@@ -116,11 +112,11 @@ def test_a_body_that_raises_or_cancels_itself_is_an_items_error() -> None:
         states = await program.run_batch_async([(i,) for i in range(3)], backend=bn.Mock(), on_error="return")
         return [type(await state.error()) for state in states]
 
-    assert run(main()) == [ZeroDivisionError, bn.Cancelled, type(None)]
+    assert run_loop(main()) == [ZeroDivisionError, bn.Cancelled, type(None)]
 
 
-@BOTH
-def test_who_stops_to_listen_stops_the_rest(program: bn.Program) -> None:
+@SYNC_AND_ASYNC
+def test_leaving_the_loop_cancels_the_remaining_items(run_loop: Any, program: bn.Program) -> None:
     backend = bn.Mock("late", latency=lambda call: 0.01 if call.prompt == "0" else 30)
 
     async def main() -> None:
@@ -133,11 +129,11 @@ def test_who_stops_to_listen_stops_the_rest(program: bn.Program) -> None:
                 await program.run_batch_async([(i,) for i in range(1, 5)], backend=backend)
         assert time.monotonic() - start < 5
 
-    run(main())
+    run_loop(main())
 
 
-@BOTH
-def test_a_batch_has_a_deadline(program: bn.Program) -> None:
+@SYNC_AND_ASYNC
+def test_batch_timeout_fails_unfinished_items(run_loop: Any, program: bn.Program) -> None:
     backend = bn.Mock(lambda prompt, name: prompt, latency=lambda call: 0.01 if call.prompt == "0" else 30)
 
     async def main() -> list[Any]:
@@ -147,30 +143,30 @@ def test_a_batch_has_a_deadline(program: bn.Program) -> None:
         return [await state.error() for state in await batch]
 
     start = time.monotonic()
-    first, *others = run(main())
+    first, *others = run_loop(main())
     assert time.monotonic() - start < 10
     assert first is None
     assert {str(e).split(" [")[0] for e in others} == {"the batch's timeout of 0.2 s ran out"}
 
 
-def test_a_stuck_body_does_not_hold_up_the_deadline() -> None:
-    stuck = threading.Event()
+def test_stuck_body_does_not_delay_the_timeout(run_loop: Any) -> None:
+    release = threading.Event()
 
     @bn.function
     def program(s: bn.State) -> None:
-        stuck.wait(60)
+        release.wait(60)
 
     start = time.monotonic()
     with pytest.raises(bn.DeadlineExceeded):
-        run(program.run_async(backend=bn.Mock(), timeout=0.1))
+        run_loop(program.run_async(backend=bn.Mock(), timeout=0.1))
     with pytest.raises(bn.BatchError):
-        run(listed(program.run_batch_async([()] * 3, backend=bn.Mock(), timeout=0.1)))
+        run_loop(gather_states(program.run_batch_async([()] * 3, backend=bn.Mock(), timeout=0.1)))
     assert time.monotonic() - start < 10
-    stuck.set()
+    release.set()
 
 
-def test_options_that_no_run_can_have_are_told_at_once() -> None:
+def test_invalid_options_are_refused(run_loop: Any) -> None:
     with pytest.raises(bn.BadProgram, match="min_tokens"):
-        run(listed(item.run_batch_async([(1,)] * 3, backend=bn.Mock(), min_tokens=9, max_new_tokens=3)))
+        run_loop(gather_states(item.run_batch_async([(1,)] * 3, backend=bn.Mock(), min_tokens=9, max_new_tokens=3)))
     with pytest.raises(bn.BadProgram, match="concurrency"):
         item.run_batch_async([(1,)], backend=bn.Mock(), concurrency=0)

@@ -1,4 +1,4 @@
-"""Batches: in order, many at once, bounded, and one item's error costs no other its result."""
+"""Batches: order, concurrency, errors, deadlines and budgets."""
 
 from __future__ import annotations
 
@@ -22,39 +22,45 @@ def item(s: bn.State, x: Any) -> Any:
     return x
 
 
-class Later(bn.Mock):
-    """A backend that finishes a program when the test says so."""
+class ManualMock(bn.Mock):
+    """A backend that runs submitted programs only when the test calls `finish`."""
 
     def __init__(self) -> None:
         super().__init__("late")
         self.waiting: list[Callable[[], None]] = []
-        self.most = 0
+        self.max_waiting = 0
 
     def program(self, name: str = "") -> Any:
-        made = super().program(name)
-        submit, made.submit = made.submit, lambda ops, last=False: self._hold(lambda: submit(ops))
-        return made
+        program = super().program(name)
+        submit, program.submit = program.submit, lambda ops, last=False: self._hold(lambda: submit(ops))
+        return program
 
-    def _hold(self, go: Callable[[], None]) -> None:
-        self.waiting.append(go)
-        self.most = max(self.most, len(self.waiting))
+    def _hold(self, submit_held: Callable[[], None]) -> None:
+        self.waiting.append(submit_held)
+        self.max_waiting = max(self.max_waiting, len(self.waiting))
 
     def finish(self, i: int = 0) -> None:
         self.waiting.pop(i)()
+
+    def finish_once_waiting(self, n: int, i: int = 0) -> threading.Thread:
+        """Start a thread that waits for `n` submits and then finishes submit `i`."""
+        thread = threading.Thread(target=lambda: (wait_until(lambda: len(self.waiting) == n, f"{n}"), self.finish(i)))
+        thread.start()
+        return thread
 
     def finish_all(self) -> None:
         while self.waiting:
             self.finish()
 
 
-def test_results_come_in_the_order_of_the_items(mock: bn.Mock) -> None:
+def test_results_are_in_item_order(mock: bn.Mock) -> None:
     states = item.run_batch([{"x": i} for i in range(50)])
     assert [state.ret_value for state in states] == list(range(50))
     assert [state["a"] for state in states] == ["<a>"] * 50
     assert len(mock.submits) == 50
 
 
-def test_items_may_be_tuples_and_come_from_anywhere(mock: bn.Mock) -> None:
+def test_items_may_be_tuples_lists_or_a_generator(mock: bn.Mock) -> None:
     assert [s.ret_value for s in item.run_batch((i,) for i in range(3))] == [0, 1, 2]
     assert [s.ret_value for s in item.run_batch([{"x": 1}, (2,), [3]])] == [1, 2, 3]
     assert item.run_batch([]) == []
@@ -62,16 +68,16 @@ def test_items_may_be_tuples_and_come_from_anywhere(mock: bn.Mock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("items", "why"),
+    ("items", "match"),
     [([(1,), (1, 2)], "item 1 .*too many"), ([{"y": 1}], "item 0 .*missing"), (["text"], "item 0 .* is a str")],
 )
-def test_items_that_do_not_fit_are_refused_before_anything_runs(mock: bn.Mock, items: Any, why: str) -> None:
-    with pytest.raises(TypeError, match=why):
+def test_invalid_items_are_refused_before_any_run(mock: bn.Mock, items: Any, match: str) -> None:
+    with pytest.raises(TypeError, match=match):
         item.run_batch(items)
     assert mock.submits == []
 
 
-def test_options_are_those_of_run(mock: bn.Mock) -> None:
+def test_run_batch_takes_the_options_of_run(mock: bn.Mock) -> None:
     item.run_batch([(1,)], temperature=0, opts=bn.Options(top_k=3))
     assert isinstance(op := mock.calls[0].op, wire.Gen)
     assert (op.sampling.temperature, op.sampling.top_k) == (0, 3)
@@ -85,64 +91,66 @@ def test_options_are_those_of_run(mock: bn.Mock) -> None:
         item.run_batch([(1,)], num_threads=0)
 
 
-def test_straight_lines_are_all_on_their_way_at_once_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_straight_programs_are_in_flight_concurrently_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "MAX_IN_FLIGHT", 8)
-    backend = Later()
+    backend = ManualMock()
     results: list[bn.State] = []
     caller = threading.Thread(target=lambda: results.extend(item.run_batch([(i,) for i in range(20)], backend=backend)))
     caller.start()
     wait_until(lambda: len(backend.waiting) == 8, "eight on their way")
     time.sleep(0.02)
-    assert len(backend.waiting) == 8, "the ninth waits until one is finished"
-    assert sum(t.name.startswith("banyan-batch") for t in threading.enumerate()) < 8, "and they need no thread each"
+    assert len(backend.waiting) == 8, "the ninth waits for a free slot"
+    assert sum(t.name.startswith("banyan-batch") for t in threading.enumerate()) < 8, (
+        "straight programs need no thread each"
+    )
     backend.finish(5)
     wait_until(lambda: len(backend.waiting) == 8, "eight on their way")
     wait_until(
         lambda: backend.finish_all() or not caller.is_alive(), "the end of the batch", seen=lambda: backend.waiting
     )
     caller.join(10)
-    assert backend.most == 8
+    assert backend.max_waiting == 8
     assert [state.ret_value for state in results] == list(range(20))
 
 
-def test_bodies_that_wait_get_threads_up_to_a_bound(mock: bn.Mock) -> None:
-    together, most, n = threading.Lock(), [0], [0]
+def test_waiting_bodies_get_threads_up_to_num_threads(mock: bn.Mock) -> None:
+    lock, max_running, n_running = threading.Lock(), [0], [0]
 
     @bn.function
     def slow(s: bn.State) -> None:
-        with together:
-            n[0] += 1
-            most[0] = max(most[0], n[0])
+        with lock:
+            n_running[0] += 1
+            max_running[0] = max(max_running[0], n_running[0])
         time.sleep(0.03)
-        with together:
-            n[0] -= 1
+        with lock:
+            n_running[0] -= 1
 
     slow.run_batch([()] * 24, num_threads=6)
-    assert most[0] == 6
+    assert max_running[0] == 6
     slow.run_batch([()] * 64)
-    assert most[0] > 6
+    assert max_running[0] > 6
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_batch_never_has_more_threads_than_it_may(mock: bn.Mock, n: int) -> None:
-    most = 0
+def test_batch_never_exceeds_num_threads(mock: bn.Mock, n: int) -> None:
+    max_threads = 0
 
     @bn.function
-    def look(s: bn.State) -> None:
-        nonlocal most
-        most = max(most, sum(t.name.startswith("banyan-batch") for t in threading.enumerate()))
+    def read(s: bn.State) -> None:
+        nonlocal max_threads
+        max_threads = max(max_threads, sum(t.name.startswith("banyan-batch") for t in threading.enumerate()))
         s += "x" + bn.gen("a")
-        assert s["a"]  # its thread waits: another is wanted
+        assert s["a"]  # blocks its thread, so the batch wants another
 
     for _ in range(50):
         wait_until(
             lambda: not any(t.name.startswith("banyan-batch") for t in threading.enumerate()), "the threads' end"
         )
-        look.run_batch([()] * 4, num_threads=n)
-    assert 1 <= most <= n, "not for a moment, and the one that sets the others to work is of them"
+        read.run_batch([()] * 4, num_threads=n)
+    assert 1 <= max_threads <= n, "at every moment, including the thread that starts the others"
 
 
-def fails_for(*bad: int) -> bn.Mock:
+def failing_mock(*bad: int) -> bn.Mock:
     def script(prompt: str, name: str) -> str:
         if int(prompt) in bad:
             raise OSError(f"no luck with {prompt}")
@@ -151,9 +159,9 @@ def fails_for(*bad: int) -> bn.Mock:
     return bn.Mock(script)
 
 
-def test_an_error_costs_no_other_item_its_result() -> None:
+def test_failed_items_do_not_affect_the_others() -> None:
     with pytest.raises(bn.BatchError, match=r"2 of 5 items failed; the first is item 1: .*no luck with 1") as raised:
-        item.run_batch([(i,) for i in range(5)], backend=fails_for(1, 3))
+        item.run_batch([(i,) for i in range(5)], backend=failing_mock(1, 3))
     error = raised.value
     assert list(error.errors) == [1, 3]
     assert isinstance(error.errors[3].__cause__, OSError)
@@ -162,13 +170,13 @@ def test_an_error_costs_no_other_item_its_result() -> None:
 
 
 def test_errors_can_be_returned() -> None:
-    states = item.run_batch([(i,) for i in range(3)], backend=fails_for(1), on_error="return")
+    states = item.run_batch([(i,) for i in range(3)], backend=failing_mock(1), on_error="return")
     assert [type(state.error()) for state in states] == [type(None), bn.ProgramError, type(None)]
     with pytest.raises(bn.ProgramError, match="no luck with 1"):
         states[1]["a"]
 
 
-def test_a_body_that_raises_is_an_items_error_too(mock: bn.Mock) -> None:
+def test_body_error_fails_its_item(mock: bn.Mock) -> None:
     @bn.function
     def divides(s: bn.State, x: int) -> float:
         s += bn.gen("a")
@@ -181,75 +189,72 @@ def test_a_body_that_raises_is_an_items_error_too(mock: bn.Mock) -> None:
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
-def test_generator_style(mock: bn.Mock) -> None:
-    backend = Later()
+def test_generator_style_yields_results_as_they_finish(mock: bn.Mock) -> None:
+    backend = ManualMock()
     results = item.run_batch([(i,) for i in range(3)], backend=backend, generator_style=True)
-    assert backend.waiting == [], "nothing runs before somebody listens"
-    caller = threading.Thread(target=lambda: (wait_until(lambda: len(backend.waiting) == 3, "3"), backend.finish()))
-    caller.start()
+    assert backend.waiting == [], "nothing runs before the first next()"
+    finisher = backend.finish_once_waiting(3)
     assert next(results).ret_value == 0
-    caller.join(10)
-    assert len(backend.waiting) == 2, "the first is given before the others are finished"
+    finisher.join(10)
+    assert len(backend.waiting) == 2, "the first result does not wait for the others"
     backend.finish()
     backend.finish()
     assert [state.ret_value for state in results] == [1, 2]
 
 
-def test_who_stops_to_listen_stops_the_rest() -> None:
-    backend = Later()
+def test_closing_the_generator_cancels_the_remaining_items() -> None:
+    backend = ManualMock()
     results = item.run_batch([(i,) for i in range(3)], backend=backend, generator_style=True)
-    caller = threading.Thread(target=lambda: (wait_until(lambda: len(backend.waiting) == 3, "3"), backend.finish()))
-    caller.start()
+    finisher = backend.finish_once_waiting(3)
     next(results)
-    caller.join(10)
+    finisher.join(10)
     results.close()  # type: ignore[attr-defined]
     n_calls = len(backend.calls)
     for _ in range(2):
         backend.finish()
-    assert len(backend.calls) == n_calls, "they were cancelled"
+    assert len(backend.calls) == n_calls, "the others were cancelled"
 
 
-def test_generator_style_raises_at_the_item(mock: bn.Mock) -> None:
-    results = item.run_batch([(i,) for i in range(3)], backend=fails_for(1), generator_style=True)
+def test_generator_style_raises_at_the_failed_item(mock: bn.Mock) -> None:
+    results = item.run_batch([(i,) for i in range(3)], backend=failing_mock(1), generator_style=True)
     assert next(results)["a"] == "0"
     with pytest.raises(bn.ProgramError, match="no luck with 1"):
         next(results)
-    results = item.run_batch([(i,) for i in range(3)], backend=fails_for(1), generator_style=True, on_error="return")
+    results = item.run_batch([(i,) for i in range(3)], backend=failing_mock(1), generator_style=True, on_error="return")
     assert [state.error() is None for state in results] == [True, False, True]
 
 
-WHO: ContextVar[str] = ContextVar("who", default="nobody")
+USER: ContextVar[str] = ContextVar("user", default="nobody")
 
 
 def test_bodies_run_in_the_callers_context(mock: bn.Mock) -> None:
     @bn.function
-    def asks(s: bn.State) -> str:
-        return WHO.get()
+    def current_user(s: bn.State) -> str:
+        return USER.get()
 
-    WHO.set("me")
-    assert [state.ret_value for state in asks.run_batch([()] * 3)] == ["me"] * 3
+    USER.set("me")
+    assert [state.ret_value for state in current_user.run_batch([()] * 3)] == ["me"] * 3
 
 
-def test_a_progress_bar_stands_on_stderr(mock: bn.Mock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_bar_is_written_to_stderr(mock: bn.Mock, capsys: pytest.CaptureFixture[str]) -> None:
     item.run_batch([(i,) for i in range(7)], progress_bar=True)
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "item" in said.err
-    assert "7/7" in said.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "item" in captured.err
+    assert "7/7" in captured.err
     item.run_batch([(1,)])
     assert capsys.readouterr().err == ""
 
 
-# ---- as they are finished, bounded, limited ----------------------------------------------------------------------
+# ---- order, concurrency and limits -------------------------------------------------------------------------------
 
 
-def test_states_can_be_had_as_they_are_finished() -> None:
-    backend = Later()
+def test_unordered_results_are_yielded_as_completed() -> None:
+    backend = ManualMock()
     results = iter(item.run_batch([(i,) for i in range(3)], backend=backend, ordered=False))
-    caller = threading.Thread(target=lambda: (wait_until(lambda: len(backend.waiting) == 3, "3"), backend.finish(1)))
-    caller.start()
+    finisher = backend.finish_once_waiting(3, 1)
     first = next(results)
-    caller.join(10)
+    finisher.join(10)
     assert (first.index, first.ret_value) == (1, 1)
     backend.finish(1)
     assert next(results).index == 2
@@ -259,8 +264,8 @@ def test_states_can_be_had_as_they_are_finished() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_concurrency_bounds_how_many_are_on_their_way(concurrency: int) -> None:
-    backend = Later()
+def test_concurrency_bounds_programs_in_flight(concurrency: int) -> None:
+    backend = ManualMock()
     caller = threading.Thread(
         target=lambda: item.run_batch([(i,) for i in range(6)], backend=backend, concurrency=concurrency)
     )
@@ -268,14 +273,14 @@ def test_concurrency_bounds_how_many_are_on_their_way(concurrency: int) -> None:
     wait_until(
         lambda: backend.finish_all() or not caller.is_alive(), "the end of the batch", seen=lambda: backend.waiting
     )
-    assert backend.most <= concurrency
+    assert backend.max_waiting <= concurrency
     with pytest.raises(bn.BadProgram, match="concurrency is 0"):
         item.run_batch([(1,)], backend=backend, concurrency=0)
 
 
-def test_a_batch_has_a_deadline() -> None:
-    quick = {"0", "1"}
-    backend = bn.Mock(lambda prompt, name: prompt, latency=lambda call: 0.0 if call.prompt in quick else 30)
+def test_batch_timeout_fails_unfinished_items() -> None:
+    fast = {"0", "1"}
+    backend = bn.Mock(lambda prompt, name: prompt, latency=lambda call: 0.0 if call.prompt in fast else 30)
     start = time.monotonic()
     states = item.run_batch([(i,) for i in range(6)], backend=backend, concurrency=4, timeout=0.3, on_error="return")
     assert time.monotonic() - start < 10
@@ -289,25 +294,25 @@ def test_a_batch_has_a_deadline() -> None:
     assert raised.value.results[0]["a"] == "0"
 
 
-def test_a_body_that_is_busy_does_not_hold_up_the_deadline(mock: bn.Mock) -> None:
-    stuck, n = threading.Event(), [0]
+def test_busy_body_does_not_delay_the_timeout(mock: bn.Mock) -> None:
+    release, n_started = threading.Event(), [0]
 
     @bn.function
     def program(s: bn.State, x: int) -> int:
-        n[0] += 1
+        n_started[0] += 1
         if x == 1:
-            stuck.wait(60)
+            release.wait(60)
         return x
 
     start = time.monotonic()
     states = program.run_batch([(i,) for i in range(4)], timeout=0.2, num_threads=1, on_error="return")
     assert time.monotonic() - start < 10
     assert [type(state.error()) for state in states] == [type(None), *[bn.DeadlineExceeded] * 3]
-    stuck.set()
-    assert n[0] == 2, "and no other began"
+    release.set()
+    assert n_started[0] == 2, "no further body started"
 
 
-def test_a_batch_has_a_budget() -> None:
+def test_batch_budget_fails_later_items() -> None:
     backend = bn.Mock(wire.Sample("xxxx", "stop", n_tokens=4))
     states = item.run_batch([(i,) for i in range(5)], backend=backend, budget=12, num_threads=1, on_error="return")
     assert [type(state.error()) for state in states] == [*[type(None)] * 3, *[bn.BudgetExceeded] * 2]
@@ -317,12 +322,12 @@ def test_a_batch_has_a_budget() -> None:
     item.run_batch([(i,) for i in range(5)], backend=backend, opts=bn.Options(budget=4))
     with pytest.raises(bn.BatchError, match="the run's budget of 3 tokens ran out"):
         item.run_batch([(i,) for i in range(2)], backend=backend, opts=bn.Options(budget=3))
-    for wrong in ({"timeout": 0}, {"budget": 0}):
+    for invalid in ({"timeout": 0}, {"budget": 0}):
         with pytest.raises(bn.BadProgram, match="bad option"):
-            item.run_batch([(1,)], backend=backend, **wrong)  # type: ignore[call-overload]
+            item.run_batch([(1,)], backend=backend, **invalid)  # type: ignore[call-overload]
 
 
-def test_options_that_no_run_can_have_are_told_at_once(mock: bn.Mock) -> None:
+def test_invalid_options_are_refused(mock: bn.Mock) -> None:
     for options in ({"min_tokens": 9, "max_new_tokens": 3}, {"top_logprobs_num": 1}):
         with pytest.raises(bn.BadProgram):
             item.run_batch([(1,)] * 3, **options)  # type: ignore[call-overload]

@@ -1,7 +1,7 @@
-"""Whatever goes wrong on this side, a program ends in time, with its values or with an error that names the cause.
+"""After any local fault a program ends in time, with its values or with an error that names the cause.
 
-Random programs on a Mock that takes its time: its script raises, tools raise or never end, the body raises at any step,
-somebody cancels, or the time is up. (Servers that die and messages that are lost: tests/runtime/test_faults.py.)
+Random programs run on a Mock with latency: its script raises, tools raise or never end, the body raises at any step,
+the state is cancelled, or the time is up. (Dead servers and lost messages: tests/runtime/test_faults.py.)
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from hypothesis import strategies as st
 
 import banyan as bn
 
-PATIENCE = 20.0
-"""Seconds in which all of these end, on a slow machine too."""
+TIME_LIMIT = 20.0
+"""Seconds in which each run must end, also on a slow machine."""
 
 Step = tuple[Any, ...]
 
 
-class Mine(Exception):
-    """What a body raises."""
+class BodyError(Exception):
+    """Raised by a body."""
 
 
 @bn.tool
 def raises() -> int:
-    """Fails."""
+    """Raises."""
     raise OSError("no luck in the tool")
 
 
 @bn.tool
 def never_ends() -> None:
     """Waits."""
-    HELD.wait(PATIENCE)
+    NEVER_SET.wait(TIME_LIMIT)
 
 
 @bn.tool
 async def awaits() -> None:
-    """Waits, too."""
-    await asyncio.sleep(PATIENCE)
+    """Waits asynchronously."""
+    await asyncio.sleep(TIME_LIMIT)
 
 
-HELD = threading.Event()
+NEVER_SET = threading.Event()
 TOOLS = {"raises": raises, "never_ends": never_ends, "awaits": awaits}
-KINDS = ["text", "gen", "gen", "bad", "many", "select", "typed", "look", "scope", *TOOLS]
+KINDS = ["text", "gen", "gen", "bad", "many", "select", "typed", "read", "scope", *TOOLS]
 OPS = st.recursive(
     st.sampled_from([(kind,) for kind in KINDS]),
     lambda inner: st.tuples(
@@ -62,20 +62,20 @@ PROGRAMS = st.lists(OPS, min_size=1, max_size=5)
 FAULTS = ["nothing", "raise", "cancel", "timeout"]
 
 
-class World:
-    """What happens at which step."""
+class FaultInjector:
+    """Injects one fault at one step."""
 
-    def __init__(self, fault: str, at: int) -> None:
-        self.fault, self.at, self.n = fault, at, 0
+    def __init__(self, fault: str, fault_step: int) -> None:
+        self.fault, self.fault_step, self.n = fault, fault_step, 0
         self._lock = threading.Lock()
 
     def step(self, s: Any) -> None:
         with self._lock:
             self.n += 1
-            is_now = self.n == self.at
-        if is_now and self.fault == "raise":
-            raise Mine
-        if is_now and self.fault == "cancel":
+            is_due = self.n == self.fault_step
+        if is_due and self.fault == "raise":
+            raise BodyError
+        if is_due and self.fault == "cancel":
             threading.Timer(0.005, s.cancel).start()
 
 
@@ -91,7 +91,7 @@ def backend() -> bn.Mock:
     return bn.Mock(script, latency=lambda call: 0.003 * (len(call.prompt) % 3))
 
 
-def simple(s: Any, kind: str) -> None:
+def append_step(s: Any, kind: str) -> None:
     match kind:
         case "text":
             s += " some text"
@@ -112,68 +112,68 @@ def simple(s: Any, kind: str) -> None:
             s += bn.assistant(bn.gen(kind, tools=[TOOLS[kind]], tool_timeout=0.05))
 
 
-def body(s: bn.State, world: World, steps: list[Step]) -> None:
+def body(s: bn.State, injector: FaultInjector, steps: list[Step]) -> None:
     for step in steps:
-        world.step(s)
+        injector.step(s)
         if step[0] == "fork":
             forks = s.fork(len(step[1]))
             for branch, inner in zip(forks, step[1], strict=True):
-                body(branch, world, inner)
+                body(branch, injector, inner)
             if step[2]:
                 forks.join(step[2])
-        elif step[0] == "look":
+        elif step[0] == "read":
             assert "x" not in s or s["x"]
         else:
-            simple(s, step[0])
+            append_step(s, step[0])
 
 
 @bn.function
-def plain(s: bn.State, world: World, steps: list[Step]) -> str:
-    body(s, world, steps)
+def program(s: bn.State, injector: FaultInjector, steps: list[Step]) -> str:
+    body(s, injector, steps)
     return s.text()
 
 
-async def async_body(s: bn.AsyncState, world: World, steps: list[Step]) -> None:
+async def async_body(s: bn.AsyncState, injector: FaultInjector, steps: list[Step]) -> None:
     for step in steps:
-        world.step(s)
+        injector.step(s)
         if step[0] == "fork":
             forks = s.fork(len(step[1]))
-            await asyncio.gather(*(async_body(*pair) for pair in zip(forks, [world] * 3, step[1], strict=False)))
+            await asyncio.gather(*(async_body(*pair) for pair in zip(forks, [injector] * 3, step[1], strict=False)))
             if step[2]:
                 forks.join(step[2])
-        elif step[0] == "look":
+        elif step[0] == "read":
             assert "x" not in s or await s.value("x")
         else:
-            simple(s, step[0])
+            append_step(s, step[0])
 
 
 @bn.function
-async def awaited(s: bn.AsyncState, world: World, steps: list[Step]) -> str:
-    await async_body(s, world, steps)
+async def async_program(s: bn.AsyncState, injector: FaultInjector, steps: list[Step]) -> str:
+    await async_body(s, injector, steps)
     return await s.text()
 
 
 def run(arguments: Any, options: Any) -> None:
-    plain.run(*arguments, **options).sync()
+    program.run(*arguments, **options).sync()
 
 
 def run_async(arguments: Any, options: Any) -> None:
-    asyncio.run(awaited.run_async(*arguments, **options))
+    asyncio.run(async_program.run_async(*arguments, **options))
 
 
 def run_on_thread(arguments: Any, options: Any) -> None:
-    asyncio.run(plain.run_async(*arguments, **options))
+    asyncio.run(program.run_async(*arguments, **options))
 
 
 def run_batch(arguments: Any, options: Any) -> None:
-    for state in plain.run_batch([arguments] * 3, **options, on_error="return"):
+    for state in program.run_batch([arguments] * 3, **options, on_error="return"):
         if (error := state.error()) is not None:
             raise error
 
 
 def run_batch_async(arguments: Any, options: Any) -> None:
     async def main() -> None:
-        async for state in awaited.run_batch_async([arguments] * 3, **options, on_error="return", ordered=False):
+        async for state in async_program.run_batch_async([arguments] * 3, **options, on_error="return", ordered=False):
             if (error := await state.error()) is not None:
                 raise error
 
@@ -181,38 +181,38 @@ def run_batch_async(arguments: Any, options: Any) -> None:
 
 
 def stream(arguments: Any, options: Any) -> None:
-    with bn.stream(plain, *arguments, **options) as st:
+    with bn.stream(program, *arguments, **options) as st:
         for _ in st.events():
             pass
 
 
 def stream_async(arguments: Any, options: Any) -> None:
     async def main() -> None:
-        async with bn.stream(awaited, *arguments, **options) as st:
+        async with bn.stream(async_program, *arguments, **options) as st:
             async for _ in st.events():
                 pass
 
     asyncio.run(main())
 
 
-WAYS = [run, run_async, run_on_thread, run_batch, run_batch_async, stream, stream_async]
+RUNNERS = [run, run_async, run_on_thread, run_batch, run_batch_async, stream, stream_async]
 CAUSES: dict[str, tuple[type[BaseException], ...]] = {
     "nothing": (),
-    "raise": (Mine,),
+    "raise": (BodyError,),
     "cancel": (bn.Cancelled,),
     "timeout": (bn.DeadlineExceeded,),
 }
 
 
-def play(way: Callable[..., None], steps: list[Step], fault: str, at: int) -> None:
+def check_run(runner: Callable[..., None], steps: list[Step], fault: str, fault_step: int) -> None:
     start = time.monotonic()
     error: BaseException | None = None
-    options = {"backend": backend(), "timeout": 0.01 if fault == "timeout" else PATIENCE}
+    options = {"backend": backend(), "timeout": 0.01 if fault == "timeout" else TIME_LIMIT}
     try:
-        way((World(fault, at), steps), options)
+        runner((FaultInjector(fault, fault_step), steps), options)
     except Exception as e:
         error = e
-    assert time.monotonic() - start < PATIENCE, "it ends in time"
+    assert time.monotonic() - start < TIME_LIMIT, "the run must end in time"
     while isinstance(error, bn.ForkError):
         error = error.__cause__
     if isinstance(error, bn.ProgramError) and "no luck in the script" in str(error):
@@ -224,30 +224,30 @@ def play(way: Callable[..., None], steps: list[Step], fault: str, at: int) -> No
 
 TWO_STAGES: list[Step] = [
     ("text",),
-    ("fork", [[("gen",), ("look",), ("raises",)], [("never_ends",), ("gen",), ("look",)]], "gather_variable"),
-    ("fork", [[("select",)], [("typed",), ("look",)]], "concate_and_append"),
+    ("fork", [[("gen",), ("read",), ("raises",)], [("never_ends",), ("gen",), ("read",)]], "gather_variable"),
+    ("fork", [[("select",)], [("typed",), ("read",)]], "concate_and_append"),
     ("gen",),
-    ("look",),
+    ("read",),
 ]
-N_POINTS = 14
-"""Steps of TWO_STAGES in one run: 5 of its own, 6 and 3 of its forks' branches."""
+N_STEPS = 14
+"""Steps of TWO_STAGES in one run: 5 in its body, 6 and 3 in the branches of its forks."""
 
 
-@pytest.mark.parametrize("at", range(1, N_POINTS + 1))
+@pytest.mark.parametrize("fault_step", range(1, N_STEPS + 1))
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_two_stage_fork_ends_well_at_every_point(fault: str, at: int) -> None:
-    play(WAYS[at % len(WAYS)], TWO_STAGES, fault, at)
+def test_two_stage_fork_ends_correctly_after_a_fault_at_each_step(fault: str, fault_step: int) -> None:
+    check_run(RUNNERS[fault_step % len(RUNNERS)], TWO_STAGES, fault, fault_step)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(steps=PROGRAMS, way=st.sampled_from(WAYS), fault=st.sampled_from(FAULTS), at=st.integers(1, 12))
-def test_random_programs_end_well(steps: list[Step], way: Any, fault: str, at: int) -> None:
-    play(way, steps, fault, at)
+@given(steps=PROGRAMS, runner=st.sampled_from(RUNNERS), fault=st.sampled_from(FAULTS), fault_step=st.integers(1, 12))
+def test_random_programs_end_correctly(steps: list[Step], runner: Any, fault: str, fault_step: int) -> None:
+    check_run(runner, steps, fault, fault_step)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
-@given(steps=PROGRAMS, way=st.sampled_from(WAYS), fault=st.sampled_from(FAULTS), at=st.integers(1, 20))
-def test_random_programs_end_well_at_length(steps: list[Step], way: Any, fault: str, at: int) -> None:
-    play(way, steps, fault, at)
+@given(steps=PROGRAMS, runner=st.sampled_from(RUNNERS), fault=st.sampled_from(FAULTS), fault_step=st.integers(1, 20))
+def test_random_programs_end_correctly_long(steps: list[Step], runner: Any, fault: str, fault_step: int) -> None:
+    check_run(runner, steps, fault, fault_step)

@@ -1,4 +1,4 @@
-"""Feeds: everybody reads everything, and nobody waits for ever."""
+"""Feeds: every reader gets every item, and none waits forever."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def test_each_reader_reads_from_the_start() -> None:
     assert list(feed) == list(feed) == [1, 2]
 
 
-def test_what_was_put_is_read_before_the_error() -> None:
+def test_items_are_read_before_the_error() -> None:
     feed = Feed[int]()
     feed.put(1)
     feed.close(OSError("over"))
-    feed.close()  # only the first counts
+    feed.close()  # only the first close counts
     reader = iter(feed)
     assert next(reader) == 1
     with pytest.raises(OSError, match="over"):
@@ -37,16 +37,16 @@ def test_what_was_put_is_read_before_the_error() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(), max_size=50), st.integers(1, 4))
-def test_readers_on_threads_and_loops_see_all_items_in_order(items: list[int], n_readers: int) -> None:
+def test_concurrent_readers_get_all_items_in_order(items: list[int], n_readers: int) -> None:
     feed = Feed[int]()
-    seen: list[list[int]] = [[] for _ in range(2 * n_readers)]
+    outputs: list[list[int]] = [[] for _ in range(2 * n_readers)]
 
     async def follow(out: list[int]) -> None:
         async for item in feed:
             out.append(item)
 
-    threads = [threading.Thread(target=lambda out=out: out.extend(feed)) for out in seen[:n_readers]]
-    threads += [threading.Thread(target=lambda out=out: asyncio.run(follow(out))) for out in seen[n_readers:]]
+    threads = [threading.Thread(target=lambda out=out: out.extend(feed)) for out in outputs[:n_readers]]
+    threads += [threading.Thread(target=lambda out=out: asyncio.run(follow(out))) for out in outputs[n_readers:]]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -60,10 +60,10 @@ def test_readers_on_threads_and_loops_see_all_items_in_order(items: list[int], n
     finally:
         sys.setswitchinterval(interval)
     assert not any(thread.is_alive() for thread in threads)
-    assert seen == [items] * len(seen)
+    assert outputs == [items] * len(outputs)
 
 
-def test_a_loop_that_was_closed_is_no_trouble() -> None:
+def test_put_after_a_readers_loop_closed() -> None:
     feed = Feed[int]()
 
     async def give_up() -> None:

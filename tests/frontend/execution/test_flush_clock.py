@@ -1,4 +1,4 @@
-"""When gens are sent that nobody has read: a moment after the first of them, whatever the body does meanwhile."""
+"""The flush clock sends unread gens a moment after the first of them, whatever the body does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def straight(s: bn.State, k: int) -> None:
         s += f"{i}" + bn.gen("x")
 
 
-def test_a_straight_line_that_ends_in_time_is_one_message(mock: bn.Mock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_straight_line_that_ends_before_the_flush_is_one_message(
+    mock: bn.Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(program_record, "FLUSH_AFTER", 30.0)
     straight.run(20).sync()
     assert len(mock.calls) == 20
@@ -36,7 +38,7 @@ def test_a_straight_line_that_ends_in_time_is_one_message(mock: bn.Mock, monkeyp
 
 
 @pytest.mark.parametrize("is_computing", [False, True])
-def test_gens_of_a_body_that_is_away_are_sent(mock: bn.Mock, is_computing: bool) -> None:
+def test_gens_are_sent_while_the_body_is_busy(mock: bn.Mock, is_computing: bool) -> None:
     began = threading.Event()
 
     def script(prompt: str, name: str) -> str:
@@ -54,7 +56,7 @@ def test_gens_of_a_body_that_is_away_are_sent(mock: bn.Mock, is_computing: bool)
     program.run(backend=bn.Mock(script))
 
 
-def test_text_alone_is_not_sent_before_it_is_needed(mock: bn.Mock) -> None:
+def test_text_alone_is_not_flushed(mock: bn.Mock) -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += "text"
@@ -64,48 +66,48 @@ def test_text_alone_is_not_sent_before_it_is_needed(mock: bn.Mock) -> None:
     program.run()
 
 
-def test_each_record_is_sent_in_its_time_and_none_is_kept_alive(mock: bn.Mock) -> None:
-    kept, lost = ProgramRecord("kept", mock, Options()), ProgramRecord("lost", mock, Options())
-    for one in (kept, lost):
-        one.add(wire.Gen(0, one.new_refs()))
-    gone = weakref.ref(lost)
-    del lost, one
+def test_each_record_is_flushed_and_none_is_kept_alive(mock: bn.Mock) -> None:
+    record, dropped = ProgramRecord("kept", mock, Options()), ProgramRecord("lost", mock, Options())
+    for each in (record, dropped):
+        each.add(wire.Gen(0, each.new_refs()))
+    dropped_ref = weakref.ref(dropped)
+    del dropped, each
     deadline = time.monotonic() + 10
-    while not mock.submits or gone() is not None:
+    while not mock.submits or dropped_ref() is not None:
         assert time.monotonic() < deadline
         time.sleep(0.001)
-    kept.add(wire.Gen(0, kept.new_refs()))
+    record.add(wire.Gen(0, record.new_refs()))
     while len(mock.submits) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
 
-def test_an_error_on_the_way_is_told_to_who_looks(mock: bn.Mock) -> None:
-    class Lost(bn.Mock):
+def test_flush_error_is_raised_at_every_flush(mock: bn.Mock) -> None:
+    class LostMock(bn.Mock):
         def program(self, name: str = "") -> object:  # type: ignore[override]
-            made = super().program(name)
+            program = super().program(name)
 
             def submit(ops: object, last: bool = False) -> None:
-                asked.set()
+                submitted.set()
                 raise bn.RuntimeLost("gone")
 
-            made.submit = submit  # type: ignore[method-assign]
-            return made
+            program.submit = submit  # type: ignore[method-assign]
+            return program
 
-    asked = threading.Event()
-    one = ProgramRecord("p", Lost(), Options())
-    one.add(wire.Gen(0, one.new_refs()))
-    assert asked.wait(10)
+    submitted = threading.Event()
+    record = ProgramRecord("p", LostMock(), Options())
+    record.add(wire.Gen(0, record.new_refs()))
+    assert submitted.wait(10)
     for _ in range(2):
         with pytest.raises(bn.RuntimeLost, match="gone") as raised:
-            one.flush()
-        assert raised.value.__notes__ == ["while program p was sent to its backend"], "said once, however often"
+            record.flush()
+        assert raised.value.__notes__ == ["while program p was sent to its backend"], "one note, however many flushes"
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_process_has_a_clock_of_its_own() -> None:
-    before = clock.flush_clock()
+def test_forked_process_has_its_own_clock() -> None:
+    parent_clock = clock.flush_clock()
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if clock.flush_clock() is not before and clock.flush_clock()._thread is None else 1)
+        os._exit(0 if clock.flush_clock() is not parent_clock and clock.flush_clock()._thread is None else 1)
     assert os.waitpid(pid, 0)[1] == 0

@@ -1,4 +1,4 @@
-"""Records: what goes out when, from any thread, and what is left when a process forks."""
+"""Program records: when ops are sent, appends from many threads, and the release of states."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from banyan.lang.sampling import Options
 from banyan.runtime.protocol import wire
 
 
-def test_text_side_by_side_is_one_op(mock: bn.Mock) -> None:
-    kept = ProgramRecord("p", mock, Options())
-    a, b = kept.new_handle(), kept.new_handle()
-    kept.add(wire.Fork(0, (1,)))
-    kept.add_text(a.number, ["1", "2"])
-    kept.add_text(a.number, ["3"])
-    kept.add_text(b.number, ["4"])
-    kept.add_text(a.number, [])
-    kept.add_text(a.number, ["5"])
-    kept.flush()
-    kept.flush()
+def test_adjacent_text_is_one_op(mock: bn.Mock) -> None:
+    record = ProgramRecord("p", mock, Options())
+    a, b = record.new_handle(), record.new_handle()
+    record.add(wire.Fork(0, (1,)))
+    record.add_text(a.number, ["1", "2"])
+    record.add_text(a.number, ["3"])
+    record.add_text(b.number, ["4"])
+    record.add_text(a.number, [])
+    record.add_text(a.number, ["5"])
+    record.flush()
+    record.flush()
     appended = (wire.Append(0, ("1", "2", "3")), wire.Append(1, ("4",)), wire.Append(0, ("5",)))
     assert mock.submits == [(wire.Fork(0, (1,)), *appended)]
 
 
-def test_dropping_a_state_is_worth_no_message_where_nothing_runs(mock: bn.Mock) -> None:
-    kept = ProgramRecord("p", mock, Options())
-    a, b = kept.new_handle(), kept.new_handle()
-    kept.add(wire.Fork(0, (1,)))
-    ref = LazyValue(kept, b, None)
-    kept.add(wire.Gen(1, ref.number))
-    kept.flush()
+def test_dropping_an_idle_state_sends_no_message(mock: bn.Mock) -> None:
+    record = ProgramRecord("p", mock, Options())
+    a, b = record.new_handle(), record.new_handle()
+    record.add(wire.Fork(0, (1,)))
+    ref = LazyValue(record, b, None)
+    record.add(wire.Gen(1, ref.number))
+    record.flush()
     del b, ref
-    kept.flush()
+    record.flush()
     assert len(mock.submits) == 1
-    kept.add_text(a.number, ["x"])
-    kept.flush()
-    assert mock.submits[1] == (wire.Append(0, ("x",)), wire.Drop(1)), "it goes along with the next one"
+    record.add_text(a.number, ["x"])
+    record.flush()
+    assert mock.submits[1] == (wire.Append(0, ("x",)), wire.Drop(1)), "the drop is sent with the next message"
 
 
-def test_appends_from_many_threads_all_arrive(mock: bn.Mock) -> None:
+def test_appends_from_many_threads_are_all_sent(mock: bn.Mock) -> None:
     @bn.function
     def program(s: bn.State) -> None:
         forks = s.fork(8)
@@ -67,47 +67,30 @@ def test_appends_from_many_threads_all_arrive(mock: bn.Mock) -> None:
     assert len(mock.calls) == 160
 
 
-def test_a_backend_that_refuses_a_message_says_so_at_every_look() -> None:
-    class Full(bn.Mock):
+@pytest.mark.parametrize(("error", "text"), [(bn.BadMessage, "too large"), (KeyError, "a bug")])
+def test_submit_error_is_raised_at_every_read(error: type[Exception], text: str) -> None:
+    class RefusingMock(bn.Mock):
         def program(self, name: str = "") -> object:  # type: ignore[override]
-            made = super().program(name)
+            program = super().program(name)
 
             def submit(ops: object, last: bool = False) -> None:
-                raise bn.BadMessage("too large")
+                raise error(text)
 
-            made.submit = submit  # type: ignore[method-assign]
-            return made
-
-    @bn.function
-    def program(s: bn.State) -> None:
-        s += bn.gen("x")
-        for _ in range(2):
-            with pytest.raises(bn.BadMessage, match="too large"):
-                s["x"]
-
-    with pytest.raises(bn.BadMessage):
-        program.run(backend=Full())
-
-
-def test_an_error_that_is_none_of_ours_is_no_hang_either(mock: bn.Mock) -> None:
-    class Buggy(bn.Mock):
-        def program(self, name: str = "") -> object:  # type: ignore[override]
-            made = super().program(name)
-            made.submit = lambda ops, last=False: {}["a bug"]  # type: ignore[method-assign, assignment, return-value]
-            return made
+            program.submit = submit  # type: ignore[method-assign]
+            return program
 
     @bn.function
     def program(s: bn.State) -> None:
         s += bn.gen("x")
         for _ in range(2):
-            with pytest.raises(KeyError, match="a bug"):
+            with pytest.raises(error, match=text):
                 s["x"]
 
-    with pytest.raises(KeyError, match="a bug"):
-        program.run(backend=Buggy())
+    with pytest.raises(error, match=text):
+        program.run(backend=RefusingMock())
 
 
-def test_programs_leave_no_garbage(mock: bn.Mock) -> None:
+def test_programs_are_freed_without_garbage_collection(mock: bn.Mock) -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += bn.user("x") + bn.assistant(bn.gen("a"))
@@ -121,28 +104,28 @@ def test_programs_leave_no_garbage(mock: bn.Mock) -> None:
         state = program.run()
         alive = [weakref.ref(state), weakref.ref(state._record)]
         del state
-        assert [one() for one in alive] == [None, None], "no cycle keeps them: the server hears of it at once"
+        assert [one() for one in alive] == [None, None], "no reference cycle keeps them alive"
     finally:
         gc.enable()
 
 
-def test_a_state_that_still_runs_is_dropped_at_once() -> None:
-    """And so is what it generates, though nothing else is there to be sent."""
+def test_dropping_a_running_state_is_sent_immediately() -> None:
+    """The drop also cancels its gens, with no other op to send."""
 
-    class Late(bn.Mock):
+    class SilentMock(bn.Mock):
         def program(self, name: str = "") -> object:  # type: ignore[override]
-            made = super().program(name)
-            made.submit = lambda ops, last=False: self.submits.append(tuple(ops))  # type: ignore[method-assign]
-            return made
+            program = super().program(name)
+            program.submit = lambda ops, last=False: self.submits.append(tuple(ops))  # type: ignore[method-assign]
+            return program
 
-    late = Late()
-    kept = ProgramRecord("p", late, Options())
-    a, b = kept.new_handle(), kept.new_handle()
-    kept.add(wire.Fork(0, (1,)))
-    ref = LazyValue(kept, b, None)
-    kept.add(wire.Gen(1, ref.number))
-    kept.flush()
+    silent = SilentMock()
+    record = ProgramRecord("p", silent, Options())
+    a, b = record.new_handle(), record.new_handle()
+    record.add(wire.Fork(0, (1,)))
+    ref = LazyValue(record, b, None)
+    record.add(wire.Gen(1, ref.number))
+    record.flush()
     del b, ref
-    kept.flush()
-    assert late.submits[1:] == [(wire.Drop(1),)]
+    record.flush()
+    assert silent.submits[1:] == [(wire.Drop(1),)]
     assert a.number == 0

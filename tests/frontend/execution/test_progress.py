@@ -1,4 +1,4 @@
-"""The bar of a batch: what it counts, when, and that it stands on stderr in every style of batch."""
+"""The progress bar of a batch: its counts, rates, and output on stderr."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 
 
-class Fake:
-    """A record and its program."""
+class FakeRecord:
+    """A program record and its program."""
 
     def __init__(self) -> None:
         self.futures: dict[int, Future[Any]] = {}
@@ -47,30 +47,30 @@ class Clock:
         return self.now
 
 
-def test_values_count_as_they_come_and_once() -> None:
+def test_values_are_counted_once_as_they_arrive() -> None:
     clock = Clock()
-    meter, record = Meter(clock), Fake()
+    meter, record = Meter(clock), FakeRecord()
     assert meter.read() == (0, 0, 0, 0.0, None)
     meter.begin(record)
     record.add(wire.TokenUsage(10, 0, 20))
-    late = record.add()
+    pending = record.add()
     clock.now += 1
     assert meter.read() == (0, 0, 20, 20.0, 0.0), "before the run has ended"
-    late.set_result(wire.Value(0, 0, 0, (), wire.TokenUsage(30, 20, 20)))
+    pending.set_result(wire.Value(0, 0, 0, (), wire.TokenUsage(30, 20, 20)))
     record.add(error=ValueError("no"))
-    assert meter.read().generated == 20, f"one look in {POLL} s"
+    assert meter.read().generated == 20, f"one read in {POLL} s"
     clock.now += 1
     assert meter.read() == (0, 0, 40, 20.0, 0.5)
     meter.end(record, failed=False)
-    meter.end(Fake(), failed=True)
+    meter.end(FakeRecord(), failed=True)
     assert meter.read()[:3] == (2, 1, 40)
     clock.now += 1
     assert meter.read() == (2, 1, 40, 40 / 3, 0.5)
 
 
-def test_what_is_left_is_counted_at_the_end_of_a_run() -> None:
+def test_remaining_values_are_counted_at_the_end_of_a_run() -> None:
     clock = Clock()
-    meter, record = Meter(clock), Fake()
+    meter, record = Meter(clock), FakeRecord()
     meter.begin(record)
     record.add(wire.TokenUsage(4, 1, 7))
     meter.end(record, failed=False)
@@ -78,9 +78,9 @@ def test_what_is_left_is_counted_at_the_end_of_a_run() -> None:
     assert meter.read() == (1, 0, 7, 7.0, 0.25)
 
 
-def test_the_rate_is_that_of_the_last_seconds() -> None:
+def test_rate_covers_the_last_seconds() -> None:
     clock = Clock()
-    meter, record = Meter(clock), Fake()
+    meter, record = Meter(clock), FakeRecord()
     meter.begin(record)
     for _ in range(20):
         clock.now += 1
@@ -93,7 +93,7 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
     assert rate == 0.0
 
 
-class Costly(bn.Mock):
+class CostlyMock(bn.Mock):
     def start(self, job: Any) -> None:
         if "bad" in job.text:
             raise ValueError("no")
@@ -108,25 +108,25 @@ def item(s: bn.State, word: str) -> None:
 WORDS = [("good",)] * 5 + [("bad",)]
 
 
-def test_what_a_bar_says() -> None:
+def test_bar_shows_counts_and_rates() -> None:
     out = io.StringIO()
-    with bar("item", 2, Console(file=out, force_terminal=True, width=120)) as shown:
+    with bar("item", 2, Console(file=out, force_terminal=True, width=120)) as progress_bar:
         for failed in (False, True):
-            record = Fake()
-            shown.begin(record)
+            record = FakeRecord()
+            progress_bar.begin(record)
             record.add(wire.TokenUsage(10, 9, 100))
-            shown.end(record, failed)
+            progress_bar.end(record, failed)
     text = out.getvalue()
-    for said in ("item", "2/2", "tokens/s", "90% cached", "1 failed"):
-        assert said in text
+    for expected in ("item", "2/2", "tokens/s", "90% cached", "1 failed"):
+        assert expected in text
 
 
-@pytest.mark.parametrize("style", ["list", "generator", "as finished", "async list", "async for"])
-def test_every_style_of_batch_has_one(
+@pytest.mark.parametrize("style", ["list", "generator", "as completed", "async list", "async for"])
+def test_every_style_of_batch_shows_a_progress_bar(
     style: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    options: dict[str, Any] = {"backend": Costly(), "progress_bar": True, "on_error": "return"}
+    options: dict[str, Any] = {"backend": CostlyMock(), "progress_bar": True, "on_error": "return"}
 
     async def collect() -> list[Any]:
         if style == "async list":
@@ -140,13 +140,13 @@ def test_every_style_of_batch_has_one(
     else:
         states = list(item.run_batch(WORDS, generator_style=True, ordered=style == "generator", **options))
     assert len(states) == 6
-    shown = capsys.readouterr()
-    assert "6/6" in shown.err
-    assert "90% cached" in shown.err
-    assert "1 failed" in shown.err
-    assert shown.out == ""
+    captured = capsys.readouterr()
+    assert "6/6" in captured.err
+    assert "90% cached" in captured.err
+    assert "1 failed" in captured.err
+    assert captured.out == ""
 
 
-def test_none_is_shown_where_none_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    item.run_batch(WORDS[:5], backend=Costly())
+def test_progress_bar_is_off_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    item.run_batch(WORDS[:5], backend=CostlyMock())
     assert capsys.readouterr() == ("", "")

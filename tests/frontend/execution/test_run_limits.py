@@ -1,4 +1,4 @@
-"""Deadlines and budgets of gens and runs, on this side: what ends, when, and what it says."""
+"""Client-side deadlines and budgets of gens and runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from banyan.runtime.protocol import wire
 
 
 @bn.function
-def one(s: bn.State, **options: Any) -> None:
+def single_gen(s: bn.State, **options: Any) -> None:
     s += "prompt" + bn.gen("a", **options)
 
 
@@ -25,20 +25,20 @@ def chat(s: bn.State) -> None:
     s += bn.user("hi") + bn.assistant(bn.gen("a"))
 
 
-class Deaf(bn.Mock):
-    """Takes programs and says nothing any more, not even that they are cancelled."""
+class SilentMock(bn.Mock):
+    """Accepts programs and never answers, not even a cancel."""
 
     def program(self, name: str = "") -> Any:
-        made = super().program(name)
-        made.submit = lambda ops, last=False: None
-        return made
+        program = super().program(name)
+        program.submit = lambda ops, last=False: None
+        return program
 
 
 def tokens(n: int) -> wire.Sample:
     return wire.Sample("x" * n, "length", n_tokens=n)
 
 
-def test_a_run_that_takes_too_long() -> None:
+def test_run_timeout_is_raised_in_the_body() -> None:
     backend = bn.Mock({"a": "slow", "b": "never"}, latency=30)
 
     @bn.function
@@ -55,27 +55,27 @@ def test_a_run_that_takes_too_long() -> None:
     assert isinstance(raised.value, TimeoutError)
 
 
-@pytest.mark.parametrize("backend", [bn.Mock("late", latency=30), Deaf()], ids=["slow", "deaf"])
-def test_whoever_looks_hears_that_the_time_is_up(backend: bn.Mock) -> None:
+@pytest.mark.parametrize("backend", [bn.Mock("late", latency=30), SilentMock()], ids=["slow", "silent"])
+def test_run_timeout_is_raised_by_every_read(backend: bn.Mock) -> None:
     state = chat.run(backend=backend, opts=bn.Options(timeout=0.05))
-    looks = [lambda: state["a"], state.text, state.sync, lambda: list(state.text_iter("a")), state.messages]
-    for look in looks[:1] if isinstance(backend, Deaf) else looks:
+    reads = [lambda: state["a"], state.text, state.sync, lambda: list(state.text_iter("a")), state.messages]
+    for read in reads[:1] if isinstance(backend, SilentMock) else reads:
         with pytest.raises(bn.DeadlineExceeded):
-            look()
+            read()
     assert isinstance(state.error(), bn.DeadlineExceeded)
     state += bn.gen("b")
     with pytest.raises(bn.DeadlineExceeded):
         state["b"]
 
 
-def test_what_was_known_in_time_stays_known(mock: bn.Mock) -> None:
+def test_values_before_the_timeout_stay_readable(mock: bn.Mock) -> None:
     state = chat.run(timeout=0.02)
     time.sleep(0.05)
     assert state["a"] == "<a>"
     assert state.error() is None
 
 
-def test_an_async_body_ends_where_it_stands() -> None:
+def test_run_timeout_ends_an_async_body() -> None:
     @bn.function
     async def program(s: bn.AsyncState) -> None:
         s += bn.gen("a")
@@ -88,7 +88,7 @@ def test_an_async_body_ends_where_it_stands() -> None:
     assert time.monotonic() - start < 10
 
 
-def test_a_timeout_of_the_body_itself_is_its_own() -> None:
+def test_timeout_in_the_body_is_raised_unchanged() -> None:
     @bn.function
     async def program(s: bn.AsyncState) -> None:
         async with asyncio.timeout(0.01):
@@ -102,7 +102,7 @@ def test_a_timeout_of_the_body_itself_is_its_own() -> None:
 # ---- gens --------------------------------------------------------------------------------------------------------
 
 
-def test_a_gen_that_takes_too_long_costs_its_state_alone() -> None:
+def test_gen_timeout_fails_only_its_state() -> None:
     backend = bn.Mock({"a": "slow", "b": "after", "c": "quick"}, latency=lambda call: 30 if call.name == "a" else 0.01)
 
     @bn.function
@@ -119,7 +119,7 @@ def test_a_gen_that_takes_too_long_costs_its_state_alone() -> None:
     assert (raised.value.gen, raised.value.prompt_tail) == ("a", "<|im_start|>assistant\n")
 
 
-def test_the_time_of_a_gen_begins_when_all_before_it_is_done() -> None:
+def test_gen_timeout_starts_when_all_before_it_is_done() -> None:
     backend = bn.Mock("x", latency=0.3)
 
     @bn.function
@@ -131,36 +131,40 @@ def test_the_time_of_a_gen_begins_when_all_before_it_is_done() -> None:
     assert program.run(backend=backend)["a"] == "x"
 
 
-def test_a_backend_that_does_not_keep_the_time_of_a_gen_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("expression", "match"),
+    [
+        (bn.gen("a", timeout=0.05), "the gen's timeout"),
+        (bn.select("a", ["x"], timeout=0.05), "the select's timeout"),
+    ],
+    ids=["gen", "select"],
+)
+def test_silent_backend_is_abandoned_after_the_timeout(
+    expression: Any, match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run_limits, "GRACE", 0.05)
-    with pytest.raises(bn.DeadlineExceeded, match="the gen's timeout"):
-        one.bind(timeout=0.05).run(backend=Deaf())["a"]
+    program = bn.function(lambda s: s.__iadd__("prompt" + expression))
+    with pytest.raises(bn.DeadlineExceeded, match=match):
+        program.run(backend=SilentMock())["a"]
 
 
-def test_the_time_of_a_select() -> None:
+def test_select_timeout() -> None:
     backend = bn.Mock({"a": "yes", "b": "x"}, latency=lambda call: 30.0 if call.name == "a" else 0.0)
 
     @bn.function
-    def program(s: bn.State, how: Any) -> None:
-        s += how("a", choices=["yes", "no"], timeout=0.05)
+    def program(s: bn.State, expression: Any) -> None:
+        s += expression("a", choices=["yes", "no"], timeout=0.05)
         s += bn.gen("b")
 
-    for how in (bn.select, bn.gen):
+    for expression in (bn.select, bn.gen):
         with pytest.raises(bn.DeadlineExceeded, match=r"the select's timeout of 0\.05 s ran out") as raised:
-            program.run(how, backend=backend)["b"]
+            program.run(expression, backend=backend)["b"]
         assert raised.value.gen == "a"
     with pytest.raises(bn.BadProgram, match="bad option"):
         bn.select("a", ["yes"], timeout=0)
 
 
-def test_a_backend_that_does_not_keep_the_time_of_a_select_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_limits, "GRACE", 0.05)
-    program = bn.function(lambda s: s.__iadd__(bn.select("a", ["x"], timeout=0.05)))
-    with pytest.raises(bn.DeadlineExceeded, match="the select's timeout"):
-        program.run(backend=Deaf())["a"]
-
-
-def test_the_budget_of_a_gen() -> None:
+def test_gen_budget_fails_its_state() -> None:
     backend = bn.Mock({"a": tokens(9), "b": "after"})
 
     @bn.function
@@ -176,7 +180,7 @@ def test_the_budget_of_a_gen() -> None:
 # ---- runs --------------------------------------------------------------------------------------------------------
 
 
-def test_the_budget_of_a_run() -> None:
+def test_run_budget_fails_the_run() -> None:
     @bn.function
     def program(s: bn.State) -> None:
         forks = s.fork(3)
@@ -192,34 +196,34 @@ def test_the_budget_of_a_run() -> None:
 
 
 @pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": -1.0}, {"budget": 0}, {"budget": 1.5}])
-def test_limits_that_cannot_be(mock: bn.Mock, options: dict[str, Any]) -> None:
+def test_invalid_limits_are_refused(mock: bn.Mock, options: dict[str, Any]) -> None:
     with pytest.raises(bn.BadProgram, match="bad option"):
         bn.gen("a", **options)
     with pytest.raises(bn.BadProgram, match="bad option"):
         chat.run(**options)
 
 
-def test_a_run_without_limits_has_none(mock: bn.Mock) -> None:
-    state = one.run()
+def test_run_without_limits_has_none(mock: bn.Mock) -> None:
+    state = single_gen.run()
     assert state._record.limits is None
     assert isinstance(op := mock.calls[0].op, wire.Gen)
     assert (op.timeout, op.budget) == (0.0, 0)
 
 
-def test_alarms_go_with_their_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Clock()
-    monkeypatch.setattr(run_limits, "clock", lambda: made)
+def test_alarms_are_removed_with_their_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    test_clock = Clock()
+    monkeypatch.setattr(run_limits, "clock", lambda: test_clock)
     for _ in range(300):
-        one.bind(timeout=100).run(backend=bn.Mock("x"), opts=bn.Options(timeout=100))
+        single_gen.bind(timeout=100).run(backend=bn.Mock("x"), opts=bn.Options(timeout=100))
     gc.collect()
-    assert len(made._due) < 250
-    alive = [alarm for _, _, alarm in made._due if alarm.action is not None]
-    assert len(alive) < 5
+    assert len(test_clock._due) < 250
+    active = [alarm for _, _, alarm in test_clock._due if alarm.action is not None]
+    assert len(active) < 5
 
 
-def test_what_a_stopped_run_is_told_does_not_depend_on_where_it_stood() -> None:
-    """A value of which only the one before it was asked for already."""
-    state = one.bind(n=1).run(backend=bn.Mock("late", latency=30), opts=bn.Options(timeout=0.05))
+def test_error_after_a_timeout_names_the_unfinished_gen() -> None:
+    """Also for a gen whose predecessor alone was already sent."""
+    state = single_gen.bind(n=1).run(backend=bn.Mock("late", latency=30), opts=bn.Options(timeout=0.05))
     with pytest.raises(bn.DeadlineExceeded):
         state["a"]
     state += bn.gen("b")

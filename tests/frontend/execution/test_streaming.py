@@ -1,4 +1,4 @@
-"""`bn.stream`: events for any number of readers, and an end that is always told."""
+"""`bn.stream`: events for any number of readers, and the end of a stream."""
 
 from __future__ import annotations
 
@@ -37,20 +37,16 @@ def words(latency: float = 0.03) -> bn.Mock:
 TOKENS = [bn.Token("a", "one "), bn.Token("a", "two "), bn.Token("a", "three")]
 
 
-def essence(events: list[Any]) -> list[Any]:
-    """Without usages, which hold times and lines."""
+def without_usage(events: list[Any]) -> list[Any]:
+    """Drop usage events: they contain times and line numbers."""
     return [event for event in events if not isinstance(event, bn.Usage)]
 
 
-def run(main: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(main, 60))
-
-
-def test_events_of_a_program_in_a_with_block() -> None:
+def test_with_block_yields_all_events() -> None:
     with bn.stream(plain, "hi", backend=words(), temperature=0) as st:
         assert isinstance(st.state, bn.State)
         events = list(st.events())
-        assert essence(events) == [*TOKENS, bn.VarDone("a", "one two three")]
+        assert without_usage(events) == [*TOKENS, bn.VarDone("a", "one two three")]
         assert isinstance(events[-1], bn.Usage)
         assert events[-1].gens[0].name == "a"
         assert (st.state["a"], st.state.ret_value) == ("one two three", "one two three")
@@ -58,22 +54,22 @@ def test_events_of_a_program_in_a_with_block() -> None:
 
 
 @pytest.mark.parametrize("program", [chat, plain], ids=["async", "sync"])
-def test_events_on_an_event_loop(program: bn.Program) -> None:
+def test_async_with_block_yields_all_events(run_loop: Any, program: bn.Program) -> None:
     async def main() -> None:
         async with bn.stream(program, "hi", backend=words()) as st:
             events = [event async for event in st.events()]
-            assert essence(events) == [*TOKENS, bn.VarDone("a", "one two three")]
+            assert without_usage(events) == [*TOKENS, bn.VarDone("a", "one two three")]
             assert st.state["a"] == "one two three"
 
-    run(main())
+    run_loop(main())
 
 
-def test_they_come_while_the_program_runs() -> None:
-    answers = threading.Event()
+def test_events_arrive_while_the_program_runs() -> None:
+    release = threading.Event()
 
     def script(prompt: str, name: str) -> str:
         if name == "b":
-            assert answers.wait(10)
+            assert release.wait(10)
         return name
 
     @bn.function
@@ -86,24 +82,24 @@ def test_they_come_while_the_program_runs() -> None:
         events = iter(st.events())
         assert next(events) == bn.Token("a", "a")
         assert next(events) == bn.VarDone("a", "a")
-        answers.set()
-        assert essence(list(events)) == [bn.Token("b", "b"), bn.VarDone("b", "b")]
+        release.set()
+        assert without_usage(list(events)) == [bn.Token("b", "b"), bn.VarDone("b", "b")]
 
 
-def test_any_number_of_readers_from_the_start() -> None:
+def test_every_reader_gets_all_events(run_loop: Any) -> None:
     async def main() -> None:
         async with bn.stream(chat, "hi", backend=words()) as st:
 
             async def read() -> list[Any]:
                 return [event async for event in st.events()]
 
-            one, two = await asyncio.gather(read(), read())
-            assert one == two == await read() == list(st.events())
+            first, second = await asyncio.gather(read(), read())
+            assert first == second == await read() == list(st.events())
 
-    run(main())
+    run_loop(main())
 
 
-def test_forks_tools_and_samples() -> None:
+def test_forks_tools_and_samples_have_events() -> None:
     @bn.tool
     def add(x: int, y: int) -> int:
         """Add."""
@@ -118,7 +114,7 @@ def test_forks_tools_and_samples() -> None:
 
     backend = bn.Mock({"sum": [{"add": {"x": 1, "y": 2}}, "three"], "many": ["x", "y"]})
     with bn.stream(program, backend=backend) as st:
-        events = essence(list(st.events()))
+        events = without_usage(list(st.events()))
     assert events[0] == bn.ForkStart((1, 2))
     (call,) = [event for event in events if isinstance(event, bn.ToolCall)]
     assert (call.name, call.result) == ("add", "3")
@@ -128,11 +124,11 @@ def test_forks_tools_and_samples() -> None:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_the_end_waits_for_texts_that_are_still_read_but_holds_up_nobody(is_async: bool) -> None:
-    """Events end on the thread that brings the values, after the last gen: a text that is read comes later."""
+def test_stream_ends_after_the_last_scope_is_read(is_async: bool) -> None:
+    """The text of a scope is read after the last gen, on the thread that delivers values."""
 
-    slow = {"x": 0.2, "y": 0.1}  # a branch is last, long behind the body
-    backend = bn.Mock(lambda prompt, name: f"<{name}>", latency=lambda call: slow[call.name])
+    latencies = {"x": 0.2, "y": 0.1}  # a branch is last, long after the body
+    backend = bn.Mock(lambda prompt, name: f"<{name}>", latency=lambda call: latencies[call.name])
 
     def body(s: Any) -> None:
         forks = s.fork(2)
@@ -167,7 +163,7 @@ def test_the_end_waits_for_texts_that_are_still_read_but_holds_up_nobody(is_asyn
     assert (scope, own) == (["text <x>"] * 2, "and <y>")
 
 
-# ---- ends --------------------------------------------------------------------------------------------------------
+# ---- end of a stream ---------------------------------------------------------------------------------------------
 
 
 def failing(prompt: str, name: str) -> str:
@@ -175,7 +171,7 @@ def failing(prompt: str, name: str) -> str:
 
 
 @pytest.mark.parametrize("program", [chat, plain], ids=["async", "sync"])
-def test_a_failure_is_raised_behind_the_last_event(program: bn.Program) -> None:
+def test_failure_is_raised_after_the_last_event(run_loop: Any, program: bn.Program) -> None:
     async def main() -> None:
         async with bn.stream(program, "hi", backend=bn.Mock(failing)) as st:
             for _ in range(2):
@@ -183,10 +179,10 @@ def test_a_failure_is_raised_behind_the_last_event(program: bn.Program) -> None:
                     async for _ in st.events():
                         pass
 
-    run(main())
+    run_loop(main())
 
 
-def test_what_the_body_raises_too() -> None:
+def test_body_error_is_raised_after_the_last_event() -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += bn.gen("a")
@@ -200,7 +196,7 @@ def test_what_the_body_raises_too() -> None:
             list(events)
 
 
-def test_a_failed_gen_that_the_body_never_reads() -> None:
+def test_failure_of_an_unread_gen_is_raised() -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += bn.gen("a")
@@ -210,7 +206,7 @@ def test_a_failed_gen_that_the_body_never_reads() -> None:
 
 
 @pytest.mark.parametrize("program", [chat, plain], ids=["async", "sync"])
-def test_the_end_of_the_block_stops_the_program(program: bn.Program) -> None:
+def test_leaving_the_block_cancels_the_program(run_loop: Any, program: bn.Program) -> None:
     async def main() -> None:
         start = time.monotonic()
         async with bn.stream(program, "hi", backend=words(latency=60)) as st:
@@ -220,22 +216,22 @@ def test_the_end_of_the_block_stops_the_program(program: bn.Program) -> None:
                 pass
         assert time.monotonic() - start < 5
 
-    run(main())
+    run_loop(main())
 
 
-def test_cancel() -> None:
+def test_cancel_ends_the_events() -> None:
     with bn.stream(plain, "hi", backend=words(latency=60)) as st:
         threading.Timer(0.05, st.cancel).start()
         with pytest.raises(bn.Cancelled):
             list(st.events())
 
 
-def test_limits_hold_here_too() -> None:
+def test_run_timeout_applies_to_a_stream() -> None:
     with bn.stream(plain, "hi", backend=words(latency=60), timeout=0.1) as st, pytest.raises(bn.DeadlineExceeded):
         list(st.events())
 
 
-def test_a_stream_that_nobody_holds_stops() -> None:
+def test_dropped_stream_cancels_the_program() -> None:
     backend = words(latency=60)
     st = bn.stream(plain, "hi", backend=backend)
     wait_until(lambda: backend.calls, "a call")
@@ -245,7 +241,7 @@ def test_a_stream_that_nobody_holds_stops() -> None:
         list(events)
 
 
-def test_what_does_not_fit_is_refused_at_once() -> None:
+def test_invalid_arguments_are_refused_immediately(run_loop: Any) -> None:
     with pytest.raises(TypeError, match="missing"):
         bn.stream(plain, backend=words())
     with pytest.raises(bn.BadProgram, match="needs a running event loop"):
@@ -255,14 +251,14 @@ def test_what_does_not_fit_is_refused_at_once() -> None:
         with pytest.raises(bn.BadProgram, match="async with"), bn.stream(chat, "hi", backend=words()):
             pass
 
-    run(main())
+    run_loop(main())
 
 
-# ---- failures that nobody looks at -------------------------------------------------------------------------------
+# ---- unread failures ---------------------------------------------------------------------------------------------
 
 
-def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
-    gc.collect()  # a script that raises leaves a traceback, which holds the frames that ran it
+def log_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    gc.collect()  # the traceback of a raising script references its frames
     return [record.getMessage() for record in caplog.records if record.name == "banyan"]
 
 
@@ -271,45 +267,45 @@ def careless(s: bn.State) -> None:
     s += bn.gen("a")
 
 
-def test_a_failure_that_nobody_looked_at_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_unread_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     careless.run(backend=bn.Mock(failing))
-    (line,) = logged(caplog)
-    assert line.startswith("program careless failed, and nobody looked: ProgramError: ")
-    assert "no luck" in line
+    (message,) = log_lines(caplog)
+    assert message.startswith("program careless failed, and nobody looked: ProgramError: ")
+    assert "no luck" in message
     assert caplog.records[0].levelno == logging.ERROR
     st = bn.stream(careless, backend=bn.Mock(failing))
     wait_until(partial(getattr, st._record, "is_settled"), "the end of the program")
     del st
-    wait_until(lambda: len(logged(caplog)) > 1, "the second line", seen=lambda: logged(caplog))
+    wait_until(lambda: len(log_lines(caplog)) > 1, "the second line", seen=lambda: log_lines(caplog))
     careless.run_batch([()] * 2, backend=bn.Mock(failing), on_error="return")
-    wait_until(lambda: len(logged(caplog)) > 3, "two more lines", seen=lambda: logged(caplog))
-    assert len(logged(caplog)) == 4
+    wait_until(lambda: len(log_lines(caplog)) > 3, "two more lines", seen=lambda: log_lines(caplog))
+    assert len(log_lines(caplog)) == 4
 
 
-LOOKS: list[Any] = [lambda s: s["a"], lambda s: s.sync(), lambda s: s.text(), lambda s: list(s.text_iter())]
+READS: list[Any] = [lambda s: s["a"], lambda s: s.sync(), lambda s: s.text(), lambda s: list(s.text_iter())]
 
 
-@pytest.mark.parametrize("look", LOOKS)
-def test_one_that_somebody_heard_of_is_not(caplog: pytest.LogCaptureFixture, look: Any) -> None:
+@pytest.mark.parametrize("read", READS)
+def test_read_failure_is_not_logged(caplog: pytest.LogCaptureFixture, read: Any) -> None:
     state = careless.run(backend=bn.Mock(failing))
     with pytest.raises(bn.ProgramError):
-        look(state)
+        read(state)
     del state
-    assert logged(caplog) == []
+    assert log_lines(caplog) == []
 
 
-def test_errors_that_are_told_otherwise_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_failure_reported_in_another_way_is_not_logged(run_loop: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert careless.run(backend=bn.Mock(failing)).error() is not None
     with pytest.raises(bn.BatchError):
         careless.run_batch([()] * 3, backend=bn.Mock(failing))
     with pytest.raises(bn.ProgramError):
-        run(careless.run_async(backend=bn.Mock(failing)))
+        run_loop(careless.run_async(backend=bn.Mock(failing)))
 
     async def batch() -> None:
         with pytest.raises(bn.BatchError):
             await careless.run_batch_async([()] * 3, backend=bn.Mock(failing))
 
-    run(batch())
+    run_loop(batch())
     with bn.stream(careless, backend=bn.Mock(failing)) as st, pytest.raises(bn.ProgramError):
         list(st.events())
     del st
@@ -325,4 +321,4 @@ def test_errors_that_are_told_otherwise_are_not_logged(caplog: pytest.LogCapture
     cancelled.cancel()
     careless.run(backend=words(latency=60))
     del cancelled
-    assert logged(caplog) == []
+    assert log_lines(caplog) == []

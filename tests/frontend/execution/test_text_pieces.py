@@ -1,4 +1,4 @@
-"""Streams: text as it comes, for any number of readers, with errors where it breaks off."""
+"""Text iterators: pieces as they arrive, any number of readers, and errors."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def talk(s: bn.State, gate: threading.Event | None = None) -> str:
     return "returned"
 
 
-WHOLE = (
+FULL_TEXT = (
     "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\none two <|im_end|>\n"
     "<|im_start|>assistant\nthree four<|im_end|>\n"
 )
 
 
 @pytest.fixture
-def two() -> bn.Mock:
+def two_word_mock() -> bn.Mock:
     return bn.Mock({"a": "one two ", "b": "three four"})
 
 
@@ -39,28 +39,28 @@ async def collect(iterator: Any) -> list[Any]:
     return [piece async for piece in iterator]
 
 
-def test_a_stream_comes_in_pieces(two: bn.Mock) -> None:
-    state = talk.run(stream=True, backend=two)
-    assert list(state.text_iter("b")) == ["three ", "four"], "a later variable may be asked for first"
+def test_text_is_streamed_in_pieces(two_word_mock: bn.Mock) -> None:
+    state = talk.run(stream=True, backend=two_word_mock)
+    assert list(state.text_iter("b")) == ["three ", "four"], "a later variable may be read first"
     assert list(state.text_iter("a")) == ["one ", "two "]
-    assert "".join(state.text_iter()) == WHOLE
-    assert "".join(state.text_iter()) == WHOLE, "a second reader reads it all again"
+    assert "".join(state.text_iter()) == FULL_TEXT
+    assert "".join(state.text_iter()) == FULL_TEXT, "a second reader reads the same text"
     assert list(state.text_iter("done")) == ["1"]
-    assert (state["a"], state.ret_value, state.text()) == ("one two ", "returned", WHOLE)
+    assert (state["a"], state.ret_value, state.text()) == ("one two ", "returned", FULL_TEXT)
 
 
-def test_the_same_on_an_event_loop(two: bn.Mock) -> None:
+def test_text_is_streamed_on_an_event_loop(two_word_mock: bn.Mock) -> None:
     async def main() -> None:
-        state = talk.run(stream=True, backend=two)
-        whole, b = await asyncio.gather(collect(state.text_async_iter()), collect(state.text_async_iter("b")))
-        assert "".join(whole) == WHOLE
+        state = talk.run(stream=True, backend=two_word_mock)
+        pieces, b = await asyncio.gather(collect(state.text_async_iter()), collect(state.text_async_iter("b")))
+        assert "".join(pieces) == FULL_TEXT
         assert b == ["three ", "four"]
         meta = state.get_meta_info("b")
-        so_far = {"id": meta["id"], "finish_reason": None, "completion_tokens": 0}
-        so_far |= {"prompt_tokens": None, "cached_tokens": None}  # a Mock has no tokens
+        partial_meta = {"id": meta["id"], "finish_reason": None, "completion_tokens": 0}
+        partial_meta |= {"prompt_tokens": None, "cached_tokens": None}  # a Mock counts no tokens
         assert await collect(state.text_async_iter("b", return_meta_data=True)) == [
-            ("three ", so_far),
-            ("four", so_far),
+            ("three ", partial_meta),
+            ("four", partial_meta),
             ("", meta),
         ]
         assert await collect(state.text_async_iter("done")) == ["1"]
@@ -68,59 +68,59 @@ def test_the_same_on_an_event_loop(two: bn.Mock) -> None:
     asyncio.run(main())
 
 
-def test_without_streaming_it_comes_in_one_piece(two: bn.Mock) -> None:
-    state = talk.run(backend=two)
-    assert list(state.text_iter()) == [WHOLE]
+def test_text_is_one_piece_without_streaming(two_word_mock: bn.Mock) -> None:
+    state = talk.run(backend=two_word_mock)
+    assert list(state.text_iter()) == [FULL_TEXT]
     assert list(state.text_iter("a")) == ["one two "]
-    assert asyncio.run(collect(state.text_async_iter())) == [WHOLE]
+    assert asyncio.run(collect(state.text_async_iter())) == [FULL_TEXT]
     assert asyncio.run(collect(state.text_async_iter("a", return_meta_data=True))) == [
         ("one two ", state.get_meta_info("a"))
     ]
 
 
-def test_only_streams_ask_for_deltas(two: bn.Mock) -> None:
-    talk.run(backend=two)
-    assert not any(call.op.stream for call in two.calls if isinstance(call.op, wire.Gen))
+def test_only_streams_request_deltas(two_word_mock: bn.Mock) -> None:
+    talk.run(backend=two_word_mock)
+    assert not any(call.op.stream for call in two_word_mock.calls if isinstance(call.op, wire.Gen))
     backend = bn.Mock("x")
     talk.run(backend=backend, opts=bn.Options(stream=True)).sync()
     assert all(call.op.stream for call in backend.calls if isinstance(call.op, wire.Gen))
 
 
-def test_who_reads_first_waits_for_the_body(two: bn.Mock) -> None:
+def test_reader_waits_for_the_body(two_word_mock: bn.Mock) -> None:
     gate = threading.Event()
-    state = talk.run(gate, stream=True, backend=two)
-    whole = state.text_iter()
-    assert "".join(next(whole) for _ in range(5)) == WHOLE[: WHOLE.index("two")]
+    state = talk.run(gate, stream=True, backend=two_word_mock)
+    full_text = state.text_iter()
+    assert "".join(next(full_text) for _ in range(5)) == FULL_TEXT[: FULL_TEXT.index("two")]
     assert state["a"] == "one two "
     assert "b" not in state
     threading.Timer(0.05, gate.set).start()
     assert state["b"] == "three four"
-    assert "".join(whole).startswith("two ")
+    assert "".join(full_text).startswith("two ")
     with pytest.raises(bn.UnknownVariable):
         state["never"]
 
 
-def test_an_event_loop_is_never_held_up(two: bn.Mock) -> None:
+def test_async_reader_does_not_block_the_loop(two_word_mock: bn.Mock) -> None:
     gate = threading.Event()
 
     async def main() -> None:
-        state = talk.run(gate, stream=True, backend=two)
-        reading = asyncio.create_task(collect(state.text_async_iter("b")))
-        longest, last = 0.0, time.monotonic()
+        state = talk.run(gate, stream=True, backend=two_word_mock)
+        reader = asyncio.create_task(collect(state.text_async_iter("b")))
+        max_delay, last = 0.0, time.monotonic()
         for _ in range(20):
             await asyncio.sleep(0.005)
-            longest, last = max(longest, time.monotonic() - last), time.monotonic()
-        assert not reading.done()
-        assert longest < 1.0
+            max_delay, last = max(max_delay, time.monotonic() - last), time.monotonic()
+        assert not reader.done()
+        assert max_delay < 1.0
         gate.set()
-        assert await reading == ["three ", "four"]
+        assert await reader == ["three ", "four"]
 
     asyncio.run(main())
 
 
-def test_a_running_program_is_not_written_from_outside(two: bn.Mock) -> None:
+def test_running_program_cannot_be_appended_to_from_outside(two_word_mock: bn.Mock) -> None:
     gate = threading.Event()
-    state = talk.run(gate, stream=True, backend=two)
+    state = talk.run(gate, stream=True, backend=two_word_mock)
     with pytest.raises(bn.BadProgram, match="still runs"):
         state += "x"
     with pytest.raises(bn.BadProgram, match="still runs"):
@@ -128,16 +128,16 @@ def test_a_running_program_is_not_written_from_outside(two: bn.Mock) -> None:
     gate.set()
     assert state.ret_value == "returned"
     state += "x"
-    assert state.text() == WHOLE + "x"
+    assert state.text() == FULL_TEXT + "x"
 
 
-def test_inside_the_body_a_stream_gives_what_is_there(two: bn.Mock) -> None:
+def test_stream_in_the_body_yields_the_current_text(two_word_mock: bn.Mock) -> None:
     @bn.function
     def program(s: bn.State) -> list[str]:
         s += bn.gen("a")
         return [*s.text_iter(), "|", *s.text_iter("a")]
 
-    assert program.run(stream=True, backend=two).ret_value == ["one ", "two ", "|", "one ", "two "]
+    assert program.run(stream=True, backend=two_word_mock).ret_value == ["one ", "two ", "|", "one ", "two "]
 
 
 # ---- errors --------------------------------------------------------------------------------------------------------
@@ -164,32 +164,32 @@ READS = {
 
 
 @pytest.mark.parametrize("read", READS)
-def test_what_the_body_raises_reaches_every_reader(two: bn.Mock, read: str) -> None:
-    state = breaks.run(stream=True, backend=two)
+def test_body_error_reaches_every_reader(two_word_mock: bn.Mock, read: str) -> None:
+    state = breaks.run(stream=True, backend=two_word_mock)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError, match="in the body"):
             READS[read](state)
     assert isinstance(state.error(), ZeroDivisionError)
-    assert state["a"] == "one two ", "what was known stays known"
+    assert state["a"] == "one two ", "finished values stay readable"
 
 
-def test_text_comes_up_to_where_it_breaks_off() -> None:
+def test_text_before_a_failure_is_streamed() -> None:
     def script(prompt: str, name: str) -> str:
         if name == "b":
             raise OSError("no luck")
         return "fine"
 
-    seen: list[str] = []
+    pieces: list[str] = []
     state = talk.run(stream=True, backend=bn.Mock(script))
     with pytest.raises(bn.ProgramError, match="no luck") as raised:
-        seen.extend(state.text_iter())
-    assert "".join(seen) == WHOLE[: WHOLE.index("three")].replace("one two ", "fine")
+        pieces.extend(state.text_iter())
+    assert "".join(pieces) == FULL_TEXT[: FULL_TEXT.index("three")].replace("one two ", "fine")
     assert raised.value.gen == "b"
     with pytest.raises(bn.ProgramError, match="no luck"):
         asyncio.run(collect(state.text_async_iter("b")))
 
 
-def test_a_stream_that_nobody_reads_any_more_is_cancelled() -> None:
+def test_unread_stream_is_cancelled() -> None:
     gate, ended = threading.Event(), threading.Event()
 
     @bn.function

@@ -1,4 +1,4 @@
-"""What becomes of branches: adopted, dropped, joined. On a Mock."""
+"""Adopting, dropping and joining branches, on a Mock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from banyan.runtime.protocol import wire
 # ---- adopt, drop ---------------------------------------------------------------------------------------------------
 
 
-def test_a_state_goes_on_as_its_branch(run: Any) -> None:
+def test_state_continues_as_the_adopted_branch(run: Any) -> None:
     mock = bn.Mock(lambda prompt, name: f"<{name}{len(prompt)}>")
 
     def body(s: bn.State) -> None:
@@ -37,7 +37,7 @@ def test_a_state_goes_on_as_its_branch(run: Any) -> None:
     assert sum(isinstance(op, wire.Join) for ops in mock.submits for op in ops) == 1
 
 
-def test_in_the_middle_of_a_turn_and_at_any_depth(run: Any) -> None:
+def test_adopt_works_inside_an_open_turn_and_at_any_depth(run: Any) -> None:
     def body(s: bn.State) -> None:
         s += bn.assistant_begin() + "a"
         (child,) = s.fork()
@@ -55,7 +55,7 @@ def test_in_the_middle_of_a_turn_and_at_any_depth(run: Any) -> None:
     run(body)
 
 
-def test_what_cannot_be_adopted(run: Any) -> None:
+def test_invalid_adoptions_are_refused(run: Any) -> None:
     def body(s: bn.State) -> None:
         forks = s.fork(2)
         s += "more"
@@ -78,7 +78,7 @@ def test_what_cannot_be_adopted(run: Any) -> None:
     run(body)
 
 
-def test_a_stream_goes_on_through_an_adoption() -> None:
+def test_stream_continues_through_an_adoption() -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += bn.user("q")
@@ -93,7 +93,7 @@ def test_a_stream_goes_on_through_an_adoption() -> None:
     assert state["b"].startswith("b ")
 
 
-def test_drop_is_for_a_subtree_and_at_once(run: Any) -> None:
+def test_drop_cancels_the_subtree_once(run: Any) -> None:
     mock = bn.Mock(lambda prompt, name: name, latency=600.0)
 
     def body(s: bn.State) -> None:
@@ -116,7 +116,7 @@ def test_drop_is_for_a_subtree_and_at_once(run: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["concat", "concate_and_append"])
-def test_join_by_either_name_is_exact(mode: Any, run: Any) -> None:
+def test_join_concat_appends_the_branch_texts(mode: Any, run: Any) -> None:
     def body(s: bn.State) -> None:
         s += "list:"
         forks = s.fork(3)
@@ -126,7 +126,7 @@ def test_join_by_either_name_is_exact(mode: Any, run: Any) -> None:
     assert run(body).text() == "list: 0.<x> 1.<x> 2.<x>"
 
 
-def test_gathering_says_which_branch_failed(run: Any, echo: Any, branches: Any) -> None:
+def test_gather_names_the_failed_branch(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         branches(s, "0", "1!", "2").join()
 
@@ -140,7 +140,7 @@ def test_gathering_says_which_branch_failed(run: Any, echo: Any, branches: Any) 
         state.get_meta_info("a")
 
 
-def test_gathering_may_collect_what_failed(run: Any, echo: Any, branches: Any) -> None:
+def test_gather_can_collect_errors(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         branches(s, "0", "1!", "2").join(on_error="collect")
 
@@ -152,7 +152,7 @@ def test_gathering_may_collect_what_failed(run: Any, echo: Any, branches: Any) -
     assert isinstance(error.__cause__, bn.ProgramError)
 
 
-def test_a_program_that_was_cancelled_is_no_branch_that_failed(run: Any, echo: Any, branches: Any) -> None:
+def test_cancelled_program_is_not_a_failed_branch(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         branches(s, "0", "1").join(on_error="collect")
 
@@ -162,7 +162,7 @@ def test_a_program_that_was_cancelled_is_no_branch_that_failed(run: Any, echo: A
         state["a"]
 
 
-def test_what_join_refuses(run: Any) -> None:
+def test_invalid_joins_are_refused(run: Any) -> None:
     def body(s: bn.State) -> None:
         forks = s.fork(2)
         with pytest.raises(bn.BadProgram, match="'gather_variable' or 'concat'"):
@@ -175,7 +175,7 @@ def test_what_join_refuses(run: Any) -> None:
     run(body)
 
 
-# ---- any order of it all -------------------------------------------------------------------------------------------
+# ---- random operations ---------------------------------------------------------------------------------------------
 
 STEP = st.tuples(
     st.integers(0, 7), st.sampled_from(["text", "gen", "fork", "adopt", "drop", "concat"]), st.integers(1, 3)
@@ -183,30 +183,30 @@ STEP = st.tuples(
 
 
 class Oracle:
-    """A state as a string; `parent` and where it stood when this was forked from it."""
+    """A state as a string, with its parent and the length of its prefix."""
 
     def __init__(self, text: str, parent: Oracle | None = None) -> None:
         self.text, self.parent, self.start = text, parent, len(text)
         self.is_open, self.is_lost = True, parent is not None and parent.is_lost
 
     def descends_from(self, other: Oracle) -> bool:
-        """Whether it went on from all that `other` has now."""
-        at: Oracle = self
-        while at.parent is not None and at.parent is not other:
-            at = at.parent
-        return at.parent is other and other.text == at.text[: at.start]
+        """Whether it was forked, directly or not, from the current text of `other`."""
+        node: Oracle = self
+        while node.parent is not None and node.parent is not other:
+            node = node.parent
+        return node.parent is other and other.text == node.text[: node.start]
 
     def below(self, other: Oracle) -> bool:
-        at: Oracle | None = self
-        while at is not None and at is not other:
-            at = at.parent
-        return at is other
+        node: Oracle | None = self
+        while node is not None and node is not other:
+            node = node.parent
+        return node is other
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(STEP, max_size=30))
 @example([(0, "fork", 1), (1, "fork", 1), (1, "drop", 1), (2, "fork", 1)])
-def test_any_tree_of_branches_is_what_plain_strings_are(steps: list[tuple[int, str, int]]) -> None:
+def test_random_branch_operations_match_plain_strings(steps: list[tuple[int, str, int]]) -> None:
     def body(s: bn.State) -> None:
         states, oracles = [s], [Oracle("")]
         for number, (at, what, n) in enumerate(steps):
@@ -235,9 +235,9 @@ def test_any_tree_of_branches_is_what_plain_strings_are(steps: list[tuple[int, s
                         state.adopt(states[j])
             elif what == "drop" and i:
                 state.drop()
-                for one in oracles:
-                    one.is_open = one.is_open and one is not oracle
-                    one.is_lost = one.is_lost or one.below(oracle)
+                for node in oracles:
+                    node.is_open = node.is_open and node is not oracle
+                    node.is_lost = node.is_lost or node.below(oracle)
             elif what == "concat":
                 state += "|"
                 group = state.fork(2)

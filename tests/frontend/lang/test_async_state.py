@@ -1,11 +1,10 @@
-"""Programs on an event loop: awaited, cancelled, many at once, and never in the loop's way."""
+"""Async programs: awaiting, cancelling, many at once, and never blocking the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -14,15 +13,6 @@ import banyan as bn
 from banyan.execution import thread_pool
 from banyan.runtime.protocol import wire
 from waits import wait_until, wait_until_async
-
-
-def run(main: Coroutine[Any, Any, Any]) -> Any:
-    """Run it on a loop that notices when somebody holds it up."""
-
-    async def watched() -> Any:
-        return await asyncio.wait_for(main, 60)
-
-    return asyncio.run(watched())
 
 
 @bn.function
@@ -40,15 +30,15 @@ def plain(s: bn.State, question: str) -> str:
 
 
 @pytest.fixture
-def late() -> bn.Mock:
-    """Answers after a moment; the default backend of the test."""
+def slow_mock() -> bn.Mock:
+    """Answers after a delay; the default backend of the test."""
     backend = bn.Mock(lambda prompt, name: f"<{name}>", latency=0.02)
     bn.set_default_backend(backend)
     return backend
 
 
 @pytest.mark.parametrize("program", [chat, plain])
-def test_a_program_is_awaited(late: bn.Mock, program: bn.Program) -> None:
+def test_run_async_returns_the_finished_state(run_loop: Any, slow_mock: bn.Mock, program: bn.Program) -> None:
     async def main() -> None:
         state = await program.run_async("hi", temperature=0)
         assert isinstance(state, bn.AsyncState)
@@ -58,12 +48,12 @@ def test_a_program_is_awaited(late: bn.Mock, program: bn.Program) -> None:
         assert (await state.get_meta_info("a"))["finish_reason"] == {"type": "stop"}
         assert state.usage.prompt == 0
 
-    run(main())
-    assert isinstance(op := late.calls[0].op, wire.Gen)
+    run_loop(main())
+    assert isinstance(op := slow_mock.calls[0].op, wire.Gen)
     assert op.sampling.temperature == 0
 
 
-def test_a_call_of_an_async_program_is_awaited_too(late: bn.Mock) -> None:
+def test_calling_an_async_program_returns_an_awaitable(run_loop: Any, slow_mock: bn.Mock) -> None:
     @bn.function
     async def panel(s: bn.AsyncState) -> list[str]:
         children = await asyncio.gather(*(chat(topic) for topic in "abc"))
@@ -76,10 +66,10 @@ def test_a_call_of_an_async_program_is_awaited_too(late: bn.Mock) -> None:
         assert state.ret_value == ["<a>!"] * 3
         assert await state.text() == "<a>" * 3
 
-    run(main())
+    run_loop(main())
 
 
-def test_messages_variables_and_branches(late: bn.Mock) -> None:
+def test_async_state_has_messages_variables_and_branches(run_loop: Any, slow_mock: bn.Mock) -> None:
     @bn.function
     async def program(s: bn.AsyncState) -> None:
         with s.user():
@@ -105,10 +95,10 @@ def test_messages_variables_and_branches(late: bn.Mock) -> None:
         with pytest.raises(bn.UnknownVariable):
             await state.value("c")
 
-    run(main())
+    run_loop(main())
 
 
-def test_what_would_hold_up_the_loop_is_refused(late: bn.Mock) -> None:
+def test_blocking_calls_in_async_programs_are_refused(run_loop: Any, slow_mock: bn.Mock) -> None:
     @bn.function
     async def program(s: bn.AsyncState) -> None:
         s += bn.gen("a")
@@ -117,26 +107,26 @@ def test_what_would_hold_up_the_loop_is_refused(late: bn.Mock) -> None:
         await s.value("a")
         assert s["a"] == "<a>"
 
-    run(program.run_async())
+    run_loop(program.run_async())
     with pytest.raises(bn.BadProgram, match=r"`await chat.run_async\(...\)`"):
         chat.run("q")
     with pytest.raises(bn.BadProgram, match=r"`asyncio.run\(chat.run_batch_async\(...\)\)`"):
         chat.run_batch([("q",)])
 
 
-def test_methods_and_bound_programs_are_async_too(late: bn.Mock) -> None:
+def test_methods_and_bound_programs_can_be_async(run_loop: Any, slow_mock: bn.Mock) -> None:
     class Agent:
         @bn.function
         async def ask(self, s: bn.AsyncState, question: str) -> str:
             s += question + bn.gen("a")
             return await s.value("a")  # type: ignore[no-any-return]
 
-    assert run(Agent().ask.run_async("q")).ret_value == "<a>"
-    assert run(chat.bind(question="b").run_async()).ret_value == "<a>!"
+    assert run_loop(Agent().ask.run_async("q")).ret_value == "<a>"
+    assert run_loop(chat.bind(question="b").run_async()).ret_value == "<a>!"
     assert (chat.__doc__, repr(chat)) == ("Answers.", "<program chat>")
 
 
-def test_a_coroutine_that_nobody_awaits_is_an_error(mock: bn.Mock) -> None:
+def test_unawaited_coroutine_is_an_error(mock: bn.Mock) -> None:
     @bn.function
     def program(s: bn.State) -> Any:
         async def inner() -> None: ...
@@ -147,53 +137,53 @@ def test_a_coroutine_that_nobody_awaits_is_an_error(mock: bn.Mock) -> None:
         program.run()
 
 
-def test_text_comes_in_pieces_while_the_body_runs() -> None:
+def test_text_is_streamed_while_the_body_runs(run_loop: Any) -> None:
     backend = bn.Mock("one two three", latency=0.05)
-    heard: list[str] = []
+    pieces: list[str] = []
 
     @bn.function
     async def program(s: bn.AsyncState) -> None:
         s += "say: " + bn.gen("a")
         async for piece in s.text_iter("a"):
-            heard.append(piece)
+            pieces.append(piece)
 
     async def main() -> None:
         state = await program.run_async(backend=backend, stream=True)
-        assert [piece async for piece in state.text_iter()] == ["say: ", *heard]
+        assert [piece async for piece in state.text_iter()] == ["say: ", *pieces]
 
-    run(main())
-    assert heard == ["one ", "two ", "three"]
-
-
-# ---- many --------------------------------------------------------------------------------------------------------
+    run_loop(main())
+    assert pieces == ["one ", "two ", "three"]
 
 
-def test_many_at_once_need_no_threads(late: bn.Mock) -> None:
+# ---- concurrency -------------------------------------------------------------------------------------------------
+
+
+def test_many_async_programs_need_no_threads(run_loop: Any, slow_mock: bn.Mock) -> None:
     before = threading.active_count()
-    most = 0
+    max_threads = 0
 
     async def main() -> None:
-        nonlocal most
+        nonlocal max_threads
         tasks = [asyncio.create_task(chat(str(i))) for i in range(200)]
         while not all(task.done() for task in tasks):
             await asyncio.sleep(0.001)
-            most = max(most, threading.active_count())
+            max_threads = max(max_threads, threading.active_count())
         assert {task.result().ret_value for task in tasks} == {"<a>!"}
 
-    run(main())
-    assert most <= before + 1, "the Mock's clock"
+    run_loop(main())
+    assert max_threads <= before + 1, "one more for the Mock's clock"
 
 
-def test_bodies_without_async_share_a_bounded_pool(monkeypatch: pytest.MonkeyPatch, late: bn.Mock) -> None:
+def test_sync_bodies_share_a_bounded_pool(run_loop: Any, monkeypatch: pytest.MonkeyPatch, slow_mock: bn.Mock) -> None:
     monkeypatch.setattr(thread_pool, "_body_threads", thread_pool.ThreadPool(n_threads=3))
-    most, n, lock = 0, 0, threading.Lock()
+    max_running, n, lock = 0, 0, threading.Lock()
 
     @bn.function
     def program(s: bn.State, x: int) -> int:
-        nonlocal most, n
+        nonlocal max_running, n
         with lock:
             n += 1
-            most = max(most, n)
+            max_running = max(max_running, n)
         s += bn.gen("a")
         assert s["a"] == "<a>"
         with lock:
@@ -204,12 +194,12 @@ def test_bodies_without_async_share_a_bounded_pool(monkeypatch: pytest.MonkeyPat
         states = await asyncio.gather(*(program.run_async(i) for i in range(20)))
         assert [state.ret_value for state in states] == list(range(20))
 
-    run(main())
-    assert most == 3
+    run_loop(main())
+    assert max_running == 3
 
 
-def test_a_body_that_waits_for_another_does_not_wait_for_its_thread(
-    monkeypatch: pytest.MonkeyPatch, late: bn.Mock
+def test_nested_sync_programs_do_not_exhaust_the_pool(
+    run_loop: Any, monkeypatch: pytest.MonkeyPatch, slow_mock: bn.Mock
 ) -> None:
     monkeypatch.setattr(thread_pool, "_body_threads", thread_pool.ThreadPool(n_threads=2))
 
@@ -224,25 +214,25 @@ def test_a_body_that_waits_for_another_does_not_wait_for_its_thread(
         states = await asyncio.gather(*(deep.run_async(3) for _ in range(4)))
         assert [state.ret_value for state in states] == ["<a>3"] * 4
 
-    run(main())
+    run_loop(main())
 
 
-def test_threads_of_the_pool_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch, late: bn.Mock) -> None:
+def test_idle_pool_threads_end(run_loop: Any, monkeypatch: pytest.MonkeyPatch, slow_mock: bn.Mock) -> None:
     monkeypatch.setattr(thread_pool, "LINGER", 0.05)
-    monkeypatch.setattr(thread_pool, "_body_threads", thread_pool.ThreadPool())
-    run(plain.run_async("q"))
+    monkeypatch.setattr(thread_pool, "_body_threads", thread_pool.ThreadPool(name="test-body"))
+    run_loop(plain.run_async("q"))
     wait_until(
-        lambda: all(thread.name != "banyan-body" for thread in threading.enumerate()),
+        lambda: all(thread.name != "test-body" for thread in threading.enumerate()),
         "the end of the threads",
         seen=threading.enumerate,
     )
-    assert run(plain.run_async("q")).ret_value == "<a>!"
+    assert run_loop(plain.run_async("q")).ret_value == "<a>!"
 
 
-# ---- ends --------------------------------------------------------------------------------------------------------
+# ---- errors and cancellation -------------------------------------------------------------------------------------
 
 
-def test_what_the_body_raises_is_raised(late: bn.Mock) -> None:
+def test_body_errors_are_raised(run_loop: Any, slow_mock: bn.Mock) -> None:
     @bn.function
     async def program(s: bn.AsyncState) -> None:
         s += bn.gen("a")
@@ -251,15 +241,12 @@ def test_what_the_body_raises_is_raised(late: bn.Mock) -> None:
         raise ZeroDivisionError("mine")
 
     with pytest.raises(ZeroDivisionError, match="mine"):
-        run(program.run_async())
-    assert [call.name for call in late.calls] == ["a"], "what was not sent never is"
+        run_loop(program.run_async())
+    assert [call.name for call in slow_mock.calls] == ["a"], "unsent gens are never sent"
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_a_gen_that_fails_is_raised_where_the_run_is_awaited(is_async: bool) -> None:
-    def script(prompt: str, name: str) -> str:
-        raise OSError("no luck")
-
+def test_gen_error_is_raised_where_the_run_is_awaited(run_loop: Any, is_async: bool) -> None:
     def body(s: bn.State) -> None:
         s += "the prompt" + bn.gen("bad")
 
@@ -268,17 +255,17 @@ def test_a_gen_that_fails_is_raised_where_the_run_is_awaited(is_async: bool) -> 
 
     program = bn.function(async_body if is_async else body)
     with pytest.raises(bn.ProgramError, match="no luck") as raised:
-        run(program.run_async(backend=bn.Mock(script)))
+        run_loop(program.run_async(backend=bn.Mock(OSError("no luck"))))
     assert (raised.value.gen, raised.value.prompt_tail) == ("bad", "the prompt")
 
 
-def test_a_cancelled_task_stops_its_program() -> None:
+def test_cancelling_the_task_stops_its_program(run_loop: Any) -> None:
     backend = bn.Mock("late", latency=30)
-    kept: list[bn.AsyncState] = []
+    states: list[bn.AsyncState] = []
 
     @bn.function
     async def program(s: bn.AsyncState) -> None:
-        kept.append(s)
+        states.append(s)
         s += bn.gen("a")
         await s.value("a")
 
@@ -288,26 +275,26 @@ def test_a_cancelled_task_stops_its_program() -> None:
             await wait_until_async(lambda: backend.calls, "a call", alive=lambda: not task.done())  # noqa: B023
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await asyncio.wait_for(asyncio.shield(task), 20)  # before the answer comes
+                await asyncio.wait_for(asyncio.shield(task), 20)  # before the answer arrives
             backend.calls.clear()
         with pytest.raises(bn.Cancelled):
-            await kept[0].value("a")
+            await states[0].value("a")
 
-    run(main())
+    run_loop(main())
 
 
-def test_a_timeout_of_the_loop_stops_its_program() -> None:
+def test_asyncio_timeout_stops_the_program(run_loop: Any) -> None:
     async def main() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await chat.run_async("q", backend=bn.Mock("late", latency=30))
 
     start = time.monotonic()
-    run(main())
+    run_loop(main())
     assert time.monotonic() - start < 5
 
 
-def test_a_state_can_be_cancelled_from_anywhere() -> None:
+def test_state_can_be_cancelled_by_a_loop_callback(run_loop: Any) -> None:
     backend = bn.Mock("late", latency=30)
 
     @bn.function
@@ -317,13 +304,13 @@ def test_a_state_can_be_cancelled_from_anywhere() -> None:
         await s.value("a")
 
     with pytest.raises(bn.Cancelled):
-        run(program.run_async(backend=backend))
+        run_loop(program.run_async(backend=backend))
 
 
-# ---- where it runs -----------------------------------------------------------------------------------------------
+# ---- backends ----------------------------------------------------------------------------------------------------
 
 
-def test_using_is_for_this_task_alone() -> None:
+def test_using_applies_to_its_task_only(run_loop: Any) -> None:
     async def ask(name: str) -> str:
         with bn.using(bn.Mock(name, latency=0.01)) as backend:
             state = await chat.run_async("q")
@@ -335,7 +322,7 @@ def test_using_is_for_this_task_alone() -> None:
         with pytest.raises(bn.ConfigError):
             await chat.run_async("q")
 
-    run(main())
+    run_loop(main())
     with bn.using(bn.Mock("outer")):
         with bn.using(bn.Mock("inner")):
             assert plain.run("q").ret_value == "inner!"

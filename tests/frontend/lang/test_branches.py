@@ -1,4 +1,4 @@
-"""Choosing among branches: who wins, who is dropped, and what a state that adopts one goes on with. On a Mock."""
+"""Choosing among branches: best, first, vote and beam, on a Mock."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import banyan as bn
 from banyan.runtime.protocol import wire
 
 
-class Gate:
-    """A Mock whose answers come in the order of `order`; those of no number there never come."""
+class OrderedMock:
+    """A Mock whose answers arrive in the given order of branch numbers; other branches never finish."""
 
     def __init__(self, answer: Any, *order: int) -> None:
         self.mock = bn.Mock(answer, latency=self._latency)
@@ -36,7 +36,7 @@ def dropped(mock: bn.Mock) -> set[int]:
 # ---- best ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_best_wins_and_the_others_are_dropped(run: Any, echo: Any, branches: Any) -> None:
+def test_best_keeps_one_branch_and_drops_the_others(run: Any, echo: Any, branches: Any) -> None:
     mock = bn.Mock(echo)
 
     def body(s: bn.State) -> None:
@@ -44,7 +44,7 @@ def test_the_best_wins_and_the_others_are_dropped(run: Any, echo: Any, branches:
         best = forks.best(lambda branch: int(branch["a"]))
         assert best is forks[1]
         assert dropped(mock) == {1, 3}
-        assert forks[0]["a"] == "3", "what is known stays known"
+        assert forks[0]["a"] == "3", "finished values stay readable"
         with pytest.raises(bn.BadProgram, match="was dropped; it takes no more text"):
             forks[0].user("late")
         best += bn.gen("more")
@@ -53,7 +53,7 @@ def test_the_best_wins_and_the_others_are_dropped(run: Any, echo: Any, branches:
     run(body, mock)
 
 
-def test_among_equals_the_first_wins(run: Any, echo: Any, branches: Any) -> None:
+def test_best_takes_the_first_of_equal_branches(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         forks = branches(s, "3", "9", "9")
         assert forks.best(lambda branch: branch["a"]) is forks[1]
@@ -61,7 +61,7 @@ def test_among_equals_the_first_wins(run: Any, echo: Any, branches: Any) -> None
     run(body, bn.Mock(echo))
 
 
-def test_a_key_may_ask_the_model(run: Any, echo: Any, branches: Any) -> None:
+def test_best_key_may_generate(run: Any, echo: Any, branches: Any) -> None:
     def judge(branch: bn.State) -> float:
         branch += bn.user("Rate it.") + bn.assistant(bn.gen("score"))
         return float(branch["score"])
@@ -73,7 +73,7 @@ def test_a_key_may_ask_the_model(run: Any, echo: Any, branches: Any) -> None:
     run(body, bn.Mock(lambda prompt, name: echo(prompt, name) if name == "a" else "9" if "#b" in prompt else "1"))
 
 
-def test_best_with_a_branch_that_failed(run: Any, echo: Any, branches: Any) -> None:
+def test_best_raises_or_skips_a_failed_branch(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         forks = branches(s, "3", "9!", "4")
         with pytest.raises(bn.ForkError, match="branch 1 failed: the script of the Mock raised ValueError") as e:
@@ -81,13 +81,13 @@ def test_best_with_a_branch_that_failed(run: Any, echo: Any, branches: Any) -> N
         assert e.value.index == 1
         assert isinstance(e.value.__cause__, bn.ProgramError)
         assert e.value.gen == "a"
-        assert e.value.line.startswith("conftest.py:"), "of the append"
+        assert e.value.line.startswith("conftest.py:"), "the line of the append"
         assert forks.best(lambda branch: branch["a"], on_error="collect") is forks[2]
 
     run(body, bn.Mock(echo))
 
 
-def test_best_where_all_failed(run: Any, echo: Any, branches: Any) -> None:
+def test_best_raises_if_all_branches_failed(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         with pytest.raises(bn.ForkError, match="2 of 2 branches failed; branch 0 failed"):
             branches(s, "1!", "2!").best(lambda branch: branch["a"], on_error="collect")
@@ -95,7 +95,7 @@ def test_best_where_all_failed(run: Any, echo: Any, branches: Any) -> None:
     run(body, bn.Mock(echo))
 
 
-def test_an_error_of_the_key_is_the_users(run: Any, echo: Any, branches: Any) -> None:
+def test_best_raises_errors_of_the_key_unchanged(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         with pytest.raises(ZeroDivisionError):
             branches(s, "1", "2").best(lambda branch: 1 / 0)
@@ -108,30 +108,30 @@ def test_an_error_of_the_key_is_the_users(run: Any, echo: Any, branches: Any) ->
 # ---- first, as_completed -------------------------------------------------------------------------------------------
 
 
-def test_the_first_to_finish(run: Any, echo: Any, branches: Any) -> None:
-    gate = Gate(echo, 2, 0)
+def test_first_returns_the_first_finished_branch(run: Any, echo: Any, branches: Any) -> None:
+    ordered = OrderedMock(echo, 2, 0)
 
     def body(s: bn.State) -> None:
         forks = branches(s, "0", "1", "2", "3")
         assert forks.first() is forks[2]
-        assert dropped(gate.mock) == {1, 2, 4}
+        assert dropped(ordered.mock) == {1, 2, 4}
         with pytest.raises(bn.Cancelled, match="dropped"):
             forks[1]["a"]
 
-    run(body, gate.mock)
+    run(body, ordered.mock)
 
 
-def test_the_first_few_that_do_not_fail(run: Any, echo: Any, branches: Any) -> None:
-    gate = Gate(echo, 1, 3, 0)
+def test_first_k_skips_failed_branches(run: Any, echo: Any, branches: Any) -> None:
+    ordered = OrderedMock(echo, 1, 3, 0)
 
     def body(s: bn.State) -> None:
         forks = branches(s, "0", "1!", "2", "3")
         assert forks.first(2) == [forks[3], forks[0]]
 
-    run(body, gate.mock)
+    run(body, ordered.mock)
 
 
-def test_too_few_that_do_not_fail(run: Any, echo: Any, branches: Any) -> None:
+def test_first_k_raises_if_too_few_succeed(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         with pytest.raises(bn.ForkError, match="2 of 3 branches failed") as e:
             branches(s, "0!", "1!", "2").first(2)
@@ -143,21 +143,21 @@ def test_too_few_that_do_not_fail(run: Any, echo: Any, branches: Any) -> None:
     run(body, bn.Mock(echo))
 
 
-def test_each_as_it_is_finished(run: Any, echo: Any, branches: Any) -> None:
-    gate = Gate(echo, 2, 1, 0)
+def test_as_completed_yields_all_branches_in_finish_order(run: Any, echo: Any, branches: Any) -> None:
+    ordered = OrderedMock(echo, 2, 1, 0)
 
     def body(s: bn.State) -> None:
         forks = branches(s, "0", "1!", "2")
-        seen = list(forks.as_completed())
-        assert seen == [forks[2], forks[1], forks[0]]
-        assert [branch.error() is None for branch in seen] == [True, False, True]
-        assert dropped(gate.mock) == set()
+        completed = list(forks.as_completed())
+        assert completed == [forks[2], forks[1], forks[0]]
+        assert [branch.error() is None for branch in completed] == [True, False, True]
+        assert dropped(ordered.mock) == set()
 
-    run(body, gate.mock)
+    run(body, ordered.mock)
 
 
-def test_a_branch_is_finished_when_its_own_branches_are(run: Any, echo: Any, branches: Any) -> None:
-    gate = Gate(echo, 0, 2, 1)
+def test_branch_is_finished_after_its_own_branches(run: Any, echo: Any, branches: Any) -> None:
+    ordered = OrderedMock(echo, 0, 2, 1)
 
     def body(s: bn.State) -> None:
         forks = s.fork(2)
@@ -167,15 +167,15 @@ def test_a_branch_is_finished_when_its_own_branches_are(run: Any, echo: Any, bra
         assert list(forks.as_completed()) == [forks[1], forks[0]]
         assert inner[0]["a"] == "1"
         empty = s.fork(2)
-        assert empty.first() is empty[0], "nothing to wait for"
+        assert empty.first() is empty[0], "there is nothing to wait for"
 
-    run(body, gate.mock)
+    run(body, ordered.mock)
 
 
 # ---- vote ----------------------------------------------------------------------------------------------------------
 
 
-def test_most_votes_win(run: Any, branches: Any) -> None:
+def test_vote_takes_the_most_frequent_value(run: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         forks = branches(s, "x", "y ", " y", "x", "y")
         winner = forks.vote("a")
@@ -185,14 +185,14 @@ def test_most_votes_win(run: Any, branches: Any) -> None:
     run(body, bn.Mock(lambda prompt, name: prompt.rsplit("#", 1)[-1]))
 
 
-def test_what_of_a_value_counts(run: Any, echo: Any, branches: Any) -> None:
+def test_vote_counts_by_key(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         assert branches(s, "1", "3", "2", "5").vote("a", key=lambda value: int(value) % 2)["a"] == "1"
 
     run(body, bn.Mock(echo))
 
 
-def test_votes_of_typed_values(run: Any) -> None:
+def test_vote_compares_typed_values(run: Any) -> None:
     def body(s: bn.State) -> None:
         forks = s.fork(3)
         forks += lambda i: f"#{i}" + bn.gen("a", type=list[int])
@@ -204,29 +204,29 @@ def test_votes_of_typed_values(run: Any) -> None:
     )
 
 
-def test_a_vote_that_is_decided_waits_for_nobody(run: Any, echo: Any) -> None:
-    gate = Gate(echo, 4, 3, 1)
+def test_decided_vote_drops_the_other_branches(run: Any, echo: Any) -> None:
+    ordered = OrderedMock(echo, 4, 3, 1)
 
     def body(s: bn.State) -> None:
         forks = s.fork(5)
         forks += lambda i: f"same#{i}" + bn.gen("a")
         assert forks.vote("a", key=lambda value: 0) is forks[1]
-        assert dropped(gate.mock) == {1, 3, 4, 5}
+        assert dropped(ordered.mock) == {1, 3, 4, 5}
 
-    run(body, gate.mock)
+    run(body, ordered.mock)
 
 
-def test_a_tie_goes_to_the_first_branch_that_holds_one(run: Any, echo: Any, branches: Any) -> None:
-    gate = Gate(echo, 3, 2, 1, 0)
+def test_vote_tie_goes_to_the_first_branch(run: Any, echo: Any, branches: Any) -> None:
+    ordered = OrderedMock(echo, 3, 2, 1, 0)
 
     def body(s: bn.State) -> None:
         forks = branches(s, "0", "1", "2", "3")
         assert forks.vote("a", key=lambda value: int(value) // 2) is forks[0]
 
-    run(body, gate.mock)
+    run(body, ordered.mock)
 
 
-def test_those_that_fail_have_no_vote(run: Any, echo: Any, branches: Any) -> None:
+def test_failed_branches_have_no_vote(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         forks = branches(s, "1!", "2!", "3")
         with pytest.raises(bn.ForkError):
@@ -240,10 +240,9 @@ def test_those_that_fail_have_no_vote(run: Any, echo: Any, branches: Any) -> Non
 
 @settings(deadline=None, max_examples=50)
 @given(values=st.lists(st.sampled_from("abc"), min_size=1, max_size=8), random=st.randoms())
-def test_a_vote_is_what_counting_all_gives(
+def test_ballot_equals_counting_for_any_finish_order(
     values: list[str], random: Random, run: Any, echo: Any, branches: Any
 ) -> None:
-    """Whatever the order in which branches finish."""
     from banyan.lang.branch_choice import Ballot
 
     def body(s: bn.State) -> None:
@@ -266,7 +265,7 @@ def test_a_vote_is_what_counting_all_gives(
 # ---- beam ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_beam_keeps_the_best_of_each_step(run: Any) -> None:
+def test_beam_keeps_the_best_of_each_step(run: Any) -> None:
     letters = iter("bcadefzyxw" * 10)
     mock = bn.Mock(lambda prompt, name: next(letters))
 
@@ -284,7 +283,7 @@ def test_a_beam_keeps_the_best_of_each_step(run: Any) -> None:
     assert len(mock.calls) == 2 + 4 + 4
 
 
-def test_a_step_may_look_at_its_branch(run: Any) -> None:
+def test_beam_step_may_read_its_branch(run: Any) -> None:
     def body(s: bn.State) -> None:
         s["n"] = 0
         beams = s.beam(1, lambda branch: f"[{len(branch.text())}]", depth=2, width=3, key=lambda branch: 0)
@@ -293,16 +292,16 @@ def test_a_step_may_look_at_its_branch(run: Any) -> None:
     run(body)
 
 
-def test_without_a_key_the_likeliest_wins(run: Any) -> None:
-    likely = {"a": -1.0, "b": -0.1, "c": -3.0, "d": -0.2}
+def test_beam_ranks_by_logprob_without_a_key(run: Any) -> None:
+    logprob_of = {"a": -1.0, "b": -0.1, "c": -3.0, "d": -0.2}
     answers = iter("acbdcdab")
 
-    def say(prompt: str, name: str) -> wire.Sample:
+    def script(prompt: str, name: str) -> wire.Sample:
         letter = next(answers)
-        logprobs = tuple(wire.TokenLogprob(0, letter, likely[letter]) for _ in range(1))
+        logprobs = tuple(wire.TokenLogprob(0, letter, logprob_of[letter]) for _ in range(1))
         return wire.Sample(letter, "stop", n_tokens=1, logprobs=logprobs)
 
-    mock = bn.Mock(say)
+    mock = bn.Mock(script)
 
     def body(s: bn.State) -> None:
         beams = s.beam(2, f"-{bn.gen('x')}", depth=2)
@@ -312,18 +311,18 @@ def test_without_a_key_the_likeliest_wins(run: Any) -> None:
     assert all(call.op.sampling.logprobs for call in mock.calls)
 
 
-def test_what_a_beam_refuses(run: Any) -> None:
+def test_invalid_beams_are_refused(run: Any) -> None:
     def body(s: bn.State) -> None:
-        for wrong in ({"k": 0}, {"depth": 0}, {"width": 0}):
+        for invalid in ({"k": 0}, {"depth": 0}, {"width": 0}):
             with pytest.raises(bn.BadProgram, match="it must be at least 1"):
-                s.beam(**{"k": 1, "step": "x"} | wrong)
+                s.beam(**{"k": 1, "step": "x"} | invalid)
         with pytest.raises(bn.Unsupported, match="to rank by; pass key="):
             s.beam(2, bn.gen("x"))
 
     run(body)
 
 
-def test_branches_that_fail_fall_out_of_a_beam(run: Any, echo: Any) -> None:
+def test_beam_skips_failed_branches(run: Any, echo: Any) -> None:
     def body(s: bn.State) -> None:
         order = iter(["0!", "1", "2!", "3"])
         beams = s.beam(2, lambda branch: f"#{next(order)}" + bn.gen("a"), width=4, key=lambda branch: branch["a"])
@@ -334,15 +333,15 @@ def test_branches_that_fail_fall_out_of_a_beam(run: Any, echo: Any) -> None:
 
 # ---- dist ----------------------------------------------------------------------------------------------------------
 
-LAW = {"calc": math.log(0.6), "search": math.log(0.3), "ask": math.log(0.1)}
+LOGPROBS = {"calc": math.log(0.6), "search": math.log(0.3), "ask": math.log(0.1)}
 
 
-def test_the_law_of_a_select(run: Any) -> None:
+def test_dist_returns_the_probabilities_of_a_select(run: Any) -> None:
     def body(s: bn.State) -> None:
-        s += bn.select("tool", list(LAW))
+        s += bn.select("tool", list(LOGPROBS))
         s += bn.gen("x")
 
-    state = run(body, bn.Mock({"tool": LAW, "x": "x"}))
+    state = run(body, bn.Mock({"tool": LOGPROBS, "x": "x"}))
     assert state["tool"] == "calc"
     assert state.dist("tool") == pytest.approx({"calc": 0.6, "search": 0.3, "ask": 0.1})
     with pytest.raises(bn.BadProgram, match="takes a variable that a select made"):
@@ -351,20 +350,20 @@ def test_the_law_of_a_select(run: Any) -> None:
         state.dist("y")
 
 
-def test_a_temperature_draws_and_the_law_stays() -> None:
+def test_temperature_samples_and_dist_is_unchanged() -> None:
     def body(s: bn.State) -> None:
         forks = s.fork(300)
-        forks += bn.select("tool", list(LAW), temperature=1.0)
+        forks += bn.select("tool", list(LOGPROBS), temperature=1.0)
         forks.join()
 
-    state = bn.function(body).run(backend=bn.Mock({"tool": LAW}), seed=1)
-    counts = {choice: state["tool"].count(choice) for choice in LAW}
-    chi2 = sum((counts[choice] - 300 * math.exp(p)) ** 2 / (300 * math.exp(p)) for choice, p in LAW.items())
+    state = bn.function(body).run(backend=bn.Mock({"tool": LOGPROBS}), seed=1)
+    counts = {choice: state["tool"].count(choice) for choice in LOGPROBS}
+    chi2 = sum((counts[choice] - 300 * math.exp(p)) ** 2 / (300 * math.exp(p)) for choice, p in LOGPROBS.items())
     assert chi2 < 13.8, "p < 0.001 for two degrees of freedom"
     assert state.dist("tool")[7] == pytest.approx({"calc": 0.6, "search": 0.3, "ask": 0.1})
 
 
-def test_a_backend_that_does_not_tell(run: Any) -> None:
+def test_dist_without_backend_logprobs_is_unsupported(run: Any) -> None:
     def body(s: bn.State) -> None:
         s += bn.select("tool", ["a", "b"])
         with pytest.raises(bn.Unsupported, match="does not report"):
@@ -380,8 +379,8 @@ def run_async(body: Callable[[bn.AsyncState], Any], backend: Any) -> Any:
     return asyncio.run(bn.function(body).run_async(backend=backend)).ret_value
 
 
-def test_all_of_it_on_an_event_loop(echo: Any, branches: Any) -> None:
-    gate = Gate(echo, 3, 1, 0, 2)
+def test_choosing_methods_are_async_in_async_programs(echo: Any, branches: Any) -> None:
+    ordered = OrderedMock(echo, 3, 1, 0, 2)
 
     async def body(s: bn.AsyncState) -> None:
         forks = branches(s, "0", "1", "2", "3")
@@ -396,42 +395,42 @@ def test_all_of_it_on_an_event_loop(echo: Any, branches: Any) -> None:
         s.adopt(forks[1])
         assert await s.text() == "#11"
 
-    run_async(body, gate.mock)
+    run_async(body, ordered.mock)
 
 
-def test_async_keys_look_side_by_side(echo: Any, branches: Any) -> None:
-    n_looking, most = 0, 0
+def test_async_keys_run_concurrently(echo: Any, branches: Any) -> None:
+    n_running, max_running = 0, 0
 
-    async def look(branch: bn.AsyncState) -> int:
-        nonlocal n_looking, most
-        n_looking += 1
-        most = max(most, n_looking)
+    async def key(branch: bn.AsyncState) -> int:
+        nonlocal n_running, max_running
+        n_running += 1
+        max_running = max(max_running, n_running)
         await asyncio.sleep(0.05)
-        n_looking -= 1
+        n_running -= 1
         return int(await branch.value("a"))
 
     async def body(s: bn.AsyncState) -> None:
         forks = branches(s, "1", "3", "2")
-        assert await forks.best(look) is forks[1]
+        assert await forks.best(key) is forks[1]
         with pytest.raises(bn.ForkError):
-            await branches(s, "1", "2!").best(look)
+            await branches(s, "1", "2!").best(key)
         assert (await s.beam(1, bn.gen("a"), key=lambda branch: 1))[0]["a"] == ""
 
     run_async(body, bn.Mock(echo))
-    assert most == 3
+    assert max_running == 3
 
 
-def test_dist_and_gathered_errors_on_an_event_loop() -> None:
+def test_async_dist_of_gathered_branches() -> None:
     async def body(s: bn.AsyncState) -> None:
         forks = s.fork(2)
-        forks += bn.select("tool", list(LAW))
+        forks += bn.select("tool", list(LOGPROBS))
         forks.join(on_error="collect")
         assert (await s.dist("tool"))[1]["calc"] == pytest.approx(0.6)
 
-    run_async(body, bn.Mock({"tool": LAW}))
+    run_async(body, bn.Mock({"tool": LOGPROBS}))
 
 
-def test_a_loop_is_not_held_up_while_branches_are_waited_for(echo: Any, branches: Any) -> None:
+def test_waiting_for_branches_does_not_block_the_loop(echo: Any, branches: Any) -> None:
     async def body(s: bn.AsyncState) -> None:
         ticks = 0
 
@@ -441,23 +440,23 @@ def test_a_loop_is_not_held_up_while_branches_are_waited_for(echo: Any, branches
                 ticks += 1
                 await asyncio.sleep(0.005)
 
-        ticking = asyncio.ensure_future(tick())
+        ticker = asyncio.ensure_future(tick())
         await branches(s, "0", "1").vote("a")
-        ticking.cancel()
+        ticker.cancel()
         assert ticks >= 3
 
-    run_async(body, Gate(echo, 1, 0).mock)
+    run_async(body, OrderedMock(echo, 1, 0).mock)
 
 
-def test_threads_may_wait_for_branches_of_one_program(run: Any, echo: Any, branches: Any) -> None:
+def test_several_threads_may_wait_for_the_same_branches(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         forks = branches(s, *map(str, range(20)))
-        found: list[Any] = []
-        threads = [threading.Thread(target=lambda: found.append(len(list(forks.as_completed())))) for _ in range(4)]
+        counts: list[Any] = []
+        threads = [threading.Thread(target=lambda: counts.append(len(list(forks.as_completed())))) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(20)
-        assert found == [20] * 4
+        assert counts == [20] * 4
 
     run(body, bn.Mock(echo, latency=0.01))

@@ -1,4 +1,4 @@
-"""Expressions inside f-strings: what they survive, what they refuse, and that nobody can forge them."""
+"""Expressions inside f-strings: what they support, what they refuse, and why they cannot be forged."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def run(body: Any, mock: bn.Mock | None = None, **arguments: Any) -> bn.State:
     return bn.function(body).run(backend=mock or bn.Mock(lambda prompt, name: f"<{name}>"), **arguments)
 
 
-# ---- where they stand ----------------------------------------------------------------------------------------------
+# ---- positions -----------------------------------------------------------------------------------------------------
 
 
-def test_gens_stand_where_the_f_string_has_them() -> None:
+def test_gens_keep_their_position() -> None:
     def body(s: bn.State) -> None:
         s += f"Because {bn.gen('why', stop='.')}, so {bn.gen('ans')}."
 
@@ -41,7 +41,7 @@ def test_gens_stand_where_the_f_string_has_them() -> None:
     assert (state["why"], state["ans"]) == ("<why>", "<ans>")
 
 
-def test_in_turns_by_every_spelling() -> None:
+def test_every_form_of_turn_accepts_f_strings() -> None:
     def body(s: bn.State) -> None:
         s += bn.user(f"Hi {bn.gen('a')}") + bn.assistant([f"{bn.gen('b')}", "!"])
         s.user(f"again {bn.gen('c')}")
@@ -56,7 +56,7 @@ def test_in_turns_by_every_spelling() -> None:
     ]
 
 
-def test_turns_selects_refs_and_f_strings_inside_f_strings() -> None:
+def test_f_string_accepts_turns_selects_refs_and_f_strings() -> None:
     def body(s: bn.State) -> None:
         s += bn.gen("seed")
         inner = f"{bn.select('pick', ['x', 'y'])} of {s.ref('seed')}"
@@ -66,7 +66,7 @@ def test_turns_selects_refs_and_f_strings_inside_f_strings() -> None:
     assert state.text() == "S" + CHATML.format("user", "[y of S]") + CHATML.format("assistant", "E")
 
 
-def test_types_and_tools_survive() -> None:
+def test_types_and_tools_are_kept() -> None:
     def body(s: bn.State) -> None:
         s += bn.user("q") + bn.assistant(f"It is {bn.gen('n', type=int)}: {bn.gen('t', tools=[look], max_rounds=2)}")
 
@@ -75,7 +75,7 @@ def test_types_and_tools_survive() -> None:
     assert [call.result for call in state.tool_calls("t")] == ["saw 1"]
 
 
-def test_in_async_programs_and_branches() -> None:
+def test_async_branches_accept_f_strings() -> None:
     @bn.function
     async def body(s: bn.AsyncState) -> list[str]:
         forks = s.fork(2)
@@ -87,7 +87,7 @@ def test_in_async_programs_and_branches() -> None:
     assert state.ret_value == ["<x>, 0<y>", "<x>, 1<y>"]
 
 
-def test_a_template_of_a_module_may_be_appended_any_number_of_times() -> None:
+def test_module_level_template_can_be_appended_repeatedly() -> None:
     template = f"Q: {bn.gen('x', type=Literal['a', 'b'])}{bn.gen('y')}"
     assert leaves(template) == leaves(template)
 
@@ -98,7 +98,7 @@ def test_a_template_of_a_module_may_be_appended_any_number_of_times() -> None:
     assert run(body, bn.Mock({"x": "a", "y": "Y"})).text() == "Q: aY" * 3
 
 
-def test_strings_may_be_put_together_and_apart_around_expressions() -> None:
+def test_strings_around_expressions_can_be_joined_and_split() -> None:
     a, b = f"A{bn.gen('x')}", f"{bn.gen('y')}B"
     for text in (a + " " + b, " ".join((a, b)), f"{a} {b}", "%s %s" % (a, b), f"  {a} {b}\n".strip()):  # noqa: UP031
         assert leaves(text) == ["A", GenExpr("x"), " ", GenExpr("y"), "B"]
@@ -106,54 +106,54 @@ def test_strings_may_be_put_together_and_apart_around_expressions() -> None:
 
 
 @given(st.text(), st.text())
-def test_any_text_may_stand_around_an_expression(before: str, after: str) -> None:
+def test_any_text_may_surround_an_expression(before: str, after: str) -> None:
     expected = [part for part in (before, GenExpr("x"), after) if part != ""]
     assert leaves(f"{before}{bn.gen('x')}{after}") == expected
 
 
-# ---- what they refuse ----------------------------------------------------------------------------------------------
+# ---- refused -------------------------------------------------------------------------------------------------------
 
 SEALED = f"a{bn.gen('x')}b"
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "changed",
     [SEALED[:-5], SEALED[5:], SEALED[:20] + SEALED[25:], SEALED[:50] + SEALED[52:], SEALED.upper(), SEALED.swapcase(),
      json.dumps(SEALED), repr(SEALED), SEALED.encode("ascii", "backslashreplace").decode(),
      "\n".join(textwrap.wrap(SEALED, 20)), SEALED[:40] + SEALED, SEALED.replace(":", ";")],
-    ids=range(12),  # the marks differ from process to process
+    ids=range(12),  # the markers differ from process to process
 )  # fmt: skip
-def test_one_that_was_cut_or_changed(wrong: str) -> None:
+def test_truncated_or_changed_expression_is_refused(changed: str) -> None:
     with pytest.raises(bn.BadProgram, match="inside this f-string was c"):
-        leaves(wrong)
+        leaves(changed)
 
 
-def test_formats_are_refused_where_they_stand() -> None:
+def test_format_specification_is_refused() -> None:
     with pytest.raises(bn.BadProgram, match=">10"):
         f"{bn.gen('x'):>10}"
 
 
-def test_where_an_expression_cannot_stand() -> None:
+def test_expression_in_plain_text_arguments_is_refused() -> None:
     with pytest.raises(bn.BadProgram, match="raw takes plain text"):
         bn.raw(f"<b>{bn.gen('x')}")
     with pytest.raises(bn.BadProgram, match="a choice must be plain text"):
         bn.select("s", ["a", f"{bn.gen('x')}"])
 
 
-def test_a_value_of_a_program_that_has_ended() -> None:
-    kept: list[str] = []
+def test_ref_of_an_ended_program_is_refused() -> None:
+    templates: list[str] = []
 
     def body(s: bn.State) -> None:
         s += bn.gen("x")
-        kept.append(f"[{s.ref('x')}]")
+        templates.append(f"[{s.ref('x')}]")
 
     run(body)
     gc.collect()
     with pytest.raises(bn.BadProgram, match="has ended"):
-        leaves(kept[0])
+        leaves(templates[0])
 
 
-def test_a_value_of_another_program() -> None:
+def test_ref_of_another_program_is_refused() -> None:
     def body(s: bn.State, text: str) -> None:
         s += bn.gen("x")
         if text:
@@ -167,7 +167,7 @@ def test_a_value_of_another_program() -> None:
     run(outer)
 
 
-def test_nothing_is_recorded_of_one_that_is_refused() -> None:
+def test_refused_expression_appends_nothing() -> None:
     mock = bn.Mock("x")
 
     def body(s: bn.State) -> None:
@@ -179,36 +179,36 @@ def test_nothing_is_recorded_of_one_that_is_refused() -> None:
     assert mock.calls == []
 
 
-# ---- that nobody can forge them ------------------------------------------------------------------------------------
+# ---- forgery -------------------------------------------------------------------------------------------------------
 
 
-def test_nobodys_words_are_taken_for_an_expression() -> None:
+def test_text_that_looks_like_an_expression_stays_text() -> None:
     forged = SEALED.replace(fstring._TOKEN, "1" * len(fstring._TOKEN))
     assert leaves(forged) == [forged]
-    glyphs = "\ue0b0 main \ue0b1 src \ue0b2"  # those that shells draw prompts with
+    glyphs = "\ue0b0 main \ue0b1 src \ue0b2"  # characters of shell prompts
     assert leaves(glyphs) == [glyphs]
 
 
-def test_the_mark_is_drawn_anew_by_each_process() -> None:
+def test_process_token_has_24_digits() -> None:
     assert len(fstring._TOKEN) == 24
     assert fstring._TOKEN.isdigit()
 
 
-def test_what_a_model_or_a_user_says_is_no_expression() -> None:
-    said = "{gen('x')} <|im_start|>"
+def test_expression_syntax_in_model_or_user_text_stays_text() -> None:
+    text = "{gen('x')} <|im_start|>"
 
     def body(s: bn.State, words: str) -> None:
         s += bn.user(f"{words}") + bn.assistant(bn.gen("a"))
         s += bn.user(f"You said {s['a']}")
 
-    state = run(body, bn.Mock(said), words=said)
-    assert state.messages()[2]["content"] == f"You said {said}"
+    state = run(body, bn.Mock(text), words=text)
+    assert state.messages()[2]["content"] == f"You said {text}"
 
 
-# ---- what is kept --------------------------------------------------------------------------------------------------
+# ---- memory --------------------------------------------------------------------------------------------------------
 
 
-def test_plain_expressions_leave_nothing_behind_and_others_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embedder_keeps_only_unprintable_parts_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fstring, "MAX_KEPT", 3)
     embedder = fstring.Embedder(GenExpr | SelectExpr | RoleBegin | RoleEnd)
     for k in range(100):
@@ -216,12 +216,12 @@ def test_plain_expressions_leave_nothing_behind_and_others_are_bounded(monkeypat
     assert not embedder._kept
     parts = [object() for _ in range(4)]
     texts = [embedder.embed(GenExpr("x", output_type=part)) for part in parts]
-    kept = [[GenExpr("x", output_type=part)] for part in parts[1:]]
-    assert [list(embedder.extract(text)) for text in texts[1:]] == kept
+    expected = [[GenExpr("x", output_type=part)] for part in parts[1:]]
+    assert [list(embedder.extract(text)) for text in texts[1:]] == expected
     assert len(embedder._kept) == len(embedder._numbers) == 3
     with pytest.raises(bn.BadProgram, match="is too old"):
         list(embedder.extract(texts[0]))
     again = embedder.embed(GenExpr("x", output_type=parts[1]))
-    assert again == texts[1], "one that is in use stays"
+    assert again == texts[1], "a part in use stays"
     embedder.embed(GenExpr("x", output_type=object()))
     assert list(embedder.extract(again)) == [GenExpr("x", output_type=parts[1])]

@@ -1,4 +1,4 @@
-"""Branches: what they begin with, what they cost, and how they come back."""
+"""Forks and joins: what branches inherit, what they send, and how their values are gathered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run(body: Any, backend: Any = None) -> bn.State:
     return bn.function(body).run(backend=backend)
 
 
-def test_branches_have_all_that_their_parent_has(mock: bn.Mock) -> None:
+def test_branches_inherit_their_parents_content(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         s += bn.user("U") + bn.assistant_begin() + bn.gen("a")
         s["v"] = 1
@@ -37,7 +37,7 @@ def test_branches_have_all_that_their_parent_has(mock: bn.Mock) -> None:
     run(body)
 
 
-def test_a_fork_sends_no_text_again(mock: bn.Mock) -> None:
+def test_fork_sends_no_text_twice(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         s += "a long text" + bn.gen("a")
         forks = s.fork(3)
@@ -53,7 +53,7 @@ def test_a_fork_sends_no_text_again(mock: bn.Mock) -> None:
     assert wire.Fork(0, (1, 2, 3)) in ops
 
 
-def test_what_is_appended_to_a_group(mock: bn.Mock) -> None:
+def test_group_appends_to_every_branch(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         forks = s.fork(2)
         forks += "all "
@@ -72,7 +72,7 @@ def test_what_is_appended_to_a_group(mock: bn.Mock) -> None:
     run(body)
 
 
-def test_gather_gives_a_list_for_each_new_variable(mock: bn.Mock) -> None:
+def test_gather_makes_a_list_of_each_new_variable(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         s += bn.gen("old")
         forks = s.fork(3)
@@ -91,7 +91,7 @@ def test_gather_gives_a_list_for_each_new_variable(mock: bn.Mock) -> None:
     assert len(mock.submits) == 1, "join does not wait"
 
 
-def test_a_fork_of_one_gathers_lists_of_one(mock: bn.Mock) -> None:
+def test_fork_of_one_gathers_lists_of_one(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         forks = s.fork()
         forks += bn.gen("x")
@@ -104,7 +104,7 @@ def test_a_fork_of_one_gathers_lists_of_one(mock: bn.Mock) -> None:
     assert (state["x"], state["y"]) == (["<x>"], ["<y>"])
 
 
-def test_forks_of_forks_gather_lists_of_lists(mock: bn.Mock) -> None:
+def test_nested_forks_gather_nested_lists(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         outer = s.fork(2)
         for branch in outer:
@@ -116,7 +116,7 @@ def test_forks_of_forks_gather_lists_of_lists(mock: bn.Mock) -> None:
     assert run(body)["x"] == [["<x>"] * 3] * 2
 
 
-def test_concatenation_is_exact(mock: bn.Mock) -> None:
+def test_concat_appends_the_branch_texts(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         s += bn.assistant_begin() + "list:"
         forks = s.fork(2)
@@ -133,7 +133,7 @@ def test_concatenation_is_exact(mock: bn.Mock) -> None:
     assert wire.Join(0, (1, 2)) in mock.submits[0]
 
 
-def test_branches_with_another_open_turn_are_not_concatenated(mock: bn.Mock) -> None:
+def test_concat_with_different_open_turns_is_refused(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         s += bn.assistant_begin()
         forks = s.fork(2)
@@ -144,7 +144,7 @@ def test_branches_with_another_open_turn_are_not_concatenated(mock: bn.Mock) -> 
     run(body)
 
 
-def test_what_is_refused(mock: bn.Mock) -> None:
+def test_invalid_forks_and_joins_are_refused(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         with pytest.raises(bn.BadProgram, match="'gather_variable' or 'concat'"):
             s.fork(1).join("sum")  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def test_what_is_refused(mock: bn.Mock) -> None:
     run(body)
 
 
-def test_a_branch_that_nobody_holds_is_dropped(mock: bn.Mock) -> None:
+def test_unreferenced_branch_is_dropped(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         forks = s.fork(3)
         forks += bn.gen("x")
@@ -165,18 +165,20 @@ def test_a_branch_that_nobody_holds_is_dropped(mock: bn.Mock) -> None:
         s += best.ref("x")
         s.sync()
         assert wire.Drop(1) in mock.submits[0]
-        assert {op for op in mock.submits[0] if isinstance(op, wire.Drop)} == {wire.Drop(1)}, "2 and 3 are in use"
+        assert {op for op in mock.submits[0] if isinstance(op, wire.Drop)} == {wire.Drop(1)}, (
+            "branches 2 and 3 are still referenced"
+        )
         s += second
         del second
         assert best.text() == "<x>"
-        assert wire.Drop(3) not in mock.submits[-1], "what was appended is not known yet"
+        assert wire.Drop(3) not in mock.submits[-1], "the appended value is still pending"
         assert s.text() == "<x><x>"
         s["a"] = best["x"]
 
     run(body)
 
 
-def test_a_parent_lives_as_long_as_its_branches(mock: bn.Mock) -> None:
+def test_parent_lives_as_long_as_its_branches(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         (middle,) = s.fork(1)
         (leaf,) = middle.fork(1)
@@ -191,12 +193,12 @@ def test_a_parent_lives_as_long_as_its_branches(mock: bn.Mock) -> None:
     run(body)
 
 
-# A tree of states, drawn at random and kept beside plain strings: the same text by both, or an error by both.
+# Random operations on a tree of states give the same texts and errors as on plain strings.
 STEP = st.tuples(st.integers(0, 5), st.sampled_from(["text", "gen", "fork", "join", "ref", "read"]), st.integers(1, 3))
 
 
 class Oracle:
-    """A state as a string; None once a gen of it has failed, which is where the prompt's length is a multiple of m."""
+    """A state as a string, or None after a failed gen; a gen fails if the prompt's length is a multiple of m."""
 
     def __init__(self, text: str | None = "") -> None:
         self.text = text
@@ -217,7 +219,7 @@ class Oracle:
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(STEP, max_size=25), st.sampled_from([1, 2, 5, 10**9]))
-def test_any_tree_of_states_is_what_plain_strings_are(steps: list[tuple[int, str, int]], m: int) -> None:
+def test_random_state_operations_match_plain_strings(steps: list[tuple[int, str, int]], m: int) -> None:
     def script(prompt: str, name: str) -> str:
         if (prompt and len(prompt) % m == 0) or m == 1:
             raise OSError("no luck")
@@ -242,7 +244,8 @@ def test_any_tree_of_states_is_what_plain_strings_are(steps: list[tuple[int, str
                     states += group
                     oracles += [Oracle(oracle.text) for _ in group]
                 case "join" if forks:
-                    parent, n_shared, first, group = forks.pop()  # the newest: no branch of it is another's parent
+                    # the newest group: none of its branches is a parent of another group
+                    parent, n_shared, first, group = forks.pop()
                     for branch in oracles[first:]:
                         parent.append(None if branch.text is None else branch.text[n_shared:])
                     group.join("concate_and_append")
@@ -257,7 +260,7 @@ def test_any_tree_of_states_is_what_plain_strings_are(steps: list[tuple[int, str
     program.run(backend=bn.Mock(script))
 
 
-def test_a_branch_can_be_appended_to_by_its_index(mock: bn.Mock) -> None:
+def test_branch_can_be_appended_to_by_index(mock: bn.Mock) -> None:
     @bn.function
     def program(s: bn.State) -> None:
         forks = s.fork(2)
@@ -279,33 +282,33 @@ def two_branches(s: bn.State, on_error: Any = "raise", drops: bool = False) -> N
     forks.join(on_error=on_error)
 
 
-def second_fails() -> bn.Mock:
+def failing_second_branch() -> bn.Mock:
     return bn.Mock({re.compile("0$"): "fine", re.compile("1$"): ValueError("no")})
 
 
-def test_a_failure_in_a_joined_branch_rises_where_its_parent_is_collected() -> None:
-    state = two_branches.run(backend=second_fails())
+def test_failed_joined_branch_raises_where_the_parent_is_collected() -> None:
+    state = two_branches.run(backend=failing_second_branch())
     with pytest.raises(bn.ForkError, match="branch 1 failed: the script of the Mock raised ValueError: no"):
         state.sync()
     assert isinstance(state.error(), bn.ForkError)
     with pytest.raises(bn.ForkError):
-        two_branches.run(backend=second_fails(), use_thread=False)
+        two_branches.run(backend=failing_second_branch(), use_thread=False)
     with pytest.raises(bn.ForkError):
-        asyncio.run(two_branches.run_async(backend=second_fails()))
-    (returned,) = two_branches.run_batch([()], backend=second_fails(), on_error="return")
+        asyncio.run(two_branches.run_async(backend=failing_second_branch()))
+    (returned,) = two_branches.run_batch([()], backend=failing_second_branch(), on_error="return")
     assert isinstance(returned.error(), bn.ForkError)
     with pytest.raises(bn.BatchError):
-        two_branches.run_batch([()], backend=second_fails())
+        two_branches.run_batch([()], backend=failing_second_branch())
 
 
-def test_a_failure_that_is_collected_and_a_branch_that_was_dropped_are_none_of_the_parents() -> None:
-    collected = two_branches.run("collect", backend=second_fails())
+def test_collected_error_and_dropped_branch_do_not_fail_the_parent() -> None:
+    collected = two_branches.run("collect", backend=failing_second_branch())
     collected.sync()
     assert isinstance(collected["g"][1], bn.ForkError)
     two_branches.run(drops=True, backend=bn.Mock("slow", latency=0.2)).sync()
 
 
-def test_a_parent_is_done_when_its_joined_branches_are() -> None:
+def test_parent_is_done_after_its_joined_branches() -> None:
     state = two_branches.run(backend=bn.Mock("late", latency=0.3))
     state.sync()
     assert state._values["g"].values[1].is_done

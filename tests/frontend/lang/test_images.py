@@ -1,4 +1,4 @@
-"""Pictures: read where they are named, refused where the model takes none."""
+"""Images: the inputs that are read, and the error of a model that takes only text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def encoded(kind: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "gif", "bmp"])
-def test_a_picture_by_path_by_bytes_and_as_an_image(kind: str, tmp_path: Path) -> None:
+def test_image_is_read_from_path_bytes_and_pil_image(kind: str, tmp_path: Path) -> None:
     data = encoded(kind)
     file = tmp_path / "picture"
     file.write_bytes(data)
@@ -33,28 +33,28 @@ def test_a_picture_by_path_by_bytes_and_as_an_image(kind: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("given", "why"), [("/no/such/file.png", "No such file"), (b"text", "not an image"), (5, "not int")]
+    ("given", "match"), [("/no/such/file.png", "No such file"), (b"text", "not an image"), (5, "not int")]
 )
-def test_what_is_no_picture_says_so(given: object, why: str) -> None:
-    with pytest.raises(bn.BadProgram, match=why):
+def test_invalid_image_is_refused(given: object, match: str) -> None:
+    with pytest.raises(bn.BadProgram, match=match):
         bn.image(given)
 
 
 @bn.function
-def look(s: bn.State) -> None:
+def describe(s: bn.State) -> None:
     s += bn.user(["What is ", bn.image(encoded("png")), f"and {bn.image(encoded('gif'))}?"])
     s += bn.assistant(bn.gen("x"))
 
 
-def test_a_model_that_takes_text_alone_refuses_it_and_nothing_is_sent(mock: bn.Mock) -> None:
+def test_text_only_model_refuses_images_before_sending(mock: bn.Mock) -> None:
     with pytest.raises(bn.Unsupported, match="image: the model mock takes only text"):
-        look.run()
+        describe.run()
     assert mock.submits == []
 
 
-def test_a_model_that_looks_gets_the_bytes_in_their_place(mock: bn.Mock) -> None:
+def test_image_model_gets_the_bytes_in_place(mock: bn.Mock) -> None:
     mock.welcome, mock.refuses = replace(mock.welcome, images=True), frozenset()
-    state = look.run()
+    state = describe.run()
     parts = [part for op in mock.submits[0] if isinstance(op, wire.Append) for part in op.parts]
     assert [part.kind for part in parts if isinstance(part, wire.Image)] == ["image/png", "image/gif"]
     assert parts[1:4] == ["What is ", wire.Image(encoded("png"), "image/png"), "and "]

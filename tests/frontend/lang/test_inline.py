@@ -1,4 +1,4 @@
-"""A program inside another, on the same state."""
+"""Inlined programs continue the caller's state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def ask_async(s: bn.AsyncState, question: str) -> str:
     return await s.value("answer")
 
 
-def test_all_that_it_appends_and_names_is_the_callers(mock: bn.Mock) -> None:
+def test_inlined_program_appends_to_the_callers_state(mock: bn.Mock) -> None:
     @bn.function
     def outer(s: bn.State) -> None:
         s += bn.system("Be brief.")
@@ -37,7 +37,7 @@ def test_all_that_it_appends_and_names_is_the_callers(mock: bn.Mock) -> None:
     assert state.text().count("<|im_start|>assistant") == 3
 
 
-def test_it_is_one_message_with_its_caller(mock: bn.Mock) -> None:
+def test_inlined_programs_share_one_message(mock: bn.Mock) -> None:
     @bn.function
     def outer(s: bn.State) -> None:
         ask.inline(s, "one?")
@@ -47,7 +47,7 @@ def test_it_is_one_message_with_its_caller(mock: bn.Mock) -> None:
     assert len(mock.submits) == 1
 
 
-def test_inside_turns_branches_and_f_strings(mock: bn.Mock) -> None:
+def test_inline_works_in_turns_branches_and_f_strings(mock: bn.Mock) -> None:
     @bn.function
     def part(s: bn.State) -> None:
         s += "because " + bn.gen("why")
@@ -62,11 +62,13 @@ def test_inside_turns_branches_and_f_strings(mock: bn.Mock) -> None:
         forks.join()
 
     state = outer.run()
-    assert state.messages()[0]["content"] == "because <why>Yes, .", "it runs where it is called, before the f-string is"
+    assert state.messages()[0]["content"] == "because <why>Yes, .", (
+        "it runs at the call, before the f-string is appended"
+    )
     assert state["answer"] == ["<answer>"] * 2
 
 
-def test_methods_and_async_programs() -> None:
+def test_methods_and_async_programs_can_be_inlined() -> None:
     class Agent:
         @bn.function
         def greet(self, s: bn.State, name: str) -> str:
@@ -84,7 +86,7 @@ def test_methods_and_async_programs() -> None:
     assert state.ret_value == ("Ada", "You are Ada.")
 
 
-def test_what_it_raises_is_raised_where_it_is_called(mock: bn.Mock) -> None:
+def test_errors_of_an_inlined_body_are_raised_at_the_call(mock: bn.Mock) -> None:
     @bn.function
     def bad(s: bn.State) -> None:
         s += bn.user("x")
@@ -99,7 +101,7 @@ def test_what_it_raises_is_raised_where_it_is_called(mock: bn.Mock) -> None:
     assert outer.run().messages()[0] == {"role": "user", "content": "x"}
 
 
-def test_what_is_refused(mock: bn.Mock) -> None:
+def test_invalid_inline_calls_are_refused(mock: bn.Mock) -> None:
     @bn.function
     def outer(s: bn.State) -> None:
         with pytest.raises(bn.BadProgram, match="takes the state to continue, not a str"):
@@ -118,7 +120,7 @@ def test_what_is_refused(mock: bn.Mock) -> None:
     assert outer.run().text() == ""
 
 
-def test_a_state_given_to_a_call_is_told_how_to_go_on_with_it(mock: bn.Mock) -> None:
+def test_passing_a_state_to_a_call_suggests_inline(mock: bn.Mock) -> None:
     @bn.function
     def outer(s: bn.State, *rest: str) -> None:
         ask(s, "one?", *rest)

@@ -1,4 +1,4 @@
-"""What is told of a value: its text, all its samples, and how it came about."""
+"""Values of gens and selects: text, samples and meta info."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(sample: wire.Sample, **options: Any) -> bn.State:
     return program.run(backend=bn.Mock(lambda prompt, name: sample))
 
 
-def test_with_n_samples_the_variable_is_a_list_and_the_prompt_goes_on_with_the_first() -> None:
+def test_samples_are_a_list_and_the_prompt_continues_with_the_first() -> None:
     backend = bn.Mock(["one", "two", "three"])
 
     @bn.function
@@ -44,7 +44,7 @@ def test_with_n_samples_the_variable_is_a_list_and_the_prompt_goes_on_with_the_f
         (wire.Sample("t", "length", n_tokens=3), {"type": "length", "length": 3}),
     ],
 )
-def test_meta_info_of_a_gen(sample: wire.Sample, reason: dict[str, Any]) -> None:
+def test_gen_meta_info_holds_reason_tokens_and_times(sample: wire.Sample, reason: dict[str, Any]) -> None:
     state = run(sample)
     meta = state.get_meta_info("x")
     assert 0 <= meta.pop("time_to_first_token") <= meta.pop("e2e_latency") < 60
@@ -65,7 +65,7 @@ LOGPROBS = (wire.TokenLogprob(5, "t", -0.5, ((5, "t", -0.5), (6, "u", -1.5))),)
 
 
 @pytest.mark.parametrize("with_text", [False, True])
-def test_logprobs(with_text: bool) -> None:
+def test_meta_info_holds_logprobs(with_text: bool) -> None:
     state = run(
         wire.Sample("t", "stop", logprobs=LOGPROBS),
         return_logprob=True,
@@ -78,7 +78,7 @@ def test_logprobs(with_text: bool) -> None:
     assert meta["output_top_logprobs"] == [[(-0.5, 5, t), (-1.5, 6, u)]]
 
 
-def test_logprobs_are_asked_for() -> None:
+def test_logprob_options_are_sent() -> None:
     backend = bn.Mock("x")
 
     @bn.function
@@ -90,27 +90,27 @@ def test_logprobs_are_asked_for() -> None:
     assert (op.sampling.logprobs, op.sampling.top_logprobs, op.sampling.max_tokens) == (True, 4, 0)
 
 
-def answered(value: wire.Value, *expr: Any) -> dict[str, Any]:
-    """The meta info of x, where the backend gives `value` for it."""
+def meta_info_of(value: wire.Value, *expr: Any) -> dict[str, Any]:
+    """Return the meta info of x for a backend that returns `value`."""
 
-    class Given(bn.Mock):
+    class FixedMock(bn.Mock):
         def program(self, name: str = "") -> Any:
-            made = super().program(name)
-            made.submit = lambda ops, last=False: made.future(0).set_result(value)
-            return made
+            program = super().program(name)
+            program.submit = lambda ops, last=False: program.future(0).set_result(value)
+            return program
 
-    state = bn.function(lambda s: s.__iadd__(list(expr))).run(backend=Given())
+    state = bn.function(lambda s: s.__iadd__(list(expr))).run(backend=FixedMock())
     meta: dict[str, Any] = state.get_meta_info("x")
     return meta
 
 
-def test_meta_info_tells_of_drafts_and_of_the_prompts_tokens() -> None:
+def test_meta_info_holds_drafts_and_prompt_logprobs() -> None:
     prompt = (wire.TokenLogprob(3, "a", math.nan), wire.TokenLogprob(4, "b", -1.0, ((5, "c", -0.5), (4, "b", -1.0))))
     usage = wire.TokenUsage(prompt=2, cached=1, generated=9, drafted=8, accepted=5)
     times = wire.Times(ready=2.0, first=2.5, ended=3.5)
     sample = wire.Sample("t", "stop", n_tokens=9, drafts={"tree": (8, 5)})
     value = wire.Value(7, 0, 0, (sample,), usage, times=times, prompt=prompt)
-    meta = answered(value, "p", bn.gen("x", return_logprob=True, logprob_start_len=0, return_text_in_logprobs=True))
+    meta = meta_info_of(value, "p", bn.gen("x", return_logprob=True, logprob_start_len=0, return_text_in_logprobs=True))
     assert (meta["id"], meta["spec_verify_ct"]) == ("7-0-0", 4)
     assert meta["drafts"] == {"tree": {"drafted": 8, "accepted": 5}}
     assert (meta["time_to_first_token"], meta["e2e_latency"]) == (0.5, 1.5)
@@ -124,9 +124,9 @@ SCORES = wire.Scores(
 )
 
 
-def test_meta_info_of_a_select() -> None:
+def test_select_meta_info_holds_scores() -> None:
     value = wire.Value(0, 0, 0, (wire.Sample("a", "stop"),), scores=SCORES)
-    assert answered(value, bn.select("x", ["a", "b"])) == {
+    assert meta_info_of(value, bn.select("x", ["a", "b"])) == {
         "normalized_prompt_logprobs": [-1.5, -2.0],
         "input_token_logprobs": [[(-1.0, 3, None), (-2.0, 5, None)], [(-2.0, 4, None)]],
         "output_token_logprobs": [[], []],
@@ -134,11 +134,11 @@ def test_meta_info_of_a_select() -> None:
         "unconditional_token_logprobs": [[(-3.0, 3, None), (-3.0, 5, None)], [(-4.0, 4, None)]],
         "normalized_unconditional_prompt_logprobs": [1.5, 2.0],
     }
-    greedy = answered(value, bn.select("x", ["a", "b"], choices_method=bn.greedy_token_selection))
+    greedy = meta_info_of(value, bn.select("x", ["a", "b"], choices_method=bn.greedy_token_selection))
     assert greedy["greedy_logprob_matrix"] == [[-1.0, -2.0], [-2.0, -2.0]]
 
 
-def test_an_error_says_what_was_spent_and_how_often_it_was_tried() -> None:
+def test_error_holds_usage_and_attempts() -> None:
     answers = {"a": wire.Sample("x", "stop", n_tokens=7), "b": ["no", "no, again"]}
 
     @bn.function

@@ -1,4 +1,4 @@
-"""Types of gens: the form that is asked for, and the object that comes of the text."""
+"""Output types: the constraint sent to the server, and the object parsed from the text."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ TYPES: list[tuple[Any, str, Any]] = [
 
 
 @pytest.mark.parametrize(("kind", "text", "expected"), TYPES, ids=str)
-def test_a_type_gives_an_object_and_the_text_stays(kind: Any, text: str, expected: Any) -> None:
+def test_typed_gen_keeps_its_text_and_has_an_object(kind: Any, text: str, expected: Any) -> None:
     state = run(text, type=kind)
     assert state["x"] == text
     assert state.text() == "?" + text
@@ -117,12 +117,12 @@ def test_a_type_gives_an_object_and_the_text_stays(kind: Any, text: str, expecte
         ({"dtype": "bool"}, "regex", "(True|False)"),
     ],
 )
-def test_what_the_server_is_asked_to_hold_the_text_to(options: dict[str, Any], kind: str, text: str) -> None:
+def test_type_becomes_a_constraint(options: dict[str, Any], kind: str, text: str) -> None:
     assert (spec(**options).kind, spec(**options).text) == (kind, text)
 
 
 @pytest.mark.parametrize("kind", [Point, Hero, Packed, Model, list[Model]])
-def test_objects_have_the_properties_of_their_type_and_no_others(kind: Any) -> None:
+def test_object_schemas_forbid_additional_properties(kind: Any) -> None:
     schema = json.loads(spec(type=kind).text)
     objects = [part for part in [schema, *schema.get("$defs", {}).values()] if "properties" in part]
     assert objects
@@ -130,26 +130,26 @@ def test_objects_have_the_properties_of_their_type_and_no_others(kind: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("kind", "right", "wrong"),
+    ("kind", "valid", "invalid"),
     [
         (Decimal, ["0", "-12.50", "3"], ["", "1.", "-", "01", "e3"]),
         (bytes, ["", "aGk=", "aGkhIQ=="], ["a", "aGk", "=aGk"]),
     ],
 )
-def test_what_is_written_as_a_string_is_held_to_its_spelling(kind: Any, right: list[str], wrong: list[str]) -> None:
+def test_string_encoded_types_have_a_pattern(kind: Any, valid: list[str], invalid: list[str]) -> None:
     pattern = json.loads(spec(type=kind).text)["pattern"]
-    assert all(re.search(pattern, text) for text in right)
-    assert [kind(text) if kind is Decimal else None for text in right]
-    assert not any(re.search(pattern, text) for text in wrong)
+    assert all(re.search(pattern, text) for text in valid)
+    assert [kind(text) if kind is Decimal else None for text in valid]
+    assert not any(re.search(pattern, text) for text in invalid)
 
 
-def test_a_schema_of_the_users_own_is_left_as_it_is() -> None:
+def test_user_schema_is_sent_unchanged() -> None:
     schema = {"type": "object", "properties": {"a": {}}}
     assert json.loads(spec(json_schema=schema).text) == schema
 
 
 @pytest.mark.parametrize(("dtype", "text", "expected"), [(int, "7", 7), ("float", ".5", 0.5), (bool, "True", True)])
-def test_a_dtype_is_text_as_in_sglang_and_an_object_too(dtype: Any, text: str, expected: Any) -> None:
+def test_dtype_keeps_text_and_has_a_value(dtype: Any, text: str, expected: Any) -> None:
     state = run(text, dtype=dtype)
     assert state["x"] == text
     assert state.value("x") == expected
@@ -157,7 +157,7 @@ def test_a_dtype_is_text_as_in_sglang_and_an_object_too(dtype: Any, text: str, e
     assert run('"a b"', dtype=str).value("x") == "a b"
 
 
-def test_a_number_ends_at_a_space_beside_the_stops_of_its_gen() -> None:
+def test_number_stops_at_whitespace_and_at_the_gens_own_stops() -> None:
     stop = ["!"]
     mock = bn.Mock("42 apples")
     state = run(mock, type=int, stop=stop)
@@ -166,25 +166,25 @@ def test_a_number_ends_at_a_space_beside_the_stops_of_its_gen() -> None:
     assert op.sampling.stop == ("!", " ", "\n")
 
 
-def test_what_is_no_such_object_says_so_where_it_is_read() -> None:
+def test_invalid_object_raises_where_it_is_read() -> None:
     state = run('{"n": 3}', type=Model)
     assert state["x"] == '{"n": 3}'
     with pytest.raises(
         bn.BadOutput, match=r"(?s)not a valid Model.*n must be even.*gen 'x', test_output_types\.py"
-    ) as caught:
+    ) as raised:
         state.value("x")
-    assert isinstance(caught.value.__cause__, pydantic.ValidationError)
-    assert state.error() is None, "the program has not failed: its text is what the model wrote"
+    assert isinstance(raised.value.__cause__, pydantic.ValidationError)
+    assert state.error() is None, "an invalid output does not fail the program"
 
 
-def test_a_value_that_was_cut_is_none() -> None:
-    cut = wire.Sample("12", "length", n_tokens=2)
+def test_truncated_value_raises() -> None:
+    truncated = wire.Sample("12", "length", n_tokens=2)
     with pytest.raises(bn.BadOutput, match="max_tokens cut it at 2"):
-        run(cut, type=int).value("x")
-    assert run(cut, type=str).value("x") == "12"
+        run(truncated, type=int).value("x")
+    assert run(truncated, type=str).value("x") == "12"
 
 
-def test_values_of_several_samples_and_branches() -> None:
+def test_typed_samples_and_branches_have_lists_of_values() -> None:
     script = iter(["1", "2", "3", "4"])
     mock = bn.Mock(lambda prompt, name: next(script))
 
@@ -201,7 +201,7 @@ def test_values_of_several_samples_and_branches() -> None:
     assert (state["many"], state["one"]) == (["1", "2"], ["3", "4"])
 
 
-def test_a_type_goes_through_an_f_string() -> None:
+def test_type_is_kept_in_an_f_string() -> None:
     mock = bn.Mock({"a": "7", "b": "[1]"})
 
     @bn.function
@@ -212,7 +212,7 @@ def test_a_type_goes_through_an_f_string() -> None:
     assert program.run(backend=mock).ret_value == 8
 
 
-class Mute:
+class Opaque:
     pass
 
 
@@ -223,7 +223,7 @@ class Keyed:
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("options", "match"),
     [
         ({"type": int, "regex": "a"}, "type, regex|regex, type"),
         ({"dtype": int, "json_schema": "{}"}, "one type"),
@@ -235,7 +235,7 @@ class Keyed:
         ({"regex": ""}, "regex"),
         ({"regex": ["a"]}, "regex"),
         ({"grammar": 5}, "grammar"),
-        ({"type": Mute}, "Mute"),
+        ({"type": Opaque}, "Opaque"),
         ({"type": enum.Enum("Empty", [])}, "no value"),
         ({"type": dict[int, str]}, "keys of a dict are str"),
         ({"type": list[Keyed]}, "keys of a dict are str"),
@@ -245,12 +245,12 @@ class Keyed:
         ({"type": int, "retries": "2"}, "retries"),
     ],
 )
-def test_a_form_that_cannot_be_is_refused_at_once(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(bn.BadProgram, match=why):
+def test_invalid_form_is_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(bn.BadProgram, match=match):
         bn.gen("x", **options)
 
 
-def test_the_same_type_is_worked_out_once() -> None:
+def test_output_type_is_cached() -> None:
     assert output_types.output_type(Hero) is output_types.output_type(Hero)
     assert output_types.output_type(Literal[1]) is not output_types.output_type(Literal[True])
 
@@ -264,18 +264,18 @@ def test_the_same_type_is_worked_out_once() -> None:
         ("[1, 2", [1, 2]),
     ],
 )
-def test_a_part_of_a_value_is_what_has_come_of_it(text: str, value: Any) -> None:
+def test_parse_partial_returns_the_complete_part(text: str, value: Any) -> None:
     assert output_types.parse_partial(text) == value
     with pytest.raises(ValueError, match="EOF"):
         output_types.parse_partial("")
 
 
 @bn.function
-def streaming(s: bn.State, retries: int = 0) -> None:
+def typed_fields(s: bn.State, retries: int = 0) -> None:
     s += "?" + bn.gen("hero", type=Hero, retries=retries) + bn.gen("n", type=int)
 
 
-WHOLE = '{"name": "Ada L", "points": [{"x": 1}, {"x": 2}]}'
+HERO_TEXT = '{"name": "Ada L", "points": [{"x": 1}, {"x": 2}]}'
 PARTS = [
     {"name": "Ada "},
     {"name": "Ada L", "points": [{"x": 1}]},
@@ -283,57 +283,57 @@ PARTS = [
 ]
 
 
-def test_partial_objects_grow_and_end_in_the_object() -> None:
-    mock = bn.Mock({"hero": WHOLE, "n": "42"})
-    state = streaming.run(stream=True, backend=mock)
-    seen = list(state.partials("hero"))
-    assert seen[-1] == PARTS[-1]
-    assert [part for part in PARTS[:-1] if part not in seen] == []
-    assert len(seen) == len({repr(part) for part in seen}), "only what is new"
+def test_partial_objects_grow_to_the_object() -> None:
+    mock = bn.Mock({"hero": HERO_TEXT, "n": "42"})
+    state = typed_fields.run(stream=True, backend=mock)
+    partials = list(state.partials("hero"))
+    assert partials[-1] == PARTS[-1]
+    assert [part for part in PARTS[:-1] if part not in partials] == []
+    assert len(partials) == len({repr(part) for part in partials}), "no repeated objects"
     assert list(state.partials("n")) == [42]
-    assert list(state.partials("hero")) == seen, "any number of readers"
-    assert list(streaming.run(backend=mock).partials("hero")) == [PARTS[-1]], "in one piece without a stream"
+    assert list(state.partials("hero")) == partials, "each reader gets all objects"
+    assert list(typed_fields.run(backend=mock).partials("hero")) == [PARTS[-1]], "one object without a stream"
 
 
-def test_partial_objects_begin_anew_where_the_model_does(tmp_path: Path) -> None:
-    wrong = '{"name": "Bob B", "points": 5}'
-    mock = bn.Mock({"hero": [wrong, WHOLE], "n": "42"})
+def test_partial_objects_restart_with_a_retry(tmp_path: Path) -> None:
+    first_try = '{"name": "Bob B", "points": 5}'
+    mock = bn.Mock({"hero": [first_try, HERO_TEXT], "n": "42"})
     with bn.Record(mock, tmp_path / "run.jsonl") as recorder:
-        state = streaming.run(1, stream=True, backend=recorder)
-        seen = list(state.partials("hero"))
-    at = seen.index({"name": "Ada "})
-    assert {"name": "Bob B", "points": 5} in seen[:at]
-    assert [part for part in PARTS if part not in seen[at:]] == []
-    assert seen[-1] == PARTS[-1]
-    assert list(state.text_iter("hero")) == [WHOLE], "text that was shown could not be taken back"
-    replayed = streaming.run(1, stream=True, backend=bn.Replay(tmp_path / "run.jsonl"))
-    assert list(replayed.partials("hero")) == seen
+        state = typed_fields.run(1, stream=True, backend=recorder)
+        partials = list(state.partials("hero"))
+    retry_start = partials.index({"name": "Ada "})
+    assert {"name": "Bob B", "points": 5} in partials[:retry_start]
+    assert [part for part in PARTS if part not in partials[retry_start:]] == []
+    assert partials[-1] == PARTS[-1]
+    assert list(state.text_iter("hero")) == [HERO_TEXT], "only the final text is streamed"
+    replayed = typed_fields.run(1, stream=True, backend=bn.Replay(tmp_path / "run.jsonl"))
+    assert list(replayed.partials("hero")) == partials
 
-    mock = bn.Mock({"hero": [wrong, WHOLE], "n": "42"})
-    with bn.stream(streaming, 1, backend=mock) as run:
+    mock = bn.Mock({"hero": [first_try, HERO_TEXT], "n": "42"})
+    with bn.stream(typed_fields, 1, backend=mock) as run:
         tokens = [e for e in run.events() if isinstance(e, bn.Token) and e.name == "hero"]
-    assert ["".join(e.text for e in tokens if e.round == n) for n in range(2)] == [wrong, WHOLE]
+    assert ["".join(e.text for e in tokens if e.round == n) for n in range(2)] == [first_try, HERO_TEXT]
 
 
-def test_partial_objects_on_an_event_loop() -> None:
+def test_partial_objects_are_async_iterable() -> None:
     async def main() -> list[Any]:
-        state = await streaming.run_async(stream=True, backend=bn.Mock({"hero": WHOLE, "n": "42"}))
+        state = await typed_fields.run_async(stream=True, backend=bn.Mock({"hero": HERO_TEXT, "n": "42"}))
         return [part async for part in state.partials("hero")]
 
-    seen = asyncio.run(main())
-    assert [part for part in PARTS if part not in seen] == []
-    assert seen[-1] == PARTS[-1]
+    partials = asyncio.run(main())
+    assert [part for part in PARTS if part not in partials] == []
+    assert partials[-1] == PARTS[-1]
 
 
-def test_partial_objects_of_what_is_none_end_in_the_error() -> None:
-    state = streaming.run(stream=True, backend=bn.Mock({"hero": '{"name": 5}', "n": "1"}))
+def test_partial_objects_of_invalid_output_end_with_the_error() -> None:
+    state = typed_fields.run(stream=True, backend=bn.Mock({"hero": '{"name": 5}', "n": "1"}))
     parts = state.partials("hero")
     assert {"name": 5} in (next(parts), next(parts))
     with pytest.raises(bn.BadOutput, match="Expected `str`"):
         list(parts)
 
 
-def test_who_reads_partials_holds_the_program() -> None:
+def test_partials_iterator_keeps_the_program_alive() -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += bn.gen("stock", type=dict[str, int])
@@ -342,7 +342,7 @@ def test_who_reads_partials_holds_the_program() -> None:
     assert list(program.run(backend=mock, stream=True).partials("stock"))[-1] == {"lamp": 3, "desk": 12}
 
 
-def test_types_of_outlines(tmp_path: Any) -> None:
+def test_outlines_types_are_supported(tmp_path: Any) -> None:
     code = (
         "import datetime, sys, warnings; warnings.simplefilter('ignore')\n"
         "import banyan as bn\n"
@@ -359,9 +359,9 @@ def test_types_of_outlines(tmp_path: Any) -> None:
         'run(weather, \'{"city": "Rome", "days": 2}\')\n'
         "assert 'torch' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=110)
-    assert done.stderr == ""
-    assert done.stdout.splitlines() == [
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=110)
+    assert completed.stderr == ""
+    assert completed.stdout.splitlines() == [
         "regex 4",
         "regex datetime.date(2026, 1, 2)",
         "regex 'aa'",
@@ -395,6 +395,6 @@ class Boxed(TypedDict, Generic[T]):
         (Boxed[int], "Boxed_int_", ["what", "how"]),
     ],
 )
-def test_a_typed_dict_is_written_in_the_order_of_its_definition(kind: Any, name: str, keys: list[str]) -> None:
+def test_typed_dict_schema_keeps_the_order_of_definition(kind: Any, name: str, keys: list[str]) -> None:
     schema = json.loads(output_types.output_type(kind).spec.text)  # type: ignore[union-attr]
-    assert list(schema["$defs"][name]["properties"]) == keys, "a reason that comes behind its score is none"
+    assert list(schema["$defs"][name]["properties"]) == keys, "the reason must precede the score"

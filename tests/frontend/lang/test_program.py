@@ -1,4 +1,4 @@
-"""Programs: their arguments, what runs when, and one message for a straight line."""
+"""Programs: arguments, when bodies and gens run, and one message for a straight line."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def qa(s: bn.State, question: str, style: str = "short") -> str:
 # ---- arguments -----------------------------------------------------------------------------------------------------
 
 
-def test_run_and_call_are_one(mock: bn.Mock) -> None:
+def test_run_and_call_are_equivalent(mock: bn.Mock) -> None:
     for state in (qa.run("q"), qa("q"), qa.run(question="q"), qa.run("q", "short")):
         assert state.text() == "short: q <a>"
         assert state.ret_value == "q"
 
 
-def test_a_program_looks_like_its_function() -> None:
+def test_program_keeps_name_and_docstring_of_its_function() -> None:
     assert (qa.__name__, qa.__doc__, repr(qa)) == ("qa", "Answers.", "<program qa>")
 
 
-def test_decorator_with_and_without_parentheses(mock: bn.Mock) -> None:
+def test_decorator_accepts_parentheses(mock: bn.Mock) -> None:
     @bn.function()
     def program(state: bn.State) -> None:
         state += "x"
@@ -38,7 +38,7 @@ def test_decorator_with_and_without_parentheses(mock: bn.Mock) -> None:
     assert program.run().text() == "x"
 
 
-def test_programs_as_methods(mock: bn.Mock) -> None:
+def test_methods_can_be_programs(mock: bn.Mock) -> None:
     class Agent:
         style = "long"
 
@@ -57,7 +57,7 @@ def test_programs_as_methods(mock: bn.Mock) -> None:
     assert Agent.plain.run().text() == "plain"
 
 
-def test_any_kind_of_parameter(mock: bn.Mock) -> None:
+def test_all_parameter_kinds_are_supported(mock: bn.Mock) -> None:
     @bn.function
     def program(s: bn.State, a: int, /, b: int, *rest: int, c: int = 3, **more: int) -> Any:
         return a, b, rest, c, more
@@ -69,7 +69,7 @@ NAMES = ["n", "stop", "stream", "backend", "temperature", "max_new_tokens", "reg
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_programs_parameter_wins_over_an_option_of_that_name(mock: bn.Mock, name: str) -> None:
+def test_parameter_takes_precedence_over_the_option_of_its_name(mock: bn.Mock, name: str) -> None:
     scope: dict[str, Any] = {}
     exec(f"def body(s, {name}):\n    s += str({name})", scope)
     program = bn.function(scope["body"])
@@ -79,7 +79,7 @@ def test_a_programs_parameter_wins_over_an_option_of_that_name(mock: bn.Mock, na
     assert program.run_batch([{name: "item"}])[0].text() == "item"
 
 
-def test_opts_set_what_parameters_hide(mock: bn.Mock) -> None:
+def test_opts_set_options_hidden_by_parameters(mock: bn.Mock) -> None:
     @bn.function
     def program(s: bn.State, n: int, temperature: str) -> None:
         s += bn.gen("x")
@@ -91,7 +91,7 @@ def test_opts_set_what_parameters_hide(mock: bn.Mock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs", "why"),
+    ("args", "kwargs", "match"),
     [
         ((), {}, "program qa: missing a required argument: 'question'"),
         (("q", "s", "x"), {}, "too many positional"),
@@ -101,24 +101,26 @@ def test_opts_set_what_parameters_hide(mock: bn.Mock) -> None:
         (("q",), {"max_tokens": 5}, "called 'max_new_tokens'"),
     ],
 )
-def test_arguments_that_do_not_fit(mock: bn.Mock, args: tuple[Any], kwargs: dict[str, Any], why: str) -> None:
+def test_invalid_arguments_raise_type_error(
+    mock: bn.Mock, args: tuple[Any], kwargs: dict[str, Any], match: str
+) -> None:
     for stream in (False, True):
-        with pytest.raises(TypeError, match=why):
+        with pytest.raises(TypeError, match=match):
             qa.run(*args, **kwargs, stream=stream)
 
 
-def test_opts_are_options(mock: bn.Mock) -> None:
+def test_opts_must_be_options(mock: bn.Mock) -> None:
     with pytest.raises(TypeError, match="opts is a dict"):
         qa.run("q", opts={"temperature": 0})  # type: ignore[arg-type]
 
 
-def test_bind(mock: bn.Mock) -> None:
+def test_bind_sets_default_arguments(mock: bn.Mock) -> None:
     bound = qa.bind(question="bound", style="long")
     assert bound.run().text() == "long: bound <a>"
-    assert bound.run("call").text() == "long: call <a>", "what the call gives wins"
+    assert bound.run("call").text() == "long: call <a>", "arguments of the call take precedence"
     assert bound.run(style="brief").text() == "brief: bound <a>"
     assert bound.bind(style="again").run().text() == "again: bound <a>"
-    assert qa.run("q").text() == "short: q <a>", "the program itself is as it was"
+    assert qa.run("q").text() == "short: q <a>", "bind does not change the program"
     items = [{"question": "i"}]
     assert bound.run_batch(items)[0].text() == "long: i <a>"
     assert items == [{"question": "i"}]
@@ -126,7 +128,7 @@ def test_bind(mock: bn.Mock) -> None:
         qa.bind(qestion="x")
 
 
-# ---- what is no program --------------------------------------------------------------------------------------------
+# ---- invalid functions ---------------------------------------------------------------------------------------------
 
 
 async def _async_generator(s: bn.State) -> Any:
@@ -147,7 +149,7 @@ def _opts(s: bn.State, opts: Any) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("func", "error", "why"),
+    ("func", "error", "match"),
     [
         (_async_generator, bn.BadProgram, "yield"),
         (_generator, bn.BadProgram, "yield"),
@@ -156,16 +158,16 @@ def _opts(s: bn.State, opts: Any) -> None: ...
         (_opts, bn.BadProgram, "'opts'"),
     ],
 )
-def test_functions_that_are_no_programs(func: Any, error: type[Exception], why: str) -> None:
-    with pytest.raises(error, match=why):
+def test_invalid_function_is_refused(func: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
         bn.function(func)
 
 
-# ---- when things run -----------------------------------------------------------------------------------------------
+# ---- order of execution --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("k", [1, 2, 20])
-def test_a_straight_line_is_one_message(mock: bn.Mock, k: int) -> None:
+def test_straight_line_is_one_message(mock: bn.Mock, k: int) -> None:
     @bn.function
     def program(s: bn.State) -> None:
         for i in range(k):
@@ -178,7 +180,7 @@ def test_a_straight_line_is_one_message(mock: bn.Mock, k: int) -> None:
     assert len(mock.submits) == 1
 
 
-def test_a_program_that_looks_is_one_message_for_each_look(mock: bn.Mock) -> None:
+def test_each_read_sends_one_message(mock: bn.Mock) -> None:
     @bn.function
     def program(s: bn.State) -> None:
         for i in range(5):
@@ -192,7 +194,7 @@ def test_a_program_that_looks_is_one_message_for_each_look(mock: bn.Mock) -> Non
     assert sent == list("01234"), "nothing is sent twice"
 
 
-def test_the_body_runs_once(mock: bn.Mock) -> None:
+def test_body_runs_once_per_item(mock: bn.Mock) -> None:
     calls = []
 
     @bn.function
@@ -205,7 +207,7 @@ def test_the_body_runs_once(mock: bn.Mock) -> None:
     assert sorted(calls) == ["a", "b"]
 
 
-def test_nothing_happens_before_somebody_looks(mock: bn.Mock) -> None:
+def test_nothing_is_sent_before_a_read(mock: bn.Mock) -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += bn.gen("x")
@@ -217,7 +219,7 @@ def test_nothing_happens_before_somebody_looks(mock: bn.Mock) -> None:
     program.run()
 
 
-def test_nested_programs_start_at_once_and_go_where_their_caller_went() -> None:
+def test_nested_programs_start_immediately_and_use_the_callers_backend() -> None:
     started: list[str] = []
     backend = bn.Mock(lambda prompt, name: started.append(prompt) or prompt.upper())  # type: ignore[func-returns-value]
 
@@ -228,7 +230,7 @@ def test_nested_programs_start_at_once_and_go_where_their_caller_went() -> None:
     @bn.function
     def panel(s: bn.State) -> None:
         children = [expert(topic) for topic in ("a", "b")]
-        assert started == ["a", "b"], "each was sent when its body ended"
+        assert started == ["a", "b"], "sent at the end of each body"
         for child in children:
             s += child["x"]
 
@@ -241,12 +243,12 @@ def test_nested_programs_start_at_once_and_go_where_their_caller_went() -> None:
 # ---- errors --------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_body_raises_is_raised(mock: bn.Mock) -> None:
-    kept: list[bn.State] = []
+def test_body_error_is_raised(mock: bn.Mock) -> None:
+    states: list[bn.State] = []
 
     @bn.function
     def program(s: bn.State) -> None:
-        kept.append(s)
+        states.append(s)
         s += bn.gen("x")
         s.sync()
         s += bn.gen("y")
@@ -254,12 +256,12 @@ def test_what_the_body_raises_is_raised(mock: bn.Mock) -> None:
 
     with pytest.raises(ZeroDivisionError, match="mine") as raised:
         program.run()
-    (state,) = kept
-    assert state["x"] == "<x>", "what was known stays known"
+    (state,) = states
+    assert state["x"] == "<x>", "finished values stay readable"
     with pytest.raises(ZeroDivisionError):
         state["y"]
     assert state.error() is raised.value
-    assert [call.name for call in mock.calls] == ["x"], "and what was not sent never is"
+    assert [call.name for call in mock.calls] == ["x"], "unsent gens are never sent"
 
 
 def failing(prompt: str, name: str) -> str:
@@ -271,12 +273,12 @@ def failing(prompt: str, name: str) -> str:
 @bn.function
 def fails(s: bn.State) -> None:
     s += "the prompt" + bn.gen("good")
-    s += bn.gen("bad")  # the line that errors name
+    s += bn.gen("bad")  # errors name this line
     s += bn.gen("after")
 
 
-LINE = f"test_program.py:{fails.func.__code__.co_firstlineno + 3}"
-LOOKS = {
+FAILING_LINE = f"test_program.py:{fails.func.__code__.co_firstlineno + 3}"
+READS = {
     "bad": lambda s: s["bad"],
     "a later gen": lambda s: s["after"],
     "get_var": lambda s: s.get_var("bad"),
@@ -286,30 +288,30 @@ LOOKS = {
     "sync": lambda s: s.sync(),
     "text_iter": lambda s: list(s.text_iter()),
     "text_iter of a gen": lambda s: list(s.text_iter("after")),
-    "append and look": lambda s: s.__iadd__(bn.gen("x"))["x"],
-    "fork and look": lambda s: s.fork(2)[1].text(),
+    "append and read": lambda s: s.__iadd__(bn.gen("x"))["x"],
+    "fork and read": lambda s: s.fork(2)[1].text(),
 }
 
 
-@pytest.mark.parametrize("look", LOOKS)
-def test_a_failure_is_told_where_somebody_looks(look: str) -> None:
+@pytest.mark.parametrize("read", READS)
+def test_failure_is_raised_by_every_read(read: str) -> None:
     state = fails.run(backend=bn.Mock(failing))
     assert state["good"] == "good"
     for _ in range(2):
         with pytest.raises(bn.ProgramError) as raised:
-            LOOKS[look](state)
+            READS[read](state)
         error = raised.value
-        assert (error.program, error.gen, error.line) == ("fails", "bad", LINE)
+        assert (error.program, error.gen, error.line) == ("fails", "bad", FAILING_LINE)
         assert error.prompt_tail == "the promptgood"
         assert isinstance(error.__cause__, OSError)
         assert "no luck" in str(error)
-        assert LINE in str(error)
+        assert FAILING_LINE in str(error)
     assert isinstance(state.error(), bn.ProgramError)
     assert state.usage.prompt == 0
 
 
-def test_a_failed_branch_is_told_by_whom_it_is_read(mock: bn.Mock) -> None:
-    """The two-stage fork at which other languages hang: one branch fails, the body goes on with the other."""
+def test_failed_branch_is_raised_where_it_is_read(mock: bn.Mock) -> None:
+    """Two-stage fork: one branch fails and the body continues with the other."""
 
     def script(prompt: str, name: str) -> str:
         if prompt.endswith("1"):
@@ -324,7 +326,7 @@ def test_a_failed_branch_is_told_by_whom_it_is_read(mock: bn.Mock) -> None:
         assert forks[0]["plan"] == "plan"
         forks += bn.gen("work")
         forks.join()
-        assert s.text() == "", "the parent is well"
+        assert s.text() == "", "the parent has not failed"
 
     state = program.run(backend=bn.Mock(script))
     for name in ("plan", "work"):
@@ -333,7 +335,7 @@ def test_a_failed_branch_is_told_by_whom_it_is_read(mock: bn.Mock) -> None:
         assert raised.value.gen == "plan"
 
 
-def test_a_concatenation_fails_with_its_branch() -> None:
+def test_concat_fails_with_its_branch() -> None:
     @bn.function
     def program(s: bn.State) -> None:
         forks = s.fork(2)
@@ -345,28 +347,28 @@ def test_a_concatenation_fails_with_its_branch() -> None:
         program.run(backend=bn.Mock(failing))["after"]
 
 
-def test_a_backend_that_takes_nothing() -> None:
-    class Gone(bn.Mock):
+def test_unreachable_backend_raises_runtime_lost() -> None:
+    class LostMock(bn.Mock):
         def program(self, name: str = "") -> Any:
             raise bn.RuntimeLost("the server is gone")
 
     with pytest.raises(bn.RuntimeLost, match="the server is gone"):
-        qa.run("q", backend=Gone())
-    states = qa.run_batch([("q",)] * 3, backend=Gone(), on_error="return")
+        qa.run("q", backend=LostMock())
+    states = qa.run_batch([("q",)] * 3, backend=LostMock(), on_error="return")
     assert [type(state.error()) for state in states] == [bn.RuntimeLost] * 3
-    streamed = qa.run("q", backend=Gone(), stream=True)
+    streamed = qa.run("q", backend=LostMock(), stream=True)
     with pytest.raises(bn.RuntimeLost, match="the server is gone"):
         list(streamed.text_iter())
 
 
-def test_an_error_of_the_runtime_stays_what_it_is_and_says_where() -> None:
-    class Lossy(bn.Mock):
+def test_runtime_error_keeps_its_type_and_names_the_line() -> None:
+    class EngineLostMock(bn.Mock):
         def program(self, name: str = "") -> Any:
-            made = super().program(name)
-            made.submit = lambda ops, last=False: made.future(0).set_exception(bn.EngineLost("it died"))
-            return made
+            program = super().program(name)
+            program.submit = lambda ops, last=False: program.future(0).set_exception(bn.EngineLost("it died"))
+            return program
 
-    state = qa.run("q", backend=Lossy())
+    state = qa.run("q", backend=EngineLostMock())
     with pytest.raises(bn.EngineLost) as raised:
         state["a"]
     line = f"test_program.py:{qa.func.__code__.co_firstlineno + 3}"

@@ -1,4 +1,4 @@
-"""What a model thinks, told apart from what it says: variables, prompt, messages and streams."""
+"""`separate_reasoning` splits thoughts from the answer in variables, prompt, messages and streams."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import banyan as bn
 from banyan.runtime.protocol import wire
 
-SAYS = {"x": "<think>\nhm\n</think>\n\nyes \n", "y": "<think>more</think>no", "z": "plain </think>"}
+OUTPUTS = {"x": "<think>\nhm\n</think>\n\nyes \n", "y": "<think>more</think>no", "z": "plain </think>"}
 
 
 @bn.function
@@ -27,8 +27,8 @@ TEXT = (
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_two_gens_constants_and_roles(stream: bool) -> None:
-    state = program.run(backend=bn.Mock(SAYS), stream=stream)
+def test_reasoning_is_separated_in_gens_with_constants_and_roles(stream: bool) -> None:
+    state = program.run(backend=bn.Mock(OUTPUTS), stream=stream)
     assert "".join(state.text_iter()) == state.text() == TEXT
     assert (state["x"], state["x_reasoning_content"]) == ("yes", "hm\n")
     assert (state["y"], state["y_reasoning_content"]) == ("no", "more")
@@ -40,8 +40,8 @@ def test_two_gens_constants_and_roles(stream: bool) -> None:
     assert state.error() is None
 
 
-def test_samples_and_branches() -> None:
-    says = iter(f"<think>{k}</think>{-k}" for k in range(9))
+def test_reasoning_is_separated_in_samples_and_branches() -> None:
+    outputs = iter(f"<think>{k}</think>{-k}" for k in range(9))
 
     @bn.function
     def several(s: bn.State) -> None:
@@ -50,54 +50,54 @@ def test_samples_and_branches() -> None:
         forks += bn.separate_reasoning(bn.gen("y"))
         forks.join()
 
-    state = several.run(backend=bn.Mock(lambda prompt, name: next(says)))
+    state = several.run(backend=bn.Mock(lambda prompt, name: next(outputs)))
     assert (state["x"], state["x_reasoning_content"]) == (["0", "-1"], ["0", "1"])
     assert (state["y"], state["y_reasoning_content"]) == (["-2", "-3"], ["2", "3"])
 
 
-def test_thoughts_stream_as_what_is_said_does() -> None:
-    says = {"x": "<think>\nwell, let me see \n</think>\n\nit is so", "y": "no", "z": "no"}
-    state = program.run(backend=bn.Mock(says), stream=True)
+def test_reasoning_and_answer_are_streamed() -> None:
+    outputs = {"x": "<think>\nwell, let me see \n</think>\n\nit is so", "y": "no", "z": "no"}
+    state = program.run(backend=bn.Mock(outputs), stream=True)
     assert list(state.text_iter("x_reasoning_content")) == ["well,", " let", " me", " see", " \n"]
     assert list(state.text_iter("x")) == ["it", " is", " so"]
     assert "".join(state.text_iter()) == state.text()
-    with bn.stream(program, backend=bn.Mock(says)) as run:
+    with bn.stream(program, backend=bn.Mock(outputs)) as run:
         tokens = [e for e in run.events() if isinstance(e, bn.Token) and e.name == "x"]
     assert "".join(e.text for e in tokens if e.is_thought) == "well, let me see \n"
     assert "".join(e.text for e in tokens if not e.is_thought) == "it is so"
     assert tokens[0].is_thought
 
     async def follow() -> list[tuple[str, bool]]:
-        state = await program.run_async(backend=bn.Mock(says), stream=True)
+        state = await program.run_async(backend=bn.Mock(outputs), stream=True)
         pairs = state.text_async_iter("x_reasoning_content", return_meta_data=True)
         return [(text, meta["finish_reason"] is None) async for text, meta in pairs]
 
     assert asyncio.run(follow())[-2:] == [(" \n", True), ("", False)]
 
 
-def test_a_recording_keeps_what_was_thought(tmp_path: Path) -> None:
+def test_replay_keeps_the_reasoning(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    with bn.Record(bn.Mock(SAYS), path) as recorder:
+    with bn.Record(bn.Mock(OUTPUTS), path) as recorder:
         first = program.run(backend=recorder, stream=True)
         first.sync()
-    again = program.run(backend=bn.Replay(path), stream=True)
+    replayed = program.run(backend=bn.Replay(path), stream=True)
     for name in ("x", "x_reasoning_content", "y", "y_reasoning_content", "z"):
-        assert again[name] == first[name]
-        assert list(again.text_iter(name)) == list(first.text_iter(name))
+        assert replayed[name] == first[name]
+        assert list(replayed.text_iter(name)) == list(first.text_iter(name))
     plain = program.run(backend=bn.Replay(path))
     assert plain["x_reasoning_content"] == "hm\n"
 
 
-def test_async() -> None:
+def test_reasoning_is_separated_in_async_programs() -> None:
     async def main() -> list[str]:
-        state = await program.run_async(backend=bn.Mock(SAYS), stream=True)
+        state = await program.run_async(backend=bn.Mock(OUTPUTS), stream=True)
         pieces = [piece async for piece in state.text_async_iter("x_reasoning_content")]
         return [*pieces, await state.value("y_reasoning_content")]
 
     assert asyncio.run(main()) == ["hm", "\n", "more"]
 
 
-def test_a_type_holds_for_what_is_said_and_the_thinking_is_free() -> None:
+def test_type_constrains_only_the_answer() -> None:
     mock = bn.Mock("<think>2 and 2</think>4")
     state = bn.function(lambda s: s.__iadd__(bn.separate_reasoning(bn.gen("x", type=list[int])))).run(backend=mock)
     assert isinstance(op := mock.calls[0].op, wire.Gen)
@@ -109,13 +109,13 @@ def test_a_type_holds_for_what_is_said_and_the_thinking_is_free() -> None:
     assert state["x"] == "4"
 
 
-def test_models_that_always_think_need_no_mark_that_says_so() -> None:
+def test_model_that_always_reasons_needs_no_opening_mark() -> None:
     s = bn.function(lambda s: s.__iadd__(bn.separate_reasoning(bn.gen("x"), "deepseek-r1")))
     assert s.run(backend=bn.Mock("hm</think>yes"))["x"] == "yes"
     assert s.run(backend=bn.Mock("hm"))["x_reasoning_content"] == "hm"
 
 
-def test_what_cannot_be_told_apart() -> None:
+def test_unknown_model_and_unnamed_gen_are_refused() -> None:
     with pytest.raises(bn.Unsupported, match=r"'gpt-oss' is not known; there are .*qwen3"):
         bn.separate_reasoning(bn.gen("x"), "gpt-oss")
     with pytest.raises(bn.BadProgram, match="a gen that has a name"):

@@ -1,4 +1,4 @@
-"""Options: checked where they are given, merged from run to gen, and every one of them arrives."""
+"""Sampling options: validation, merging of run and gen options, and their fields on the wire."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import banyan as bn
 from banyan.lang.sampling import RUN_OPTIONS, GenOptions, Options, mix
 from banyan.runtime.protocol import wire
 
-# Each option, a value that is not its default, and what it is called on the wire.
+# option, non-default value, wire field, expected wire value
 OPTIONS: list[tuple[str, Any, str, Any]] = [
     ("max_tokens", 7, "max_tokens", 7),
     ("min_tokens", 3, "min_tokens", 3),
@@ -37,8 +37,8 @@ OPTIONS: list[tuple[str, Any, str, Any]] = [
 
 
 @bn.function
-def one(s: bn.State, wishes: dict[str, Any]) -> None:
-    s += bn.gen("x", **wishes)
+def single_gen(s: bn.State, gen_options: dict[str, Any]) -> None:
+    s += bn.gen("x", **gen_options)
 
 
 def sampling(mock: bn.Mock) -> wire.Sampling:
@@ -47,49 +47,50 @@ def sampling(mock: bn.Mock) -> wire.Sampling:
     return op.sampling
 
 
-def test_the_defaults_are_those_of_sglangs_run(mock: bn.Mock) -> None:
-    one.run({})
+def test_defaults_are_those_of_sglang(mock: bn.Mock) -> None:
+    single_gen.run({})
     assert sampling(mock) == wire.Sampling(max_tokens=128, temperature=1.0, top_p=1.0, top_k=-1, n=1)
 
 
-@pytest.mark.parametrize(("name", "value", "there", "arrives"), OPTIONS)
-def test_an_option_of_a_gen_arrives(mock: bn.Mock, name: str, value: Any, there: str, arrives: Any) -> None:
-    one.run({name: value})
-    assert getattr(sampling(mock), there) == arrives
+@pytest.mark.parametrize(("name", "value", "wire_field", "expected"), OPTIONS)
+def test_gen_option_is_sent(mock: bn.Mock, name: str, value: Any, wire_field: str, expected: Any) -> None:
+    single_gen.run({name: value})
+    assert getattr(sampling(mock), wire_field) == expected
 
 
-@pytest.mark.parametrize(("name", "value", "there", "arrives"), [o for o in OPTIONS if o[0] != "seed"])
-def test_an_option_of_a_run_arrives(mock: bn.Mock, name: str, value: Any, there: str, arrives: Any) -> None:
+@pytest.mark.parametrize(("name", "value", "wire_field", "expected"), [o for o in OPTIONS if o[0] != "seed"])
+def test_run_option_is_sent(mock: bn.Mock, name: str, value: Any, wire_field: str, expected: Any) -> None:
     keyword = "max_new_tokens" if name == "max_tokens" else name
-    one.run({}, **{keyword: value})
-    one.run({}, opts=bn.Options(**{name: value}))
+    single_gen.run({}, **{keyword: value})
+    single_gen.run({}, opts=bn.Options(**{name: value}))
     for call in mock.calls:
         assert isinstance(call.op, wire.Gen)
-        assert getattr(call.op.sampling, there) == arrives
+        assert getattr(call.op.sampling, wire_field) == expected
 
 
-def test_a_gens_option_wins_over_the_runs(mock: bn.Mock) -> None:
-    one.run({"temperature": 0.5, "stop": []}, temperature=0.1, top_p=0.9, stop="x")
+def test_gen_option_overrides_the_run_option(mock: bn.Mock) -> None:
+    single_gen.run({"temperature": 0.5, "stop": []}, temperature=0.1, top_p=0.9, stop="x")
     assert (sampling(mock).temperature, sampling(mock).top_p, sampling(mock).stop) == (0.5, 0.9, ())
 
 
-def test_keywords_win_over_opts(mock: bn.Mock) -> None:
-    one.run({}, temperature=0.5, opts=bn.Options(temperature=0.1, top_p=0.9))
+def test_keyword_overrides_opts(mock: bn.Mock) -> None:
+    single_gen.run({}, temperature=0.5, opts=bn.Options(temperature=0.1, top_p=0.9))
     assert (sampling(mock).temperature, sampling(mock).top_p) == (0.5, 0.9)
 
 
-def test_every_option_of_a_gen_is_an_option_of_a_run() -> None:
+def test_every_gen_option_is_a_run_option() -> None:
     assert set(RUN_OPTIONS.values()) - {"stream", "backend", "use_thread", "retries", "durable"} == set(
         GenOptions.__struct_fields__
     )
-    arriving = {name for name, *_ in OPTIONS}
-    seen_in_meta = {"top_logprobs_num", "return_text_in_logprobs", "logprob_start_len"}  # test_ref.py, and below
-    limits = {"timeout", "budget", "priority", "deadline"}  # test_limits.py, test_urgency.py
-    assert arriving | seen_in_meta | limits == set(GenOptions.__struct_fields__)
+    tested_here = {name for name, *_ in OPTIONS}
+    # test_lazy_value.py, and below
+    tested_in_meta_info = {"top_logprobs_num", "return_text_in_logprobs", "logprob_start_len"}
+    limits = {"timeout", "budget", "priority", "deadline"}  # test_run_limits.py, test_urgency.py
+    assert tested_here | tested_in_meta_info | limits == set(GenOptions.__struct_fields__)
 
 
 @pytest.mark.parametrize(
-    ("wishes", "why"),
+    ("gen_options", "match"),
     [
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": "5"}, "max_tokens"),
@@ -114,49 +115,49 @@ def test_every_option_of_a_gen_is_an_option_of_a_run() -> None:
         ({"top_logprobs_num": -1}, "top_logprobs_num"),
     ],
 )
-def test_a_value_that_cannot_be(mock: bn.Mock, wishes: dict[str, Any], why: str) -> None:
-    with pytest.raises(bn.BadProgram, match=why):
-        bn.gen("x", **wishes)
-    of_run = {("max_new_tokens" if name == "max_tokens" else name): value for name, value in wishes.items()}
-    with pytest.raises(bn.BadProgram, match=why):
-        one.run({}, **of_run)
+def test_invalid_option_is_refused(mock: bn.Mock, gen_options: dict[str, Any], match: str) -> None:
+    with pytest.raises(bn.BadProgram, match=match):
+        bn.gen("x", **gen_options)
+    run_options = {("max_new_tokens" if name == "max_tokens" else name): value for name, value in gen_options.items()}
+    with pytest.raises(bn.BadProgram, match=match):
+        single_gen.run({}, **run_options)
     assert mock.submits == []
 
 
 @pytest.mark.parametrize(
-    ("wishes", "why"),
+    ("gen_options", "match"),
     [({"min_tokens": 9, "max_tokens": 8}, "min_tokens is 9"), ({"top_logprobs_num": 2}, "return_logprob")],
 )
-def test_options_that_do_not_go_together(mock: bn.Mock, wishes: dict[str, Any], why: str) -> None:
-    with pytest.raises(bn.BadProgram, match=why):
-        one.run(wishes)
+def test_incompatible_options_are_refused(mock: bn.Mock, gen_options: dict[str, Any], match: str) -> None:
+    with pytest.raises(bn.BadProgram, match=match):
+        single_gen.run(gen_options)
 
 
-def test_logprobs_of_the_prompt(mock: bn.Mock) -> None:
-    one.run({"logprob_start_len": -1})  # the output alone
-    one.run({"logprob_start_len": 2, "return_logprob": True})
+def test_logprob_start_len_needs_return_logprob(mock: bn.Mock) -> None:
+    single_gen.run({"logprob_start_len": -1})  # only the output's logprobs
+    single_gen.run({"logprob_start_len": 2, "return_logprob": True})
     assert sampling(mock).logprob_start == 2
     with pytest.raises(bn.BadProgram, match="logprob_start_len needs return_logprob"):
-        one.run({"logprob_start_len": 0})
+        single_gen.run({"logprob_start_len": 0})
     with pytest.raises(bn.BadProgram, match="top_logprobs_num and logprob_start_len needs return_logprob"):
-        one.run({"logprob_start_len": 0, "top_logprobs_num": 1})
+        single_gen.run({"logprob_start_len": 0, "top_logprobs_num": 1})
 
 
-def test_use_thread_says_whether_a_run_waits_for_all_that_it_began(mock: bn.Mock) -> None:
-    assert one.run({}, use_thread=True)["x"] == "<x>"
-    state = one.run({}, use_thread=False, backend=bn.Mock("late", latency=0.05))
+def test_run_without_thread_waits_for_all_gens(mock: bn.Mock) -> None:
+    assert single_gen.run({}, use_thread=True)["x"] == "<x>"
+    state = single_gen.run({}, use_thread=False, backend=bn.Mock("late", latency=0.05))
     assert state._transcript.last is not None
     assert state._transcript.last.is_done
     with pytest.raises(bn.ProgramError, match="out of paper"):
-        one.run({}, use_thread=False, backend=bn.Mock(ValueError("out of paper")))
+        single_gen.run({}, use_thread=False, backend=bn.Mock(ValueError("out of paper")))
     with pytest.raises(bn.Unsupported, match="use_thread=False waits for the end"):
-        one.run({}, use_thread=False, stream=True)
+        single_gen.run({}, use_thread=False, stream=True)
 
 
 # ---- seeds ---------------------------------------------------------------------------------------------------------
 
 
-def test_mix_is_stable_and_spreads() -> None:
+def test_mix_is_stable_and_collision_free() -> None:
     assert mix(None, 1) is None
     seeds = [mix(seed, i) for seed in range(8) for i in range(8)]
     assert len(set(seeds)) == 64
@@ -165,9 +166,9 @@ def test_mix_is_stable_and_spreads() -> None:
 
 
 @bn.function
-def branching(s: bn.State, look: bool) -> None:
+def branching(s: bn.State, read: bool) -> None:
     s += bn.gen("a")
-    if look:
+    if read:
         assert s.text()
     forks = s.fork(2)
     forks += bn.gen("b") + bn.gen("c", seed=5)
@@ -182,45 +183,44 @@ def seeds(mock: bn.Mock) -> dict[str, list[int | None]]:
     return found
 
 
-def test_a_runs_seed_gives_each_gen_its_own(mock: bn.Mock) -> None:
+def test_run_seed_gives_each_gen_its_own_seed(mock: bn.Mock) -> None:
     branching.run(False, seed=1)
-    once = seeds(mock)
-    assert once.pop("c") == [5, 5], "a gen's own seed is taken as it is"
-    drawn = [seed for name in once for seed in once[name]]
-    assert len(set(drawn)) == len(drawn) == 4
-    assert None not in drawn
+    run_seeds = seeds(mock)
+    assert run_seeds.pop("c") == [5, 5], "a gen's own seed is used unchanged"
+    seed_list = [seed for name in run_seeds for seed in run_seeds[name]]
+    assert len(set(seed_list)) == len(seed_list) == 4
+    assert None not in seed_list
 
 
-def test_seeds_do_not_depend_on_who_looks_when(mock: bn.Mock) -> None:
+def test_seeds_do_not_depend_on_reads(mock: bn.Mock) -> None:
     branching.run(False, seed=1)
-    quiet = seeds(mock)
+    expected = seeds(mock)
     mock.calls.clear()
     branching.run(True, seed=1)
-    assert seeds(mock) == quiet
+    assert seeds(mock) == expected
 
 
-def test_items_of_a_batch_draw_differently_and_the_same_again(mock: bn.Mock) -> None:
-    def drawn() -> list[int | None]:
+def test_batch_items_have_different_reproducible_seeds(mock: bn.Mock) -> None:
+    def item_seeds() -> list[int | None]:
         mock.calls.clear()
-        one.run_batch([{"wishes": {}}] * 3, seed=1, num_threads=1)
+        single_gen.run_batch([{"gen_options": {}}] * 3, seed=1, num_threads=1)
         return seeds(mock)["x"]
 
-    first = drawn()
+    first = item_seeds()
     assert len(set(first)) == 3
-    assert drawn() == first
+    assert item_seeds() == first
 
 
-def test_without_a_seed_the_server_chooses(mock: bn.Mock) -> None:
+def test_run_without_seed_sends_none(mock: bn.Mock) -> None:
     branching.run(False)
     assert {seed for name, found in seeds(mock).items() if name != "c" for seed in found} == {None}
 
 
-def test_options_of_a_gen_hold_on_to_nothing() -> None:
-    """What runs keep of theirs is by value: a backend among the options of a run is not kept alive by it."""
+def test_options_do_not_keep_the_backend_alive() -> None:
     backend = bn.Mock("x")
-    gone = weakref.ref(backend)
+    backend_ref = weakref.ref(backend)
     options = Options(backend=backend, stop_token_ids=[1])  # type: ignore[arg-type]
     assert options.over(wire.Sampling()).stop_token_ids == [1]
     del backend, options
     gc.collect()
-    assert gone() is None
+    assert backend_ref() is None

@@ -1,4 +1,4 @@
-"""States: what is appended, what it means for text, messages and variables, and what is refused on the spot."""
+"""States: turns, variables, text, messages, and refused appends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def text_of(body: Any, **options: Any) -> str:
     return bn.function(body).run(**options).text()
 
 
-# ---- turns: all forms are one --------------------------------------------------------------------------------------
+# ---- turns ---------------------------------------------------------------------------------------------------------
 
 
 def _expression(s: bn.State) -> None:
@@ -73,7 +73,7 @@ FORMS = [_expression, _halves, _methods, _methods_that_are_appended, _blocks, _r
 
 
 @pytest.mark.parametrize("body", FORMS)
-def test_turns_in_all_forms(mock: bn.Mock, body: Any) -> None:
+def test_all_forms_of_turns_are_equivalent(mock: bn.Mock, body: Any) -> None:
     state = bn.function(body).run()
     assert state.text() == (
         "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n<a><|im_end|>\n"
@@ -101,14 +101,14 @@ def test_turns_in_all_forms(mock: bn.Mock, body: Any) -> None:
     )
 
 
-def test_other_roles(mock: bn.Mock) -> None:
+def test_role_accepts_any_name(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         s += bn.role("tool", "42")
 
     assert text_of(body) == "<|im_start|>tool\n42<|im_end|>\n"
 
 
-def test_a_turn_ends_where_its_block_raises(mock: bn.Mock) -> None:
+def test_turn_ends_if_its_block_raises(mock: bn.Mock) -> None:
     def raises(s: bn.State) -> None:
         with s.user():
             s += "before"
@@ -125,16 +125,16 @@ def test_a_turn_ends_where_its_block_raises(mock: bn.Mock) -> None:
 def test_turns_do_not_nest(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         with s.user():
-            for wrong in (bn.assistant("x"), bn.user("x"), bn.assistant_end()):
+            for invalid in (bn.assistant("x"), bn.user("x"), bn.assistant_end()):
                 with pytest.raises(bn.BadProgram, match=r"inside a turn of 'user'|open one is 'user'"):
-                    s += wrong
+                    s += invalid
         with pytest.raises(bn.BadProgram, match="open one is None"):
             s += bn.user_end()
 
     assert text_of(body) == "<|im_start|>user\n<|im_end|>\n"
 
 
-def test_a_turn_may_stay_open(mock: bn.Mock) -> None:
+def test_turn_may_stay_open(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         s += bn.assistant_begin() + bn.gen("a")
 
@@ -143,17 +143,17 @@ def test_a_turn_may_stay_open(mock: bn.Mock) -> None:
     assert state.messages() == []
 
 
-def test_an_expression_is_appended_whole_or_not_at_all(mock: bn.Mock) -> None:
+def test_append_is_all_or_nothing(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
-        wrong: Any
-        for wrong in (
+        invalid: Any
+        for invalid in (
             "a" + bn.user_end(),
             ["a", 5],
             "a" + bn.gen("x", min_tokens=500),
             "a" + bn.user("b") + bn.gen("y") + bn.user_end(),
         ):
             with pytest.raises(bn.BadProgram):
-                s += wrong
+                s += invalid
         assert "x" not in s
         assert "y" not in s
 
@@ -161,7 +161,7 @@ def test_an_expression_is_appended_whole_or_not_at_all(mock: bn.Mock) -> None:
     assert mock.calls == []
 
 
-def test_the_templates_own_system_turn_is_a_message() -> None:
+def test_default_system_turn_of_the_template_is_a_message() -> None:
     chat = wire.ChatMarkers(roles={r: (f"<{r}>", f"</{r}>") for r in ("system", "user")}, default_system="Be good.")
     backend = bn.Mock(chat=chat)
 
@@ -170,8 +170,8 @@ def test_the_templates_own_system_turn_is_a_message() -> None:
         s += bn.system("Mine.") if own else ""
         s += bn.user("  U ")
 
-    said = program.run(False, backend=backend).messages()
-    assert said == [{"role": "system", "content": "Be good."}, {"role": "user", "content": "U "}]
+    messages = program.run(False, backend=backend).messages()
+    assert messages == [{"role": "system", "content": "Be good."}, {"role": "user", "content": "U "}]
     assert program.run(True, backend=backend).messages()[0] == {"role": "system", "content": "Mine."}
     streamed = program.run(False, backend=backend, stream=True)
     assert "".join(streamed.text_iter()) == "<system>Be good.</system><user>  U </user>"
@@ -180,7 +180,7 @@ def test_the_templates_own_system_turn_is_a_message() -> None:
 # ---- variables -----------------------------------------------------------------------------------------------------
 
 
-def test_variables(mock: bn.Mock) -> None:
+def test_variables_can_be_set_and_read(mock: bn.Mock) -> None:
     @bn.function
     def program(s: bn.State) -> str:
         s += "1" + bn.gen("a") + bn.gen()
@@ -195,23 +195,23 @@ def test_variables(mock: bn.Mock) -> None:
     assert state.text() == str(state) == "1<a><>"
 
 
-def test_a_later_gen_takes_the_name(mock: bn.Mock) -> None:
+def test_later_gen_replaces_the_variable(mock: bn.Mock) -> None:
     backend = bn.Mock({"x": ["one", "two", "three"]})
 
     @bn.function
     def program(s: bn.State) -> list[str]:
-        seen = []
+        values = []
         for _ in range(3):
             s += bn.gen("x") + ","
-            seen.append(s["x"])
-        return seen
+            values.append(s["x"])
+        return values
 
     state = program.run(backend=backend)
     assert state.ret_value == ["one", "two", "three"]
     assert state["x"] == "three"
 
 
-def test_an_unknown_variable_says_which_there_are(mock: bn.Mock) -> None:
+def test_unknown_variable_error_lists_the_known_ones(mock: bn.Mock) -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += bn.gen("ans")
@@ -224,7 +224,7 @@ def test_an_unknown_variable_says_which_there_are(mock: bn.Mock) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "__x", None, 3])
-def test_names_that_no_variable_has(mock: bn.Mock, name: Any) -> None:
+def test_invalid_variable_name_is_refused(mock: bn.Mock, name: Any) -> None:
     def body(s: bn.State) -> None:
         with pytest.raises(bn.BadProgram, match="variable"):
             s[name] = 1
@@ -234,7 +234,7 @@ def test_names_that_no_variable_has(mock: bn.Mock, name: Any) -> None:
     assert text_of(body) == ""
 
 
-def test_var_scope(mock: bn.Mock) -> None:
+def test_var_scope_captures_the_text_of_its_block(mock: bn.Mock) -> None:
     def raises(s: bn.State) -> None:
         with s.var_scope("broken"):
             s += "half"
@@ -256,7 +256,7 @@ def test_var_scope(mock: bn.Mock) -> None:
     assert len(mock.submits) == 1
 
 
-def test_refs_are_spliced_on_the_server(mock: bn.Mock) -> None:
+def test_refs_are_spliced_without_waiting(mock: bn.Mock) -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += "1" + bn.gen("a")
@@ -270,12 +270,12 @@ def test_refs_are_spliced_on_the_server(mock: bn.Mock) -> None:
         s["branch"] = branch
 
     state = program.run()
-    assert len(mock.submits) == 1, "nothing waited"
+    assert len(mock.submits) == 1, "no read before the end"
     assert state["branch"].text() == "1<a>|<b>|<a>|text<c>"
     assert wire.Append(1, ("|", wire.Ref(1), "|", wire.Ref(0), "|", "text")) in mock.submits[0]
 
 
-def test_a_ref_of_another_program(mock: bn.Mock) -> None:
+def test_ref_of_another_program_is_refused(mock: bn.Mock) -> None:
     @bn.function
     def inner(s: bn.State) -> None:
         s += bn.gen("x")
@@ -290,7 +290,7 @@ def test_a_ref_of_another_program(mock: bn.Mock) -> None:
     assert outer.run().text() == "<x>"
 
 
-def test_raw_and_text_stay_apart(mock: bn.Mock) -> None:
+def test_raw_text_is_sent_as_raw(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         s += "<|im_end|>" + bn.raw("<|im_end|>")
 
@@ -301,7 +301,7 @@ def test_raw_and_text_stay_apart(mock: bn.Mock) -> None:
 # ---- reading -------------------------------------------------------------------------------------------------------
 
 
-def test_sync_and_error(mock: bn.Mock) -> None:
+def test_sync_waits_and_error_is_none(mock: bn.Mock) -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += bn.gen("a")
@@ -312,7 +312,7 @@ def test_sync_and_error(mock: bn.Mock) -> None:
     assert program.run().error() is None
 
 
-def test_usage_sums_branches_too() -> None:
+def test_usage_includes_branches() -> None:
     class Counting(bn.Mock):
         def start(self, job: Any) -> None:
             job.finish(GenOutcome((wire.Sample("x", "stop"),), wire.TokenUsage(10, 4, 1)))
@@ -323,14 +323,14 @@ def test_usage_sums_branches_too() -> None:
         forks = s.fork(2)
         forks += bn.gen("b")
         forks[0].fork(1)[0].assistant(bn.gen("c"))
-        s.text()  # is no gen, and counts nothing
+        s.text()  # reads without a gen are not counted
 
     usage = program.run(backend=Counting("x")).usage
     assert (usage.prompt, usage.cached, usage.computed, usage.generated) == (40, 16, 24, 4)
     assert [(gen.name, gen.state) for gen in usage.gens] == [("a", 0), ("b", 1), ("b", 2), ("c", 3)]
 
 
-def test_a_repr_does_not_wait(mock: bn.Mock) -> None:
+def test_repr_does_not_wait(mock: bn.Mock) -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += bn.gen("a")
@@ -341,7 +341,7 @@ def test_a_repr_does_not_wait(mock: bn.Mock) -> None:
     program.run()
 
 
-def test_a_state_goes_on_after_its_body(mock: bn.Mock) -> None:
+def test_state_can_be_continued_after_its_body(mock: bn.Mock) -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += bn.user("hi")
@@ -354,12 +354,12 @@ def test_a_state_goes_on_after_its_body(mock: bn.Mock) -> None:
         assert len(state.messages()) == 2
 
 
-def test_cancel() -> None:
-    asked = threading.Event()
+def test_cancelled_state_sends_no_gens() -> None:
+    called = threading.Event()
 
     def script(prompt: str, name: str) -> str:
         if name == "b":
-            asked.set()
+            called.set()
         return name
 
     @bn.function
@@ -373,13 +373,13 @@ def test_cancel() -> None:
     assert state["a"] == "a"
     with pytest.raises(bn.Cancelled):
         state["b"]
-    assert not asked.is_set()
+    assert not called.is_set()
 
 
-def test_a_state_that_nobody_holds_is_cancelled(mock: bn.Mock) -> None:
+def test_dropped_state_is_cancelled(mock: bn.Mock) -> None:
     programs: list[Any] = []
     make = mock.program
-    mock.program = lambda name="": programs.append(made := make(name)) or made  # type: ignore[func-returns-value, method-assign]
+    mock.program = lambda name="": programs.append(created := make(name)) or created  # type: ignore[func-returns-value, method-assign]
 
     @bn.function
     def program(s: bn.State) -> None:

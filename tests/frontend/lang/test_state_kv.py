@@ -1,4 +1,4 @@
-"""What a program says of a state's keys and values: the ops that go out, and when."""
+"""`State.kv`: the cache hints a program sends, and when."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import banyan as bn
 from banyan.runtime.protocol import wire
 
 
-def keeps(mock: Any) -> list[wire.CacheHint]:
+def cache_hints(mock: Any) -> list[wire.CacheHint]:
     return [op for ops in mock.submits for op in ops if isinstance(op, wire.CacheHint)]
 
 
@@ -21,7 +21,7 @@ def run(body: Any) -> Any:
     return mock
 
 
-def test_each_wish_is_one_op_of_its_state() -> None:
+def test_each_call_sends_one_hint_for_its_state() -> None:
     def body(s: bn.State) -> None:
         s += "a"
         s.kv.pin(60)
@@ -33,7 +33,7 @@ def test_each_wish_is_one_op_of_its_state() -> None:
 
     mock = run(body)
     branch = next(op.children[0] for ops in mock.submits for op in ops if isinstance(op, wire.Fork))
-    assert keeps(mock) == [
+    assert cache_hints(mock) == [
         wire.CacheHint(0, pin=60),
         wire.CacheHint(branch, steps=20),
         wire.CacheHint(0, prefetch=True),
@@ -41,7 +41,7 @@ def test_each_wish_is_one_op_of_its_state() -> None:
     ]
 
 
-def test_a_pin_goes_along_and_the_others_at_once() -> None:
+def test_pin_waits_for_the_next_message_and_expect_is_sent_immediately() -> None:
     def body(s: bn.State) -> None:
         s += "a"
         s.kv.pin(60)
@@ -49,26 +49,26 @@ def test_a_pin_goes_along_and_the_others_at_once() -> None:
 
     assert len(run(body).submits) == 1
 
-    def twice(s: bn.State) -> None:
+    def with_expect(s: bn.State) -> None:
         s += "a"
         s.kv.expect(5)
         s += bn.gen("x")
 
-    assert [len(ops) for ops in run(twice).submits] == [2, 1]
+    assert [len(ops) for ops in run(with_expect).submits] == [2, 1]
 
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["pin", "expect"])
-def test_what_makes_no_sense_is_refused_where_it_is_said(name: str, value: float) -> None:
+def test_invalid_hint_is_refused(name: str, value: float) -> None:
     def body(s: bn.State) -> None:
         with pytest.raises(bn.BadProgram, match=f"kv.{name}"):
             getattr(s.kv, name)(value)
         s += bn.gen("x")
 
-    assert keeps(run(body)) == []
+    assert cache_hints(run(body)) == []
 
 
-def test_a_branch_that_was_dropped_has_none() -> None:
+def test_dropped_branch_has_no_kv() -> None:
     def body(s: bn.State) -> None:
         branch = s.fork(1)[0]
         branch.drop()
@@ -79,7 +79,7 @@ def test_a_branch_that_was_dropped_has_none() -> None:
     run(body)
 
 
-def test_a_template_says_it_in_each_run() -> None:
+def test_compiled_program_may_pin() -> None:
     @bn.function
     def program(s: bn.State, word: str) -> None:
         s += word

@@ -1,4 +1,4 @@
-"""Programs as they are written for SGLang's language, after `import banyan as sgl`: same texts, values and results."""
+"""SGLang programs after `import banyan as sgl`: same texts, values and results."""
 
 from __future__ import annotations
 
@@ -213,10 +213,10 @@ def by_stream(case: Case) -> sgl.State:
     return state  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("road", [by_run, by_call, by_bind, by_batch, by_stream])
+@pytest.mark.parametrize("run_case", [by_run, by_call, by_bind, by_batch, by_stream])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.program.name)
-def test_a_program_means_the_same_by_every_road(case: Case, road: Callable[[Case], sgl.State]) -> None:
-    state = road(case)
+def test_every_way_to_run_gives_the_same_result(case: Case, run_case: Callable[[Case], sgl.State]) -> None:
+    state = run_case(case)
     assert state.text() == str(state) == case.text
     for name, value in case.variables.items():
         assert state[name] == value
@@ -225,7 +225,7 @@ def test_a_program_means_the_same_by_every_road(case: Case, road: Callable[[Case
     assert state.error() is None
 
 
-def test_messages() -> None:
+def test_chat_program_has_messages() -> None:
     assert by_run(CASES[0]).messages() == [
         {"role": "system", "content": "You are a helpful assistant."},
         {"role": "user", "content": "Q1"},

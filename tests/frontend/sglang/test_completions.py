@@ -1,4 +1,4 @@
-"""Whole prompts: what `Runtime.generate` and `Engine.generate` do, on a Mock."""
+"""`Runtime.generate` and `Engine.generate` on a Mock."""
 
 from __future__ import annotations
 
@@ -12,34 +12,36 @@ from banyan.runtime.protocol import wire
 from banyan.sglang.completions import Completion, complete
 
 
-def test_one_prompt_and_several() -> None:
+def test_complete_accepts_one_prompt_or_several() -> None:
     mock = bn.Mock(lambda prompt, name: f"<{prompt}>")
-    one = complete(mock, "a<|im_end|>", {"max_new_tokens": 3, "min_new_tokens": 1, "sampling_seed": 5, "stop": "!"})
-    assert isinstance(one, dict)
-    assert one["text"] == "<a<|im_end|>>"
-    assert one["meta_info"]["finish_reason"] == {"type": "stop"}
+    completion = complete(
+        mock, "a<|im_end|>", {"max_new_tokens": 3, "min_new_tokens": 1, "sampling_seed": 5, "stop": "!"}
+    )
+    assert isinstance(completion, dict)
+    assert completion["text"] == "<a<|im_end|>>"
+    assert completion["meta_info"]["finish_reason"] == {"type": "stop"}
     op = mock.calls[0].op
     assert isinstance(op, wire.Gen)
     assert op.sampling == wire.Sampling(max_tokens=3, min_tokens=1, seed=5, stop=("!",))
-    assert mock.submits[0][0] == wire.Append(0, (wire.Raw("a<|im_end|>"),)), "control tokens are meant"
-    several = complete(mock, ["a", "b"], [{"temperature": 0}, {"n": 2}])
-    assert [result["text"] for result in several] == ["<a>", "<b>", "<b>"]
+    assert mock.submits[0][0] == wire.Append(0, (wire.Raw("a<|im_end|>"),)), "control tokens in the prompt are kept"
+    completions = complete(mock, ["a", "b"], [{"temperature": 0}, {"n": 2}])
+    assert [result["text"] for result in completions] == ["<a>", "<b>", "<b>"]
     assert [result["text"] for result in complete(mock, ["a", "b"], None)] == ["<a>", "<b>"]
 
 
-def test_logprobs() -> None:
-    said = wire.Sample("t", "stop", logprobs=(wire.TokenLogprob(5, "t", -0.5),))
-    mock = bn.Mock(lambda prompt, name: said)
-    made: Any = complete(mock, "a", {}, return_logprob=True, top_logprobs_num=2, logprob_start_len=None)
-    assert made["meta_info"]["output_token_logprobs"] == [(-0.5, 5, None)]
+def test_logprobs_are_returned() -> None:
+    sample = wire.Sample("t", "stop", logprobs=(wire.TokenLogprob(5, "t", -0.5),))
+    mock = bn.Mock(lambda prompt, name: sample)
+    completion: Any = complete(mock, "a", {}, return_logprob=True, top_logprobs_num=2, logprob_start_len=None)
+    assert completion["meta_info"]["output_token_logprobs"] == [(-0.5, 5, None)]
     assert isinstance(op := mock.calls[0].op, wire.Gen)
     assert op.sampling.top_logprobs == 2
 
 
-def test_streams() -> None:
+def test_stream_yields_growing_texts() -> None:
     mock = bn.Mock("one two")
     *growing, last = Completion(mock, "a", {}, stream=True).growing()
-    assert [one["text"] for one in growing] == ["one ", "one two"]
+    assert [partial["text"] for partial in growing] == ["one ", "one two"]
     assert last["text"] == "one two"
     assert last["meta_info"]["finish_reason"]["type"] == "stop"
 
@@ -50,7 +52,7 @@ def test_streams() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "params", "error", "why"),
+    ("prompt", "params", "error", "match"),
     [
         ([1, 2], {}, bn.BadProgram, "a prompt is text"),
         (["a"], [{}, {}], bn.BadProgram, "2 sampling parameters"),
@@ -61,15 +63,12 @@ def test_streams() -> None:
         ("a", {"temperature": -1}, bn.BadProgram, "temperature"),
     ],
 )
-def test_what_cannot_be_asked_for(prompt: Any, params: Any, error: type[Exception], why: str) -> None:
-    with pytest.raises(error, match=why):
+def test_invalid_arguments_are_refused(prompt: Any, params: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
         complete(bn.Mock("x"), prompt, params)
     assert complete(bn.Mock("x"), "a", {"skip_special_tokens": True})["text"] == "x"  # type: ignore[call-overload]
 
 
-def test_a_failure_is_raised() -> None:
-    def fail(prompt: str, name: str) -> str:
-        raise OSError("no luck")
-
+def test_script_error_is_raised() -> None:
     with pytest.raises(bn.ProgramError, match="no luck"):
-        complete(bn.Mock(fail), "a", {})
+        complete(bn.Mock(OSError("no luck")), "a", {})

@@ -1,4 +1,4 @@
-"""SGLang's names that mean something else here, or nothing: each says what to write."""
+"""SGLang names that Banyan does not support raise errors that name the replacement."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from banyan.sglang.global_config import GlobalConfig, global_config
 
 
 @pytest.mark.parametrize("name", ["Anthropic", "LiteLLM", "VertexAI", "Crusoe"])
-def test_backends_that_are_not_here_say_what_to_use(name: str) -> None:
+def test_unsupported_backend_names_the_replacement(name: str) -> None:
     with pytest.raises(sgl.Unsupported, match=rf"{name}: .*bn\.OpenAI\("):
         getattr(sgl, name)("model", chat_template="x", timeout=3)
 
 
-def test_videos() -> None:
+def test_video_names_the_replacement() -> None:
     with pytest.raises(sgl.Unsupported, match=r"video\('a.mp4', 4\): .*bn\.image"):
         sgl.video("a.mp4", 4)
 
@@ -34,7 +34,7 @@ def hello(s: sgl.State, n: int = 0) -> None:
     s += "Hello" + sgl.gen("x")
 
 
-def test_verbosity_prints_what_a_run_made(config: GlobalConfig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbosity_2_prints_the_text_of_each_run(config: GlobalConfig, capsys: pytest.CaptureFixture[str]) -> None:
     backend = sgl.Mock(" there")
     hello.run(backend=backend)
     config.verbosity = 1
@@ -46,7 +46,7 @@ def test_verbosity_prints_what_a_run_made(config: GlobalConfig, capsys: pytest.C
     assert capsys.readouterr().out == "Hello there\n" * 3
 
 
-def test_the_default_backend(config: GlobalConfig) -> None:
+def test_global_config_shares_the_default_backend(config: GlobalConfig) -> None:
     backend = sgl.Mock("!")
     sgl.global_config.default_backend = backend
     assert hello.run()["x"] == "!"
@@ -55,7 +55,7 @@ def test_the_default_backend(config: GlobalConfig) -> None:
     assert config.default_backend is None
 
 
-def test_options_that_have_one_value(config: GlobalConfig) -> None:
+def test_fixed_options_cannot_be_changed(config: GlobalConfig) -> None:
     assert config.skip_special_tokens_in_output
     assert not config.enable_parallel_encoding
     config.enable_precache_with_tracing = True
@@ -71,10 +71,10 @@ def test_options_that_have_one_value(config: GlobalConfig) -> None:
         config.verbose  # noqa: B018
 
 
-def test_options_of_sglangs_server_say_what_they_are_called_here() -> None:
-    for name, ours in unsupported.OPTIONS.items():
-        assert ours in Config.__struct_fields__
-        with pytest.raises(sgl.ConfigError, match=rf"{name} is SGLang's; here it is {ours}="):
+def test_server_options_of_sglang_name_the_replacement() -> None:
+    for name, replacement in unsupported.OPTIONS.items():
+        assert replacement in Config.__struct_fields__
+        with pytest.raises(sgl.ConfigError, match=rf"{name} is SGLang's; here it is {replacement}="):
             sgl.Runtime(**{name: 1})
     for name in unsupported.NOT_HERE:
         with pytest.raises(sgl.ConfigError, match=f"{name} is SGLang's, and not needed here"):

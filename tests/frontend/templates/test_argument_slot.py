@@ -1,4 +1,4 @@
-"""Slots: they can be appended, and whatever else is done to one is found out."""
+"""Argument slots can be appended; every other operation on one is detected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from banyan.lang.expr import gen, leaves, user
 from banyan.templates.argument_slot import ArgumentObserved, ArgumentSlot
 
 
-def test_a_slot_can_be_appended_joined_and_stand_in_f_strings() -> None:
+def test_slot_can_be_appended_joined_and_formatted() -> None:
     slot = ArgumentSlot(0, "q")
     for expression in ("a" + slot + "b", f"a{slot}b"):
         before, middle, after = leaves(expression)
@@ -26,7 +26,7 @@ def test_a_slot_can_be_appended_joined_and_stand_in_f_strings() -> None:
     assert slot.observed is None
 
 
-LOOKS: list[Callable[[Any], Any]] = [
+INSPECTIONS: list[Callable[[Any], Any]] = [
     *(str, repr, len, bool, int, float, bytes, hash, list, iter, next, reversed, abs, round, math.floor, copy.copy),
     *(copy.deepcopy, open, complex, dir, operator.index, operator.neg, operator.not_),
     lambda q: f"{q:>9}",
@@ -51,16 +51,16 @@ LOOKS: list[Callable[[Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("look", LOOKS)
-def test_what_looks_at_it_is_found_out(look: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize("inspect", INSPECTIONS)
+def test_inspecting_a_slot_raises(inspect: Callable[[Any], Any]) -> None:
     slot = ArgumentSlot(0, "q")
     with pytest.raises(ArgumentObserved):
-        look(slot)
+        inspect(slot)
     assert slot.observed is not None
     assert slot.observed.what == "argument 'q'"
 
 
-def test_it_says_where_it_was_looked_at() -> None:
+def test_error_names_the_line_of_the_inspection() -> None:
     slot = ArgumentSlot(0, "q")
     with pytest.raises(ArgumentObserved):
         len(slot)  # type: ignore[arg-type]
@@ -68,11 +68,11 @@ def test_it_says_where_it_was_looked_at() -> None:
     assert slot.observed.line.startswith("test_argument_slot.py:")
 
 
-@pytest.mark.parametrize("look", [lambda q: "".join([q]), lambda q: re.match("x", q), json.dumps, lambda q: 1 + q])
-def test_what_takes_nothing_but_text_raises_something(look: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize("inspect", [lambda q: "".join([q]), lambda q: re.match("x", q), json.dumps, lambda q: 1 + q])
+def test_functions_that_need_text_raise(inspect: Callable[[Any], Any]) -> None:
     with pytest.raises((TypeError, ValueError, ArgumentObserved)):
-        look(ArgumentSlot(0, "q"))
+        inspect(ArgumentSlot(0, "q"))
 
 
-def test_a_body_that_catches_exceptions_does_not_catch_it() -> None:
+def test_argument_observed_is_not_caught_as_exception() -> None:
     assert not issubclass(ArgumentObserved, Exception)

@@ -1,4 +1,4 @@
-"""Compiled programs: what they give is what the program gives, whatever it does with its arguments."""
+"""Compiled programs give the same results as the program, whatever it does with its arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def script(prompt: str, name: str) -> str:
     return "<b>" if name == "b" else f"<{name}{len(prompt)}>"
 
 
-class Defining(bn.Mock):
+class TemplateMock(bn.Mock):
     """A Mock that takes templates, as a runtime does."""
 
     def __init__(self) -> None:
@@ -43,39 +43,39 @@ class Defining(bn.Mock):
         del self.templates[number]
 
     def program(self, name: str = "") -> Any:
-        made = super().program(name)
-        submit = made.submit
+        program = super().program(name)
+        submit = program.submit
 
-        def expanded(ops: list[wire.Op], last: bool = False) -> None:
+        def submit_expanded(ops: list[wire.Op], last: bool = False) -> None:
             self.sent += ops
             submit([new for op in ops for new in self._expanded(op)])
 
-        made.submit = expanded
-        return made
+        program.submit = submit_expanded
+        return program
 
     def _expanded(self, op: wire.Op) -> list[Any]:
         return list(self.templates[op.template].expand(op)) if isinstance(op, wire.Use) else [op]
 
 
-def seen(state: bn.State) -> dict[str, Any]:
-    """All that a user can see of it."""
+def results_of(state: bn.State) -> dict[str, Any]:
+    """Return all observable results of a state."""
     return {
         "variables": {name: state[name] for name in state._values},
         "text": state.text(),
         "messages": state.messages(),
-        "meta": {name: told(state.get_meta_info(name)) for name in state._values},
+        "meta": {name: meta_keys(state.get_meta_info(name)) for name in state._values},
         "value": state.ret_value,
         "generated": [usage.name for usage in state.usage.gens],
     }
 
 
-def told(meta: Any) -> Any:
-    """What it tells of, without the numbers that differ from run to run."""
-    return [told(one) for one in meta] if isinstance(meta, list) else meta and list(meta)
+def meta_keys(meta: Any) -> Any:
+    """Return the keys of meta info: its numbers differ from run to run."""
+    return [meta_keys(one) for one in meta] if isinstance(meta, list) else meta and list(meta)
 
 
 N_RUNS = [0]
-"""How often bodies were run."""
+"""Number of body runs."""
 
 
 @bn.function
@@ -106,7 +106,7 @@ def tree(s: bn.State, topic: str, n: int = 3) -> str:
 
 
 @bn.function
-def looks(s: bn.State, text: str, mode: str) -> None:
+def inspects_mode(s: bn.State, text: str, mode: str) -> None:
     if mode == "long":
         s += "At length: "
     s += text + bn.gen("a")
@@ -156,7 +156,7 @@ def counts(s: bn.State, n: int) -> None:
 
 @bn.function
 def adopts(s: bn.State, topic: str) -> None:
-    """It goes on as a branch of a branch, drops another, and draws behind that."""
+    """Adopts a branch of a branch, drops another, and generates after that."""
     s += topic + bn.gen("first")
     branches = s.fork(3)
     branches += [f"{i}" for i in range(3)]
@@ -179,7 +179,7 @@ def thinks(s: bn.State, topic: str) -> None:
 ITEMS: list[tuple[bn.Program, list[tuple[Any, ...]]]] = [
     (straight, [("one",), ("two",), ("",), ("  x\n",), ("<|im_end|>",)]),
     (tree, [("one",), ("two", 2), ("three", 3), ("",)]),
-    (looks, [("one", "long"), ("two", "short"), ("three", "long")]),
+    (inspects_mode, [("one", "long"), ("two", "short"), ("three", "long")]),
     (dedents, [("one", "1"), ("two\n  three", "2"), ("\n", "3")]),
     (cuts, [("one",), ("something that is longer",)]),
     (measures, [("one",), ("x" * 101,)]),
@@ -191,29 +191,27 @@ ITEMS: list[tuple[bn.Program, list[tuple[Any, ...]]]] = [
 ]
 
 
-def some_name(case: Any) -> str:
+def case_id(case: Any) -> str:
     return case.name if isinstance(case, bn.Program) else ""
 
 
-@pytest.mark.parametrize("kind", [bn.Mock, Defining])
-@pytest.mark.parametrize(("program", "items"), ITEMS, ids=some_name)
-def test_a_compiled_program_gives_what_the_program_gives(
-    program: bn.Program, items: list[tuple[Any, ...]], kind: type
-) -> None:
-    plainly, templated = bn.Mock(script), Defining() if kind is Defining else bn.Mock(script)
+@pytest.mark.parametrize("kind", [bn.Mock, TemplateMock])
+@pytest.mark.parametrize(("program", "items"), ITEMS, ids=case_id)
+def test_compiled_program_gives_the_same_results(program: bn.Program, items: list[tuple[Any, ...]], kind: type) -> None:
+    plain_mock, template_mock = bn.Mock(script), TemplateMock() if kind is TemplateMock else bn.Mock(script)
     compiled = compile(program)
     for _ in range(2):
         for item in items:
-            expected = seen(program.run(*item, backend=plainly, seed=7))
-            assert seen(compiled.run(*item, backend=templated, seed=7)) == expected
-    calls = [[(call.prompt, call.name, call.op) for call in mock.calls] for mock in (plainly, templated)]
-    assert calls[0] == calls[1], "the same prompts, sampling and seeds"
-    batches = [p.run_batch(items, backend=b, seed=3) for p, b in ((program, plainly), (compiled, templated))]
-    assert [seen(state) for state in batches[0]] == [seen(state) for state in batches[1]]
+            expected = results_of(program.run(*item, backend=plain_mock, seed=7))
+            assert results_of(compiled.run(*item, backend=template_mock, seed=7)) == expected
+    calls = [[(call.prompt, call.name, call.op) for call in mock.calls] for mock in (plain_mock, template_mock)]
+    assert calls[0] == calls[1], "same prompts, sampling and seeds"
+    batches = [p.run_batch(items, backend=b, seed=3) for p, b in ((program, plain_mock), (compiled, template_mock))]
+    assert [results_of(state) for state in batches[0]] == [results_of(state) for state in batches[1]]
 
 
-def test_the_body_runs_to_make_the_template_and_never_again() -> None:
-    backend, compiled = Defining(), compile(straight)
+def test_body_runs_only_to_make_the_template() -> None:
+    backend, compiled = TemplateMock(), compile(straight)
     compiled.run("one", backend=backend)
     n_runs = N_RUNS[0]
     states = compiled.run_batch([(f"{i}",) for i in range(50)], backend=backend)
@@ -225,8 +223,8 @@ def test_the_body_runs_to_make_the_template_and_never_again() -> None:
     assert "a run sends question" in compiled.explain()
 
 
-def test_an_argument_that_is_looked_at_has_a_template_for_each_value() -> None:
-    backend, compiled = Defining(), compile(looks)
+def test_inspected_argument_has_a_template_for_each_value() -> None:
+    backend, compiled = TemplateMock(), compile(inspects_mode)
     for i in range(10):
         compiled.run(f"{i}", "long" if i % 2 else "short", backend=backend)
     assert backend.n_defined == 2
@@ -235,35 +233,35 @@ def test_an_argument_that_is_looked_at_has_a_template_for_each_value() -> None:
         patch.setattr("banyan.templates.compiled.MAX_TEMPLATES", 3)
         for i in range(10):
             assert compiled.run("x", f"{i}", backend=backend).text().startswith("x<a")
-    assert backend.n_defined == 3, "a bound on how many there are"
+    assert backend.n_defined == 3, "the number of templates is bounded"
     assert MAX_TEMPLATES > 3
 
 
-def test_an_argument_whose_text_is_worked_on_is_found_out() -> None:
-    backend, compiled = Defining(), compile(dedents)
+def test_argument_whose_text_is_changed_counts_as_inspected() -> None:
+    backend, compiled = TemplateMock(), compile(dedents)
     compiled.run("one", "1", backend=backend)
     assert "'text' has a template of its own" in compiled.explain()
     assert "value of 'other'" not in compiled.explain()
 
 
-def test_who_has_no_argument_to_send_runs_as_ever() -> None:
-    backend, compiled = Defining(), compile(cuts)
+def test_program_without_sendable_arguments_runs_its_body() -> None:
+    backend, compiled = TemplateMock(), compile(cuts)
     for text in ("one", "two", "three"):
         compiled.run(text, backend=backend)
     assert backend.n_defined == 0
 
 
-def test_what_is_bound_is_part_of_the_template() -> None:
-    backend = Defining()
-    compiled = compile(looks).bind(mode="long")
+def test_bound_arguments_are_part_of_the_template() -> None:
+    backend = TemplateMock()
+    compiled = compile(inspects_mode).bind(mode="long")
     compiled.run("one", backend=backend)
     assert backend.templates[0].ops[0] == wire.Append(0, ("At length: ", wire.Arg(0)))
     compiled.run("one", mode="other", backend=backend)
     assert backend.sent[-1] == wire.Use(0, 1, ("one",))
 
 
-def test_options_are_part_of_the_template_but_the_seed_is_not() -> None:
-    backend, compiled = Defining(), compile(counts)
+def test_options_are_part_of_the_template_except_the_seed() -> None:
+    backend, compiled = TemplateMock(), compile(counts)
     for seed in (1, 2):
         compiled.run(1, backend=backend, seed=seed, temperature=0.5)
     assert backend.n_defined == 1
@@ -314,7 +312,7 @@ def hurries(s: bn.State, x: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "why"),
+    ("program", "match"),
     [
         (observes, "in test_compiled.py:[0-9]+ it reads a generated value"),
         (calls_another, "it reads a generated value"),
@@ -324,22 +322,22 @@ def hurries(s: bn.State, x: str) -> None:
         (keeps, "a string that contains an argument or a gen is stored"),
         (hurries, "gen 'a' .* has a timeout of its own"),
     ],
-    ids=some_name,
+    ids=case_id,
 )
-def test_what_cannot_be_a_template_runs_as_ever(program: bn.Program, why: str) -> None:
-    backend, compiled = Defining(), compile(program)
+def test_program_without_a_template_runs_its_body(program: bn.Program, match: str) -> None:
+    backend, compiled = TemplateMock(), compile(program)
     for x in ("1", "2"):
-        assert seen(compiled.run(x, backend=backend))["text"].startswith(x)
+        assert results_of(compiled.run(x, backend=backend))["text"].startswith(x)
     assert backend.n_defined == 0
-    assert re.search(f"runs its body every time: .*{why}", compiled.explain())
+    assert re.search(f"runs its body every time: .*{match}", compiled.explain())
 
 
-def test_a_body_that_raises_raises_what_it_raises() -> None:
+def test_body_errors_are_raised_unchanged() -> None:
     @bn.function
     def divides(s: bn.State, x: str, by: int) -> None:
         s += f"{x} {1 / by}" + bn.gen("a")
 
-    backend, compiled = Defining(), compile(divides)
+    backend, compiled = TemplateMock(), compile(divides)
     for by in (0, 1, 0, 2):
         if by:
             assert compiled.run("x", by, backend=backend).text().startswith(f"x {1 / by}")
@@ -348,8 +346,8 @@ def test_a_body_that_raises_raises_what_it_raises() -> None:
                 compiled.run("x", by, backend=backend)
 
 
-def test_a_template_goes_with_the_program_and_does_not_keep_its_backend() -> None:
-    backend, compiled = Defining(), compile(straight)
+def test_template_is_dropped_with_its_program_and_does_not_keep_its_backend() -> None:
+    backend, compiled = TemplateMock(), compile(straight)
     compiled.run("one", backend=backend)
     other = compile(straight)
     other.run("one", backend=backend)
@@ -357,15 +355,15 @@ def test_a_template_goes_with_the_program_and_does_not_keep_its_backend() -> Non
     del other
     gc.collect()
     assert len(backend.templates) == 1
-    gone = weakref.ref(backend)
+    backend_ref = weakref.ref(backend)
     del backend
     gc.collect()
-    assert gone() is None
+    assert backend_ref() is None
     assert compiled.explain() == "straight has 0 templates"
 
 
-def test_it_runs_on_an_event_loop_and_streams_by_its_body() -> None:
-    backend, compiled = Defining(), compile(straight)
+def test_compiled_program_runs_async_and_streams() -> None:
+    backend, compiled = TemplateMock(), compile(straight)
 
     async def main() -> str:
         state = await compiled.run_async("one", backend=backend)
@@ -376,8 +374,8 @@ def test_it_runs_on_an_event_loop_and_streams_by_its_body() -> None:
     assert "".join(compiled.run("one", backend=backend, stream=True).text_iter("a")).startswith("<a")
 
 
-def test_limits_hold_for_it() -> None:
-    class Long(Defining):
+def test_limits_apply_to_compiled_programs() -> None:
+    class Long(TemplateMock):
         def answer(self, prompt: str, name: str) -> wire.Sample:
             return wire.Sample("<b>" if name == "b" else "many words", "stop", n_tokens=100)
 
@@ -387,8 +385,8 @@ def test_limits_hold_for_it() -> None:
         compiled.run("x", backend=backend, budget=50).sync()
 
 
-def later(program: bn.Program) -> bn.AsyncProgram:
-    """The same as an `async def`."""
+def as_async(program: bn.Program) -> bn.AsyncProgram:
+    """Return the same program as an `async def`."""
 
     @functools.wraps(program.func)
     async def body(s: bn.AsyncState, *args: Any, **kwargs: Any) -> Any:
@@ -397,47 +395,47 @@ def later(program: bn.Program) -> bn.AsyncProgram:
     return bn.function(body)
 
 
-@pytest.mark.parametrize(("program", "items"), ITEMS, ids=some_name)
-def test_an_async_one_gives_what_the_program_gives(program: bn.Program, items: list[tuple[Any, ...]]) -> None:
-    async def main(one: bn.AsyncProgram, backend: bn.Mock) -> list[Any]:
-        states = await one.run_batch_async([*items, *items], backend=backend, seed=3)
+@pytest.mark.parametrize(("program", "items"), ITEMS, ids=case_id)
+def test_async_compiled_program_gives_the_same_results(program: bn.Program, items: list[tuple[Any, ...]]) -> None:
+    async def main(async_program: bn.AsyncProgram, backend: bn.Mock) -> list[Any]:
+        states = await async_program.run_batch_async([*items, *items], backend=backend, seed=3)
         return [(await state.text(), state._values.keys(), repr(state.ret_value)[:40]) for state in states]
 
-    backend, compiled = Defining(), compile(later(program))
+    backend, compiled = TemplateMock(), compile(as_async(program))
     assert isinstance(compiled, bn.AsyncCompiled)
-    plain = asyncio.run(main(later(program), bn.Mock(script)))
-    assert asyncio.run(main(compiled, backend)) == plain
-    same = Defining()
-    compile(program).run_batch([*items, *items], backend=same, seed=3)
-    assert backend.n_defined == same.n_defined
+    expected = asyncio.run(main(as_async(program), bn.Mock(script)))
+    assert asyncio.run(main(compiled, backend)) == expected
+    sync_backend = TemplateMock()
+    compile(program).run_batch([*items, *items], backend=sync_backend, seed=3)
+    assert backend.n_defined == sync_backend.n_defined
 
 
-def test_an_async_body_is_played_to_its_end_and_never_again() -> None:
-    played = 0
+def test_async_body_is_traced_once() -> None:
+    n_body_runs = 0
 
     @bn.function
     async def ask(s: bn.AsyncState, what: str) -> str:
-        nonlocal played
-        played += 1
+        nonlocal n_body_runs
+        n_body_runs += 1
         s += what + bn.gen("a")
         return "done"
 
     async def main() -> None:
-        nonlocal played
+        nonlocal n_body_runs
         state = await compiled.run_async("one", backend=backend)
-        assert played > 1, "to make the template"
-        played = 0
+        assert n_body_runs > 1, "the first run traces the body"
+        n_body_runs = 0
         again = await compiled("two", backend=backend)
         assert (state["a"], again["a"], again.ret_value, await again.text()) == ("<a3>", "<a3>", "done", "two<a3>")
 
-    backend, compiled = Defining(), compile(ask)
+    backend, compiled = TemplateMock(), compile(ask)
     asyncio.run(main())
-    assert (played, backend.n_defined) == (0, 1)
+    assert (n_body_runs, backend.n_defined) == (0, 1)
     with pytest.raises(bn.BadProgram, match="run_async"):
         compiled.run("three", backend=backend)
 
 
-def test_an_async_body_that_awaits_runs_as_ever() -> None:
+def test_async_body_that_awaits_runs_its_body() -> None:
     @bn.function
     async def sleeps(s: bn.AsyncState, what: str) -> None:
         s += what
@@ -450,7 +448,7 @@ def test_an_async_body_that_awaits_runs_as_ever() -> None:
         s += await s.value("a") + "!"
 
     async def main(compiled: bn.AsyncCompiled) -> list[str]:
-        return [await (await compiled.run_async(what, backend=Defining())).text() for what in ("one", "three")]
+        return [await (await compiled.run_async(what, backend=TemplateMock())).text() for what in ("one", "three")]
 
     compiled = compile(sleeps)
     assert asyncio.run(main(compiled)) == ["one<a3>", "three<a5>"]
@@ -460,12 +458,12 @@ def test_an_async_body_that_awaits_runs_as_ever() -> None:
     assert "reads a generated value" in compiled.explain()
 
 
-def test_what_is_no_program_is_refused() -> None:
+def test_function_that_is_no_program_is_refused() -> None:
     with pytest.raises(bn.BadProgram, match="takes a program"):
         compile(lambda s: None)  # type: ignore[arg-type]
 
 
-def test_a_method_can_be_compiled_where_it_is_bound() -> None:
+def test_bound_method_can_be_compiled() -> None:
     class Tutor:
         name = "Ann"
 
@@ -473,7 +471,7 @@ def test_a_method_can_be_compiled_where_it_is_bound() -> None:
         def greet(self, s: bn.State, who: str) -> None:
             s += f"{self.name} greets {who}: " + bn.gen("a")
 
-    backend, compiled = Defining(), compile(Tutor().greet)
+    backend, compiled = TemplateMock(), compile(Tutor().greet)
     assert isinstance(compiled, Compiled)
     assert compiled.run("Bob", backend=backend).text() == "Ann greets Bob: <a16>"
     assert compiled.run("Eve", backend=backend).text() == "Ann greets Eve: <a16>"
@@ -484,13 +482,13 @@ class Colour(enum.Enum):
     RED = 1
 
 
-def test_what_is_known_to_stay_as_it_is() -> None:
-    same: list[Callable[[], Any]] = [
+def test_frozen_keys_compare_by_value_and_type() -> None:
+    factories: list[Callable[[], Any]] = [
         *(lambda: 1, lambda: "a", lambda: None, lambda: [1, (2, {"a": [3]})], lambda: {1, 2}, lambda: Colour.RED),
         *(lambda: b"x", lambda: {"a": 1.5}, lambda: frozenset([1])),
     ]
-    keys = [frozen(make()) for make in same]
-    assert keys == [frozen(make()) for make in same]
+    keys = [frozen(make()) for make in factories]
+    assert keys == [frozen(make()) for make in factories]
     assert (
         len({*keys, frozen(True), frozen(1.0), frozen((1, (2, {"a": [3]}))), frozen([1, (2, {"a": [4]})])})
         == len(keys) + 4

@@ -1,4 +1,4 @@
-"""`trace` and `cache`: a program looked at without a model, and what its runs begin with."""
+"""`trace` and `cache`: a program without a model, and the common prefix of its runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def few_shot(s: bn.State, question: str, examples: str = "1+1=2\n") -> str:
     return "done"
 
 
-def test_a_trace_is_what_was_appended() -> None:
+def test_trace_lists_what_was_appended() -> None:
     trace = few_shot.trace()
     assert [repr(node) for node in trace.flatten_nodes()] == [
         "RoleBegin('system')",
@@ -56,7 +56,7 @@ def test_a_trace_is_what_was_appended() -> None:
     assert lines[-1] == "%18 = %13 + Join(2)"
 
 
-def test_arguments_that_are_given_and_bound_stand_as_they_are() -> None:
+def test_given_and_bound_arguments_are_constants_in_the_trace() -> None:
     program = few_shot.bind(examples="2+2=4\n")
     nodes = list(map(repr, program.trace(question="3+3").flatten_nodes()))
     assert "Constant('Examples: 2+2=4\\nNow: 3+3?')" in nodes
@@ -64,21 +64,21 @@ def test_arguments_that_are_given_and_bound_stand_as_they_are() -> None:
         few_shot.trace(questoin="x")
 
 
-def test_a_trace_ends_where_the_body_looks_at_what_is_not_there() -> None:
+def test_trace_ends_where_the_body_reads_a_value() -> None:
     @bn.function
-    def looks(s: bn.State, q: Any) -> None:
+    def reads_value(s: bn.State, q: Any) -> None:
         s += "a" + bn.gen("x")
         if s["x"] == "yes" or q:
             s += "b"
 
-    trace = looks.trace()
+    trace = reads_value.trace()
     assert list(map(repr, trace.flatten_nodes())) == ["Constant('a')", "Gen('x')"]
     assert trace.ended is not None
     assert "test_tracing.py" in trace.ended.line
     assert bn.function(lambda s: None).trace().last_node is None
 
 
-def test_what_all_runs_begin_with_is_computed(mock: bn.Mock) -> None:
+def test_cache_computes_the_common_prefix(mock: bn.Mock) -> None:
     EFFECTS.clear()
     few_shot.cache()
     (submit,) = mock.submits
@@ -92,7 +92,7 @@ def test_what_all_runs_begin_with_is_computed(mock: bn.Mock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "n"),
+    ("body", "expected_n"),
     [
         (lambda s, q: s.__iadd__(q + "text"), 0),
         (lambda s, q: s.__iadd__(bn.gen("x") + "text"), 0),
@@ -101,14 +101,11 @@ def test_what_all_runs_begin_with_is_computed(mock: bn.Mock) -> None:
         (lambda s, q: s.__iadd__("before").__iadd__(q["key"]), 1),
     ],
 )
-def test_nothing_is_sent_where_nothing_is_common(mock: bn.Mock, body: Any, n: int) -> None:
+def test_cache_sends_only_a_common_prefix(mock: bn.Mock, body: Any, expected_n: int) -> None:
     bn.function(body).cache()
-    assert len(mock.submits) == n
+    assert len(mock.submits) == expected_n
 
 
-def test_a_backend_that_fails_says_so() -> None:
-    def fail(prompt: str, name: str) -> str:
-        raise OSError("no luck")
-
+def test_cache_raises_backend_errors() -> None:
     with pytest.raises(bn.ProgramError, match="no luck"):
-        few_shot.cache(bn.Mock(fail))
+        few_shot.cache(bn.Mock(OSError("no luck")))

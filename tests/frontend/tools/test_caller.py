@@ -1,4 +1,4 @@
-"""A gen that calls tools. On a Mock, which says its calls as {"tool": {arguments}}."""
+"""Gens that call tools, on a Mock that writes a call as {"tool": {arguments}}."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ async def shout(text: str, sign: str = "!") -> str:
     return text.upper() + sign
 
 
-def ask(*answers: Any, tools: Any = (add, shout), then: str = "", **options: Any) -> bn.State:
-    """A program with one gen of tools, which the model answers so."""
+def run_with_tools(*answers: Any, tools: Any = (add, shout), next_question: str = "", **options: Any) -> bn.State:
+    """Run a program with one gen with tools, whose outputs are `answers`."""
 
     @bn.function
     def program(s: bn.State) -> None:
         s += bn.user("q") + bn.assistant(bn.gen("a", tools=list(tools), **options))
-        if then:
-            s += bn.user(then) + bn.assistant(bn.gen("b"))
+        if next_question:
+            s += bn.user(next_question) + bn.assistant(bn.gen("b"))
 
     return program.run(backend=bn.Mock({"a": list(answers), "b": "B"}))
 
 
-def result(call: dict[str, Any], **options: Any) -> bn.ToolCall:
-    """What one call gives."""
-    (made,) = ask(call, "done", **options).tool_calls("a")
-    return made
+def single_call(call: dict[str, Any], **options: Any) -> bn.ToolCall:
+    """Run one call and return it."""
+    (tool_call,) = run_with_tools(call, "done", **options).tool_calls("a")
+    return tool_call
 
 
 class Colour(enum.Enum):
@@ -67,11 +67,13 @@ class Model(pydantic.BaseModel):
     tags: list[str] = []
 
 
-# ---- a gen that calls ----------------------------------------------------------------------------------------------
+# ---- calls and results ---------------------------------------------------------------------------------------------
 
 
-def test_what_is_called_and_what_is_said() -> None:
-    state = ask(({"add": {"a": 1, "b": 2}}, {"shout": {"text": "hi"}}), {"add": {"a": 3, "b": 4}}, "It is 7.")
+def test_calls_and_answer_are_recorded() -> None:
+    state = run_with_tools(
+        ({"add": {"a": 1, "b": 2}}, {"shout": {"text": "hi"}}), {"add": {"a": 3, "b": 4}}, "It is 7."
+    )
     assert state["a"] == "It is 7."
     assert [(c.round, c.name, c.arguments, c.result, c.is_error) for c in state.tool_calls("a")] == [
         (0, "add", {"a": 1, "b": 2}, "3", False),
@@ -83,13 +85,13 @@ def test_what_is_called_and_what_is_said() -> None:
     assert len(state.get_meta_info("a")["rounds"]) == 3
 
 
-def test_a_gen_that_calls_nothing_is_a_gen() -> None:
-    state = ask("42")
+def test_gen_without_calls_is_a_plain_gen() -> None:
+    state = run_with_tools("42")
     assert (state["a"], state.tool_calls("a")) == ("42", [])
     assert len(state.messages()) == 2
 
 
-def test_what_comes_behind_it_is_sent_with_it() -> None:
+def test_ops_after_the_gen_are_sent_with_it() -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += bn.user("q") + bn.assistant("So: " + bn.gen("a", tools=[add]) + " Done.") + bn.user("more")
@@ -106,7 +108,7 @@ def test_what_comes_behind_it_is_sent_with_it() -> None:
     assert state.messages()[-2]["content"] == "3! Done."
 
 
-def test_another_program_in_a_tool_goes_where_this_one_went() -> None:
+def test_program_inside_a_tool_uses_the_callers_backend() -> None:
     @bn.function
     def inner(s: bn.State, x: int) -> str:
         s += bn.user(f"inner {x}") + bn.assistant(bn.gen("in", tools=[add]))
@@ -121,18 +123,18 @@ def test_another_program_in_a_tool_goes_where_this_one_went() -> None:
     def outer(s: bn.State) -> None:
         s += bn.user("outer") + bn.assistant(bn.gen("a", tools=[think]))
 
-    n = caller.N_THREADS + 2  # more than there are threads: each holds one while its inner program waits for another
+    n = caller.N_THREADS + 2  # more than the thread limit: each tool holds a thread while its inner program waits
     answers = ({"think": {"x": 1}},) * n
     script = {"a": [answers, "end"], "in": [{"add": {"a": 1, "b": 1}}, "two"] * n}
-    state = outer.run(backend=bn.Mock(lambda prompt, name: _in_turn(script, prompt, name)))
+    state = outer.run(backend=bn.Mock(lambda prompt, name: _answer_by_round(script, prompt, name)))
     assert [call.result for call in state.tool_calls("a")] == ["two"] * n
 
 
-def _in_turn(script: dict[str, Any], prompt: str, name: str) -> Any:
+def _answer_by_round(script: dict[str, Any], prompt: str, name: str) -> Any:
     return script[name][1 if "<|im_start|>tool" in prompt else 0]
 
 
-def test_tools_see_the_context_of_the_append() -> None:
+def test_tools_run_in_the_context_of_the_append() -> None:
     user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
 
     @bn.tool
@@ -146,7 +148,7 @@ def test_tools_see_the_context_of_the_append() -> None:
         return user.get()
 
     user.set("Ada")
-    state = ask(({"who": {}}, {"who_async": {}}), "done", tools=[who, who_async])
+    state = run_with_tools(({"who": {}}, {"who_async": {}}), "done", tools=[who, who_async])
     assert [call.result for call in state.tool_calls("a")] == ["Ada", "Ada"]
 
 
@@ -164,87 +166,88 @@ def test_tools_see_the_context_of_the_append() -> None:
         (datetime.date(2027, 3, 6), "2027-03-06"),
     ],
 )
-def test_a_result_as_the_model_reads_it(value: Any, text: str) -> None:
+def test_result_is_converted_to_text(value: Any, text: str) -> None:
     @bn.tool
     def give() -> Any:
         "Give."
         return value
 
-    assert result({"give": {}}, tools=[give]).result == text
+    assert single_call({"give": {}}, tools=[give]).result == text
 
 
-def test_a_result_is_text_and_no_part_of_a_program() -> None:
+def test_expression_in_a_result_is_an_error() -> None:
     @bn.tool
     def give() -> str:
         "Give."
         return f"and {bn.gen('x')}"
 
-    assert result({"give": {}}, tools=[give]).result == (
+    assert single_call({"give": {}}, tools=[give]).result == (
         "error: BadProgram: the result holds an expression, such as a gen; a tool gives text"
     )
 
 
-def test_a_long_result_is_cut() -> None:
+def test_long_result_is_truncated() -> None:
     @bn.tool
     def long() -> str:
         "Long."
         return "x" * 100
 
     assert (
-        result({"long": {}}, tools=[long], max_tool_output=10).result == "x" * 10 + "\n[cut here; 90 more characters]"
+        single_call({"long": {}}, tools=[long], max_tool_output=10).result
+        == "x" * 10 + "\n[cut here; 90 more characters]"
     )
-    assert result({"long": {}}, tools=[long]).result == "x" * 100
+    assert single_call({"long": {}}, tools=[long]).result == "x" * 100
 
 
-# ---- what goes wrong is said to the model --------------------------------------------------------------------------
-
-
-@bn.tool
-def fail(how: str) -> str:
-    "Fail."
-    raise {"value": ValueError("no luck"), "stop": StopIteration(3), "time": TimeoutError(), "key": KeyError("k")}[how]
+# ---- errors --------------------------------------------------------------------------------------------------------
 
 
 @bn.tool
-async def fail_async(how: str) -> str:
+def fail(kind: str) -> str:
     "Fail."
-    if how == "cancel":
+    raise {"value": ValueError("no luck"), "stop": StopIteration(3), "time": TimeoutError(), "key": KeyError("k")}[kind]
+
+
+@bn.tool
+async def fail_async(kind: str) -> str:
+    "Fail."
+    if kind == "cancel":
         raise asyncio.CancelledError
-    return fail(how)
+    return fail(kind)
 
 
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        ({"fail": {"how": "value"}}, "error: ValueError: no luck"),
-        ({"fail": {"how": "stop"}}, "error: StopIteration: 3"),
-        ({"fail": {"how": "time"}}, "error: TimeoutError"),
-        ({"fail_async": {"how": "value"}}, "error: ValueError: no luck"),
-        ({"fail_async": {"how": "time"}}, "error: TimeoutError"),
-        ({"fail_async": {"how": "cancel"}}, "error: fail_async was cancelled"),
+        ({"fail": {"kind": "value"}}, "error: ValueError: no luck"),
+        ({"fail": {"kind": "stop"}}, "error: StopIteration: 3"),
+        ({"fail": {"kind": "time"}}, "error: TimeoutError"),
+        ({"fail_async": {"kind": "value"}}, "error: ValueError: no luck"),
+        ({"fail_async": {"kind": "time"}}, "error: TimeoutError"),
+        ({"fail_async": {"kind": "cancel"}}, "error: fail_async was cancelled"),
         ({"nothing": {}}, "error: there is no tool 'nothing'; there are: fail, fail_async"),
-        ({"fail": {}}, "error: the arguments of fail are not valid: Object missing required field `how`"),
+        ({"fail": {}}, "error: the arguments of fail are not valid: Object missing required field `kind`"),
     ],
 )
-def test_an_error_is_text_for_the_model(call: dict[str, Any], text: str) -> None:
-    made = result(call, tools=[fail, fail_async])
-    assert (made.result.partition(" - at")[0], made.is_error) == (text, True)
+def test_tool_error_becomes_text_for_the_model(call: dict[str, Any], text: str) -> None:
+    actual = single_call(call, tools=[fail, fail_async])
+    assert (actual.result.partition(" - at")[0], actual.is_error) == (text, True)
 
 
-def test_the_model_may_try_again() -> None:
-    state = ask({"add": {"a": 1}}, {"add": {"a": 1, "b": 2}}, "3")
+def test_model_can_retry_a_failed_call() -> None:
+    state = run_with_tools({"add": {"a": 1}}, {"add": {"a": 1, "b": 2}}, "3")
     assert [call.is_error for call in state.tool_calls("a")] == [True, False]
     assert state["a"] == "3"
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_call_whose_time_is_up(is_async: bool) -> None:
-    free = threading.Event()
+def test_call_times_out(is_async: bool) -> None:
+    release = threading.Event()
 
     @bn.tool
     def stuck() -> None:
         "Stuck."
-        free.wait(30)
+        release.wait(30)
 
     @bn.tool
     async def stuck_async() -> None:
@@ -253,80 +256,82 @@ def test_a_call_whose_time_is_up(is_async: bool) -> None:
 
     name = "stuck_async" if is_async else "stuck"
     start = time.monotonic()
-    made = result({name: {}}, tools=[stuck, stuck_async], tool_timeout=0.05)
-    free.set()
-    assert made.result == f"error: {name} took longer than 0.05 s"
+    actual = single_call({name: {}}, tools=[stuck, stuck_async], tool_timeout=0.05)
+    release.set()
+    assert actual.result == f"error: {name} took longer than 0.05 s"
     assert time.monotonic() - start < 10
 
 
-def test_stuck_tools_do_not_use_up_the_threads() -> None:
-    free = threading.Event()
+def test_stuck_tools_do_not_exhaust_the_threads() -> None:
+    release = threading.Event()
 
     @bn.tool
     def stuck() -> None:
         "Stuck."
-        free.wait(60)
+        release.wait(60)
 
     n = caller.N_THREADS
-    state = ask(({"stuck": {}},) * n, {"add": {"a": 1, "b": 2}}, "3", tools=[stuck, add], tool_timeout=1.0)
+    state = run_with_tools(({"stuck": {}},) * n, {"add": {"a": 1, "b": 2}}, "3", tools=[stuck, add], tool_timeout=1.0)
     assert [call.result for call in state.tool_calls("a")] == ["error: stuck took longer than 1 s"] * n + ["3"]
-    free.set()
+    release.set()
 
 
-def test_calls_of_a_round_run_side_by_side() -> None:
-    both = threading.Barrier(4, timeout=20)
+def test_calls_of_one_round_run_in_parallel() -> None:
+    barrier = threading.Barrier(4, timeout=20)
 
     @bn.tool
     def meet() -> str:
         "Meet."
-        both.wait()
+        barrier.wait()
         return "met"
 
     @bn.tool
     async def meet_async() -> str:
         "Meet."
-        await asyncio.get_running_loop().run_in_executor(None, both.wait)
+        await asyncio.get_running_loop().run_in_executor(None, barrier.wait)
         return "met"
 
-    state = ask(({"meet": {}}, {"meet_async": {}}, {"meet": {}}, {"meet_async": {}}), "done", tools=[meet, meet_async])
+    state = run_with_tools(
+        ({"meet": {}}, {"meet_async": {}}, {"meet": {}}, {"meet_async": {}}), "done", tools=[meet, meet_async]
+    )
     assert [call.result for call in state.tool_calls("a")] == ["met"] * 4
 
 
-# ---- ends ----------------------------------------------------------------------------------------------------------
+# ---- end of a program ----------------------------------------------------------------------------------------------
 
 
-def test_rounds_have_a_limit_and_what_was_called_can_be_seen() -> None:
-    state = ask(*[{"add": {"a": 1, "b": 2}}] * 3, max_rounds=2)
+def test_max_rounds_is_an_error_that_keeps_the_calls() -> None:
+    state = run_with_tools(*[{"add": {"a": 1, "b": 2}}] * 3, max_rounds=2)
     with pytest.raises(bn.ToolError, match=r"calls tools \(add\) still after 2 rounds.*gen 'a'"):
         state["a"]
     assert [call.result for call in state.tool_calls("a")] == ["3", "3"]
 
 
-def test_a_tool_that_ends_the_program() -> None:
+def test_system_exit_in_a_tool_fails_the_program() -> None:
     @bn.tool
     def leave() -> None:
         "Leave."
         raise SystemExit("enough")
 
     with pytest.raises(bn.ToolError, match="tool leave raised SystemExit: enough") as e:
-        ask({"leave": {}}, "never", tools=[leave])["a"]
+        run_with_tools({"leave": {}}, "never", tools=[leave])["a"]
     assert isinstance(e.value.__cause__, SystemExit)
-    assert result({"add": {"a": 1, "b": 2}}).result == "3", "and nothing else"
+    assert single_call({"add": {"a": 1, "b": 2}}).result == "3", "only that program failed"
 
 
-def test_an_async_tool_that_exits_does_not_take_the_loop_with_it() -> None:
+def test_exit_in_an_async_tool_does_not_stop_the_loop() -> None:
     @bn.tool
     async def leave() -> None:
         "Leave."
         raise KeyboardInterrupt
 
     with pytest.raises(bn.ToolError, match="raised KeyboardInterrupt"):
-        ask({"leave": {}}, "never", tools=[leave])["a"]
-    assert result({"shout": {"text": "on"}}).result == "ON!"
+        run_with_tools({"leave": {}}, "never", tools=[leave])["a"]
+    assert single_call({"shout": {"text": "on"}}).result == "ON!"
 
 
-def waiting() -> tuple[bn.State, threading.Event]:
-    """A program in a call that waits, and what is set when that ends."""
+def start_waiting_call() -> tuple[bn.State, threading.Event]:
+    """Start a program whose tool call waits; return its state and an event that is set when the call ends."""
     began, ended = threading.Event(), threading.Event()
 
     @bn.tool
@@ -338,27 +343,27 @@ def waiting() -> tuple[bn.State, threading.Event]:
         finally:
             ended.set()
 
-    state = ask({"wait": {}}, "never", tools=[wait])
+    state = run_with_tools({"wait": {}}, "never", tools=[wait])
     assert began.wait(10)
     return state, ended
 
 
-def test_a_program_that_is_cancelled_cancels_its_calls() -> None:
-    state, ended = waiting()
+def test_cancelled_program_cancels_its_calls() -> None:
+    state, ended = start_waiting_call()
     state.cancel()
     assert ended.wait(10)
     with pytest.raises(bn.Cancelled):
         state["a"]
 
 
-def test_a_program_that_nobody_holds_cancels_its_calls() -> None:
-    state, ended = waiting()
+def test_dropped_program_cancels_its_calls() -> None:
+    state, ended = start_waiting_call()
     del state
     gc.collect()
     assert ended.wait(10)
 
 
-def test_a_gen_outside_of_an_assistants_turn_is_refused() -> None:
+def test_gen_with_tools_outside_an_assistant_turn_is_refused() -> None:
     def body(s: bn.State) -> None:
         with pytest.raises(bn.BadProgram, match="must be in an assistant's turn"):
             s += bn.user(bn.gen("a", tools=[add]))
@@ -369,7 +374,7 @@ def test_a_gen_outside_of_an_assistants_turn_is_refused() -> None:
     bn.function(body).run(backend=bn.Mock())
 
 
-def test_a_model_that_has_no_form_for_calls() -> None:
+def test_model_without_tool_support_is_refused() -> None:
     chat = msgspec.structs.replace(bn.Mock().welcome.chat, no_calls="its template writes no tools")
 
     def body(s: bn.State) -> None:
@@ -409,7 +414,7 @@ def test_async_tools_run_on_the_programs_loop() -> None:
     assert [call.result for call in state.ret_value] == ["here", "banyan-tool"]
 
 
-def test_an_async_program_that_is_cancelled_cancels_its_calls() -> None:
+def test_cancelled_async_program_cancels_its_calls() -> None:
     ended = threading.Event()
 
     @bn.tool
@@ -435,7 +440,7 @@ def test_an_async_program_that_is_cancelled_cancels_its_calls() -> None:
     assert ended.wait(10)
 
 
-def test_streams_show_what_is_said_and_the_whole_prompt() -> None:
+def test_stream_yields_the_answer_and_the_whole_prompt() -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += bn.user("q") + bn.assistant(bn.gen("a", tools=[add]) + ".") + bn.user("end")
@@ -452,7 +457,7 @@ def test_streams_show_what_is_said_and_the_whole_prompt() -> None:
     assert asyncio.run(whole()) == state.text()
 
 
-def test_a_batch_of_programs_with_tools() -> None:
+def test_batch_items_call_their_own_tools() -> None:
     @bn.function
     def program(s: bn.State, k: int) -> None:
         s += bn.user(f"{k}") + bn.assistant(bn.gen("a", tools=[add]))
@@ -466,7 +471,7 @@ def test_a_batch_of_programs_with_tools() -> None:
     assert [state.tool_calls("a")[0].result for state in states] == [str(k + 1) for k in range(50)]
 
 
-def test_gathered_branches_show_their_calls() -> None:
+def test_gathered_branches_keep_their_calls() -> None:
     @bn.function
     def program(s: bn.State) -> None:
         forks = s.fork(2)
@@ -476,6 +481,6 @@ def test_gathered_branches_show_their_calls() -> None:
     state = program.run(
         backend=bn.Mock(lambda prompt, name: "x" if "<|im_start|>tool" in prompt else {"add": {"a": 1, "b": 2}})
     )
-    assert [[call.result for call in caller] for caller in state.tool_calls("a")] == [["3"], ["3"]]
+    assert [[call.result for call in branch_calls] for branch_calls in state.tool_calls("a")] == [["3"], ["3"]]
     state["v"] = 1
     assert state.tool_calls("v") == []

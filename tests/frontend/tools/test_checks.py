@@ -1,4 +1,4 @@
-"""Retries: an output that is no value of its type is told so, and tried again; the prompt keeps the last alone."""
+"""Retries: an invalid output is reported to the model and generated again; only the last one stays in the prompt."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ask(s: bn.State, retries: int) -> Even:
 TEXT = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\nA: {0}.<|im_end|>\n<|im_start|>user\n{0}<|im_end|>\n"
 
 
-def test_it_is_tried_again_until_it_is_right() -> None:
+def test_invalid_output_is_retried_until_valid() -> None:
     mock = bn.Mock(['{"n": 1}', '{"n": 3}', '{"n": 4}'])
     state = ask.run(5, backend=mock)
     assert state.ret_value == Even(n=4)
@@ -46,27 +46,27 @@ def test_it_is_tried_again_until_it_is_right() -> None:
     assert third.startswith(second + '{"n": 3}<|im_end|>\n')
 
 
-def test_when_all_tries_fail_the_last_is_the_text_and_the_error_says_how_often() -> None:
+def test_last_output_stays_and_error_counts_the_retries() -> None:
     mock = bn.Mock('{"n": 1}')
     with pytest.raises(bn.BadOutput, match=r"(?s)n must be even.*the model was told 2 times.*gen 'x', test_checks\.py"):
         ask.run(2, backend=mock)
     assert len(mock.calls) == 3
 
 
-def test_an_output_that_is_right_costs_one_call() -> None:
+def test_valid_output_needs_one_call() -> None:
     mock = bn.Mock('{"n": 2}')
     assert ask.run(5, backend=mock).ret_value == Even(n=2)
     assert len(mock.calls) == 1
 
 
-def test_one_that_max_tokens_cut_is_tried_again() -> None:
-    cut, whole = wire.Sample('{"n"', "length", n_tokens=3), wire.Sample('{"n": 2}', "stop")
-    mock = bn.Mock([cut, whole])
+def test_truncated_output_is_retried() -> None:
+    truncated, complete = wire.Sample('{"n"', "length", n_tokens=3), wire.Sample('{"n": 2}', "stop")
+    mock = bn.Mock([truncated, complete])
     assert ask.run(1, backend=mock).ret_value == Even(n=2)
     assert "max_tokens cut it" in mock.calls[1].prompt
 
 
-def test_in_plain_text_and_in_an_async_program() -> None:
+def test_retries_work_in_plain_text_and_async_programs() -> None:
     mock = bn.Mock({"x": ["[", "[1]"]})
 
     @bn.function
@@ -82,7 +82,7 @@ def test_in_plain_text_and_in_an_async_program() -> None:
     assert mock.calls[1].prompt.startswith("Numbers: [\n\nnot a valid list[int]")
 
 
-def test_a_stream_shows_only_what_counts() -> None:
+def test_stream_yields_only_the_valid_output() -> None:
     mock = bn.Mock({"x": ["[", "[1]"]})
 
     @bn.function
@@ -94,7 +94,7 @@ def test_a_stream_shows_only_what_counts() -> None:
     assert "".join(state.text_iter("x")) == "[1]"
 
 
-class Slow(pydantic.BaseModel):
+class FailingValidator(pydantic.BaseModel):
     n: int
 
     @pydantic.field_validator("n")
@@ -103,13 +103,15 @@ class Slow(pydantic.BaseModel):
         raise RuntimeError("a validator that fails")
 
 
-def test_a_validator_that_raises_anything_is_an_answer_too() -> None:
-    with pytest.raises(bn.BadOutput, match="a validator that fails") as caught:
-        bn.function(lambda s: s.__iadd__(bn.gen("x", type=Slow, retries=1))).run(backend=bn.Mock('{"n": 1}')).value("x")
-    assert isinstance(caught.value.__cause__, RuntimeError)
+def test_validator_exception_is_a_bad_output() -> None:
+    with pytest.raises(bn.BadOutput, match="a validator that fails") as raised:
+        bn.function(lambda s: s.__iadd__(bn.gen("x", type=FailingValidator, retries=1))).run(
+            backend=bn.Mock('{"n": 1}')
+        ).value("x")
+    assert isinstance(raised.value.__cause__, RuntimeError)
 
 
-class Leaves(pydantic.BaseModel):
+class ExitingValidator(pydantic.BaseModel):
     n: int
 
     @pydantic.field_validator("n")
@@ -118,10 +120,10 @@ class Leaves(pydantic.BaseModel):
         raise SystemExit("enough")
 
 
-def test_a_validator_that_leaves_ends_the_program_and_nobody_waits() -> None:
+def test_validator_that_exits_ends_the_program() -> None:
     @bn.function
     def program(s: bn.State) -> None:
-        s += bn.gen("x", type=Leaves, retries=3) + bn.gen("y")
+        s += bn.gen("x", type=ExitingValidator, retries=3) + bn.gen("y")
 
     mock = bn.Mock({"x": '{"n": 1}', "y": "never"})
     with pytest.raises(bn.BadOutput, match="raised SystemExit: enough"):
@@ -129,7 +131,7 @@ def test_a_validator_that_leaves_ends_the_program_and_nobody_waits() -> None:
     assert [call.name for call in mock.calls] == ["x"]
 
 
-def test_a_run_says_how_often_for_all_its_typed_gens() -> None:
+def test_run_option_sets_retries_for_all_typed_gens() -> None:
     @bn.function
     def program(s: bn.State, **own: int) -> None:
         s += "N: " + bn.gen("x", type=list[int], **own) + bn.gen("y")

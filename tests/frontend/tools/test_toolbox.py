@@ -1,4 +1,4 @@
-"""Tools: what a function becomes, and what a gen takes for one."""
+"""Tools: the spec made from a function, and which functions a gen accepts."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def result(call: dict[str, Any], tools: Any) -> bn.ToolCall:
-    """What one call gives."""
+def single_call(call: dict[str, Any], tools: Any) -> bn.ToolCall:
+    """Run one call and return it."""
 
     @bn.function
     def program(s: bn.State) -> None:
         s += bn.assistant(bn.gen("a", tools=tools))
 
-    (made,) = program.run(backend=bn.Mock([call, "done"])).tool_calls("a")
-    return made
+    (tool_call,) = program.run(backend=bn.Mock([call, "done"])).tool_calls("a")
+    return tool_call
 
 
-# ---- what a function becomes ---------------------------------------------------------------------------------------
+# ---- functions as tools --------------------------------------------------------------------------------------------
 
 
 class Colour(enum.Enum):
@@ -61,7 +61,7 @@ class Model(pydantic.BaseModel):
     tags: list[str] = []
 
 
-def test_a_tool_is_still_its_function() -> None:
+def test_tool_can_be_called_like_its_function() -> None:
     assert add(1, b=2) == 3
     assert (add.__doc__, add.__name__) == ("Add two numbers.", "add")
     assert repr(add) == "<tool add>"
@@ -74,7 +74,7 @@ def test_a_tool_is_still_its_function() -> None:
     assert asyncio.run(later("hi")) == "hi"
 
 
-def test_what_the_model_is_told() -> None:
+def test_spec_describes_the_function() -> None:
     @bn.tool
     def repeat(text: str, times: int = 2) -> str:
         "Say it again."
@@ -96,7 +96,7 @@ def test_what_the_model_is_told() -> None:
     assert repeat.schema["required"] == ["text"]
 
 
-def test_words_beside_a_type_and_a_long_docstring() -> None:
+def test_annotations_and_docstring_become_descriptions() -> None:
     @bn.tool
     def far(metres: Annotated[float, "as the crow flies"], n: Annotated[int, msgspec.Meta(ge=1)] = 1) -> None:
         """How far it is.
@@ -112,7 +112,7 @@ def test_words_beside_a_type_and_a_long_docstring() -> None:
         far.arguments('{"metres": 1, "n": 0}')
 
 
-def test_every_type_that_json_holds() -> None:
+def test_arguments_of_every_json_type_are_converted() -> None:
     @bn.tool
     def everything(
         c: Colour,
@@ -140,7 +140,7 @@ def test_every_type_that_json_holds() -> None:
     assert everything.schema["$defs"].keys() == {"Colour", "Point", "Row", "Struct"}
 
 
-def test_pydantic_models() -> None:
+def test_pydantic_arguments_are_validated() -> None:
     @bn.tool
     def make(model: Model, n: Annotated[int, "how many"] = 1) -> None:
         "Make."
@@ -154,7 +154,7 @@ def test_pydantic_models() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "match"),
     [
         ('{"a": 1}', "missing required field `b`"),
         ('{"a": 1, "b": "x"}', r"Expected `int`, got `str` - at `\$.b`"),
@@ -163,12 +163,12 @@ def test_pydantic_models() -> None:
         ("[]", "Expected `object`"),
     ],
 )
-def test_arguments_that_do_not_fit(text: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
+def test_invalid_arguments_raise(text: str, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
         add.arguments(text)
 
 
-def test_models_write_numbers_as_text_and_are_understood() -> None:
+def test_numbers_written_as_text_are_accepted() -> None:
     assert add.arguments('{"a": "1", "b": 2.0}') == {"a": 1, "b": 2}
 
 
@@ -217,7 +217,7 @@ def _yields(x: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("function", "why"),
+    ("function", "match"),
     [
         (_no_hint, "parameter 'x' has no type hint"),
         (_opaque, "parameter 'x' is a Opaque, which has no JSON form"),
@@ -232,18 +232,18 @@ def _yields(x: int) -> Any:
         (lambda: None, "needs a name="),
     ],
 )
-def test_what_can_be_no_tool(function: Any, why: str) -> None:
-    with pytest.raises(bn.BadProgram, match=why):
+def test_function_that_cannot_be_a_tool_is_refused(function: Any, match: str) -> None:
+    with pytest.raises(bn.BadProgram, match=match):
         bn.tool(function)
 
 
-def test_a_name_and_a_description_of_ones_own() -> None:
-    made = bn.tool(name="twice", description="Doubles.")(lambda: 2)
-    assert json.loads(made.spec)["function"]["name"] == "twice"
-    assert made.description == "Doubles."
+def test_name_and_description_can_be_given() -> None:
+    twice = bn.tool(name="twice", description="Doubles.")(lambda: 2)
+    assert json.loads(twice.spec)["function"]["name"] == "twice"
+    assert twice.description == "Doubles."
 
 
-def test_a_method_is_a_tool_of_its_object() -> None:
+def test_method_is_a_tool_of_its_object() -> None:
     class Shop:
         def __init__(self, price: int) -> None:
             self.price = price
@@ -256,19 +256,19 @@ def test_a_method_is_a_tool_of_its_object() -> None:
     shop = Shop(7)
     assert list(shop.cost.schema["properties"]) == ["n"]
     assert shop.cost(2) == 14
-    assert result({"cost": {"n": 3}}, tools=[shop.cost]).result == "21"
+    assert single_call({"cost": {"n": 3}}, tools=[shop.cost]).result == "21"
 
 
-def test_a_plain_function_becomes_a_tool_by_itself() -> None:
+def test_plain_function_becomes_a_tool() -> None:
     def half(x: float) -> float:
         "Half of it."
         return x / 2
 
-    assert result({"half": {"x": 5}}, tools=[half]).result == "2.5"
+    assert single_call({"half": {"x": 5}}, tools=[half]).result == "2.5"
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("options", "match"),
     [
         ({"tools": []}, "tools is empty"),
         ({"tools": add}, "must be a list of tools"),
@@ -283,18 +283,18 @@ def test_a_plain_function_becomes_a_tool_by_itself() -> None:
         ({"tools": [add], "choices": ["a"]}, "takes no tools"),
     ],
 )
-def test_what_a_gen_refuses(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(bn.BadProgram, match=why):
+def test_invalid_tool_options_are_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(bn.BadProgram, match=match):
         bn.gen("a", **options)
 
 
 @pytest.mark.parametrize("form", [{"type": int}, {"dtype": int}, {"regex": "a"}, {"json_schema": "{}"}])
-def test_a_form_with_tools_is_refused_with_what_to_do(form: dict[str, Any]) -> None:
+def test_output_form_with_tools_is_unsupported(form: dict[str, Any]) -> None:
     with pytest.raises(bn.Unsupported, match="ask for the object in a second gen"):
         bn.gen("a", tools=[add], **form)
 
 
-def test_one_toolbox_for_many_gens() -> None:
+def test_equal_tool_lists_share_a_toolbox() -> None:
     @bn.tool
     def min_of(numbers: list[int]) -> int:
         "The least of some numbers."

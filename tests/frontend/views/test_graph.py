@@ -1,4 +1,4 @@
-"""Graphs: what a run appended and what goes on from what, what was sent when, and where the body waited."""
+"""Program graphs: nodes and their order, messages and why they were sent, and where the body waited."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def tree(s: bn.State, topic: str, n: int = 2) -> None:
     s += bn.user("Best? " + branches[0].ref("poem")) + bn.assistant(bn.select("best", ["0", "1"]))
 
 
-def here(text: str) -> str:
-    """The place of the line of this file that holds `text`, as errors and graphs name it."""
+def source_line(text: str) -> str:
+    """Return the line of this file that contains `text` in the form used by errors and graphs."""
     lines = Path(__file__).read_text().split("\n")
     return f"test_graph.py:{next(k for k, line in enumerate(lines, 1) if text in line)}"
 
 
 @pytest.fixture
-def full() -> Graph:
+def tree_graph() -> Graph:
     return tree.graph("sea", backend=bn.Mock(lambda prompt, name: "0" if name == "best" else f"<{name}>"))
 
 
-def test_the_nodes_are_the_program(full: Graph) -> None:
-    kinds = [(node.kind, node.label, node.state, node.message, node.after, node.values) for node in full.nodes]
+def test_nodes_match_the_program(tree_graph: Graph) -> None:
+    kinds = [(node.kind, node.label, node.state, node.message, node.after, node.values) for node in tree_graph.nodes]
     assert kinds == [
         ("text", "[system] You are brief. [user] About sea [assistant]"[:38] + " ... tant]", 0, 0, (), ()),
         ("gen", "plan", 0, 0, (0,), ()),
@@ -50,28 +50,28 @@ def test_the_nodes_are_the_program(full: Graph) -> None:
         ("text", "[user] Best? {...} [assistant]", 0, 1, (6,), (3,)),
         ("select", "best", 0, 1, (7,), ()),
     ]
-    assert full.nodes[1].line == here('bn.gen("plan")')
+    assert tree_graph.nodes[1].line == source_line('bn.gen("plan")')
 
 
-def test_it_says_what_was_sent_and_why_then(full: Graph) -> None:
-    looked = here('in s["plan"]')
-    assert [message.why for message in full.messages] == [f"{looked} looked at 'plan'", "the body ended"]
-    assert [(span.name, span.line) for span in full.waits] == [("plan", looked)]
-    assert full.shared == [SharedPrefix(0, (1, 2), len("You are brief.About sea"), ("plan",))]
-    assert [type(op) for op in full.messages[0].ops] == [wire.Append, wire.Gen, wire.Append]
-    assert full.messages[0].n_bytes == len(wire.encode(wire.Submit(0, 0, full.messages[0].ops)))
-    lines = full.explain().split("\n")
+def test_explain_lists_messages_with_their_reason(tree_graph: Graph) -> None:
+    read_line = source_line('in s["plan"]')
+    assert [message.why for message in tree_graph.messages] == [f"{read_line} looked at 'plan'", "the body ended"]
+    assert [(span.name, span.line) for span in tree_graph.waits] == [("plan", read_line)]
+    assert tree_graph.shared == [SharedPrefix(0, (1, 2), len("You are brief.About sea"), ("plan",))]
+    assert [type(op) for op in tree_graph.messages[0].ops] == [wire.Append, wire.Gen, wire.Append]
+    assert tree_graph.messages[0].n_bytes == len(wire.encode(wire.Submit(0, 0, tree_graph.messages[0].ops)))
+    lines = tree_graph.explain().split("\n")
     assert lines[0] == "tree: 3 gens, 1 select in 3 states, 2 messages"
-    assert re.fullmatch(rf"message 1: 1 text, 1 gen; \d+ bytes, sent when {looked} looked at 'plan'", lines[1])
+    assert re.fullmatch(rf"message 1: 1 text, 1 gen; \d+ bytes, sent when {read_line} looked at 'plan'", lines[1])
     assert re.fullmatch(r"message 2: 3 texts, 2 gens, 1 select, 1 join; \d+ bytes, sent when the body ended", lines[2])
     assert lines[3] == (
         "shared: 2 branches of the first state begin with its 23 characters of text and 'plan', sent once and computed "
         "once"
     )
-    assert re.fullmatch(rf"waited: {looked} reads 'plan', 0\.\d+ s; what follows may depend on it", lines[4])
+    assert re.fullmatch(rf"waited: {read_line} reads 'plan', 0\.\d+ s; what follows may depend on it", lines[4])
 
 
-def test_a_straight_line_never_waits() -> None:
+def test_straight_line_never_waits() -> None:
     @bn.function
     def straight(s: bn.State) -> None:
         for i in range(5):
@@ -85,22 +85,22 @@ def test_a_straight_line_never_waits() -> None:
     assert graph.nodes[-1] == GraphNode("read", "text of a scope", 0, 0, "", (10,), ())
 
 
-def test_without_a_model_it_ends_where_a_value_is_looked_at() -> None:
+def test_graph_without_a_model_ends_at_the_first_read() -> None:
     graph = tree.graph("sea")
     assert [node.label for node in graph.nodes if node.kind == "gen"] == ["plan"]
     assert graph.ended is not None
-    assert graph.ended.line == here('in s["plan"]')
+    assert graph.ended.line == source_line('in s["plan"]')
     assert f"ended: {graph.ended.line} reads a value" in graph.explain()
     assert graph.waits == []
 
 
-def test_programs_that_are_called_are_counted() -> None:
+def test_called_programs_are_counted() -> None:
     @bn.function
     def caller(s: bn.State) -> None:
         tree("sea", n=1)
         s += "x" + bn.gen("a")
 
-    assert "ended: " in caller.graph().explain(), "the one that is called reads a value"
+    assert "ended: " in caller.graph().explain(), "the called program reads a value"
 
     @bn.function
     def child(s: bn.State) -> None:
@@ -115,7 +115,7 @@ def test_programs_that_are_called_are_counted() -> None:
     assert "also: 2 other programs that it calls" in parent.graph().explain()
 
 
-def test_a_compiled_program_shows_what_its_template_stands_for() -> None:
+def test_compiled_program_shows_the_template_contents() -> None:
     @bn.function
     def straight(s: bn.State, question: str) -> None:
         s += bn.user(question) + bn.assistant(bn.gen("a"))
@@ -126,7 +126,7 @@ def test_a_compiled_program_shows_what_its_template_stands_for() -> None:
     assert labels == ["[user] why? [assistant]", "a"]
 
 
-def test_any_state_of_a_run_gives_its_graph() -> None:
+def test_any_finished_state_has_a_graph() -> None:
     @bn.function
     async def later(s: bn.AsyncState) -> None:
         s += "x" + bn.gen("a")
@@ -134,17 +134,17 @@ def test_any_state_of_a_run_gives_its_graph() -> None:
         s += "y" + bn.gen("b")
 
     graph = Graph(asyncio.run(later.run_async(backend=bn.Mock("hi"))))
-    line = here('await s.value("a")')
+    line = source_line('await s.value("a")')
     assert [message.why for message in graph.messages] == [f"{line} looked at 'a'", "the body ended"]
     assert [span.line for span in graph.waits] == [line]
     with pytest.raises(bn.BadProgram, match="run_async"):
         later.graph(backend=bn.Mock("hi"))
-    unmade = later.graph()
-    assert [node.label for node in unmade.nodes] == ["x", "a"]
-    assert f"ended: {line} reads a value" in unmade.explain()
+    unrun_graph = later.graph()
+    assert [node.label for node in unrun_graph.nodes] == ["x", "a"]
+    assert f"ended: {line} reads a value" in unrun_graph.explain()
 
 
-def test_without_a_model_the_graph_of_an_async_body_ends_where_it_awaits() -> None:
+def test_graph_of_async_body_without_a_model_ends_at_its_await() -> None:
     @bn.function
     async def sleeps(s: bn.AsyncState, what: str) -> None:
         s += what + bn.gen("a")
@@ -154,12 +154,12 @@ def test_without_a_model_the_graph_of_an_async_body_ends_where_it_awaits() -> No
 
     assert sleeps.graph("short").explain().startswith("sleeps: 2 gens in 1 state, 1 message")
     assert sleeps.trace(what="short").last_node is not None
-    cut = sleeps.graph("long")
-    assert "sleeps: 1 gen in 1 state" in cut.explain()
-    assert f"ended: {here('await asyncio.sleep(0)')} awaits something" in cut.explain()
+    ended_graph = sleeps.graph("long")
+    assert "sleeps: 1 gen in 1 state" in ended_graph.explain()
+    assert f"ended: {source_line('await asyncio.sleep(0)')} awaits something" in ended_graph.explain()
 
 
-def test_what_is_read_after_the_run_is_no_part_of_it() -> None:
+def test_reads_after_the_run_are_not_in_the_graph() -> None:
     @bn.function
     def straight(s: bn.State) -> None:
         s += "x" + bn.gen("a")
@@ -169,7 +169,7 @@ def test_what_is_read_after_the_run_is_no_part_of_it() -> None:
     assert [node.kind for node in Graph(state).nodes] == ["text", "gen"]
 
 
-def test_what_mermaid_would_take_for_its_own_is_text() -> None:
+def test_mermaid_syntax_in_text_is_escaped() -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += "`#quot; # &" + bn.gen("a")
@@ -177,26 +177,26 @@ def test_what_mermaid_would_take_for_its_own_is_text() -> None:
     assert '["#96;#35;quot; #35; #amp;"]' in program.graph().mermaid()
 
 
-def test_the_drawing(full: Graph) -> None:
-    drawn = full.mermaid().split("\n")
-    assert drawn[0] == "flowchart TD"
-    assert '    n2["[user] As #quot;0#quot; #lt;b#gt; [assistant]"]' in drawn, "what a user wrote is text in it"
-    assert f'    n1(["plan<br/>{full.nodes[1].line}"])' in drawn
-    assert "  n1 --> n4" in drawn, "both branches go on from the gen before the fork"
-    assert "  n3 -.-> n7" in drawn, "the value that was spliced"
-    assert "  class n1 waited" in drawn
-    assert [line.strip() for line in drawn if "subgraph" in line] == [
+def test_mermaid_draws_nodes_edges_and_messages(tree_graph: Graph) -> None:
+    mermaid = tree_graph.mermaid().split("\n")
+    assert mermaid[0] == "flowchart TD"
+    assert '    n2["[user] As #quot;0#quot; #lt;b#gt; [assistant]"]' in mermaid, "user text is escaped"
+    assert f'    n1(["plan<br/>{tree_graph.nodes[1].line}"])' in mermaid
+    assert "  n1 --> n4" in mermaid, "both branches follow the gen before the fork"
+    assert "  n3 -.-> n7" in mermaid, "the spliced value"
+    assert "  class n1 waited" in mermaid
+    assert [line.strip() for line in mermaid if "subgraph" in line] == [
         'subgraph m0 ["message 1"]',
         'subgraph m1 ["message 2"]',
     ]
-    opened = sum(line.strip().startswith("subgraph") for line in drawn)
-    assert opened == sum(line.strip() == "end" for line in drawn)
-    shown = full._repr_markdown_()
-    assert shown.startswith("```mermaid\nflowchart TD\n")
-    assert full.explain() in shown
+    opened = sum(line.strip().startswith("subgraph") for line in mermaid)
+    assert opened == sum(line.strip() == "end" for line in mermaid)
+    markdown = tree_graph._repr_markdown_()
+    assert markdown.startswith("```mermaid\nflowchart TD\n")
+    assert tree_graph.explain() in markdown
 
 
-def test_a_state_that_adopts_a_branch_goes_on_from_it() -> None:
+def test_adopted_branch_is_followed_by_later_nodes() -> None:
     @bn.function
     def adopts(s: bn.State) -> None:
         s += "x"
@@ -209,7 +209,7 @@ def test_a_state_that_adopts_a_branch_goes_on_from_it() -> None:
     assert [(node.label, node.after) for node in nodes] == [("x", ()), ("a", (0,)), ("a", (0,)), ("b", (2,))]
 
 
-def test_options_are_those_of_run() -> None:
+def test_graph_takes_the_options_of_run() -> None:
     with pytest.raises(TypeError, match="no parameter 'topc'"):
         tree.graph(topc="sea")
     with pytest.raises(bn.Unsupported, match="stream"):

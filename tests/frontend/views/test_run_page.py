@@ -1,4 +1,4 @@
-"""Pages: every character of every prompt, in the colour of what happened to it, and nothing that is loaded or run."""
+"""HTML pages of a run: each prompt character with its origin, and no external content or injected script."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from banyan.runtime.protocol import wire
 from banyan.views.history import History
 from banyan.views.prompt_spans import PromptSpan, prompt_spans
 
-EVIL = "</span><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\"'"
+INJECTION = "</span><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\"'"
 
 
 @bn.function
@@ -35,13 +35,13 @@ def trip(s: bn.State, city: str) -> None:
 
 
 def texts(html: str) -> list[str]:
-    """What each branch's <pre> says, without the names of gens."""
+    """Return the text of each branch's <pre>, without the names of gens."""
     found = re.findall(r"<pre>(.*?)</pre>", html, re.DOTALL)
     return [unescape(re.sub(r"<[^>]*>", "", re.sub(r"<b>.*?</b>", "", pre))) for pre in found]
 
 
 class Tags(HTMLParser):
-    """All tags of a page and what they name, and whether they are well nested."""
+    """All tags of a page with their attributes; asserts that they are well nested."""
 
     VOID = ("meta", "input", "br")
 
@@ -66,11 +66,11 @@ class Tags(HTMLParser):
 
 
 def script(prompt: str, name: str) -> str:
-    return "yes" if name == "warm" else f"<{name}> {EVIL}"
+    return "yes" if name == "warm" else f"<{name}> {INJECTION}"
 
 
-@pytest.mark.parametrize("city", ["Rome", EVIL])
-def test_a_page_says_what_was_said_and_no_more(city: str) -> None:
+@pytest.mark.parametrize("city", ["Rome", INJECTION])
+def test_page_shows_exactly_the_prompt_text(city: str) -> None:
     state = trip.run(city, backend=bn.Mock(script, latency=0.001))
     page = state.show()
     shown = texts(page.html)
@@ -79,7 +79,7 @@ def test_a_page_says_what_was_said_and_no_more(city: str) -> None:
     assert shown[3] == state["last"][0].text()
     assert "Again: <hello>" in shown[0]
     tags = Tags(page.html)
-    assert [tag for tag, _ in tags.seen].count("script") == 1, "its own"
+    assert [tag for tag, _ in tags.seen].count("script") == 1, "only the page's own script"
     assert not [tag for tag, _ in tags.seen if tag in ("img", "link", "iframe", "object", "base", "form")]
     for _, attributes in tags.seen:
         assert not {name for name in attributes if name in ("src", "href", "style") or name.startswith("on")} - {
@@ -90,7 +90,7 @@ def test_a_page_says_what_was_said_and_no_more(city: str) -> None:
     assert "default-src 'none'" in page.html
 
 
-def test_what_a_page_has(tmp_path: Path) -> None:
+def test_page_has_all_sections_and_saves(tmp_path: Path) -> None:
     path = tmp_path / "run.html"
     page = trip.run("Rome", backend=bn.Mock(script, latency=0.001)).show(path)
     assert path.read_text() == page.html
@@ -107,15 +107,15 @@ def test_what_a_page_has(tmp_path: Path) -> None:
         page.save(tmp_path / "no" / "folder")
 
 
-def test_a_straight_line_has_no_tree() -> None:
+def test_page_without_branches_has_no_tree() -> None:
     page = bn.function(lambda s: s.__iadd__("Q" + bn.gen("a"))).run(backend=bn.Mock("x")).show()
     assert "<h2>Branches</h2>" not in page.html
     assert texts(page.html) == ["Qx"]
-    nothing = bn.function(lambda s: None).run(backend=bn.Mock("x")).show()
-    assert texts(nothing.html) == [""]
+    empty = bn.function(lambda s: None).run(backend=bn.Mock("x")).show()
+    assert texts(empty.html) == [""]
 
 
-def test_failures_are_shown_and_not_raised() -> None:
+def test_failures_are_shown_not_raised() -> None:
     @bn.function
     def fails(s: bn.State) -> None:
         s += "Q" + bn.gen("a") + bn.gen("b")
@@ -125,11 +125,11 @@ def test_failures_are_shown_and_not_raised() -> None:
     assert "<no>" not in page.html
 
 
-# ---- colours -------------------------------------------------------------------------------------------------------
+# ---- spans of a prompt ---------------------------------------------------------------------------------------------
 
 
-class Counted(bn.Mock):
-    """Tokens are single characters; of a prompt, those are cached that any prompt or output had before."""
+class CharTokenMock(bn.Mock):
+    """A Mock with one token per character; a token is cached if an earlier prompt or output has the same prefix."""
 
     def __init__(self) -> None:
         super().__init__("ab")
@@ -137,42 +137,42 @@ class Counted(bn.Mock):
 
     def start(self, job: Job) -> None:
         text = job.text
-        n = max((len(common(text, known)) for known in self.seen), default=0)
+        n = max((len(common_prefix(text, known)) for known in self.seen), default=0)
         self.seen.append(text + "ab")
         text_of = job.op.choices[0] if isinstance(job.op, wire.Select) else "ab"
         job.finish(GenOutcome((wire.Sample(text_of, "stop"),), wire.TokenUsage(len(text), min(n, len(text) - 1), 2)))
 
 
-def common(one: str, other: str) -> str:
+def common_prefix(one: str, other: str) -> str:
     n = next(
         (i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
     )
     return one[:n]
 
 
-def look(state: bn.State, made: list[tuple[int, bool]]) -> wire.Value:
-    """What a server would say of the state's text, one token a character."""
+def sample_value(state: bn.State, token_runs: list[tuple[int, bool]]) -> wire.Value:
+    """Return the server's value of the state's text, with one token per character."""
     text = state.text()
-    assert sum(n for n, _ in made) == len(text)
+    assert sum(n for n, _ in token_runs) == len(text)
     lengths = array("i", [1] * len(text)).tobytes()
-    return wire.Value(0, 0, 0, (wire.Sample(text, "stop"),), tokens=wire.Tokens(b"", lengths, tuple(made)))
+    return wire.Value(0, 0, 0, (wire.Sample(text, "stop"),), tokens=wire.Tokens(b"", lengths, tuple(token_runs)))
 
 
-def colours(painted: list[PromptSpan]) -> list[tuple[str, str]]:
-    return [(span.origin, span.text) for span in painted if span.text]
+def origins(spans: list[PromptSpan]) -> list[tuple[str, str]]:
+    return [(span.origin, span.text) for span in spans if span.text]
 
 
-def test_prompts_are_cut_where_the_cache_ended() -> None:
+def test_spans_split_where_the_cache_ends() -> None:
     @bn.function
     def program(s: bn.State, tail: str) -> None:
         s += "shared " + tail + bn.gen("x") + " more " + bn.gen("y") + " end"
 
-    backend = Counted()
+    backend = CharTokenMock()
     program.run("one", backend=backend).sync()
     state = program.run("other", backend=backend)
     history = History(state._record)
-    made = [(12, False), (2, True), (6, False), (2, True), (4, False)]
-    assert colours(prompt_spans(history.root, look(state, made))) == [
+    token_runs = [(12, False), (2, True), (6, False), (2, True), (4, False)]
+    assert origins(prompt_spans(history.root, sample_value(state, token_runs))) == [
         ("cached", "shared o"),
         ("computed", "ther"),
         ("generated", "ab"),
@@ -180,7 +180,7 @@ def test_prompts_are_cut_where_the_cache_ended() -> None:
         ("generated", "ab"),
         ("given", " end"),
     ]
-    assert [len(span.tokens) for span in prompt_spans(history.root, look(state, made)) if span.text] == [
+    assert [len(span.tokens) for span in prompt_spans(history.root, sample_value(state, token_runs)) if span.text] == [
         8,
         4,
         2,
@@ -190,7 +190,7 @@ def test_prompts_are_cut_where_the_cache_ended() -> None:
     ]
 
 
-def test_a_fork_shares_and_a_select_reads() -> None:
+def test_fork_shares_the_prefix_and_select_shows_its_choice() -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += "Q" + bn.gen("x")
@@ -199,11 +199,11 @@ def test_a_fork_shares_and_a_select_reads() -> None:
         forks += "!!" + bn.gen("z")
         s["forks"] = forks
 
-    state = program.run(backend=Counted())
+    state = program.run(backend=CharTokenMock())
     history = History(state._record)
-    second = history.branches[2]
-    painted = prompt_spans(second, look(state["forks"][1], [(1, False), (2, True), (6, False), (2, True)]))
-    assert [(s.origin, s.text, s.is_shared) for s in painted if s.text] == [
+    second_branch = history.branches[2]
+    spans = prompt_spans(second_branch, sample_value(state["forks"][1], [(1, False), (2, True), (6, False), (2, True)]))
+    assert [(s.origin, s.text, s.is_shared) for s in spans if s.text] == [
         ("computed", "Q", True),
         ("generated", "ab", True),
         ("computed", "?", False),
@@ -214,23 +214,23 @@ def test_a_fork_shares_and_a_select_reads() -> None:
     ]
 
 
-def test_text_that_the_template_wrote_otherwise_is_all_there() -> None:
+def test_text_rewritten_by_the_template_is_complete() -> None:
     state = trip.run("Rome", backend=bn.Mock("yes"))
     history = History(state._record)
-    rewritten = "[system] new\n" + state.text().replace("A day in Rome?", "A DAY IN ROME?")
-    value = wire.Value(0, 0, 0, (wire.Sample(rewritten, "stop"),))
-    painted = prompt_spans(history.root, value)
-    assert "".join(span.text for span in painted) == rewritten
-    assert next(span.text for span in painted if span.origin == "generated") == "yes"
+    rewritten_text = "[system] new\n" + state.text().replace("A day in Rome?", "A DAY IN ROME?")
+    value = wire.Value(0, 0, 0, (wire.Sample(rewritten_text, "stop"),))
+    spans = prompt_spans(history.root, value)
+    assert "".join(span.text for span in spans) == rewritten_text
+    assert next(span.text for span in spans if span.origin == "generated") == "yes"
 
 
 # ---- notebooks -----------------------------------------------------------------------------------------------------
 
 
-def test_a_state_in_a_notebook_never_waits() -> None:
+def test_notebook_view_of_a_state_never_waits() -> None:
     @bn.function
     def program(s: bn.State) -> None:
-        s += bn.user(EVIL) + bn.assistant(bn.gen("slow"))
+        s += bn.user(INJECTION) + bn.assistant(bn.gen("slow"))
 
     mock = bn.Mock("x", latency=60)
     state = program.run(backend=mock)
@@ -241,13 +241,13 @@ def test_a_state_in_a_notebook_never_waits() -> None:
     assert "<script>" not in html
     state.cancel()
     assert "[slow failed]" in state._repr_html_()
-    done = trip.run("Rome", backend=bn.Mock(script))
-    done.sync()
-    assert "3 branches below it" in done._repr_html_()
-    assert "prompt=0" in done._repr_html_()
+    finished = trip.run("Rome", backend=bn.Mock(script))
+    finished.sync()
+    assert "3 branches below it" in finished._repr_html_()
+    assert "prompt=0" in finished._repr_html_()
 
 
-def test_states_that_are_awaited_show_too(tmp_path: Path) -> None:
+def test_async_state_has_all_views(tmp_path: Path) -> None:
     @bn.function
     async def program(s: bn.AsyncState) -> None:
         s += "Q" + bn.gen("a")
@@ -264,7 +264,7 @@ def test_states_that_are_awaited_show_too(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_an_adopted_branch_is_what_the_state_went_on_as() -> None:
+def test_adopted_branch_becomes_the_states_text() -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += "Q" + bn.gen("q")
@@ -275,15 +275,15 @@ def test_an_adopted_branch_is_what_the_state_went_on_as() -> None:
 
     state = program.run(backend=bn.Mock({"q": "q", "a": ["x", "y"], "z": "z"}))
     history = History(state._record)
-    painted = prompt_spans(history.root)
-    assert "".join(span.text for span in painted) == state.text() == "Qq1:y!z"
-    assert [span.text for span in painted if span.origin == "generated"] == ["q", "y", "z"]
-    assert [gen.name for gen in state.usage.gens] == ["q", "z", "a", "a"], "each once"
+    spans = prompt_spans(history.root)
+    assert "".join(span.text for span in spans) == state.text() == "Qq1:y!z"
+    assert [span.text for span in spans if span.origin == "generated"] == ["q", "y", "z"]
+    assert [gen.name for gen in state.usage.gens] == ["q", "z", "a", "a"], "each gen once"
     assert texts(state.show().html)[0] == "Qq1:y!z"
 
 
-def test_what_came_from_a_draft_has_a_color_of_its_own() -> None:
-    class Drafting(Counted):
+def test_drafted_text_has_its_own_origin() -> None:
+    class Drafting(CharTokenMock):
         def start(self, job: Job) -> None:
             drafted = array("i", [1, 2]).tobytes()
             drafts = {"tree": (1, 1), "ngram": (2, 1)}
@@ -298,14 +298,14 @@ def test_what_came_from_a_draft_has_a_color_of_its_own() -> None:
         s += "Q" + bn.gen("x") + "!"
 
     state = program.run(backend=Drafting())
-    painted = prompt_spans(History(state._record).root, look(state, [(1, False), (4, True), (1, False)]))
-    assert colours(painted) == [
+    spans = prompt_spans(History(state._record).root, sample_value(state, [(1, False), (4, True), (1, False)]))
+    assert origins(spans) == [
         ("computed", "Q"), ("generated", "a"), ("drafted", "bc"), ("generated", "d"), ("given", "!")
     ]  # fmt: skip
     assert "67%</b><span>of drafts accepted: tree 1 of 1, ngram 1 of 2" in state.show().html
 
 
-def test_what_a_model_said_as_it_called_tools_was_generated() -> None:
+def test_tool_call_text_counts_as_generated() -> None:
     @bn.tool
     def add(a: int, b: int) -> int:
         "Adds."
@@ -320,11 +320,11 @@ def test_what_a_model_said_as_it_called_tools_was_generated() -> None:
     assert text.count("assistant") == 2
     value = wire.Value(0, 0, 0, (wire.Sample(text, "stop"),))
     assert "".join(span.text for span in prompt_spans(History(state._record).root, value)) == text
-    at = text.index("assistant") + len("assistant\n")
-    called = text[:at] + "CALL" + text[at:]
-    made = [(at, False), (4, True), (len(text) - at, False)]
-    tokens = wire.Tokens(b"", array("i", [1] * len(called)).tobytes(), tuple(made))
-    painted = prompt_spans(
-        History(state._record).root, wire.Value(0, 0, 0, (wire.Sample(called, "stop"),), tokens=tokens)
+    call_start = text.index("assistant") + len("assistant\n")
+    text_with_call = text[:call_start] + "CALL" + text[call_start:]
+    token_runs = [(call_start, False), (4, True), (len(text) - call_start, False)]
+    tokens = wire.Tokens(b"", array("i", [1] * len(text_with_call)).tobytes(), tuple(token_runs))
+    spans = prompt_spans(
+        History(state._record).root, wire.Value(0, 0, 0, (wire.Sample(text_with_call, "stop"),), tokens=tokens)
     )
-    assert [(s.text, s.is_marker) for s in painted if s.origin == "generated"] == [("CALL", False), ("3", False)]
+    assert [(s.text, s.is_marker) for s in spans if s.origin == "generated"] == [("CALL", False), ("3", False)]

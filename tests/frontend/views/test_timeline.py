@@ -1,4 +1,4 @@
-"""Timelines: slices that nest, arrows that have two ends, and times as the server told them."""
+"""Timelines: nested slices, paired flow events and the server's times."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def slices(events: list[dict[str, Any]], track: int) -> list[dict[str, Any]]:
 
 
 def assert_nested(events: list[dict[str, Any]]) -> None:
-    """Two slices of one track lie one inside the other, or apart: else the viewer draws nonsense."""
+    """Assert that two slices of one track are nested or disjoint, as the viewer requires."""
     for track in {event["tid"] for event in events}:
         spans = [(event["ts"], event["ts"] + event["dur"]) for event in slices(events, track)]
         for start, end in spans:
@@ -64,16 +64,15 @@ FIELDS = {
     "s": {"ph", "name", "cat", "id", "pid", "tid", "ts"},
     "f": {"ph", "name", "cat", "id", "pid", "tid", "ts", "bp"},
 }
-"""What each event of the Trace Event Format must hold: metadata, complete, instant, start and end of a flow. Only
-`args` may stand there beside it."""
+"""Required fields of each event type: metadata, complete, instant, flow start and flow end. Only `args` is optional."""
 
 
 def assert_well_formed(trace: dict[str, Any]) -> None:
-    """Field by field, as the format has it: a viewer drops what is otherwise, without a word."""
+    """Assert the fields of the Trace Event Format: a viewer drops invalid events without an error."""
     assert set(trace) == {"displayTimeUnit", "traceEvents", "otherData"}
     assert trace["displayTimeUnit"] in ("ms", "ns")
     events = json.loads(json.dumps(trace, allow_nan=False))["traceEvents"]
-    named = set()
+    named_threads = set()
     for event in events:
         assert FIELDS[event["ph"]] <= set(event) <= FIELDS[event["ph"]] | {"args"}
         assert isinstance(event["name"], str)
@@ -83,25 +82,25 @@ def assert_well_formed(trace: dict[str, Any]) -> None:
         if event["ph"] == "M":
             assert event["name"] in ("process_name", "thread_name")
             assert isinstance(event["args"]["name"], str)
-            named.add((event["name"], event["tid"]))
+            named_threads.add((event["name"], event["tid"]))
         else:
             assert event["ts"] >= 0
             assert event.get("dur", 0.0) >= 0
             assert event.get("s", "t") in ("g", "p", "t")
-            assert event.get("bp", "e") == "e", "an arrow ends at the slice around it"
+            assert event.get("bp", "e") == "e", "a flow ends at the enclosing slice"
             assert isinstance(event.get("args", {}), dict)
-    assert {("thread_name", event["tid"]) for event in events if event["ph"] != "M"} <= named
+    assert {("thread_name", event["tid"]) for event in events if event["ph"] != "M"} <= named_threads
     flows = [(event["ph"], event["cat"], event["name"], event["id"]) for event in events if event["ph"] in "sf"]
     assert len(set(flows)) == len(flows)
     assert {flow[1:] for flow in flows if flow[0] == "s"} == {flow[1:] for flow in flows if flow[0] == "f"}
-    for event in events:  # an arrow begins and ends at slices, or is not drawn
+    for event in events:  # a flow that does not begin and end in slices is not drawn
         if event["ph"] in "sf":
-            around = slices(events, event["tid"])
-            assert any(one["ts"] - 0.11 <= event["ts"] <= one["ts"] + one["dur"] + 0.11 for one in around)
+            track_slices = slices(events, event["tid"])
+            assert any(part["ts"] - 0.11 <= event["ts"] <= part["ts"] + part["dur"] + 0.11 for part in track_slices)
     assert_nested(events)
 
 
-def test_a_run(tmp_path: Path) -> None:
+def test_timeline_shows_slices_flows_and_sends(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     state = program.run(backend=bn.Mock("x", latency=0.02))
     events = trace_of(state, path=path)
@@ -117,7 +116,7 @@ def test_a_run(tmp_path: Path) -> None:
     assert [event["name"] for event in slices(events, FIRST_BRANCH)][::2] == ["a", "c"]
     assert [event["name"] for event in slices(events, 1)] == ["body", "wait for c"]
     assert slices(events, 1)[1]["args"]["line"].startswith("test_timeline.py:")
-    assert slices(events, 1)[0]["dur"] >= 60_000, "three gens, one after the other"
+    assert slices(events, 1)[0]["dur"] >= 60_000, "three gens in sequence"
     arrows = [event for event in events if event["ph"] in "sf"]
     assert [(a["name"], a["tid"] - FIRST_BRANCH) for a in arrows if a["ph"] == "s"] == [
         ("fork", 0), ("fork", 0), ("join", 1), ("join", 2)
@@ -129,8 +128,8 @@ def test_a_run(tmp_path: Path) -> None:
     assert [event["name"] for event in events if event["ph"] == "i"] == ["send 9 ops"]
 
 
-class Told(bn.Mock):
-    """Gives values with these times."""
+class TimedMock(bn.Mock):
+    """Returns values with the given times."""
 
     def __init__(self, times: wire.Times) -> None:
         super().__init__("x")
@@ -151,16 +150,16 @@ class Told(bn.Mock):
         super().start(job)
 
 
-def test_a_gen_is_cut_into_what_it_waited_for() -> None:
+def test_gen_slice_is_split_into_its_phases() -> None:
     state = bn.function(lambda s: s.__iadd__("Q" + bn.gen("a"))).run(
-        backend=Told(wire.Times(0.0001, 0.001, 0.003, 0.010, 0.030))
+        backend=TimedMock(wire.Times(0.0001, 0.001, 0.003, 0.010, 0.030))
     )
     trace = state.timeline()
-    found = slices(trace["traceEvents"], FIRST_BRANCH)
-    assert [(event["name"], round(event["dur"] / 1000, 1)) for event in found] == [
+    gen_slices = slices(trace["traceEvents"], FIRST_BRANCH)
+    assert [(event["name"], round(event["dur"] / 1000, 1)) for event in gen_slices] == [
         ("a", 29.9), ("encode", 0.9), ("queue", 2.0), ("prefill", 7.0), ("decode", 20.0)
     ]  # fmt: skip
-    args = found[0]["args"]
+    args = gen_slices[0]["args"]
     assert (args["prompt"], args["cached"], args["computed"], args["generated"]) == (9, 4, 5, 21)
     assert args["tokens_per_second"] == 1000.0
     assert args["line"].startswith("test_timeline.py:")
@@ -168,7 +167,7 @@ def test_a_gen_is_cut_into_what_it_waited_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "names"),
+    ("times", "expected_names"),
     [
         (wire.Times(), []),
         (wire.Times(1, 1, 1, 0, 2), ["prefill"]),
@@ -177,11 +176,11 @@ def test_a_gen_is_cut_into_what_it_waited_for() -> None:
         (wire.Times(1, 2, 3, 3, 3), ["encode", "queue"]),
     ],
 )
-def test_phases_are_those_that_are_known(times: wire.Times, names: list[str]) -> None:
-    assert [what for what, _, _ in phases(times)] == names
+def test_phases_are_those_with_known_times(times: wire.Times, expected_names: list[str]) -> None:
+    assert [what for what, _, _ in phases(times)] == expected_names
 
 
-def test_what_failed_and_what_is_under_way() -> None:
+def test_failed_and_running_gens_are_shown() -> None:
     @bn.function
     def program(s: bn.State) -> None:
         forks = s.fork(2)
@@ -202,7 +201,7 @@ def test_what_failed_and_what_is_under_way() -> None:
     state.cancel()
 
 
-def test_tools_that_run_at_once_have_tracks_of_their_own() -> None:
+def test_parallel_tools_have_separate_tracks() -> None:
     state = program.run(backend=bn.Mock("x"))
     began = state._record.trace.began
     spans = [("a", 0.1, 0.5, ""), ("b", 0.2, 0.3, "no"), ("c", 0.35, 0.4, ""), ("d", 0.5, 0.6, "")]
@@ -218,7 +217,7 @@ def test_tools_that_run_at_once_have_tracks_of_their_own() -> None:
     assert failed["name"] == "b"
 
 
-def test_waits_side_by_side_have_tracks_of_their_own() -> None:
+def test_parallel_waits_have_separate_tracks() -> None:
     @bn.function
     async def program(s: bn.AsyncState) -> None:
         branches = s.fork(3)
@@ -235,6 +234,6 @@ def test_waits_side_by_side_have_tracks_of_their_own() -> None:
     assert [event["tid"] for event in waits] == [1, FIRST_WAIT + 1, FIRST_WAIT + 2]
 
 
-def test_where_it_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_path_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(bn.ConfigError, match="cannot be written"):
         program.run(backend=bn.Mock("x")).timeline(tmp_path / "no" / "folder")

@@ -1,4 +1,4 @@
-"""What states have cost: sums, gens one by one, and nothing that waits for what will never come."""
+"""Usage of states: sums, the list of gens, and no wait for values that never arrive."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from banyan.runtime.protocol import wire
 from banyan.views.usage import GenUsage, Usage
 
 
-class Costly(bn.Mock):
-    """Each gen costs as much as its number says; those called "bad" fail."""
+class CostlyMock(bn.Mock):
+    """The n-th gen costs n times the base usage; gens named "bad" fail."""
 
     def start(self, job: Any) -> None:
         self.calls.append(None)  # type: ignore[arg-type]
@@ -32,8 +32,8 @@ def program(s: bn.State) -> None:
     s += bn.gen()
 
 
-def test_sums_and_gens() -> None:
-    state = program.run(backend=Costly())
+def test_usage_sums_all_gens() -> None:
+    state = program.run(backend=CostlyMock())
     usage = state.usage
     assert usage == Usage.of(usage.gens)
     assert (usage.prompt, usage.cached, usage.computed) == (100, 40, 60)
@@ -46,11 +46,11 @@ def test_sums_and_gens() -> None:
         ("b", 2, 30, 18),
     ]
     assert usage.gens[0].line.startswith("test_usage.py:")
-    assert [fork.usage.prompt for fork in state["forks"]] == [20, 30], "a branch counts what is its own"
+    assert [fork.usage.prompt for fork in state["forks"]] == [20, 30], "a branch counts only its own gens"
 
 
-def test_usages_add_up() -> None:
-    states = [program.run(backend=Costly()) for _ in range(3)]
+def test_usages_can_be_summed() -> None:
+    states = [program.run(backend=CostlyMock()) for _ in range(3)]
     total = sum(state.usage for state in states)
     assert isinstance(total, Usage)
     assert (total.prompt, len(total.gens)) == (300, 12)
@@ -60,41 +60,41 @@ def test_usages_add_up() -> None:
         1 + total  # type: ignore[operator]
 
 
-def test_a_repr_says_what_there_is() -> None:
+def test_repr_omits_zero_drafts() -> None:
     assert repr(Usage(10, 4, 1)) == "Usage(prompt=10, cached=4, computed=6, generated=1)"
     assert repr(Usage(10, 4, 1, 3, 2)) == "Usage(prompt=10, cached=4, computed=6, generated=1, drafted=3, accepted=2)"
     assert Usage().hit_rate == 0.0
 
 
-def test_a_table_for_notebooks_is_escaped() -> None:
+def test_html_table_is_escaped() -> None:
     usage = Usage.of([GenUsage(10, 4, 1, name="<b>&", line="a.py:1")])
     html = usage._repr_html_()
     assert "&lt;b&gt;&amp;" in html
     assert "<td>10</td><td>4</td><td>6</td><td>1</td>" in html
 
 
-def test_what_failed_counts_nothing() -> None:
+def test_failed_gens_are_not_counted() -> None:
     @bn.function
     def fails(s: bn.State) -> None:
         s += bn.gen("a") + bn.gen("bad") + bn.gen("after")
 
-    usage = fails.run(backend=Costly()).usage
+    usage = fails.run(backend=CostlyMock()).usage
     assert [gen.name for gen in usage.gens] == ["a"]
     assert usage.prompt == 10
 
 
-def test_a_body_that_raised_has_a_usage() -> None:
+def test_usage_is_available_after_the_body_raised() -> None:
     @bn.function
     def raises(s: bn.State) -> None:
         s += bn.gen("a")
         s["a"]
         raise RuntimeError("no")
 
-    state = raises.run(backend=Costly(), stream=True)
+    state = raises.run(backend=CostlyMock(), stream=True)
     with pytest.raises(RuntimeError):
         state.sync()
     assert state.usage.prompt == 10
 
 
-def test_nothing_was_generated() -> None:
+def test_usage_without_gens_is_empty() -> None:
     assert bn.function(lambda s: s.__iadd__("x")).run(backend=bn.Mock()).usage == Usage()

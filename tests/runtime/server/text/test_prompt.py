@@ -276,7 +276,7 @@ def test_gens_of_one_turn_render_the_conversation_once(write: Any, monkeypatch: 
     w.seal()
     n = len(rendered)
     for k in range(10):
-        w.made(f"word {k}").put(" and ")
+        w.generate(f"word {k}").put(" and ")
     fork = w.text.copy()
     fork.append(TextSpan("else"))
     fork.prompt(w.words, w.template, NOW)
