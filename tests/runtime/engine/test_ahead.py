@@ -17,6 +17,7 @@ from banyan.runtime.engine.guides import Guided
 from banyan.runtime.engine.scheduling import scheduler
 from banyan.runtime.protocol.flight_record import LOOP
 from banyan.runtime.protocol.wire import Abort, Ask, ConstraintSpec, Ping, Pong, Sampling
+from corruption import corrupt_node_key, lease_a_page_twice
 
 LONG = Sampling(temperature=0.0, max_tokens=40)
 
@@ -187,7 +188,7 @@ def test_silent_drafter_is_asked_at_intervals(fake: ModuleType, late: ModuleType
     assert box.outputs == {rid: fake.greedy(prompt, 300) for rid, prompt in prompts.items()}
     assert n_ahead(e) > 0.8 * e.scheduler.counts["steps"]
     for rid in prompts:
-        at = [step for step, who in asked if who == rid]
+        at = [step for step, asked_rid in asked if asked_rid == rid]
         assert len(at) > 8
         assert max(b - a for a, b in pairwise(at)) < 80
     late_steps = [step for step, _ in asked if step > 150]
@@ -309,17 +310,6 @@ def test_request_aborted_in_its_last_step_finishes_once(fake: ModuleType, late: 
     assert box.finished[0].reason == "abort"
     assert box.outputs == {0: fake.greedy([1, 2], 7)}
     assert box.others[1].ok
-
-
-def corrupt_node_key(e: Any) -> None:
-    node = max(e.cache.tree.roots[b""].children.values(), key=lambda node: node.n_locks)
-    node.key = node.key[:-4] + b"\xff\0\0\0"
-
-
-def lease_a_page_twice(e: Any) -> None:
-    first, second = e.scheduler.running[:2]
-    second.lease.pages[-1] = first.lease.pages[-1]
-    e.cache._n_leased += 1
 
 
 @pytest.mark.parametrize("corrupt", [corrupt_node_key, lease_a_page_twice])

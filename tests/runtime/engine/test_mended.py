@@ -8,20 +8,14 @@ from typing import Any
 
 import pytest
 
-from banyan.radix_cache.node import Node
 from banyan.runtime.protocol.wire import Ask, Sampling
+from corruption import corrupt_node_key, lease_a_page_twice, most_used_node
 
 LONG = Sampling(max_tokens=30, temperature=0.0)
 
 
 def prompt(k: int) -> list[int]:
     return [(7 * (k % 3) + i * i) % 50 for i in range(20)] + [k, 1, 2, 3]
-
-
-def most_used_node(e: Any) -> Node:
-    """The node that most requests read."""
-    nodes = [child for root in e.cache.tree.roots.values() for child in root.children.values()]
-    return max(nodes, key=lambda node: (node.n_locks, len(node.pages)))
 
 
 def lose_a_page(e: Any) -> None:
@@ -32,19 +26,8 @@ def free_a_page_in_use(e: Any) -> None:
     e.cache.pool.free.append(most_used_node(e).pages[0])
 
 
-def lease_a_page_twice(e: Any) -> None:
-    first, second = e.scheduler.running[:2]
-    second.lease.pages[-1] = first.lease.pages[-1]
-    e.cache._n_leased += 1
-
-
 def lose_a_page_of_a_node(e: Any) -> None:
     most_used_node(e).pages.pop()
-
-
-def corrupt_node_key(e: Any) -> None:
-    node = most_used_node(e)
-    node.key = node.key[:-4] + b"\xff\0\0\0"
 
 
 def lose_a_child(e: Any) -> None:
