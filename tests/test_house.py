@@ -1,4 +1,4 @@
-"""The house is in order: packages, sizes, words that must not stand in it, and options that nobody tests."""
+"""Repository checks: packages, forbidden code and paths, and untested options."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from banyan.runtime.config import Config
 from banyan.runtime.protocol.wire import Sampling
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("frontend", "runtime", "radix_cache", "kernels")
+FOLDERS = ("frontend", "runtime", "radix_cache", "kernels")
 SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 
 
@@ -27,16 +28,18 @@ def files(*folders: str) -> list[Path]:
     return sorted(path for path in found if not path.is_relative_to(ignored))
 
 
-OURS = files(*ROOMS, "tests", "examples", "benchmarks", "training")
+SOURCES = files(*FOLDERS, "tests", "examples", "benchmarks", "training")
 
 
 # ---- packages ------------------------------------------------------------------------------------------------------
 
 
-def test_the_package_list_is_what_stands_on_disk() -> None:
-    on_disk = {str(path.parent.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("__init__.py")}
-    with_code = {str(path.parent.relative_to(ROOT)) for path in files(*ROOMS)}
-    assert with_code == on_disk, "a folder with code lacks its __init__.py"
+def test_package_list_matches_the_disk() -> None:
+    on_disk = {
+        str(path.parent.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).rglob("__init__.py")
+    }
+    with_code = {str(path.parent.relative_to(ROOT)) for path in files(*FOLDERS)}
+    assert with_code == on_disk, "a folder with code lacks __init__.py"
     assert set(SETUP["package-dir"].values()) == on_disk
     assert set(SETUP["packages"]) == set(SETUP["package-dir"])
     for package, folder in SETUP["package-dir"].items():
@@ -44,15 +47,15 @@ def test_the_package_list_is_what_stands_on_disk() -> None:
         assert package == f"banyan.{tail}".rstrip("."), f"{folder} is imported as {package}"
 
 
-def test_the_root_is_not_on_the_path() -> None:
-    """A bare `kernels` there would be taken for the Hugging Face package of that name."""
+def test_repository_root_is_not_on_sys_path() -> None:
+    """The folder `kernels` would shadow the Hugging Face package of that name."""
     assert str(ROOT) not in sys.path
     assert "" not in sys.path
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_the_wheel_holds_the_weights_and_the_types(tmp_path: Path) -> None:
+def test_wheel_contains_weights_and_type_marker(tmp_path: Path) -> None:
     source = tmp_path / "source"
     names = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -69,71 +72,121 @@ def test_the_wheel_holds_the_weights_and_the_types(tmp_path: Path) -> None:
         check=True,
     )
     (wheel,) = tmp_path.glob("banyan-*.whl")
-    held = {info.filename: info.file_size for info in zipfile.ZipFile(wheel).infolist()}
-    assert "banyan/py.typed" in held
-    weights = {name: size for name, size in held.items() if name.endswith(".safetensors")}
-    assert len(weights) == 2, "the pocket model and its draft"
+    members = {info.filename: info.file_size for info in zipfile.ZipFile(wheel).infolist()}
+    assert "banyan/py.typed" in members
+    weights = {name: size for name, size in members.items() if name.endswith(".safetensors")}
+    assert len(weights) == 2, "the pocket model and its draft model"
     assert sum(weights.values()) <= 16 << 20
-    assert not [name for name in held if name.split("/")[0] not in ("banyan", f"banyan-{version()}.dist-info")]
-    code = {str(path.relative_to(ROOT)) for path in files(*ROOMS)}
-    assert len([name for name in held if name.endswith(".py")]) == len(code)
+    assert not [name for name in members if name.split("/")[0] not in ("banyan", f"banyan-{version()}.dist-info")]
+    code = {str(path.relative_to(ROOT)) for path in files(*FOLDERS)}
+    assert len([name for name in members if name.endswith(".py")]) == len(code)
 
 
 def version() -> str:
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 
 
-def test_the_changelog_knows_the_version() -> None:
+def test_changelog_has_the_current_version() -> None:
     assert re.search(rf"^## {re.escape(version())}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
 
-# ---- what must not stand here --------------------------------------------------------------------------------------
+# ---- names and folders ---------------------------------------------------------------------------------------------
+
+MAX_FILES = 20
+"""In one folder of the product."""
 
 
-def test_no_pickle() -> None:
-    """Nothing that is read from a file or a socket may run code."""
-    wrong = re.compile(
+def test_no_class_name_is_used_twice() -> None:
+    where: dict[str, list[str]] = {}
+    for path in files(*FOLDERS):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                where.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in where.items() if len(found) > 1} == {}
+
+
+def test_no_folder_has_too_many_files() -> None:
+    counts = Counter(path.parent.relative_to(ROOT) for path in files(*FOLDERS))
+    assert {str(folder): n for folder, n in counts.items() if n > MAX_FILES} == {}
+
+
+def glossary() -> list[tuple[str, str, str, str]]:
+    """Rows of the glossary in docs/architecture.md: term, meaning, where it lives, words that it replaces."""
+    page = (ROOT / "docs/architecture.md").read_text().split("## Glossary", 1)[1].split("\n## ", 1)[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+    return [(term, meaning, where, old) for term, meaning, where, old in rows[2:]]
+
+
+@pytest.mark.parametrize("row", glossary(), ids=lambda row: row[0])
+def test_the_glossary_says_where_each_term_lives(row: tuple[str, str, str, str]) -> None:
+    """`path` or `path:name`; the name is defined in that file."""
+    path, _, name = row[2].strip("`").partition(":")
+    assert (ROOT / path).exists(), f"{path} is not there"
+    if name:
+        tree = ast.parse((ROOT / path).read_text())
+        defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+        targets = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        assert name in defined | targets, f"{path} defines no {name}"
+
+
+def test_replaced_words_are_gone() -> None:
+    """No class or module of the product has a name that the glossary says was replaced."""
+    replaced = {word.strip("` ").lower() for *_, old in glossary() for word in old.split(",")} - {""}
+    found = []
+    for path in files(*FOLDERS):
+        tree = ast.parse(path.read_text())
+        names = [path.stem, *(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]
+        found += [f"{path.relative_to(ROOT)}: {name}" for name in names if name.strip("_").lower() in replaced]
+    assert found == []
+
+
+# ---- forbidden code and text ---------------------------------------------------------------------------------------
+
+
+def test_pickle_is_not_used() -> None:
+    """Data from files or sockets must not execute code."""
+    forbidden = re.compile(
         r"\b(import|from)\s+(pickle|cloudpickle|dill|marshal|shelve)\b|torch\.load\((?![^)]*weights_only=True)"
     )
-    found = [f"{path.relative_to(ROOT)}" for path in files(*ROOMS) if wrong.search(path.read_text())]
+    found = [f"{path.relative_to(ROOT)}" for path in files(*FOLDERS) if forbidden.search(path.read_text())]
     assert not found
 
 
-def test_no_text_is_run_as_code() -> None:
-    """Neither what is read from a socket or a file, nor what a model says: there is nothing that could."""
-    runs = {"eval", "exec", "compile", "__import__"}
+def test_no_text_is_executed_as_code() -> None:
+    """Neither data from sockets or files nor model output: nothing in the code can execute text."""
+    functions = {"eval", "exec", "compile", "__import__"}
     modules = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "yaml", "code", "codeop"}
     found = []
-    for path in files(*ROOMS):
+    for path in files(*FOLDERS):
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
-                case ast.Call(func=ast.Name(id=name)) if name in runs:
-                    wrong = name
+                case ast.Call(func=ast.Name(id=name)) if name in functions:
+                    forbidden = name
                 case ast.Call(func=ast.Attribute(value=ast.Name(id="os"), attr="system" | "popen" as name)):
-                    wrong = f"os.{name}"
+                    forbidden = f"os.{name}"
                 case ast.Call(func=ast.Attribute(attr="recv_pyobj" | "send_pyobj" as name)):
-                    wrong = name
+                    forbidden = name
                 case ast.keyword(arg="shell", value=ast.Constant(value=True)):
-                    wrong = "shell=True"
+                    forbidden = "shell=True"
                 case ast.keyword(arg="trust_remote_code", value=value) if not (
                     isinstance(value, ast.Constant) and value.value is False
                 ):
-                    wrong = "trust_remote_code"
+                    forbidden = "trust_remote_code"
                 case ast.Import(names=names) if modules & {alias.name.split(".")[0] for alias in names}:
-                    wrong = "import"
+                    forbidden = "import"
                 case ast.ImportFrom(module=str(module)) if module.split(".")[0] in modules:
-                    wrong = module
+                    forbidden = module
                 case _:
                     continue
-            found.append(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', '?')}: {wrong}")
+            found.append(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', '?')}: {forbidden}")
     assert not found
 
 
-def test_every_template_is_rendered_in_the_sandbox() -> None:
-    """A model's files come from strangers: jinja2 is reached in one place, and only its sandbox."""
+def test_templates_are_rendered_only_in_the_sandbox() -> None:
+    """Model files are untrusted: jinja2 is imported in one module, and only its sandbox."""
     found = {
         (str(path.relative_to(ROOT)), module)
-        for path in files(*ROOMS)
+        for path in files(*FOLDERS)
         for node in ast.walk(ast.parse(path.read_text()))
         for module in (
             [alias.name for alias in node.names]
@@ -149,24 +202,26 @@ def test_every_template_is_rendered_in_the_sandbox() -> None:
     assert [module for _, module in found if module.startswith("jinja2.sandbox.")]
 
 
-def test_no_path_of_one_machine() -> None:
-    wrong = re.compile(r"/(home|root|work|Users|mnt)/\w")
+def test_no_machine_specific_paths() -> None:
+    forbidden = re.compile(r"/(home|root|work|Users|mnt)/\w")
     texts = [
-        *OURS,
+        *SOURCES,
         *ROOT.glob("*.md"),
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "runtime").rglob("*.md"),
         ROOT / "Makefile",
     ]
-    here = Path(__file__)
-    assert not [str(path.relative_to(ROOT)) for path in texts if path != here and wrong.search(path.read_text())]
+    this_file = Path(__file__)
+    assert not [
+        str(path.relative_to(ROOT)) for path in texts if path != this_file and forbidden.search(path.read_text())
+    ]
 
 
-# ---- options that nobody tests -------------------------------------------------------------------------------------
+# ---- untested options ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [Config, Sampling])
 def test_every_option_is_named_in_a_test(options: type[msgspec.Struct]) -> None:
-    here = Path(__file__)
-    words = {word for path in files("tests") if path != here for word in re.findall(r"\w+", path.read_text())}
+    this_file = Path(__file__)
+    words = {word for path in files("tests") if path != this_file for word in re.findall(r"\w+", path.read_text())}
     assert [field.name for field in msgspec.structs.fields(options) if field.name not in words] == []

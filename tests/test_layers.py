@@ -1,4 +1,4 @@
-"""The law of the house: which room may import what, inside functions too, and nobody in a circle."""
+"""Import rules between packages, for imports inside functions too, and no import cycles."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
-class Room(NamedTuple):
-    """What a module may import. ours: modules or packages of ours (itself and below it go without saying);
-    others: top-level names beyond the standard library."""
+class Rule(NamedTuple):
+    """What a module may import besides its own package and the standard library.
+
+    ours: modules or packages of this project; others: top-level names of third-party packages.
+    """
 
     ours: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
@@ -30,111 +32,112 @@ CORE = (
     *(f"{RUNTIME}.{name}" for name in ("config", "errors", "future", "reasoning", "waiting")),
     *(f"{PROTOCOL}.{name}" for name in ("op_template", "wire")),
 )
-"""What both ends of a socket share."""
+"""Shared by both ends of a socket."""
 EXECUTOR = f"{RUNTIME}.executor"
 PUBLIC = (*CORE, EXECUTOR, f"{RUNTIME}.client", f"{RUNTIME}.launch")
-"""What the language may import of the runtime."""
+"""The parts of the runtime that the language may import."""
 
 SCHEDULING = f"{RUNTIME}.engine.scheduling"
 SPECULATION = f"{RUNTIME}.engine.speculation"
 MODEL_DRAFTERS = tuple(f"{SPECULATION}.{name}" for name in ("drafters", "heads", "model"))
 """Drafters that run a model."""
 
-# The longest prefix of a module's name decides.
-LAW = {
-    "banyan": Room((*PUBLIC, "banyan.execution.progress", "banyan.lang.output_types"), ("msgspec",)),
+# The longest matching prefix of a module's name applies.
+RULES = {
+    "banyan": Rule((*PUBLIC, "banyan.execution.progress", "banyan.lang.output_types"), ("msgspec",)),
     # Loaded when a type needs outlines.
-    "banyan.lang.outlines_terms": Room(PUBLIC, ("jsonschema", "msgspec", "outlines")),
+    "banyan.lang.outlines_terms": Rule(PUBLIC, ("jsonschema", "msgspec", "outlines")),
     # Loaded at the first typed gen.
-    "banyan.lang.output_types": Room((*PUBLIC, "banyan.lang.outlines_terms"), ("msgspec", "pydantic", "pydantic_core")),
-    # Loaded when a progress bar is asked for.
-    "banyan.execution.progress": Room(PUBLIC, ("rich",)),
-    "banyan.cli": Room((*PUBLIC, "banyan"), ("msgspec", "rich")),
-    RUNTIME: Room(),
-    f"{RUNTIME}.config": Room((f"{RUNTIME}.errors",), ("msgspec",)),
-    f"{RUNTIME}.errors": Room(),
-    f"{RUNTIME}.future": Room((f"{RUNTIME}.waiting",)),
-    f"{RUNTIME}.launch": Room((*CORE, f"{PROTOCOL}.ipc", f"{RUNTIME}.client"), ("msgspec", "psutil", "zmq")),
-    f"{RUNTIME}.reasoning": Room((f"{PROTOCOL}.wire",)),
-    PROTOCOL: Room(CORE, ("msgspec",)),
-    f"{PROTOCOL}.wire": Room((), ("msgspec",)),
-    f"{PROTOCOL}.ipc": Room(CORE, ("msgspec", "zmq")),
-    f"{PROTOCOL}.tcp_auth": Room((*CORE, f"{PROTOCOL}.ipc"), ("zmq",)),
-    f"{RUNTIME}.client": Room((*CORE, PROTOCOL), ("msgspec",)),
-    f"{RUNTIME}.client.client": Room((*CORE, PROTOCOL, f"{RUNTIME}.client"), ("msgspec", "zmq")),
+    "banyan.lang.output_types": Rule((*PUBLIC, "banyan.lang.outlines_terms"), ("msgspec", "pydantic", "pydantic_core")),
+    # Loaded when a progress bar is requested.
+    "banyan.execution.progress": Rule(PUBLIC, ("rich",)),
+    "banyan.cli": Rule((*PUBLIC, "banyan"), ("msgspec", "rich")),
+    RUNTIME: Rule(),
+    f"{RUNTIME}.config": Rule((f"{RUNTIME}.errors",), ("msgspec",)),
+    f"{RUNTIME}.errors": Rule(),
+    f"{RUNTIME}.future": Rule((f"{RUNTIME}.waiting",)),
+    f"{RUNTIME}.launch": Rule((*CORE, f"{PROTOCOL}.ipc", f"{RUNTIME}.client"), ("msgspec", "psutil", "zmq")),
+    f"{RUNTIME}.reasoning": Rule((f"{PROTOCOL}.wire",)),
+    PROTOCOL: Rule(CORE, ("msgspec",)),
+    f"{PROTOCOL}.wire": Rule((), ("msgspec",)),
+    f"{PROTOCOL}.ipc": Rule(CORE, ("msgspec", "zmq")),
+    f"{PROTOCOL}.tcp_auth": Rule((*CORE, f"{PROTOCOL}.ipc"), ("zmq",)),
+    f"{RUNTIME}.client": Rule((*CORE, PROTOCOL), ("msgspec",)),
+    f"{RUNTIME}.client.client": Rule((*CORE, PROTOCOL, f"{RUNTIME}.client"), ("msgspec", "zmq")),
     # Both the server and the user's process execute programs: no torch, zmq, tokenizers or jinja2.
-    EXECUTOR: Room(CORE, ("msgspec",)),
-    f"{RUNTIME}.constraint": Room(
+    EXECUTOR: Rule(CORE, ("msgspec",)),
+    f"{RUNTIME}.constraint": Rule(
         CORE, ("jsonschema", "jsonschema_specifications", "llguidance", "msgspec", "numpy", "outlines_core")
     ),
-    f"{RUNTIME}.server": Room(
+    f"{RUNTIME}.server": Rule(
         (*CORE, EXECUTOR, PROTOCOL, f"{RUNTIME}.constraint.limits", f"{RUNTIME}.launch"),
         ("jinja2", "msgspec", "psutil", "re2", "tokenizers", "zmq"),
     ),
-    # A process of its own.
-    f"{RUNTIME}.server.constraints.preflight": Room(
+    # Runs in its own process.
+    f"{RUNTIME}.server.constraints.preflight": Rule(
         (*CORE, f"{RUNTIME}.constraint", f"{RUNTIME}.launch"), ("msgspec", "numpy", "zmq")
     ),
-    # Scheduling runs without a device, and so is tested without one.
-    SCHEDULING: Room((*CORE, f"{RUNTIME}.constraint.guide", SPECULATION, "banyan.radix_cache")),
+    # Scheduling runs, and is tested, without a device.
+    SCHEDULING: Rule((*CORE, f"{RUNTIME}.constraint.guide", SPECULATION, "banyan.radix_cache")),
     # Drafting runs without a device too.
-    SPECULATION: Room((f"{RUNTIME}.config", f"{SCHEDULING}.request"), ("numpy",)),
+    SPECULATION: Rule((f"{RUNTIME}.config", f"{SCHEDULING}.request"), ("numpy",)),
     **dict.fromkeys(
         MODEL_DRAFTERS,
-        Room(
+        Rule(
             (*CORE, f"{RUNTIME}.engine", f"{RUNTIME}.model", "banyan.radix_cache", "banyan.kernels"), ("numpy", "torch")
         ),
     ),
-    f"{RUNTIME}.engine": Room(
+    f"{RUNTIME}.engine": Rule(
         (*CORE, PROTOCOL, f"{RUNTIME}.constraint", f"{RUNTIME}.model", "banyan.radix_cache", "banyan.kernels"),
         ("msgspec", "numpy", "psutil", "torch", "zmq"),
     ),
-    f"{RUNTIME}.model": Room(
+    f"{RUNTIME}.model": Rule(
         (*CORE, "banyan.kernels"), ("huggingface_hub", "msgspec", "numpy", "rich", "safetensors", "torch")
     ),
-    f"{RUNTIME}.model.hf": Room(
+    f"{RUNTIME}.model.hf": Rule(
         (*CORE, f"{RUNTIME}.model", "banyan.kernels"), ("msgspec", "numpy", "torch", "transformers")
     ),
-    f"{RUNTIME}.model.pocket": Room(),
-    "banyan.radix_cache": Room((), ("numpy",)),
-    "banyan.kernels": Room((), ("numpy", "torch", "triton")),
+    f"{RUNTIME}.model.pocket": Rule(),
+    "banyan.radix_cache": Rule((), ("numpy",)),
+    "banyan.kernels": Rule((), ("numpy", "torch", "triton")),
 }
 
-# module -> import -> why it may, all the same.
+# module -> import -> reason for the exception.
 EXCEPTIONS = {
-    "banyan.cli.main": {f"{RUNTIME}.protocol.tcp_auth": "`banyan keys` makes them"},
-    "banyan.backends.runtime": {"transformers": "Runtime.get_tokenizer gives the tokenizer that transformers has"},
-    "banyan.backends.openai.backend": {"openai": "an extra, loaded where that backend is made"},
-    "banyan.cli.kernels": {"banyan.kernels.dispatch_report": "`banyan kernels` tells what computes here: torch knows"},
-    "banyan.cli.models": {
-        f"{RUNTIME}.model.families": "`banyan models` lists what the native decoder runs; no torch in it",
-        f"{RUNTIME}.model.spec": "`banyan models` reads headers of local models; no torch in it",
+    "banyan.cli.main": {f"{RUNTIME}.protocol.tcp_auth": "`banyan keys` creates them"},
+    "banyan.backends.runtime": {"transformers": "Runtime.get_tokenizer returns the transformers tokenizer"},
+    "banyan.backends.openai.backend": {"openai": "an extra, loaded when the backend is created"},
+    "banyan.cli.kernels": {
+        "banyan.kernels.dispatch_report": "`banyan kernels` reports the kernels in use, which needs torch"
     },
-    f"{RUNTIME}.server.worker": {f"{RUNTIME}.model.spec": "a hub id becomes a directory before there is an engine"},
+    "banyan.cli.models": {
+        f"{RUNTIME}.model.families": "`banyan models` lists the families of the native decoder; without torch",
+        f"{RUNTIME}.model.spec": "`banyan models` reads headers of local models; without torch",
+    },
+    f"{RUNTIME}.server.worker": {f"{RUNTIME}.model.spec": "a hub id is resolved before the engine starts"},
     f"{RUNTIME}.server.telemetry.traces": dict.fromkeys(
         (
             "opentelemetry",
             *(f"opentelemetry.sdk.{name}" for name in ("resources", "trace", "trace.export")),
             "opentelemetry.exporter.otlp.proto.http.trace_exporter",
         ),
-        "an extra, loaded where --traces asks for it",
+        "an extra, loaded with --traces",
     ),
-    f"{RUNTIME}.server.telemetry.metrics": {"prometheus_client": "an extra, loaded where --metrics asks for it"},
+    f"{RUNTIME}.server.telemetry.metrics": {"prometheus_client": "an extra, loaded with --metrics"},
     f"{RUNTIME}.server.text.tokenizer": {
-        "transformers": "formats before tokenizer.json need its converters, loaded then"
+        "transformers": "converts tokenizer formats older than tokenizer.json; loaded on demand"
     },
 }
 
 
 class Import(NamedTuple):
     target: str
-    is_typing: bool  # under `if TYPE_CHECKING:`
     where: str
 
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of the package, through pyproject's package-dir map."""
+    """All modules of the package, from pyproject's package-dir map."""
     folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
     found = {}
     for package, folder in folders.items():
@@ -145,28 +148,21 @@ def modules() -> dict[str, Path]:
 
 @cache
 def imports(path: Path) -> list[Import]:
-    """All imports of a file; `from package import module` names the module."""
+    """All imports of a file; `from package import module` counts as the module."""
     found: list[Import] = []
     tree = ast.parse(path.read_text())
-    guarded = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        for child in node.body
-        for inner in ast.walk(child)
-    }
     for node in ast.walk(tree):
         where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{where}: imports are absolute here"
+            assert node.level == 0, f"{where}: relative import"
             assert node.module
             full = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [name if name in modules() else node.module for name in full]
         else:
             continue
-        found += [Import(name, node in guarded, where) for name in names]
+        found += [Import(name, where) for name in names]
     return found
 
 
@@ -174,25 +170,25 @@ def is_within(name: str, package: str) -> bool:
     return name == package or name.startswith(f"{package}.")
 
 
-def room_of(module: str) -> tuple[str, Room]:
-    name = max((prefix for prefix in LAW if is_within(module, prefix)), key=len)
-    return name, LAW[name]
+def rule_of(module: str) -> tuple[str, Rule]:
+    name = max((prefix for prefix in RULES if is_within(module, prefix)), key=len)
+    return name, RULES[name]
 
 
 def is_allowed(module: str, target: str) -> bool:
-    name, room = room_of(module)
+    name, rule = rule_of(module)
     if target in EXCEPTIONS.get(module, ()) or target.split(".")[0] in sys.stdlib_module_names:
         return True
     if not is_within(target, "banyan"):
-        return target.split(".")[0] in room.others
-    # "banyan" as a room is the frontend: its own files, not all that lies below the name.
-    is_own = room_of(target)[0] == name if name == "banyan" else is_within(target, name)
+        return target.split(".")[0] in rule.others
+    # The rule "banyan" covers the frontend's own files, not everything below that name.
+    is_own = rule_of(target)[0] == name if name == "banyan" else is_within(target, name)
     return is_own or any(
-        is_within(target, ours) if ours != "banyan" else room_of(target)[0] == ours for ours in room.ours
+        is_within(target, ours) if ours != "banyan" else rule_of(target)[0] == ours for ours in rule.ours
     )
 
 
-def test_a_room_imports_only_what_the_law_allows() -> None:
+def test_modules_import_only_what_the_rules_allow() -> None:
     broken = [
         f"{found.where}: {module} may not import {found.target}"
         for module, path in modules().items()
@@ -218,7 +214,7 @@ def test_a_room_imports_only_what_the_law_allows() -> None:
         ("banyan.runtime.server.worker", "banyan"),
     ],
 )
-def test_the_law_forbids(module: str, target: str) -> None:
+def test_rules_forbid_import(module: str, target: str) -> None:
     assert not is_allowed(module, target)
 
 
@@ -227,10 +223,10 @@ def test_every_exception_is_used() -> None:
     assert {(module, target) for module, targets in EXCEPTIONS.items() for target in targets} <= used
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_there_are_no_import_cycles() -> None:
+    """Imports inside functions and under `if TYPE_CHECKING:` count: a reader follows those too."""
     graph = {
-        module: {found.target for found in imports(path) if found.target in modules() and not found.is_typing}
-        - {module}
+        module: {found.target for found in imports(path) if found.target in modules()} - {module}
         for module, path in modules().items()
     }
     try:
@@ -252,18 +248,20 @@ def test_examples_and_benchmarks_use_public_names(folder: str) -> None:
         ]
         deep = [i.where for i in imports(path) if is_within(i.target, "banyan") and i.target != "banyan"]
         assert not private
-        assert folder == "benchmarks" or not deep, f"an example needs `import banyan` and no more: {deep}"
+        assert folder == "benchmarks" or not deep, f"examples may import only `banyan`: {deep}"
 
 
-def in_a_fresh_process(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/", timeout=60)
-    return done.stdout.strip()
+def run_in_new_process(code: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/", timeout=60
+    )
+    return result.stdout.strip()
 
 
 HEAVY = ("torch", "triton", "transformers", "outlines", "numpy", "ray", "rich")
 
 
-def test_the_door_is_light() -> None:
+def test_import_banyan_is_fast_and_loads_no_heavy_package() -> None:
     code = f"""
 import sys, time
 start = time.process_time()
@@ -272,14 +270,14 @@ for name in banyan.__all__: getattr(banyan, name)
 spent = time.process_time() - start
 print(spent, *(name for name in {HEAVY} if name in sys.modules))
 """
-    best = min((in_a_fresh_process(code).split() for _ in range(3)), key=lambda words: float(words[0]))
-    assert best[1:] == [], "heavy packages came in with `import banyan`"
-    assert float(best[0]) < 0.3, "`import banyan` must cost less than 300 ms of CPU"
+    best = min((run_in_new_process(code).split() for _ in range(3)), key=lambda words: float(words[0]))
+    assert best[1:] == [], "`import banyan` loaded heavy packages"
+    assert float(best[0]) < 0.3, "`import banyan` must take less than 300 ms of CPU time"
 
 
-@pytest.mark.parametrize("room", ["banyan.radix_cache", "banyan.runtime.protocol.wire", "banyan.kernels.ops"])
-def test_a_room_loads_no_frontend_file(room: str) -> None:
+@pytest.mark.parametrize("module", ["banyan.radix_cache", "banyan.runtime.protocol.wire", "banyan.kernels.ops"])
+def test_lower_layers_load_no_frontend_module(module: str) -> None:
     folder = ROOT / "frontend"
     frontend = sorted(name for name, path in modules().items() if path.is_relative_to(folder) and name != "banyan")
-    code = f"import sys, {room}; print(*(name for name in {frontend} if name in sys.modules))"
-    assert in_a_fresh_process(code) == ""
+    code = f"import sys, {module}; print(*(name for name in {frontend} if name in sys.modules))"
+    assert run_in_new_process(code) == ""

@@ -1,11 +1,11 @@
-"""The same answer by every road: greedy output does not depend on how the engine came to it.
+"""Greedy output does not depend on the engine's configuration or on its cache.
 
-The truth is the naive loop over transformers' own model, in float32, without any cache. The roads: tree on or off,
-chunks of 7 or 64 tokens or whole prompts, 1 to 8 requests in a step, pages of 1 or 16 slots, prompts alone or forked
-from one another, a tree that is cold or that knows all, and pools so small that requests are retracted again and again.
+The reference is the naive loop over transformers' own model, in float32, without a cache. The configurations: prefix
+cache on or off, chunks of 7 or 64 tokens or whole prompts, 1 to 8 requests in a step, pages of 1 or 16 slots, separate
+or forked prompts, a cold or warm cache, and pools so small that requests are retracted repeatedly.
 
-Constrained outputs take the same roads, and some of their own: forced tokens drawn one by one or appended as a run, and
-an engine that dies after any token. Their truth is the naive loop under the constraint's masks.
+Constrained outputs also cover forced tokens drawn one by one or appended as a run, and an engine that is replaced after
+any token. Their reference is the naive loop under the constraint's masks.
 """
 
 from __future__ import annotations
@@ -45,16 +45,25 @@ WHOLE = 512
 Text = tuple[int, ...]
 
 
-def texts(vocab: int) -> list[Text]:
-    """Eight prompts: two alone, six that fork at different depths, on and off page borders; one is another's prefix."""
-    chance = random.Random(7)
+def prompts(vocab: int) -> list[Text]:
+    """Eight prompts: two separate, six forked on and off page boundaries, of which one is a prefix of others."""
+    rng = random.Random(7)
 
-    def some(n: int) -> Text:
-        return tuple(chance.randrange(3, vocab) for _ in range(n))
+    def tokens(n: int) -> Text:
+        return tuple(rng.randrange(3, vocab) for _ in range(n))
 
-    root = some(37)
-    left, right = root + some(11), root + some(20)
-    return [some(5), some(70), left, left + some(3), left + some(16), right + some(1), right + some(1), root[:33]]
+    root = tokens(37)
+    left, right = root + tokens(11), root + tokens(20)
+    return [
+        tokens(5),
+        tokens(70),
+        left,
+        left + tokens(3),
+        left + tokens(16),
+        right + tokens(1),
+        right + tokens(1),
+        root[:33],
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -63,24 +72,24 @@ def model(tiny_model: Callable[..., Path]) -> Model:
 
 
 @pytest.fixture(scope="module")
-def truth(tiny_model: Callable[..., Path], reference: Callable[[Path], Any], model: Model) -> dict[Text, list[int]]:
-    return naive(reference(tiny_model("llama")), model.spec.vocab_size)
+def expected(tiny_model: Callable[..., Path], reference: Callable[[Path], Any], model: Model) -> dict[Text, list[int]]:
+    return naive_outputs(reference(tiny_model("llama")), model.spec.vocab_size)
 
 
-def naive(oracle: Any, vocab: int) -> dict[Text, list[int]]:
-    """What the naive loop says after each text."""
-    said = {}
-    for text in texts(vocab):
+def naive_outputs(reference_model: Any, vocab: int) -> dict[Text, list[int]]:
+    """The naive loop's output for each prompt."""
+    outputs = {}
+    for text in prompts(vocab):
         ids = list(text)
         for _ in range(N_OUT):
             with torch.inference_mode():
-                ids.append(int(oracle(torch.tensor([ids])).logits[0, -1].argmax()))
-        said[text] = ids[len(text) :]
-    return said
+                ids.append(int(reference_model(torch.tensor([ids])).logits[0, -1].argmax()))
+        outputs[text] = ids[len(text) :]
+    return outputs
 
 
 def engine(model: Model, n_pages: int = 0, n_host: int = 0, small: Model | None = None, **options: Any) -> EngineLoop:
-    """small: a model that drafts."""
+    """small: a draft model."""
     options |= {"draft_model": "it"} if small else {}
     config = configs.make(**options)
     n_pages = n_pages or 2048 // config.page
@@ -90,74 +99,78 @@ def engine(model: Model, n_pages: int = 0, n_host: int = 0, small: Model | None 
     return EngineLoop(config, model, resolved, stopwatch=lambda: 0.0, draft_model=small)
 
 
-def answers(e: EngineLoop, some: Iterable[Text]) -> dict[Text, list[int]]:
-    """Run all at once, and check the engine's books."""
-    by_rid = dict(enumerate(some))
+def generate(e: EngineLoop, inputs: Iterable[Text]) -> dict[Text, list[int]]:
+    """Run all prompts at once and check the engine's invariants."""
+    by_rid = dict(enumerate(inputs))
     for rid, text in by_rid.items():
         sampling = Sampling(max_tokens=N_OUT, temperature=0.0)
         e.take(Run(rid, array("i", text).tobytes(), sampling, order=(0, rid)))
-    said: dict[Text, list[int]] = {text: [] for text in by_rid.values()}
+    outputs: dict[Text, list[int]] = {text: [] for text in by_rid.values()}
     while not e.scheduler.is_idle:
         step = e.step()
         ids = iter(array("i", step.ids))
         for rid, n in zip(array("q", step.rids), array("i", step.counts), strict=True):
-            said[by_rid[rid]] += [next(ids) for _ in range(n)]
+            outputs[by_rid[rid]] += [next(ids) for _ in range(n)]
     assert not e.failed
     e.scheduler.check()
-    return said
+    return outputs
 
 
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("step_tokens", [7, 64, WHOLE])
 @pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
-def test_the_tree_chunks_and_pages(
-    model: Model, truth: dict[Text, list[int]], page: int, step_tokens: int, cache: bool
+def test_output_does_not_depend_on_cache_chunks_or_page_size(
+    model: Model, expected: dict[Text, list[int]], page: int, step_tokens: int, cache: bool
 ) -> None:
     e = engine(model, page=page, step_tokens=step_tokens, cache=cache)
-    assert answers(e, truth) == truth, "cold"
+    assert generate(e, expected) == expected, "cold"
     computed = e.scheduler.counts["computed_tokens"]
-    assert answers(e, truth) == truth, "warm"
+    assert generate(e, expected) == expected, "warm"
     again = e.scheduler.counts["computed_tokens"] - computed
-    assert again == (len(truth) * N_OUT if cache else computed)  # one prompt token each, and N_OUT - 1 of the output
+    assert again == (len(expected) * N_OUT if cache else computed)  # one prompt token each, and N_OUT - 1 of the output
 
 
 @pytest.mark.parametrize("batch", range(1, 9))
-def test_the_batch(model: Model, truth: dict[Text, list[int]], batch: int) -> None:
-    assert answers(engine(model, max_running=batch), truth) == truth
+def test_output_does_not_depend_on_the_batch_size(model: Model, expected: dict[Text, list[int]], batch: int) -> None:
+    assert generate(engine(model, max_running=batch), expected) == expected
 
 
 @pytest.mark.parametrize("step_tokens", [7, WHOLE])
-def test_alone_or_forked(model: Model, truth: dict[Text, list[int]], step_tokens: int) -> None:
+def test_output_does_not_depend_on_shared_prefixes(
+    model: Model, expected: dict[Text, list[int]], step_tokens: int
+) -> None:
     forked = engine(model, step_tokens=step_tokens)
-    for text, said in truth.items():
-        assert answers(engine(model, step_tokens=step_tokens), [text]) == {text: said}, "alone"
-        assert answers(forked, [text]) == {text: said}, "one after the other, over the same tree"
-        longer = (*text, *said[:-1])
-        (token,) = {tuple(x) for x in answers(forked, [longer]).values()}
-        assert token[0] == said[-1], "an answer that became a prompt"
+    for text, output in expected.items():
+        assert generate(engine(model, step_tokens=step_tokens), [text]) == {text: output}, "alone"
+        assert generate(forked, [text]) == {text: output}, "one after the other with a shared cache"
+        longer = (*text, *output[:-1])
+        (token,) = {tuple(x) for x in generate(forked, [longer]).values()}
+        assert token[0] == output[-1], "an output that became a prompt"
 
 
 @pytest.mark.parametrize("page", [1, 16])
-def test_short_of_pages(model: Model, truth: dict[Text, list[int]], page: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "FORESIGHT", 0)  # start what fits now, whatever comes
-    longest = max(map(len, truth)) + N_OUT
+def test_output_survives_retraction(
+    model: Model, expected: dict[Text, list[int]], page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "FORESIGHT", 0)  # admit whatever fits now
+    longest = max(map(len, expected)) + N_OUT
     e = engine(model, n_pages=-(-longest // page) + 32 // page, page=page)
-    assert answers(e, truth) == truth
-    assert answers(e, truth) == truth
+    assert generate(e, expected) == expected
+    assert generate(e, expected) == expected
     assert e.scheduler.counts["retractions"] > 0
 
 
 @pytest.mark.parametrize("policy", ["lru", "slru", "lfu", "fifo", "priority"])
 @pytest.mark.parametrize("page", [1, 16])
-def test_the_second_tier(
-    model: Model, truth: dict[Text, list[int]], page: int, policy: Any, monkeypatch: pytest.MonkeyPatch
+def test_output_survives_moves_to_the_host_tier(
+    model: Model, expected: dict[Text, list[int]], page: int, policy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)
-    longest = max(map(len, truth)) + N_OUT
+    longest = max(map(len, expected)) + N_OUT
     n_pages = -(-longest // page) + 32 // page
     e = engine(model, n_pages=n_pages, n_host=2 * n_pages, page=page, eviction=policy)
     for _ in range(3):
-        assert answers(e, truth) == truth
+        assert generate(e, expected) == expected
     stats = e.cache.stats()
     assert stats.n_moved_in > 0
     assert stats.n_host_hit_tokens > 0
@@ -165,29 +178,31 @@ def test_the_second_tier(
 
 
 @pytest.mark.parametrize("page", [4, 16])
-def test_a_tree_from_a_file(model: Model, truth: dict[Text, list[int]], page: int, tmp_path: Path) -> None:
+def test_output_does_not_depend_on_a_cache_file(
+    model: Model, expected: dict[Text, list[int]], page: int, tmp_path: Path
+) -> None:
     options: dict[str, Any] = {"page": page, "host_memory": "1MB", "host_file": str(tmp_path / "kv")}
     cold = engine(model, n_host=1024 // page, **options)
-    assert answers(cold, truth) == truth
+    assert generate(cold, expected) == expected
     cold.close()
     warm = engine(model, n_host=1024 // page, **options)
-    assert answers(warm, truth) == truth
-    whole = sum((len(text) - 1) // page * page for text in truth)
-    assert warm.scheduler.counts["cached_tokens"] >= whole, "all whole pages of the prompts are there"
+    assert generate(warm, expected) == expected
+    whole = sum((len(text) - 1) // page * page for text in expected)
+    assert warm.scheduler.counts["cached_tokens"] >= whole, "all whole pages of the prompts are cached"
     warm.close()
 
 
 @pytest.mark.parametrize("options", [{"speculate": "off"}, {"speculate": "auto"}, {"deterministic": True}], ids=str)
-def test_a_step_ahead(
-    model: Model, truth: dict[Text, list[int]], module_at: Callable[[Path], ModuleType], options: dict[str, Any]
+def test_lookahead_steps_change_no_output(
+    model: Model, expected: dict[Text, list[int]], module_at: Callable[[Path], ModuleType], options: dict[str, Any]
 ) -> None:
-    """On a device that computes nothing of a step before somebody asks for its tokens."""
+    """On a device that computes a step only when its tokens are read."""
     late = module_at(Path(__file__).parent / "runtime/engine/late.py")
     sampling = Sampling(max_tokens=N_OUT, temperature=0.0)
     e = engine(model, max_running=5, step_tokens=64, **options)
-    runs = {3 * i: [Run(i, array("i", text).tobytes(), sampling)] for i, text in enumerate(truth)}
-    assert late.play(e, runs).said == dict(enumerate(truth.values()))
-    least = 0.8 if options.get("speculate") == "off" else 0.0  # drafters are asked often at first
+    runs = {3 * i: [Run(i, array("i", text).tobytes(), sampling)] for i, text in enumerate(expected)}
+    assert late.play(e, runs).outputs == dict(enumerate(expected.values()))
+    least = 0.8 if options.get("speculate") == "off" else 0.0  # at first drafters are asked often
     assert e.scheduler.counts["steps_ahead"] > least * e.scheduler.counts["steps"]
 
 
@@ -199,45 +214,47 @@ def fake(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     return module_at(Path(__file__).parent / "runtime" / "engine" / "fake.py")
 
 
-def nearly(known: dict[Text, list[int]], vocab: int, shape: str) -> list[Callable[[Request, int], list[int]]]:
-    """Say what is known to come, of any length, with one token in four wrong: a chain, or three that make a tree."""
-    return [_nearly(known, vocab, random.Random(seed)) for seed in ((11, 12, 13) if shape == "tree" else (11,))]
+def noisy_scripts(known: dict[Text, list[int]], vocab: int, shape: str) -> list[Callable[[Request, int], list[int]]]:
+    """Scripts that propose the known output with one token in four wrong: one for a chain, three for a tree."""
+    return [_noisy_script(known, vocab, random.Random(seed)) for seed in ((11, 12, 13) if shape == "tree" else (11,))]
 
 
-def _nearly(known: dict[Text, list[int]], vocab: int, chance: random.Random) -> Callable[[Request, int], list[int]]:
-    def says(request: Request, n: int) -> list[int]:
+def _noisy_script(known: dict[Text, list[int]], vocab: int, rng: random.Random) -> Callable[[Request, int], list[int]]:
+    def script(request: Request, n: int) -> list[int]:
         text = next(text for text in known if list(request.ids[: request.n_prompt]) == list(text))
-        draft = known[text][request.n_out :][: chance.randrange(n + 1)]
-        return [token if chance.randrange(4) else chance.randrange(vocab) for token in draft]
+        draft = known[text][request.n_out :][: rng.randrange(n + 1)]
+        return [token if rng.randrange(4) else rng.randrange(vocab) for token in draft]
 
-    return says
+    return script
 
 
 @pytest.mark.parametrize("speculate", ["tree", "ngram", "auto", "off"])
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("step_tokens", [7, WHOLE])
-def test_every_drafter(model: Model, truth: dict[Text, list[int]], speculate: str, page: int, step_tokens: int) -> None:
+def test_drafters_change_no_output(
+    model: Model, expected: dict[Text, list[int]], speculate: str, page: int, step_tokens: int
+) -> None:
     e = engine(model, page=page, step_tokens=step_tokens, speculate=speculate)
     for _ in range(3):
-        assert answers(e, truth) == truth
+        assert generate(e, expected) == expected
     if speculate in ("tree", "auto") and step_tokens == WHOLE:
-        assert e.drafting.stats()["accepted_tree"] > 2 * N_OUT, "what was said before is said again"
-    for text, said in truth.items():  # outputs that became prompts, so that the own text has something to copy
-        both = (*text, *said, *text)
-        assert answers(e, [both])[both] == answers(engine(model, speculate="off"), [both])[both]
+        assert e.drafting.stats()["accepted_tree"] > 2 * N_OUT, "earlier outputs are proposed again"
+    for text, output in expected.items():  # repeat prompt and output in a prompt, so that ngram has matches
+        both = (*text, *output, *text)
+        assert generate(e, [both])[both] == generate(engine(model, speculate="off"), [both])[both]
 
 
 @pytest.mark.parametrize("speculate", ["model", "auto"])
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("step_tokens", [7, WHOLE])
-def test_a_smaller_model(
-    model: Model, truth: dict[Text, list[int]], fake: ModuleType, speculate: str, page: int, step_tokens: int
+def test_draft_model_changes_no_output(
+    model: Model, expected: dict[Text, list[int]], fake: ModuleType, speculate: str, page: int, step_tokens: int
 ) -> None:
-    """The model itself, so that much is right."""
+    """The draft model is the model itself, so that many drafts are correct."""
     e = engine(model, small=model, page=page, step_tokens=step_tokens, speculate=speculate)
-    fake.asked(e)
+    fake.always_draft(e)
     for _ in range(2):
-        assert answers(e, truth) == truth
+        assert generate(e, expected) == expected
     assert step_tokens == 7 or e.drafting.stats()["accepted_model"] > N_OUT
 
 
@@ -245,56 +262,65 @@ def test_a_smaller_model(
 @pytest.mark.parametrize("step_tokens", [7, 64])
 @pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
 @pytest.mark.parametrize("shape", ["chain", "tree"])
-def test_right_and_wrong_drafts(
-    model: Model, truth: dict[Text, list[int]], fake: ModuleType, page: int, step_tokens: int, cache: bool, shape: str
+def test_partly_wrong_drafts_change_no_output(
+    model: Model,
+    expected: dict[Text, list[int]],
+    fake: ModuleType,
+    page: int,
+    step_tokens: int,
+    cache: bool,
+    shape: str,
 ) -> None:
     e = engine(model, page=page, step_tokens=step_tokens, cache=cache)
-    fake.tell(e, nearly(truth, model.spec.vocab_size, shape))
+    fake.use_drafts(e, noisy_scripts(expected, model.spec.vocab_size, shape))
     for _ in range(2):
-        assert answers(e, truth) == truth
+        assert generate(e, expected) == expected
     stats = e.drafting.stats()
-    assert 0 < stats["accepted_told"] < stats["drafted_told"]
+    assert 0 < stats["accepted_first"] < stats["drafted_first"]
 
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
-def test_drafts_short_of_pages(
-    model: Model, truth: dict[Text, list[int]], fake: ModuleType, monkeypatch: pytest.MonkeyPatch, shape: str
+def test_drafts_under_page_pressure_change_no_output(
+    model: Model, expected: dict[Text, list[int]], fake: ModuleType, monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)
     for page in (1, 16):
-        n_pages = -(-(max(map(len, truth)) + N_OUT) // page)
+        n_pages = -(-(max(map(len, expected)) + N_OUT) // page)
         e = engine(model, n_pages=n_pages, page=page, n_host=n_pages)
-        fake.tell(e, nearly(truth, model.spec.vocab_size, shape))
+        fake.use_drafts(e, noisy_scripts(expected, model.spec.vocab_size, shape))
         for _ in range(2):
-            assert answers(e, truth) == truth
+            assert generate(e, expected) == expected
         assert e.scheduler.counts["retractions"] > 0
-        assert e.drafting.stats()["accepted_told"] > 0
+        assert e.drafting.stats()["accepted_first"] > 0
 
 
-@pytest.mark.parametrize("family", ["mistral", "gemma2"])  # windows: a row's is counted from its place in the text
-def test_trees_in_other_families(
+@pytest.mark.parametrize("family", ["mistral", "gemma2"])  # sliding windows count from a row's position
+def test_draft_trees_in_other_families_change_no_output(
     tiny_model: Callable[..., Path], reference: Callable[[Path], Any], fake: ModuleType, family: str
 ) -> None:
     other = load(tiny_model(family))
-    said = naive(reference(tiny_model(family)), other.spec.vocab_size)
+    outputs = naive_outputs(reference(tiny_model(family)), other.spec.vocab_size)
     e = engine(other)
-    fake.tell(e, nearly(said, other.spec.vocab_size, "tree"))
-    assert answers(e, said) == said
-    assert e.drafting.stats()["accepted_other"] > 0
+    fake.use_drafts(e, noisy_scripts(outputs, other.spec.vocab_size, "tree"))
+    assert generate(e, outputs) == outputs
+    assert e.drafting.stats()["accepted_second"] > 0
 
 
-@pytest.mark.parametrize("family", ["mistral", "qwen3", "gemma2"])  # a window; norms of q and k; transformers' own code
-def test_other_families(tiny_model: Callable[..., Path], reference: Callable[[Path], Any], family: str) -> None:
+# A sliding window; q and k norms; transformers' own code.
+@pytest.mark.parametrize("family", ["mistral", "qwen3", "gemma2"])
+def test_output_of_other_families_matches_the_naive_loop(
+    tiny_model: Callable[..., Path], reference: Callable[[Path], Any], family: str
+) -> None:
     other = load(tiny_model(family))
-    said = naive(reference(tiny_model(family)), other.spec.vocab_size)
+    outputs = naive_outputs(reference(tiny_model(family)), other.spec.vocab_size)
     e = engine(other, step_tokens=23, max_running=5)
-    assert answers(e, said) == said, "cold"
-    assert answers(e, said) == said, "warm"
+    assert generate(e, outputs) == outputs, "cold"
+    assert generate(e, outputs) == outputs, "warm"
 
 
 # ---- with constraints ----------------------------------------------------------------------------------------------
 
-N_HELD = 30
+N_CONSTRAINED = 30
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 5}, "the other": {"enum": ["there", "then"]}},
@@ -310,8 +336,8 @@ SPECS = (
     ConstraintSpec("grammar", 'start: "(" start ")" | "the"'),
     ConstraintSpec("regex", "[0-9]{2}", after=("e", "t"), end=" fox", scope="repeat"),
 )
-Held = dict[Text, tuple[list[int], str]]
-"""Prompt -> output, and why it ended."""
+Outcomes = dict[Text, tuple[list[int], str]]
+"""Prompt -> output and finish reason."""
 
 
 @pytest.fixture(scope="module")
@@ -321,20 +347,20 @@ def vocabulary(tiny_model: Callable[..., Path], model: Model) -> Vocabulary:
 
 
 @pytest.fixture(scope="module")
-def held_truth(
+def constrained(
     tiny_model: Callable[..., Path], reference: Callable[[Path], Any], vocabulary: Vocabulary, model: Model
-) -> Held:
-    """What the naive loop says after each text, where a mask leaves the tokens that the constraint allows."""
-    oracle, said = reference(tiny_model("llama")), {}
-    for text, spec in zip(texts(model.spec.vocab_size), SPECS, strict=False):
+) -> Outcomes:
+    """The naive loop's output for each prompt under its constraint's masks."""
+    reference_model, outputs = reference(tiny_model("llama")), {}
+    for text, spec in zip(prompts(model.spec.vocab_size), SPECS, strict=False):
         ids, guides, reason = list(text), build(spec, vocabulary).guide(), "length"
         row = np.empty(vocabulary.n_words, np.int32)
-        while len(ids) < len(text) + N_HELD:
+        while len(ids) < len(text) + N_CONSTRAINED:
             guides.fill(row)
             allowed = np.unpackbits(row.view(np.uint8), bitorder="little")[: model.spec.vocab_size].astype(bool)
             allowed[list(vocabulary.eos)] = guides.can_stop
             with torch.inference_mode():
-                logits = oracle(torch.tensor([ids])).logits[0, -1].numpy()
+                logits = reference_model(torch.tensor([ids])).logits[0, -1].numpy()
             token = int(np.where(allowed, logits, -np.inf).argmax())
             if token in vocabulary.eos:
                 reason = "stop"
@@ -344,66 +370,68 @@ def held_truth(
             if guides.must_stop:
                 reason = "stop"
                 break
-        said[text] = ids[len(text) :], reason
-    return said
+        outputs[text] = ids[len(text) :], reason
+    return outputs
 
 
-def held_answers(e: EngineLoop, vocabulary: Vocabulary, some: Held, n_done: int = 0) -> Held:
-    """Run all at once under their constraints, after the first `n_done` tokens of what they said in another engine."""
-    specs = dict(zip(texts(vocabulary.n_vocab), SPECS, strict=False))
-    said: dict[int, list[int]] = {}
+def generate_constrained(e: EngineLoop, vocabulary: Vocabulary, inputs: Outcomes, n_done: int = 0) -> Outcomes:
+    """Run all prompts at once under their constraints, after the first `n_done` tokens of their expected outputs."""
+    specs = dict(zip(prompts(vocabulary.n_vocab), SPECS, strict=False))
+    outputs: dict[int, list[int]] = {}
     reasons: dict[int, str] = {}
     e.take(vocabulary.message)
-    for rid, (text, (whole, _)) in enumerate(some.items()):
+    for rid, (text, (whole, _)) in enumerate(inputs.items()):
         done = whole[:n_done]
-        said[rid] = list(done)
-        sampling = Sampling(max_tokens=N_HELD, temperature=0.0, constraint=specs[text])
+        outputs[rid] = list(done)
+        sampling = Sampling(max_tokens=N_CONSTRAINED, temperature=0.0, constraint=specs[text])
         stops = array("i", vocabulary.eos).tobytes()
         e.take(Run(rid, array("i", [*text, *done]).tobytes(), sampling, stops, n_done=len(done), order=(0, rid)))
     deadline = time.monotonic() + 60
-    while len(reasons) < len(some):
+    while len(reasons) < len(inputs):
         assert time.monotonic() < deadline
         step = e.step()
         ids = iter(array("i", step.ids))
         for rid, n in zip(array("q", step.rids), array("i", step.counts), strict=True):
-            said[rid] += [next(ids) for _ in range(n)]
+            outputs[rid] += [next(ids) for _ in range(n)]
         reasons |= {finish.rid: finish.reason for finish in step.finished}
         assert not e.failed
     e.scheduler.check()
-    return {text: (said[rid], reasons[rid]) for rid, text in enumerate(some)}
+    return {text: (outputs[rid], reasons[rid]) for rid, text in enumerate(inputs)}
 
 
-def test_constraints_hold(held_truth: Held) -> None:
-    """The truth is worth comparing with: whole values and cut ones, some of them forced."""
-    assert len(held_truth) == len(SPECS)
-    assert {reason for _, reason in held_truth.values()} == {"stop", "length"}
+def test_expected_outputs_include_complete_and_cut_values(constrained: Outcomes) -> None:
+
+    assert len(constrained) == len(SPECS)
+    assert {reason for _, reason in constrained.values()} == {"stop", "length"}
 
 
 @pytest.mark.parametrize("jump", [True, False], ids=["run", "one-by-one"])
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("step_tokens", [7, WHOLE])
 @pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
-def test_constrained(
-    model: Model, vocabulary: Vocabulary, held_truth: Held, monkeypatch: pytest.MonkeyPatch,
+def test_constrained_output_does_not_depend_on_cache_chunks_or_jumps(
+    model: Model, vocabulary: Vocabulary, constrained: Outcomes, monkeypatch: pytest.MonkeyPatch,
     page: int, step_tokens: int, cache: bool, jump: bool,
 ) -> None:  # fmt: skip
     if not jump:
         monkeypatch.setattr(LlgGuide, "forced_tokens", lambda self, limit: [])
     e = engine(model, page=page, step_tokens=step_tokens, cache=cache)
-    assert held_answers(e, vocabulary, held_truth) == held_truth, "cold"
+    assert generate_constrained(e, vocabulary, constrained) == constrained, "cold"
     assert (e.scheduler.counts["forced_tokens"] > 0) == jump
-    assert held_answers(e, vocabulary, held_truth) == held_truth, "warm"
+    assert generate_constrained(e, vocabulary, constrained) == constrained, "warm"
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
-def test_constrained_in_a_batch(model: Model, vocabulary: Vocabulary, held_truth: Held, batch: int) -> None:
-    assert held_answers(engine(model, max_running=batch), vocabulary, held_truth) == held_truth
-
-
-def test_constrained_by_the_other_engine(
-    model: Model, vocabulary: Vocabulary, held_truth: Held, monkeypatch: pytest.MonkeyPatch
+def test_constrained_output_does_not_depend_on_the_batch_size(
+    model: Model, vocabulary: Vocabulary, constrained: Outcomes, batch: int
 ) -> None:
-    """Regexes and choices without a trigger are outlines_core's too."""
+    assert generate_constrained(engine(model, max_running=batch), vocabulary, constrained) == constrained
+
+
+def test_constrained_output_is_the_same_with_outlines_core(
+    model: Model, vocabulary: Vocabulary, constrained: Outcomes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """outlines_core supports regexes and choices without a trigger."""
     others = tuple(
         msgspec.structs.replace(spec, engine="outlines_core")
         if spec.kind in ("regex", "choices") and not spec.after else spec
@@ -412,90 +440,96 @@ def test_constrained_by_the_other_engine(
     assert sum(spec.engine == "outlines_core" for spec in others) == 2
     monkeypatch.setattr(sys.modules[__name__], "SPECS", others)
     for step_tokens in (7, WHOLE):
-        assert held_answers(engine(model, step_tokens=step_tokens), vocabulary, held_truth) == held_truth
+        assert generate_constrained(engine(model, step_tokens=step_tokens), vocabulary, constrained) == constrained
     for n_done in (1, 3, 8):
-        assert held_answers(engine(model), vocabulary, held_truth, n_done) == held_truth
+        assert generate_constrained(engine(model), vocabulary, constrained, n_done) == constrained
 
 
-def test_constrained_alone(model: Model, vocabulary: Vocabulary, held_truth: Held) -> None:
+def test_constrained_output_is_the_same_alone(model: Model, vocabulary: Vocabulary, constrained: Outcomes) -> None:
     e = engine(model)
-    for text, said in held_truth.items():
-        assert held_answers(e, vocabulary, {text: said}) == {text: said}
+    for text, outcome in constrained.items():
+        assert generate_constrained(e, vocabulary, {text: outcome}) == {text: outcome}
 
 
-def test_constrained_and_short_of_pages(
-    model: Model, vocabulary: Vocabulary, held_truth: Held, monkeypatch: pytest.MonkeyPatch
+def test_constrained_output_survives_retraction(
+    model: Model, vocabulary: Vocabulary, constrained: Outcomes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)
-    for page, some in ((1, held_truth), (16, {text: said for text, said in held_truth.items() if len(text) < 70})):
-        longest = max(map(len, some)) + N_HELD
-        for room in (longest, 3 * longest // 2):  # for the longest alone, and for the beginning of others beside it
+    for page, inputs in (
+        (1, constrained),
+        (16, {text: outcome for text, outcome in constrained.items() if len(text) < 70}),
+    ):
+        longest = max(map(len, inputs)) + N_CONSTRAINED
+        for room in (longest, 3 * longest // 2):  # for the longest alone, and for parts of others beside it
             e = engine(model, n_pages=-(-room // page), page=page, cache=page == 1)
-            for _ in range(2):  # the second time their guides are there, and so they all run at once
-                assert held_answers(e, vocabulary, some) == some
+            for _ in range(2):  # the second time all guides are compiled, so all run at once
+                assert generate_constrained(e, vocabulary, inputs) == inputs
         assert e.scheduler.counts["retractions"] > 0
 
 
 @pytest.mark.parametrize("jumps", [True, False], ids=["run", "one-by-one"])
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("shape", ["chain", "tree"])
-def test_constrained_with_drafts(
-    model: Model, vocabulary: Vocabulary, held_truth: Held, fake: ModuleType, page: int, jumps: bool, shape: str
+def test_drafts_change_no_constrained_output(
+    model: Model, vocabulary: Vocabulary, constrained: Outcomes, fake: ModuleType, page: int, jumps: bool, shape: str
 ) -> None:
-    """Also drafts that the constraint forbids, in the middle and at once."""
+    """Including drafts that the constraint forbids, from their start or later."""
     e = engine(model, page=page)
-    known = {text: said for text, (said, _) in held_truth.items()}
-    fake.tell(e, nearly(known, model.spec.vocab_size, shape), jumps)
-    assert held_answers(e, vocabulary, held_truth) == held_truth
-    assert e.drafting.stats()["accepted_told"] > 2 * len(held_truth)
+    known = {text: output for text, (output, _) in constrained.items()}
+    fake.use_drafts(e, noisy_scripts(known, model.spec.vocab_size, shape), jumps)
+    assert generate_constrained(e, vocabulary, constrained) == constrained
+    assert e.drafting.stats()["accepted_first"] > 2 * len(constrained)
     assert (e.scheduler.counts["forced_tokens"] > 0) == jumps
 
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
-def test_constrained_by_masks_alone(
-    model: Model, vocabulary: Vocabulary, held_truth: Held, fake: ModuleType, monkeypatch: pytest.MonkeyPatch,
+def test_masks_for_all_rows_change_no_constrained_output(
+    model: Model, vocabulary: Vocabulary, constrained: Outcomes, fake: ModuleType, monkeypatch: pytest.MonkeyPatch,
     shape: str,
 ) -> None:  # fmt: skip
-    """As on a GPU: no row is spared its mask because its best token is allowed."""
+    """As on a GPU, where rows are masked even if their best token is allowed."""
     n_rows = []
-    whole = guides.Guides.masks
+    masks_of_rows = guides.Guides.masks
 
-    def masks(self: guides.Guides, requests: Any, logits: Any) -> Any:
-        made = whole(self, requests, None)
-        n_rows.append((len(made.masks), len(requests)) if made else (0, 0))
-        return made
+    def masks_of_all_rows(self: guides.Guides, requests: Any, logits: Any) -> Any:
+        masks = masks_of_rows(self, requests, None)
+        n_rows.append((len(masks.masks), len(requests)) if masks else (0, 0))
+        return masks
 
-    monkeypatch.setattr(guides.Guides, "masks", masks)
+    monkeypatch.setattr(guides.Guides, "masks", masks_of_all_rows)
     e = engine(model)
-    fake.tell(e, nearly({text: said for text, (said, _) in held_truth.items()}, model.spec.vocab_size, shape))
-    assert held_answers(e, vocabulary, held_truth) == held_truth
-    assert max(n_rows)[0] > len(held_truth)
+    known = {text: output for text, (output, _) in constrained.items()}
+    fake.use_drafts(e, noisy_scripts(known, model.spec.vocab_size, shape))
+    assert generate_constrained(e, vocabulary, constrained) == constrained
+    assert max(n_rows)[0] > len(constrained)
     assert all(n == n_asked for n, n_asked in n_rows)
 
 
 @pytest.mark.parametrize("speculate", ["auto", "off", "tree", "ngram,grammar"])
-def test_constrained_with_every_drafter(model: Model, vocabulary: Vocabulary, held_truth: Held, speculate: str) -> None:
+def test_drafters_change_no_constrained_output(
+    model: Model, vocabulary: Vocabulary, constrained: Outcomes, speculate: str
+) -> None:
     e = engine(model, speculate=speculate)
     for _ in range(3):
-        assert held_answers(e, vocabulary, held_truth) == held_truth
+        assert generate_constrained(e, vocabulary, constrained) == constrained
 
 
 @pytest.mark.parametrize("page", [1, 16])
-def test_constrained_with_a_smaller_model(
-    model: Model, vocabulary: Vocabulary, held_truth: Held, monkeypatch: pytest.MonkeyPatch, page: int
+def test_draft_model_changes_no_constrained_output(
+    model: Model, vocabulary: Vocabulary, constrained: Outcomes, monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
-    for margin in (
-        "MIN_MODEL_SPEEDUP",
-        "MIN_SPEEDUP",
-    ):  # who is in a batch with whom is up to the threads that compile: drafts always pay
+    # Compilation threads decide which requests share a batch, so drafts must always pay.
+    for margin in ("MIN_MODEL_SPEEDUP", "MIN_SPEEDUP"):
         monkeypatch.setattr(depth_control, margin, 0.0)
     e = engine(model, small=model, page=page, speculate="model,grammar")
     for _ in range(3):
-        assert held_answers(e, vocabulary, held_truth) == held_truth
+        assert generate_constrained(e, vocabulary, constrained) == constrained
     assert e.drafting.stats()["drafted_model"] > 0
 
 
-@pytest.mark.parametrize("n_done", range(N_HELD + 1))
-def test_constrained_in_the_next_engine(model: Model, vocabulary: Vocabulary, held_truth: Held, n_done: int) -> None:
-    """An engine died after any token; the next one goes on from the ids, in the middle of a forced run too."""
-    assert held_answers(engine(model), vocabulary, held_truth, n_done) == held_truth
+@pytest.mark.parametrize("n_done", range(N_CONSTRAINED + 1))
+def test_constrained_output_continues_in_a_new_engine(
+    model: Model, vocabulary: Vocabulary, constrained: Outcomes, n_done: int
+) -> None:
+    """The engine is replaced after any token, also in the middle of a forced run."""
+    assert generate_constrained(engine(model), vocabulary, constrained, n_done) == constrained

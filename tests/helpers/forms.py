@@ -1,4 +1,4 @@
-"""The short and the long form of a parametrised test."""
+"""Short and long forms of parametrised tests."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import pytest
 
 
 def short_form(cases: Iterable[tuple[Any, ...]], is_short: Callable[..., bool]) -> list[Any]:
-    """`cases` for `parametrize`; those of which `is_short(*case)` is false are marked `long`."""
+    """`cases` for `parametrize`, marked `long` where `is_short(*case)` is false."""
     return [pytest.param(*case, marks=() if is_short(*case) else pytest.mark.long) for case in cases]

@@ -1,4 +1,4 @@
-"""Waiting in tests. Every wait here ends: with success, with the end of what it depends on, or with a deadline."""
+"""Waits for tests. Every wait ends: on success, when success is no longer possible, or at a deadline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 PAUSE = 0.01
-"""Seconds between two looks."""
+"""Seconds between two polls."""
 
 
 def _always() -> bool:
@@ -26,17 +26,17 @@ def wait_until(
     seen: Callable[[], Any] | None = None,
     seconds: float = 60.0,
 ) -> T:
-    """Call `condition` until it returns something true, and return that.
+    """Poll `condition` until it returns a true value, and return that value.
 
-    what: what is waited for, for the message of a failure
-    alive: what has to stay true for the wait to make sense: a process that runs, a server that was not replaced
-    seen: what the message shows besides
+    what: the awaited event, for the failure message
+    alive: a condition without which success is impossible, such as a running process
+    seen: further state for the failure message
     """
     deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        _go_on(deadline, what, alive, seen)
+    while not (value := condition()):
+        _check_deadline(deadline, what, alive, seen)
         time.sleep(PAUSE)
-    return found
+    return value
 
 
 async def wait_until_async(
@@ -49,21 +49,21 @@ async def wait_until_async(
 ) -> T:
     """`wait_until` on an event loop."""
     deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        _go_on(deadline, what, alive, seen)
+    while not (value := condition()):
+        _check_deadline(deadline, what, alive, seen)
         await asyncio.sleep(PAUSE)
-    return found
+    return value
 
 
-def _go_on(deadline: float, what: str, alive: Callable[[], object], seen: Callable[[], Any] | None) -> None:
-    """AssertionError where there is nothing to wait for any more."""
-    why = "it can no longer come" if not alive() else "the time is up" if time.monotonic() > deadline else ""
-    if why:
-        raise AssertionError(f"waited for {what}: {why}" + ("" if seen is None else f"; seen: {seen()!r}"))
+def _check_deadline(deadline: float, what: str, alive: Callable[[], object], seen: Callable[[], Any] | None) -> None:
+    """Raise AssertionError at the deadline or if success is no longer possible."""
+    reason = "it can no longer come" if not alive() else "the time is up" if time.monotonic() > deadline else ""
+    if reason:
+        raise AssertionError(f"waited for {what}: {reason}" + ("" if seen is None else f"; seen: {seen()!r}"))
 
 
 def join(*threads: threading.Thread, seconds: float = 60.0) -> None:
-    """Wait for the end of `threads`, and fail if one still runs after `seconds`."""
+    """Join `threads` and fail if one still runs after `seconds`."""
     deadline = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))

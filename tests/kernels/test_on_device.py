@@ -101,7 +101,7 @@ def test_a_step_ahead_says_what_one_that_waits_says(
         e = EngineLoop(configs.make(speculate="off", step_tokens=32, deterministic=deterministic), model, resolved)
         e.plans_ahead = is_ahead
         box = late.loop(e, {2 * i: [run] for i, run in enumerate(runs)})
-        said.append((box.said, {rid: len(tops) for rid, tops in box.logprobs.items()}))
+        said.append((box.outputs, {rid: len(tops) for rid, tops in box.logprobs.items()}))
         assert not box.failed
         assert (e.scheduler.counts["steps_ahead"] > 0.8 * e.scheduler.counts["steps"]) == is_ahead
     assert said[0] == said[1]

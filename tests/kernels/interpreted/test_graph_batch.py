@@ -89,7 +89,7 @@ def test_an_engine_on_captured_steps_says_the_same(
         runs = [fake.run(i, p, fake.Sampling(temperature=0.0, max_tokens=4 + 2 * i)) for i, p in enumerate(prompts)]
         if is_ahead:
             box = late.play(engine, {0: runs})
-            said.append([box.said[i] for i in range(3)])
+            said.append([box.outputs[i] for i in range(3)])
             assert engine.scheduler.counts["steps_ahead"] > 5
         else:
             outputs = fake.drive(engine, runs)

@@ -1,4 +1,4 @@
-"""The fake model, the late device and their drivers, as fixtures."""
+"""The fake model, the lazy device and their drivers as fixtures."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A model without weights, and a driver: what the engine's tests run on.
+"""A model without weights and a driver for the engine's tests.
 
-The model keeps each token's id and position in the KV pool and reads its whole context back through the page table. Its
-logits are a hash of what it read. So an output is right only if every token lay in the right slot of the right page.
+The model stores each token's id and position in the KV pool and reads its whole context back through the page table.
+Its logits are a hash of that context, so an output is correct only if every token was in the right slot and page.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GREEDY = Sampling(temperature=0.0, max_tokens=8)
 
 
 def logits_after(ids: Sequence[int]) -> np.ndarray:
-    """float32 [VOCAB]: the logits of the fake model after a text. Peaked, so that sampling has something to do."""
+    """float32 [VOCAB]: the fake model's logits after `ids`, peaked enough for sampling filters to matter."""
     h = zlib.crc32(int32(ids))
     x = (np.arange(1, VOCAB + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(h)
     x = (x ^ (x >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -42,7 +42,7 @@ def logits_after(ids: Sequence[int]) -> np.ndarray:
 
 
 def greedy(ids: Sequence[int], n: int) -> list[int]:
-    """What the fake model says after `ids`, by the naive loop."""
+    """The fake model's greedy output of n tokens, from the naive loop."""
     text = list(ids)
     for _ in range(n):
         text.append(int(logits_after(text).argmax()))
@@ -50,7 +50,7 @@ def greedy(ids: Sequence[int], n: int) -> list[int]:
 
 
 class FakeModel:
-    """See the module. Fails the test when the pool does not hold what it wrote."""
+    """See the module docstring. Fails the test if the pool does not hold what was written."""
 
     windows = ()
 
@@ -63,24 +63,24 @@ class FakeModel:
 
     def forward(self, ids: Tensor, positions: Tensor, ragged: Any, kv: Any, rows: Tensor) -> Tensor:
         assert min(ragged.q_lens) > 0
-        assert 0 <= int(ids.min()) <= int(ids.max()) < VOCAB, "where others look up an embedding"
+        assert 0 <= int(ids.min()) <= int(ids.max()) < VOCAB, "a real model would index its embedding out of range"
         self.steps.append(ragged.q_lens)
         k = kv[0][0]
         pool, page = k.view(-1, 2), k.shape[1]
         pool[ragged.slots] = torch.stack([ids, positions], 1).float()
         out, owner = [], np.repeat(np.arange(len(ragged.q_lens)), ragged.q_lens)
         for row in rows.tolist():
-            at = seen_by(ragged, row, int(owner[row]))
+            at = visible_slots(ragged, row, int(owner[row]))
             slots = ragged.page_table[owner[row]].numpy()[at // page] * page + at % page
-            at = np.arange(int(positions[row]) + 1)  # a draft that branches stands in other slots
+            at = np.arange(int(positions[row]) + 1)  # a draft branch is stored in other slots
             read = pool[slots].numpy()
             assert (read[:, 1] == at).all(), "a slot holds another position's token"
             out.append(logits_after(read[:, 0].astype(np.int64).tolist()))
         return torch.from_numpy(np.array(out, np.float32).reshape(-1, VOCAB))
 
 
-def seen_by(ragged: Any, row: int, request: int) -> np.ndarray:
-    """The slots of its request, counted from 0, that a row sees."""
+def visible_slots(ragged: Any, row: int, request: int) -> np.ndarray:
+    """Indices of the request's slots that `row` attends to."""
     last = int(ragged.kv_lens[request]) - int(ragged.q_start[request + 1]) + row
     at = np.arange(last + 1)
     if ragged.ancestors is None:
@@ -98,7 +98,7 @@ class Output:
 
 
 class Pattern:
-    """A guide whose output is of this form: a token, or None for any."""
+    """A guide that allows one fixed token per position; None allows any token."""
 
     error = ""
 
@@ -147,16 +147,16 @@ def run(rid: int, ids: Iterable[int], sampling: Sampling = GREEDY, **fields: Any
     return Run(rid, int32(ids), sampling, **fields)
 
 
-def forked(n: int, sampling: Sampling) -> list[Run]:
-    """Prompts for a tiny model that begin with the same 37 tokens, of which the first has one more."""
-    chance = random.Random(0)
-    head = [chance.randrange(3, 320) for _ in range(37)]
-    tails = [[chance.randrange(3, 320) for _ in range(1 + 7 * rid % 20)] for rid in range(n)]
-    return [run(rid, head + tail, sampling, seed=rid, order=(0, rid)) for rid, tail in enumerate(tails)]
+def forked_runs(n: int, sampling: Sampling) -> list[Run]:
+    """n prompts for a tiny model that share their first 37 tokens."""
+    rng = random.Random(0)
+    prefix = [rng.randrange(3, 320) for _ in range(37)]
+    tails = [[rng.randrange(3, 320) for _ in range(1 + 7 * rid % 20)] for rid in range(n)]
+    return [run(rid, prefix + tail, sampling, seed=rid, order=(0, rid)) for rid, tail in enumerate(tails)]
 
 
-def short() -> list[Run]:
-    """Prompts of one token to a few, each with outputs as short."""
+def short_runs() -> list[Run]:
+    """Runs with prompts of 1 to 6 tokens and outputs of 1 to 5."""
     return [
         run(10 * n + k, [(7 * i + n) % 300 + 3 for i in range(n)], Sampling(temperature=0.0, max_tokens=k))
         for n in range(1, 7)
@@ -173,23 +173,23 @@ def engine(
         device="cpu", dtype="float32", context=context or model.spec.max_context, n_pages=n_pages,
         n_host=n_host, threads=1, decisions=(),
     )  # fmt: skip
-    config = configs.make(**({"speculate": "grammar"} | options))  # of the rest, tests say what they want
+    config = configs.make(**({"speculate": "grammar"} | options))  # tests enable other drafters explicitly
     return EngineLoop(config, model, resolved, clock=lambda: 0.0, weights=weights, stopwatch=lambda: 0.0)
 
 
-Says = Callable[[Request, int], Sequence[int]]
+Script = Callable[[Request, int], Sequence[int]]
 
 
-class Told(Drafter):
-    """A drafter that says what it is told to: `says(request, n)`, at most n tokens."""
+class ScriptedDrafter(Drafter):
+    """A drafter that proposes `script(request, n)`, at most n tokens."""
 
     n_kinds = 1
 
-    def __init__(self, says: Says, name: str = "told") -> None:
-        self.says, self.name, self.ended = says, name, list[int]()
+    def __init__(self, script: Script, name: str = "first") -> None:
+        self.script, self.name, self.ended = script, name, list[int]()
 
     def propose(self, request: Request, n: int) -> Sequence[Proposal]:
-        tokens = self.says(request, n)
+        tokens = self.script(request, n)
         assert len(tokens) <= n
         return [Proposal(array("i", tokens))] if tokens else []
 
@@ -197,30 +197,32 @@ class Told(Drafter):
         self.ended.append(request.rid)
 
 
-def tell(e: EngineLoop, says: Says | Sequence[Says], jumps: bool = True) -> None:
-    """From now on the engine's drafts are those, of up to 8 tokens, whatever they cost. Of several, a tree."""
-    several = [says] if callable(says) else says
-    names = ("told", "other", "third")
-    drafters = [Told(says, name) for says, name in zip(several, names, strict=False)]
+def use_drafts(e: EngineLoop, scripts: Script | Sequence[Script], jumps: bool = True) -> None:
+    """Replace the engine's drafters by scripted ones of depth 8, regardless of cost. Several scripts form a tree."""
+    scripts = [scripts] if callable(scripts) else scripts
+    names = ("first", "second", "third")
+    drafters = [ScriptedDrafter(script, name) for script, name in zip(scripts, names, strict=False)]
     drafting = DepthController(drafters, jumps, Cost(1.0, 0.0, 1e-9), max_depth=8)
     drafting.cost.note = lambda *_: None  # type: ignore[method-assign]
-    drafting.add_drafts = partial(_widen, drafting.add_drafts, drafting)  # type: ignore[method-assign]
+    drafting.add_drafts = partial(_add_full_drafts, drafting.add_drafts, drafting)  # type: ignore[method-assign]
     drafting.max_tree = e.drafting.max_tree
     e.drafting = e.scheduler.drafting = drafting
 
 
-def _widen(widen: Callable[..., None], drafting: DepthController, works: list[Work], budget: int) -> None:
-    """As if nothing had been learned from what was right in other steps."""
+def _add_full_drafts(
+    add_drafts: Callable[..., None], drafting: DepthController, works: list[Work], budget: int
+) -> None:
+    """Add drafts with all learned acceptance rates reset to optimistic values."""
     drafting._hit_rate = 1.0
     for history in drafting._histories.values():
         history.max_length, history.n_misses, history.own = 8, 0, [AcceptanceRate() for _ in drafting.drafters]
     drafting._kind_rates = [[AcceptanceRate(1.0, 0.9)] for _ in drafting.drafters]
     drafting._other_rates = [[AcceptanceRate(1.0, 0.2)] for _ in drafting.drafters]
-    widen(works, budget)
+    add_drafts(works, budget)
 
 
-def asked(e: EngineLoop) -> Any:
-    """The engine's drafter that computes, which from now on is asked whenever it can draft."""
+def always_draft(e: EngineLoop) -> Any:
+    """Make the engine's model drafter run whenever it can draft, and return it."""
     (drafter,) = (drafter for drafter in e.drafting.drafters if drafter.cost is not None)
     e.drafting.cost, drafter.cost = Cost(1.0, 0.0, 1e-9), Cost(1e-9, 0.0, 0.0)
     for cost in (e.drafting.cost, drafter.cost):
@@ -229,14 +231,14 @@ def asked(e: EngineLoop) -> Any:
     return drafter
 
 
-def told(says: Says | Sequence[Says], model: Any = None, **options: Any) -> EngineLoop:
+def engine_with_drafts(scripts: Script | Sequence[Script], model: Any = None, **options: Any) -> EngineLoop:
     e = engine(model, **options)
-    tell(e, says)
+    use_drafts(e, scripts)
     return e
 
 
 def step(e: EngineLoop, outputs: dict[int, Output]) -> None:
-    """One step, its report sorted by request."""
+    """Run one step and add its report to `outputs` by request."""
     report = e.step()
     ids = iter(array("i", report.ids))
     for rid, n in zip(array("q", report.rids), array("i", report.counts), strict=True):
@@ -250,17 +252,17 @@ def step(e: EngineLoop, outputs: dict[int, Output]) -> None:
     e.failed.clear()
 
 
-def drive(e: EngineLoop, orders: Iterable[Run | Abort], outputs: dict[int, Output] | None = None, check: bool = False,
+def drive(e: EngineLoop, commands: Iterable[Run | Abort], outputs: dict[int, Output] | None = None, check: bool = False,
           limit: int = 10_000) -> dict[int, Output]:  # fmt: skip
-    """Take all orders at once and step until nothing is left to do."""
+    """Submit all commands at once and step until the engine is idle."""
     outputs = {} if outputs is None else outputs
-    for order in orders:
-        e.take(order)
+    for command in commands:
+        e.take(command)
     for _ in range(limit):
         if e.scheduler.is_idle:
-            step(e, outputs)  # what failed at once is still to be told
+            step(e, outputs)  # report requests that failed on arrival
             return outputs
         step(e, outputs)
         if check:
             e.scheduler.check()
-    raise AssertionError(f"not done after {limit} steps: {e.scheduler.stats()}")
+    raise AssertionError(f"not idle after {limit} steps: {e.scheduler.stats()}")

@@ -1,9 +1,9 @@
-"""A device of its own, and a driver of the loop: what the tests of steps ahead run on.
+"""An asynchronous device and a driver of the engine loop, for the tests of lookahead steps.
 
-The device is given work in order, as a stream is, and does none of it before somebody waits for a result; then it goes
-on to that result and no further. So whoever looks at a result that he has not waited for sees poison, and a loop that
-must know the tokens of a step before it launches the next one shows in the log. It can also do all at once, which is
-the other end of what a real one may do. Logits are one buffer, as those of captured steps are.
+The device queues work in order, like a stream. A lazy device executes nothing until a caller waits for a result, and
+then only up to that result: reading a result without waiting returns poison values, and the log shows whether the loop
+reads a step's tokens before it launches the next one. An eager device executes everything at once, the other extreme of
+real hardware. All steps share one logits buffer, as captured steps do.
 """
 
 from __future__ import annotations
@@ -29,43 +29,43 @@ POISON = 1 << 40
 
 
 class Event(NamedTuple):
-    """A step was launched, drawn, or is waited for. step: counted from 0."""
+    """what: "launch", "draw" (sampling queued) or "read" (the host waits). step: counted from 0."""
 
     what: str
     step: int
 
 
 class Device(ModelRunner):
-    """Takes the place of an engine's model. See the module."""
+    """Replaces the engine's model runner. See the module docstring."""
 
     def __init__(self, e: worker.EngineLoop, is_lazy: bool = True) -> None:
         super().__init__(e.model.model, e.model.store, e.model.graphs)
         self.log: list[Event] = []
         self.is_lazy = is_lazy
         self._work: deque[Callable[[], None]] = deque()
-        self._n_given = self._n_done = self.n_launched = self._n_drawn = 0
+        self._n_queued = self._n_done = self.n_launched = self._n_drawn = 0
         self._error: Exception | None = None
         self._logits = torch.full((4096, self.model.spec.vocab_size), torch.nan)
         store, move, copy_slots = self.store, self.store.move, self.store.copy_slots
-        store.move = lambda moves: self._give(lambda: move(moves)) if moves else None
-        store.copy_slots = lambda paths: self._give(lambda some=list(paths): copy_slots(some)) if paths else None
+        store.move = lambda moves: self._enqueue(lambda: move(moves)) if moves else None
+        store.copy_slots = lambda paths: self._enqueue(lambda some=list(paths): copy_slots(some)) if paths else None
         masks = e.guides.masks
-        e.guides.masks = lambda requests, logits: masks(requests, None)  # as on a GPU: logits are not known
+        e.guides.masks = lambda requests, logits: masks(requests, None)  # as on a GPU: the host has no logits
         e.model, e.plans_ahead = self, True
 
-    def _give(self, work: Callable[[], None]) -> None:
+    def _enqueue(self, work: Callable[[], None]) -> None:
         self._work.append(work)
-        self._n_given += 1
+        self._n_queued += 1
         if not self.is_lazy:
-            self.wait_for(self._n_given)
+            self.wait_for(self._n_queued)
 
     def wait_for(self, n: int) -> None:
-        """Until so much of what it was given is done."""
+        """Execute queued work until n items are done."""
         while self._n_done < n:
             self._n_done += 1
             try:
                 self._work.popleft()()
-            except Exception as e:  # what is behind it goes on: it is told where it is waited for
+            except Exception as e:  # later work continues; the error is raised where the result is read
                 self._error = e
 
     def __call__(self, batch: Batch, copies: Any) -> Tensor:
@@ -73,37 +73,37 @@ class Device(ModelRunner):
         self.log.append(Event("launch", self.n_launched))
         self.n_launched += 1
         forward = super().__call__
-        self._give(lambda: logits.copy_(forward(batch, copies)))
+        self._enqueue(lambda: logits.copy_(forward(batch, copies)))
         return logits
 
     def sample(self, logits: Tensor, batch: Batch, masks: Any = None) -> PendingSample:
-        """In the place of the sampler's: what the host knows is taken now, what the device computes comes later."""
+        """Replaces the sampler: captures host state now and computes on the device later."""
         drawn = tuple(
             DraftPosition(r, 0, NO_TOKEN, None if r.token_counts is None else dict(r.token_counts))
             for r in batch.sampled_for
         )
         ids = torch.full((len(drawn),), POISON)
-        told: list[Result | Exception] = []
+        results: list[Result | Exception] = []
         step = self._n_drawn
         self._n_drawn += 1
 
         def compute() -> None:
             error, self._error = self._error, None
             if error is not None:
-                told.append(error)
+                results.append(error)
                 ids[:] = 0
                 return
-            told.append(result := sample(logits, batch._replace(sampled_for=drawn), masks).read())
+            results.append(result := sample(logits, batch._replace(sampled_for=drawn), masks).read())
             ids.copy_(torch.tensor(result.ids, dtype=torch.int64))
 
         self.log.append(Event("draw", step))
-        self._give(compute)
-        end = self._n_given
+        self._enqueue(compute)
+        end = self._n_queued
 
         def read() -> Result:
             self.log.append(Event("read", step))
             self.wait_for(end)
-            (result,) = told
+            (result,) = results
             if isinstance(result, Exception):
                 raise result
             return result
@@ -112,25 +112,25 @@ class Device(ModelRunner):
 
 
 class Box:
-    """The link to a server. orders: by the number of steps that are launched when they come."""
+    """The link to a server. commands: by the number of steps launched before they arrive."""
 
-    def __init__(self, e: worker.EngineLoop, orders: dict[int, list[Any]]) -> None:
-        self.e, self.orders = e, orders
+    def __init__(self, e: worker.EngineLoop, commands: dict[int, list[Any]]) -> None:
+        self.e, self.commands = e, commands
         self.n_launched = 0
-        self.said: dict[int, list[int]] = {}
+        self.outputs: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[TopLogprobs]] = {}
         self.finished: dict[int, Finish] = {}
         self.failed: list[Failed] = []
         self.others: list[Any] = []
-        self.sent_at: list[int] = []  # how many steps were launched when a report was sent
+        self.sent_at: list[int] = []  # number of launched steps when each report was sent
 
     def drain(self, block: bool) -> Iterator[Any]:
-        if block and not self.orders:
+        if block and not self.commands:
             raise EOFError
         if block:
-            self.n_launched = max(self.n_launched, min(self.orders))
-        for at in sorted(at for at in self.orders if at <= self.n_launched):
-            yield from self.orders.pop(at)
+            self.n_launched = max(self.n_launched, min(self.commands))
+        for at in sorted(at for at in self.commands if at <= self.n_launched):
+            yield from self.commands.pop(at)
 
     def watch(self, fd: int) -> None:
         pass
@@ -142,10 +142,10 @@ class Box:
                     self.sent_at.append(self.n_launched)
                     ids = iter(array("i", report.ids))
                     for rid, n in zip(array("q", report.rids), array("i", report.counts), strict=True):
-                        self.said.setdefault(rid, []).extend(next(ids) for _ in range(n))
+                        self.outputs.setdefault(rid, []).extend(next(ids) for _ in range(n))
                     for rid, tops in report.logprobs.items():
                         self.logprobs.setdefault(rid, []).extend(tops)
-                    assert not self.finished.keys() & {finish.rid for finish in report.finished}, "who ends, ends once"
+                    assert not self.finished.keys() & {finish.rid for finish in report.finished}, "one finish each"
                     self.finished |= {finish.rid: finish for finish in report.finished}
                 case Failed():
                     self.failed.append(report)
@@ -153,30 +153,30 @@ class Box:
                     self.others.append(report)
 
 
-def play(e: worker.EngineLoop, orders: dict[int, list[Any]], is_lazy: bool = True, check: bool = True) -> Box:
-    """Run the loop to its end on such a device."""
+def play(e: worker.EngineLoop, commands: dict[int, list[Any]], is_lazy: bool = True, check: bool = True) -> Box:
+    """Run the loop on a `Device` until it ends."""
     device = Device(e, is_lazy)
     with patch.object(worker, "sample", device.sample):
-        return loop(e, orders, check)
+        return loop(e, commands, check)
 
 
-def loop(e: worker.EngineLoop, orders: dict[int, list[Any]], check: bool = True) -> Box:
-    """Run the loop to its end. check: every invariant, whenever a step has landed."""
-    box = Box(e, orders)
-    launch, land = e.launch, e.complete
+def loop(e: worker.EngineLoop, commands: dict[int, list[Any]], check: bool = True) -> Box:
+    """Run the loop until it ends. check: verify all invariants after each completed step."""
+    box = Box(e, commands)
+    launch, complete = e.launch, e.complete
 
-    def launched(*before: Any) -> Any:
-        flying = launch(*before)
-        box.n_launched += flying is not None
-        return flying
+    def launch_counted(*before: Any) -> Any:
+        in_flight = launch(*before)
+        box.n_launched += in_flight is not None
+        return in_flight
 
-    def landed(flying: Any) -> Step:
-        step = land(flying)
+    def complete_checked(in_flight: Any) -> Step:
+        step = complete(in_flight)
         if check:
             e.scheduler.check()
         return step
 
-    e.launch, e.complete = launched, landed  # type: ignore[method-assign]
+    e.launch, e.complete = launch_counted, complete_checked  # type: ignore[method-assign]
     e.run(box)
     assert isinstance(box.others[0], Ready)
     e.scheduler.check()

@@ -1,4 +1,4 @@
-"""Whatever comes, and whenever: a loop that is a step ahead tells each what a loop that waits tells it alone."""
+"""Any mix of requests gets the same outputs from a lookahead loop as each request gets alone from a synchronous one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from banyan.runtime.engine.guides import Guided
 from banyan.runtime.engine.scheduling import scheduler
 from banyan.runtime.protocol.wire import Abort, Ask, ConstraintSpec, Run, Sampling
 
-HELD = ConstraintSpec("regex", "a stand-in for the pattern")
+CONSTRAINT = ConstraintSpec("regex", "a stand-in for the pattern")
 ROOTS = ([1, 2, 3], [5] * 20, [*range(8, 40)])
-SOME = st.integers(0, 49)
+TOKENS = st.integers(0, 49)
 
 
-class Asked(NamedTuple):
-    """A request. at, until: the steps launched when it comes, and when it is given up; 0: it is not."""
+class Request(NamedTuple):
+    """at: launched steps when the request arrives. until: further steps until it is aborted; 0: never."""
 
     root: int
     n_root: int
@@ -37,118 +37,114 @@ class Asked(NamedTuple):
     def run(self, fake: ModuleType, rid: int) -> Run:
         ids = [*ROOTS[self.root][: self.n_root], *self.tail]
         more: dict[str, Any] = {"score_from": min(self.score_from, len(ids))} if self.score_from else {}
-        made = fake.run(
-            rid, ids, self.sampling, seed=rid, stop_ids=fake.int32(self.stops), order=(rid % 3, rid), **more
-        )
+        run = fake.run(rid, ids, self.sampling, seed=rid, stop_ids=fake.int32(self.stops), order=(rid % 3, rid), **more)
         return (
-            made
-            if not self.priority
-            else Run(**{f: getattr(made, f) for f in made.__struct_fields__} | {"priority": 1})
+            run if not self.priority else Run(**{f: getattr(run, f) for f in run.__struct_fields__} | {"priority": 1})
         )
 
 
-PATTERNS = st.lists(st.one_of(st.none(), SOME), min_size=1, max_size=12)
+PATTERNS = st.lists(st.one_of(st.none(), TOKENS), min_size=1, max_size=12)
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> Asked:
-    kind = draw(st.sampled_from(["greedy", "greedy", "warm", "edits", "logprobs", "held"]))
+def requests(draw: st.DrawFn) -> Request:
+    kind = draw(st.sampled_from(["greedy", "greedy", "warm", "edits", "logprobs", "constrained"]))
     options: dict[str, Any] = {
         "greedy": {"temperature": 0.0},
         "warm": {"temperature": 0.9, "top_k": 8},
         "edits": {"temperature": 0.5, "presence_penalty": 1.0, "min_tokens": 4},
         "logprobs": {"temperature": 0.0, "logprobs": True, "top_logprobs": 2},
-        "held": {"temperature": 0.0, "constraint": HELD},
+        "constrained": {"temperature": 0.0, "constraint": CONSTRAINT},
     }[kind]
-    return Asked(
+    return Request(
         root=draw(st.integers(0, 2)),
         n_root=draw(st.integers(0, 32)),
-        tail=draw(st.lists(SOME, min_size=1, max_size=6)),
+        tail=draw(st.lists(TOKENS, min_size=1, max_size=6)),
         sampling=Sampling(max_tokens=draw(st.integers(0, 24)), **options),
-        stops=draw(st.lists(SOME, max_size=4)),
-        pattern=draw(PATTERNS) if kind == "held" else None,
-        score_from=0 if kind == "held" else draw(st.sampled_from([0, 0, 0, 2])),
+        stops=draw(st.lists(TOKENS, max_size=4)),
+        pattern=draw(PATTERNS) if kind == "constrained" else None,
+        score_from=0 if kind == "constrained" else draw(st.sampled_from([0, 0, 0, 2])),
         priority=draw(st.sampled_from([0, 0, 0, 1])),
         at=draw(st.integers(0, 30)),
         until=draw(st.sampled_from([0, 0, 0, *range(1, 40, 3)])),
     )
 
 
-def engine(fake: ModuleType, runs: dict[int, Asked], **options: Any) -> Any:
+def make_engine(fake: ModuleType, runs: dict[int, Request], **options: Any) -> Any:
     e = fake.engine(context=64, **options)
     e.guides.submit = lambda run: e.guides._ready.append(Guided(run, fake.Pattern(runs[run.rid].pattern or ()), ()))
     return e
 
 
-def alone(fake: ModuleType, runs: dict[int, Asked]) -> dict[int, Any]:
+def run_alone(fake: ModuleType, runs: dict[int, Request]) -> dict[int, Any]:
     out: dict[int, Any] = {}
-    for rid, one in runs.items():
-        e = engine(fake, runs, cache=False)
-        e.take(one.run(fake, rid))
-        fake.step(e, out)  # a guide is there from now on
+    for rid, request in runs.items():
+        e = make_engine(fake, runs, cache=False)
+        e.take(request.run(fake, rid))
+        fake.step(e, out)  # the guide is ready after this step
         fake.drive(e, [], out)
     return out
 
 
-def drafts(fake: ModuleType, e: Any, kind: str) -> None:
-    """Have a drafter say what is right now and then, and wrong most often."""
+def add_drafts(fake: ModuleType, e: Any, kind: str) -> None:
+    """Use a drafter that is mostly wrong."""
 
-    def says(request: Any, n: int) -> Sequence[int]:
+    def script(request: Any, n: int) -> Sequence[int]:
         if request.n_total % 3:
             return ()
         return array("i", [*fake.greedy(list(request.ids), min(n, request.n_total % 4)), 11][:n])
 
-    if kind == "told":
-        fake.tell(e, says)
+    if kind == "scripted":
+        fake.use_drafts(e, script)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    some=st.lists(asked(), min_size=1, max_size=9),
+    sample=st.lists(requests(), min_size=1, max_size=9),
     page=st.sampled_from([1, 4, 16]),
     n_spare=st.integers(0, 100),
     step_tokens=st.sampled_from([6, 20, 200]),
     max_running=st.sampled_from([2, 6]),
     cache=st.booleans(),
     foresight=st.sampled_from([0, 1]),
-    speculate=st.sampled_from(["off", "grammar", "ngram,tree", "told"]),
+    speculate=st.sampled_from(["off", "grammar", "ngram,tree", "scripted"]),
     is_lazy=st.booleans(),
 )
-def test_any_mix_is_told_what_each_is_told_alone(
-    fake: ModuleType, late: ModuleType, some: list[Asked], page: int, n_spare: int, step_tokens: int, max_running: int,
-    cache: bool, foresight: int, speculate: str, is_lazy: bool,
+def test_any_mix_matches_each_request_alone(
+    fake: ModuleType, late: ModuleType, sample: list[Request], page: int, n_spare: int, step_tokens: int,
+    max_running: int, cache: bool, foresight: int, speculate: str, is_lazy: bool,
 ) -> None:  # fmt: skip
-    runs = dict(enumerate(some))
-    expected = alone(fake, runs)
+    runs = dict(enumerate(sample))
+    expected = run_alone(fake, runs)
     n_pages = -(-(64 + n_spare) // page)
-    options = {} if speculate == "told" else {"speculate": speculate}
-    e = engine(fake, runs, page=page, n_pages=n_pages, step_tokens=step_tokens, max_running=max_running, cache=cache,
-               **options)  # fmt: skip
-    drafts(fake, e, speculate)
-    orders: dict[int, list[Any]] = {}
-    for rid, one in runs.items():
-        orders.setdefault(one.at, []).append(one.run(fake, rid))
-        if one.until:
-            orders.setdefault(one.at + one.until, []).append(Abort(rid))
-    orders.setdefault(17, []).append(Ask(1, "check"))
+    options = {} if speculate == "scripted" else {"speculate": speculate}
+    e = make_engine(fake, runs, page=page, n_pages=n_pages, step_tokens=step_tokens, max_running=max_running,
+                    cache=cache, **options)  # fmt: skip
+    add_drafts(fake, e, speculate)
+    commands: dict[int, list[Any]] = {}
+    for rid, request in runs.items():
+        commands.setdefault(request.at, []).append(request.run(fake, rid))
+        if request.until:
+            commands.setdefault(request.at + request.until, []).append(Abort(rid))
+    commands.setdefault(17, []).append(Ask(1, "check"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "FORESIGHT", foresight)
-        box = late.play(e, orders, is_lazy)
+        box = late.play(e, commands, is_lazy)
     assert all(answer.ok for answer in box.others[1:])
     assert not e.drafting._histories
     for rid, out in expected.items():
-        finish, said = box.finished.get(rid), box.said.get(rid, [])
+        finish, output = box.finished.get(rid), box.outputs.get(rid, [])
         if finish is None:
             (failed,) = (failed for failed in box.failed if failed.program == rid)
             assert out.failed is not None
             assert (failed.code, failed.message) == (out.failed.code, out.failed.message)
             continue
-        assert said == out.ids[: len(said)]
-        assert box.logprobs.get(rid, []) == out.logprobs[: len(said)]
+        assert output == out.ids[: len(output)]
+        assert box.logprobs.get(rid, []) == out.logprobs[: len(output)]
         if finish.reason == "abort":
             assert runs[rid].until
             continue
-        assert len(said) == len(out.ids)
+        assert len(output) == len(out.ids)
         assert (finish.reason, finish.stop_id) == (out.finish.reason, out.finish.stop_id)
         assert finish.scores == out.finish.scores
     assert e.cache.n_available == n_pages

@@ -1,4 +1,4 @@
-"""What an engine tells of its tree when it is asked: events for a router, numbers for a person."""
+"""The engine's answers about its cache: events for a router, and statistics."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ def prompt(k: int) -> list[int]:
 
 def answer(e: Any, what: Any, **fields: Any) -> Any:
     e.take(Ask(7, what, **fields))
-    (told,) = e.answers
+    (reply,) = e.answers
     e.answers.clear()
-    assert told.ok, told.body
-    return msgspec.json.decode(told.body)
+    assert reply.ok, reply.body
+    return msgspec.json.decode(reply.body)
 
 
-def test_a_router_learns_who_has_which_prefix(fake: ModuleType) -> None:
+def test_events_report_cached_and_removed_prefixes(fake: ModuleType) -> None:
     e = fake.engine(page=PAGE, n_pages=48)
     first = answer(e, "events")
     assert first["is_all"]
     assert first["events"] == []
     fake.drive(e, [fake.run(0, prompt(0))])
-    said = answer(e, "events", since=first["next"])
-    there = [digest for event in said["events"] for digest in event["digests"]]
-    assert not said["is_all"]
-    assert there[: LENGTH // PAGE] == [d.hex() for d in prefix_digests(b"", fake.int32(prompt(0)), 0, 4 * PAGE)[1:]]
+    update = answer(e, "events", since=first["next"])
+    cached = [digest for event in update["events"] for digest in event["digests"]]
+    assert not update["is_all"]
+    assert cached[: LENGTH // PAGE] == [d.hex() for d in prefix_digests(b"", fake.int32(prompt(0)), 0, 4 * PAGE)[1:]]
     for k in range(1, 6):
         fake.drive(e, [fake.run(k, prompt(k))])
-    later = answer(e, "events", since=said["next"])
-    gone = {digest for event in later["events"] if event["kind"] == "removed" for digest in event["digests"]}
-    assert gone >= set(there)
+    later = answer(e, "events", since=update["next"])
+    removed = {digest for event in later["events"] if event["kind"] == "removed" for digest in event["digests"]}
+    assert removed >= set(cached)
     assert answer(e, "events", since=later["next"])["events"] == []
     other = fake.engine(page=PAGE, n_pages=48)
-    assert answer(other, "events", since=later["next"])["is_all"], "an engine that took over knows nothing of it"
+    assert answer(other, "events", since=later["next"])["is_all"], "numbers are per engine"
 
 
-def test_numbers_say_where_pages_are_and_why_they_went(fake: ModuleType) -> None:
+def test_stats_report_page_states_and_eviction_reasons(fake: ModuleType) -> None:
     e = fake.engine(page=PAGE, n_pages=48, n_host=30)
     for k in (*range(6), 0, 5):
         fake.drive(e, [fake.run(k, prompt(k), order=(k % 3, 0))])

@@ -1,4 +1,4 @@
-"""From a plan to a step's tensors."""
+"""Assembly of a plan into a step's tensors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Lease:
         self.pages = list(range(first, first + 16))
 
 
-def batch(fake: ModuleType, n_scored: int = 0) -> Batch:
-    """A chunk in the middle of a prompt, the end of another, a decode, and one with a draft."""
+def make_batch(fake: ModuleType, n_scored: int = 0) -> Batch:
+    """A middle prompt chunk, a last prompt chunk, a decode, and a decode with a draft."""
     requests = [Request(fake.run(rid, range(100), Sampling()), 200) for rid in range(4)]
     leases: list[Any] = [Lease(16 * rid) for rid in range(4)]
     works = (
@@ -31,18 +31,18 @@ def batch(fake: ModuleType, n_scored: int = 0) -> Batch:
     return assemble(Plan(works), 16, torch.device("cpu"))
 
 
-def test_rows_that_draw_are_all_that_a_last_layer_computes(fake: ModuleType) -> None:
-    made = batch(fake)
-    tail = made.ragged.tail
-    assert made.rows.tolist() == [109, 110, 111, 112, 113]
+def test_last_layer_computes_only_rows_that_draw(fake: ModuleType) -> None:
+    batch = make_batch(fake)
+    tail = batch.ragged.tail
+    assert batch.rows.tolist() == [109, 110, 111, 112, 113]
     assert tail is not None
     assert (tail.q_lens, tail.kv_lens) == ((1, 1, 3), (100, 100, 102))
     assert tail.position is not None
-    assert tail.position.tolist() == made.positions[made.rows].tolist()
-    assert [request.rid for request in made.sampled_for] == [1, 2, 3, 3, 3]
+    assert tail.position.tolist() == batch.positions[batch.rows].tolist()
+    assert [request.rid for request in batch.sampled_for] == [1, 2, 3, 3, 3]
 
 
-def test_where_tokens_are_scored_all_rows_are_computed(fake: ModuleType) -> None:
-    made = batch(fake, 3)
-    assert made.ragged.tail is None
-    assert made.rows.tolist() == [9, 10, 11, 109, 110, 111, 112, 113]
+def test_scored_batch_computes_all_rows(fake: ModuleType) -> None:
+    batch = make_batch(fake, 3)
+    assert batch.ragged.tail is None
+    assert batch.rows.tolist() == [9, 10, 11, 109, 110, 111, 112, 113]

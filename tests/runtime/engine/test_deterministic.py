@@ -1,8 +1,8 @@
-"""`deterministic`: behind one text stand the same logits, bit for bit, by whatever road the engine came to it.
+"""`deterministic`: the logits after a text are bit for bit the same, however the engine computed them.
 
-The roads of tests/test_same_answer.py on the model that ships, in both types of a CPU: cold, warm, batched, in chunks,
-forked behind a prefix longer than attention's chunk, retracted, drafted, moved to the host and back, and in the next
-engine. Every row of logits that a token is drawn from is kept under the text before it.
+The configurations of tests/test_same_answer.py on the pocket model in both CPU dtypes: cold, warm, batched, chunked,
+forked after a prefix longer than attention's chunk, retracted, drafted, moved to the host and back, and restarted.
+Every row of logits that a token is drawn from is recorded by the text before it.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ DTYPES = ("float32", "bfloat16")
 LONGEST = 330
 
 Text = tuple[int, ...]
-Said = dict[Text, tuple[list[int], list[bytes]]]
-"""Prompt -> output, and its logprobs as they came."""
+Outputs = dict[Text, tuple[list[int], list[bytes]]]
+"""Prompt -> output and its packed logprobs."""
 
 
-def texts(vocab: int) -> list[Text]:
-    """Two alone; five that share 290 tokens, and some of them more."""
-    chance = random.Random(5)
+def prompts(vocab: int) -> list[Text]:
+    """Two separate prompts, and five that share at least 290 tokens."""
+    rng = random.Random(5)
 
-    def some(n: int) -> Text:
-        return tuple(chance.randrange(3, vocab) for _ in range(n))
+    def tokens(n: int) -> Text:
+        return tuple(rng.randrange(3, vocab) for _ in range(n))
 
-    root = some(290)
-    left = root + some(9)
-    return [some(6), some(75), root, left, left + some(1), left + some(17), root + some(30)]
+    root = tokens(290)
+    left = root + tokens(9)
+    return [tokens(6), tokens(75), root, left, left + tokens(1), left + tokens(17), root + tokens(30)]
 
 
 @cache
@@ -60,15 +60,15 @@ def model(dtype: str) -> Model:
 
 
 class Rows:
-    """The logits behind each text, whichever engine computed them. n_again: how often one was computed another time."""
+    """The logits after each text, from all engines. n_again: how many were computed more than once."""
 
     def __init__(self) -> None:
         self.known: dict[bytes, bytes] = {}
         self.n_again = 0
-        self.differ: list[int] = []  # lengths of texts that had other bits this time
+        self.differ: list[int] = []  # lengths of texts whose logits differed
 
     def watch(self, e: EngineLoop) -> EngineLoop:
-        e.model = Watched(e, self)
+        e.model = RecordingRunner(e, self)
         return e
 
     def note(self, text: bytes, bits: bytes) -> None:
@@ -78,7 +78,7 @@ class Rows:
                 self.differ.append(len(text) // 4)
 
 
-class Watched(ModelRunner):
+class RecordingRunner(ModelRunner):
     def __init__(self, e: EngineLoop, seen: Rows) -> None:
         super().__init__(e.model.model, e.model.store)
         self.requests, self.seen = e.scheduler.requests, seen
@@ -88,7 +88,7 @@ class Watched(ModelRunner):
         n_scored = len(batch.targets)
         first: dict[int, int] = {}
         for who, row, own in zip(batch.sampled_for, batch.rows[n_scored:].tolist(), logits[n_scored:], strict=True):
-            begin = first.setdefault(who.rid, row)  # behind it the request's draft
+            begin = first.setdefault(who.rid, row)  # the request's draft follows
             text = self.requests[who.rid].ids.tobytes() + batch.ids[begin + 1 : row + 1].int().numpy().tobytes()
             self.seen.note(text, own.numpy().tobytes())
         return logits
@@ -106,157 +106,161 @@ def engine(dtype: str, rows: Rows, n_pages: int = 0, n_host: int = 0, determinis
     return rows.watch(e)
 
 
-def answers(e: EngineLoop, some: list[Text], known: Said | None = None, n_done: int = 0) -> Said:
-    """Run all at once: every other one greedy, the others drawn. With `known`, after its first `n_done` tokens."""
-    said: Said = {text: ([], []) for text in some}
-    by_rid = dict(enumerate(some))
+def generate(e: EngineLoop, inputs: list[Text], known: Outputs | None = None, n_done: int = 0) -> Outputs:
+    """Run all prompts at once, odd lengths sampled, the others greedy; `known[:n_done]` is replayed."""
+    outputs: Outputs = {text: ([], []) for text in inputs}
+    by_rid = dict(enumerate(inputs))
     for rid, text in by_rid.items():
         hot = len(text) % 2
         sampling = Sampling(max_tokens=N_OUT, temperature=0.8 * hot, top_p=0.9, logprobs=bool(hot), ignore_eos=True)
         done = known[text][0][:n_done] if known else []
-        said[text][0].extend(done)
+        outputs[text][0].extend(done)
         ids = array("i", [*text, *done]).tobytes()
         e.take(Run(rid, ids, sampling, n_done=len(done), order=(0, rid), seed=len(text)))
     while not e.scheduler.is_idle:
         step = e.step()
         ids_ = iter(array("i", step.ids))
         for rid, n in zip(array("q", step.rids), array("i", step.counts), strict=True):
-            said[by_rid[rid]][0].extend(next(ids_) for _ in range(n))
+            outputs[by_rid[rid]][0].extend(next(ids_) for _ in range(n))
         for rid, entries in step.logprobs.items():
-            said[by_rid[rid]][1].extend(array("f", [entry.logprob]).tobytes() for entry in entries)
+            outputs[by_rid[rid]][1].extend(array("f", [entry.logprob]).tobytes() for entry in entries)
     assert not e.failed
     e.scheduler.check()
-    return said
+    return outputs
 
 
 @pytest.fixture(scope="module", params=DTYPES)
-def cold(request: pytest.FixtureRequest, native: None) -> Iterator[tuple[str, Rows, Said]]:
-    """Type; rows; and what each text says, alone, in an engine that knows nothing."""
+def cold(request: pytest.FixtureRequest, native: None) -> Iterator[tuple[str, Rows, Outputs]]:
+    """The dtype, the rows, and each prompt's output alone in a new engine."""
     dtype, rows = request.param, Rows()
-    said: Said = {}
-    for text in texts(model(dtype).spec.vocab_size):
-        said |= answers(engine(dtype, rows, cache=False), [text])
-    assert len(rows.known) == len(said) * N_OUT
-    yield dtype, rows, said
-    assert not rows.differ, f"texts of {sorted(set(rows.differ))} tokens had other bits by some road"
+    outputs: Outputs = {}
+    for text in prompts(model(dtype).spec.vocab_size):
+        outputs |= generate(engine(dtype, rows, cache=False), [text])
+    assert len(rows.known) == len(outputs) * N_OUT
+    yield dtype, rows, outputs
+    assert not rows.differ, f"texts of {sorted(set(rows.differ))} tokens had different logits"
 
 
-def same(cold: tuple[str, Rows, Said], e: EngineLoop, n_times: int = 1) -> None:
-    _, rows, said = cold
+def check_same(cold: tuple[str, Rows, Outputs], e: EngineLoop, n_times: int = 1) -> None:
+    _, rows, outputs = cold
     for _ in range(n_times):
         n_again = rows.n_again
-        assert answers(e, list(said)) == said
+        assert generate(e, list(outputs)) == outputs
         assert not rows.differ
-        assert rows.n_again >= n_again + len(said) * N_OUT, "every row was compared"
+        assert rows.n_again >= n_again + len(outputs) * N_OUT, "every row was compared"
 
 
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("step_tokens", [7, 64, 512])
-def test_chunks_batches_and_a_warm_tree(cold: tuple[str, Rows, Said], page: int, step_tokens: int) -> None:
+def test_logits_do_not_depend_on_chunks_batches_or_the_cache(
+    cold: tuple[str, Rows, Outputs], page: int, step_tokens: int
+) -> None:
     dtype, rows, _ = cold
     e = engine(dtype, rows, page=page, step_tokens=step_tokens, max_running=7)
-    same(cold, e, 2)  # cold and forked from each other as they come; then all from the tree
+    check_same(cold, e, 2)  # first cold and forked from each other, then all cached
     assert e.scheduler.counts["cached_tokens"] > 4 * 290
 
 
 @pytest.mark.parametrize("n", [1, 3, 7])
-def test_batches_without_a_tree(cold: tuple[str, Rows, Said], n: int) -> None:
-    same(cold, engine(cold[0], cold[1], cache=False, max_running=n))
+def test_logits_do_not_depend_on_the_batch_without_a_cache(cold: tuple[str, Rows, Outputs], n: int) -> None:
+    check_same(cold, engine(cold[0], cold[1], cache=False, max_running=n))
 
 
-def test_threads(cold: tuple[str, Rows, Said]) -> None:
+def test_logits_do_not_depend_on_the_number_of_threads(cold: tuple[str, Rows, Outputs]) -> None:
     torch.set_num_threads(3)
     try:
         e = engine(cold[0], cold[1])
         torch.set_num_threads(3)  # an engine sets its own
-        same(cold, e)
+        check_same(cold, e)
     finally:
         torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("n_host", [0, 60])
-def test_retracted(cold: tuple[str, Rows, Said], n_host: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_survive_retraction(
+    cold: tuple[str, Rows, Outputs], n_host: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)
     e = engine(cold[0], cold[1], n_pages=-(-LONGEST // 16) + 2, n_host=n_host)
-    same(cold, e, 2)
+    check_same(cold, e, 2)
     assert e.scheduler.counts["retractions"] > 0
     assert n_host == 0 or e.cache.stats().n_moved_in > 0
 
 
 @pytest.mark.parametrize("n_done", [1, 4, N_OUT - 1])
-def test_the_next_engine(cold: tuple[str, Rows, Said], n_done: int) -> None:
-    dtype, rows, said = cold
-    later = answers(engine(dtype, rows), list(said), said, n_done)
-    assert {text: ids for text, (ids, _) in later.items()} == {text: ids for text, (ids, _) in said.items()}
+def test_replay_in_a_new_engine_gives_the_same_logits(cold: tuple[str, Rows, Outputs], n_done: int) -> None:
+    dtype, rows, outputs = cold
+    later = generate(engine(dtype, rows), list(outputs), outputs, n_done)
+    assert {text: ids for text, (ids, _) in later.items()} == {text: ids for text, (ids, _) in outputs.items()}
     for text, (_, logprobs) in later.items():
-        assert logprobs == said[text][1][n_done:]
+        assert logprobs == outputs[text][1][n_done:]
 
 
-def test_drafts_keep_the_bits(cold: tuple[str, Rows, Said], fake: ModuleType) -> None:
-    dtype, rows, said = cold
-    chance = random.Random(2)
+def test_logits_do_not_depend_on_drafts(cold: tuple[str, Rows, Outputs], fake: ModuleType) -> None:
+    dtype, rows, outputs = cold
+    rng = random.Random(2)
 
-    def nearly(request: Any, n: int) -> list[int]:
-        known = said[tuple(request.ids[: request.n_prompt])][0][request.n_out :][:n]
-        return [token if chance.randrange(4) else 3 for token in known]
+    def noisy_script(request: Any, n: int) -> list[int]:
+        known = outputs[tuple(request.ids[: request.n_prompt])][0][request.n_out :][:n]
+        return [token if rng.randrange(4) else 3 for token in known]
 
     e = engine(dtype, rows)
-    fake.tell(e, nearly)
-    same(cold, e, 2)
+    fake.use_drafts(e, noisy_script)
+    check_same(cold, e, 2)
     stats = e.drafting.stats()
-    assert 0 < stats["accepted_told"] < stats["drafted_told"]
+    assert 0 < stats["accepted_first"] < stats["drafted_first"]
     own = engine(dtype, rows, speculate="auto")
-    same(cold, own, 3)
+    check_same(cold, own, 3)
     assert own.drafting.stats()["accepted_tree"] > 0
 
 
-def test_drafts_do_not_branch(cold: tuple[str, Rows, Said], fake: ModuleType) -> None:
-    dtype, rows, said = cold
+def test_deterministic_drafts_do_not_branch(cold: tuple[str, Rows, Outputs], fake: ModuleType) -> None:
+    dtype, rows, outputs = cold
 
-    def off(by: int) -> Callable[[Any, int], list[int]]:
-        def says(request: Any, n: int) -> list[int]:
-            known = said[tuple(request.ids[: request.n_prompt])][0][request.n_out :][:n]
-            return [token if k < by else 3 + by for k, token in enumerate(known)]
+    def wrong_after(n_right: int) -> Callable[[Any, int], list[int]]:
+        def script(request: Any, n: int) -> list[int]:
+            known = outputs[tuple(request.ids[: request.n_prompt])][0][request.n_out :][:n]
+            return [token if k < n_right else 3 + n_right for k, token in enumerate(known)]
 
-        return says
+        return script
 
     for deterministic in (True, False):
         e = engine(dtype, rows if deterministic else Rows(), deterministic=deterministic)
-        fake.tell(e, [off(1), off(3)])
+        fake.use_drafts(e, [wrong_after(1), wrong_after(3)])
         plan, has_branched = e.scheduler.plan, []
 
-        def planned(now: float, plan: Any = plan, has_branched: list[bool] = has_branched) -> Any:
-            made = plan(now)
-            has_branched.extend(bool(work.parents) for work in made.works)
-            return made
+        def record_branches(now: float, plan: Any = plan, has_branched: list[bool] = has_branched) -> Any:
+            planned = plan(now)
+            has_branched.extend(bool(work.parents) for work in planned.works)
+            return planned
 
-        e.scheduler.plan = planned  # type: ignore[method-assign]
+        e.scheduler.plan = record_branches  # type: ignore[method-assign]
         if deterministic:
-            same(cold, e, 2)
-            assert e.drafting.stats()["accepted_other"] + e.drafting.stats()["accepted_told"] > 0
+            check_same(cold, e, 2)
+            assert e.drafting.stats()["accepted_second"] + e.drafting.stats()["accepted_first"] > 0
         else:
-            answers(e, list(said))
+            generate(e, list(outputs))
         assert any(has_branched) is not deterministic
 
 
-def test_without_it_bits_depend_on_the_batch(native: None) -> None:
-    """Or the tests above would say nothing."""
+def test_logits_depend_on_the_batch_without_the_option(native: None) -> None:
+    """Otherwise the tests above would prove nothing."""
     rows = Rows()
-    some = texts(model("float32").spec.vocab_size)
-    for text in some:
-        answers(engine("float32", rows, cache=False, deterministic=False), [text])
+    inputs = prompts(model("float32").spec.vocab_size)
+    for text in inputs:
+        generate(engine("float32", rows, cache=False, deterministic=False), [text])
     e = engine("float32", rows, deterministic=False)
-    answers(e, some)
-    answers(e, some)
+    generate(e, inputs)
+    generate(e, inputs)
     assert rows.differ
 
 
-# ---- what makes it, and what keeps it from being made --------------------------------------------------------------
+# ---- kernels, the check at start, and refusals ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n_in", "n_out"), [(256, 1000), (2050, 77), (64, 64)])
-def test_a_linear_layer_sums_each_row_by_itself(native: None, dtype: str, n_in: int, n_out: int) -> None:
+def test_linear_layer_computes_each_row_independently(native: None, dtype: str, n_in: int, n_out: int) -> None:
     x = torch.randn(110, n_in).to(getattr(torch, dtype))
     layer = Linear(torch.randn(n_out, n_in).to(x.dtype), torch.randn(n_out).to(x.dtype), deterministic=True)
     whole = layer(x)
@@ -265,7 +269,7 @@ def test_a_linear_layer_sums_each_row_by_itself(native: None, dtype: str, n_in: 
             assert torch.equal(layer(x[at : at + n]), whole[at : at + n]), (n, at)
 
 
-def test_tiles_are_all_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     plain = linear.ops.linear
     monkeypatch.setattr(linear.ops, "linear", lambda x, *rest: seen.append(len(x)) or plain(x, *rest))
@@ -284,7 +288,7 @@ def test_tiles_are_all_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda rows, last: last is not None, "a last layer that computes only the rows that are needed"),
     ],
 )
-def test_an_engine_proves_it_before_it_begins(
+def test_startup_check_detects_batch_dependent_logits(
     native: None, monkeypatch: pytest.MonkeyPatch, is_off: Callable[..., bool], what: str
 ) -> None:
     config = configs.make(deterministic=True, device="cpu", kv_memory="64MB", threads=1)
@@ -292,22 +296,22 @@ def test_an_engine_proves_it_before_it_begins(
     assert any("deterministic" in line and "drafts do not branch" in line for line in e.resolved.decisions)
     plain = Layers.__call__
 
-    def off_by_little(self: Layers, x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def slightly_off(self: Layers, x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
         h, stream = plain(self, x, *rest)
         return h * (1 + is_off(x, rest[-1]) * 1e-6), stream
 
-    monkeypatch.setattr(Layers, "__call__", off_by_little)
+    monkeypatch.setattr(Layers, "__call__", slightly_off)
     with pytest.raises(ConfigError, match=f"{what} changed logits by up to"):
         check_determinism(e.model, 300)
 
 
 @pytest.mark.parametrize("n", [1, 17, 47, 300])
-def test_short_contexts_are_proved_too(native: None, n: int) -> None:
+def test_startup_check_supports_short_contexts(native: None, n: int) -> None:
     e = build(configs.make(deterministic=True, device="cpu", kv_memory="64MB", threads=1))
     check_determinism(e.model, n)
 
 
-def test_what_cannot_be_deterministic_says_so(tiny_model: Callable[..., Any], native: None) -> None:
+def test_unsupported_deterministic_configurations_are_refused(tiny_model: Callable[..., Any], native: None) -> None:
     with pytest.raises(Unsupported, match="gemma2 runs in transformers' own code"):
         load(tiny_model("gemma2"), deterministic=True)
     with pytest.raises(ConfigError, match="deterministic is not possible here: on a CPU float16"):

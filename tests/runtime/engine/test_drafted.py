@@ -1,4 +1,4 @@
-"""What a constraint forces is told as a draft that was right, token by token, all the way to the client's value."""
+"""Tokens forced by a constraint are reported as accepted drafts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from banyan.runtime.protocol.wire import Sampling
 
-FREE = None  # of a pattern: any token
+FREE = None  # any token of a pattern
 
 
-def drafted(fake: ModuleType, pattern: Sequence[int | None], **options: Any) -> Any:
+def run_pattern(fake: ModuleType, pattern: Sequence[int | None], **options: Any) -> Any:
     e = fake.engine()
     sampling = Sampling(temperature=0.0, max_tokens=options.pop("max_tokens", 20), **options)
     e.scheduler.take(fake.run(0, range(1, 9), sampling), guide=fake.Pattern(pattern))
@@ -23,20 +23,20 @@ def drafted(fake: ModuleType, pattern: Sequence[int | None], **options: Any) -> 
     return outputs[0]
 
 
-def test_forced_tokens_are_drafts_that_were_right(fake: ModuleType) -> None:
-    output = drafted(fake, [7, 8, FREE, FREE, 9, 10, 11, FREE])
+def test_forced_tokens_are_reported_as_accepted_drafts(fake: ModuleType) -> None:
+    output = run_pattern(fake, [7, 8, FREE, FREE, 9, 10, 11, FREE])
     assert len(output.ids) == 8
     assert [output.ids[i] for i in (0, 1, 4, 5, 6)] == [7, 8, 9, 10, 11]
     assert array("i", output.finish.drafted).tolist() == [0, 1, 4, 5, 6]
     assert (output.finish.n_drafted, output.finish.n_accepted) == (5, 5)
 
 
-def test_what_the_model_draws_is_no_draft(fake: ModuleType) -> None:
-    assert drafted(fake, [FREE] * 4).finish.drafted == b""
-    assert drafted(fake, [7, 8], logprobs=True).finish.n_drafted == 0, "who asks for logprobs draws each token"
+def test_drawn_tokens_are_not_reported_as_drafts(fake: ModuleType) -> None:
+    assert run_pattern(fake, [FREE] * 4).finish.drafted == b""
+    assert run_pattern(fake, [7, 8], logprobs=True).finish.n_drafted == 0, "with logprobs every token is drawn"
 
 
-def test_a_length_ends_a_draft_too(fake: ModuleType) -> None:
-    output = drafted(fake, [7] * 9, max_tokens=3)
+def test_forced_tokens_stop_at_max_tokens(fake: ModuleType) -> None:
+    output = run_pattern(fake, [7] * 9, max_tokens=3)
     assert output.ids == [7, 7, 7]
     assert output.finish.n_drafted == 3

@@ -1,4 +1,4 @@
-"""What a process may use: the limits of control groups count like the machine's own."""
+"""Resources available to a process, including control group limits."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ GIB = 1 << 30
 
 @pytest.fixture
 def own_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A control group tree that says that we are in /jobs/one of it."""
+    """A control group tree with this process in /jobs/one."""
     group = tmp_path / "jobs" / "one"
     group.mkdir(parents=True)
     monkeypatch.setattr(hardware, "_membership", lambda: ["0::/jobs/one"])
     return group
 
 
-def test_without_limits_it_is_the_machine(own_group: Path, tmp_path: Path) -> None:
+def test_unlimited_group_reports_the_machine(own_group: Path, tmp_path: Path) -> None:
     (own_group / "memory.max").write_text("max\n")
     (own_group / "memory.current").write_text("1000\n")
     (own_group / "cpu.max").write_text("max 100000\n")
@@ -30,28 +30,28 @@ def test_without_limits_it_is_the_machine(own_group: Path, tmp_path: Path) -> No
     assert hardware.free_memory(tmp_path) == pytest.approx(psutil.virtual_memory().available, rel=0.2)
 
 
-def test_the_tightest_limit_above_us_counts(own_group: Path, tmp_path: Path) -> None:
+def test_tightest_ancestor_limit_applies(own_group: Path, tmp_path: Path) -> None:
     for group, limit, used in ((own_group, 64, 30), (own_group.parent, 48, 47)):
         (group / "memory.max").write_text(f"{limit << 20}\n")
         (group / "memory.current").write_text(f"{used << 20}\n")
     assert hardware.free_memory(tmp_path) == 1 << 20
     (own_group.parent / "memory.stat").write_text(f"anon 5\ninactive_file {3 << 20}\nactive_file 7\n")
-    assert hardware.free_memory(tmp_path) == 4 << 20  # cold pages of files go when memory is asked for
+    assert hardware.free_memory(tmp_path) == 4 << 20  # inactive file pages are reclaimable
 
 
-def test_more_used_than_allowed_is_nothing_free(own_group: Path, tmp_path: Path) -> None:
+def test_usage_above_the_limit_leaves_nothing_free(own_group: Path, tmp_path: Path) -> None:
     (own_group / "memory.max").write_text("1000\n")
     (own_group / "memory.current").write_text("2000\n")
     assert hardware.free_memory(tmp_path) == 0
 
 
 @pytest.mark.parametrize("quota", ["50000 100000", "100000 100000"])
-def test_a_share_of_a_core_is_one(own_group: Path, tmp_path: Path, quota: str) -> None:
+def test_fractional_cpu_quota_rounds_up_to_one_core(own_group: Path, tmp_path: Path, quota: str) -> None:
     (own_group / "cpu.max").write_text(quota)
     assert hardware.n_cores(tmp_path) == 1
 
 
-def test_version_1_of_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cgroup_v1_limits_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "_membership", lambda: ["7:memory:/a", "3:cpu,cpuacct:/a", "1:name=systemd:/a"])
     for path in ("memory/a", "cpu/a"):
         (tmp_path / path).mkdir(parents=True)
@@ -63,16 +63,16 @@ def test_version_1_of_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert hardware.n_cores(tmp_path) == 1
 
 
-def test_the_path_may_be_the_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container our group is mounted at the root, and its path there does not exist."""
+def test_group_mounted_at_the_root_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container the host's group path does not exist under the mount."""
     monkeypatch.setattr(hardware, "_membership", lambda: ["0::/docker/abc"])
     (tmp_path / "memory.max").write_text("500")
     (tmp_path / "memory.current").write_text("100")
     assert hardware.free_memory(tmp_path) == 400
 
 
-def test_this_machine() -> None:
-    found = hardware.probe()
-    assert 1 <= found.n_cores <= (os.cpu_count() or 1)
-    assert 0 < found.free_memory <= psutil.virtual_memory().total
-    assert (found.gpu is None) == (found.free_gpu_memory == 0)
+def test_probe_of_this_machine_is_plausible() -> None:
+    probed = hardware.probe()
+    assert 1 <= probed.n_cores <= (os.cpu_count() or 1)
+    assert 0 < probed.free_memory <= psutil.virtual_memory().total
+    assert (probed.gpu is None) == (probed.free_gpu_memory == 0)

@@ -1,4 +1,4 @@
-"""Hostile constraints that are let through: whoever runs beside them gets a token in every step of the engine."""
+"""Hostile constraints that pass the checker do not delay other requests in the batch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from banyan.runtime.protocol.wire import ConstraintSpec, Sampling
 
 TESTS = Path(__file__).parents[2]
-BESIDE = Sampling(temperature=0.0, max_tokens=40, ignore_eos=True)
-AT_ONCE = 8
+NEIGHBOUR = Sampling(temperature=0.0, max_tokens=40, ignore_eos=True)
+BATCH = 8
 
 
 @pytest.fixture(scope="module")
 def hostile(module_at: Callable[[Path], ModuleType]) -> ModuleType:
-    """Hostile inputs, and the desk that tries them."""
+    """The module with the hostile inputs and the checker driver."""
     return module_at(TESTS / "runtime" / "server" / "constraints" / "test_constraint_checker.py")
 
 
@@ -35,31 +35,30 @@ def desk(hostile: ModuleType, bench: Any, tmp_path_factory: pytest.TempPathFacto
     desk.close()
 
 
-def delay(bench: Any, some: list[ConstraintSpec]) -> int:
-    """Steps in which a request beside these constraints got no token. They are compiled before it begins, so that all
-    of them run beside it."""
-    for constraint in some:
+def delay(bench: Any, constraints: list[ConstraintSpec]) -> int:
+    """Steps in which a request batched with these constraints got no token. They are compiled before it begins."""
+    for constraint in constraints:
         bench.finish([bench.begin("hello", Sampling(max_tokens=1, constraint=constraint))])
-    for constraint in some:
+    for constraint in constraints:
         bench.begin("hello there", Sampling(temperature=1.5, max_tokens=100, constraint=constraint))
-    rid = bench.begin("the quick brown fox", BESIDE)
-    said = bench.finish([rid])[rid]
-    assert (said.reason, len(said.ids)) == ("length", BESIDE.max_tokens)
-    return said.steps[-1] - BESIDE.max_tokens
+    rid = bench.begin("the quick brown fox", NEIGHBOUR)
+    output = bench.finish([rid])[rid]
+    assert (output.reason, len(output.ids)) == ("length", NEIGHBOUR.max_tokens)
+    return output.steps[-1] - NEIGHBOUR.max_tokens
 
 
 def check(bench: Any, desk: Any, specs: list[ConstraintSpec]) -> int:
-    """How many were let through, and ran."""
-    good = [verdict for verdict in desk.ask(*specs) if isinstance(verdict, ConstraintSpec)]
-    for first in range(0, len(good), AT_ONCE):
-        some = good[first : first + AT_ONCE]
-        assert delay(bench, some) <= 1, some
+    """Run the specs that the checker accepts; return how many."""
+    accepted = [verdict for verdict in desk.ask(*specs) if isinstance(verdict, ConstraintSpec)]
+    for first in range(0, len(accepted), BATCH):
+        batch = accepted[first : first + BATCH]
+        assert delay(bench, batch) <= 1, batch
     bench.engine.scheduler.check()
-    return len(good)
+    return len(accepted)
 
 
 @pytest.mark.timeout(400)
-def test_hostile_constraints_delay_nobody(bench: Any, desk: Any, hostile: ModuleType) -> None:
+def test_hostile_constraints_delay_no_other_request(bench: Any, desk: Any, hostile: ModuleType) -> None:
     assert check(bench, desk, [spec for spec, _ in hostile.HOSTILE.values()]) > 20
 
 
@@ -68,12 +67,12 @@ def mutants(hostile: ModuleType, seeds: range) -> list[ConstraintSpec]:
 
 
 @pytest.mark.timeout(400)
-def test_fuzzed_constraints_delay_nobody(bench: Any, desk: Any, hostile: ModuleType) -> None:
+def test_fuzzed_constraints_delay_no_other_request(bench: Any, desk: Any, hostile: ModuleType) -> None:
     assert check(bench, desk, mutants(hostile, range(50))) > 5
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_a_thousand_fuzzed_constraints_delay_nobody(bench: Any, desk: Any, hostile: ModuleType) -> None:
+def test_thousand_fuzzed_constraints_delay_no_other_request(bench: Any, desk: Any, hostile: ModuleType) -> None:
     chunks = [mutants(hostile, range(first, first + 50)) for first in range(1000, 2000, 50)]
-    assert sum(check(bench, desk, chunk) for chunk in chunks) > 20, "enough of them are let through"
+    assert sum(check(bench, desk, chunk) for chunk in chunks) > 20, "enough of them are accepted"

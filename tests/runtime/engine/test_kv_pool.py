@@ -1,4 +1,4 @@
-"""The store: what is copied in all layers at once."""
+"""KV pool copies, which apply to all layers at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from banyan.runtime.engine.kv_pool import KVPool
 
 
-def test_copies_reach_all_layers_and_no_other_slot(fake: ModuleType) -> None:
+def test_copies_change_only_their_slots_in_all_layers(fake: ModuleType) -> None:
     spec = fake.FakeModel().spec
     store = KVPool(spec, 4, 2, "cpu")
     for i, (k, v) in enumerate(store.kv):
@@ -17,12 +17,12 @@ def test_copies_reach_all_layers_and_no_other_slot(fake: ModuleType) -> None:
         v.copy_(-k)
     store.copy([(0, 3, 1)])
     store.copy_slots([([3, 5], [2, 3]), ([1], [0]), ([], [])])
-    was = torch.arange(20.0).view(10, 2)
-    want = was.clone()
-    want[6], want[2], want[3], want[0] = was[0], was[3], was[5], was[1]
+    before = torch.arange(20.0).view(10, 2)
+    expected = before.clone()
+    expected[6], expected[2], expected[3], expected[0] = before[0], before[3], before[5], before[1]
     for i, (k, v) in enumerate(store.kv):
-        assert torch.equal(k.view(10, 2), want + 100 * i)
-        assert torch.equal(v.view(10, 2), -(want + 100 * i))
-    assert store.spare == range(8, 10), "a page that nobody has"
+        assert torch.equal(k.view(10, 2), expected + 100 * i)
+        assert torch.equal(v.view(10, 2), -(expected + 100 * i))
+    assert store.spare == range(8, 10), "the spare page follows the pool"
     store.copy([])
     store.copy_slots([])

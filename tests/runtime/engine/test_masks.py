@@ -1,4 +1,4 @@
-"""Which rows of a draft are masked: those that a path may lead to."""
+"""Constraint masks of draft rows: only reachable rows get one."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ N_VOCAB = 64
 
 
 class Even:
-    """Allows even tokens, and counts who is asked about."""
+    """Allows even tokens and records the paths it is queried for."""
 
     can_stop = must_stop = False
     error = ""
 
     def __init__(self) -> None:
         self.path: list[int] = []
-        self.asked: list[tuple[int, ...]] = []
+        self.queried: list[tuple[int, ...]] = []
 
     def fill(self, out: np.ndarray) -> None:
-        self.asked.append(tuple(self.path))
+        self.queried.append(tuple(self.path))
         out[:] = 0
         set_bits(out, range(0, N_VOCAB, 2))
 
     def accept_masked(self, tokens: Sequence[int]) -> int:
         for n, token in enumerate(tokens):
-            self.asked.append(tuple(self.path))
+            self.queried.append(tuple(self.path))
             if token % 2:
                 return n
             self.accept((token,))
@@ -57,17 +57,17 @@ ALL = [(), (2,), (2, 4), (2, 4, 6), (2, 8), (10,)]
 
 
 @pytest.mark.parametrize(
-    ("best", "asked", "said"),
+    ("best", "queried", "expected"),
     [
         ([2, 4, 6, 12, 1, 1], ALL[:4], [2, 4, 6, 12]),
         ([2, 8, 1, 1, 14, 1], [(), (2,), (2, 8)], [2, 8, 14]),
         ([10, 1, 1, 1, 1, 16], [(), (10,)], [10, 16]),
         ([20, 1, 1, 1, 1, 1], [()], [20]),
-        ([2, 1, 6, 12, 1, 1], [(), (2,), (2,), *ALL[2:5], (2, 8)], None),  # what (2,) draws depends on its mask
+        ([2, 1, 6, 12, 1, 1], [(), (2,), (2,), *ALL[2:5], (2, 8)], None),  # the draw at (2,) depends on its mask
     ],
 )
-def test_only_rows_that_a_path_may_lead_to_are_asked_about(
-    fake: ModuleType, best: list[int], asked: list[Any], said: list[int] | None
+def test_only_reachable_rows_query_the_guide(
+    fake: ModuleType, best: list[int], queried: list[Any], expected: list[int] | None
 ) -> None:
     guides = Guides(N_VOCAB, torch.device("cpu"))
     guide = Even()
@@ -76,22 +76,22 @@ def test_only_rows_that_a_path_may_lead_to_are_asked_about(
     logits = torch.zeros(len(rows), N_VOCAB)
     logits[torch.arange(len(rows)), torch.tensor(best)] = 1.0
     masks = guides.masks(rows, logits)
-    assert guide.path == [], "it stands where it stood"
-    assert list(dict.fromkeys(guide.asked)) == list(dict.fromkeys(asked))
+    assert guide.path == [], "the guide is rolled back"
+    assert list(dict.fromkeys(guide.queried)) == list(dict.fromkeys(queried))
     if masks is not None:
         mask_logits(logits, *masks)
     drawn = logits.argmax(-1).tolist()
-    _, path_said = accept_path(DRAFT, PARENTS, drawn)
-    assert all(token % 2 == 0 for token in path_said)
-    assert said is None or path_said == said
+    _, accepted = accept_path(DRAFT, PARENTS, drawn)
+    assert all(token % 2 == 0 for token in accepted)
+    assert expected is None or accepted == expected
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_where_nobody_knows_what_is_drawn_all_rows_are_masked(fake: ModuleType, temperature: float) -> None:
+def test_all_rows_are_masked_if_the_draw_is_unknown(fake: ModuleType, temperature: float) -> None:
     guides, guide = Guides(N_VOCAB, torch.device("cpu")), Even()
     request = Request(fake.run(0, [1, 2, 3], Sampling(temperature=temperature)), 100, guide)  # type: ignore[arg-type]
     rows = [request, *draft_rows(DRAFT, PARENTS, request)]
     masks = guides.masks(rows, torch.zeros(len(rows), N_VOCAB) if temperature else None)
     assert masks is not None
-    assert guide.asked == ALL
+    assert guide.queried == ALL
     assert sorted(masks.which.tolist()) == list(range(len(rows)))

@@ -1,4 +1,4 @@
-"""The loop keeps nothing of what has ended: what Python holds does not grow with the number of steps."""
+"""The engine loop leaks nothing: traced memory does not grow with the number of steps."""
 
 from __future__ import annotations
 
@@ -21,58 +21,57 @@ from banyan.runtime.engine.speculation.tree import TreeDrafter
 from banyan.runtime.protocol.wire import Abort, ProgramEnded, Sampling
 
 
-def held(fake: ModuleType, n_first: int, n_last: int) -> tuple[int, int]:
-    """Bytes that are traced after so many steps of an engine with all its drafters, while programs come, fork, end and
-    are given up."""
+def traced_bytes(fake: ModuleType, n_first: int, n_last: int) -> tuple[int, int]:
+    """Traced bytes after n_first and n_last steps with all drafters, while programs start, fork, end and abort."""
     e = fake.engine(n_pages=24, context=64, max_running=2)
     e.drafting = e.scheduler.drafting = DepthController(
         [TreeDrafter(1024), NgramDrafter()]
-    )  # it remembers texts, and that fills too
-    chance, rids = random.Random(0), count()
-    living: dict[int, int] = {}
+    )  # a small text memory, so that it fills early
+    rng, rids = random.Random(0), count()
+    active: dict[int, int] = {}
 
-    def send() -> None:
+    def submit() -> None:
         rid = next(rids)
-        prompt = [chance.randrange(fake.VOCAB) for _ in range(chance.randint(1, 6))]
-        sampling = Sampling(max_tokens=chance.randint(1, 6), temperature=float(rid % 2), logprobs=not rid % 5)
-        living[rid] = rid // 2
+        prompt = [rng.randrange(fake.VOCAB) for _ in range(rng.randint(1, 6))]
+        sampling = Sampling(max_tokens=rng.randint(1, 6), temperature=float(rid % 2), logprobs=not rid % 5)
+        active[rid] = rid // 2
         e.take(fake.run(rid, prompt, sampling, order=(rid // 2, rid % 2, rid), client=rid % 3))
 
-    found = []
+    sizes = []
     for n in range(1, n_last + 1):
-        while len(living) < 4:
-            send()
+        while len(active) < 4:
+            submit()
         if not n % 50:
-            e.take(Abort(next(iter(living))))
+            e.take(Abort(next(iter(active))))
         for finish in e.step().finished:
-            serial = living.pop(finish.rid)
-            if serial not in living.values():
+            serial = active.pop(finish.rid)
+            if serial not in active.values():
                 for client in range(3):
                     e.take(ProgramEnded(client, serial))
         assert not e.failed
         e.model.model.steps.clear()
         if n in (n_first, n_last):
             gc.collect()
-            found.append(tracemalloc.get_traced_memory()[0])
+            sizes.append(tracemalloc.get_traced_memory()[0])
     e.scheduler.check()
-    return found[0], found[1]
+    return sizes[0], sizes[1]
 
 
 def growth(n_first: int, n_last: int) -> float:
-    """Bytes a step. In a process of its own: threads that other tests left in this one would count too."""
+    """Bytes per step, measured in a new process without threads of other tests."""
     command = [sys.executable, __file__, str(n_first), str(n_last)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return float(done.stdout)
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return float(result.stdout)
 
 
-def test_a_few_steps() -> None:
-    """What is remembered of lengths still fills, and numpy's store of small blocks."""
+def test_memory_growth_over_a_few_steps_is_small() -> None:
+    """Output-length statistics and numpy's small-block cache still fill here."""
     assert growth(600, 1500) < 50
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_many_steps() -> None:
+def test_memory_does_not_grow_over_many_steps() -> None:
     assert growth(8000, 30_000) < 1
 
 
@@ -80,10 +79,10 @@ def main() -> None:
     import fake  # from the script's own folder
 
     n_first, n_last = map(int, sys.argv[1:])
-    queue.N_KNOWN = stats.N_OWNERS = 128  # programs are remembered for a while, which fills
-    quotes.N_KEYS = 8  # and so are rules of quotes, of which texts as short as these have few
+    queue.N_KNOWN = stats.N_OWNERS = 128  # small program memories, so that they fill early
+    quotes.N_KEYS = 8  # and few quote rules
     tracemalloc.start()
-    first, last = held(fake, n_first, n_last)
+    first, last = traced_bytes(fake, n_first, n_last)
     print((last - first) / (n_last - n_first))
 
 

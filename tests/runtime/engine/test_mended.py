@@ -1,4 +1,4 @@
-"""Corruption, put into an engine at work: it is seen, what is in doubt is withdrawn, and every answer stays right."""
+"""Injected cache corruption in a running engine: detected, suspect pages withdrawn, and all outputs correct."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from banyan.radix_cache.node import Node
 from banyan.runtime.protocol.wire import Ask, Sampling
+from corruption import corrupt_node_key, lease_a_page_twice, most_used_node
 
 LONG = Sampling(max_tokens=30, temperature=0.0)
 
@@ -18,51 +18,34 @@ def prompt(k: int) -> list[int]:
     return [(7 * (k % 3) + i * i) % 50 for i in range(20)] + [k, 1, 2, 3]
 
 
-def some_node(e: Any) -> Node:
-    """An inner node that requests read, or any."""
-    nodes = [child for root in e.cache.tree.roots.values() for child in root.children.values()]
-    return max(nodes, key=lambda node: (node.n_locks, len(node.pages)))
-
-
 def lose_a_page(e: Any) -> None:
     e.cache.pool.free.pop()
 
 
-def free_a_page_that_is_read(e: Any) -> None:
-    e.cache.pool.free.append(some_node(e).pages[0])
-
-
-def lease_a_page_twice(e: Any) -> None:
-    first, second = e.scheduler.running[:2]
-    second.lease.pages[-1] = first.lease.pages[-1]
-    e.cache._n_leased += 1
+def free_a_page_in_use(e: Any) -> None:
+    e.cache.pool.free.append(most_used_node(e).pages[0])
 
 
 def lose_a_page_of_a_node(e: Any) -> None:
-    some_node(e).pages.pop()
-
-
-def change_what_a_node_says(e: Any) -> None:
-    node = some_node(e)
-    node.key = node.key[:-4] + b"\xff\0\0\0"
+    most_used_node(e).pages.pop()
 
 
 def lose_a_child(e: Any) -> None:
-    some_node(e).parent.order.clear()  # type: ignore[union-attr]
+    most_used_node(e).parent.order.clear()  # type: ignore[union-attr]
 
 
 def miscount_locks(e: Any) -> None:
-    some_node(e).n_locks += 3
+    most_used_node(e).n_locks += 3
 
 
-AT_ONCE = [lose_a_page, free_a_page_that_is_read, lease_a_page_twice]
-BY_A_WALK = [lose_a_page_of_a_node, change_what_a_node_says, lose_a_child, miscount_locks]
+FOUND_IN_EACH_STEP = [lose_a_page, free_a_page_in_use, lease_a_page_twice]
+FOUND_BY_CHECK = [lose_a_page_of_a_node, corrupt_node_key, lose_a_child, miscount_locks]
 
 
 @pytest.mark.parametrize("n_host", [0, 40])
-@pytest.mark.parametrize("harm", AT_ONCE + BY_A_WALK)
-def test_it_keeps_serving(
-    fake: ModuleType, capfd: pytest.CaptureFixture[str], harm: Callable[[Any], None], n_host: int
+@pytest.mark.parametrize("corrupt", FOUND_IN_EACH_STEP + FOUND_BY_CHECK)
+def test_engine_repairs_corruption_and_keeps_serving(
+    fake: ModuleType, capfd: pytest.CaptureFixture[str], corrupt: Callable[[Any], None], n_host: int
 ) -> None:
     e = fake.engine(page=4, n_pages=120, n_host=n_host, step_tokens=40)
     outputs: dict[int, Any] = {}
@@ -72,8 +55,8 @@ def test_it_keeps_serving(
     for _ in range(6):
         fake.step(e, outputs)
     assert len(e.scheduler.running) >= 2
-    harm(e)
-    if harm in AT_ONCE:
+    corrupt(e)
+    if corrupt in FOUND_IN_EACH_STEP:
         assert not e.cache.conserved()
         fake.step(e, outputs)
     else:
@@ -95,12 +78,12 @@ def test_it_keeps_serving(
     assert e.cache.stats().n_free == 120
 
 
-def test_withdrawn_pages_starve_nobody(fake: ModuleType) -> None:
+def test_withdrawn_pages_do_not_block_other_requests(fake: ModuleType) -> None:
     e = fake.engine(page=4, n_pages=20)
     e.take(fake.run(0, prompt(0), LONG))
     outputs: dict[int, Any] = {}
     fake.step(e, outputs)
-    node = some_node(e)
+    node = most_used_node(e)
     e.cache.pool.free += node.pages
     fake.step(e, outputs)
     assert e.cache.n_mended == 1
@@ -109,7 +92,7 @@ def test_withdrawn_pages_starve_nobody(fake: ModuleType) -> None:
     assert outputs[1].ids == fake.greedy(list(range(40)), 40)
 
 
-def test_what_cannot_be_mended_ends_the_engine(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_irreparable_corruption_raises(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     e = fake.engine(page=4, n_pages=20)
     fake.drive(e, [fake.run(0, prompt(0))])
     monkeypatch.setattr(type(e.cache.tree), "queue", lambda self, level: self.dead)

@@ -1,4 +1,4 @@
-"""The engine as a process: it says Ready first, serves, and ends in bounded time whatever happens around it."""
+"""The engine process: it reports Ready first, serves requests, and exits in bounded time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from banyan.runtime.protocol.wire import (
 )
 from waits import wait_until
 
-PATIENCE = 100.0  # seconds: it takes three, but a machine may be busy with other things
+PATIENCE = 100.0  # seconds; three suffice on an idle machine
 
 
 class Peer:
@@ -44,18 +44,18 @@ class Peer:
         address = f"ipc://{directory}/engine"
         self.socket.bind(address)
         config = configs.make(model=model, device="cpu", threads=1, kv_memory="8MiB")
-        alive, self.hold = os.pipe()
-        orders = ["--socket", address, "--config", msgspec.json.encode(config).decode(), "--alive-fd", str(alive)]
+        alive, self.alive_fd = os.pipe()
+        arguments = ["--socket", address, "--config", msgspec.json.encode(config).decode(), "--alive-fd", str(alive)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "banyan.runtime.engine", *orders],
+            [sys.executable, "-m", "banyan.runtime.engine", *arguments],
             pass_fds=(alive,),
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
         os.close(alive)
 
-    def send(self, *orders: EngineCommand) -> None:
-        for order in orders:
-            self.socket.send(encode(order))
+    def send(self, *commands: EngineCommand) -> None:
+        for command in commands:
+            self.socket.send(encode(command))
 
     def receive(self) -> EngineReport:
         what = "a report of the engine"
@@ -65,9 +65,9 @@ class Peer:
         return decode_report(self.socket.recv())
 
     def close(self) -> None:
-        if self.hold >= 0:
-            os.close(self.hold)
-            self.hold = -1
+        if self.alive_fd >= 0:
+            os.close(self.alive_fd)
+            self.alive_fd = -1
 
 
 @contextmanager
@@ -83,9 +83,11 @@ def peer(directory: Path, model: str) -> Iterator[Peer]:
             p.socket.close()
 
 
-def test_a_life(fake: ModuleType, tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_engine_serves_answers_and_exits_with_its_parent(
+    fake: ModuleType, tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
     with peer(tmp_path, str(tiny_model("llama"))) as p:
-        # Sent before there is an engine to take it: nothing is lost.
+        # Messages sent before the engine is up are not lost.
         p.send(*(fake.run(rid, [5, 6, 7, rid + 10], Sampling(max_tokens=5, temperature=0)) for rid in range(3)))
         ready = p.receive()
         assert isinstance(ready, Ready)
@@ -101,9 +103,9 @@ def test_a_life(fake: ModuleType, tiny_model: Callable[..., Path], tmp_path: Pat
             for rid, token in zip(array("q", step.rids), array("i", step.ids), strict=True):
                 ids.setdefault(rid, []).append(token)
             finished |= {f.rid for f in step.finished}
-        assert {rid: len(said) for rid, said in ids.items()} == {0: 5, 1: 5, 2: 5}
+        assert {rid: len(output) for rid, output in ids.items()} == {0: 5, 1: 5, 2: 5}
 
-        p.process.send_signal(signal.SIGINT)  # Ctrl-C in a terminal meets every process of it; this one stays
+        p.process.send_signal(signal.SIGINT)  # the terminal's Ctrl-C reaches the engine, which ignores it
         p.send(fake.run(3, [1] * 600), Abort(77))
         failed = p.receive()
         assert isinstance(failed, Failed)
@@ -121,11 +123,11 @@ def test_a_life(fake: ModuleType, tiny_model: Callable[..., Path], tmp_path: Pat
             if what == "info":
                 assert body["resolved"]["context"] == ready.max_context == body["model"]["max_context"]
 
-        p.close()  # the parent is gone
+        p.close()  # as if the parent had exited
         assert p.process.wait(PATIENCE) == 0
 
 
-def test_a_model_that_is_not_there_is_said_in_one_message(tmp_path: Path) -> None:
+def test_missing_model_is_reported_in_one_message(tmp_path: Path) -> None:
     with peer(tmp_path, str(tmp_path / "nothing")) as p:
         failed = p.receive()
         assert isinstance(failed, Failed)
@@ -134,7 +136,7 @@ def test_a_model_that_is_not_there_is_said_in_one_message(tmp_path: Path) -> Non
         assert p.process.wait(PATIENCE) == 1
 
 
-def test_sigterm_ends_it(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_sigterm_ends_the_engine(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     with peer(tmp_path, str(tiny_model("llama"))) as p:
         assert isinstance(p.receive(), Ready)
         p.process.terminate()

@@ -1,4 +1,4 @@
-"""The sampler's law: frequencies against the exact distribution, and each option against its plain definition."""
+"""The sampler: frequencies against the exact distribution, and each option against its definition."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LOGITS = np.array([2.0, 1.0, 0.5, 0.5, 0.0, -1.0, -1.5, -3.0], np.float32)
 N = 4000
 
 
-def request(fake: ModuleType, sampling: Sampling, prompt: Sequence[int] = (0,), said: Sequence[int] = (), rid: int = 0,
-            **fields: Any) -> Request:  # fmt: skip
+def request(fake: ModuleType, sampling: Sampling, prompt: Sequence[int] = (0,), output: Sequence[int] = (),
+            rid: int = 0, **fields: Any) -> Request:  # fmt: skip
     r = Request(fake.run(rid, prompt, sampling, **fields), 100)
-    for token in said:
+    for token in output:
         r.extend((token,))
     return r
 
@@ -34,41 +34,41 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 
 def draws(fake: ModuleType, sampling: Sampling, logits: np.ndarray = LOGITS) -> np.ndarray:
-    """How often each token came, in N draws that differ in their seed."""
+    """Counts of each token in N draws with different seeds."""
     requests = [request(fake, sampling, seed=seed) for seed in range(N)]
     ids, _ = sampler.choose(torch.from_numpy(np.tile(logits, (N, 1))), requests)
     return np.bincount(ids, minlength=len(logits))
 
 
-def assert_law(counts: np.ndarray, p: np.ndarray) -> None:
-    """Pearson's chi-square, at a level that a right sampler misses once in ten thousand; the seeds are fixed."""
-    assert counts[p == 0].sum() == 0, "a token came that was filtered out"
+def assert_distribution(counts: np.ndarray, p: np.ndarray) -> None:
+    """Pearson's chi-square test at the 0.9999 level; the seeds are fixed."""
+    assert counts[p == 0].sum() == 0, "a filtered-out token was drawn"
     expected = N * p[p > 0]
     statistic = ((counts[p > 0] - expected) ** 2 / expected).sum()
     bound = {1: 15.1, 2: 18.4, 3: 21.1, 4: 23.5, 5: 25.7, 6: 27.9, 7: 29.9}  # chi-square, 0.9999
     assert statistic < bound[len(expected) - 1], (statistic, counts, expected)
 
 
-def only(p: np.ndarray, kept: Sequence[int]) -> np.ndarray:
+def restricted(p: np.ndarray, kept: Sequence[int]) -> np.ndarray:
     q = np.where(np.isin(np.arange(len(p)), kept), p, 0)
     return q / q.sum()
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-def test_temperature(fake: ModuleType, temperature: float) -> None:
-    assert_law(draws(fake, Sampling(temperature=temperature)), softmax(LOGITS / temperature))
+def test_temperature_scales_the_distribution(fake: ModuleType, temperature: float) -> None:
+    assert_distribution(draws(fake, Sampling(temperature=temperature)), softmax(LOGITS / temperature))
 
 
-def test_at_any_temperature_what_is_forbidden_stays_so(fake: ModuleType) -> None:
-    """And what is past the vocabulary, where vectors end later. In float32 this one is infinite."""
+def test_huge_temperature_draws_no_forbidden_token(fake: ModuleType) -> None:
+    """Nor padding past the vocabulary. This temperature is infinite in float32."""
     logits = LOGITS.copy()
     logits[[1, 6]] = -np.inf
-    allowed = only(np.ones(len(LOGITS)), [0, 2, 3, 4, 5, 7])
-    for top_k in (-1, 3):  # all are as likely, so three of them tie with all
-        assert_law(draws(fake, Sampling(temperature=1e308, top_k=top_k), logits), allowed)
+    allowed = restricted(np.ones(len(LOGITS)), [0, 2, 3, 4, 5, 7])
+    for top_k in (-1, 3):  # all are equally likely, so the top three tie with the rest
+        assert_distribution(draws(fake, Sampling(temperature=1e308, top_k=top_k), logits), allowed)
 
 
-def test_temperature_0_is_greedy_and_a_tiny_one_nearly(fake: ModuleType) -> None:
+def test_zero_and_tiny_temperatures_are_greedy(fake: ModuleType) -> None:
     for temperature in (0.0, 1e-30):
         assert draws(fake, Sampling(temperature=temperature))[0] == N
 
@@ -81,7 +81,7 @@ def test_top_k_keeps_ties_with_the_last(fake: ModuleType, top_k: int, kept: Sequ
     if len(kept) == 1:
         assert counts[0] == N
     else:
-        assert_law(counts, only(softmax(LOGITS), kept))
+        assert_distribution(counts, restricted(softmax(LOGITS), kept))
 
 
 @pytest.mark.parametrize(
@@ -94,68 +94,68 @@ def test_top_p_keeps_the_smallest_set_of_that_mass(fake: ModuleType, top_p: floa
     if len(kept) == 1:
         assert counts[0] == N
     else:
-        assert_law(counts, only(p, kept))
+        assert_distribution(counts, restricted(p, kept))
 
 
-def test_top_p_is_of_what_top_k_left(fake: ModuleType) -> None:
-    # Of 0.491 and 0.181, the first has 0.731.
+def test_top_p_applies_after_top_k(fake: ModuleType) -> None:
+    # The first token has 0.731 of 0.491 + 0.181.
     assert draws(fake, Sampling(top_k=2, top_p=0.72))[0] == N
-    assert_law(draws(fake, Sampling(top_k=2, top_p=0.74)), only(softmax(LOGITS), [0, 1]))
+    assert_distribution(draws(fake, Sampling(top_k=2, top_p=0.74)), restricted(softmax(LOGITS), [0, 1]))
 
 
 @pytest.mark.parametrize(("min_p", "kept"), [(0.3, [0, 1]), (0.2, range(4)), (0.1, range(5)), (0.0, range(8))])
-def test_min_p_is_a_share_of_the_best(fake: ModuleType, min_p: float, kept: Sequence[int]) -> None:
-    assert_law(draws(fake, Sampling(min_p=min_p)), only(softmax(LOGITS), kept))
+def test_min_p_is_relative_to_the_best_token(fake: ModuleType, min_p: float, kept: Sequence[int]) -> None:
+    assert_distribution(draws(fake, Sampling(min_p=min_p)), restricted(softmax(LOGITS), kept))
 
 
-def test_all_filters_on_logits_divided_by_temperature(fake: ModuleType) -> None:
+def test_filters_apply_after_temperature(fake: ModuleType) -> None:
     p = softmax(LOGITS / 2)
     s = Sampling(temperature=2.0, top_k=5, top_p=0.95, min_p=0.45)
-    assert_law(draws(fake, s), only(p, [0, 1, 2, 3]))
+    assert_distribution(draws(fake, s), restricted(p, [0, 1, 2, 3]))
 
 
-def test_logit_bias(fake: ModuleType) -> None:
+def test_logit_bias_shifts_the_distribution(fake: ModuleType) -> None:
     biased = LOGITS + np.array([-100, 0, 0, 2, 0, 0, 0, 0], np.float32)
-    assert_law(draws(fake, Sampling(logit_bias={0: -100.0, 3: 2.0})), softmax(biased))
+    assert_distribution(draws(fake, Sampling(logit_bias={0: -100.0, 3: 2.0})), softmax(biased))
 
 
-def test_penalties_against_their_definition(fake: ModuleType) -> None:
-    prompt, said = [1, 5, 5], [0, 2, 2, 5]
+def test_penalties_match_their_definition(fake: ModuleType) -> None:
+    prompt, output = [1, 5, 5], [0, 2, 2, 5]
     s = Sampling(
         temperature=0, frequency_penalty=0.3, presence_penalty=0.2, repetition_penalty=1.5, logit_bias={2: 0.7}
     )
-    r = request(fake, s, prompt, said)
+    r = request(fake, s, prompt, output)
     logits = torch.from_numpy(LOGITS.copy())[None]
     sampler.edit(logits, [r])
     expected = LOGITS.copy()
-    for token in set(prompt + said):
+    for token in set(prompt + output):
         expected[token] = expected[token] / 1.5 if expected[token] > 0 else expected[token] * 1.5
-    for token in set(said):
-        expected[token] -= 0.3 * said.count(token) + 0.2
+    for token in set(output):
+        expected[token] -= 0.3 * output.count(token) + 0.2
     expected[2] += 0.7
     np.testing.assert_allclose(logits[0].numpy(), expected, atol=1e-6)
 
 
-def test_penalties_count_what_was_generated_before_a_replay(fake: ModuleType) -> None:
+def test_penalties_count_tokens_generated_before_a_replay(fake: ModuleType) -> None:
     s = Sampling(temperature=0, frequency_penalty=1.0)
     logits = torch.zeros(1, 8)
     sampler.edit(logits, [request(fake, s, [3, 4, 4], n_done=2)])
     assert logits[0].tolist() == [0, 0, 0, 0, -2, 0, 0, 0]
 
 
-def test_min_tokens_forbids_stop_ids_until_then(fake: ModuleType) -> None:
+def test_min_tokens_forbids_earlier_stop_ids(fake: ModuleType) -> None:
     stop = fake.int32([0, 1])
     s = Sampling(temperature=0, min_tokens=2)
-    for said, token in (([], 2), ([7], 2), ([7, 7], 0)):
-        r = request(fake, s, [5], said, stop_ids=stop)
+    for output, token in (([], 2), ([7], 2), ([7, 7], 0)):
+        r = request(fake, s, [5], output, stop_ids=stop)
         assert sampler.choose(torch.from_numpy(LOGITS.copy())[None], [r])[0] == [token]
 
 
-def test_a_draw_does_not_depend_on_the_batch(fake: ModuleType) -> None:
+def test_draw_does_not_depend_on_the_batch(fake: ModuleType) -> None:
     kinds = [Sampling(), Sampling(top_p=0.7), Sampling(top_k=3), Sampling(temperature=0), Sampling(min_p=0.1, top_k=2)]
     kinds.append(Sampling(frequency_penalty=0.5, temperature=0.8))
-    chance = np.random.default_rng(0)
-    logits = chance.normal(size=(60, 300)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(60, 300)).astype(np.float32)
     requests = [request(fake, kinds[i % 6], [1, 2], [3], seed=i // 6, sample=i % 3) for i in range(60)]
     together, _ = sampler.choose(torch.from_numpy(logits.copy()), requests)
     alone = [sampler.choose(torch.from_numpy(logits[i : i + 1].copy()), [r])[0][0] for i, r in enumerate(requests)]
@@ -164,23 +164,23 @@ def test_a_draw_does_not_depend_on_the_batch(fake: ModuleType) -> None:
 
 def test_seed_sample_and_position_each_change_the_draw() -> None:
     n = range(2000)
-    for numbers in (
+    for draws_of_one in (
         [uniform(i, 0, 5) for i in n],
         [uniform(3, i, 5) for i in n],
         [uniform(-1, 1, i) for i in n],
     ):
-        u = np.array(numbers)
+        u = np.array(draws_of_one)
         counts, _ = np.histogram(u, 20, (0, 1))
         assert ((counts - 100) ** 2 / 100).sum() < 53  # chi-square with 19 degrees of freedom, 0.9999
         assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 0.09
         assert 0 < u.min() < u.max() < 1
 
 
-def test_logprobs_are_the_models_own(fake: ModuleType) -> None:
+def test_logprobs_ignore_penalties_and_bias(fake: ModuleType) -> None:
     s = Sampling(temperature=0, logprobs=True, top_logprobs=3, logit_bias={5: 100.0}, frequency_penalty=1.0)
-    some = [request(fake, Sampling(), rid=1), request(fake, s, [4], [0], rid=2)]
-    some.append(request(fake, Sampling(temperature=0, logprobs=True), rid=3))
-    ids, logprobs = sampler.choose(torch.from_numpy(np.tile(LOGITS, (3, 1))), some)
+    requests = [request(fake, Sampling(), rid=1), request(fake, s, [4], [0], rid=2)]
+    requests.append(request(fake, Sampling(temperature=0, logprobs=True), rid=3))
+    ids, logprobs = sampler.choose(torch.from_numpy(np.tile(LOGITS, (3, 1))), requests)
     own = torch.from_numpy(LOGITS).log_softmax(-1)
     assert ids[1:] == [5, 0]
     assert set(logprobs) == {2, 3}
@@ -193,8 +193,8 @@ def test_logprobs_are_the_models_own(fake: ModuleType) -> None:
     assert logprobs[3][0].top_ids == b""
 
 
-def test_a_nucleus_wider_than_the_first_look_is_found(fake: ModuleType) -> None:
-    """Of 3000 equal tokens but one, top_p cuts far behind the best few; so does the sort of all of them."""
+def test_top_p_finds_a_nucleus_wider_than_the_partial_sort(fake: ModuleType) -> None:
+    """3000 nearly equal tokens: the top_p cut lies far past the best few."""
     logits = np.zeros(3000, np.float32)
     logits[:2000] += np.linspace(1, 0.5, 2000, dtype=np.float32)
     p = np.sort(softmax(logits.astype(np.float64)))[::-1]
@@ -206,11 +206,11 @@ def test_a_nucleus_wider_than_the_first_look_is_found(fake: ModuleType) -> None:
     assert max(ids) > n_kept - 100
 
 
-def test_rows_of_nan_have_no_token_and_spoil_no_other(fake: ModuleType) -> None:
+def test_nan_rows_draw_no_token_and_affect_no_other_row(fake: ModuleType) -> None:
     logits = torch.from_numpy(np.tile(LOGITS, (4, 1)))
     logits[1:3, 3] = torch.nan
-    some = [request(fake, Sampling(temperature=t, logprobs=True), rid=i) for i, t in enumerate((0, 0, 1, 1))]
-    ids, logprobs = sampler.choose(logits, some)
+    requests = [request(fake, Sampling(temperature=t, logprobs=True), rid=i) for i, t in enumerate((0, 0, 1, 1))]
+    ids, logprobs = sampler.choose(logits, requests)
     assert ids[:3] == [0, NO_TOKEN, NO_TOKEN]
     assert ids[3] >= 0
     assert len(logprobs) == 4

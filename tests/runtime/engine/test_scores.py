@@ -12,7 +12,7 @@ from banyan.runtime.protocol.wire import Sampling
 
 
 @pytest.mark.parametrize("step_tokens", [7, 512])
-def test_scores_come_with_alternatives_where_they_are_asked_for(fake: ModuleType, step_tokens: int) -> None:
+def test_scores_include_alternatives_only_if_requested(fake: ModuleType, step_tokens: int) -> None:
     ids = [(7 * k * k + 3) % 50 for k in range(45)]
     e = fake.engine(step_tokens=step_tokens)
     s = Sampling(max_tokens=1, temperature=0, logprobs=True, top_logprobs=3)

@@ -1,6 +1,6 @@
-"""Drafts change nothing but the number of steps: outputs, logprobs and ends are those without, whoever proposes what.
+"""Drafts change only the number of steps: outputs, logprobs and finish reasons are the same as without them.
 
-The drafter here is told by the test what to say; the real ones have tests of their own.
+The drafters here are scripted; the real ones have their own tests.
 """
 
 from __future__ import annotations
@@ -23,65 +23,63 @@ from forms import short_form
 PROMPT = range(1, 12)
 
 
-def right(fake: ModuleType) -> Any:
-    """What the fake model says, greedily."""
+def greedy_script(fake: ModuleType) -> Any:
+    """A script that proposes the fake model's greedy output."""
     return lambda request, n: fake.greedy(request.ids, n)
 
 
 def noisy(fake: ModuleType, share: float = 0.6, known: dict[int, list[int]] | None = None, seed: int = 3) -> Any:
-    """What the fake model says, greedily or as it is `known` by rid, but for some tokens; of any length."""
-    chance = random.Random(seed)
+    """A script that proposes the greedy or `known` output with a `share` of correct tokens, cut at random."""
+    rng = random.Random(seed)
 
-    def says(request: Request, n: int) -> list[int]:
+    def script(request: Request, n: int) -> list[int]:
         draft = known[request.rid][request.n_out :][:n] if known else fake.greedy(request.ids, n)
-        return [
-            t if chance.random() < share else chance.randrange(fake.VOCAB) for t in draft[: chance.randrange(n + 1)]
-        ]
+        return [t if rng.random() < share else rng.randrange(fake.VOCAB) for t in draft[: rng.randrange(n + 1)]]
 
-    return says
+    return script
 
 
 def drafters(fake: ModuleType, shape: str, share: float = 0.6, known: dict[int, list[int]] | None = None) -> Any:
-    """One that proposes chains, or three whose chains make trees."""
+    """One script for chains, three for trees."""
     return [noisy(fake, share, known, seed) for seed in range(3 if shape == "tree" else 1)]
 
 
 SHAPES = ("chain", "tree")
 
 
-def test_right_drafts_take_fewer_steps(fake: ModuleType) -> None:
-    e = fake.told(right(fake))
+def test_correct_drafts_reduce_steps(fake: ModuleType) -> None:
+    e = fake.engine_with_drafts(greedy_script(fake))
     outputs = fake.drive(e, [fake.run(0, PROMPT, Sampling(temperature=0.0, max_tokens=20))], check=True)
     assert outputs[0].ids == fake.greedy(PROMPT, 20)
-    assert e.scheduler.counts["steps"] == 3, "a draft of 8 and one more, twice, and the two that are left"
+    assert e.scheduler.counts["steps"] == 3, "twice a draft of 8 and one token, then the remaining two"
     finish = outputs[0].finish
     assert (finish.n_drafted, finish.n_accepted) == (17, 17)
-    assert finish.drafts == {"told": (17, 17)}
+    assert finish.drafts == {"first": (17, 17)}
     assert array("i", finish.drafted).tolist() == [*range(8), *range(9, 17), 18]
-    assert e.scheduler.stats()["accepted_told"] == 17
+    assert e.scheduler.stats()["accepted_first"] == 17
 
 
-def test_a_tree_is_right_where_any_of_its_branches_is(fake: ModuleType) -> None:
-    """One drafter knows the first two of any five tokens, another the rest: each is right where the other is not."""
+def test_tree_accepts_the_correct_branch(fake: ModuleType) -> None:
+    """One drafter knows the first two of every five tokens, the other the rest."""
 
-    def says(is_known: Any) -> Any:
-        def says(request: Request, n: int) -> list[int]:
-            said = fake.greedy(request.ids, n)
-            return [t if is_known((request.n_out + k) % 5) else (t + 1) % fake.VOCAB for k, t in enumerate(said)]
+    def make_script(is_known: Any) -> Any:
+        def script(request: Request, n: int) -> list[int]:
+            output = fake.greedy(request.ids, n)
+            return [t if is_known((request.n_out + k) % 5) else (t + 1) % fake.VOCAB for k, t in enumerate(output)]
 
-        return says
+        return script
 
-    e = fake.told([says(lambda at: at < 2), says(lambda at: at >= 2)], page=4)
+    e = fake.engine_with_drafts([make_script(lambda at: at < 2), make_script(lambda at: at >= 2)], page=4)
     outputs = fake.drive(e, [fake.run(0, PROMPT, Sampling(temperature=0.0, max_tokens=30))], check=True)
     assert outputs[0].ids == fake.greedy(PROMPT, 30)
     stats = e.drafting.stats()
-    assert stats["accepted_told"] > 5
-    assert stats["accepted_other"] > 5, "beside the other's"
-    assert outputs[0].finish.n_accepted == stats["accepted_told"] + stats["accepted_other"]
+    assert stats["accepted_first"] > 5
+    assert stats["accepted_second"] > 5, "both drafters contribute"
+    assert outputs[0].finish.n_accepted == stats["accepted_first"] + stats["accepted_second"]
 
 
-def test_wrong_drafts_cost_rows_alone(fake: ModuleType) -> None:
-    e = fake.told(lambda request, n: [(fake.greedy(request.ids, 1)[0] + 1) % fake.VOCAB] * n)
+def test_wrong_drafts_change_no_output_and_leak_no_pages(fake: ModuleType) -> None:
+    e = fake.engine_with_drafts(lambda request, n: [(fake.greedy(request.ids, 1)[0] + 1) % fake.VOCAB] * n)
     outputs = fake.drive(e, [fake.run(0, PROMPT, Sampling(temperature=0.0, max_tokens=20))], check=True)
     assert outputs[0].ids == fake.greedy(PROMPT, 20)
     assert outputs[0].finish.n_accepted == 0
@@ -91,9 +89,9 @@ def test_wrong_drafts_cost_rows_alone(fake: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_nothing_of_a_refused_draft_is_in_the_tree(fake: ModuleType, shape: str) -> None:
-    """Pages of one slot are published token by token; what was refused must be in none of them."""
-    e = fake.told(drafters(fake, shape), page=1)
+def test_rejected_drafts_are_not_cached(fake: ModuleType, shape: str) -> None:
+    """One-slot pages are published token by token; none may hold a rejected token."""
+    e = fake.engine_with_drafts(drafters(fake, shape), page=1)
     fake.drive(e, [fake.run(0, PROMPT, Sampling(temperature=0.0, max_tokens=30))], check=True)
     text = [*PROMPT, *fake.greedy(PROMPT, 30)]
     assert e.cache.tree.n_tokens == len(text) - 1
@@ -118,8 +116,8 @@ SAMPLINGS = {
 @pytest.mark.parametrize("page", [1, 4, 16])
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_same_outputs_with_drafts_and_without(fake: ModuleType, sampling: Sampling, page: int, shape: str) -> None:
-    """Sampled ones too: a draw depends on its position alone, not on who proposed what."""
+def test_outputs_with_drafts_match_outputs_without(fake: ModuleType, sampling: Sampling, page: int, shape: str) -> None:
+    """Sampled outputs too: a draw depends only on its position, not on the proposals."""
     stops = fake.int32([3, 17, 30])
     runs = [
         fake.run(rid, range(1, 5 + rid), sampling, stop_ids=stops, seed=rid // 2, sample=rid % 2, order=(0, rid))
@@ -127,7 +125,9 @@ def test_the_same_outputs_with_drafts_and_without(fake: ModuleType, sampling: Sa
     ]
     plain = fake.drive(fake.engine(speculate="off", page=page), runs)
     known = {rid: output.ids for rid, output in plain.items()}
-    e = fake.told(drafters(fake, shape, known=known), page=page, step_tokens=23 if shape == "chain" else 64)
+    e = fake.engine_with_drafts(
+        drafters(fake, shape, known=known), page=page, step_tokens=23 if shape == "chain" else 64
+    )
     drafted = fake.drive(e, runs, check=True)
     assert sum(o.finish.n_accepted for o in drafted.values()) > 20
     for rid, output in plain.items():
@@ -137,26 +137,27 @@ def test_the_same_outputs_with_drafts_and_without(fake: ModuleType, sampling: Sa
         assert (one.reason, one.stop_id, one.n_prompt) == (other.reason, other.stop_id, other.n_prompt)
 
 
-def test_a_draft_reaches_up_to_what_ends_the_output(fake: ModuleType) -> None:
-    """A stop id in the middle of a draft ends the output there, and so does the length."""
-    said = fake.greedy(PROMPT, 20)
-    e = fake.told(right(fake))
-    runs = [fake.run(0, PROMPT, Sampling(temperature=0.0, max_tokens=20), stop_ids=fake.int32([said[5]]))]
+def test_output_ends_inside_a_draft_at_stop_id_or_length(fake: ModuleType) -> None:
+    expected = fake.greedy(PROMPT, 20)
+    e = fake.engine_with_drafts(greedy_script(fake))
+    runs = [fake.run(0, PROMPT, Sampling(temperature=0.0, max_tokens=20), stop_ids=fake.int32([expected[5]]))]
     output = fake.drive(e, runs, check=True)[0]
-    assert output.ids == said[: said.index(said[5])]
-    assert (output.finish.reason, output.finish.stop_id) == ("stop", said[5])
+    assert output.ids == expected[: expected.index(expected[5])]
+    assert (output.finish.reason, output.finish.stop_id) == ("stop", expected[5])
     output = fake.drive(e, [fake.run(1, PROMPT, Sampling(temperature=0.0, max_tokens=4))], check=True)[1]
-    assert output.ids == said[:4]
+    assert output.ids == expected[:4]
     assert output.finish.reason == "length"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_short_of_pages(fake: ModuleType, monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
-    """Drafts take the pages that are left; nobody is retracted for one, and those that are go on as they would."""
-    monkeypatch.setattr(scheduler, "FORESIGHT", 0)  # start what fits now, whatever comes
+def test_drafts_under_page_pressure_change_no_output(
+    fake: ModuleType, monkeypatch: pytest.MonkeyPatch, shape: str
+) -> None:
+    """Drafts use only spare pages, and retracted requests continue unchanged."""
+    monkeypatch.setattr(scheduler, "FORESIGHT", 0)  # admit whatever fits now
     runs = [fake.run(rid, [rid + 1, *PROMPT], Sampling(temperature=0.0, max_tokens=40)) for rid in range(6)]
     for n_pages in (14, 20, 60):
-        e = fake.told(drafters(fake, shape), n_pages=n_pages, page=4)
+        e = fake.engine_with_drafts(drafters(fake, shape), n_pages=n_pages, page=4)
         outputs = fake.drive(e, runs, check=True)
         for rid in range(6):
             assert outputs[rid].ids == fake.greedy([rid + 1, *PROMPT], 40)
@@ -165,8 +166,8 @@ def test_short_of_pages(fake: ModuleType, monkeypatch: pytest.MonkeyPatch, shape
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_one_that_is_aborted_leaves_nothing(fake: ModuleType, shape: str) -> None:
-    e = fake.told(drafters(fake, shape))
+def test_aborted_drafting_requests_release_everything(fake: ModuleType, shape: str) -> None:
+    e = fake.engine_with_drafts(drafters(fake, shape))
     outputs: dict[int, Any] = {}
     for rid in range(4):
         e.take(fake.run(rid, [rid + 1, *PROMPT], Sampling(temperature=0.0, max_tokens=200)))
@@ -184,9 +185,9 @@ def test_one_that_is_aborted_leaves_nothing(fake: ModuleType, shape: str) -> Non
     assert e.cache.stats().n_leased == 0
 
 
-def test_a_step_that_fails_fails_its_requests_alone(fake: ModuleType) -> None:
+def test_failed_step_fails_only_its_requests(fake: ModuleType) -> None:
     model = fake.FakeModel()
-    e = fake.told(right(fake), model)
+    e = fake.engine_with_drafts(greedy_script(fake), model)
     outputs: dict[int, Any] = {}
     e.take(fake.run(0, PROMPT))
     forward = model.forward
@@ -198,20 +199,20 @@ def test_a_step_that_fails_fails_its_requests_alone(fake: ModuleType) -> None:
     assert fake.drive(e, [fake.run(1, PROMPT)], check=True)[1].ids == fake.greedy(PROMPT, 8)
 
 
-def test_the_budget_of_a_step_holds(fake: ModuleType) -> None:
+def test_drafts_respect_the_step_token_budget(fake: ModuleType) -> None:
     model = fake.FakeModel()
-    e = fake.told(right(fake), model, step_tokens=16)
+    e = fake.engine_with_drafts(greedy_script(fake), model, step_tokens=16)
     runs = [fake.run(rid, [rid + 1, *PROMPT], Sampling(temperature=0.0, max_tokens=30)) for rid in range(5)]
     fake.drive(e, runs, check=True)
     assert max(map(sum, model.steps)) == 16
 
 
-# ---- the law -------------------------------------------------------------------------------------------------------
+# ---- distribution --------------------------------------------------------------------------------------------------
 
 N = 2000
 
 
-LAWS = (
+SAMPLED = (
     (Sampling(temperature=1.0, max_tokens=3), 0.0),
     (Sampling(temperature=1.0, max_tokens=3), 1.0),
     (Sampling(temperature=0.7, top_k=5, max_tokens=3), 0.5),
@@ -222,19 +223,19 @@ LAWS = (
 
 
 @pytest.mark.parametrize(
-    ("k", "shape"), short_form(product(range(len(LAWS)), SHAPES), lambda k, shape: SHAPES[k % 2] == shape)
+    ("k", "shape"), short_form(product(range(len(SAMPLED)), SHAPES), lambda k, shape: SHAPES[k % 2] == shape)
 )
-def test_the_second_token_is_distributed_as_the_model_says(fake: ModuleType, k: int, shape: str) -> None:
-    """Pearson's chi-square of the token behind a given first one, whatever share of the drafts was right."""
-    sampling, share = LAWS[k]
-    e = fake.told(drafters(fake, shape, share), max_running=64)
+def test_second_token_follows_the_model_distribution(fake: ModuleType, k: int, shape: str) -> None:
+    """Pearson's chi-square of the token after a given first token, for several shares of correct drafts."""
+    sampling, share = SAMPLED[k]
+    e = fake.engine_with_drafts(drafters(fake, shape, share), max_running=64)
     first = int(fake.logits_after(PROMPT).argmax())
     runs = [fake.run(rid, PROMPT, sampling, seed=rid) for rid in range(N)]
     outputs = fake.drive(e, runs, limit=10**6)
     assert share == 0.0 or sum(o.finish.n_accepted for o in outputs.values()) > 0
     seconds = [o.ids[1] for o in outputs.values() if o.ids[0] == first]
     counts = np.bincount(seconds, minlength=fake.VOCAB)
-    p = law([*PROMPT, first], sampling, fake)
+    p = distribution([*PROMPT, first], sampling, fake)
     assert counts[p == 0].sum() == 0
     expected = len(seconds) * p
     is_rare = expected < 5
@@ -246,8 +247,8 @@ def test_the_second_token_is_distributed_as_the_model_says(fake: ModuleType, k: 
     assert statistic < n_free + 4 * (2 * n_free) ** 0.5 + 4, (statistic, n_free)  # about 1 in 10,000
 
 
-def law(ids: Sequence[int], s: Sampling, fake: ModuleType) -> np.ndarray:
-    """float64 [vocab]: the plain definition of what `Sampling` asks for."""
+def distribution(ids: Sequence[int], s: Sampling, fake: ModuleType) -> np.ndarray:
+    """float64 [vocab]: the distribution that `Sampling` defines, computed directly."""
     x = fake.logits_after(ids).astype(np.float64)
     for token in set(ids):
         x[token] = x[token] / s.repetition_penalty if x[token] > 0 else x[token] * s.repetition_penalty

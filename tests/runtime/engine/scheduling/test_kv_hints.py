@@ -1,4 +1,4 @@
-"""What the server says of the tree's future, in an engine under pressure: what is found again, and what went first."""
+"""The server's cache hints in an engine short of pages: what stays cached and what is evicted first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LENGTH = 40
 
 
 def prompt(k: int) -> list[int]:
-    """One that shares nothing with any other."""
+    """A prompt that shares no prefix with the others."""
     return [(7 * k + i * i) % 50 for i in range(LENGTH)]
 
 
@@ -25,11 +25,11 @@ def ids(k: int) -> bytes:
 class Driver:
     def __init__(self, fake: ModuleType, **options: Any) -> None:
         self.fake, self.now, self.rid = fake, 0.0, 0
-        self.engine = fake.engine(**{"page": 4, "n_pages": 48} | options)  # of 12 pages that a request needs
+        self.engine = fake.engine(**{"page": 4, "n_pages": 48} | options)  # a request needs 12 pages
         self.engine.clock = lambda: self.now
 
-    def ask(self, *ks: int) -> list[int]:
-        """How many tokens each of these prompts found, one after the other."""
+    def run(self, *ks: int) -> list[int]:
+        """Run these prompts one after the other; return each one's number of cached tokens."""
         found = []
         for k in ks:
             self.rid += 1
@@ -47,90 +47,90 @@ def driver(fake: ModuleType) -> Driver:
 OTHERS = tuple(range(10, 16))
 
 
-def test_without_a_word_the_longest_unused_goes(driver: Driver) -> None:
-    driver.ask(0, *OTHERS)
-    assert driver.ask(0) == [0]
+def test_least_recently_used_is_evicted_without_hints(driver: Driver) -> None:
+    driver.run(0, *OTHERS)
+    assert driver.run(0) == [0]
 
 
-@pytest.mark.parametrize("how", [{"steps": 1000.0}, {"seconds": 60.0}])
-def test_what_is_held_stays(driver: Driver, how: dict[str, float]) -> None:
-    driver.ask(0)
-    driver.engine.take(Hold(1, ids(0), **how))
-    driver.ask(*OTHERS)
-    assert driver.ask(0) == [LENGTH - 1]
+@pytest.mark.parametrize("limit", [{"steps": 1000.0}, {"seconds": 60.0}])
+def test_held_prefix_stays_until_released(driver: Driver, limit: dict[str, float]) -> None:
+    driver.run(0)
+    driver.engine.take(Hold(1, ids(0), **limit))
+    driver.run(*OTHERS)
+    assert driver.run(0) == [LENGTH - 1]
     driver.engine.take(Release(1))
-    driver.ask(*OTHERS)
-    assert driver.ask(0) == [0]
+    driver.run(*OTHERS)
+    assert driver.run(0) == [0]
     assert len(driver.engine.kv_hints) == 0
 
 
-def test_a_pin_ends_with_its_time(driver: Driver) -> None:
-    driver.ask(0)
+def test_hold_expires_after_its_seconds(driver: Driver) -> None:
+    driver.run(0)
     driver.engine.take(Hold(1, ids(0), seconds=60.0))
     driver.now = 59.0
-    driver.ask(*OTHERS)
-    assert driver.ask(0) == [LENGTH - 1]
+    driver.run(*OTHERS)
+    assert driver.run(0) == [LENGTH - 1]
     driver.now = 61.0
-    driver.ask(*OTHERS)
-    assert driver.ask(0) == [0]
+    driver.run(*OTHERS)
+    assert driver.run(0) == [0]
 
 
-def test_what_lost_goes_before_what_is_older(driver: Driver) -> None:
-    driver.ask(0, 1, 2)
+def test_evict_first_hint_precedes_older_entries(driver: Driver) -> None:
+    driver.run(0, 1, 2)
     driver.engine.take(EvictFirst(ids(2)))
-    driver.ask(3)
-    assert driver.ask(0, 1) == [LENGTH - 1] * 2
+    driver.run(3)
+    assert driver.run(0, 1) == [LENGTH - 1] * 2
     assert driver.engine.cache.stats().evicted == {"dead": driver.engine.cache.stats().n_evicted_pages}
 
 
-def test_what_a_loser_shares_lives(driver: Driver) -> None:
-    driver.ask(0)
+def test_evict_first_keeps_the_shared_prefix(driver: Driver) -> None:
+    driver.run(0)
     driver.engine.take(EvictFirst(ids(0), 24))
-    driver.ask(1, 2, 3)
+    driver.run(1, 2, 3)
     short = driver.fake.run(99, [1, 2, 3, 4, 5, 6, 7, 8, 9])
     driver.fake.drive(driver.engine, [short], check=True)
-    assert 24 <= driver.ask(0)[0] < LENGTH - 1, "some behind the fork is gone, and nothing before it"
+    assert 24 <= driver.run(0)[0] < LENGTH - 1, "only tokens after the fork are evicted"
 
 
-def test_whatever_is_held_nobody_waits_for_it(driver: Driver) -> None:
+def test_holds_never_block_requests(driver: Driver) -> None:
     for k in range(4):
-        driver.ask(k)
+        driver.run(k)
         driver.engine.take(Hold(k, ids(k), seconds=1e9))
         driver.engine.take(Hold(100 + k, ids(k), steps=1.0))
-    driver.ask(*OTHERS)
+    driver.run(*OTHERS)
     assert driver.engine.scheduler.counts["retractions"] == 0
 
 
-def test_of_those_that_wait_the_nearer_stay(driver: Driver) -> None:
+def test_holds_expected_sooner_stay(driver: Driver) -> None:
     for k, steps in enumerate((500.0, 150.0, 160.0, 170.0)):
-        driver.ask(k)
+        driver.run(k)
         driver.engine.take(Hold(k, ids(k), steps))
-    driver.ask(*OTHERS[:3])
+    driver.run(*OTHERS[:3])
     assert driver.engine.cache.stats().evicted["expected"] > 0
-    assert driver.ask(1, 2, 3) == [LENGTH - 1] * 3
-    assert driver.ask(0)[0] < LENGTH - 1
+    assert driver.run(1, 2, 3) == [LENGTH - 1] * 3
+    assert driver.run(0)[0] < LENGTH - 1
 
 
-def test_what_is_fetched_early_is_there(fake: ModuleType) -> None:
+def test_prefetched_prefix_is_on_the_device_before_its_request(fake: ModuleType) -> None:
     driver = Driver(fake, n_host=200)
-    driver.ask(0, *OTHERS)
+    driver.run(0, *OTHERS)
     before = driver.engine.cache.stats()
     driver.engine.take(Hold(1, ids(0), steps=10.0, prefetch=True))
-    driver.ask(20)
+    driver.run(20)
     moved = driver.engine.cache.stats()
     assert moved.n_moved_in - before.n_moved_in >= LENGTH // 4
-    assert driver.ask(0) == [LENGTH - 1]
+    assert driver.run(0) == [LENGTH - 1]
     after = driver.engine.cache.stats()
-    assert after.n_moved_in == moved.n_moved_in, "it had come back before it was asked for"
+    assert after.n_moved_in == moved.n_moved_in, "the prefetch had already moved it in"
     assert after.n_host_hit_tokens == before.n_host_hit_tokens
 
 
-def test_a_number_that_is_said_again_is_the_last_said(driver: Driver) -> None:
-    driver.ask(0, 1)
+def test_reused_hold_number_replaces_the_earlier_hold(driver: Driver) -> None:
+    driver.run(0, 1)
     driver.engine.take(Hold(1, ids(0), steps=1000.0))
     driver.engine.take(Hold(1, ids(1), steps=1000.0))
-    driver.ask(*OTHERS)
-    assert driver.ask(1, 0) == [LENGTH - 1, 0]
+    driver.run(*OTHERS)
+    assert driver.run(1, 0) == [LENGTH - 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -144,14 +144,14 @@ def test_a_number_that_is_said_again_is_the_last_said(driver: Driver) -> None:
         Hold(9, ids(40), 1e300, 1e300),
     ],
 )
-def test_nonsense_is_nothing(driver: Driver, order: Any) -> None:
-    driver.ask(0)
+def test_invalid_hints_are_ignored(driver: Driver, order: Any) -> None:
+    driver.run(0)
     driver.engine.take(order)
-    assert driver.ask(0) == [LENGTH - 1]
+    assert driver.run(0) == [LENGTH - 1]
 
 
-def test_holds_that_hold_nothing_are_forgotten(driver: Driver) -> None:
-    driver.ask(0)
+def test_holds_of_uncached_prefixes_are_dropped(driver: Driver) -> None:
+    driver.run(0)
     for number in range(10_000):
         driver.engine.take(Hold(number, ids(number % 7), steps=5.0, namespace=b"" if number % 500 == 0 else b"other"))
     assert len(driver.engine.kv_hints) < 200

@@ -7,22 +7,22 @@ import pytest
 from banyan.runtime.engine.scheduling.output_lengths import Growth, OutputLengths, peak
 
 
-def test_before_anything_ended_all_is_expected() -> None:
+def test_full_length_is_expected_without_history() -> None:
     assert OutputLengths().left(128, 0) == 128
     assert OutputLengths().left(128, 100) == 28
 
 
-def test_what_was_seen_is_expected_again() -> None:
+def test_expected_length_is_the_mean_of_longer_outputs() -> None:
     lengths = OutputLengths()
     for n in (10, 20, 30) * 20:
         lengths.note(128, n)
     assert lengths.left(128, 0) == 20
-    assert lengths.left(128, 15) == pytest.approx(25 - 15, abs=5), "the mean of the longer ones"
-    assert lengths.left(128, 90) == 19, "longer than all: half of what is left"
-    assert lengths.left(8, 0) == 8, "who asks for 8 tokens is of another kind"
+    assert lengths.left(128, 15) == pytest.approx(25 - 15, abs=5), "the mean of the longer outputs"
+    assert lengths.left(128, 90) == 19, "longer than all outputs: half of the remainder"
+    assert lengths.left(8, 0) == 8, "a max_tokens of 8 has its own history"
 
 
-def test_old_outputs_are_forgotten_by_and_by() -> None:
+def test_old_outputs_lose_weight() -> None:
     lengths = OutputLengths()
     for _ in range(5000):
         lengths.note(1000, 10)
@@ -32,16 +32,16 @@ def test_old_outputs_are_forgotten_by_and_by() -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 100, 10**6])
-def test_never_more_than_there_may_be_and_at_least_none(n: int) -> None:
+def test_expected_length_is_within_its_bounds(n: int) -> None:
     lengths = OutputLengths()
     for length in (0, 3, 10**6, 10**9):
         lengths.note(10**6, length)
     assert 0 <= lengths.left(10**6, n) <= 10**6 - n
 
 
-def simulated(some: list[Growth], page: int) -> int:
-    """The same by steps: the most pages that are claimed at once, beyond what is there now."""
-    running, most, freed, t = list(some), 0, 0, 0
+def simulated(growths: list[Growth], page: int) -> int:
+    """The peak computed step by step: the most additional pages claimed at once."""
+    running, most, freed, t = list(growths), 0, 0, 0
     while running:
         claimed = sum(max(0, -(-(t - g.n_room) // page)) for g in running)
         most = max(most, claimed - freed)
@@ -52,15 +52,13 @@ def simulated(some: list[Growth], page: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_the_peak_is_that_of_the_steps_to_come(seed: int) -> None:
-    chance = random.Random(seed)
-    page = chance.choice([1, 4, 16])
-    some = [
-        Growth(chance.randrange(200), chance.randrange(page), chance.randrange(12)) for _ in range(chance.randrange(64))
-    ]
-    assert peak(some, page) == pytest.approx(simulated(some, page), abs=1 + len(some))
+def test_peak_matches_a_step_by_step_simulation(seed: int) -> None:
+    rng = random.Random(seed)
+    page = rng.choice([1, 4, 16])
+    growths = [Growth(rng.randrange(200), rng.randrange(page), rng.randrange(12)) for _ in range(rng.randrange(64))]
+    assert peak(growths, page) == pytest.approx(simulated(growths, page), abs=1 + len(growths))
 
 
-def test_a_prompt_that_has_no_pages_yet_is_part_of_the_peak() -> None:
+def test_peak_includes_prompts_without_pages() -> None:
     assert peak([Growth(0, -160, 0)], 16) == 10
     assert peak([], 16) == 0

@@ -1,4 +1,4 @@
-"""The scheduler short of pages, places and time, on a machine that only counts: no torch, no clock."""
+"""The scheduler short of pages, places and time, on a simulated machine without torch or a clock."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def run(simulate: ModuleType, rid: int, tokens: Any, max_tokens: int = 16, **fie
     return Run(rid, simulate.ids(tokens), Sampling(max_tokens=max_tokens), simulate.STOP, **fields)
 
 
-# ---- any load ------------------------------------------------------------------------------------------------------
+# ---- random load ---------------------------------------------------------------------------------------------------
 
 request = st.tuples(
-    st.integers(0, 5),  # whose prompt it goes on from, of the last few
-    st.integers(1, 40),  # tokens of its own
+    st.integers(0, 5),  # which of the last prompts it extends
+    st.integers(1, 40),  # own tokens
     st.integers(0, 40),  # max_tokens
-    st.integers(0, 40),  # tokens after which it stops by itself
+    st.integers(0, 40),  # output length until its stop id
     st.integers(0, 6),  # program
     st.integers(0, 2),  # client
     st.sampled_from([0, 0, 0, 1, -1]),  # priority
-    st.integers(0, 5),  # steps before it comes
-    st.booleans(),  # aborted, some time later
+    st.integers(0, 5),  # steps before it arrives
+    st.booleans(),  # aborted later
 )
 
 
@@ -54,7 +54,7 @@ request = st.tuples(
     max_running=st.integers(1, 12),
     foresight=st.sampled_from([0.0, 1.0]),
 )
-def test_whatever_comes_all_end_and_the_books_balance(
+def test_random_load_finishes_and_releases_all_pages(
     simulate: ModuleType, requests: Any, schedule: Any, page: int, n_slots: int, step_tokens: int, max_running: int,
     foresight: float,
 ) -> None:  # fmt: skip
@@ -63,20 +63,20 @@ def test_whatever_comes_all_end_and_the_books_balance(
         m = simulate.Machine(
             n_pages=-(-n_slots // page), page=page, step_tokens=step_tokens, max_running=max_running, schedule=schedule
         )
-        storm(simulate, m, requests)
+        run_random_load(simulate, m, requests)
     finally:
         scheduler.FORESIGHT = before
 
 
-def storm(simulate: ModuleType, m: Any, requests: Any) -> None:
+def run_random_load(simulate: ModuleType, m: Any, requests: Any) -> None:
     ended: Counter[int] = Counter()
-    said: Counter[int] = Counter()
+    n_output: Counter[int] = Counter()
     m.on_finish = lambda finish: ended.update([finish.rid])
     m.on_failed = lambda failed: ended.update([failed.program])
 
     def on_step(plan: Any, step: Any, seconds: float) -> None:
         assert sum(work.n_new for work in plan.works) <= m.scheduler.limits.step_tokens
-        said.update(dict(zip(memoryview(step.rids).cast("q"), memoryview(step.counts).cast("i"), strict=True)))
+        n_output.update(dict(zip(memoryview(step.rids).cast("q"), memoryview(step.counts).cast("i"), strict=True)))
 
     m.on_step = on_step
     texts = [[1, 2, 3]]
@@ -94,25 +94,25 @@ def storm(simulate: ModuleType, m: Any, requests: Any) -> None:
         if not m.step():
             break
     m.scheduler.check()
-    assert ended == Counter(range(len(requests))), "each ends once, and nothing else does"
+    assert ended == Counter(range(len(requests))), "each request ends exactly once"
     assert m.scheduler.is_idle
     assert m.cache.n_available == m.cache.n_pages
     for rid, (_, _, max_tokens, *_) in enumerate(requests):
-        assert said[rid] <= max_tokens
+        assert n_output[rid] <= max_tokens
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_plans_are_a_function_of_messages_and_times(simulate: ModuleType, schedule: Schedule) -> None:
+def test_plans_depend_only_on_messages_and_times(simulate: ModuleType, schedule: Schedule) -> None:
     def plans() -> list[Any]:
-        chance, seen = random.Random(3), []
+        rng, seen = random.Random(3), []
         m = simulate.Machine(n_pages=60, page=4, step_tokens=64, max_running=8, schedule=schedule)
         m.on_step = lambda plan, step, seconds: seen.append(
             ([(w.request.rid, w.n_new, w.draws) for w in plan.works], plan.copies, m.now)
         )
         for rid in range(120):
-            tokens = [chance.randrange(3) for _ in range(chance.randrange(1, 40))]
-            order = run(simulate, rid, tokens, chance.randrange(30), client=rid % 3, order=(rid % 7,))
-            m.at(chance.random() * 20, lambda order=order: m.take(order))
+            tokens = [rng.randrange(3) for _ in range(rng.randrange(1, 40))]
+            order = run(simulate, rid, tokens, rng.randrange(30), client=rid % 3, order=(rid % 7,))
+            m.at(rng.random() * 20, lambda order=order: m.take(order))
         m.run()
         assert m.scheduler.counts["requests"] == 120
         return seen
@@ -124,15 +124,15 @@ def test_plans_are_a_function_of_messages_and_times(simulate: ModuleType, schedu
 
 
 @pytest.mark.parametrize("page", [1, 4, 16])
-def test_a_retraction_costs_what_was_evicted_and_no_more(
+def test_retraction_recomputes_only_evicted_tokens(
     simulate: ModuleType, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)
     m = simulate.Machine(n_pages=480 // page, page=page, max_running=8)
-    chance = random.Random(0)
+    rng = random.Random(0)
     n_computed = 0
     for rid in range(40):
-        n_prompt, n_out = chance.randrange(20, 60), chance.randrange(20, 100)
+        n_prompt, n_out = rng.randrange(20, 60), rng.randrange(20, 100)
         m.lengths[rid] = n_out
         n_computed += n_prompt + n_out
         m.take(run(simulate, rid, [rid] * n_prompt, 100, order=(rid,)))
@@ -140,26 +140,26 @@ def test_a_retraction_costs_what_was_evicted_and_no_more(
     counts = m.scheduler.counts
     assert counts["retractions"] > 10
     assert n_computed <= counts["computed_tokens"] <= n_computed + page * m.cache.stats().n_evicted_pages
-    assert counts["computed_tokens"] - n_computed < 0.5 * counts["retractions"] * 80, "most of it was still there"
+    assert counts["computed_tokens"] - n_computed < 0.5 * counts["retractions"] * 80, (
+        "most of the retracted tokens were still cached"
+    )
 
 
-def test_the_youngest_branch_makes_room_and_the_oldest_goes_on(
-    simulate: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_youngest_branch_is_retracted_first(simulate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)
     m = simulate.Machine(n_pages=10, page=16, max_running=8)
     ends: list[int] = []
     m.on_finish = lambda finish: ends.append(finish.rid)
     for rid in range(4):
         m.take(run(simulate, rid, [rid] * 20, 60, order=(rid // 2, rid % 2)))
-    stood: set[int] = set()
+    previous: set[int] = set()
 
     def on_step(plan: Any, step: Any, seconds: float) -> None:
-        here = {r.rid for r in m.scheduler.running}
-        for rid in stood - here - {f.rid for f in step.finished}:
-            assert all(other < rid for other in here), f"{rid} made room for one behind it"
-        stood.clear()
-        stood.update(here)
+        running = {r.rid for r in m.scheduler.running}
+        for rid in previous - running - {f.rid for f in step.finished}:
+            assert all(other < rid for other in running), f"{rid} was retracted before a younger one"
+        previous.clear()
+        previous.update(running)
 
     m.on_step = on_step
     m.run()
@@ -167,8 +167,8 @@ def test_the_youngest_branch_makes_room_and_the_oldest_goes_on(
     assert m.scheduler.counts["retractions"] > 0
 
 
-def test_what_will_be_needed_is_foreseen_once_some_have_ended(simulate: ModuleType) -> None:
-    """All may say 400 tokens, and say 40: after the first of them many run at once, and hardly one is retracted."""
+def test_admission_learns_output_lengths(simulate: ModuleType) -> None:
+    """All outputs are 40 of at most 400 tokens: after the first ones many run at once, with few retractions."""
     m = simulate.Machine(n_pages=100, page=16, max_running=64)
     widths: list[int] = []
     m.on_step = lambda plan, step, seconds: widths.append(len(plan.works))
@@ -177,24 +177,24 @@ def test_what_will_be_needed_is_foreseen_once_some_have_ended(simulate: ModuleTy
         m.lengths[rid] = 40
         m.take(run(simulate, rid, [rid] * 30, 400, order=(rid,)))
     m.run()
-    assert max(widths[:20]) <= 4, "nothing is known yet"
-    assert sorted(widths)[len(widths) // 2] >= 18, "a request takes five pages, and they end one after the other"
+    assert max(widths[:20]) <= 4, "no lengths are known yet"
+    assert sorted(widths)[len(widths) // 2] >= 18, "a request takes five pages"
     assert m.scheduler.counts["retractions"] < 60
 
 
-def test_who_does_not_fit_is_not_overtaken_for_ever(simulate: ModuleType) -> None:
+def test_large_request_is_not_starved_by_small_ones(simulate: ModuleType) -> None:
     m = simulate.Machine(n_pages=64, page=16, max_running=16)
     ended: list[int] = []
     n = 1
 
-    def go_on(finish: Any) -> None:
+    def submit_next(finish: Any) -> None:
         nonlocal n
         ended.append(finish.rid)
         if n < 200:
             m.take(run(simulate, n, [n] * 60, 30, order=(n,)))
             n += 1
 
-    m.on_finish = go_on
+    m.on_finish = submit_next
     for _ in range(12):
         m.take(run(simulate, n, [n] * 60, 30, order=(n,)))
         n += 1
@@ -210,9 +210,7 @@ def test_who_does_not_fit_is_not_overtaken_for_ever(simulate: ModuleType) -> Non
 
 @pytest.mark.parametrize("short_of", ["places", "pages"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_higher_priority_does_not_wait_for_a_lower_one(
-    simulate: ModuleType, schedule: Schedule, short_of: str
-) -> None:
+def test_higher_priority_preempts_lower(simulate: ModuleType, schedule: Schedule, short_of: str) -> None:
     places, pages = (4, 1000) if short_of == "places" else (64, 40)
     m = simulate.Machine(n_pages=pages, page=16, max_running=places, schedule=schedule)
     ends: dict[int, float] = {}
@@ -224,7 +222,7 @@ def test_a_higher_priority_does_not_wait_for_a_lower_one(
     m.take(run(simulate, 99, [99] * 100, 60, order=(99,), priority=1))
     running = [r.rid for r in m.scheduler.running]
     m.step()
-    assert [r.rid for r in m.scheduler.running] == [99, *running[:-1]], "the last of them made way, at once"
+    assert [r.rid for r in m.scheduler.running] == [99, *running[:-1]], "the last one is retracted at once"
     assert m.scheduler.counts["retractions"] == 1
     m.scheduler.check()
     m.run()
@@ -232,36 +230,34 @@ def test_a_higher_priority_does_not_wait_for_a_lower_one(
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_low_priority_comes_to_its_end_under_a_stream_of_higher_ones(
-    simulate: ModuleType, schedule: Schedule
-) -> None:
+def test_low_priority_is_not_starved_by_higher_ones(simulate: ModuleType, schedule: Schedule) -> None:
     m = simulate.Machine(n_pages=1000, page=16, max_running=4, schedule=schedule)
-    low: list[float] = []
+    low_ends: list[float] = []
     n = 1
 
-    def go_on(finish: Any) -> None:
+    def submit_next(finish: Any) -> None:
         nonlocal n
         if finish.rid == 0:
-            low.append(m.now)
-        elif not low:
+            low_ends.append(m.now)
+        elif not low_ends:
             n += 1
             m.take(run(simulate, n, [n] * 20, 20, order=(n,), priority=5))
 
-    m.on_finish = go_on
+    m.on_finish = submit_next
     m.take(run(simulate, 0, [0] * 20, 20, order=(0,)))
     for _ in range(8):
         n += 1
         m.take(run(simulate, n, [n] * 20, 20, order=(n,), priority=5))
     m.run(limit=200_000)
-    assert low, "it never ended"
-    assert low[0] < 3 * queue.PATIENCE
+    assert low_ends, "the low priority request never ended"
+    assert low_ends[0] < 3 * queue.PATIENCE
 
 
-# ---- shares --------------------------------------------------------------------------------------------------------
+# ---- fairness ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("schedule", ["dfs", "fair"])
-def test_a_client_with_little_does_not_wait_for_one_with_much(simulate: ModuleType, schedule: Schedule) -> None:
+def test_small_client_does_not_wait_for_a_large_one(simulate: ModuleType, schedule: Schedule) -> None:
     m = simulate.Machine(n_pages=4000, page=16, max_running=16, schedule=schedule)
     ends: dict[int, float] = {}
     m.on_finish = lambda finish: ends.update({finish.rid: m.now})
@@ -272,7 +268,7 @@ def test_a_client_with_little_does_not_wait_for_one_with_much(simulate: ModuleTy
     assert max(ends[r] for r in range(1000, 1020)) < 0.1 * max(ends.values())
 
 
-def test_one_step_gives_each_of_two_clients_half_of_what_is_computed(simulate: ModuleType) -> None:
+def test_two_clients_get_equal_shares_of_computed_tokens(simulate: ModuleType) -> None:
     m = simulate.Machine(n_pages=4000, page=16, max_running=16)
     for rid in range(2000):
         m.take(run(simulate, rid, [rid] * (40 if rid % 2 else 160), 50, order=(rid,), client=rid % 2))

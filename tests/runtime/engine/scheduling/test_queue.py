@@ -1,4 +1,4 @@
-"""Orders, on requests that nothing runs: who is first, and then, and then."""
+"""Queue orders, on requests that are never run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from banyan.runtime.protocol.wire import Run
 SCHEDULES = get_args(Schedule)
 
 
-class Desk:
-    """A queue, and a tree of which we say what it has."""
+class Driver:
+    """A queue and a cache with prescribed prefix lengths."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.cached: dict[int, int] = {}
@@ -34,12 +34,12 @@ class Desk:
         return request
 
     def starts(self, now: float = 0.0, serve: int = 0, least: int = 0) -> list[int]:
-        """The rids in the order in which they are started, until `least` are left. serve: tokens each then gets."""
+        """Start requests until `least` are left; return their rids in order. serve: tokens credited to each."""
         out = []
         while len(self.queue) > least:
             self.queue.start_waits(now)
             request = self.queue.first(now)
-            assert request is self.queue.first(now), "the same until something changes"
+            assert request is self.queue.first(now), "stable until something changes"
             self.queue.start(request, now)
             request.client.n_served += serve
             request.program.n_served += serve
@@ -47,23 +47,23 @@ class Desk:
         return out
 
 
-def test_fcfs_knows_arrivals_only() -> None:
-    d = Desk("fcfs")
+def test_fcfs_starts_requests_in_order_of_arrival() -> None:
+    d = Driver("fcfs")
     for program in (3, 1, 2, 1):
         d.add(program)
     assert d.starts() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("schedule", ["dfs", "fair"])
-def test_a_program_depth_first_and_the_oldest_program_first(schedule: Schedule) -> None:
-    d = Desk(schedule)
+def test_oldest_program_starts_first_and_depth_first(schedule: Schedule) -> None:
+    d = Driver(schedule)
     for order in ((2, 0), (1, 4), (1, 2, 1), (1, 2), (0, 9)):
         d.add(*order)
     assert d.starts() == [4, 3, 2, 1, 0]
 
 
-def test_fair_gives_to_the_program_that_was_given_least() -> None:
-    d = Desk("fair")
+def test_fair_starts_the_least_served_program() -> None:
+    d = Driver("fair")
     old = [d.add(0, k) for k in range(3)]
     old[0].program.n_served = 2 * policies.QUANTUM
     d.add(1)
@@ -71,8 +71,8 @@ def test_fair_gives_to_the_program_that_was_given_least() -> None:
     assert d.starts() == [3, 4, 0, 1, 2]
 
 
-def test_fair_does_not_turn_between_programs_that_were_given_about_the_same() -> None:
-    d = Desk("fair")
+def test_fair_does_not_alternate_between_equally_served_programs() -> None:
+    d = Driver("fair")
     for program in (0, 1):
         for k in range(4):
             d.add(program, k)
@@ -80,18 +80,18 @@ def test_fair_does_not_turn_between_programs_that_were_given_about_the_same() ->
 
 
 @pytest.mark.parametrize("schedule", ["dfs", "fair"])
-def test_clients_are_given_the_same(schedule: Schedule) -> None:
-    d = Desk(schedule)
+def test_clients_get_equal_shares(schedule: Schedule) -> None:
+    d = Driver(schedule)
     for rid in range(60):
-        d.add(rid, client=0 if rid < 40 else 1)  # one of them was first, and has twice as much
+        d.add(rid, client=0 if rid < 40 else 1)  # client 0 arrives first and has twice as many
     clients = [0 if rid < 40 else 1 for rid in d.starts(serve=policies.QUANTUM, least=20)]
     assert 18 <= sum(clients) <= 21
     assert clients[:2] == [0, 1]
 
 
 @pytest.mark.parametrize("schedule", ["dfs", "fair"])
-def test_a_client_goes_on_for_a_quantum(schedule: Schedule) -> None:
-    d = Desk(schedule)
+def test_client_keeps_its_turn_for_a_quantum(schedule: Schedule) -> None:
+    d = Driver(schedule)
     for rid in range(16):
         d.add(rid, client=rid % 2)
     turns = [rid % 2 for rid in d.starts(serve=policies.QUANTUM // 4)]
@@ -99,8 +99,8 @@ def test_a_client_goes_on_for_a_quantum(schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["dfs", "fair"])
-def test_who_comes_later_has_saved_nothing(schedule: Schedule) -> None:
-    d = Desk(schedule)
+def test_late_client_gets_no_credit_for_its_absence(schedule: Schedule) -> None:
+    d = Driver(schedule)
     for rid in range(10):
         d.add(rid, client=0)
     d.starts(serve=10 * policies.QUANTUM, least=5)
@@ -110,17 +110,17 @@ def test_who_comes_later_has_saved_nothing(schedule: Schedule) -> None:
     assert sum(turns[:4]) == 2
 
 
-def test_a_client_that_left_is_forgotten() -> None:
-    d = Desk("dfs")
+def test_account_of_a_departed_client_is_dropped() -> None:
+    d = Driver("dfs")
     one = d.add(0, client=7)
     d.queue.remove(one)
     d.queue.unregister(one)
     assert not d.queue._accounts._clients
 
 
-def test_accounts_of_programs_are_kept_between_requests_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_accounts_outlive_requests_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "N_KNOWN", 3)
-    d = Desk("fair")
+    d = Driver("fair")
     first = d.add(0, 0)
     first.program.n_served = 99
     d.queue.remove(first)
@@ -134,23 +134,23 @@ def test_accounts_of_programs_are_kept_between_requests_but_not_for_ever(monkeyp
     assert d.add(0, 2).program.n_served == 0
 
 
-def test_lpm_takes_the_longest_prefix_and_is_told_what_changes() -> None:
-    d = Desk("lpm")
+def test_lpm_starts_the_longest_prefix_and_follows_the_cache() -> None:
+    d = Driver("lpm")
     text = list(range(100))
     short, long, other = d.add(ids=text[:50], cached=20), d.add(ids=text, cached=40), d.add(ids=[7] * 90, cached=30)
     assert d.queue.first(0.0) is long
     published = Request(Run(99, array("i", [7] * 80).tobytes()), max_total=99)
     d.queue.published(published)
-    assert d.queue.first(0.0) is other, "its prefix is in the tree now, 80 tokens of it"
-    assert not d.queue.is_still_first(other, 10), "meanwhile it was evicted"
+    assert d.queue.first(0.0) is other, "80 tokens of its prefix are cached now"
+    assert not d.queue.is_still_first(other, 10), "its prefix was evicted"
     assert d.queue.first(0.0) is long
-    assert d.queue.is_still_first(long, 30), "a little less is no reason to turn"
+    assert d.queue.is_still_first(long, 30), "a slightly shorter prefix keeps its place"
     d.queue.start(long, 0.0)
     assert d.starts() == [short.rid, other.rid]
 
 
-def test_lpm_does_not_mix_namespaces() -> None:
-    d = Desk("lpm")
+def test_lpm_separates_namespaces() -> None:
+    d = Driver("lpm")
     d.add(ids=[1] * 50, namespace=b"a")
     d.add(ids=[1] * 50, namespace=b"b")
     d.queue.published(Request(Run(9, array("i", [1] * 50).tobytes(), namespace=b"b"), max_total=60))
@@ -158,8 +158,8 @@ def test_lpm_does_not_mix_namespaces() -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_priority_and_deadline_go_before_any_order(schedule: Schedule) -> None:
-    d = Desk(schedule)
+def test_priority_and_deadline_precede_the_schedule(schedule: Schedule) -> None:
+    d = Driver(schedule)
     d.add(0, ids=[1] * 40, cached=39)
     d.add(1, deadline=200.0)
     d.add(2, priority=1)
@@ -170,8 +170,8 @@ def test_priority_and_deadline_go_before_any_order(schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_each_fourth_is_the_one_that_waited_longest(schedule: Schedule) -> None:
-    d = Desk(schedule)
+def test_every_fourth_start_is_the_longest_waiting_request(schedule: Schedule) -> None:
+    d = Driver(schedule)
     d.add(50, priority=-1)
     d.queue.start_waits(0.0)
     for k in range(20):
@@ -181,9 +181,9 @@ def test_each_fourth_is_the_one_that_waited_longest(schedule: Schedule) -> None:
     assert d.starts() == []
 
 
-def test_where_all_wait_for_long_the_order_stands() -> None:
-    """An old program's next turn does not stand behind the first one of all others, because that has waited longer."""
-    d = Desk("dfs")
+def test_schedule_holds_if_all_requests_have_waited_long() -> None:
+    """The next request of an old program does not queue behind the longer waiting requests of all others."""
+    d = Driver("dfs")
     for k in range(1, 60):
         d.add(k)
     d.queue.start_waits(0.0)
@@ -193,8 +193,8 @@ def test_where_all_wait_for_long_the_order_stands() -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_nobody_is_aged_before_its_time(schedule: Schedule) -> None:
-    d = Desk(schedule)
+def test_requests_are_not_aged_before_the_patience_limit(schedule: Schedule) -> None:
+    d = Driver(schedule)
     d.add(50, priority=-1)
     for k in range(20):
         d.add(k)
@@ -203,47 +203,47 @@ def test_nobody_is_aged_before_its_time(schedule: Schedule) -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("seed", range(5))
-def test_all_that_come_are_started_or_leave_and_nothing_stays(schedule: Schedule, seed: int) -> None:
-    chance = random.Random(seed)
-    d = Desk(schedule)
+def test_random_operations_leave_no_request_behind(schedule: Schedule, seed: int) -> None:
+    rng = random.Random(seed)
+    d = Driver(schedule)
     waiting: dict[int, Request] = {}
-    aside: list[Request] = []
+    parked: list[Request] = []
     now = 0.0
     for _ in range(3000):
-        now += chance.random()
+        now += rng.random()
         d.queue.start_waits(now)
-        match chance.randrange(6):
+        match rng.randrange(6):
             case 0 | 1:
-                fields: dict[str, Any] = {"client": chance.randrange(3), "priority": chance.choice([0, 0, 0, 1])}
-                ids = [chance.randrange(3) for _ in range(chance.randrange(1, 60))]
-                new = d.add(chance.randrange(8), chance.randrange(4), ids=ids, cached=chance.randrange(60), **fields)
+                fields: dict[str, Any] = {"client": rng.randrange(3), "priority": rng.choice([0, 0, 0, 1])}
+                ids = [rng.randrange(3) for _ in range(rng.randrange(1, 60))]
+                new = d.add(rng.randrange(8), rng.randrange(4), ids=ids, cached=rng.randrange(60), **fields)
                 waiting[new.rid] = new
             case 2 if waiting:
                 first = d.queue.first(now)
-                if d.queue.is_still_first(first, chance.randrange(60)):
+                if d.queue.is_still_first(first, rng.randrange(60)):
                     d.queue.start(waiting.pop(first.rid), now)
-                    first.program.n_served += chance.randrange(2 * policies.QUANTUM)
-                    first.client.n_served += chance.randrange(2 * policies.QUANTUM)
+                    first.program.n_served += rng.randrange(2 * policies.QUANTUM)
+                    first.client.n_served += rng.randrange(2 * policies.QUANTUM)
                     d.queue.published(first)
                     d.queue.unregister(first)
             case 3 if waiting:
-                gone = waiting.pop(chance.choice(list(waiting)))
-                d.queue.remove(gone)
-                d.queue.unregister(gone)
+                removed = waiting.pop(rng.choice(list(waiting)))
+                d.queue.remove(removed)
+                d.queue.unregister(removed)
             case 4 if waiting:
-                aside.append(waiting.pop(chance.choice(list(waiting))))
-                d.queue.set_aside(aside[-1])
-            case 5 if aside:
-                back = aside.pop()
-                d.queue.add(back)
-                waiting[back.rid] = back
+                parked.append(waiting.pop(rng.choice(list(waiting))))
+                d.queue.set_aside(parked[-1])
+            case 5 if parked:
+                returned = parked.pop()
+                d.queue.add(returned)
+                waiting[returned.rid] = returned
         assert {r.rid for r in d.queue} == set(waiting)
         assert len(d.queue) == len(waiting)
-    for request in aside:
+    for request in parked:
         d.queue.add(request)
     d.starts()
     order: Any = d.queue._order
-    left = [getattr(order, name, ()) for name in ("_requests", "_priorities", "_sorted", "_n_cached")]
-    assert not any(map(len, left))
+    remaining = [getattr(order, name, ()) for name in ("_requests", "_priorities", "_sorted", "_n_cached")]
+    assert not any(map(len, remaining))
     assert len(getattr(order, "_heap", ())) < 1000
     assert len(d.queue._arrivals) < 5000

@@ -1,4 +1,4 @@
-"""The scheduler, through an engine on the fake model: every answer is checked against the naive loop."""
+"""The scheduler in an engine with the fake model: every output is checked against the naive loop."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from banyan.runtime.protocol.wire import Abort, Sampling
 
 
 def prompts(n: int, shared: int = 40, own: int = 5, seed: int = 0) -> list[list[int]]:
-    """n prompts of one prefix."""
-    chance = random.Random(seed)
-    prefix = [chance.randrange(50) for _ in range(shared)]
-    return [prefix + [chance.randrange(50) for _ in range(own)] for _ in range(n)]
+    """n prompts with a common prefix."""
+    rng = random.Random(seed)
+    prefix = [rng.randrange(50) for _ in range(shared)]
+    return [prefix + [rng.randrange(50) for _ in range(own)] for _ in range(n)]
 
 
-def assert_greedy(fake: ModuleType, outputs: dict[int, Any], asked: dict[int, list[int]], n: int = 8) -> None:
-    for rid, ids in asked.items():
+def assert_greedy(fake: ModuleType, outputs: dict[int, Any], inputs: dict[int, list[int]], n: int = 8) -> None:
+    for rid, ids in inputs.items():
         assert outputs[rid].failed is None
         assert outputs[rid].ids == fake.greedy(ids, n), f"request {rid}"
         assert outputs[rid].finish.reason == "length"
@@ -32,27 +32,27 @@ def assert_greedy(fake: ModuleType, outputs: dict[int, Any], asked: dict[int, li
 @pytest.mark.parametrize("cache", [True, False])
 @pytest.mark.parametrize("page", [1, 4, 16])
 @pytest.mark.parametrize("step_tokens", [7, 512])
-def test_answers_equal_the_naive_loop(fake: ModuleType, cache: bool, page: int, step_tokens: int) -> None:
-    asked = dict(enumerate(prompts(9)))
+def test_outputs_match_the_naive_loop(fake: ModuleType, cache: bool, page: int, step_tokens: int) -> None:
+    inputs = dict(enumerate(prompts(9)))
     e = fake.engine(page=page, step_tokens=step_tokens, max_running=5, cache=cache, n_pages=1024)
-    outputs = fake.drive(e, [fake.run(rid, ids) for rid, ids in asked.items()], check=True)
-    assert_greedy(fake, outputs, asked)
+    outputs = fake.drive(e, [fake.run(rid, ids) for rid, ids in inputs.items()], check=True)
+    assert_greedy(fake, outputs, inputs)
 
 
-def test_requests_with_one_new_prefix_compute_it_once(fake: ModuleType) -> None:
-    asked = dict(enumerate(prompts(8, shared=100, own=5)))
+def test_new_shared_prefix_is_computed_once(fake: ModuleType) -> None:
+    inputs = dict(enumerate(prompts(8, shared=100, own=5)))
     for step_tokens in (32, 512):
         e = fake.engine(step_tokens=step_tokens)
-        outputs = fake.drive(e, [fake.run(rid, ids, order=(0, rid)) for rid, ids in asked.items()], check=True)
-        assert_greedy(fake, outputs, asked)
+        outputs = fake.drive(e, [fake.run(rid, ids, order=(0, rid)) for rid, ids in inputs.items()], check=True)
+        assert_greedy(fake, outputs, inputs)
         assert e.scheduler.counts["computed_tokens"] == 100 + 8 * 5 + 8 * 7
         assert sum(o.finish.n_cached for o in outputs.values()) == 7 * 100
 
 
-def test_a_few_shared_tokens_are_not_waited_for(fake: ModuleType) -> None:
-    asked = dict(enumerate(prompts(4, shared=scheduler.WORTH_WAITING - 1, own=20)))
+def test_short_shared_prefix_is_not_waited_for(fake: ModuleType) -> None:
+    inputs = dict(enumerate(prompts(4, shared=scheduler.WORTH_WAITING - 1, own=20)))
     e = fake.engine()
-    assert_greedy(fake, fake.drive(e, [fake.run(rid, ids) for rid, ids in asked.items()]), asked)
+    assert_greedy(fake, fake.drive(e, [fake.run(rid, ids) for rid, ids in inputs.items()]), inputs)
     assert e.scheduler.counts["waits"] == 0
     assert len(e.model.model.steps) == 8
 
@@ -64,13 +64,13 @@ def test_equal_prompts_cost_one_prefill(fake: ModuleType) -> None:
     assert e.scheduler.counts["computed_tokens"] == 60 + 7
 
 
-def test_a_second_run_computes_one_prompt_token_per_request(fake: ModuleType) -> None:
-    asked = dict(enumerate(prompts(6)))
+def test_repeated_prompts_compute_one_prompt_token_each(fake: ModuleType) -> None:
+    inputs = dict(enumerate(prompts(6)))
     e = fake.engine()
     for _ in range(2):
         before = e.scheduler.counts["computed_tokens"]
-        outputs = fake.drive(e, [fake.run(rid, ids) for rid, ids in asked.items()])
-        assert_greedy(fake, outputs, asked)
+        outputs = fake.drive(e, [fake.run(rid, ids) for rid, ids in inputs.items()])
+        assert_greedy(fake, outputs, inputs)
     assert e.scheduler.counts["computed_tokens"] - before == 6 * 8
     assert [o.finish.n_cached for o in outputs.values()] == [44] * 6
 
@@ -83,44 +83,44 @@ def test_namespaces_share_nothing(fake: ModuleType) -> None:
     assert [outputs[rid].finish.n_cached for rid in range(4)] == [0, 0, 59, 59]
 
 
-def test_decodes_go_first_and_chunks_take_the_rest(fake: ModuleType) -> None:
+def test_decodes_precede_prompt_chunks_in_the_budget(fake: ModuleType) -> None:
     short, long = prompts(1, shared=4)[0], prompts(1, shared=95, seed=1)[0]
     e = fake.engine(step_tokens=16)
     e.take(fake.run(1, short, Sampling(temperature=0, max_tokens=20), order=(1,)))
     outputs: dict[int, Any] = {}
     fake.step(e, outputs)
-    e.take(fake.run(0, long, order=(0,)))  # first in rank, and still no decode waits for it
+    e.take(fake.run(0, long, order=(0,)))  # ranks first, but delays no decode
     for n in range(1, 7):
         fake.step(e, outputs)
         assert len(outputs[1].ids) == n + 1
     assert e.model.model.steps == [(9,), (1, 15), (1, 15), (1, 15), (1, 15), (1, 15), (1, 15)]
 
 
-def test_budget_and_places_are_never_exceeded(fake: ModuleType) -> None:
-    asked = dict(enumerate(prompts(30, shared=3, own=20)))
+def test_step_tokens_and_max_running_are_respected(fake: ModuleType) -> None:
+    inputs = dict(enumerate(prompts(30, shared=3, own=20)))
     e = fake.engine(step_tokens=10, max_running=4)
-    assert_greedy(fake, fake.drive(e, [fake.run(rid, ids) for rid, ids in asked.items()]), asked)
+    assert_greedy(fake, fake.drive(e, [fake.run(rid, ids) for rid, ids in inputs.items()]), inputs)
     assert max(map(sum, e.model.model.steps)) == 10
     assert max(map(len, e.model.model.steps)) <= 4
 
 
-def test_requests_start_in_order_whenever_they_came(fake: ModuleType) -> None:
-    asked = dict(enumerate(prompts(6, shared=0, own=5)))
+def test_requests_start_by_order_not_arrival(fake: ModuleType) -> None:
+    inputs = dict(enumerate(prompts(6, shared=0, own=5)))
     orders = {0: (7,), 1: (1, 5), 2: (1, 2), 3: (), 4: (1, 2, 0), 5: (0,)}
     e = fake.engine(max_running=1)
     outputs: dict[int, Any] = {}
-    ended = list(fake.drive(e, [fake.run(r, i, order=orders[r]) for r, i in asked.items()], outputs))
+    ended = list(fake.drive(e, [fake.run(r, i, order=orders[r]) for r, i in inputs.items()], outputs))
     assert ended == [3, 5, 2, 4, 1, 0]
 
 
-def test_who_waited_for_long_goes_first(fake: ModuleType) -> None:
+def test_longest_waiting_request_starts_after_the_patience_limit(fake: ModuleType) -> None:
     now = 0.0
     e = fake.engine(max_running=1)
     e.clock = lambda: now
     late = prompts(60, shared=0, own=3)
     e.take(fake.run(0, late[0], order=(9,)))
     outputs: dict[int, Any] = {}
-    for rid in range(1, 40):  # always two that have a better order
+    for rid in range(1, 40):  # always two with a better order
         e.take(fake.run(rid, late[rid], Sampling(max_tokens=1, temperature=0), order=(0, rid)))
         if rid > 2:
             fake.step(e, outputs)
@@ -135,21 +135,21 @@ def test_who_waited_for_long_goes_first(fake: ModuleType) -> None:
 
 @pytest.mark.parametrize("page", [1, 4, 16])
 @pytest.mark.parametrize("foresight", [0, 1])
-def test_a_tiny_pool_finishes_everything(
+def test_tiny_pool_finishes_all_requests(
     fake: ModuleType, page: int, foresight: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "FORESIGHT", foresight)
-    asked = dict(enumerate(prompts(12, shared=20, own=15)))
+    inputs = dict(enumerate(prompts(12, shared=20, own=15)))
     s = Sampling(max_tokens=30, temperature=0)
     e = fake.engine(page=page, n_pages=-(-96 // page), step_tokens=24)
-    outputs = fake.drive(e, [fake.run(rid, ids, s) for rid, ids in asked.items()], check=True)
-    assert_greedy(fake, outputs, asked, 30)
+    outputs = fake.drive(e, [fake.run(rid, ids, s) for rid, ids in inputs.items()], check=True)
+    assert_greedy(fake, outputs, inputs, 30)
     assert (e.scheduler.counts["retractions"] > 0) == (foresight == 0)
 
 
 @pytest.mark.parametrize("page", [1, 4, 16])
-def test_one_that_just_fits_finishes_whatever_lies_in_the_tree(fake: ModuleType, page: int) -> None:
-    """Also where its own partly shared page has to be copied, and there is no page for the copy."""
+def test_request_that_just_fits_finishes_with_a_full_cache(fake: ModuleType, page: int) -> None:
+    """Even if its partly shared page must be copied and no page is free for the copy."""
     ids = prompts(1, shared=42, own=0)[0]
     for n in (1, 7, 16, 33):
         e = fake.engine(page=page, n_pages=48 // page)
@@ -158,7 +158,7 @@ def test_one_that_just_fits_finishes_whatever_lies_in_the_tree(fake: ModuleType,
         assert_greedy(fake, outputs, {1: ids}, 7)
 
 
-def test_samples_do_not_depend_on_company_chunks_or_retractions(
+def test_samples_do_not_depend_on_batch_chunks_or_retractions(
     fake: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)
@@ -166,14 +166,14 @@ def test_samples_do_not_depend_on_company_chunks_or_retractions(
     kinds = [Sampling(max_tokens=30, top_p=0.9), Sampling(max_tokens=30, temperature=0.7, presence_penalty=1.0)]
     runs = [fake.run(r, ids, kinds[r % 2], seed=r // 4, sample=r % 4) for r in range(12)]
     alone = {run.rid: fake.drive(fake.engine(), [run])[run.rid].ids for run in runs}
-    assert len({tuple(said) for said in alone.values()}) == 12
+    assert len({tuple(ids) for ids in alone.values()}) == 12
     e = fake.engine(step_tokens=13, page=4, n_pages=30)
     together = fake.drive(e, runs, check=True)
     assert {rid: output.ids for rid, output in together.items()} == alone
     assert e.scheduler.counts["retractions"] > 0
 
 
-def test_one_that_can_never_fit_fails_at_once_and_says_the_numbers(fake: ModuleType) -> None:
+def test_request_larger_than_the_pool_fails_with_the_numbers(fake: ModuleType) -> None:
     e = fake.engine(n_pages=4, context=400)
     outputs = fake.drive(
         e, [fake.run(0, [1] * 60, Sampling(max_tokens=6)), fake.run(1, [1] * 60, Sampling(max_tokens=5))]
@@ -184,36 +184,36 @@ def test_one_that_can_never_fit_fails_at_once_and_says_the_numbers(fake: ModuleT
     assert outputs[1].finish.reason == "length"
 
 
-# ---- ends ----------------------------------------------------------------------------------------------------------
+# ---- finish reasons ------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_id_ends_the_output_and_is_not_in_it(fake: ModuleType) -> None:
+def test_stop_id_ends_the_output_and_is_excluded(fake: ModuleType) -> None:
     ids = prompts(1)[0]
-    said = fake.greedy(ids, 8)
-    stop = said[4]
-    n = said.index(stop)
+    expected = fake.greedy(ids, 8)
+    stop = expected[4]
+    n = expected.index(stop)
     outputs = fake.drive(fake.engine(), [fake.run(0, ids, stop_ids=fake.int32([stop]))])
-    assert outputs[0].ids == said[:n]
+    assert outputs[0].ids == expected[:n]
     assert (outputs[0].finish.reason, outputs[0].finish.stop_id) == ("stop", stop)
 
 
-def test_min_tokens_holds_a_stop_id_back(fake: ModuleType) -> None:
+def test_min_tokens_suppresses_stop_ids(fake: ModuleType) -> None:
     ids = prompts(1)[0]
     stop = fake.greedy(ids, 1)
     s = Sampling(temperature=0, max_tokens=8, min_tokens=3)
-    stop_ids = fake.int32([*stop, 70_000])  # a tokenizer may know more tokens than the model
+    stop_ids = fake.int32([*stop, 70_000])  # a tokenizer may have more tokens than the model
     outputs = fake.drive(fake.engine(), [fake.run(0, ids, s, stop_ids=stop_ids)])
     assert stop[0] not in outputs[0].ids
     assert len(outputs[0].ids) >= 3
 
 
-def test_the_context_ends_an_output(fake: ModuleType) -> None:
+def test_context_length_ends_the_output(fake: ModuleType) -> None:
     ids = prompts(1)[0]
     outputs = fake.drive(fake.engine(context=48), [fake.run(0, ids)], check=True)
     assert_greedy(fake, outputs, {0: ids}, 3)
 
 
-def test_a_replay_goes_on_where_an_engine_died(fake: ModuleType) -> None:
+def test_replay_continues_after_a_restart(fake: ModuleType) -> None:
     ids = prompts(1)[0]
     for sampling in (fake.GREEDY, Sampling(max_tokens=8, seed=3), Sampling(max_tokens=8, frequency_penalty=1.5)):
         whole = fake.drive(fake.engine(), [fake.run(0, ids, sampling, seed=3)])[0]
@@ -225,7 +225,7 @@ def test_a_replay_goes_on_where_an_engine_died(fake: ModuleType) -> None:
     assert (done.ids, done.finish.reason) == ([], "length")
 
 
-def test_no_output_only_fills_the_tree(fake: ModuleType) -> None:
+def test_zero_max_tokens_only_fills_the_cache(fake: ModuleType) -> None:
     ids = prompts(1)[0]
     e = fake.engine()
     outputs = fake.drive(e, [fake.run(0, ids, Sampling(max_tokens=0))], check=True)
@@ -235,8 +235,8 @@ def test_no_output_only_fills_the_tree(fake: ModuleType) -> None:
 
 @pytest.mark.parametrize("step_tokens", [7, 512])
 @pytest.mark.parametrize("max_tokens", [0, 3])
-def test_scores_are_logprobs_of_the_prompt(fake: ModuleType, step_tokens: int, max_tokens: int) -> None:
-    """Whatever is in the tree already: it holds no logits, so what stands before a scored token is computed again."""
+def test_scores_are_prompt_logprobs(fake: ModuleType, step_tokens: int, max_tokens: int) -> None:
+    """Cached prefixes hold no logits, so rows before scored tokens are recomputed."""
     ids = prompts(1)[0]
     e = fake.engine(step_tokens=step_tokens)
     for first in (1, 20, 44, 45, 20):
@@ -249,53 +249,53 @@ def test_scores_are_logprobs_of_the_prompt(fake: ModuleType, step_tokens: int, m
         np.testing.assert_allclose(array("f", finish.scores), expected, atol=1e-5)
 
 
-def test_scores_after_a_replay_are_those_of_the_prompt(fake: ModuleType) -> None:
+def test_scores_after_a_replay_cover_only_the_prompt(fake: ModuleType) -> None:
     ids = prompts(1)[0]
-    calm = fake.drive(fake.engine(), [fake.run(0, ids, score_from=7)])[0]
+    expected = fake.drive(fake.engine(), [fake.run(0, ids, score_from=7)])[0]
     for n in (0, 1, 5):
-        again = fake.drive(fake.engine(), [fake.run(0, ids + calm.ids[:n], score_from=7, n_done=n)], check=True)[0]
-        assert again.ids == calm.ids[n:]
-        assert again.finish.scores == calm.finish.scores
+        again = fake.drive(fake.engine(), [fake.run(0, ids + expected.ids[:n], score_from=7, n_done=n)], check=True)[0]
+        assert again.ids == expected.ids[n:]
+        assert again.finish.scores == expected.finish.scores
 
 
 def test_scores_survive_a_retraction(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)
-    asked = dict(enumerate(prompts(6, shared=10, own=20)))
-    runs = [fake.run(r, i, Sampling(max_tokens=30, temperature=0), score_from=5) for r, i in asked.items()]
-    calm = fake.drive(fake.engine(step_tokens=16), runs)
+    inputs = dict(enumerate(prompts(6, shared=10, own=20)))
+    runs = [fake.run(r, i, Sampling(max_tokens=30, temperature=0), score_from=5) for r, i in inputs.items()]
+    expected = fake.drive(fake.engine(step_tokens=16), runs)
     e = fake.engine(step_tokens=16, page=4, n_pages=20)
-    pressed = fake.drive(e, runs, check=True)
+    outputs = fake.drive(e, runs, check=True)
     assert e.scheduler.counts["retractions"] > 0
-    assert_greedy(fake, pressed, asked, 30)
-    assert all(len(o.finish.scores) == 4 * 25 for o in pressed.values())
-    assert {r: o.finish.scores for r, o in pressed.items()} == {r: o.finish.scores for r, o in calm.items()}
+    assert_greedy(fake, outputs, inputs, 30)
+    assert all(len(o.finish.scores) == 4 * 25 for o in outputs.values())
+    assert {r: o.finish.scores for r, o in outputs.items()} == {r: o.finish.scores for r, o in expected.items()}
 
 
 # ---- aborts --------------------------------------------------------------------------------------------------------
 
 
-def test_an_abort_frees_everything_wherever_it_meets_the_request(fake: ModuleType) -> None:
-    asked = dict(enumerate(prompts(6, shared=60)))
+def test_abort_releases_running_waiting_and_unknown_requests(fake: ModuleType) -> None:
+    inputs = dict(enumerate(prompts(6, shared=60)))
     e = fake.engine(step_tokens=16, max_running=2)
     outputs: dict[int, Any] = {}
-    for rid, ids in asked.items():
+    for rid, ids in inputs.items():
         e.take(fake.run(rid, ids))
     fake.step(e, outputs)
-    assert e.scheduler.stats()["running"] == 1  # the owner of the prefix; the others wait
+    assert e.scheduler.stats()["running"] == 1  # the prefix owner runs, the others wait
     for rid in (0, 3, 99):  # running, waiting, unknown
         e.take(Abort(rid))
     e.scheduler.check()
     fake.drive(e, [], outputs, check=True)
-    assert [outputs[rid].finish.reason for rid in asked] == ["abort"] + ["length"] * 2 + ["abort"] + ["length"] * 2
-    assert_greedy(fake, outputs, {rid: ids for rid, ids in asked.items() if rid not in (0, 3)})
+    assert [outputs[rid].finish.reason for rid in inputs] == ["abort"] + ["length"] * 2 + ["abort"] + ["length"] * 2
+    assert_greedy(fake, outputs, {rid: ids for rid, ids in inputs.items() if rid not in (0, 3)})
     assert e.cache.n_available == 256
 
 
-def test_who_waits_for_a_prefix_can_be_aborted(fake: ModuleType) -> None:
-    asked = dict(enumerate(prompts(4, shared=60)))
+def test_request_waiting_for_a_prefix_can_be_aborted(fake: ModuleType) -> None:
+    inputs = dict(enumerate(prompts(4, shared=60)))
     e = fake.engine()
     outputs: dict[int, Any] = {}
-    for rid, ids in asked.items():
+    for rid, ids in inputs.items():
         e.take(fake.run(rid, ids))
     fake.step(e, outputs)
     assert e.scheduler.stats()["waits"] == 3
@@ -303,55 +303,55 @@ def test_who_waits_for_a_prefix_can_be_aborted(fake: ModuleType) -> None:
     e.scheduler.check()
     fake.drive(e, [], outputs, check=True)
     assert outputs[2].finish.reason == "abort"
-    assert_greedy(fake, outputs, {rid: asked[rid] for rid in (0, 1, 3)})
+    assert_greedy(fake, outputs, {rid: inputs[rid] for rid in (0, 1, 3)})
 
 
-def test_when_the_owner_of_a_prefix_fails_the_first_that_waits_takes_over(fake: ModuleType) -> None:
-    asked = dict(enumerate(prompts(4, shared=100)))
+def test_waiting_request_takes_over_a_failed_prefix_owner(fake: ModuleType) -> None:
+    inputs = dict(enumerate(prompts(4, shared=100)))
     e = fake.engine(step_tokens=110, max_running=8)
     outputs: dict[int, Any] = {}
-    for rid, ids in asked.items():
+    for rid, ids in inputs.items():
         e.take(fake.run(rid, ids))
     plan = e.scheduler.plan(0.0)
     assert [w.request.rid for w in plan.works] == [0]
     e.scheduler.fail(plan, "error", "lost")
     assert e.scheduler.stats()["waits"] == 3
     fake.drive(e, [], outputs, check=True)
-    assert_greedy(fake, outputs, {rid: asked[rid] for rid in (1, 2, 3)})
+    assert_greedy(fake, outputs, {rid: inputs[rid] for rid in (1, 2, 3)})
     assert e.scheduler.counts["computed_tokens"] == 100 + 3 * 5 + 3 * 7
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_storm_of_aborts_loses_no_page_and_spoils_no_answer(
+def test_random_aborts_leak_no_page_and_change_no_output(
     fake: ModuleType, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests that share prefixes come and are aborted at any moment, in a pool that is too small for them."""
+    """Requests with shared prefixes arrive and abort at random times in a pool too small for them."""
     monkeypatch.setattr(scheduler, "FORESIGHT", seed % 3 / 2)
-    chance = random.Random(seed)
-    page = chance.choice([1, 4, 16])
-    e = fake.engine(page=page, n_pages=160 // page, step_tokens=chance.choice([9, 33, 200]), max_running=7)
-    roots = [prompts(1, shared=chance.randrange(5, 50), own=0, seed=i)[0] for i in range(4)]
-    asked: dict[int, list[int]] = {}
+    rng = random.Random(seed)
+    page = rng.choice([1, 4, 16])
+    e = fake.engine(page=page, n_pages=160 // page, step_tokens=rng.choice([9, 33, 200]), max_running=7)
+    roots = [prompts(1, shared=rng.randrange(5, 50), own=0, seed=i)[0] for i in range(4)]
+    inputs: dict[int, list[int]] = {}
     aborted: set[int] = set()
     outputs: dict[int, Any] = {}
     for rid in range(120):
-        base = chance.choice([*roots, *asked.values()])
-        asked[rid] = [*base[: chance.randrange(1, len(base) + 1)][:80], chance.randrange(50)]
-        s = Sampling(temperature=0, max_tokens=chance.randrange(1, 20))
-        e.take(fake.run(rid, asked[rid], s, order=(chance.randrange(5), chance.randrange(5))))
-        if chance.random() < 0.4:
-            victim = chance.randrange(rid + 1)
+        base = rng.choice([*roots, *inputs.values()])
+        inputs[rid] = [*base[: rng.randrange(1, len(base) + 1)][:80], rng.randrange(50)]
+        s = Sampling(temperature=0, max_tokens=rng.randrange(1, 20))
+        e.take(fake.run(rid, inputs[rid], s, order=(rng.randrange(5), rng.randrange(5))))
+        if rng.random() < 0.4:
+            victim = rng.randrange(rid + 1)
             e.take(Abort(victim))
             aborted.add(victim)
-        for _ in range(chance.randrange(4)):
+        for _ in range(rng.randrange(4)):
             fake.step(e, outputs)
             e.scheduler.check()
     fake.drive(e, [], outputs)
     e.scheduler.check()
-    for rid, ids in asked.items():
-        got = outputs[rid]
-        assert got.ids == fake.greedy(ids, len(got.ids))
-        assert got.finish.reason == "length" or rid in aborted
+    for rid, ids in inputs.items():
+        output = outputs[rid]
+        assert output.ids == fake.greedy(ids, len(output.ids))
+        assert output.finish.reason == "length" or rid in aborted
     assert e.cache.n_available == e.cache.n_pages
     e.cache.reset()
     e.scheduler.check()
@@ -362,7 +362,7 @@ def test_a_storm_of_aborts_loses_no_page_and_spoils_no_answer(
 
 
 @pytest.mark.parametrize(
-    ("fields", "code", "says"),
+    ("fields", "code", "message"),
     [
         ({"ids": []}, "bad_program", "empty"),
         ({"ids": [1] * 64}, "prompt_too_long", "64 tokens, but the context is 64"),
@@ -392,7 +392,9 @@ def test_a_storm_of_aborts_loses_no_page_and_spoils_no_answer(
         }.items()
     ],
 )
-def test_what_cannot_be_served_is_refused_alone(fake: ModuleType, fields: dict[str, Any], code: str, says: str) -> None:
+def test_invalid_request_fails_alone_with_its_code(
+    fake: ModuleType, fields: dict[str, Any], code: str, message: str
+) -> None:
     e = fake.engine(context=64)
     e.take(fake.run(7, [1, 2, 3]))
     whole = {"rid": 8, "ids": [1, 2]} | fields
@@ -400,66 +402,66 @@ def test_what_cannot_be_served_is_refused_alone(fake: ModuleType, fields: dict[s
     outputs = fake.drive(e, [], check=True)
     failed = outputs[fields.get("rid", 8)].failed
     assert failed.code == code
-    assert says in failed.message
+    assert message in failed.message
     assert outputs[7].ids == fake.greedy([1, 2, 3], 8)
 
 
-def test_a_model_that_raises_fails_its_step_and_no_other(fake: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = dict(enumerate(prompts(4)))
+def test_model_error_fails_only_its_step(fake: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    inputs = dict(enumerate(prompts(4)))
     e = fake.engine()
-    outputs = fake.drive(e, [fake.run(rid, asked[rid]) for rid in (0, 1)])
-    good, e.model.model.forward = e.model.model.forward, lambda *_: 1 / 0
-    e.take(fake.run(2, asked[2]))
+    outputs = fake.drive(e, [fake.run(rid, inputs[rid]) for rid in (0, 1)])
+    forward, e.model.model.forward = e.model.model.forward, lambda *_: 1 / 0
+    e.take(fake.run(2, inputs[2]))
     fake.step(e, outputs)
-    e.model.model.forward = good
+    e.model.model.forward = forward
     assert outputs[2].failed.code == "error"
     assert "division by zero" in outputs[2].failed.message
     assert "ZeroDivisionError" in capsys.readouterr().err
     e.scheduler.check()
-    outputs |= fake.drive(e, [fake.run(rid, asked[rid]) for rid in (2, 3)], check=True)
-    assert_greedy(fake, outputs, asked)
+    outputs |= fake.drive(e, [fake.run(rid, inputs[rid]) for rid in (2, 3)], check=True)
+    assert_greedy(fake, outputs, inputs)
 
 
-def test_nan_fails_the_request_that_met_it(fake: ModuleType) -> None:
-    asked = dict(enumerate(prompts(3)))
+def test_nan_logits_fail_only_their_request(fake: ModuleType) -> None:
+    inputs = dict(enumerate(prompts(3)))
     e = fake.engine()
-    good = e.model.model.forward
+    forward = e.model.model.forward
 
     def broken(*args: Any) -> Any:
-        logits = good(*args)
+        logits = forward(*args)
         if len(logits) == 3:
             logits[1] = float("nan")
         return logits
 
     e.model.model.forward = broken
-    outputs = fake.drive(e, [fake.run(rid, ids) for rid, ids in asked.items()], check=True)
+    outputs = fake.drive(e, [fake.run(rid, ids) for rid, ids in inputs.items()], check=True)
     assert "NaN" in outputs[1].failed.message
-    assert_greedy(fake, outputs, {rid: asked[rid] for rid in (0, 2)})
+    assert_greedy(fake, outputs, {rid: inputs[rid] for rid in (0, 2)})
 
 
 # ---- plans ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_messages_give_the_same_plans(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_messages_give_equal_plans(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)
 
     def plans() -> list[Any]:
-        chance = random.Random(1)
-        asked = prompts(40, shared=30)
+        rng = random.Random(1)
+        inputs = prompts(40, shared=30)
         e = fake.engine(page=4, n_pages=40, step_tokens=32, max_running=8)
         plan, seen = e.scheduler.plan, []
 
         def spy(now: float) -> Any:
-            made = plan(now)
-            if made is not None:
-                seen.append(([(w.request.rid, *w[2:], tuple(w.lease.pages)) for w in made.works], made.copies))
-            return made
+            planned = plan(now)
+            if planned is not None:
+                seen.append(([(w.request.rid, *w[2:], tuple(w.lease.pages)) for w in planned.works], planned.copies))
+            return planned
 
         e.scheduler.plan = spy
-        for rid, ids in enumerate(asked):
-            e.take(fake.run(rid, ids, Sampling(max_tokens=30, temperature=0), order=(chance.randrange(5),)))
-            if chance.random() < 0.2:
-                e.take(Abort(chance.randrange(40)))
+        for rid, ids in enumerate(inputs):
+            e.take(fake.run(rid, ids, Sampling(max_tokens=30, temperature=0), order=(rng.randrange(5),)))
+            if rng.random() < 0.2:
+                e.take(Abort(rng.randrange(40)))
             e.step()
         fake.drive(e, [])
         assert e.scheduler.counts["retractions"] > 0
@@ -468,7 +470,7 @@ def test_the_same_messages_give_the_same_plans(fake: ModuleType, monkeypatch: py
     assert plans() == plans()
 
 
-def test_a_finish_tells_when_the_request_was_started(fake: ModuleType) -> None:
+def test_finish_reports_the_start_time(fake: ModuleType) -> None:
     e = fake.engine(max_running=1)
     now = 9.0
 
@@ -478,6 +480,6 @@ def test_a_finish_tells_when_the_request_was_started(fake: ModuleType) -> None:
         return now
 
     e.clock = clock
-    asked = [fake.run(rid, [rid, 1, 2, 3]) for rid in (0, 1)]
-    started = [output.finish.started for output in fake.drive(e, asked).values()]
-    assert started == [10.0, 10.0 + fake.GREEDY.max_tokens], "the second when the first had made room"
+    inputs = [fake.run(rid, [rid, 1, 2, 3]) for rid in (0, 1)]
+    started = [output.finish.started for output in fake.drive(e, inputs).values()]
+    assert started == [10.0, 10.0 + fake.GREEDY.max_tokens], "the second starts when the first ends"

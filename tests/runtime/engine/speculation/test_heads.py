@@ -1,4 +1,4 @@
-"""Heads as EAGLE's and as Medusa's: read by their makers' names, fed with what they are to read, and lossless."""
+"""EAGLE and Medusa heads: loading, inputs, and unchanged outputs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ SAMPLINGS = {
 }
 
 
-def medusa(path: Path, large: Path) -> Path:
-    """Heads that say what the model itself says next: right where it repeats itself, and that is enough."""
+def medusa(path: Path, model_path: Path) -> Path:
+    """Heads that predict the model's own next token, which is correct where the output repeats itself."""
     path.mkdir()
-    head = load_file(large / "model.safetensors")
+    head = load_file(model_path / "model.safetensors")
     last = head.get("lm_head.weight", head["model.embed_tokens.weight"])
     tensors = {}
     for i in range(N_HEADS):
@@ -43,10 +43,10 @@ def medusa(path: Path, large: Path) -> Path:
     return path
 
 
-def eagle(path: Path, large: Path) -> Path:
-    """A layer of the large model's shape with weights of its own."""
+def eagle(path: Path, model_path: Path) -> Path:
+    """A layer of the large model's shape with its own random weights."""
     path.mkdir()
-    config = json.loads((large / "config.json").read_text())
+    config = json.loads((model_path / "config.json").read_text())
     torch.manual_seed(1)
     n_q, n_kv, ffn = HIDDEN, HIDDEN // 2, config["intermediate_size"]
     shapes = {
@@ -63,33 +63,33 @@ def eagle(path: Path, large: Path) -> Path:
     return path
 
 
-MAKERS = {"medusa": medusa, "eagle": eagle}
+KINDS = {"medusa": medusa, "eagle": eagle}
 
 
 @pytest.fixture(scope="module")
 def folders(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("heads")
-    return {name: make(base / name, tiny_model("llama")) for name, make in MAKERS.items()}
+    return {name: make(base / name, tiny_model("llama")) for name, make in KINDS.items()}
 
 
-def engine(large: Path, head: Path | None, **options: Any) -> EngineLoop:
+def engine(model_path: Path, head: Path | None, **options: Any) -> EngineLoop:
     options |= {"draft_model": str(head), "speculate": "model"} if head else {"speculate": "off"}
-    return build(configs.make(model=str(large), device="cpu", threads=1, kv_memory="4MB", **options))
+    return build(configs.make(model=str(model_path), device="cpu", threads=1, kv_memory="4MB", **options))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("page", [4, 16])
-@pytest.mark.parametrize("kind", MAKERS)
-def test_the_same_outputs(
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_with_heads_match_outputs_without(
     fake: ModuleType, tiny_model: Callable[..., Path], folders: dict[str, Path], kind: str, page: int,
     sampling: Sampling,
 ) -> None:  # fmt: skip
-    large, jobs = tiny_model("llama"), fake.forked(6, sampling)
-    plain = fake.drive(engine(large, None, page=page), jobs)
-    e = engine(large, folders[kind], page=page)
-    assert fake.asked(e).name == kind
+    model_path, runs = tiny_model("llama"), fake.forked_runs(6, sampling)
+    plain = fake.drive(engine(model_path, None, page=page), runs)
+    e = engine(model_path, folders[kind], page=page)
+    assert fake.always_draft(e).name == kind
     for _ in range(2):
-        drafted = fake.drive(e, jobs, check=True)
+        drafted = fake.drive(e, runs, check=True)
         assert {rid: o.ids for rid, o in drafted.items()} == {rid: o.ids for rid, o in plain.items()}
     assert e.drafting.stats()[f"drafted_{kind}"] > 100
     finish = [o.finish for o in drafted.values()]
@@ -97,97 +97,99 @@ def test_the_same_outputs(
 
 
 @pytest.mark.parametrize("page", [1, 4])
-@pytest.mark.parametrize("kind", MAKERS)
-def test_short_texts(
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_support_short_texts(
     fake: ModuleType, tiny_model: Callable[..., Path], folders: dict[str, Path], kind: str, page: int
 ) -> None:
-    large, jobs = tiny_model("llama"), fake.short()
-    plain = {rid: output.ids for rid, output in fake.drive(engine(large, None, page=page), jobs).items()}
-    e = engine(large, folders[kind], page=page)
-    drafter, slots = fake.asked(e), []
+    model_path, runs = tiny_model("llama"), fake.short_runs()
+    plain = {rid: output.ids for rid, output in fake.drive(engine(model_path, None, page=page), runs).items()}
+    e = engine(model_path, folders[kind], page=page)
+    drafter, slots = fake.always_draft(e), []
     prepare = drafter.prepare
 
-    def watched(asks: Any) -> None:
-        slots.extend(request.n_total - 2 for request, _ in asks)
-        prepare(asks)
+    def recorded(queries: Any) -> None:
+        slots.extend(request.n_total - 2 for request, _ in queries)
+        prepare(queries)
 
-    drafter.prepare = watched
-    for some in (jobs, jobs, *([job] for job in jobs)):
-        drafted = fake.drive(e, some, check=True)
-        assert {rid: output.ids for rid, output in drafted.items()} == {job.rid: plain[job.rid] for job in some}
+    drafter.prepare = recorded
+    for batch in (runs, runs, *([run] for run in runs)):
+        drafted = fake.drive(e, batch, check=True)
+        assert {rid: output.ids for rid, output in drafted.items()} == {run.rid: plain[run.rid] for run in batch}
     assert slots
-    assert min(slots) >= 0, "a feature of a token that is there"
+    assert min(slots) >= 0, "the features of a computed token"
 
 
 def test_medusa_reads_the_last_feature(
     fake: ModuleType, tiny_model: Callable[..., Path], folders: dict[str, Path]
 ) -> None:
-    """These heads say what the model said before the last token: the last token."""
+    """These heads repeat the last token."""
     e = engine(tiny_model("llama"), folders["medusa"])
-    drafter, said = fake.asked(e), []
+    drafter, output = fake.always_draft(e), []
     propose = drafter.propose
 
-    def watched(request: Any, n: int) -> Any:
+    def recorded(request: Any, n: int) -> Any:
         chains = propose(request, n)
-        said.append((request.ids[-1], [list(chain.tokens) for chain in chains]))
+        output.append((request.ids[-1], [list(chain.tokens) for chain in chains]))
         return chains
 
-    drafter.propose = watched
-    fake.drive(e, fake.forked(1, SAMPLINGS["greedy"]))
-    assert len(said) > 10
-    for last, chains in said:
-        assert chains[0] == [last] * len(chains[0]), "of each head the best"
-        assert len(chains) == 1 + min(2, len(chains[0])), "and beside the first ones the second best"
+    drafter.propose = recorded
+    fake.drive(e, fake.forked_runs(1, SAMPLINGS["greedy"]))
+    assert len(output) > 10
+    for last, chains in output:
+        assert chains[0] == [last] * len(chains[0]), "the best token of each head"
+        assert len(chains) == 1 + min(2, len(chains[0])), "plus the second best of the first heads"
         assert all(chain[:-1] == [last] * (len(chain) - 1) != chain for chain in chains[1:])
 
 
-def test_eagle_says_the_same_however_it_came_there(
+def test_eagle_proposals_do_not_depend_on_the_prefill(
     fake: ModuleType, tiny_model: Callable[..., Path], folders: dict[str, Path]
 ) -> None:
-    """Along an output, drafts accepted or not, or at once over it as a prompt: what it reads is the same."""
+    """Its inputs are the same whether the text was generated step by step or given as a prompt."""
 
-    def proposals(jobs: list[Run]) -> dict[int, list[list[int]]]:
+    def proposals(runs: list[Run]) -> dict[int, list[list[int]]]:
         e = engine(tiny_model("llama"), folders["eagle"], page=4)
-        drafter, out = fake.asked(e), {}
+        drafter, out = fake.always_draft(e), {}
         propose = drafter.propose
 
-        def watched(request: Any, n: int) -> Any:
+        def recorded(request: Any, n: int) -> Any:
             chains = propose(request, n)
             out[request.n_total] = [list(chain.tokens[:2]) for chain in chains[:1]]
             return chains
 
-        drafter.propose = watched
-        for job in jobs:
-            fake.drive(e, [job])
+        drafter.propose = recorded
+        for run in runs:
+            fake.drive(e, [run])
         return out
 
-    (job,) = fake.forked(1, SAMPLINGS["greedy"])
-    said = fake.drive(engine(tiny_model("llama"), None), [job])[0].ids
-    along = proposals([job])
-    text = [*array("i", job.ids), *said]
+    (run,) = fake.forked_runs(1, SAMPLINGS["greedy"])
+    output = fake.drive(engine(tiny_model("llama"), None), [run])[0].ids
+    stepwise = proposals([run])
+    text = [*array("i", run.ids), *output]
     short = Sampling(temperature=0.0, max_tokens=4)
-    for n in list(along)[1:12:3]:
-        assert proposals([Run(0, array("i", text[: n - 1]).tobytes(), short)])[n] == along[n]
+    for n in list(stepwise)[1:12:3]:
+        assert proposals([Run(0, array("i", text[: n - 1]).tobytes(), short)])[n] == stepwise[n]
 
 
-def test_features_are_those_of_the_model(
+def test_stored_features_are_those_of_the_model(
     fake: ModuleType, tiny_model: Callable[..., Path], folders: dict[str, Path]
 ) -> None:
-    """The hidden state beside a slot, through the model's own head, says the token that came next."""
+    """The model's head, applied to the feature stored with a slot, predicts the token that came next."""
     e = engine(tiny_model("llama"), folders["eagle"], page=4)
-    job = fake.forked(1, SAMPLINGS["greedy"])[0]
-    said = fake.drive(e, [job])[0].ids
-    text = [*array("i", job.ids), *said]
+    run = fake.forked_runs(1, SAMPLINGS["greedy"])[0]
+    output = fake.drive(e, [run])[0].ids
+    text = [*array("i", run.ids), *output]
     e.take(Run(9, array("i", text).tobytes(), SAMPLINGS["greedy"]))
     e.step()
     (request,) = e.scheduler.running
-    large: Any = e.model.model
+    model: Any = e.model.model
     at = [request.slot(i) for i in range(37, len(text) - 1)]
-    assert large.head(large.features[at]).argmax(-1).tolist() == text[38:]
+    assert model.head(model.features[at]).argmax(-1).tolist() == text[38:]
 
 
-def test_what_is_refused(tiny_model: Callable[..., Path], folders: dict[str, Path], tmp_path: Path) -> None:
-    large = tiny_model("llama")
+def test_unsupported_heads_are_refused(
+    tiny_model: Callable[..., Path], folders: dict[str, Path], tmp_path: Path
+) -> None:
+    model_path = tiny_model("llama")
     pickled = tmp_path / "pickled"
     pickled.mkdir()
     (pickled / "medusa_lm_head.pt").write_bytes(b"\x80\x04.")
@@ -206,11 +208,11 @@ def test_what_is_refused(tiny_model: Callable[..., Path], folders: dict[str, Pat
         save_file(tensors | (other or {}), wrong / "model.safetensors")
         (wrong / "config.json").write_text(json.dumps(config if other else config | {"vocab_size": 999}))
         with pytest.raises(Unsupported, match="was made for another model"):
-            engine(large, wrong)
+            engine(model_path, wrong)
     with pytest.raises(Unsupported, match="does not show them; name a smaller model"):
         engine(tiny_model("gemma2"), folders["medusa"])
 
 
-def test_kinds(tiny_model: Callable[..., Path], folders: dict[str, Path]) -> None:
+def test_kind_of_recognises_heads_and_models(tiny_model: Callable[..., Path], folders: dict[str, Path]) -> None:
     assert {name: kind_of(path) for name, path in folders.items()} == {name: name for name in folders}
     assert kind_of(tiny_model("qwen3")) == "model"

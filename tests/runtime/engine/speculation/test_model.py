@@ -1,4 +1,4 @@
-"""A smaller model that drafts: outputs are those without it, and what it computed of a page serves all who share it."""
+"""A draft model: outputs are unchanged, and its KV pages are shared between requests."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def engine(large: Model, small: Model | None, n_pages: int = 0, **options: Any) 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("is_itself", [True, False], ids=["itself", "another"])
-def test_the_same_outputs(
+def test_outputs_with_a_draft_model_match_outputs_without(
     fake: ModuleType, large: Model, other: Model, sampling: Sampling, page: int, is_itself: bool
 ) -> None:
-    jobs = fake.forked(6, sampling)
-    plain = fake.drive(engine(large, None, page=page), jobs)
+    runs = fake.forked_runs(6, sampling)
+    plain = fake.drive(engine(large, None, page=page), runs)
     e = engine(large, large if is_itself else other, page=page)
-    fake.asked(e)
+    fake.always_draft(e)
     for _ in range(2):
-        drafted = fake.drive(e, jobs, check=True)
+        drafted = fake.drive(e, runs, check=True)
         for rid, output in plain.items():
             assert drafted[rid].ids == output.ids
             assert [t.logprob for t in drafted[rid].logprobs] == pytest.approx(
@@ -70,77 +70,77 @@ def test_the_same_outputs(
             )
     stats = e.drafting.stats()
     assert stats["drafted_model"] > 0
-    if is_itself:  # it draws with the same numbers, so that it is right also where chance decides
+    if is_itself:  # it uses the same random numbers, so sampled drafts are correct too
         assert stats["accepted_model"] > 0.7 * stats["drafted_model"] > 50
         assert e.scheduler.counts["steps"] < 20
     assert not e.drafting.drafters[0]._texts  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("page", [1, 4])
-def test_short_texts(fake: ModuleType, large: Model, page: int) -> None:
-    jobs = fake.short()
-    plain = {rid: output.ids for rid, output in fake.drive(engine(large, None, page=page), jobs).items()}
+def test_draft_model_supports_short_texts(fake: ModuleType, large: Model, page: int) -> None:
+    runs = fake.short_runs()
+    plain = {rid: output.ids for rid, output in fake.drive(engine(large, None, page=page), runs).items()}
     e = engine(large, large, page=page)
-    fake.asked(e)
-    for some in (jobs, jobs, *([job] for job in jobs)):
-        drafted = fake.drive(e, some, check=True)
-        assert {rid: output.ids for rid, output in drafted.items()} == {job.rid: plain[job.rid] for job in some}
+    fake.always_draft(e)
+    for batch in (runs, runs, *([run] for run in runs)):
+        drafted = fake.drive(e, batch, check=True)
+        assert {rid: output.ids for rid, output in drafted.items()} == {run.rid: plain[run.rid] for run in batch}
     assert not e.drafting.drafters[0]._texts  # type: ignore[attr-defined]
 
 
-def test_what_one_computed_the_next_one_finds(fake: ModuleType, large: Model) -> None:
+def test_draft_model_reuses_pages_of_a_shared_prefix(fake: ModuleType, large: Model) -> None:
     e = engine(large, large, page=4)
-    fake.asked(e)
+    fake.always_draft(e)
     drafter: Any = e.drafting.drafters[0]
-    fake.drive(e, fake.forked(1, GREEDY))
-    e.take(fake.forked(3, GREEDY)[2])
+    fake.drive(e, fake.forked_runs(1, GREEDY))
+    e.take(fake.forked_runs(3, GREEDY)[2])
     e.step()
     (request,) = e.scheduler.running
     assert isinstance(request, Request)
     assert request.n_cached >= 36
-    assert drafter.n_behind(request) <= request.n_total - 36, "of the prompt's common part nothing is to be computed"
+    assert drafter.n_behind(request) <= request.n_total - 36, "the shared prefix is not recomputed"
     e.take(Abort(2))
     e.step()
     assert not drafter._texts
 
 
-def test_pages_that_became_anothers_are_computed_again(
+def test_reassigned_pages_are_recomputed_by_the_draft_model(
     fake: ModuleType, large: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So few pages that requests are retracted and pages change hands: garbage would show as refused drafts."""
+    """With so few pages that requests are retracted, stale pages would show as rejected drafts."""
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)
     sampling = Sampling(temperature=0.0, max_tokens=40)
-    plain = fake.drive(engine(large, None), fake.forked(6, sampling))
+    plain = fake.drive(engine(large, None), fake.forked_runs(6, sampling))
     for page, n_pages in ((4, 28), (16, 8)):
         e = engine(large, large, n_pages, page=page)
-        fake.asked(e)
-        drafted = fake.drive(e, fake.forked(6, sampling), check=True)
+        fake.always_draft(e)
+        drafted = fake.drive(e, fake.forked_runs(6, sampling), check=True)
         assert {rid: o.ids for rid, o in drafted.items()} == {rid: o.ids for rid, o in plain.items()}
         assert e.scheduler.counts["retractions"] > 0
         stats = e.drafting.stats()
         assert stats["accepted_model"] > 0.7 * stats["drafted_model"] > 0
 
 
-def test_one_that_is_far_behind_comes_nearer(fake: ModuleType, large: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_model_far_behind_catches_up(fake: ModuleType, large: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("banyan.runtime.engine.speculation.model.MAX_CATCH_UP", 25)
-    jobs = fake.forked(2, Sampling(temperature=0.0, max_tokens=120))
-    plain = fake.drive(engine(large, None), jobs)
+    runs = fake.forked_runs(2, Sampling(temperature=0.0, max_tokens=120))
+    plain = fake.drive(engine(large, None), runs)
     e = engine(large, large)
-    fake.asked(e)
-    drafted = fake.drive(e, jobs, check=True)
+    fake.always_draft(e)
+    drafted = fake.drive(e, runs, check=True)
     assert {rid: o.ids for rid, o in drafted.items()} == {rid: o.ids for rid, o in plain.items()}
     assert e.drafting.stats()["accepted_model"] > 0
 
 
-def test_a_shorter_context_than_the_large_models(
+def test_draft_model_with_a_shorter_context_changes_no_output(
     fake: ModuleType, large: Model, tiny_model: Callable[..., Path]
 ) -> None:
     small = load(tiny_model("qwen3"), max_context=60)
     small.spec = small.spec.__class__(**{**_fields(small.spec), "max_context": 50})
-    plain = fake.drive(engine(large, None), fake.forked(4, GREEDY))
+    plain = fake.drive(engine(large, None), fake.forked_runs(4, GREEDY))
     e = engine(large, small)
-    fake.asked(e)
-    drafted = fake.drive(e, fake.forked(4, GREEDY), check=True)
+    fake.always_draft(e)
+    drafted = fake.drive(e, fake.forked_runs(4, GREEDY), check=True)
     assert {rid: o.ids for rid, o in drafted.items()} == {rid: o.ids for rid, o in plain.items()}
 
 
@@ -148,7 +148,7 @@ def _fields(spec: Any) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in spec.__struct_fields__}
 
 
-def test_its_tokenizer_must_be_the_same(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_draft_model_with_another_tokenizer_is_refused(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     large = tiny_model("llama")
     config = configs.make(model=str(large), draft_model=str(tiny_model("qwen3")))
     found = drafters.find(config, large)
@@ -165,12 +165,12 @@ def test_its_tokenizer_must_be_the_same(tiny_model: Callable[..., Path], tmp_pat
         drafters.find(configs.make(model=str(large), draft_model=str(tmp_path / "copy")), large)
 
 
-def test_an_engine_by_options(fake: ModuleType, tiny_model: Callable[..., Path]) -> None:
+def test_draft_model_option_builds_a_drafting_engine(fake: ModuleType, tiny_model: Callable[..., Path]) -> None:
     e = build(configs.make(model=str(tiny_model("llama")), draft_model=str(tiny_model("qwen3")), device="cpu",
                            threads=1, kv_memory="4MB"))  # fmt: skip
     assert [d.name for d in e.drafting.drafters] == ["tree", "ngram", "model"]
     alone = build(configs.make(model=str(tiny_model("llama")), device="cpu", threads=1, kv_memory="4MB"))
-    assert e.resolved.n_pages < alone.resolved.n_pages, "both models' keys and values lie in that memory"
-    jobs: Sequence[Run] = fake.forked(3, GREEDY)
-    ours, theirs = fake.drive(e, jobs), fake.drive(alone, jobs)
-    assert {rid: o.ids for rid, o in ours.items()} == {rid: o.ids for rid, o in theirs.items()}
+    assert e.resolved.n_pages < alone.resolved.n_pages, "both models share the KV memory"
+    runs: Sequence[Run] = fake.forked_runs(3, GREEDY)
+    drafted, plain = fake.drive(e, runs), fake.drive(alone, runs)
+    assert {rid: o.ids for rid, o in drafted.items()} == {rid: o.ids for rid, o in plain.items()}

@@ -1,4 +1,4 @@
-"""Quotes: what an output copies of its prompt is foreseen where it begins, by what others copied there from theirs."""
+"""Quote drafts: spans that an output copies from its prompt, predicted from where other outputs copied theirs."""
 
 from __future__ import annotations
 
@@ -34,113 +34,113 @@ END = WORDS.index("<end>")
 
 
 def ids(text: str) -> list[int]:
-    """Words, with a bar before each: "the| order| of"."""
+    """Token ids of words separated by bars: "the| order| of"."""
     return [WORDS.index(word) for word in text.split("|")]
 
 
-def told() -> TreeDrafter:
+def make_tree() -> TreeDrafter:
     tree = TreeDrafter()
     tree.set_vocabulary(SPELLING, [END])
     return tree
 
 
-def begun(fake: ModuleType, prompt: Sequence[int], said: Sequence[int], rid: int = 0, **fields: Any) -> Request:
+def started(fake: ModuleType, prompt: Sequence[int], output: Sequence[int], rid: int = 0, **fields: Any) -> Request:
     r = Request(fake.run(rid, prompt, SAMPLING, **fields), 1 << 20)
     r.n_cached = 0
-    r.extend(said)
+    r.extend(output)
     r.guide = fake.Pattern([None] * 100)
     return r
 
 
-def teach(fake: ModuleType, tree: TreeDrafter, text: str, said: str, rid: int, **fields: Any) -> None:
-    tree.end(begun(fake, ids(text), ids(said), rid, **fields))
+def learn(fake: ModuleType, tree: TreeDrafter, text: str, output: str, rid: int, **fields: Any) -> None:
+    tree.end(started(fake, ids(text), ids(output), rid, **fields))
 
 
-def foreseen(tree: TreeDrafter, r: Request, n: int = 16) -> list[int]:
-    """What is proposed as a quote."""
+def quoted(tree: TreeDrafter, r: Request, n: int = 16) -> list[int]:
+    """The tokens proposed as quotes."""
     return [token for proposal in tree.propose(r, n) if proposal.kind == QUOTED for token in proposal.tokens]
 
 
-ORDER, SAYS = "the| order| of| {}| has| Rome", '{{|"name":| "|{}|"}}'
+ORDER, RECORD = "the| order| of| {}| has| Rome", '{{|"name":| "|{}|"}}'
 
 
-def test_a_quote_is_foreseen_by_what_stands_beside_it(fake: ModuleType) -> None:
-    tree = told()
-    new = begun(fake, ids(ORDER.format("Flo")), ids('{|"name":'), 9)
-    assert foreseen(tree, new) == []
-    teach(fake, tree, ORDER.format("Ada"), SAYS.format("Ada"), 0)
-    assert foreseen(tree, new) == ids(' "|Flo|"}'), "one text is enough; and a word in prose begins with a space"
-    teach(fake, tree, "the| order| of| Bo| has| Oslo", SAYS.format("Bo"), 1)
-    teach(fake, tree, "the| order| of| Cy| has| Oslo| Oslo", SAYS.format("Cy"), 2)
-    assert foreseen(tree, begun(fake, ids("the| order| of| Flo| Di| has"), ids('{|"name":'), 10)) == ids(
+def test_quote_is_proposed_from_its_context(fake: ModuleType) -> None:
+    tree = make_tree()
+    new = started(fake, ids(ORDER.format("Flo")), ids('{|"name":'), 9)
+    assert quoted(tree, new) == []
+    learn(fake, tree, ORDER.format("Ada"), RECORD.format("Ada"), 0)
+    assert quoted(tree, new) == ids(' "|Flo|"}'), "one text suffices; the leading space is dropped"
+    learn(fake, tree, "the| order| of| Bo| has| Oslo", RECORD.format("Bo"), 1)
+    learn(fake, tree, "the| order| of| Cy| has| Oslo| Oslo", RECORD.format("Cy"), 2)
+    assert quoted(tree, started(fake, ids("the| order| of| Flo| Di| has"), ids('{|"name":'), 10)) == ids(
         ' "|Flo| Di|"}'
-    ), "of any length"
-    inside = begun(fake, ids(ORDER.format("Ed")), ids('{|"name":| "'), 11)
-    assert foreseen(tree, inside) == ids('Ed|"}'), "also where its quotation mark is there already"
+    ), "quotes may have any length"
+    inside = started(fake, ids(ORDER.format("Ed")), ids('{|"name":| "'), 11)
+    assert quoted(tree, inside) == ids('Ed|"}'), "also after its opening quotation mark"
 
 
-def test_of_two_places_the_last_is_quoted(fake: ModuleType) -> None:
-    tree = told()
+def test_last_of_two_matches_is_quoted(fake: ModuleType) -> None:
+    tree = make_tree()
     for rid, name in enumerate(("Ada", "Bo")):
-        teach(fake, tree, ORDER.format(name), SAYS.format(name), rid)
+        learn(fake, tree, ORDER.format(name), RECORD.format(name), rid)
     text = f"{ORDER.format('Cy')}|<end>|{ORDER.format('Di')}"
-    assert foreseen(tree, begun(fake, ids(text), ids('{|"name":'), 9)) == ids(' "|Di|"}')
+    assert quoted(tree, started(fake, ids(text), ids('{|"name":'), 9)) == ids(' "|Di|"}')
 
 
-def test_a_quote_ends_where_it_did_before(fake: ModuleType) -> None:
-    """Before the first place of what stood behind it; or before the last, where quotes had that in themselves."""
+def test_quote_ends_at_the_learned_boundary(fake: ModuleType) -> None:
+    """Before the first match of the following context, or before the last one if quotes contained it."""
     new = ids("the| order| of| Flo| has| Di| has| Lima")
-    for between, said in (("", ' "|Flo|"}'), ("| has| Cy", ' "|Flo| has| Di|"}')):
-        tree = told()
+    for between, output in (("", ' "|Flo|"}'), ("| has| Cy", ' "|Flo| has| Di|"}')):
+        tree = make_tree()
         for rid, (name, city) in enumerate((("Ada", "Rome"), ("Bo", "Oslo"), ("Ed", "Bonn"))):
             text = f"the| order| of| {name}{between}| has| {city}"
-            teach(fake, tree, text, f'{{|"name":| "|{name}{between}|"}}', rid)
-        assert foreseen(tree, begun(fake, new, ids('{|"name":'), 9)) == ids(said)
+            learn(fake, tree, text, f'{{|"name":| "|{name}{between}|"}}', rid)
+        assert quoted(tree, started(fake, new, ids('{|"name":'), 9)) == ids(output)
 
 
-def test_rules_agree_on_what_several_texts_have(fake: ModuleType) -> None:
-    """What differs from text to text is no part of a rule: neither names beside a value, nor which came before."""
-    tree = told()
+def test_rules_keep_only_context_shared_by_texts(fake: ModuleType) -> None:
+    """Context that differs between texts is not part of a rule."""
+    tree = make_tree()
     for rid, (name, city) in enumerate((("Ada", "Rome"), ("Bo", "Oslo"), ("Cy", "Lima"))):
-        teach(fake, tree, f"the| {name}| lives| in| {city}|.", f'{{|"city":| "|{city}|"}}', rid)
-    new = begun(fake, ids("| ".join(("the", "Ed", "Di", "lives", "in", "Bonn")) + "|."), ids('{|"city":'), 9)
-    assert foreseen(tree, new) == ids(' "|Bonn|"}')
-    elsewhere = begun(fake, ids("the| Ed| has| Bonn| Oslo"), ids('{|"city":'), 10)
-    assert foreseen(tree, elsewhere) == []
+        learn(fake, tree, f"the| {name}| lives| in| {city}|.", f'{{|"city":| "|{city}|"}}', rid)
+    new = started(fake, ids("| ".join(("the", "Ed", "Di", "lives", "in", "Bonn")) + "|."), ids('{|"city":'), 9)
+    assert quoted(tree, new) == ids(' "|Bonn|"}')
+    elsewhere = started(fake, ids("the| Ed| has| Bonn| Oslo"), ids('{|"city":'), 10)
+    assert quoted(tree, elsewhere) == []
 
 
-def test_a_text_that_says_the_same_and_more_is_gone_on_with(fake: ModuleType) -> None:
-    tree = told()
+def test_longer_equal_text_is_continued(fake: ModuleType) -> None:
+    tree = make_tree()
     longer = '{{|"name":| "|{0}|",|"city":| "|Rome|",|"name":| "|{0}|"}}'
     for rid, name in enumerate(("Ada", "Bo")):
-        teach(fake, tree, ORDER.format(name), longer.format(name), rid)
-    again = begun(fake, ids(ORDER.format("Bo")), ids('{|"name":'), 9)
+        learn(fake, tree, ORDER.format(name), longer.format(name), rid)
+    again = started(fake, ids(ORDER.format("Bo")), ids('{|"name":'), 9)
     assert list(tree.propose(again, 16)[0].tokens) == ids(longer.format("Bo"))[2:]
-    other = begun(fake, ids(ORDER.format("Cy")), ids('{|"name":'), 10)
-    assert foreseen(tree, other) == ids(' "|Cy|",'), "where they differ the own prompt is likelier"
+    other = started(fake, ids(ORDER.format("Cy")), ids('{|"name":'), 10)
+    assert quoted(tree, other) == ids(' "|Cy|",'), "the request's own prompt is preferred where texts differ"
 
 
-def test_nothing_of_another_namespace_is_told(fake: ModuleType) -> None:
-    tree = told()
-    teach(fake, tree, ORDER.format("Ada"), SAYS.format("Ada"), 0, namespace=b"a")
-    prompt, said = ids(ORDER.format("Flo")), ids('{|"name":')
-    assert foreseen(tree, begun(fake, prompt, said, 1, namespace=b"b")) == []
-    assert foreseen(tree, begun(fake, prompt, said, 2, namespace=b"a")) != []
+def test_quotes_separate_namespaces(fake: ModuleType) -> None:
+    tree = make_tree()
+    learn(fake, tree, ORDER.format("Ada"), RECORD.format("Ada"), 0, namespace=b"a")
+    prompt, output = ids(ORDER.format("Flo")), ids('{|"name":')
+    assert quoted(tree, started(fake, prompt, output, 1, namespace=b"b")) == []
+    assert quoted(tree, started(fake, prompt, output, 2, namespace=b"a")) != []
 
 
-def test_a_mark_between_turns_is_in_no_quote(fake: ModuleType) -> None:
-    tree = told()
-    teach(fake, tree, ORDER.format("Ada"), SAYS.format("Ada"), 0)
-    assert foreseen(tree, begun(fake, ids("the| order| of| Bo|<end>| Di| has"), ids('{|"name":'), 1)) == []
+def test_quote_contains_no_turn_marker(fake: ModuleType) -> None:
+    tree = make_tree()
+    learn(fake, tree, ORDER.format("Ada"), RECORD.format("Ada"), 0)
+    assert quoted(tree, started(fake, ids("the| order| of| Bo|<end>| Di| has"), ids('{|"name":'), 1)) == []
 
 
-def test_what_is_wrong_again_and_again_is_seldom_proposed(fake: ModuleType) -> None:
-    tree, n_proposed = told(), 0
-    teach(fake, tree, ORDER.format("Ada"), SAYS.format("Ada"), 0)
+def test_repeatedly_wrong_quotes_are_rarely_proposed(fake: ModuleType) -> None:
+    tree, n_proposed = make_tree(), 0
+    learn(fake, tree, ORDER.format("Ada"), RECORD.format("Ada"), 0)
     for rid in range(1, 2 * quotes.RARELY):
-        r = begun(fake, ids(ORDER.format("Flo")), ids('{|"name":'), rid)
-        n_proposed += bool(foreseen(tree, r))
-        r.extend(ids(' "|Di'))  # in no prompt
+        r = started(fake, ids(ORDER.format("Flo")), ids('{|"name":'), rid)
+        n_proposed += bool(quoted(tree, r))
+        r.extend(ids(' "|Di'))  # not in the prompt
         tree.propose(r, 8)
         tree._readers.pop(rid)
     assert 2 < n_proposed < 8
@@ -148,77 +148,74 @@ def test_what_is_wrong_again_and_again_is_seldom_proposed(fake: ModuleType) -> N
 
 def test_rules_are_bounded(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quotes, "N_KEYS", 20)
-    tree, chance = TreeDrafter(), random.Random(0)
+    tree, rng = TreeDrafter(), random.Random(0)
     for rid in range(50):
-        prompt = [chance.randrange(1000) for _ in range(60)]
-        tree.end(begun(fake, prompt, [*prompt[10:14], 5, *prompt[30:33], 6, *prompt[40:44], 7], rid))
+        prompt = [rng.randrange(1000) for _ in range(60)]
+        tree.end(started(fake, prompt, [*prompt[10:14], 5, *prompt[30:33], 6, *prompt[40:44], 7], rid))
     assert len(tree._quotes._rules) == 20
     assert all(len(rules.items) <= quotes.N_RULES for rules in tree._quotes._rules.values())
 
 
-def test_a_quote_stands_in_the_prompt(fake: ModuleType) -> None:
-    """Whatever the rules: what is found is a run of the prompt, if not for the space of its first token. Few tokens, so
-    that all stand everywhere."""
-    chance, made, n_found = random.Random(1), QuoteIndex(), 0
-    made.set_vocabulary([b"a", b" a", b"b", b" b", b"c", b"1", b" ", b","], ())
+def test_quote_is_a_span_of_the_prompt(fake: ModuleType) -> None:
+    """Apart from the leading space of its first token. The vocabulary is small, so that matches are frequent."""
+    rng, index, n_found = random.Random(1), QuoteIndex(), 0
+    index.set_vocabulary([b"a", b" a", b"b", b" b", b"c", b"1", b" ", b","], ())
     for rid in range(300):
-        prompt = [chance.randrange(8) for _ in range(chance.randrange(2, 40))]
-        r = begun(fake, prompt, [chance.randrange(8) for _ in range(chance.randrange(30))], rid)
+        prompt = [rng.randrange(8) for _ in range(rng.randrange(2, 40))]
+        r = started(fake, prompt, [rng.randrange(8) for _ in range(rng.randrange(30))], rid)
         quoting = QuoteState(r)
-        quote = made.find(r.ids[-3:], quoting, b"")
+        quote = index.find(r.ids[-3:], quoting, b"")
         if quote is not None:
             n_found += 1
             run = list(quote.tokens[quote.n_lead :])
             runs = [prompt[i : i + len(run)] for i in range(len(prompt))]
             plain = {1: 0, 3: 2}
             assert any(found == run or [plain.get(found[0], found[0]), *found[1:]] == run for found in runs)
-        made.learn(r.ids, r.n_prompt, b"")
+        index.learn(r.ids, r.n_prompt, b"")
     assert n_found > 100
 
 
-def test_a_constraint_says_what_stands_between_quotes(fake: ModuleType) -> None:
-    """Value, forced text and the next value are one draft; the guide stands where it stood."""
-    tree = told()
-    text, said = "the| order| of| {}| has| lives| in| {}|.", '{{|"name":| "|{}|",|"city":| "|{}|"}}'
+def test_constraint_supplies_text_between_quotes(fake: ModuleType) -> None:
+    """Value, forced text and next value form one draft; the guide is rolled back."""
+    tree = make_tree()
+    text, output = "the| order| of| {}| has| lives| in| {}|.", '{{|"name":| "|{}|",|"city":| "|{}|"}}'
     for rid, pair in enumerate((("Ada", "Rome"), ("Bo", "Oslo"), ("Cy", "Lima"))):
-        teach(fake, tree, text.format(*pair), said.format(*pair), rid)
+        learn(fake, tree, text.format(*pair), output.format(*pair), rid)
     form = [*ids(' "'), None, *ids('",|"city":| "'), None, *ids('"}')]
-    r = begun(fake, ids(text.format("Ed", "Kiew")), ids('{|"name":'), 9)
+    r = started(fake, ids(text.format("Ed", "Kiew")), ids('{|"name":'), 9)
     r.guide = fake.Pattern(form)
-    assert foreseen(tree, r) == ids(' "|Ed|",|"city":| "|Kiew|"}')
+    assert quoted(tree, r) == ids(' "|Ed|",|"city":| "|Kiew|"}')
     assert r.guide.at == 0
     (whole,) = tree.propose(r, 16)
-    assert whole.uncertain == [1, 2, 5, 6], "where a quote begins and where it ends"
+    assert whole.uncertain == [1, 2, 5, 6], "the start and end of each quote"
     assert tree.propose(r, 6)[0].uncertain == [1, 2, 5]
     r.guide.accept(whole.tokens[:3])
     r.extend(whole.tokens[:3])
     (rest,) = tree.propose(r, 16)
     assert (rest.tokens, rest.uncertain) == (whole.tokens[3:], [2, 3])
-    teach(fake, tree, ORDER.format("Di"), SAYS.format("Di"), 3)
-    r = begun(fake, ids(text.format("Ed", "Kiew")), ids('{|"name":'), 10)
+    learn(fake, tree, ORDER.format("Di"), RECORD.format("Di"), 3)
+    r = started(fake, ids(text.format("Ed", "Kiew")), ids('{|"name":'), 10)
     r.guide = fake.Pattern([*ids(' "'), None, *ids('",')])
-    assert foreseen(tree, r) == ids(' "|Ed|",'), "of what came behind such quotes, what the constraint has"
+    assert quoted(tree, r) == ids(' "|Ed|",'), "the learned continuation, as far as the constraint allows it"
 
 
-def test_of_a_quote_that_is_too_long_the_constraint_has_a_part(fake: ModuleType) -> None:
-    """Of "63 euros" a number takes 63; and the draft goes on behind that."""
-    tree = told()
+def test_constraint_truncates_a_long_quote(fake: ModuleType) -> None:
+    """A number takes 63 of "63 euros", and the draft continues after it."""
+    tree = make_tree()
     text, record = "the| order| of| {}| has| lives| in| {}|.", '{{|"name":| "|{}|",|"city":| "|{}|"}}'
     for rid, pair in enumerate((("Ada", "Rome"), ("Bo", "Oslo"), ("Cy", "Lima"))):
-        teach(fake, tree, text.format(*pair), record.format(*pair), rid)
-    r = begun(fake, ids(text.format("Ed| Flo", "Kiew")), ids('{|"name":'), 9)
+        learn(fake, tree, text.format(*pair), record.format(*pair), rid)
+    r = started(fake, ids(text.format("Ed| Flo", "Kiew")), ids('{|"name":'), 9)
     r.guide = fake.Pattern([*ids(' "'), None, *ids('",|"city":| "'), None, *ids('"}')])
     (chain,) = tree.propose(r, 16)
     assert (list(chain.tokens), chain.uncertain) == (ids(' "|Ed|",|"city":| "|Kiew|"}'), [1, 2, 5, 6])
-    r = begun(fake, ids(text.format("Ed", "Kiew")), ids('{|"name":'), 10)
+    r = started(fake, ids(text.format("Ed", "Kiew")), ids('{|"name":'), 10)
     r.guide = fake.Pattern([*ids(' "|",'), None])
-    said, uncertain = tree._quotes.propose(QuoteState(r), r, 16, 0.5)
-    assert (list(said), uncertain, r.guide.at) == (ids(' "'), [], 0), (
-        "nothing of the quote: nobody knows what comes next"
-    )
+    output, uncertain = tree._quotes.propose(QuoteState(r), r, 16, 0.5)
+    assert (list(output), uncertain, r.guide.at) == (ids(' "'), [], 0), "the quote is not allowed, so the draft ends"
 
 
-def test_records_of_rules() -> None:
+def test_rule_is_used_while_its_record_is_good() -> None:
     rules = RuleSet()
     assert rules.is_worth(quotes.FIRST_RATE)
     rules.judge(False)
@@ -228,15 +225,15 @@ def test_records_of_rules() -> None:
     assert rules.is_worth(quotes.FIRST_RATE)
 
 
-def test_records_of_the_pocket_model_are_the_same_and_take_fewer_steps() -> None:
-    """New texts under a JSON Schema: token for token what is said without drafts, with most of it foreseen."""
+def test_pocket_model_json_is_unchanged_in_half_the_steps() -> None:
+    """JSON Schema outputs of unseen texts match those without drafts in less than half the steps."""
     directory = pocket.path()
     tokenizer = Tokenizer(directory, Files.read(directory))
     (end,) = tokenizer.encode([TextSpan("<|im_end|>", meant=True)])
 
-    def said(speculate: str) -> tuple[list[list[int]], int]:
-        made = configs.make(device="cpu", threads=1, kv_memory="32MB", speculate=speculate, max_running=4)
-        e = build(made)
+    def generate(speculate: str) -> tuple[list[list[int]], int]:
+        config = configs.make(device="cpu", threads=1, kv_memory="32MB", speculate=speculate, max_running=4)
+        e = build(config)
         e.take(tokenizer.vocabulary())
         out: dict[int, list[int]] = {}
         n_steps = 0
@@ -259,14 +256,14 @@ def test_records_of_the_pocket_model_are_the_same_and_take_fewer_steps() -> None
             n_left, n_before = 8, e.scheduler.counts["steps"]
             while n_left:
                 step = e.step()
-                said = iter(array("i", step.ids))
+                ids = iter(array("i", step.ids))
                 for rid, n in zip(array("q", step.rids), array("i", step.counts), strict=True):
-                    out[rid] += [next(said) for _ in range(n)]
+                    out[rid] += [next(ids) for _ in range(n)]
                 n_left -= len(step.finished)
                 assert not e.failed
             n_steps = e.scheduler.counts["steps"] - n_before
         return list(out.values()), n_steps
 
-    (plain, n_plain), (drafted, n_drafted) = said("off"), said("tree,grammar")
+    (plain, n_plain), (drafted, n_drafted) = generate("off"), generate("tree,grammar")
     assert drafted == plain
     assert n_drafted < n_plain / 2

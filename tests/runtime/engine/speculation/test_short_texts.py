@@ -1,4 +1,4 @@
-"""Drafters on texts that are empty, or shorter than the runs that they look for: nothing fails, nothing is made up."""
+"""Drafters on texts that are empty or shorter than the runs they look for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from banyan.runtime.engine.speculation.quotes import N_KEY, QuoteIndex, QuoteSta
 from banyan.runtime.engine.speculation.tree import TreeDrafter
 from banyan.runtime.protocol.wire import Sampling
 
-ANY = settings(deadline=None, suppress_health_check=list(HealthCheck))
+RELAXED = settings(deadline=None, suppress_health_check=list(HealthCheck))
 tokens = st.integers(0, 2)
 
 
@@ -30,29 +30,29 @@ def texts(most: int) -> st.SearchStrategy[list[int]]:
 # ---- the index -----------------------------------------------------------------------------------------------------
 
 
-@ANY
+@RELAXED
 @given(
     orders=st.sampled_from([(1,), (2,), (4, 2, 1), (16, 6, 3)]),
-    drawn=st.lists(st.tuples(texts(6), st.integers(0, 6), st.integers(0, 6)), max_size=4),
-    asked=texts(6),
+    indexed=st.lists(st.tuples(texts(6), st.integers(0, 6), st.integers(0, 6)), max_size=4),
+    query=texts(6),
 )
-@example(orders=(16, 6, 3), drawn=[([1], 0, 0)], asked=[1])
-@example(orders=(4, 2, 1), drawn=[], asked=[])
-@example(orders=(4, 2, 1), drawn=[([], 0, 0), ([1, 2, 1], 0, 3)], asked=[2, 1])
-def test_the_index_takes_pieces_of_any_length(
-    orders: tuple[int, ...], drawn: Sequence[tuple[list[int], int, int]], asked: list[int]
+@example(orders=(16, 6, 3), indexed=[([1], 0, 0)], query=[1])
+@example(orders=(4, 2, 1), indexed=[], query=[])
+@example(orders=(4, 2, 1), indexed=[([], 0, 0), ([1, 2, 1], 0, 3)], query=[2, 1])
+def test_index_supports_pieces_of_any_length(
+    orders: tuple[int, ...], indexed: Sequence[tuple[list[int], int, int]], query: list[int]
 ) -> None:
-    """Where a run was put, it is found; what else is said is a number of some piece."""
+    """An indexed run is found at its last position or a later one."""
     grams = NgramIndex(orders, 1 << 16)
     pieces = []
-    for k, (ids, a, b) in enumerate(drawn):
+    for k, (ids, a, b) in enumerate(indexed):
         start, stop = sorted((min(a, len(ids)), min(b, len(ids))))
         pieces.append(Piece(array("i", ids), start, stop, (7,), 100 * k))
     grams.put(pieces)
-    found = list(grams.find(array("i", asked), 7))
+    found = list(grams.find(array("i", query), 7))
     assert len(found) == len(orders)
     for order, number in zip(orders, found, strict=True):
-        run = asked[len(asked) - order :] if order <= len(asked) else None
+        run = query[len(query) - order :] if order <= len(query) else None
         ends = [
             piece.base + i
             for piece in pieces
@@ -65,31 +65,31 @@ def test_the_index_takes_pieces_of_any_length(
 # ---- drafters that copy --------------------------------------------------------------------------------------------
 
 
-@ANY
+@RELAXED
 @given(
-    made=st.lists(st.tuples(texts(5), texts(5), st.booleans(), st.booleans()), min_size=1, max_size=5),
+    requests=st.lists(st.tuples(texts(5), texts(5), st.booleans(), st.booleans()), min_size=1, max_size=5),
     n=st.integers(1, 3),
     name=st.sampled_from(["tree", "ngram"]),
 )
-@example(made=[([0], [], True, True)] * 3, n=1, name="tree")
-@example(made=[([], [], False, False), ([], [0], True, True)], n=2, name="ngram")
-@example(made=[([0], [], False, False)] * 2, n=1, name="tree")
-def test_drafters_take_texts_of_any_length(
-    fake: ModuleType, made: Sequence[tuple[list[int], list[int], bool, bool]], n: int, name: str
+@example(requests=[([0], [], True, True)] * 3, n=1, name="tree")
+@example(requests=[([], [], False, False), ([], [0], True, True)], n=2, name="ngram")
+@example(requests=[([0], [], False, False)] * 2, n=1, name="tree")
+def test_drafters_support_texts_of_any_length(
+    fake: ModuleType, requests: Sequence[tuple[list[int], list[int], bool, bool]], n: int, name: str
 ) -> None:
-    """made: prompt, output, whether a constraint holds it, and whether anybody asks for it before it ends."""
+    """requests: prompt, output, whether it is constrained, and whether it is drafted before it ends."""
     drafter: Drafter = TreeDrafter(1 << 6) if name == "tree" else NgramDrafter()
     drafter.set_vocabulary([b"a", b" a", b"b"], [2])
-    said = {token for prompt, output, *_ in made for token in (*prompt, *output)} | {0, 1}
-    for rid, (prompt, output, is_held, is_asked) in enumerate(made):
-        guide = fake.Pattern([None] * 100) if is_held else None
+    vocabulary = {token for prompt, output, *_ in requests for token in (*prompt, *output)} | {0, 1}
+    for rid, (prompt, output, is_constrained, is_drafted) in enumerate(requests):
+        guide = fake.Pattern([None] * 100) if is_constrained else None
         request = Request(fake.run(rid, prompt, Sampling(max_tokens=100)), 1 << 20, guide)
         request.n_cached = 0
         for upto in range(len(output) + 1):
-            if is_asked:
+            if is_drafted:
                 drafter.prepare([(request, n)])
                 for proposal in drafter.propose(request, n):
-                    assert set(proposal.tokens) <= said
+                    assert set(proposal.tokens) <= vocabulary
                     assert 0 <= proposal.kind < drafter.n_kinds
             request.extend(output[upto : upto + 1])
         drafter.end(request)
@@ -100,18 +100,22 @@ def test_drafters_take_texts_of_any_length(
         assert not drafter._readers
 
 
-@ANY
+@RELAXED
 @given(
-    made=st.lists(st.tuples(texts(8), texts(6)), min_size=1, max_size=5), prompt=texts(8), last=texts(N_KEY),
-    is_told=st.booleans(),
+    requests=st.lists(st.tuples(texts(8), texts(6)), min_size=1, max_size=5), prompt=texts(8), last=texts(N_KEY),
+    has_vocabulary=st.booleans(),
 )  # fmt: skip
-def test_quotes_are_of_the_prompt(
-    fake: ModuleType, made: Sequence[tuple[list[int], list[int]]], prompt: list[int], last: list[int], is_told: bool
+def test_quotes_are_spans_of_the_prompt(
+    fake: ModuleType,
+    requests: Sequence[tuple[list[int], list[int]]],
+    prompt: list[int],
+    last: list[int],
+    has_vocabulary: bool,
 ) -> None:
     quotes = QuoteIndex()
-    if is_told:
+    if has_vocabulary:
         quotes.set_vocabulary([b"a", b" a", b"b"], [2])
-    for before, output in made:
+    for before, output in requests:
         quotes.learn(array("i", before + output), len(before), b"")
     request = Request(fake.run(0, prompt), 1 << 20, fake.Pattern([None] * 100))
     quoting = QuoteState(request)
@@ -129,16 +133,16 @@ def test_quotes_are_of_the_prompt(
 # ---- in an engine --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_held", [True, False])
+@pytest.mark.parametrize("is_constrained", [True, False])
 @pytest.mark.parametrize("n_prompt", [1, 2, 3])
-def test_an_empty_output_ends_as_any_other(fake: ModuleType, n_prompt: int, is_held: bool) -> None:
+def test_empty_output_finishes_with_stop(fake: ModuleType, n_prompt: int, is_constrained: bool) -> None:
     e = fake.engine(speculate="tree,ngram,grammar")
     end = fake.greedy(range(n_prompt), 1)[0]
     sampling = Sampling(temperature=0.0, max_tokens=8)
     outputs: dict[int, Any] = {}
     for rid in range(4):
         run = fake.run(rid, range(n_prompt), sampling, stop_ids=array("i", [end]).tobytes())
-        if is_held:
+        if is_constrained:
             e.scheduler.take(run, guide=fake.Pattern([]), end_ids=(end,))
         else:
             e.take(run)
