@@ -25,7 +25,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 """Protocol version. The handshake refuses a peer with a different one."""
 
 MAX_PRIORITY = 100

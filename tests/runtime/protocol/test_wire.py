@@ -84,7 +84,7 @@ def test_tags_and_version_are_fixed() -> None:
         "scores", "select", "setvocabulary", "step", "submit", "times", "tokenlogprob", "tokens", "tokenusage",
         "tools", "toplogprobs", "undefine", "use", "value", "welcome", "wiretoolcall",
     ]  # fmt: skip
-    assert wire.VERSION == 1
+    assert wire.VERSION == 2
 
 
 # The first fields of version 1's messages, in order. New fields are appended with a default.
