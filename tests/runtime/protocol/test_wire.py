@@ -87,7 +87,7 @@ def test_tags_and_version_are_fixed() -> None:
     assert wire.VERSION == 2
 
 
-# The first fields of version 1's messages, in order. New fields are appended with a default.
+# The first fields of version 2's messages, in order. New fields are appended with a default.
 FIRST_FIELDS = {
     "Submit": ("program", "seq", "ops", "last", "name"),
     "Gen": ("state", "ref", "sampling", "stream", "name", "line"),

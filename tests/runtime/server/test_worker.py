@@ -73,7 +73,7 @@ def peer(serve: Serve) -> Iterator[Callable[..., Peer]]:
         (b"\xff" * 100, "bad_message", "no message of this protocol"),
         (wire.encode(wire.Submit(0, 0, GEN))[:-3], "bad_message", "no message of this protocol"),
         (wire.encode(wire.Run(rid=1, ids=b"")), "bad_message", "no message of this protocol"),
-        (wire.Hello(version=99), "connect_failed", "speaks version 1"),
+        (wire.Hello(version=99), "connect_failed", "speaks version 2"),
     ],
 )
 def test_peer_that_violates_the_protocol_is_dropped_alone(
