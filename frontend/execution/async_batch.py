@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from banyan.execution.batch import MAX_IN_FLIGHT, OnError, check
+from banyan.execution.batch import MAX_IN_FLIGHT, OnError, check, progress_bar
 from banyan.execution.program_run import ProgramRun, finished
 from banyan.execution.run_limits import BatchLimits
 from banyan.lang.async_state import AsyncState
@@ -71,11 +71,7 @@ class AsyncBatch:
         """(index, state) of each run when it finishes."""
         limits = BatchLimits(*self._limit_args)
         queue: asyncio.Queue[tuple[int, AsyncState | BaseException]] = asyncio.Queue()
-        with ExitStack() as stack:
-            if self._title is not None:
-                from banyan.execution.progress import bar  # lazily: it imports rich
-
-                self._bar = stack.enter_context(bar(self._title, self._n))
+        with progress_bar(self._title, self._n) as self._bar:
             tasks = [asyncio.create_task(self._work(limits, queue)) for _ in range(self._n_tasks)]
             try:
                 for _ in range(self._n):

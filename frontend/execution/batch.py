@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +27,15 @@ PATIENCE = 0.001
 """Seconds without a new run after which the number of worker threads doubles."""
 
 OnError = Literal["raise", "return"]
+
+
+def progress_bar(title: str | None, n: int) -> AbstractContextManager[Bar | None]:
+    """The bar of `n` runs; none without a title."""
+    if title is None:
+        return nullcontext()
+    from banyan.execution.progress import bar  # lazily: it imports rich
+
+    return bar(title, n)
 
 
 class BatchRun:
@@ -63,12 +72,7 @@ class BatchRun:
 
     def results(self, on_error: OnError, ordered: bool) -> Iterator[State]:
         """Yields each finished state; if `ordered`, after all states before it. Closing it stops the other runs."""
-        with ExitStack() as stack:
-            stack.callback(self._stop)
-            if self._title is not None:
-                from banyan.execution.progress import bar  # lazily: it imports rich
-
-                self._bar = stack.enter_context(bar(self._title, self._n))
+        with closing(self), progress_bar(self._title, self._n) as self._bar:
             self._limits = BatchLimits(*self._limit_args)
             self._start_thread(self._start_workers, "banyan-batch")
             finished: dict[int, State] = {}
@@ -112,7 +116,8 @@ class BatchRun:
             run.record.end(error)
             self._finished.put((i, run.state))
 
-    def _stop(self) -> None:
+    def close(self) -> None:
+        """Stop all runs."""
         self._is_stopped = True
         for run in list(self._running.values()):
             run.record.program.cancel()

@@ -1,8 +1,7 @@
 """The client's record of one running program: the ops that its states append, until they are sent.
 
-An append only records. A flush sends all recorded ops as one message. It happens when a value is read, when a stream is
-read, when the body ends, and FLUSH_AFTER seconds after the first gen that was not sent. So a straight-line program is
-usually one message, and a body that is busy elsewhere does not hold back its gens.
+A flush sends all recorded ops as one message: when a value or a stream is read, when the body ends, and FLUSH_AFTER
+seconds after the first unsent gen. So a straight-line program is usually one message, and a busy body delays no gen.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from banyan.execution.clock import flush_clock
 from banyan.execution.events import Events
 from banyan.execution.feed import ErrorFlag, Feed
 from banyan.execution.futures import copy_of, when_all_done
-from banyan.execution.run_trace import RunTrace
+from banyan.execution.run_trace import RunTrace, Sent
 from banyan.lang.sampling import Options
 from banyan.runtime.errors import BanyanError, Cancelled
 from banyan.runtime.future import ValueFuture
@@ -183,7 +182,7 @@ class ProgramRecord:
         with self._send_lock:  # also while submitting: messages must leave in the order of their ops
             ops = self._take()
             if ops and self.failure is None:
-                self.trace.send(ops, why)
+                self.trace.sent.append(Sent(time.monotonic(), ops, why))
                 try:
                     self.program.submit(ops)
                 except Exception as e:  # the ops are lost, so whoever waits for their values must get the error

@@ -34,11 +34,8 @@ def pieces(value: Any, whole: bool = False) -> Iterator[str]:
 
 
 async def pieces_async(value: Any, whole: bool = False) -> AsyncIterator[tuple[str, Any]]:
-    """`pieces` for an event loop, each piece with its meta info.
-
-    The meta info of a piece is what is known at that time. A streaming value ends with "" and its final meta info.
-    The meta info of text that was not generated is None.
-    """
+    """`pieces` for an event loop, each piece with its meta info so far; None for text that was not generated. A
+    streaming value ends with "" and its final meta info."""
     ref, feed = _stream_of(value, whole)
     if ref is None:
         await known(value)
@@ -96,10 +93,7 @@ async def known(value: Any) -> None:
 
 
 def partials(value: Any) -> Iterator[Any]:
-    """The growing object of a gen whose type is written as JSON, and at last the final object.
-
-    A gen with retries may start over; then the earlier objects do not count.
-    """
+    """The growing object of a gen whose type is written as JSON, and at last the final object."""
     if (deltas := _json_deltas(value)) is not None:
         value.record.flush()
         parser = PartialJson()

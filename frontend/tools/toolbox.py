@@ -105,19 +105,14 @@ class Tool:
 @overload
 def tool(func: Callable[..., Any], *, name: str | None = None, description: str | None = None) -> Tool: ...
 @overload
-def tool(
-    func: None = None, *, name: str | None = None, description: str | None = None
-) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(*, name: str | None = None, description: str | None = None) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     func: Callable[..., Any] | None = None, *, name: str | None = None, description: str | None = None
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function, sync or async. The decorator works with and without parentheses.
 
-    The type hints say what the model may pass for each parameter: any JSON type, also Literal, Enum, dataclasses,
-    TypedDict, msgspec.Struct and pydantic models; `Annotated[int, "in metres"]` adds a description. The docstring says
-    what the tool does. `name` and `description` replace the function's own.
-
-    BadProgram: a parameter has no hint or one without a JSON form, the function has `*args`, or no docstring.
+    Each parameter needs a type hint with a JSON form, also Literal, Enum, dataclasses, TypedDict, msgspec.Struct and
+    pydantic models; `Annotated[int, "in metres"]` adds a description. The docstring says what the tool does.
     """
     if func is None:
         return functools.partial(Tool, name=name, description=description)
@@ -125,11 +120,8 @@ def tool(
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One call by a model. round: from 0. result: the text that the model got.
-
-    arguments: the parsed JSON of the model, {} if it is not valid JSON. is_error: whether the result describes an
-    error. seconds: the duration of the call.
-    """
+    """One call by a model. round: from 0. arguments: {} if they were not valid JSON. result: the text that the model
+    got; is_error: whether it describes an error. seconds: the duration of the call."""
 
     round: int
     name: str
