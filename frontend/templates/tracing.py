@@ -33,10 +33,7 @@ class TraceNode:
 
 
 class Trace:
-    """What a body appended. variables: the names that it set.
-
-    ended: the argument or value that it inspected, which ended the trace early; None if it did not.
-    """
+    """What a body appended. variables: the names that it set. ended: what it inspected, which ended the trace early."""
 
     def __init__(self, recording: Recording, names: Sequence[str]) -> None:
         self.variables: Mapping[str, Any] = dict.fromkeys(recording.state._values)

@@ -1,7 +1,6 @@
-"""A run as data: the text of each branch, its gens and their results, forks and joins.
+"""A run as data: the text of each branch, its gens and their results, forks and joins. The other views draw it.
 
-Built from the messages that were sent and the values that have arrived; never waits. run_page.py, timeline.py and
-state_views.py draw it.
+Built from the messages that were sent and the values that have arrived; never waits.
 """
 
 from __future__ import annotations

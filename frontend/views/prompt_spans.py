@@ -1,7 +1,6 @@
 """Splits a branch's prompt into spans by origin: cached, computed, generated and so on.
 
-Text and tokens come from the server if it still holds the branch; otherwise the text is what the language knows, and
-the tokens are unknown.
+Where the server no longer holds the branch, the text is what the language knows, and the tokens are unknown.
 """
 
 from __future__ import annotations

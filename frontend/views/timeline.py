@@ -1,8 +1,7 @@
 """A run as a trace for https://ui.perfetto.dev or chrome://tracing (Trace Event Format, JSON).
 
-There is a track for the body of the program and one per branch. Waits and tool calls that overlap are on several
-tracks, because the slices of a track must nest. On a branch's track each gen is a slice that contains its phases:
-encode, queue, prefill, decode. Arrows connect forks to branches and branches to joins.
+There is a track for the body and one per branch, on which each gen is a slice that contains its phases. Waits and tool
+calls that overlap are on several tracks, because the slices of a track must nest. Arrows are forks and joins.
 """
 
 from __future__ import annotations
