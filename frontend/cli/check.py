@@ -31,8 +31,7 @@ def _load(s: Any) -> None:
 def check(runtime: Any, *, is_private: bool) -> int:
     """Print what the runtime runs on and the results; returns 0, or raises the BanyanError of a failed check.
 
-    A private runtime first runs a small program twice: the second run must give the same text and hit the cache. A
-    shared one gets no load: its invariants are checked between two of its steps.
+    A private runtime first runs a small program twice. A shared one gets no load.
     """
     console = Console(highlight=False, soft_wrap=True)
 
