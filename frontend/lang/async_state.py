@@ -14,7 +14,7 @@ from banyan.lang.branch_choice import (
     Race,
     Ranking,
     Step,
-    check_beam,
+    checked_width,
     expanded,
     finishing,
     likelihood,
@@ -35,8 +35,7 @@ C = TypeVar("C", bound=BranchChoice[Any])
 class AsyncState(StateBase):
     """The state of an `async def` program, and what `run_async` returns.
 
-    `await s.value("x")` waits for a variable. `s["x"]` returns a known value and never blocks the event loop. A failed
-    value raises a ProgramError that names the program, the line and the gen.
+    `await s.value("x")` waits for a variable. `s["x"]` returns a known value and never blocks the event loop.
     """
 
     __slots__ = ()
@@ -160,8 +159,7 @@ class AsyncState(StateBase):
         key: Callable[[AsyncState], Any] | None = None,
     ) -> AsyncBranches:
         """`State.beam`; the key may be an `async def`."""
-        width = k if width is None else width
-        check_beam(k, depth, width)
+        width = checked_width(k, depth, width)
         states = [self]
         for _ in range(depth):
             states = await AsyncBranches(expanded(states, step, width, key is None), self)._top(k, key, "collect")
@@ -208,7 +206,7 @@ class AsyncBranches(Group[AsyncState]):
         pending: dict[int, asyncio.Future[Any]] = {}
         try:
             async for i in finishing(self._states):
-                if ranking.needs_score(i):
+                if not ranking.has_failed(i):
                     score = (key or likelihood)(self._states[i])
                     if inspect.isawaitable(score):
                         pending[i] = asyncio.ensure_future(score)

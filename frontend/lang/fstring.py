@@ -1,11 +1,8 @@
 """Expressions inside f-strings: `f"Because {gen('why')}"` is a string that contains its gen.
 
-The expression is embedded in the string as encoded text between two marks with a random number drawn by this process,
-so user text cannot imitate one. Nothing has to be remembered for a plain expression: it never leaks and can be appended
-any number of times. Only parts that cannot be encoded are looked up: a LazyValue, which lives as long as its state, and
-the last `MAX_KEPT` output types and toolboxes.
-
-A string that was changed after embedding (cut, escaped, changed in case) is refused when it is appended.
+The expression is encoded between two marks with a random number drawn by this process, so user text cannot imitate one.
+Only parts that cannot be encoded are looked up: a LazyValue, which lives as long as its state, and the last `MAX_KEPT`
+output types and toolboxes. A string that was changed after embedding is refused when it is appended.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def meta_of_select(scores: wire.Scores, method: wire.ChoicesMethod | None) -> di
     """For each choice: its score, (logprob, id, None) of each scored token, and its weight in the draw."""
     meta: dict[str, Any] = {
         "normalized_prompt_logprobs": list(scores.normalized),
-        "input_token_logprobs": [_without_text(tokens) for tokens in scores.tokens],
+        "input_token_logprobs": without_text(scores.tokens),
         "output_token_logprobs": [[] for _ in scores.tokens],
         "weights": list(scores.weights),
     }
@@ -67,7 +67,7 @@ def meta_of_select(scores: wire.Scores, method: wire.ChoicesMethod | None) -> di
             for tokens, mean in zip(scores.tokens, scores.normalized, strict=True)
         ]
     if scores.unconditional:
-        meta["unconditional_token_logprobs"] = [_without_text(tokens) for tokens in scores.unconditional]
+        meta["unconditional_token_logprobs"] = without_text(scores.unconditional)
         pairs = zip(scores.tokens, scores.unconditional, strict=True)
         gains = [[a[0] - b[0] for a, b in zip(with_, without, strict=True)] for with_, without in pairs]
         meta["normalized_unconditional_prompt_logprobs"] = [sum(gain) / len(gain) for gain in gains]
@@ -85,5 +85,6 @@ def _top(t: wire.TokenLogprob, with_text: bool) -> list[tuple[float, int, str | 
     return [(logprob, token, text if with_text else None) for token, text, logprob in t.top]
 
 
-def _without_text(tokens: Sequence[tuple[float, int]]) -> list[tuple[float, int, None]]:
-    return [(logprob, token, None) for logprob, token in tokens]
+def without_text(choices: Sequence[Sequence[tuple[float, int]]]) -> list[list[tuple[float, int, None]]]:
+    """The scored tokens of each choice, as SGLang lists them."""
+    return [[(logprob, token, None) for logprob, token in tokens] for tokens in choices]

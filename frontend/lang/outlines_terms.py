@@ -13,11 +13,8 @@ from banyan.runtime.protocol.wire import ConstraintSpec
 
 
 def to_spec(kind: Any) -> ConstraintSpec:
-    """The constraint of a date, a function (its arguments), a genson builder, or a term of outlines: Regex, CFG,
-    JsonSchema, Choice, or a combination of them.
-
-    Raises a ConstraintError if it has no constraint.
-    """
+    """The constraint of a date, a function (its arguments), a genson builder, or a term of outlines. ConstraintError:
+    it has none."""
     from outlines.types import dsl
 
     term = _term(kind)

@@ -1,8 +1,6 @@
-"""Output types of gens: the constraint for the text, and the object that is made from it.
+"""Output types of gens: the constraint for the text while it is generated, and the object that is made from it.
 
 Numbers, bools, Literals, Enums and dates are written as plain text: 42, True, red. All other types are written as JSON.
-The text is constrained while it is generated. What a constraint cannot express, such as a user's validator, is checked
-when the object is made.
 """
 
 from __future__ import annotations
@@ -52,10 +50,6 @@ class OutputType:
         except Exception as e:  # decoders, validators and the user's constructors raise anything
             raise BadOutput(f"not a valid {self.label}: {_shortened(sample.text)}: {_reason(e)}") from e
 
-    def advice(self, error: BadOutput) -> str:
-        """The message to the model when its output is refused."""
-        return f"{error.message}\nWrite the {self.label} again, and nothing else."
-
 
 def take(options: dict[str, Any]) -> OutputType | None:
     """Remove the option that gives the output type from `options`; None if there is none.
@@ -72,18 +66,16 @@ def take(options: dict[str, Any]) -> OutputType | None:
     if name == "type":
         return output_type(value)
     if name == "json_schema":
-        return _from_schema(_schema_text(value))
+        return _from_text(name, _schema_text(value))
     if value == "" or not isinstance(value, str | type if name == "dtype" else str):
         raise BadProgram(f"{name} is {value!r:.80}; it must be a string")
-    if name == "dtype":
-        return _from_dtype(value)
-    return _from_regex(value) if name == "regex" else _from_grammar(value)
+    return _from_dtype(value) if name == "dtype" else _from_text(name, value)
 
 
 def output_type(kind: Any) -> OutputType:
     """The output type for a Python type. BadProgram: it has no constraint."""
     if isinstance(kind, dict):
-        return _from_schema(_schema_text(kind))
+        return _from_text("json_schema", _schema_text(kind))
     if isfunction(kind) or type(kind).__module__.partition(".")[0] in ("outlines", "genson"):
         spec = _outlines_spec(kind)
         label = f"{type(kind).__name__} of outlines"
@@ -128,7 +120,7 @@ def _from_type(kind: Any) -> OutputType:
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return _from_choices(kind.__name__, [(str(member.value), member) for member in kind])
     if isinstance(kind, re.Pattern):
-        return _from_regex(kind.pattern)
+        return _from_text("regex", kind.pattern)
     if kind in (datetime.date, datetime.time, datetime.datetime):
         return OutputType(kind.__name__, _outlines_spec(kind), kind.fromisoformat)
     return _from_json_type(kind)
@@ -142,18 +134,11 @@ def _from_choices(label: str, choices: list[tuple[str, Any]]) -> OutputType:
 
 
 @lru_cache(_CACHE_SIZE)
-def _from_regex(pattern: str) -> OutputType:
-    return OutputType(f"match of {pattern!r:.80}", ConstraintSpec("regex", pattern), str)
-
-
-@lru_cache(_CACHE_SIZE)
-def _from_grammar(grammar: str) -> OutputType:
-    return OutputType("text of the grammar", ConstraintSpec("grammar", grammar), str)
-
-
-@lru_cache(_CACHE_SIZE)
-def _from_schema(schema: str) -> OutputType:
-    return OutputType("value of the JSON schema", ConstraintSpec("json_schema", schema), msgspec.json.decode)
+def _from_text(kind: Any, text: str) -> OutputType:
+    """kind: of a ConstraintSpec, whose text this is."""
+    names = {"regex": f"match of {text!r:.80}", "grammar": "text of the grammar"}
+    parse = msgspec.json.decode if kind == "json_schema" else str
+    return OutputType(names.get(kind, "value of the JSON schema"), ConstraintSpec(kind, text), parse)
 
 
 def _schema_text(schema: Any) -> str:

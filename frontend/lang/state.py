@@ -14,7 +14,7 @@ from banyan.lang.branch_choice import (
     Race,
     Ranking,
     Step,
-    check_beam,
+    checked_width,
     expanded,
     finishing,
     likelihood,
@@ -34,11 +34,8 @@ C = TypeVar("C", bound=BranchChoice[Any])
 class State(StateBase):
     """The running prompt of a program, which `s += ...` extends, and its variables, which `s["x"]` reads.
 
-    `+=` takes an expression, a string, or a list of them; it records and returns at once. An expression is appended
-    as a whole, or not at all if something is wrong with it.
-
-    Reading (`s["x"]`, `text`, `messages`, `sync` and others) waits until the value is known. If it failed, it raises a
-    ProgramError that names the program, the line and the gen.
+    `+=` takes an expression, a string, or a list of them, records it as a whole and returns at once. Reading waits
+    until the value is known; if it failed, it raises a ProgramError that names the program, the line and the gen.
     """
 
     __slots__ = ()
@@ -67,9 +64,8 @@ class State(StateBase):
     def partials(self, name: str) -> Iterator[Any]:
         """The object of a gen with a type while it is generated, in a program that streams; at last the final object.
 
-        Objects and lists contain the items so far; the last string and the last number may be incomplete. A gen with
-        `retries` may start over; then the earlier objects do not count. A type that is not written as JSON comes in one
-        piece.
+        Objects and lists contain the items so far; the last string and number may be incomplete. A gen with `retries`
+        may start over. A type that is not written as JSON comes in one piece.
         """
         yield from partials(self._lookup(name))  # a generator here: it holds the state, which would otherwise be freed
 
@@ -89,8 +85,7 @@ class State(StateBase):
     def dist(self, name: str) -> dict[str, float]:
         """The model's probability of each choice of a select; they add up to 1.
 
-        It is the product of the probabilities of the choice's tokens, normalised over the choices. `choices_method` and
-        `temperature` do not affect it. Unsupported: the backend does not report the scores.
+        `choices_method` and `temperature` do not affect it. Unsupported: the backend does not report the scores.
         """
         return dist(self._lookup(name))  # type: ignore[no-any-return]
 
@@ -134,11 +129,9 @@ class State(StateBase):
         return None
 
     def show(self, path: str | Path | None = None) -> Page:
-        """A self-contained HTML page: what of each prompt was cached, computed and generated, the tree of branches,
-        where the time went, and the usage of each gen.
+        """A self-contained HTML page: the origin of each part of each prompt, the tree of branches, times and usage.
 
-        path: also write it to this file. In a notebook the page displays itself. Waits as `usage` does, and a few
-        seconds for the tokens.
+        path: also write it to this file. In a notebook the page displays itself. Waits as `usage` does.
         """
         self._settle()
         return page(self._record, self._handle.number, path)
@@ -154,8 +147,7 @@ class State(StateBase):
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """The text of a variable or of the whole state as it is generated; in one piece if the program does not stream.
 
-        The text of a gen with `retries` comes in one piece, because shown text could not be taken back. Any number of
-        readers can iterate, each from the start. An error is raised where the text ends.
+        So is the text of a gen with `retries`. An error is raised where the text ends.
         """
         if var_name is not None:
             yield from pieces(self._lookup(var_name))
@@ -188,12 +180,10 @@ class State(StateBase):
     ) -> Branches:
         """Beam search over steps of any size: the best `k` branches after `depth` steps, the best first.
 
-        Each step forks every remaining branch `width` (default: k) times, appends `step`, an expression or a function
-        from the branch to one, and keeps the best `k` of all; the others are dropped. key: the score of a branch;
-        default: the log-probability of all its generated text. Continue with `adopt(beams[0])`.
+        Each step forks every branch `width` (default: k) times, appends `step`, an expression or a function from the
+        branch to one, and keeps the best `k`. key: the score of a branch; default: the log-probability of its outputs.
         """
-        width = k if width is None else width
-        check_beam(k, depth, width)
+        width = checked_width(k, depth, width)
         states = [self]
         for _ in range(depth):
             states = Branches(expanded(states, step, width, key is None), self)._top(k, key, "collect")
@@ -212,8 +202,7 @@ class Branches(Group[State]):
     def best(self, key: Callable[[State], Any], on_error: OnError = "raise") -> State:
         """The branch with the greatest `key`; among equals the first. The others are dropped.
 
-        on_error: "raise": if a branch fails, raise a ForkError. "collect": a failed branch cannot win; ForkError only
-        if all fail.
+        on_error: "raise": a failed branch raises a ForkError. "collect": it cannot win; ForkError only if all fail.
         """
         return self._top(1, key, on_error)[0]
 
@@ -232,9 +221,8 @@ class Branches(Group[State]):
     def vote(self, name: str, key: Callable[[Any], Any] | None = None, on_error: OnError = "raise") -> State:
         """The first branch whose variable `name` has the most frequent value. The others are dropped.
 
-        Votes are counted as branches finish; branches that cannot change the outcome are not waited for. In a tie, the
-        value that the first branch has wins. key: maps a value to what is compared (default: text is stripped).
-        on_error: as for `best`.
+        Branches that cannot change the outcome are not waited for. key: maps a value to what is compared (default: text
+        is stripped). on_error: as for `best`.
         """
         return self._decide(Ballot(self._states, name, key, on_error)).winner()
 
@@ -245,6 +233,6 @@ class Branches(Group[State]):
     def _top(self, k: int, key: Callable[[State], Any] | None, on_error: OnError) -> list[State]:
         ranking = Ranking(self._states, on_error)
         for i in finishing(self._states):
-            if ranking.needs_score(i):
+            if not ranking.has_failed(i):
                 ranking.scores[i] = (key or likelihood)(self._states[i])
         return ranking.winners(k)
