@@ -92,8 +92,8 @@ class BatchRun:
         """(index, state) of each run when it finishes or the batch times out."""
         seen: set[int] = set()
         while len(seen) < self._n:
-            left = self._limits.seconds_left
-            for nap in naps(None if left is None or self._is_stopped else left + GRACE):
+            left = max(0.0, self._limits.end - time.monotonic()) + GRACE
+            for nap in naps(None if self._limits.timeout is None or self._is_stopped else left):
                 with suppress(Empty):
                     i, state = self._finished.get(timeout=nap)
                     break

@@ -79,7 +79,7 @@ class ProgramRecord:
         self.ret_value: Any = None
         self.trace = RunTrace()
         self._lock, self._send_lock = threading.Lock(), threading.RLock()
-        self._unsent: deque[wire.Op | tuple[int, Sequence[wire.Part]]] = deque()
+        self._unsent: deque[wire.Op | tuple[int, list[wire.Part]]] = deque()
         """Ops, and text as (state, parts). Appending takes no lock."""
         self._dropped: list[tuple[int, int]] = []
         self._has_unsent_gen = False
@@ -126,8 +126,8 @@ class ProgramRecord:
 
     # ---- recording and sending ---------------------------------------------------------------------------------------
 
-    def add_text(self, state: int, parts: Sequence[wire.Part]) -> None:
-        """Append text to a state. Adjacent texts are sent as one op."""
+    def add_text(self, state: int, parts: list[wire.Part]) -> None:
+        """Append text to a state; the record keeps the list. Adjacent texts are sent as one op."""
         if parts:
             self._unsent.append((state, parts))
 
@@ -149,22 +149,15 @@ class ProgramRecord:
     def _take(self) -> list[wire.Op]:
         """Remove and return the unsent ops."""
         self._has_unsent_gen = False  # before taking: a gen that is added meanwhile is taken too, or starts a new timer
-        ops: list[wire.Op] = []
-        state, text = -1, list[wire.Part]()
+        entries: list[wire.Op | tuple[int, list[wire.Part]]] = []
+        last: Any = None
         while self._unsent:
             entry = self._unsent.popleft()
-            if isinstance(entry, tuple) and entry[0] == state:
-                text += entry[1]
-                continue
-            if text:
-                ops.append(wire.Append(state, tuple(text)))
-            state, text = -1, []
-            if isinstance(entry, tuple):
-                state, text = entry[0], [*entry[1]]
+            if isinstance(entry, tuple) and isinstance(last, tuple) and last[0] == entry[0]:
+                last[1].extend(entry[1])
             else:
-                ops.append(entry)
-        if text:
-            ops.append(wire.Append(state, tuple(text)))
+                entries.append(last := entry)
+        ops = [wire.Append(entry[0], tuple(entry[1])) if isinstance(entry, tuple) else entry for entry in entries]
         dropped = [self._dropped.pop() for _ in range(len(self._dropped))]
         if ops or any(ref >= 0 and not self.program.future(ref).done() for _, ref in dropped):
             ops += [wire.Drop(number) for number, _ in dropped]
@@ -189,12 +182,6 @@ class ProgramRecord:
                     e.add_note(f"while program {self.name} was sent to its backend")
                     self.stop(e)
         self.check()
-
-    def flush_unsent_gen(self) -> None:
-        """Flush if a gen is unsent. Errors are kept for the readers."""
-        if self._has_unsent_gen:
-            with contextlib.suppress(BaseException):
-                self.flush(f"{FLUSH_AFTER * 1000:g} ms passed after a gen")
 
     # ---- stopping and ending -----------------------------------------------------------------------------------------
 
@@ -274,8 +261,9 @@ class ProgramRecord:
 
 
 def _flush_late(record: weakref.ref[ProgramRecord]) -> None:
-    if (found := record()) is not None:
-        found.flush_unsent_gen()
+    if (found := record()) is not None and found._has_unsent_gen:
+        with contextlib.suppress(BaseException):  # errors are kept for the readers
+            found.flush(f"{FLUSH_AFTER * 1000:g} ms passed after a gen")
 
 
 class FailedProgram(Quiet):

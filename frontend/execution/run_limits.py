@@ -71,11 +71,6 @@ class BatchLimits:
         self.due = None if deadline is None else now + deadline
         self.token_budget = None if budget is None else TokenBudget("batch", budget)
 
-    @property
-    def seconds_left(self) -> float | None:
-        """Seconds until the timeout; None if there is none."""
-        return None if self.timeout is None else max(0.0, self.end - time.monotonic())
-
 
 class RunLimits:
     """The limits of one run."""

@@ -33,14 +33,10 @@ class ThreadPool:
     def run(self, work: Callable[[], None]) -> None:
         """Run `work`, which must not raise, on a thread of the pool, in the caller's context."""
         is_inside, context = self._is_inside.get(), copy_context()
-
-        def run_inside() -> None:
-            self._is_inside.set(True)
-            work()
-
+        context.run(self._is_inside.set, True)
         with self._changed:
             add = self._queue.appendleft if is_inside else self._queue.append
-            add(lambda: context.run(run_inside))
+            add(lambda: context.run(work))
             if self._n_idle >= len(self._queue):
                 self._changed.notify()
             elif is_inside or self._n_threads < self._max_threads:

@@ -124,7 +124,8 @@ class Ballot(BranchChoice[P]):
 
     def __init__(self, states: Sequence[P], name: str, key: Callable[[Any], Any] | None, on_error: OnError) -> None:
         super().__init__(states, on_error)
-        self._name, self._key = name, key or _stripped
+        self._name = name
+        self._key = key or (lambda value: value.strip() if isinstance(value, str) else value)
         self._votes: list[tuple[Any, list[int]]] = []  # (value, its branches); values may be unhashable
         self._n_left = len(states)
 
@@ -142,10 +143,6 @@ class Ballot(BranchChoice[P]):
     def winner(self) -> P:
         leading = max(self._votes, key=lambda vote: (len(vote[1]), -min(vote[1])), default=None)
         return self._keep([] if leading is None else [min(leading[1])], 1)[0]
-
-
-def _stripped(value: Any) -> Any:
-    return value.strip() if isinstance(value, str) else value
 
 
 # ---- beam search -----------------------------------------------------------------------------------------------------

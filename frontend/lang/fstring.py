@@ -54,9 +54,7 @@ class Embedder:
             if k % 2:
                 yield self._decode_body(part)
             elif part:
-                refuse(
-                    part, "an expression inside this f-string was cut apart or changed; append the f-string as it is"
-                )
+                refuse(part, "an expression in this f-string was cut apart or changed; append the f-string as it is")
                 yield part
 
     def _decode_body(self, body: str) -> Any:
@@ -78,8 +76,7 @@ class Embedder:
             if len(self._kept) > MAX_KEPT:
                 _, old = self._kept.popitem(last=False)
                 del self._numbers[id(old)]
-        else:
-            self._kept.move_to_end(number)
+        self._kept.move_to_end(number)
         return msgspec.msgpack.Ext(1, number.to_bytes(8, "big"))
 
     def _from_number(self, _: int, number: memoryview) -> Any:

@@ -161,9 +161,8 @@ def _from_json_type(kind: Any) -> OutputType:
     except (TypeError, RuntimeError, NotImplementedError):  # not a type of msgspec's; pydantic knows more types
         schema, decode = _from_pydantic(kind)
     else:
-        inner = list(_inner_types(msgspec.inspect.type_info(kind), set()))
-        _check_keys(inner)
-        _restore_key_order(schema, inner)
+        for inner in _inner_types(msgspec.inspect.type_info(kind), set()):
+            _mend(schema, inner)
     return OutputType(_label(kind), ConstraintSpec("json_schema", json.dumps(_tightened(schema))), decode)
 
 
@@ -178,25 +177,21 @@ def _inner_types(kind: Any, seen: set[int]) -> Iterator[Any]:
             yield from _inner_types(one, seen)
 
 
-def _check_keys(inner: list[Any]) -> None:
-    """TypeError: a dict has keys other than str; msgspec's schemas do not constrain those."""
-    for kind in inner:
-        if isinstance(kind, msgspec.inspect.DictType) and not isinstance(
-            kind.key_type, msgspec.inspect.StrType | msgspec.inspect.AnyType
-        ):
+def _mend(schema: dict[str, Any], kind: Any) -> None:
+    """Put the keys of a TypedDict, which msgspec sorts by name, in the order of its definition.
+
+    TypeError: a dict has keys other than str, which msgspec's schemas do not constrain.
+    """
+    if isinstance(kind, msgspec.inspect.DictType):
+        if not isinstance(kind.key_type, msgspec.inspect.StrType | msgspec.inspect.AnyType):
             raise TypeError("the keys of a dict are str; where they are known, write a TypedDict")
-
-
-def _restore_key_order(schema: dict[str, Any], inner: list[Any]) -> None:
-    """Put the keys of TypedDicts in the order of their definition. msgspec sorts them by name."""
-    for kind in inner:
-        if isinstance(kind, msgspec.inspect.TypedDictType):
-            cls = get_origin(kind.cls) or kind.cls
-            keys = list(get_type_hints(cls))
-            for part in schema.get("$defs", {}).values():
-                found = part.get("properties", {})
-                if part.get("title", "").partition("[")[0] == cls.__name__ and found.keys() == {*keys}:
-                    part["properties"] = {key: found[key] for key in keys}
+    elif isinstance(kind, msgspec.inspect.TypedDictType):
+        cls = get_origin(kind.cls) or kind.cls
+        keys = list(get_type_hints(cls))
+        for part in schema.get("$defs", {}).values():
+            found = part.get("properties", {})
+            if part.get("title", "").partition("[")[0] == cls.__name__ and found.keys() == {*keys}:
+                part["properties"] = {key: found[key] for key in keys}
 
 
 def _from_pydantic(kind: Any) -> tuple[dict[str, Any], Parse]:

@@ -8,17 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from banyan.execution.text_pieces import partials, pieces
-from banyan.lang.branch_choice import (
-    Ballot,
-    BranchChoice,
-    Race,
-    Ranking,
-    Step,
-    checked_width,
-    expanded,
-    finishing,
-    likelihood,
-)
+from banyan.lang import branch_choice
 from banyan.lang.lazy_value import dist, meta_info, read, read_object, tool_calls
 from banyan.lang.state_base import Group, OnError, StateBase
 from banyan.tools.toolbox import ToolCall
@@ -28,7 +18,7 @@ from banyan.views.transcript import Renderer, messages
 if TYPE_CHECKING:
     from banyan.views.run_page import Page
 
-C = TypeVar("C", bound=BranchChoice[Any])
+C = TypeVar("C", bound=branch_choice.BranchChoice[Any])
 
 
 class State(StateBase):
@@ -172,7 +162,7 @@ class State(StateBase):
     def beam(
         self,
         k: int,
-        step: Step,
+        step: branch_choice.Step,
         *,
         depth: int = 1,
         width: int | None = None,
@@ -183,10 +173,10 @@ class State(StateBase):
         Each step forks every branch `width` (default: k) times, appends `step`, an expression or a function from the
         branch to one, and keeps the best `k`. key: the score of a branch; default: the log-probability of its outputs.
         """
-        width = checked_width(k, depth, width)
+        width = branch_choice.checked_width(k, depth, width)
         states = [self]
         for _ in range(depth):
-            states = Branches(expanded(states, step, width, key is None), self)._top(k, key, "collect")
+            states = Branches(branch_choice.expanded(states, step, width, key is None), self)._top(k, key, "collect")
         return Branches(states, self)
 
 
@@ -197,7 +187,7 @@ class Branches(Group[State]):
 
     def as_completed(self) -> Iterator[State]:
         """Each branch as soon as it finishes or fails (see its `error()`). Drops none."""
-        return (self._states[i] for i in finishing(self._states))
+        return (self._states[i] for i in branch_choice.finishing(self._states))
 
     def best(self, key: Callable[[State], Any], on_error: OnError = "raise") -> State:
         """The branch with the greatest `key`; among equals the first. The others are dropped.
@@ -215,7 +205,7 @@ class Branches(Group[State]):
 
         ForkError: so many failed that fewer than `k` remain.
         """
-        winners = self._decide(Race(self._states, 1 if k is None else k)).winners()
+        winners = self._decide(branch_choice.Race(self._states, 1 if k is None else k)).winners()
         return winners[0] if k is None else winners
 
     def vote(self, name: str, key: Callable[[Any], Any] | None = None, on_error: OnError = "raise") -> State:
@@ -224,15 +214,15 @@ class Branches(Group[State]):
         Branches that cannot change the outcome are not waited for. key: maps a value to what is compared (default: text
         is stripped). on_error: as for `best`.
         """
-        return self._decide(Ballot(self._states, name, key, on_error)).winner()
+        return self._decide(branch_choice.Ballot(self._states, name, key, on_error)).winner()
 
     def _decide(self, choice: C) -> C:
-        any(choice.add(i) for i in finishing(self._states))
+        any(choice.add(i) for i in branch_choice.finishing(self._states))
         return choice
 
     def _top(self, k: int, key: Callable[[State], Any] | None, on_error: OnError) -> list[State]:
-        ranking = Ranking(self._states, on_error)
-        for i in finishing(self._states):
+        ranking = branch_choice.Ranking(self._states, on_error)
+        for i in branch_choice.finishing(self._states):
             if not ranking.has_failed(i):
-                ranking.scores[i] = (key or likelihood)(self._states[i])
+                ranking.scores[i] = (key or branch_choice.likelihood)(self._states[i])
         return ranking.winners(k)

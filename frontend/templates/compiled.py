@@ -107,12 +107,9 @@ class Compiled(Program):
         if not record.options.stream and not isinstance(record.backend, Recorder):
             template, slots = self._find(arguments, record)
             if template is not None:
-                return self._returned(template.write(list(slots.values()), state))
+                value = template.write(list(slots.values()), state)
+                return _awaited(value) if self.is_async else value
         return super()._body(arguments)(state)
-
-    def _returned(self, value: Any) -> Any:
-        """What the body would return; AsyncCompiled makes it awaitable."""
-        return value
 
     def _find(
         self, arguments: inspect.BoundArguments, record: ProgramRecord
@@ -170,11 +167,9 @@ class Compiled(Program):
 class AsyncCompiled(Compiled, AsyncProgram):
     """What `compile` returns for an `async def` program."""
 
-    def _returned(self, value: Any) -> Any:
-        async def value_of() -> Any:
-            return value
 
-        return value_of()
+async def _awaited(value: Any) -> Any:
+    return value
 
 
 def _checked_template(
