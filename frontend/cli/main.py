@@ -138,10 +138,7 @@ def _add_server_key(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_config(parser: argparse.ArgumentParser, socket_help: str = "", **defaults: str) -> None:
-    """One flag per field of Config. A flag that is not given is absent from the namespace, so Config's default applies.
-
-    socket_help: for commands that can connect to a running server. defaults: replace those of Config.
-    """
+    """One flag per field of Config, with a default only if `defaults` has one. socket_help: if the command connects."""
     if socket_help:
         _add_server_key(parser)
     group = parser.add_argument_group("options of the runtime")

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 class AsyncBatch:
-    """What `run_batch_async` returns: `await` it for the list of all states, or iterate with `async for`.
-
-    Nothing runs before that, and it runs once.
-    """
+    """What `run_batch_async` returns: `await` it for all states, or iterate with `async for`. It runs then, once."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""Waits for work of threads on an event loop.
-
-Imported when the first program is awaited: asyncio takes longer to import than the rest of the package.
-"""
+"""Waits for work of threads on an event loop. Imported late, because asyncio takes longer to import than the rest."""
 
 from __future__ import annotations
 
@@ -18,10 +15,7 @@ from banyan.runtime.future import ValueFuture
 
 
 async def wait_done(future: ValueFuture[Any] | Future[Any]) -> None:
-    """Wait until `future` is done, without blocking the loop. Its result and its error are left alone.
-
-    Cancelling the waiter does not cancel the future, unlike with `asyncio.wrap_future`.
-    """
+    """Wait for `future` without blocking the loop. Its outcome is left alone, also if the waiter is cancelled."""
     if future.done():
         return
     loop = asyncio.get_running_loop()

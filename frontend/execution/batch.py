@@ -129,10 +129,7 @@ class BatchRun:
         threading.Thread(target=copy_context().run, args=(target,), name=name, daemon=True).start()
 
     def _start_workers(self) -> None:
-        """Start one worker, and double the number of workers whenever no run has started for PATIENCE seconds.
-
-        Bodies that read no value need one thread; more threads would only slow it down.
-        """
+        """Double the number of workers whenever no run has started for PATIENCE: bodies that never wait need one."""
         n_workers, n_wanted = 0, 1
         while self._n_started < self._n and not self._is_stopped:
             while n_workers < min(n_wanted, self._n_threads - 1):

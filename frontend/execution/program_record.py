@@ -166,10 +166,7 @@ class ProgramRecord:
         return ops
 
     def flush(self, why: str = "") -> None:
-        """Send all recorded ops as one message. Raises what stopped the program, at this call and at every later one.
-
-        why: the cause of the flush, for the trace.
-        """
+        """Send all recorded ops as one message; `why` is for the trace. Raises what stopped the program, also later."""
         if self.error is not None:
             raise self.error
         with self._send_lock:  # also while submitting: messages must leave in the order of their ops

@@ -1,7 +1,4 @@
-"""Time limits, token budgets and urgency of batches, runs and gens, as the client enforces them.
-
-The server enforces the same limits exactly; a run that exceeds one fails here even if the server is gone.
-"""
+"""Limits and urgency of batches, runs and gens. The client enforces them too, in case the server is gone."""
 
 from __future__ import annotations
 

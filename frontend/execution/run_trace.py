@@ -1,7 +1,4 @@
-"""The trace of a run: which messages it sent and when, and how long its body waited or ran tools. The views read it.
-
-Times are seconds of `time.monotonic`, like those of `wire.Times`: all processes of one machine share that clock.
-"""
+"""The trace of a run, for the views: what it sent and when it waited, in seconds of the clock of `wire.Times`."""
 
 from __future__ import annotations
 

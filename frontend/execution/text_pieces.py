@@ -15,10 +15,7 @@ from banyan.runtime.protocol import wire
 
 
 def pieces(value: Any, whole: bool = False) -> Iterator[str]:
-    """The text of a value: piece by piece if it streams, else in one piece. An error is raised where the text ends.
-
-    whole: include the tool calls and results that a gen with tools adds to the prompt.
-    """
+    """The text of a value as it streams, else in one piece; then its error. whole: with tool calls and results."""
     ref, feed = _stream_of(value, whole)
     if ref is not None and feed is not None:
         ref.record.flush()
@@ -63,10 +60,7 @@ async def pieces_async(value: Any, whole: bool = False) -> AsyncIterator[tuple[s
 
 
 def _stream_of(value: Any, whole: bool) -> tuple[LazyValue | None, Feed[str] | Feed[wire.Delta] | None]:
-    """The lazy value behind `value`, and the feed of its text; None for each that does not exist.
-
-    A gen with retries has no feed: text that was shown could not be taken back.
-    """
+    """The lazy value behind `value` and the feed of its text, if any; none for a gen with retries."""
     ref = value.ref if isinstance(value, ReasoningText) else value
     if not isinstance(ref, LazyValue):
         return None, None

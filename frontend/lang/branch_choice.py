@@ -1,7 +1,4 @@
-"""Chooses among the branches of a fork as they finish: the best, the first k, or a vote. Nothing here waits.
-
-A branch has finished when all its gens are done. The branches that lose are dropped.
-"""
+"""Chooses among the branches of a fork as all their gens finish, and drops those that lose. Nothing here waits."""
 
 from __future__ import annotations
 

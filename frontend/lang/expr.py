@@ -130,10 +130,7 @@ Expression: TypeAlias = str | Expr | Sequence["str | Expr"]
 
 
 def cached(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Cache the frozen values that `make` returns, so that a loop builds its gen once.
-
-    The types of the arguments count too, because 1 == 1.0. Arguments that cannot be hashed are not cached.
-    """
+    """Cache the frozen values that `make` returns for hashable arguments, so that a loop builds its gen once."""
     cached_make = lru_cache(1024, typed=True)(make)
 
     @wraps(make)

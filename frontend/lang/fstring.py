@@ -54,7 +54,7 @@ class Embedder:
             if k % 2:
                 yield self._decode_body(part)
             elif part:
-                refuse(part, "an expression in this f-string was cut apart or changed; append the f-string as it is")
+                refuse(part, "an expression inside this f-string was cut apart or changed; append it as it is")
                 yield part
 
     def _decode_body(self, body: str) -> Any:

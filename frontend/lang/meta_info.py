@@ -38,10 +38,7 @@ def meta_of_sample(k: int, sample: wire.Sample, value: wire.Value, with_text: bo
 
 
 def meta_of_delta(delta: wire.Delta, logprobs: Sequence[wire.TokenLogprob], with_text: bool) -> dict[str, Any]:
-    """The meta info of a gen while it streams. logprobs: of all tokens so far.
-
-    An API reports the number of prompt tokens with its last delta; until then the prompt counts are None.
-    """
+    """The meta info of a gen while it streams. logprobs: of all tokens so far. Prompt counts may come last."""
     meta: dict[str, Any] = {
         "id": f"{delta.program}-{delta.ref}-0",
         "finish_reason": None,

@@ -1,7 +1,4 @@
-"""Converts outlines' types to constraints.
-
-outlines is imported only here, when a type needs it: it takes longer to import than the rest of the package.
-"""
+"""Converts outlines' types to constraints. outlines is imported only here: that takes longer than the whole package."""
 
 from __future__ import annotations
 

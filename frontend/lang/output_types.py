@@ -52,10 +52,7 @@ class OutputType:
 
 
 def take(options: dict[str, Any]) -> OutputType | None:
-    """Remove the option that gives the output type from `options`; None if there is none.
-
-    BadProgram: there are several, or the type is invalid.
-    """
+    """Remove the option that gives the output type from `options`, if there is one. BadProgram: there are several."""
     names = ("dtype", "type", "regex", "json_schema", "grammar")
     given = {name: options.pop(name) for name in names if name in options}
     if not given:
@@ -255,10 +252,7 @@ def _label(kind: Any) -> str:
 
 
 def parse_partial(text: str) -> Any:
-    """The JSON value that `text` is the beginning of. ValueError: the value has not begun.
-
-    Objects and lists contain the items so far. The last string and the last number may be incomplete.
-    """
+    """The JSON value that `text` begins, with its last string or number cut. ValueError: the value has not begun."""
     from pydantic_core import from_json  # lazily, like pydantic
 
     return from_json(text, allow_partial="trailing-strings")

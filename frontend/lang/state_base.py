@@ -126,10 +126,7 @@ class StateBase:
             raise BadProgram(f"this branch {self._closed}; it takes no more text")
 
     def _checked(self, flat: list[str | Leaf]) -> tuple[str | None, Iterator[wire.Sampling]]:
-        """(the role of the open turn after `flat`, the sampling of each gen in it).
-
-        All checks of an append are done here, before anything is recorded.
-        """
+        """Check all of an append. Returns the role of the open turn after `flat` and the sampling of each gen in it."""
         role = self._transcript.role
         samplings: list[wire.Sampling] = []
         for leaf in flat:

@@ -207,10 +207,7 @@ def _renumbered(refs: list[Any], by: int) -> list[Any]:
 
 
 def _seed_paths(ops: Sequence[wire.Op]) -> tuple[list[Path], Path]:
-    """(the path to the seed of each gen and select without one of its own, the path to the final seed of state 0).
-
-    It counts draws as StateBase does.
-    """
+    """The path to the seed of each gen and select without its own, and the final seed of state 0 (see StateBase)."""
     found: list[Path] = []
     n_draws, paths = {0: 0}, dict[int, Path]({0: ()})
     for op in ops:

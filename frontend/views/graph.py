@@ -19,10 +19,7 @@ MAX_LABEL = 48
 
 
 class GraphNode(NamedTuple):
-    """A piece of a prompt. kind: text, gen, select, read or join. message: the index of the message that carried it.
-
-    after: the nodes before it in the prompt. values: the nodes whose values it contains.
-    """
+    """A piece of a prompt. message: the index of its message. after, values: the nodes that it follows and contains."""
 
     kind: str
     label: str

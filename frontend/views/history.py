@@ -1,7 +1,4 @@
-"""A run as data: the text of each branch, its gens and their results, forks and joins. The other views draw it.
-
-Built from the messages that were sent and the values that have arrived; never waits.
-"""
+"""A run as data, for the other views: messages that were sent and values that have arrived. Never waits."""
 
 from __future__ import annotations
 

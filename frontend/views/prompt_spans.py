@@ -1,7 +1,4 @@
-"""Splits a branch's prompt into spans by origin: cached, computed, generated and so on.
-
-Where the server no longer holds the branch, the text is what the language knows, and the tokens are unknown.
-"""
+"""Splits a branch's prompt into spans by origin. Tokens are unknown if the server no longer holds the branch."""
 
 from __future__ import annotations
 
