@@ -14,17 +14,8 @@ from itertools import chain
 from math import inf
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.text import Text
 
 WINDOW = 5.0
@@ -104,38 +95,38 @@ def _sum(counts: Iterable[Counts]) -> Counts:
     return prompt, cached, generated
 
 
-class _RatesColumn(ProgressColumn):
+class _RatesColumn(progress.ProgressColumn):
     """Tokens per second, hit rate and failures."""
 
     def __init__(self, meter: Meter) -> None:
         super().__init__()
         self._meter = meter
 
-    def render(self, task: Task) -> Text:
+    def render(self, task: progress.Task) -> Text:
         reading = self._meter.read()
-        text = Text()
+        parts = []
         if reading.generated:
-            text.append(f"{reading.tokens_per_second:,.0f} tokens/s", "progress.data.speed")
+            parts.append(Text(f"{reading.tokens_per_second:,.0f} tokens/s", "progress.data.speed"))
         if reading.hit_rate is not None:
-            text.append(f"{'  ' if text else ''}{reading.hit_rate:.0%} cached", "progress.percentage")
+            parts.append(Text(f"{reading.hit_rate:.0%} cached", "progress.percentage"))
         if reading.n_failed:
-            text.append(f"{'  ' if text else ''}{reading.n_failed} failed", "bold red")
-        return text
+            parts.append(Text(f"{reading.n_failed} failed", "bold red"))
+        return Text("  ").join(parts)
 
 
 class Bar:
     """Reports runs to the progress bar. Thread-safe."""
 
-    def __init__(self, meter: Meter, progress: Progress, total: int, title: str) -> None:
-        self._meter, self._progress = meter, progress
-        self._task = progress.add_task(title, total=total)
+    def __init__(self, meter: Meter, shown: progress.Progress, total: int, title: str) -> None:
+        self._meter, self._shown = meter, shown
+        self._task = shown.add_task(title, total=total)
 
     def begin(self, record: CountedRun) -> None:
         self._meter.begin(record)
 
     def end(self, record: CountedRun, failed: bool) -> None:
         self._meter.end(record, failed)
-        self._progress.advance(self._task)
+        self._shown.advance(self._task)
 
 
 @contextmanager
@@ -143,12 +134,12 @@ def bar(title: str, total: int, console: Console | None = None) -> Iterator[Bar]
     """Show a progress bar for `total` runs while the block runs, on stderr or in the notebook."""
     meter = Meter()
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
         _RatesColumn(meter),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console or Console(stderr=True)) as progress:
-        yield Bar(meter, progress, total, title)
+    with progress.Progress(*columns, console=console or Console(stderr=True)) as shown:
+        yield Bar(meter, shown, total, title)

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 Batch: TypeAlias = Iterable[Mapping[str, Any] | Sequence[Any]]
 """The arguments of each item."""
-OPTS = "opts"
-"""The only keyword of `run` that cannot be a parameter of a program."""
 
 
 class Inlined(Seq, frozen=True):
@@ -436,8 +434,8 @@ def function(
     parameters = list(inspect.signature(func).parameters.values())
     if not parameters or parameters[0].kind > inspect.Parameter.POSITIONAL_OR_KEYWORD:
         raise BadProgram(f"the first parameter of a program is its state, and {func.__name__} has none")
-    if any(p.name == OPTS for p in parameters):
-        raise BadProgram(f"no parameter of a program can be called {OPTS!r}: that is how `run` takes its options")
+    if any(p.name == "opts" for p in parameters):
+        raise BadProgram("no parameter of a program can be called 'opts': that is how `run` takes its options")
     if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
         raise BadProgram(f"{func.__name__} contains a `yield`; a program cannot be a generator")
     kind = AsyncProgram if inspect.iscoroutinefunction(func) else Program

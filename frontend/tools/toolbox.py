@@ -1,13 +1,6 @@
-"""Tools: functions that a model may call while it generates.
+"""Tools: functions that a model may call while it generates. `tools/caller.py` executes the calls.
 
-    @bn.tool
-    def lookup(table: str, key: Annotated[str, "what to look for"]) -> str:
-        "Find a key in a table."
-
-    s += bn.assistant(bn.gen("answer", tools=[lookup], max_rounds=4))
-
-The model reads a tool's name, its docstring and the JSON Schema of its parameters. `tools/caller.py` executes the calls
-in the user's process.
+The model reads a tool's name, its docstring and the JSON Schema of its parameters.
 """
 
 from __future__ import annotations
@@ -82,18 +75,15 @@ class Tool:
 
     @cached_property
     def _arguments(self) -> _Arguments:
-        for p in self._parameters:
-            if p.kind in _NOT_BY_NAME:
-                raise BadProgram(
-                    f"tool {self.name}: parameter {p.name!r} cannot be given by name; a tool has no *args, no **kwargs "
-                    "and no positional-only parameters"
-                )
         try:
             hints = get_type_hints(self.func, include_extras=True)
         except Exception as e:  # evaluating a hint can raise anything
             raise BadProgram(f"tool {self.name}: its type hints cannot be read: {e}") from e
         hints.pop("return", None)
         for p in self._parameters:
+            if p.kind in _NOT_BY_NAME:
+                why = "a tool has no *args, no **kwargs and no positional-only parameters"
+                raise BadProgram(f"tool {self.name}: parameter {p.name!r} cannot be given by name; {why}")
             if p.name not in hints:
                 raise BadProgram(f"tool {self.name}: parameter {p.name!r} has no type hint; the model needs its type")
         pydantic = sys.modules.get("pydantic")  # a hint with a pydantic model means that pydantic is imported already
@@ -208,8 +198,7 @@ def _msgspec_arguments(name: str, hints: dict[str, Any], parameters: list[inspec
     decode = msgspec.json.Decoder(kind, strict=False).decode
 
     def parse(text: str) -> dict[str, Any]:
-        values = msgspec.structs.asdict(decode(text))
-        return {key: value for key, value in values.items() if value is not msgspec.UNSET}
+        return {key: value for key, value in msgspec.structs.asdict(decode(text)).items() if value is not msgspec.UNSET}
 
     return _Arguments(_simplified(msgspec.json.schema(kind), parameters), parse)
 
