@@ -31,8 +31,7 @@ class AsyncBatch:
         title: str | None = None,
     ) -> None:
         """Created by programs. The arguments are those of BatchRun."""
-        self._n, self._start, self._title = n, start, title
-        self._limit_args = limits
+        self._n, self._start, self._title, self._limit_args = n, start, title, limits
         self._n_tasks = min(n, MAX_IN_FLIGHT if concurrency is None else concurrency)
         self._on_error, self._ordered = on_error, ordered
         self._indices = iter(range(n))

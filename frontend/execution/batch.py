@@ -52,8 +52,7 @@ class BatchRun:
         title: str | None = None,
     ) -> None:
         """limits: the arguments of BatchLimits. title: of the progress bar on stderr; None: no bar."""
-        self._n, self._start, self._n_threads, self._title = n, start, n_threads, title
-        self._limit_args = limits
+        self._n, self._start, self._n_threads, self._title, self._limit_args = n, start, n_threads, title, limits
         self._lock = threading.Lock()
         self._indices = iter(range(n))
         self._finished: SimpleQueue[tuple[int, State | BaseException]] = SimpleQueue()

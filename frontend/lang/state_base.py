@@ -253,7 +253,7 @@ class StateBase:
 
     @contextmanager
     def _turn(self, name: str) -> Iterator[Self]:
-        begin, *_, end = turn(name).parts
+        begin, end = turn(name).parts
         self._append(begin)
         try:
             yield self

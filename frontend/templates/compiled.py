@@ -73,10 +73,7 @@ class Compiled(Program):
     """What `compile` returns. It runs like the program, mostly without running its body."""
 
     def __init__(
-        self,
-        func: Callable[..., Any],
-        bound: Mapping[str, Any] | None = None,
-        num_api_spec_tokens: int | None = None,
+        self, func: Callable[..., Any], bound: Mapping[str, Any] | None = None, num_api_spec_tokens: int | None = None
     ) -> None:
         super().__init__(func, bound, num_api_spec_tokens)
         self._templates: weakref.WeakKeyDictionary[Backend, dict[tuple[Hashable, ...], RecordedTemplate]]

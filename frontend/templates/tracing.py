@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -12,13 +13,13 @@ from banyan.templates.argument_slot import ArgumentObserved
 from banyan.templates.recorder import Recording
 
 
+@dataclass(repr=False, eq=False)
 class TraceNode:
     """An appended piece. before: the previous piece in its state, or in the parent of its state."""
 
-    __slots__ = ("before", "label", "number")
-
-    def __init__(self, number: int, label: str, before: TraceNode | None) -> None:
-        self.number, self.label, self.before = number, label, before
+    number: int
+    label: str
+    before: TraceNode | None
 
     def __repr__(self) -> str:
         return self.label

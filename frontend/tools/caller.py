@@ -61,16 +61,10 @@ class Caller(ServerCallback):
 
     def usage_per_round(self, total: wire.TokenUsage) -> list[dict[str, int]]:
         """The token counts of each turn, the last one included. total: of all turns."""
-        turns = [turn.usage for turn in self.rounds]
-        last = wire.TokenUsage(
-            total.prompt - sum(u.prompt for u in turns),
-            total.cached - sum(u.cached for u in turns),
-            total.generated - sum(u.generated for u in turns),
-        )
-        return [
-            {"prompt_tokens": u.prompt, "cached_tokens": u.cached, "completion_tokens": u.generated}
-            for u in (*turns, last)
-        ]
+        turns = [(turn.usage.prompt, turn.usage.cached, turn.usage.generated) for turn in self.rounds]
+        sums = zip((total.prompt, total.cached, total.generated), *turns, strict=True)
+        turns.append(tuple(of_all - sum(earlier) for of_all, *earlier in sums))
+        return [dict(zip(("prompt_tokens", "cached_tokens", "completion_tokens"), turn, strict=True)) for turn in turns]
 
     # ---- callbacks on the backend's thread -------------------------------------------------------------------------
 
