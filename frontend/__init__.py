@@ -14,6 +14,7 @@ print(state["answer"])
 from __future__ import annotations
 
 from importlib import import_module
+from re import findall
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -116,47 +117,9 @@ if TYPE_CHECKING:
     from banyan.views.graph import Graph as Graph
     from banyan.views.usage import Usage as Usage
 
-_MODULES = {
-    "backends.base": ("Backend",),
-    "backends.default": ("flush_cache", "get_server_info", "set_default_backend", "using"),
-    "backends.mock": ("Mock",),
-    "backends.openai.backend": ("OpenAI",),
-    "backends.replay.record": ("Record",),
-    "backends.replay.replay": ("Replay",),
-    "backends.runtime": ("Engine", "Runtime", "RuntimeEndpoint", "connect"),
-    "execution.events": ("Events", "ForkStart", "Token", "VarDone"),
-    "execution.streaming": ("Stream", "stream"),
-    "lang.async_state": ("AsyncBranches", "AsyncState"),
-    "lang.choices": (
-        *("ChoicesDecision", "ChoicesSamplingMethod"),
-        *("greedy_token_selection", "token_length_normalized", "unconditional_likelihood_normalized"),
-    ),
-    "lang.expr": (
-        *("gen", "gen_int", "gen_string", "image", "raw", "role", "select"),
-        *("assistant", "assistant_begin", "assistant_end", "system", "system_begin", "system_end"),
-        *("user", "user_begin", "user_end", "separate_reasoning"),
-    ),
-    "lang.program": ("AsyncProgram", "Program", "function"),
-    "lang.sampling": ("Options",),
-    "lang.state": ("Branches", "State"),
-    "lang.state_base": ("Group", "StateKV"),
-    "runtime.errors": (
-        *("BadMessage", "BadModel", "BadOutput", "BadProgram", "BanyanError", "BatchError", "BudgetExceeded"),
-        *("Cancelled", "ConfigError", "ConnectFailed"),
-        *("ConstraintBroke", "ConstraintBusy", "ConstraintCrashed", "ConstraintError", "ConstraintSyntax"),
-        *("ConstraintTimeout", "ConstraintTooLarge", "ConstraintUnsatisfiable", "ConstraintUnsupported"),
-        *("DeadlineExceeded", "EngineLost", "ForkError", "ModelNotFound", "OutOfMemory", "Overloaded", "ProgramError"),
-        *("PromptTooLong", "Quarantined", "ReplayMismatch", "RuntimeLost", "ToolError", "UnknownVariable"),
-        "Unsupported",
-    ),
-    "sglang.global_config": ("global_config",),
-    "sglang.unsupported": ("Anthropic", "Crusoe", "LiteLLM", "VertexAI", "video"),
-    "templates.compiled": ("AsyncCompiled", "Compiled", "compile"),
-    "tools.toolbox": ("Tool", "ToolCall", "tool"),
-    "views.graph": ("Graph",),
-    "views.usage": ("Usage",),
-}
-_HOME = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+with open(__file__, encoding="utf-8") as _source:  # the imports above, which only type checkers execute
+    _HOME = {name: module for module, name in findall(r"(?m)^    from (\S+) import (\w+) as", _source.read())}
+"""Public name -> its module."""
 
 __all__ = sorted(_HOME)
 

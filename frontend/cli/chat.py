@@ -66,7 +66,10 @@ class Chat:
                 print(piece, end="", flush=True)
             print()
             self.turns += [("user", text), ("assistant", reply)]
-            self._print_counts(self.state.get_meta_info(name), time.perf_counter() - start)
+            meta, seconds = self.state.get_meta_info(name), time.perf_counter() - start
+            n, prompt, cached = meta["completion_tokens"], meta["prompt_tokens"], meta["cached_tokens"]
+            rest = f"prompt {prompt}: {cached} cached, {prompt - cached} computed"
+            self.console.print(f"[dim]{n} tokens, {n / seconds:.0f} tokens/s · {rest}[/]")
         except KeyboardInterrupt:
             self.console.print("[dim] ... stopped[/]")
             self.turns += [("user", text), ("assistant", reply)]
@@ -75,13 +78,6 @@ class Chat:
         except ProgramError as e:  # such as PromptTooLong; the turns before this one are still valid
             self.console.print(f"{e.message}; /reset starts anew", style="red", markup=False)
             self.restart()
-
-    def _print_counts(self, meta: dict[str, int], seconds: float) -> None:
-        generated, prompt, cached = meta["completion_tokens"], meta["prompt_tokens"], meta["cached_tokens"]
-        self.console.print(
-            f"[dim]{generated} tokens, {generated / seconds:.0f} tokens/s · prompt {prompt}: {cached} cached, "
-            f"{prompt - cached} computed[/]"
-        )
 
     def show_history(self) -> None:
         for name, text in self.turns:

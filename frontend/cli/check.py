@@ -29,11 +29,7 @@ def _load(s: Any) -> None:
 
 
 def check(runtime: Any, *, is_private: bool) -> int:
-    """Print what the runtime runs on and the results; returns 0, or raises the BanyanError of a failed check.
-
-    A private runtime first runs a small program twice: the second run must give the same text and hit the cache. A
-    shared one gets no load: its invariants are checked between two of its steps.
-    """
+    """Print what the runtime runs on and the results; returns 0, or raises the BanyanError of a failed check."""
     console = Console(highlight=False, soft_wrap=True)
 
     def report(title: str, *lines: str) -> None:

@@ -1,19 +1,21 @@
-"""The `banyan` command: serve, run, chat, keys, models, kernels, check, tree, top.
+"""The `banyan` command: serve, run, chat, keys, models, kernels, check, tree, top. Each field of Config is a flag.
 
-Every field of `runtime.config.Config` is a flag here; there is no second list of options. Each command imports what it
-needs itself, so that `banyan --help` starts fast.
+Each command imports what it needs itself, so that `banyan --help` starts fast.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import runpy
 import signal
 import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -73,7 +75,7 @@ def _parser() -> _Parser:
     def add(name: str, command: Callable[[argparse.Namespace], int], text: str, arguments: str = "") -> _Parser:
         usage, description = f"banyan {name} [options]{arguments}", f"{text[0].upper()}{text[1:]}."
         added: _Parser = commands.add_parser(name, help=text, description=description, usage=usage, epilog=EPILOG)
-        added.set_defaults(command=command)
+        added.set_defaults(command=command, name=name)
         return added
 
     serve = add("serve", _serve, "run a shared server until it is interrupted", " [MODEL]")
@@ -81,9 +83,8 @@ def _parser() -> _Parser:
     _add_config(serve, log="info")
 
     run = add("run", _run, "run a program file; a runtime starts if the program needs one", " PROGRAM [arguments]")
-    run.add_argument(
-        "program", metavar="PROGRAM", help="a Python file; the options below configure its default backend"
-    )
+    text = "a Python file; the options below configure its default backend"
+    run.add_argument("program", metavar="PROGRAM", help=text)
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the program as sys.argv[1:]")
     _add_config(run, socket_help=_JOIN)
 
@@ -97,8 +98,8 @@ def _parser() -> _Parser:
     keys = add("keys", _keys, "create the keys of a server that listens on TCP", " DIR")
     keys.add_argument("folder", metavar="DIR", type=Path, help="the directory for them; created with mode 0700")
 
-    add("models", _models, "list the models that this machine can run")
-    add("kernels", _kernels, "list the ops and their implementations on this machine")
+    add("models", _show, "list the models that this machine can run")
+    add("kernels", _show, "list the ops and their implementations on this machine")
 
     check = add("check", _check, "check every invariant of a runtime and print what it runs on")
     _add_config(check, socket_help="check the server that listens there, instead of a private one under a small load")
@@ -123,9 +124,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def _add_join(parser: argparse.ArgumentParser) -> None:
     """The flags of a command that connects to a running server."""
     parser.add_argument("--socket", required=True, metavar="PATH", help="where the server listens, or tcp://HOST:PORT")
-    parser.add_argument(
-        "--token-file", default="", metavar="PATH", help=f"a file with the client's token (default: that of {TOKEN})"
-    )
+    text = f"a file with the client's token (default: that of {TOKEN})"
+    parser.add_argument("--token-file", default="", metavar="PATH", help=text)
     _add_server_key(parser)
 
 
@@ -138,10 +138,7 @@ def _add_server_key(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_config(parser: argparse.ArgumentParser, socket_help: str = "", **defaults: str) -> None:
-    """One flag per field of Config. A flag that is not given is absent from the namespace, so Config's default applies.
-
-    socket_help: for commands that can connect to a running server. defaults: replace those of Config.
-    """
+    """One flag per field of Config, with a default only if `defaults` has one. socket_help: if the command connects."""
     if socket_help:
         _add_server_key(parser)
     group = parser.add_argument_group("options of the runtime")
@@ -264,12 +261,31 @@ def _serve(options: argparse.Namespace) -> int:
         server.close()
 
 
+class _LazyBackend:
+    """A backend that is created when it is first used: a program that names its own pays for no other."""
+
+    def __init__(self, make: Callable[[], ServerBackend]) -> None:
+        self._make = cache(make)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._make(), name)
+
+
 def _run(options: argparse.Namespace) -> int:
-    from banyan.cli import run
+    """Run the file as `python` would, with a default backend."""
+    import banyan
 
     given(options)  # raises now, not at the first gen
+    path = Path(options.program)
+    if not path.is_file():
+        raise ConfigError(f"there is no program file {path}")
     with ExitStack() as stack:
-        return run.run(options.program, options.arguments, lambda: stack.enter_context(backend(options)))
+        made: Any = _LazyBackend(lambda: stack.enter_context(backend(options)))
+        banyan.set_default_backend(made)
+        sys.argv = [options.program, *options.arguments]
+        sys.path.insert(0, str(path.absolute().parent))
+        runpy.run_path(options.program, run_name="__main__")
+    return 0
 
 
 def _chat(options: argparse.Namespace) -> int:
@@ -289,16 +305,9 @@ def _keys(options: argparse.Namespace) -> int:
     return 0
 
 
-def _models(_: argparse.Namespace) -> int:
-    from banyan.cli import models
-
-    return models.show()
-
-
-def _kernels(_: argparse.Namespace) -> int:
-    from banyan.cli import kernels
-
-    return kernels.show()
+def _show(options: argparse.Namespace) -> int:
+    """`banyan models` and `banyan kernels`."""
+    return int(import_module(f"banyan.cli.{options.name}").show())
 
 
 def _check(options: argparse.Namespace) -> int:

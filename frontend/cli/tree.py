@@ -57,10 +57,7 @@ def draw(sketch: dict[str, Any], roots: list[TreeNode], console: Console) -> Non
 
 
 def _lines(root: TreeNode) -> Iterator[tuple[str, TreeNode | tuple[int, int]]]:
-    """(indentation, node) from top to bottom. For nodes that are not shown: (their number, their tokens).
-
-    An only child is not indented, so that a long path does not drift to the right.
-    """
+    """(indentation, node) from the top; for those not shown (number, tokens). An only child is not indented."""
     stack: list[tuple[str, str, TreeNode | tuple[int, int]]] = [("", "", root)]
     while stack:
         indent, branch, node = stack.pop()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from banyan.execution.batch import MAX_IN_FLIGHT, OnError, check
+from banyan.execution.batch import MAX_IN_FLIGHT, OnError, check, progress_bar
 from banyan.execution.program_run import ProgramRun, finished
 from banyan.execution.run_limits import BatchLimits
 from banyan.lang.async_state import AsyncState
@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 class AsyncBatch:
-    """What `run_batch_async` returns: `await` it for the list of all states, or iterate with `async for`.
-
-    Nothing runs before that, and it runs once.
-    """
+    """What `run_batch_async` returns: `await` it for all states, or iterate with `async for`. It runs then, once."""
 
     def __init__(
         self,
@@ -34,8 +31,7 @@ class AsyncBatch:
         title: str | None = None,
     ) -> None:
         """Created by programs. The arguments are those of BatchRun."""
-        self._n, self._start, self._title = n, start, title
-        self._limit_args = limits
+        self._n, self._start, self._title, self._limit_args = n, start, title, limits
         self._n_tasks = min(n, MAX_IN_FLIGHT if concurrency is None else concurrency)
         self._on_error, self._ordered = on_error, ordered
         self._indices = iter(range(n))
@@ -71,11 +67,7 @@ class AsyncBatch:
         """(index, state) of each run when it finishes."""
         limits = BatchLimits(*self._limit_args)
         queue: asyncio.Queue[tuple[int, AsyncState | BaseException]] = asyncio.Queue()
-        with ExitStack() as stack:
-            if self._title is not None:
-                from banyan.execution.progress import bar  # lazily: it imports rich
-
-                self._bar = stack.enter_context(bar(self._title, self._n))
+        with progress_bar(self._title, self._n) as self._bar:
             tasks = [asyncio.create_task(self._work(limits, queue)) for _ in range(self._n_tasks)]
             try:
                 for _ in range(self._n):

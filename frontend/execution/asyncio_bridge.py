@@ -1,28 +1,21 @@
-"""Waits for work of threads on an event loop.
-
-Imported when the first program is awaited: asyncio takes longer to import than the rest of the package.
-"""
+"""Waits for work of threads on an event loop. Imported late, because asyncio takes longer to import than the rest."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
 from banyan.execution.program_record import ProgramRecord
 from banyan.execution.thread_pool import body_threads
-from banyan.runtime.errors import BadProgram
 from banyan.runtime.future import ValueFuture
 
 
 async def wait_done(future: ValueFuture[Any] | Future[Any]) -> None:
-    """Wait until `future` is done, without blocking the loop. Its result and its error are left alone.
-
-    Cancelling the waiter does not cancel the future, unlike with `asyncio.wrap_future`.
-    """
+    """Wait for `future` without blocking the loop. Its outcome is left alone, also if the waiter is cancelled."""
     if future.done():
         return
     loop = asyncio.get_running_loop()
@@ -34,15 +27,6 @@ async def wait_done(future: ValueFuture[Any] | Future[Any]) -> None:
 
     future.add_done_callback(lambda _: _call_on(loop, wake))
     await waiter
-
-
-def start_task(body: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """Run `body` as a task of the running loop. BadProgram: there is no running loop."""
-    try:
-        return asyncio.get_running_loop().create_task(body, name=f"banyan-{name}")
-    except RuntimeError:
-        body.close()
-        raise BadProgram(f"{name} is an `async def`: it needs a running event loop, and there is none here") from None
 
 
 async def on_thread(work: Callable[[], None]) -> None:
@@ -62,31 +46,23 @@ async def on_thread(work: Callable[[], None]) -> None:
     done.result()
 
 
-class until_stopped:
+@asynccontextmanager
+async def until_stopped(record: ProgramRecord) -> AsyncIterator[None]:
     """A block that is cancelled when `record` is stopped, and then raises what stopped it."""
+    loop, scope = asyncio.get_running_loop(), asyncio.timeout(None)
 
-    __slots__ = ("_record", "_scope")
+    def expire() -> None:
+        with suppress(RuntimeError):  # the block has ended
+            scope.reschedule(loop.time())
 
-    def __init__(self, record: ProgramRecord) -> None:
-        self._record, self._scope = record, asyncio.timeout(None)
-
-    async def __aenter__(self) -> None:
-        await self._scope.__aenter__()
-        loop = asyncio.get_running_loop()
-        self._record.on_stop(partial(_call_on, loop, partial(_expire, loop, self._scope)))
-
-    async def __aexit__(self, *raised: Any) -> None:
-        try:
-            await self._scope.__aexit__(*raised)
-        except TimeoutError:
-            if self._scope.expired():
-                self._record.check()  # raises what stopped the program
-            raise
-
-
-def _expire(loop: asyncio.AbstractEventLoop, scope: asyncio.Timeout) -> None:
-    with suppress(RuntimeError):  # the block has ended
-        scope.reschedule(loop.time())
+    try:
+        async with scope:
+            record.on_stop(partial(_call_on, loop, expire))
+            yield
+    except TimeoutError:
+        if scope.expired():
+            record.check()  # raises what stopped the program
+        raise
 
 
 def _call_on(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:

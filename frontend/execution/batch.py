@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,6 +29,15 @@ PATIENCE = 0.001
 OnError = Literal["raise", "return"]
 
 
+def progress_bar(title: str | None, n: int) -> AbstractContextManager[Bar | None]:
+    """The bar of `n` runs; none without a title."""
+    if title is None:
+        return nullcontext()
+    from banyan.execution.progress import bar  # lazily: it imports rich
+
+    return bar(title, n)
+
+
 class BatchRun:
     """`n` runs of one program. start(i, limits) creates run i."""
 
@@ -43,8 +52,7 @@ class BatchRun:
         title: str | None = None,
     ) -> None:
         """limits: the arguments of BatchLimits. title: of the progress bar on stderr; None: no bar."""
-        self._n, self._start, self._n_threads, self._title = n, start, n_threads, title
-        self._limit_args = limits
+        self._n, self._start, self._n_threads, self._title, self._limit_args = n, start, n_threads, title, limits
         self._lock = threading.Lock()
         self._indices = iter(range(n))
         self._finished: SimpleQueue[tuple[int, State | BaseException]] = SimpleQueue()
@@ -63,12 +71,7 @@ class BatchRun:
 
     def results(self, on_error: OnError, ordered: bool) -> Iterator[State]:
         """Yields each finished state; if `ordered`, after all states before it. Closing it stops the other runs."""
-        with ExitStack() as stack:
-            stack.callback(self._stop)
-            if self._title is not None:
-                from banyan.execution.progress import bar  # lazily: it imports rich
-
-                self._bar = stack.enter_context(bar(self._title, self._n))
+        with closing(self), progress_bar(self._title, self._n) as self._bar:
             self._limits = BatchLimits(*self._limit_args)
             self._start_thread(self._start_workers, "banyan-batch")
             finished: dict[int, State] = {}
@@ -88,8 +91,8 @@ class BatchRun:
         """(index, state) of each run when it finishes or the batch times out."""
         seen: set[int] = set()
         while len(seen) < self._n:
-            left = self._limits.seconds_left
-            for nap in naps(None if left is None or self._is_stopped else left + GRACE):
+            left = max(0.0, self._limits.end - time.monotonic()) + GRACE
+            for nap in naps(None if self._limits.timeout is None or self._is_stopped else left):
                 with suppress(Empty):
                     i, state = self._finished.get(timeout=nap)
                     break
@@ -112,7 +115,8 @@ class BatchRun:
             run.record.end(error)
             self._finished.put((i, run.state))
 
-    def _stop(self) -> None:
+    def close(self) -> None:
+        """Stop all runs."""
         self._is_stopped = True
         for run in list(self._running.values()):
             run.record.program.cancel()
@@ -124,10 +128,7 @@ class BatchRun:
         threading.Thread(target=copy_context().run, args=(target,), name=name, daemon=True).start()
 
     def _start_workers(self) -> None:
-        """Start one worker, and double the number of workers whenever no run has started for PATIENCE seconds.
-
-        Bodies that read no value need one thread; more threads would only slow it down.
-        """
+        """Double the number of workers whenever no run has started for PATIENCE: bodies that never wait need one."""
         n_workers, n_wanted = 0, 1
         while self._n_started < self._n and not self._is_stopped:
             while n_workers < min(n_wanted, self._n_threads - 1):

@@ -36,10 +36,7 @@ class Clock:
         self.n_cancelled = 0
 
     def call(self, when: float, action: Callable[[], object]) -> Alarm:
-        """Call `action` when `time.monotonic()` reaches `when`. It must neither raise nor block.
-
-        Calls that are due at the same time run in the order in which they were scheduled.
-        """
+        """Call `action`, which neither raises nor blocks, at `when` of `time.monotonic()`; equal times in order."""
         alarm = Alarm(self, action)
         with self._changed:
             if self.n_cancelled > 100 + len(self._due) // 2:  # most alarms are cancelled long before they are due

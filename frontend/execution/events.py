@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -49,39 +49,27 @@ Event: TypeAlias = Token | VarDone | ForkStart | ToolCall | Usage
 """ToolCall: a tool call has returned. Usage: the totals so far; it follows each VarDone."""
 
 
-class Events:
+class Events(Feed[Event]):
     """The events of one run, from its start to its end. Iterate with `for` or `async for`, any number of times.
 
     If the run fails, its error is raised after the last event.
     """
 
-    __slots__ = ("_feed", "_get_error", "_lock", "_n_open")
+    __slots__ = ("_get_error", "_lock", "_n_open")
 
     def __init__(self, error_flag: ErrorFlag) -> None:
         """Created by `stream`."""
-        self._feed: Feed[Event] = Feed(error_flag)
+        super().__init__(error_flag)
         self._lock = threading.Lock()
         self._n_open = 1  # unfinished gens, plus one for the body
         self._get_error: Callable[[], BaseException | None] | None = None
-
-    def __iter__(self) -> Iterator[Event]:
-        return iter(self._feed)
-
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self._feed.__aiter__()
-
-    # ---- called by the run -------------------------------------------------------------------------------------------
-
-    def put(self, event: Event) -> None:
-        """Report an event of the run."""
-        self._feed.put(event)
 
     def add_tokens(self, name: str, state: int, callback: Callable[[wire.Delta], None]) -> Callable[[wire.Delta], None]:
         """Wrap a gen's delta callback so that each delta also becomes a Token event."""
 
         def on_delta(delta: wire.Delta) -> None:
             callback(delta)
-            self._feed.put(Token(name, delta.text, state, delta.is_thought, delta.round))
+            self.put(Token(name, delta.text, state, delta.is_thought, delta.round))
 
         return on_delta
 
@@ -94,8 +82,8 @@ class Events:
     def _finished(self, name: str, state: int, usage: Callable[[], Usage], future: ValueFuture[wire.Value]) -> None:
         if future.exception() is None:  # an error is raised at the end
             texts = [sample.text for sample in future.result().samples]
-            self._feed.put(VarDone(name, texts[0] if len(texts) == 1 else texts, state))
-            self._feed.put(usage())
+            self.put(VarDone(name, texts[0] if len(texts) == 1 else texts, state))
+            self.put(usage())
         self._close_one()
 
     def end(self, get_error: Callable[[], BaseException | None]) -> None:
@@ -109,4 +97,4 @@ class Events:
             if self._n_open:
                 return
         get_error, self._get_error = self._get_error, None  # it holds the state, which holds these events
-        self._feed.close(None if get_error is None else get_error())
+        self.close(None if get_error is None else get_error())

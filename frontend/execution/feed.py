@@ -39,11 +39,13 @@ class Feed(Generic[T]):
         self._waiters: list[Callable[[], None]] = []
 
     def put(self, item: T) -> None:
+        """Append an item."""
         self.items.append(item)
         if self._waiters:
             self._wake()
 
     def extend(self, items: Iterable[T]) -> None:
+        """Append items."""
         self.items += items
         if self._waiters:
             self._wake()

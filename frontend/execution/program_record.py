@@ -1,8 +1,7 @@
 """The client's record of one running program: the ops that its states append, until they are sent.
 
-An append only records. A flush sends all recorded ops as one message. It happens when a value is read, when a stream is
-read, when the body ends, and FLUSH_AFTER seconds after the first gen that was not sent. So a straight-line program is
-usually one message, and a body that is busy elsewhere does not hold back its gens.
+A flush sends all recorded ops as one message: when a value or a stream is read, when the body ends, and FLUSH_AFTER
+seconds after the first unsent gen. So a straight-line program is usually one message, and a busy body delays no gen.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from banyan.execution.clock import flush_clock
 from banyan.execution.events import Events
 from banyan.execution.feed import ErrorFlag, Feed
 from banyan.execution.futures import copy_of, when_all_done
-from banyan.execution.run_trace import RunTrace
+from banyan.execution.run_trace import RunTrace, Sent
 from banyan.lang.sampling import Options
 from banyan.runtime.errors import BanyanError, Cancelled
 from banyan.runtime.future import ValueFuture
@@ -80,7 +79,7 @@ class ProgramRecord:
         self.ret_value: Any = None
         self.trace = RunTrace()
         self._lock, self._send_lock = threading.Lock(), threading.RLock()
-        self._unsent: deque[wire.Op | tuple[int, Sequence[wire.Part]]] = deque()
+        self._unsent: deque[wire.Op | tuple[int, list[wire.Part]]] = deque()
         """Ops, and text as (state, parts). Appending takes no lock."""
         self._dropped: list[tuple[int, int]] = []
         self._has_unsent_gen = False
@@ -127,8 +126,8 @@ class ProgramRecord:
 
     # ---- recording and sending ---------------------------------------------------------------------------------------
 
-    def add_text(self, state: int, parts: Sequence[wire.Part]) -> None:
-        """Append text to a state. Adjacent texts are sent as one op."""
+    def add_text(self, state: int, parts: list[wire.Part]) -> None:
+        """Append text to a state; the record keeps the list. Adjacent texts are sent as one op."""
         if parts:
             self._unsent.append((state, parts))
 
@@ -150,22 +149,15 @@ class ProgramRecord:
     def _take(self) -> list[wire.Op]:
         """Remove and return the unsent ops."""
         self._has_unsent_gen = False  # before taking: a gen that is added meanwhile is taken too, or starts a new timer
-        ops: list[wire.Op] = []
-        state, text = -1, list[wire.Part]()
+        entries: list[wire.Op | tuple[int, list[wire.Part]]] = []
+        last: Any = None
         while self._unsent:
             entry = self._unsent.popleft()
-            if isinstance(entry, tuple) and entry[0] == state:
-                text += entry[1]
-                continue
-            if text:
-                ops.append(wire.Append(state, tuple(text)))
-            state, text = -1, []
-            if isinstance(entry, tuple):
-                state, text = entry[0], [*entry[1]]
+            if isinstance(entry, tuple) and isinstance(last, tuple) and last[0] == entry[0]:
+                last[1].extend(entry[1])
             else:
-                ops.append(entry)
-        if text:
-            ops.append(wire.Append(state, tuple(text)))
+                entries.append(last := entry)
+        ops = [wire.Append(entry[0], tuple(entry[1])) if isinstance(entry, tuple) else entry for entry in entries]
         dropped = [self._dropped.pop() for _ in range(len(self._dropped))]
         if ops or any(ref >= 0 and not self.program.future(ref).done() for _, ref in dropped):
             ops += [wire.Drop(number) for number, _ in dropped]
@@ -174,28 +166,19 @@ class ProgramRecord:
         return ops
 
     def flush(self, why: str = "") -> None:
-        """Send all recorded ops as one message. Raises what stopped the program, at this call and at every later one.
-
-        why: the cause of the flush, for the trace.
-        """
+        """Send all recorded ops as one message; `why` is for the trace. Raises what stopped the program, also later."""
         if self.error is not None:
             raise self.error
         with self._send_lock:  # also while submitting: messages must leave in the order of their ops
             ops = self._take()
             if ops and self.failure is None:
-                self.trace.send(ops, why)
+                self.trace.sent.append(Sent(time.monotonic(), ops, why))
                 try:
                     self.program.submit(ops)
                 except Exception as e:  # the ops are lost, so whoever waits for their values must get the error
                     e.add_note(f"while program {self.name} was sent to its backend")
                     self.stop(e)
         self.check()
-
-    def flush_unsent_gen(self) -> None:
-        """Flush if a gen is unsent. Errors are kept for the readers."""
-        if self._has_unsent_gen:
-            with contextlib.suppress(BaseException):
-                self.flush(f"{FLUSH_AFTER * 1000:g} ms passed after a gen")
 
     # ---- stopping and ending -----------------------------------------------------------------------------------------
 
@@ -275,8 +258,9 @@ class ProgramRecord:
 
 
 def _flush_late(record: weakref.ref[ProgramRecord]) -> None:
-    if (found := record()) is not None:
-        found.flush_unsent_gen()
+    if (found := record()) is not None and found._has_unsent_gen:
+        with contextlib.suppress(BaseException):  # errors are kept for the readers
+            found.flush(f"{FLUSH_AFTER * 1000:g} ms passed after a gen")
 
 
 class FailedProgram(ProgramDefaults):

@@ -84,11 +84,8 @@ class ProgramRun(Generic[P]):
 
 
 async def finished(run: ProgramRun[Any]) -> AsyncState:
-    """Run the body and wait for its values. Raises the first error.
-
-    An `async def` body runs in this task. A `def` body runs on a thread of the pool; a stop takes effect at its next
-    read of a value.
-    """
+    """Run the body, an `async def` in this task and a `def` on a thread, and wait for its values. Raises the first
+    error."""
     from banyan.execution.asyncio_bridge import on_thread, until_stopped, wait_done  # lazily: it imports asyncio
 
     record = run.record

@@ -1,14 +1,11 @@
-"""The trace of a run: which messages it sent and when, and how long its body waited or ran tools.
-
-The views (usage, timeline, page) read it. Times are seconds of `time.monotonic`, the clock that `wire.Times` uses too:
-all processes of one machine share it.
-"""
+"""The trace of a run, for the views: what it sent and when it waited, in seconds of the clock of `wire.Times`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from banyan.runtime.protocol import wire
@@ -49,21 +46,14 @@ class RunTrace:
         self.templates: dict[int, ProgramTemplate] = {}
         """The templates that the run used, by their numbers on the backend."""
 
-    def send(self, ops: Sequence[wire.Op], why: str) -> None:
-        self.sent.append(Sent(time.monotonic(), ops, why))
-
     def ops(self) -> Iterator[wire.Op]:
         """All ops sent so far, in order."""
-        for message in tuple(self.sent):
-            yield from self.expanded(message.ops)
+        return chain.from_iterable(self.expanded(message.ops) for message in tuple(self.sent))
 
     def expanded(self, ops: Iterable[wire.Op]) -> Iterator[wire.Op]:
         """`ops` with each use of a template replaced by the template's ops."""
         for op in ops:
-            if isinstance(op, wire.Use):
-                yield from self.templates[op.template].expand(op)
-            else:
-                yield op
+            yield from self.templates[op.template].expand(op) if isinstance(op, wire.Use) else (op,)
 
     @contextmanager
     def span(self, kind: Literal["wait", "tool"], name: str, state: int = -1, line: str = "") -> Iterator[None]:

@@ -23,10 +23,8 @@ def stream(program: Program, *args: Any, **kwargs: Any) -> Stream:
             async for event in st.events():               # or `for`
                 ...
 
-    The end of the block stops what still runs. Without a block, the program stops when the Stream is freed.
-
-    An `async def` body runs as a task of the running event loop; BadProgram: there is none. A `def` body runs on one
-    of a bounded number of threads.
+    The end of the block stops what still runs. Without a block, the program stops when the Stream is freed. An
+    `async def` body runs as a task of the running event loop; BadProgram: there is none.
     """
     run = program.prepare(args, kwargs)
     run.record.events = Events(run.record.error_flag)
@@ -80,7 +78,7 @@ class Stream:
 
 
 def _start_task(run: ProgramRun[AsyncState]) -> Awaitable[None]:
-    from banyan.execution.asyncio_bridge import start_task  # lazily: it imports asyncio
+    import asyncio  # lazily: it takes longer to import than the rest of the package
 
     async def body() -> None:
         try:
@@ -89,7 +87,12 @@ def _start_task(run: ProgramRun[AsyncState]) -> Awaitable[None]:
         finally:
             _end_events(run)
 
-    return start_task(body(), run.record.name)
+    name = run.record.name
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise BadProgram(f"{name} is an `async def`: it needs a running event loop, and there is none here") from None
+    return loop.create_task(body(), name=f"banyan-{name}")
 
 
 def _end_events(run: ProgramRun[Any]) -> None:

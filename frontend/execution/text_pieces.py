@@ -15,10 +15,7 @@ from banyan.runtime.protocol import wire
 
 
 def pieces(value: Any, whole: bool = False) -> Iterator[str]:
-    """The text of a value: piece by piece if it streams, else in one piece. An error is raised where the text ends.
-
-    whole: include the tool calls and results that a gen with tools adds to the prompt.
-    """
+    """The text of a value as it streams, else in one piece; then its error. whole: with tool calls and results."""
     ref, feed = _stream_of(value, whole)
     if ref is not None and feed is not None:
         ref.record.flush()
@@ -34,11 +31,8 @@ def pieces(value: Any, whole: bool = False) -> Iterator[str]:
 
 
 async def pieces_async(value: Any, whole: bool = False) -> AsyncIterator[tuple[str, Any]]:
-    """`pieces` for an event loop, each piece with its meta info.
-
-    The meta info of a piece is what is known at that time. A streaming value ends with "" and its final meta info.
-    The meta info of text that was not generated is None.
-    """
+    """`pieces` for an event loop, each piece with its meta info so far; None for text that was not generated. A
+    streaming value ends with "" and its final meta info."""
     ref, feed = _stream_of(value, whole)
     if ref is None:
         await known(value)
@@ -66,10 +60,7 @@ async def pieces_async(value: Any, whole: bool = False) -> AsyncIterator[tuple[s
 
 
 def _stream_of(value: Any, whole: bool) -> tuple[LazyValue | None, Feed[str] | Feed[wire.Delta] | None]:
-    """The lazy value behind `value`, and the feed of its text; None for each that does not exist.
-
-    A gen with retries has no feed: text that was shown could not be taken back.
-    """
+    """The lazy value behind `value` and the feed of its text, if any; none for a gen with retries."""
     ref = value.ref if isinstance(value, ReasoningText) else value
     if not isinstance(ref, LazyValue):
         return None, None
@@ -96,10 +87,7 @@ async def known(value: Any) -> None:
 
 
 def partials(value: Any) -> Iterator[Any]:
-    """The growing object of a gen whose type is written as JSON, and at last the final object.
-
-    A gen with retries may start over; then the earlier objects do not count.
-    """
+    """The growing object of a gen whose type is written as JSON, and at last the final object."""
     if (deltas := _json_deltas(value)) is not None:
         value.record.flush()
         parser = PartialJson()

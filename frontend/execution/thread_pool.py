@@ -20,23 +20,23 @@ class ThreadPool:
     """Runs functions on daemon threads. `run` never blocks."""
 
     def __init__(self, n_threads: int = N_THREADS, name: str = "banyan-body") -> None:
-        self._max_threads, self._name = n_threads, name
+        self._limit, self._name = n_threads, name
         self._is_inside: ContextVar[bool] = ContextVar(f"{name}-inside", default=False)
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)  # a forked child has no threads of its parent
+
+    def _reset(self) -> None:
         self._queue: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
-        self._n_threads = self._n_idle = 0
+        self._max_threads, self._n_threads, self._n_idle = self._limit, 0, 0
 
     def run(self, work: Callable[[], None]) -> None:
         """Run `work`, which must not raise, on a thread of the pool, in the caller's context."""
         is_inside, context = self._is_inside.get(), copy_context()
-
-        def run_inside() -> None:
-            self._is_inside.set(True)
-            work()
-
+        context.run(self._is_inside.set, True)
         with self._changed:
             add = self._queue.appendleft if is_inside else self._queue.append
-            add(lambda: context.run(run_inside))
+            add(lambda: context.run(work))
             if self._n_idle >= len(self._queue):
                 self._changed.notify()
             elif is_inside or self._n_threads < self._max_threads:
@@ -72,12 +72,4 @@ def body_threads() -> ThreadPool:
     return _body_threads
 
 
-def _reset() -> None:
-    """Threads do not survive a fork; the child starts its own."""
-    global _body_threads
-    _body_threads = ThreadPool()
-
-
-_body_threads: ThreadPool
-_reset()
-os.register_at_fork(after_in_child=_reset)
+_body_threads = ThreadPool()

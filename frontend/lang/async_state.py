@@ -8,17 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from banyan.execution.text_pieces import known, partials_async
-from banyan.lang.branch_choice import (
-    Ballot,
-    BranchChoice,
-    Race,
-    Ranking,
-    Step,
-    check_beam,
-    expanded,
-    finishing,
-    likelihood,
-)
+from banyan.lang import branch_choice
 from banyan.lang.lazy_value import dist, is_done, meta_info, read, read_object, tool_calls
 from banyan.lang.state_base import Group, OnError, StateBase
 from banyan.runtime.errors import BadProgram
@@ -29,14 +19,13 @@ from banyan.views.transcript import messages
 if TYPE_CHECKING:
     from banyan.views.run_page import Page
 
-C = TypeVar("C", bound=BranchChoice[Any])
+C = TypeVar("C", bound=branch_choice.BranchChoice[Any])
 
 
 class AsyncState(StateBase):
     """The state of an `async def` program, and what `run_async` returns.
 
-    `await s.value("x")` waits for a variable. `s["x"]` returns a known value and never blocks the event loop. A failed
-    value raises a ProgramError that names the program, the line and the gen.
+    `await s.value("x")` waits for a variable. `s["x"]` returns a known value and never blocks the event loop.
     """
 
     __slots__ = ()
@@ -153,18 +142,18 @@ class AsyncState(StateBase):
     async def beam(
         self,
         k: int,
-        step: Step,
+        step: branch_choice.Step,
         *,
         depth: int = 1,
         width: int | None = None,
         key: Callable[[AsyncState], Any] | None = None,
     ) -> AsyncBranches:
         """`State.beam`; the key may be an `async def`."""
-        width = k if width is None else width
-        check_beam(k, depth, width)
+        width = branch_choice.checked_width(k, depth, width)
         states = [self]
         for _ in range(depth):
-            states = await AsyncBranches(expanded(states, step, width, key is None), self)._top(k, key, "collect")
+            branches = AsyncBranches(branch_choice.expanded(states, step, width, key is None), self)
+            states = await branches._top(k, key, "collect")
         return AsyncBranches(states, self)
 
 
@@ -175,7 +164,7 @@ class AsyncBranches(Group[AsyncState]):
 
     async def as_completed(self) -> AsyncIterator[AsyncState]:
         """`Branches.as_completed`, for `async for`."""
-        async for i in finishing(self._states):
+        async for i in branch_choice.finishing(self._states):
             yield self._states[i]
 
     async def best(self, key: Callable[[AsyncState], Any | Awaitable[Any]], on_error: OnError = "raise") -> AsyncState:
@@ -188,15 +177,15 @@ class AsyncBranches(Group[AsyncState]):
     async def first(self, k: int) -> list[AsyncState]: ...
     async def first(self, k: int | None = None) -> AsyncState | list[AsyncState]:
         """`Branches.first`."""
-        winners = (await self._decide(Race(self._states, 1 if k is None else k))).winners()
+        winners = (await self._decide(branch_choice.Race(self._states, 1 if k is None else k))).winners()
         return winners[0] if k is None else winners
 
     async def vote(self, name: str, key: Callable[[Any], Any] | None = None, on_error: OnError = "raise") -> AsyncState:
         """`Branches.vote`."""
-        return (await self._decide(Ballot(self._states, name, key, on_error))).winner()
+        return (await self._decide(branch_choice.Ballot(self._states, name, key, on_error))).winner()
 
     async def _decide(self, choice: C) -> C:
-        async for i in finishing(self._states):
+        async for i in branch_choice.finishing(self._states):
             if choice.add(i):
                 break
         return choice
@@ -204,12 +193,12 @@ class AsyncBranches(Group[AsyncState]):
     async def _top(self, k: int, key: Callable[[AsyncState], Any] | None, on_error: OnError) -> list[AsyncState]:
         import asyncio  # lazily: it takes longer to import than the rest of the package
 
-        ranking = Ranking(self._states, on_error)
+        ranking = branch_choice.Ranking(self._states, on_error)
         pending: dict[int, asyncio.Future[Any]] = {}
         try:
-            async for i in finishing(self._states):
-                if ranking.needs_score(i):
-                    score = (key or likelihood)(self._states[i])
+            async for i in branch_choice.finishing(self._states):
+                if not ranking.has_failed(i):
+                    score = (key or branch_choice.likelihood)(self._states[i])
                     if inspect.isawaitable(score):
                         pending[i] = asyncio.ensure_future(score)
                     else:

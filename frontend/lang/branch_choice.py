@@ -1,8 +1,4 @@
-"""Chooses among the branches of a fork as they finish: the best, the first k, or a vote. Nothing here waits.
-
-A branch has finished when all its gens are done. The branches that lose are dropped: their work stops on the server,
-and their pages are evicted first.
-"""
+"""Chooses among the branches of a fork as all their gens finish, and drops those that lose. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -64,7 +60,8 @@ class BranchChoice(Generic[P]):
         """Branch `i` has finished. Returns whether the choice is decided."""
         raise NotImplementedError
 
-    def _has_failed(self, i: int) -> bool:
+    def has_failed(self, i: int) -> bool:
+        """Whether branch `i`, which has finished, failed. Raises its error unless errors are collected."""
         error = _failure(self._states[i])
         if error is None:
             return False
@@ -94,10 +91,6 @@ class Ranking(BranchChoice[P]):
         super().__init__(states, on_error)
         self.scores: dict[int, Any] = {}
 
-    def needs_score(self, i: int) -> bool:
-        """Branch `i` has finished. Returns whether it needs a score; one that failed does not."""
-        return not self._has_failed(i)
-
     def winners(self, k: int) -> list[P]:
         """The best `k` branches, the best first; fewer if there are fewer."""
         order = sorted(sorted(self.scores), key=self.scores.__getitem__, reverse=True)
@@ -115,7 +108,7 @@ class Race(BranchChoice[P]):
         self._finished: list[int] = []
 
     def add(self, i: int) -> bool:
-        if not self._has_failed(i):
+        if not self.has_failed(i):
             self._finished.append(i)
         return len(self._finished) == self._k
 
@@ -128,41 +121,37 @@ class Ballot(BranchChoice[P]):
 
     def __init__(self, states: Sequence[P], name: str, key: Callable[[Any], Any] | None, on_error: OnError) -> None:
         super().__init__(states, on_error)
-        self._name, self._key = name, key or _stripped
+        self._name = name
+        self._key = key or (lambda value: value.strip() if isinstance(value, str) else value)
         self._votes: list[tuple[Any, list[int]]] = []  # (value, its branches); values may be unhashable
         self._n_left = len(states)
 
     def add(self, i: int) -> bool:
         self._n_left -= 1
-        if not self._has_failed(i):
+        if not self.has_failed(i):
             value = self._key(read_object(self._states[i]._stored(self._name)))
-            for other, branches in self._votes:
-                if other == value:
-                    branches.append(i)
-                    break
-            else:
-                self._votes.append((value, [i]))
+            branches = next((branches for other, branches in self._votes if other == value), None)
+            if branches is None:
+                self._votes.append((value, branches := []))
+            branches.append(i)
         first, second, *_ = (*sorted((len(branches) for _, branches in self._votes), reverse=True), 0, 0)
         return first > second + self._n_left
 
     def winner(self) -> P:
-        n_votes = max((len(branches) for _, branches in self._votes), default=0)
-        leading = [min(branches) for _, branches in self._votes if len(branches) == n_votes]
-        return self._keep([min(leading)] if leading else [], 1)[0]
-
-
-def _stripped(value: Any) -> Any:
-    return value.strip() if isinstance(value, str) else value
+        leading = max(self._votes, key=lambda vote: (len(vote[1]), -min(vote[1])), default=None)
+        return self._keep([] if leading is None else [min(leading[1])], 1)[0]
 
 
 # ---- beam search -----------------------------------------------------------------------------------------------------
 
 
-def check_beam(k: int, depth: int, width: int) -> None:
-    """BadProgram: a number is less than 1."""
+def checked_width(k: int, depth: int, width: int | None) -> int:
+    """The width of a beam search, `k` by default. BadProgram: a number is less than 1."""
+    width = k if width is None else width
     for name, value in (("k", k), ("depth", depth), ("width", width)):
         if not isinstance(value, int) or value < 1:
             raise BadProgram(f"{name} is {value!r}; it must be at least 1")
+    return width
 
 
 def expanded(states: Sequence[P], step: Step, width: int, with_logprobs: bool) -> list[P]:

@@ -1,7 +1,6 @@
-"""How a `select` scores its choices. The server computes the scores.
+"""How a `select` scores its choices: the server, by the log-probabilities of their tokens behind the prompt.
 
-Each choice is scored by the log-probabilities of its tokens as a continuation of the prompt. A user's own method
-decides by them in the client process; the state waits for it on the server, while the body goes on.
+A user's own method decides in the client process; the state waits for it on the server, while the body goes on.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ class ChoicesDecision:
 class ChoicesSamplingMethod(ABC):
     """A user's own way to decide a select: `bn.select("x", choices, choices_method=Mine())`.
 
-    It is called once for each select, on a separate thread, with keyword arguments; each list has one item per choice.
-    If it raises, or decides for something that is not a choice, the program fails.
+    It is called on a separate thread, with keyword arguments. If it does not return a choice, the program fails.
     """
 
     @property
@@ -55,11 +53,10 @@ class ChoicesSamplingMethod(ABC):
         output_token_logprobs: list[list[Any]],
         unconditional_token_logprobs: list[list[Any]] | None = None,
     ) -> ChoicesDecision:
-        """Decide.
+        """Decide. Each list has one item per choice.
 
-        normalized_prompt_logprobs: the mean log-probability of each choice's tokens, in nats. input_token_logprobs:
-        its tokens as (log-probability, id, None). output_token_logprobs: empty lists. unconditional_token_logprobs:
-        the same tokens without the prompt, if required.
+        normalized_prompt_logprobs: the mean log-probability of its tokens. input_token_logprobs: its tokens as
+        (log-probability, id, None); unconditional_token_logprobs: without the prompt, if required. Others are empty.
         """
 
 

@@ -128,15 +128,10 @@ Expression: TypeAlias = str | Expr | Sequence["str | Expr"]
 
 # ---- constructors for users ------------------------------------------------------------------------------------------
 
-CACHE_SIZE = 1024
-
 
 def cached(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Cache the frozen values that `make` returns, so that a loop builds its gen once.
-
-    The types of the arguments count too, because 1 == 1.0. Arguments that cannot be hashed are not cached.
-    """
-    cached_make = lru_cache(CACHE_SIZE, typed=True)(make)
+    """Cache the frozen values that `make` returns for hashable arguments, so that a loop builds its gen once."""
+    cached_make = lru_cache(1024, typed=True)(make)
 
     @wraps(make)
     def get(*args: Any, **kwargs: Any) -> Any:
@@ -237,7 +232,8 @@ def _gen(name: str | None, asked: dict[str, Any]) -> GenExpr | SelectExpr:
     if retries is not None and (not isinstance(retries, int) or not 0 <= retries <= MAX_RETRIES):
         raise BadProgram(f"retries is {retries!r}; it must be a number from 0 to {MAX_RETRIES}")
     gen_options = make(GenOptions, asked) if asked else _NO_OPTIONS
-    return GenExpr(_checked_optional_name(name), gen_options, output_type, retries, tools)
+    name = None if name is None else checked_name(name)
+    return GenExpr(name, gen_options, output_type, retries, tools)
 
 
 def _take_tools(asked: dict[str, Any]) -> Toolbox | None:
@@ -258,22 +254,14 @@ def _take_tools(asked: dict[str, Any]) -> Toolbox | None:
 
 
 def gen_int(
-    name: str | None = None,
-    max_tokens: int | None = None,
-    n: int | None = None,
-    stop: str | Sequence[str] | None = None,
-    **options: Any,
+    name: str | None = None, max_tokens: int | None = None, n: int | None = None, stop: Any = None, **options: Any
 ) -> GenExpr | SelectExpr:
     """`gen(name, dtype=int)`."""
     return gen(name, max_tokens, n=n, stop=stop, dtype=int, **options)
 
 
 def gen_string(
-    name: str | None = None,
-    max_tokens: int | None = None,
-    n: int | None = None,
-    stop: str | Sequence[str] | None = None,
-    **options: Any,
+    name: str | None = None, max_tokens: int | None = None, n: int | None = None, stop: Any = None, **options: Any
 ) -> GenExpr | SelectExpr:
     """`gen(name, dtype=str)`."""
     return gen(name, max_tokens, n=n, stop=stop, dtype=str, **options)
@@ -290,10 +278,8 @@ def select(
 ) -> SelectExpr:
     """Append the likeliest of `choices` and store it in the variable `name`.
 
-    temperature: 0 takes the best score; above 0, the choice is drawn from softmax(score / temperature) with `seed`.
-    choices_method: how choices are scored, by name, or your own ChoicesSamplingMethod, which takes no temperature.
-    timeout: seconds, counted once all before it is done, until it raises DeadlineExceeded.
-    BadProgram: there are no choices, or one is empty or repeated.
+    temperature: above 0, the choice is drawn from softmax(score / temperature) with `seed`. choices_method: how choices
+    are scored, by name, or your own ChoicesSamplingMethod, which takes no temperature. timeout: as for `gen`.
     """
     if not temperature >= 0.0:
         raise BadProgram(f"temperature is {temperature}; it must be 0 or more")
@@ -302,8 +288,8 @@ def select(
     method, decide = checked_method(choices_method)
     if decide is not None and (temperature or seed is not None):
         raise BadProgram("a choices_method of your own decides by itself; leave out temperature and seed")
-    choices = checked_choices(choices)
-    return SelectExpr(choices, _checked_optional_name(name), method, float(temperature), seed, timeout, decide)
+    name = None if name is None else checked_name(name)
+    return SelectExpr(checked_choices(choices), name, method, float(temperature), seed, timeout, decide)
 
 
 def raw(text: str) -> RawExpr:
@@ -376,12 +362,10 @@ def assistant_end() -> RoleEnd:
 
 
 def separate_reasoning(expr: Expression | None = None, model_type: str | None = None) -> Seq:
-    """`expr`, with the reasoning of its gens kept apart.
-
-    Variable x, the prompt and streams get the answer; variable `x_reasoning_content` gets the reasoning.
+    """`expr`, with the reasoning of its gens kept apart: variable x and the prompt get the answer, variable
+    `x_reasoning_content` the reasoning.
 
     model_type: how the model marks its reasoning: "deepseek-r1", "qwen3" and so on; None: <think>...</think>.
-    BadProgram: no gen in `expr` has a name. Unsupported: an unknown model type.
     """
     if model_type is not None and model_type not in _REASONING_MODELS:
         raise Unsupported(f"model_type {model_type!r} is not known; there are {', '.join(sorted(_REASONING_MODELS))}")
@@ -412,16 +396,12 @@ NOTHING = Seq(())
 
 def checked_name(name: object) -> str:
     """`name`, if it is a valid name of a variable; else BadProgram."""
-    if isinstance(name, str):
-        if name and not name.startswith("__"):
-            return name
+    if not isinstance(name, str):
+        raise BadProgram(f"the name of a variable is a string, not {name!r}")
+    if not name or name.startswith("__"):
         why = "names that begin with two underscores are reserved" if name else "it is empty"
         raise BadProgram(f"{name!r} cannot be the name of a variable: {why}")
-    raise BadProgram(f"the name of a variable is a string, not {name!r}")
-
-
-def _checked_optional_name(name: str | None) -> str | None:
-    return None if name is None else checked_name(name)
+    return name
 
 
 # ---- flattening expressions ------------------------------------------------------------------------------------------
@@ -430,8 +410,7 @@ def _checked_optional_name(name: str | None) -> str | None:
 def leaves(expr: Expression) -> list[str | Leaf]:
     """The expression as a flat list, including expressions inside f-strings.
 
-    BadProgram: a value that cannot be appended, or two gens of the same name in one expression. (In separate appends
-    the later gen replaces the variable, as in a loop.)
+    BadProgram: a value cannot be appended, or two gens have the same name (in separate appends the later one wins).
     """
     flat: list[str | Leaf] = []
     for part in _parts(expr):
@@ -449,11 +428,9 @@ def leaves(expr: Expression) -> list[str | Leaf]:
 
 
 def _parts(expr: Any) -> Iterable[Any]:
-    if isinstance(expr, str):
-        return (expr,)
     if isinstance(expr, Seq):
         return expr.parts
-    if isinstance(expr, Expr):
+    if isinstance(expr, str | Expr):
         return (expr,)
     if isinstance(expr, list | tuple):
         return [part for item in expr for part in _parts(item)]

@@ -1,11 +1,8 @@
 """Expressions inside f-strings: `f"Because {gen('why')}"` is a string that contains its gen.
 
-The expression is embedded in the string as encoded text between two marks with a random number drawn by this process,
-so user text cannot imitate one. Nothing has to be remembered for a plain expression: it never leaks and can be appended
-any number of times. Only parts that cannot be encoded are looked up: a LazyValue, which lives as long as its state, and
-the last `MAX_KEPT` output types and toolboxes.
-
-A string that was changed after embedding (cut, escaped, changed in case) is refused when it is appended.
+The expression is encoded between two marks with a random number drawn by this process, so user text cannot imitate one.
+Only parts that cannot be encoded are looked up: a LazyValue, which lives as long as its state, and the last `MAX_KEPT`
+output types and toolboxes. A string that was changed after embedding is refused when it is appended.
 """
 
 from __future__ import annotations
@@ -57,9 +54,7 @@ class Embedder:
             if k % 2:
                 yield self._decode_body(part)
             elif part:
-                refuse(
-                    part, "an expression inside this f-string was cut apart or changed; append the f-string as it is"
-                )
+                refuse(part, "an expression inside this f-string was cut apart or changed; append it as it is")
                 yield part
 
     def _decode_body(self, body: str) -> Any:
@@ -81,8 +76,7 @@ class Embedder:
             if len(self._kept) > MAX_KEPT:
                 _, old = self._kept.popitem(last=False)
                 del self._numbers[id(old)]
-        else:
-            self._kept.move_to_end(number)
+        self._kept.move_to_end(number)
         return msgspec.msgpack.Ext(1, number.to_bytes(8, "big"))
 
     def _from_number(self, _: int, number: memoryview) -> Any:

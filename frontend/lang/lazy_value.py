@@ -14,17 +14,7 @@ from banyan.execution.source_line import source_line
 from banyan.lang.expr import Expr
 from banyan.lang.meta_info import meta_of_sample, meta_of_select
 from banyan.lang.output_types import OutputType
-from banyan.runtime.errors import (
-    BadOutput,
-    BadProgram,
-    BanyanError,
-    BudgetExceeded,
-    Cancelled,
-    DeadlineExceeded,
-    ForkError,
-    ProgramError,
-    Unsupported,
-)
+from banyan.runtime import errors
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
 from banyan.tools.toolbox import ToolCall
@@ -120,7 +110,7 @@ class LazyValue(Expr):
                 else:
                     with self.waiting():
                         self._value = self.future.result()
-            except BanyanError as e:
+            except errors.BanyanError as e:
                 self.record.error_flag.is_seen = True
                 error = self._root_error(e)
                 raise error from error.__cause__ or e.__cause__
@@ -133,16 +123,16 @@ class LazyValue(Expr):
         self.record.flush(f"{line} looked at {name!r}")
         return self.record.trace.span("wait", name, self.state, line)
 
-    def _root_error(self, error: BanyanError) -> BaseException:
+    def _root_error(self, error: errors.BanyanError) -> BaseException:
         if self.record.error is not None:  # the body raised, which stopped its gens
             return self.record.error
         origin, ref = self, self.previous
         while ref is not None:
-            if ref.future.done() and isinstance(found := ref.future.exception(), BanyanError):
+            if ref.future.done() and isinstance(found := ref.future.exception(), errors.BanyanError):
                 error, origin = found, ref
             ref = ref.previous
-        if isinstance(error, Cancelled) and (failure := self.record.failure) is not None:
-            if not isinstance(failure, BanyanError):
+        if isinstance(error, errors.Cancelled) and (failure := self.record.failure) is not None:
+            if not isinstance(failure, errors.BanyanError):
                 return failure
             error = failure
         return _with_location(error, origin)
@@ -165,7 +155,7 @@ class LazyValue(Expr):
         if self._objects is None:
             try:
                 self._objects = [self.output_type.parse_sample(sample) for sample in samples]
-            except BadOutput as e:
+            except errors.BadOutput as e:
                 if self.checker is not None:
                     e.message += f" (the model was told {self.checker.n_refused} times)"
                 raise _with_location(e, self) from e.__cause__
@@ -173,7 +163,7 @@ class LazyValue(Expr):
 
     def tool_calls(self) -> list[ToolCall]:
         """The calls that a gen with tools made, even if it failed."""
-        with suppress(BanyanError):
+        with suppress(errors.BanyanError):
             self.wait()
         return [] if self.caller is None else [call for turn in self.caller.rounds for call in turn.calls]
 
@@ -223,8 +213,8 @@ class JoinedValues:
         for i, value in enumerate(self.values):
             try:
                 found.append(get(value))
-            except ProgramError as e:
-                if isinstance(e, Cancelled | DeadlineExceeded | BudgetExceeded):
+            except errors.ProgramError as e:
+                if isinstance(e, errors.Cancelled | errors.DeadlineExceeded | errors.BudgetExceeded):
                     raise  # these concern the whole program, not a branch
                 error = fork_error(i, e)
                 if not self.collects:
@@ -278,10 +268,10 @@ def dist(value: Any) -> Any:
     if isinstance(value, JoinedValues):
         return value.each(dist)
     if not isinstance(value, LazyValue) or not value.choices:
-        raise BadProgram("dist takes a variable that a select made")
+        raise errors.BadProgram("dist takes a variable that a select made")
     scores = value.wait().scores
     if scores is None:
-        raise Unsupported("dist: this backend does not report the scores of the choices")
+        raise errors.Unsupported("dist: this backend does not report the scores of the choices")
     logprobs = [math.fsum(logprob for logprob, _ in tokens) for tokens in scores.tokens]
     top = max(logprobs)
     odds = [math.exp(logprob - top) for logprob in logprobs]
@@ -291,20 +281,20 @@ def dist(value: Any) -> Any:
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 
-def fork_error(i: int, error: BanyanError, prefix: str = "") -> ForkError:
+def fork_error(i: int, error: errors.BanyanError, prefix: str = "") -> errors.ForkError:
     """The ForkError of branch `i`, which failed with `error`. prefix: begins the message."""
     where = {}
-    if isinstance(error, ProgramError):
+    if isinstance(error, errors.ProgramError):
         where = {"program": error.program, "line": error.line, "gen": error.gen, "prompt_tail": error.prompt_tail}
-    fork = ForkError(f"{prefix}branch {i} failed: {error.message}", index=i, **where)
+    fork = errors.ForkError(f"{prefix}branch {i} failed: {error.message}", index=i, **where)
     fork.__cause__ = error
     return fork
 
 
-def _with_location(error: BanyanError, ref: LazyValue) -> BanyanError:
+def _with_location(error: errors.BanyanError, ref: LazyValue) -> errors.BanyanError:
     """A copy of `error` that names the program, the line and the gen."""
     fresh = copy_of(error)
-    if isinstance(fresh, ProgramError):
+    if isinstance(fresh, errors.ProgramError):
         fresh.program = fresh.program or ref.record.name
         fresh.gen, fresh.line = fresh.gen or ref.name, fresh.line or ref.line
         fresh.attempts = 1 if ref.checker is None else ref.checker.n_refused + 1

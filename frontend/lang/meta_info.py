@@ -38,10 +38,7 @@ def meta_of_sample(k: int, sample: wire.Sample, value: wire.Value, with_text: bo
 
 
 def meta_of_delta(delta: wire.Delta, logprobs: Sequence[wire.TokenLogprob], with_text: bool) -> dict[str, Any]:
-    """The meta info of a gen while it streams. logprobs: of all tokens so far.
-
-    An API reports the number of prompt tokens with its last delta; until then the prompt counts are None.
-    """
+    """The meta info of a gen while it streams. logprobs: of all tokens so far. Prompt counts may come last."""
     meta: dict[str, Any] = {
         "id": f"{delta.program}-{delta.ref}-0",
         "finish_reason": None,
@@ -56,7 +53,7 @@ def meta_of_select(scores: wire.Scores, method: wire.ChoicesMethod | None) -> di
     """For each choice: its score, (logprob, id, None) of each scored token, and its weight in the draw."""
     meta: dict[str, Any] = {
         "normalized_prompt_logprobs": list(scores.normalized),
-        "input_token_logprobs": [_without_text(tokens) for tokens in scores.tokens],
+        "input_token_logprobs": without_text(scores.tokens),
         "output_token_logprobs": [[] for _ in scores.tokens],
         "weights": list(scores.weights),
     }
@@ -67,7 +64,7 @@ def meta_of_select(scores: wire.Scores, method: wire.ChoicesMethod | None) -> di
             for tokens, mean in zip(scores.tokens, scores.normalized, strict=True)
         ]
     if scores.unconditional:
-        meta["unconditional_token_logprobs"] = [_without_text(tokens) for tokens in scores.unconditional]
+        meta["unconditional_token_logprobs"] = without_text(scores.unconditional)
         pairs = zip(scores.tokens, scores.unconditional, strict=True)
         gains = [[a[0] - b[0] for a, b in zip(with_, without, strict=True)] for with_, without in pairs]
         meta["normalized_unconditional_prompt_logprobs"] = [sum(gain) / len(gain) for gain in gains]
@@ -85,5 +82,6 @@ def _top(t: wire.TokenLogprob, with_text: bool) -> list[tuple[float, int, str | 
     return [(logprob, token, text if with_text else None) for token, text, logprob in t.top]
 
 
-def _without_text(tokens: Sequence[tuple[float, int]]) -> list[tuple[float, int, None]]:
-    return [(logprob, token, None) for logprob, token in tokens]
+def without_text(choices: Sequence[Sequence[tuple[float, int]]]) -> list[list[tuple[float, int, None]]]:
+    """The scored tokens of each choice, as SGLang lists them."""
+    return [[(logprob, token, None) for logprob, token in tokens] for tokens in choices]

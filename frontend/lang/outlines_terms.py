@@ -1,7 +1,4 @@
-"""Converts outlines' types to constraints.
-
-outlines is imported only here, when a type needs it: it takes longer to import than the rest of the package.
-"""
+"""Converts outlines' types to constraints. outlines is imported only here: that takes longer than the whole package."""
 
 from __future__ import annotations
 
@@ -13,11 +10,8 @@ from banyan.runtime.protocol.wire import ConstraintSpec
 
 
 def to_spec(kind: Any) -> ConstraintSpec:
-    """The constraint of a date, a function (its arguments), a genson builder, or a term of outlines: Regex, CFG,
-    JsonSchema, Choice, or a combination of them.
-
-    Raises a ConstraintError if it has no constraint.
-    """
+    """The constraint of a date, a function (its arguments), a genson builder, or a term of outlines. ConstraintError:
+    it has none."""
     from outlines.types import dsl
 
     term = _term(kind)

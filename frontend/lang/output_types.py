@@ -1,8 +1,6 @@
-"""Output types of gens: the constraint for the text, and the object that is made from it.
+"""Output types of gens: the constraint for the text while it is generated, and the object that is made from it.
 
 Numbers, bools, Literals, Enums and dates are written as plain text: 42, True, red. All other types are written as JSON.
-The text is constrained while it is generated. What a constraint cannot express, such as a user's validator, is checked
-when the object is made.
 """
 
 from __future__ import annotations
@@ -52,16 +50,9 @@ class OutputType:
         except Exception as e:  # decoders, validators and the user's constructors raise anything
             raise BadOutput(f"not a valid {self.label}: {_shortened(sample.text)}: {_reason(e)}") from e
 
-    def advice(self, error: BadOutput) -> str:
-        """The message to the model when its output is refused."""
-        return f"{error.message}\nWrite the {self.label} again, and nothing else."
-
 
 def take(options: dict[str, Any]) -> OutputType | None:
-    """Remove the option that gives the output type from `options`; None if there is none.
-
-    BadProgram: there are several, or the type is invalid.
-    """
+    """Remove the option that gives the output type from `options`, if there is one. BadProgram: there are several."""
     names = ("dtype", "type", "regex", "json_schema", "grammar")
     given = {name: options.pop(name) for name in names if name in options}
     if not given:
@@ -72,18 +63,16 @@ def take(options: dict[str, Any]) -> OutputType | None:
     if name == "type":
         return output_type(value)
     if name == "json_schema":
-        return _from_schema(_schema_text(value))
+        return _from_text(name, _schema_text(value))
     if value == "" or not isinstance(value, str | type if name == "dtype" else str):
         raise BadProgram(f"{name} is {value!r:.80}; it must be a string")
-    if name == "dtype":
-        return _from_dtype(value)
-    return _from_regex(value) if name == "regex" else _from_grammar(value)
+    return _from_dtype(value) if name == "dtype" else _from_text(name, value)
 
 
 def output_type(kind: Any) -> OutputType:
     """The output type for a Python type. BadProgram: it has no constraint."""
     if isinstance(kind, dict):
-        return _from_schema(_schema_text(kind))
+        return _from_text("json_schema", _schema_text(kind))
     if isfunction(kind) or type(kind).__module__.partition(".")[0] in ("outlines", "genson"):
         spec = _outlines_spec(kind)
         label = f"{type(kind).__name__} of outlines"
@@ -128,7 +117,7 @@ def _from_type(kind: Any) -> OutputType:
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return _from_choices(kind.__name__, [(str(member.value), member) for member in kind])
     if isinstance(kind, re.Pattern):
-        return _from_regex(kind.pattern)
+        return _from_text("regex", kind.pattern)
     if kind in (datetime.date, datetime.time, datetime.datetime):
         return OutputType(kind.__name__, _outlines_spec(kind), kind.fromisoformat)
     return _from_json_type(kind)
@@ -142,18 +131,11 @@ def _from_choices(label: str, choices: list[tuple[str, Any]]) -> OutputType:
 
 
 @lru_cache(_CACHE_SIZE)
-def _from_regex(pattern: str) -> OutputType:
-    return OutputType(f"match of {pattern!r:.80}", ConstraintSpec("regex", pattern), str)
-
-
-@lru_cache(_CACHE_SIZE)
-def _from_grammar(grammar: str) -> OutputType:
-    return OutputType("text of the grammar", ConstraintSpec("grammar", grammar), str)
-
-
-@lru_cache(_CACHE_SIZE)
-def _from_schema(schema: str) -> OutputType:
-    return OutputType("value of the JSON schema", ConstraintSpec("json_schema", schema), msgspec.json.decode)
+def _from_text(kind: Any, text: str) -> OutputType:
+    """kind: of a ConstraintSpec, whose text this is."""
+    names = {"regex": f"match of {text!r:.80}", "grammar": "text of the grammar"}
+    parse = msgspec.json.decode if kind == "json_schema" else str
+    return OutputType(names.get(kind, "value of the JSON schema"), ConstraintSpec(kind, text), parse)
 
 
 def _schema_text(schema: Any) -> str:
@@ -176,9 +158,8 @@ def _from_json_type(kind: Any) -> OutputType:
     except (TypeError, RuntimeError, NotImplementedError):  # not a type of msgspec's; pydantic knows more types
         schema, decode = _from_pydantic(kind)
     else:
-        inner = list(_inner_types(msgspec.inspect.type_info(kind), set()))
-        _check_keys(inner)
-        _restore_key_order(schema, inner)
+        for inner in _inner_types(msgspec.inspect.type_info(kind), set()):
+            _mend(schema, inner)
     return OutputType(_label(kind), ConstraintSpec("json_schema", json.dumps(_tightened(schema))), decode)
 
 
@@ -193,25 +174,21 @@ def _inner_types(kind: Any, seen: set[int]) -> Iterator[Any]:
             yield from _inner_types(one, seen)
 
 
-def _check_keys(inner: list[Any]) -> None:
-    """TypeError: a dict has keys other than str; msgspec's schemas do not constrain those."""
-    for kind in inner:
-        if isinstance(kind, msgspec.inspect.DictType) and not isinstance(
-            kind.key_type, msgspec.inspect.StrType | msgspec.inspect.AnyType
-        ):
+def _mend(schema: dict[str, Any], kind: Any) -> None:
+    """Put the keys of a TypedDict, which msgspec sorts by name, in the order of its definition.
+
+    TypeError: a dict has keys other than str, which msgspec's schemas do not constrain.
+    """
+    if isinstance(kind, msgspec.inspect.DictType):
+        if not isinstance(kind.key_type, msgspec.inspect.StrType | msgspec.inspect.AnyType):
             raise TypeError("the keys of a dict are str; where they are known, write a TypedDict")
-
-
-def _restore_key_order(schema: dict[str, Any], inner: list[Any]) -> None:
-    """Put the keys of TypedDicts in the order of their definition. msgspec sorts them by name."""
-    for kind in inner:
-        if isinstance(kind, msgspec.inspect.TypedDictType):
-            cls = get_origin(kind.cls) or kind.cls
-            keys = list(get_type_hints(cls))
-            for part in schema.get("$defs", {}).values():
-                found = part.get("properties", {})
-                if part.get("title", "").partition("[")[0] == cls.__name__ and found.keys() == {*keys}:
-                    part["properties"] = {key: found[key] for key in keys}
+    elif isinstance(kind, msgspec.inspect.TypedDictType):
+        cls = get_origin(kind.cls) or kind.cls
+        keys = list(get_type_hints(cls))
+        for part in schema.get("$defs", {}).values():
+            found = part.get("properties", {})
+            if part.get("title", "").partition("[")[0] == cls.__name__ and found.keys() == {*keys}:
+                part["properties"] = {key: found[key] for key in keys}
 
 
 def _from_pydantic(kind: Any) -> tuple[dict[str, Any], Parse]:
@@ -275,10 +252,7 @@ def _label(kind: Any) -> str:
 
 
 def parse_partial(text: str) -> Any:
-    """The JSON value that `text` is the beginning of. ValueError: the value has not begun.
-
-    Objects and lists contain the items so far. The last string and the last number may be incomplete.
-    """
+    """The JSON value that `text` begins, with its last string or number cut. ValueError: the value has not begun."""
     from pydantic_core import from_json  # lazily, like pydantic
 
     return from_json(text, allow_partial="trailing-strings")

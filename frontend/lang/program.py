@@ -7,7 +7,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, overload
 
 from msgspec import structs
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from banyan.templates.tracing import Trace
     from banyan.views.graph import Graph
 
-OPTS = "opts"
-"""The only keyword of `run` that cannot be a parameter of a program."""
+Batch: TypeAlias = Iterable[Mapping[str, Any] | Sequence[Any]]
+"""The arguments of each item."""
 
 
 class Inlined(Seq, frozen=True):
@@ -84,9 +84,8 @@ class Program:
     def run(self, *args: Any, opts: Options | None = None, **kwargs: Any) -> State:
         """Run the body with these arguments. If it raises, its gens are stopped.
 
-        Keyword arguments that are parameters of the program go to it. All others are options of the run, which apply to
-        all its gens: max_new_tokens=128, temperature=1.0 and the other fields of Options, also `stream=True` and
-        `backend=`. They can also be given as `opts=Options(...)`.
+        Keywords that are no parameters of the program are options of the run, for all its gens: max_new_tokens=128,
+        temperature=1.0 and the other fields of Options. They can also be given as `opts=Options(...)`.
         """
         self._refuse_to_block("run")
         items = self._item(args, kwargs, opts)
@@ -124,9 +123,9 @@ class Program:
     async def run_async(self, *args: Any, opts: Options | None = None, **kwargs: Any) -> AsyncState:
         """`run` for an event loop, which it never blocks. Returns when all gens are done.
 
-        An `async def` body runs in the awaiting task, a `def` body on one of a bounded number of threads. Raises what
-        the body raised, or the first error of its gens. Cancelling the task, also by `asyncio.timeout` or Ctrl-C, stops
-        the program on the server. With `stream=True`, gens can be read while they run.
+        An `async def` body runs in the awaiting task, a `def` body on a thread. Raises what the body raised, or the
+        first error of its gens. Cancelling the task stops the program. With `stream=True`, gens can be read while they
+        run.
         """
         items = self._item(args, kwargs, opts)
         return await finished(self._begin(self._state_class, items, 0))
@@ -140,40 +139,17 @@ class Program:
     @overload
     def run_batch(
         self,
-        batch_kwargs: Iterable[Mapping[str, Any] | Sequence[Any]],
+        batch_kwargs: Batch,
         *,
-        num_threads: int | Literal["auto"] = "auto",
-        concurrency: int | None = None,
-        progress_bar: bool = False,
         generator_style: Literal[False] = False,
         ordered: Literal[True] = True,
-        on_error: OnError = "raise",
-        timeout: float | None = None,
-        budget: int | None = None,
-        deadline: float | None = None,
-        opts: Options | None = None,
         **kwargs: Any,
     ) -> list[State]: ...
     @overload
+    def run_batch(self, batch_kwargs: Batch, **kwargs: Any) -> list[State] | Iterator[State]: ...
     def run_batch(
         self,
-        batch_kwargs: Iterable[Mapping[str, Any] | Sequence[Any]],
-        *,
-        num_threads: int | Literal["auto"] = "auto",
-        concurrency: int | None = None,
-        progress_bar: bool = False,
-        generator_style: bool = False,
-        ordered: bool = True,
-        on_error: OnError = "raise",
-        timeout: float | None = None,
-        budget: int | None = None,
-        deadline: float | None = None,
-        opts: Options | None = None,
-        **kwargs: Any,
-    ) -> list[State] | Iterator[State]: ...
-    def run_batch(
-        self,
-        batch_kwargs: Iterable[Mapping[str, Any] | Sequence[Any]],
+        batch_kwargs: Batch,
         *,
         num_threads: int | Literal["auto"] = "auto",
         concurrency: int | None = None,
@@ -189,17 +165,14 @@ class Program:
     ) -> list[State] | Iterator[State]:
         """Run the body once for each item: a dict of arguments, or a tuple of them in the order of the parameters.
 
-        Returns the finished states in the order of the items. With `generator_style`, returns an iterator over the
-        states, each yielded once it and all before it have finished; with `ordered=False`, each as soon as it has
-        finished (`state.index` is its item). At most `concurrency` programs run at once (256); their bodies run on
-        `num_threads` threads ("auto": one per item, at most 64).
+        Returns the finished states in order. generator_style: an iterator yields each state once it and all before it
+        have finished; with `ordered=False`, as soon as it has finished (`state.index` is its item). At most
+        `concurrency` (256) programs run at once, their bodies on `num_threads` threads ("auto": at most 64).
 
-        on_error: "raise" lets all items finish and then raises a BatchError, which also has the results of the others.
-        An iterator raises the item's own error in its place and stops the rest. "return" returns the state of a failed
-        item like any other; its `error()` is the error.
-
+        on_error: "raise" lets all items finish and then raises a BatchError, which has the results of the others; an
+        iterator raises the item's own error and stops the rest. "return" returns the state of a failed item as well.
         timeout, budget: seconds and tokens for the batch; then the unfinished items fail. deadline: seconds until the
-        batch should be done (see Options). Other keywords, and `opts`, are options of each run, as for `run`.
+        batch should be done (see Options). Other keywords, and `opts`, are options of each run.
         """
         self._refuse_to_block("run_batch")
         items = self._items(batch_kwargs, opts, kwargs)
@@ -216,7 +189,7 @@ class Program:
 
     def run_batch_async(
         self,
-        batch_kwargs: Iterable[Mapping[str, Any] | Sequence[Any]],
+        batch_kwargs: Batch,
         *,
         concurrency: int | None = None,
         progress_bar: bool = False,
@@ -268,8 +241,7 @@ class Program:
     def trace(self, *, backend: Backend | None = None, **kwargs: Any) -> Trace:
         """What the body appends, without a model, as SGLang's `trace`. `graph` shows more.
 
-        Missing arguments are shown by their names. It ends where the body inspects one of them or reads a value.
-        backend: its chat markers are used.
+        It ends where the body inspects a missing argument or reads a value. backend: its chat markers are used.
         """
         from banyan.templates.tracing import Trace
 
@@ -298,7 +270,7 @@ class Program:
             if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in given and p.default is p.empty
         ]
         slots = {name: ArgumentSlot(i, name) for i, name in enumerate(missing)}
-        body = self._bind_arguments(inspect.BoundArguments(self._signature, {**given, **slots}))
+        body = self._body(inspect.BoundArguments(self._signature, {**given, **slots}))
         return record(self.name, body, Options(), welcome, self._state_class), missing
 
     # ---- arguments ---------------------------------------------------------------------------------------------------
@@ -321,12 +293,10 @@ class Program:
         """Split keywords of `run` into arguments and options. A name that could be both is an argument."""
         own, given = {}, {}
         for name, value in kwargs.items():
-            if name in self._parameters:
+            if name in self._parameters or (self._takes_any and name not in RUN_OPTIONS):
                 own[name] = value
             elif name in RUN_OPTIONS:
                 given[name] = value
-            elif self._takes_any:
-                own[name] = value
             else:
                 hint = near(name, [*self._parameters, *RUN_OPTIONS])
                 raise TypeError(f"{self.name} has no parameter {name!r}, and run no such option{hint}")
@@ -371,9 +341,6 @@ class Program:
 
     def _body(self, arguments: inspect.BoundArguments) -> Callable[[Any], Any]:
         """The body with all arguments bound except the state; Compiled overrides it."""
-        return self._bind_arguments(arguments)
-
-    def _bind_arguments(self, arguments: inspect.BoundArguments) -> Callable[[Any], Any]:
         return lambda state: self.func(state, *arguments.args, **arguments.kwargs)
 
     def _begin(self, state_class: type[P], items: _Items, i: int, batch: BatchLimits | None = None) -> ProgramRun[P]:
@@ -453,31 +420,22 @@ def function(
 ) -> Program | Callable[[Callable[..., Any]], Program]:
     """Make a program of a function, with or without parentheses. Its first parameter, of any name, is the state.
 
-    An `async def` becomes an AsyncProgram, whose state is an AsyncState.
+    An `async def` becomes an AsyncProgram, whose state is an AsyncState. BadProgram: there is no parameter, one is
+    called "opts", or the function is a generator.
 
     num_api_spec_tokens: for APIs that charge per request (`OpenAI`). A gen with stop strings asks for this many tokens,
-    in place of max_tokens, and keeps what follows its stop. If the program's next texts and gens match that output,
-    they cost no request. On a chat API this also allows a turn of the assistant that begins with text or has several
-    gens: the model has to write the turn as the program does. A runtime ignores it: there a program is one message.
-
-    BadProgram: a function without parameters, a generator, or one with a parameter called "opts".
+    in place of max_tokens, and keeps what follows its stop: next texts and gens that match it cost no request. On a
+    chat API, a turn of the assistant may then begin with text or have several gens. A runtime ignores it.
     """
     if func is None:
         return partial(function, num_api_spec_tokens=num_api_spec_tokens)
     if num_api_spec_tokens is not None and (not isinstance(num_api_spec_tokens, int) or num_api_spec_tokens < 1):
         raise BadProgram(f"num_api_spec_tokens is {num_api_spec_tokens!r}; it must be at least 1")
-    return _checked(func, num_api_spec_tokens)
-
-
-def _checked(func: Callable[..., Any], num_api_spec_tokens: int | None) -> Program:
     parameters = list(inspect.signature(func).parameters.values())
-    if not parameters or parameters[0].kind not in (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    ):
+    if not parameters or parameters[0].kind > inspect.Parameter.POSITIONAL_OR_KEYWORD:
         raise BadProgram(f"the first parameter of a program is its state, and {func.__name__} has none")
-    if any(p.name == OPTS for p in parameters):
-        raise BadProgram(f"no parameter of a program can be called {OPTS!r}: that is how `run` takes its options")
+    if any(p.name == "opts" for p in parameters):
+        raise BadProgram("no parameter of a program can be called 'opts': that is how `run` takes its options")
     if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
         raise BadProgram(f"{func.__name__} contains a `yield`; a program cannot be a generator")
     kind = AsyncProgram if inspect.iscoroutinefunction(func) else Program

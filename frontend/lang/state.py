@@ -8,17 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from banyan.execution.text_pieces import partials, pieces
-from banyan.lang.branch_choice import (
-    Ballot,
-    BranchChoice,
-    Race,
-    Ranking,
-    Step,
-    check_beam,
-    expanded,
-    finishing,
-    likelihood,
-)
+from banyan.lang import branch_choice
 from banyan.lang.lazy_value import dist, meta_info, read, read_object, tool_calls
 from banyan.lang.state_base import Group, OnError, StateBase
 from banyan.tools.toolbox import ToolCall
@@ -28,17 +18,14 @@ from banyan.views.transcript import Renderer, messages
 if TYPE_CHECKING:
     from banyan.views.run_page import Page
 
-C = TypeVar("C", bound=BranchChoice[Any])
+C = TypeVar("C", bound=branch_choice.BranchChoice[Any])
 
 
 class State(StateBase):
     """The running prompt of a program, which `s += ...` extends, and its variables, which `s["x"]` reads.
 
-    `+=` takes an expression, a string, or a list of them; it records and returns at once. An expression is appended
-    as a whole, or not at all if something is wrong with it.
-
-    Reading (`s["x"]`, `text`, `messages`, `sync` and others) waits until the value is known. If it failed, it raises a
-    ProgramError that names the program, the line and the gen.
+    `+=` takes an expression, a string, or a list of them, records it as a whole and returns at once. Reading waits
+    until the value is known; if it failed, it raises a ProgramError that names the program, the line and the gen.
     """
 
     __slots__ = ()
@@ -67,9 +54,8 @@ class State(StateBase):
     def partials(self, name: str) -> Iterator[Any]:
         """The object of a gen with a type while it is generated, in a program that streams; at last the final object.
 
-        Objects and lists contain the items so far; the last string and the last number may be incomplete. A gen with
-        `retries` may start over; then the earlier objects do not count. A type that is not written as JSON comes in one
-        piece.
+        Objects and lists contain the items so far; the last string and number may be incomplete. A gen with `retries`
+        may start over. A type that is not written as JSON comes in one piece.
         """
         yield from partials(self._lookup(name))  # a generator here: it holds the state, which would otherwise be freed
 
@@ -89,8 +75,7 @@ class State(StateBase):
     def dist(self, name: str) -> dict[str, float]:
         """The model's probability of each choice of a select; they add up to 1.
 
-        It is the product of the probabilities of the choice's tokens, normalised over the choices. `choices_method` and
-        `temperature` do not affect it. Unsupported: the backend does not report the scores.
+        `choices_method` and `temperature` do not affect it. Unsupported: the backend does not report the scores.
         """
         return dist(self._lookup(name))  # type: ignore[no-any-return]
 
@@ -134,11 +119,9 @@ class State(StateBase):
         return None
 
     def show(self, path: str | Path | None = None) -> Page:
-        """A self-contained HTML page: what of each prompt was cached, computed and generated, the tree of branches,
-        where the time went, and the usage of each gen.
+        """A self-contained HTML page: the origin of each part of each prompt, the tree of branches, times and usage.
 
-        path: also write it to this file. In a notebook the page displays itself. Waits as `usage` does, and a few
-        seconds for the tokens.
+        path: also write it to this file. In a notebook the page displays itself. Waits as `usage` does.
         """
         self._settle()
         return page(self._record, self._handle.number, path)
@@ -154,8 +137,7 @@ class State(StateBase):
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """The text of a variable or of the whole state as it is generated; in one piece if the program does not stream.
 
-        The text of a gen with `retries` comes in one piece, because shown text could not be taken back. Any number of
-        readers can iterate, each from the start. An error is raised where the text ends.
+        So is the text of a gen with `retries`. An error is raised where the text ends.
         """
         if var_name is not None:
             yield from pieces(self._lookup(var_name))
@@ -180,7 +162,7 @@ class State(StateBase):
     def beam(
         self,
         k: int,
-        step: Step,
+        step: branch_choice.Step,
         *,
         depth: int = 1,
         width: int | None = None,
@@ -188,15 +170,13 @@ class State(StateBase):
     ) -> Branches:
         """Beam search over steps of any size: the best `k` branches after `depth` steps, the best first.
 
-        Each step forks every remaining branch `width` (default: k) times, appends `step`, an expression or a function
-        from the branch to one, and keeps the best `k` of all; the others are dropped. key: the score of a branch;
-        default: the log-probability of all its generated text. Continue with `adopt(beams[0])`.
+        Each step forks every branch `width` (default: k) times, appends `step`, an expression or a function from the
+        branch to one, and keeps the best `k`. key: the score of a branch; default: the log-probability of its outputs.
         """
-        width = k if width is None else width
-        check_beam(k, depth, width)
+        width = branch_choice.checked_width(k, depth, width)
         states = [self]
         for _ in range(depth):
-            states = Branches(expanded(states, step, width, key is None), self)._top(k, key, "collect")
+            states = Branches(branch_choice.expanded(states, step, width, key is None), self)._top(k, key, "collect")
         return Branches(states, self)
 
 
@@ -207,13 +187,12 @@ class Branches(Group[State]):
 
     def as_completed(self) -> Iterator[State]:
         """Each branch as soon as it finishes or fails (see its `error()`). Drops none."""
-        return (self._states[i] for i in finishing(self._states))
+        return (self._states[i] for i in branch_choice.finishing(self._states))
 
     def best(self, key: Callable[[State], Any], on_error: OnError = "raise") -> State:
         """The branch with the greatest `key`; among equals the first. The others are dropped.
 
-        on_error: "raise": if a branch fails, raise a ForkError. "collect": a failed branch cannot win; ForkError only
-        if all fail.
+        on_error: "raise": a failed branch raises a ForkError. "collect": it cannot win; ForkError only if all fail.
         """
         return self._top(1, key, on_error)[0]
 
@@ -226,25 +205,24 @@ class Branches(Group[State]):
 
         ForkError: so many failed that fewer than `k` remain.
         """
-        winners = self._decide(Race(self._states, 1 if k is None else k)).winners()
+        winners = self._decide(branch_choice.Race(self._states, 1 if k is None else k)).winners()
         return winners[0] if k is None else winners
 
     def vote(self, name: str, key: Callable[[Any], Any] | None = None, on_error: OnError = "raise") -> State:
         """The first branch whose variable `name` has the most frequent value. The others are dropped.
 
-        Votes are counted as branches finish; branches that cannot change the outcome are not waited for. In a tie, the
-        value that the first branch has wins. key: maps a value to what is compared (default: text is stripped).
-        on_error: as for `best`.
+        Branches that cannot change the outcome are not waited for. key: maps a value to what is compared (default: text
+        is stripped). on_error: as for `best`.
         """
-        return self._decide(Ballot(self._states, name, key, on_error)).winner()
+        return self._decide(branch_choice.Ballot(self._states, name, key, on_error)).winner()
 
     def _decide(self, choice: C) -> C:
-        any(choice.add(i) for i in finishing(self._states))
+        any(choice.add(i) for i in branch_choice.finishing(self._states))
         return choice
 
     def _top(self, k: int, key: Callable[[State], Any] | None, on_error: OnError) -> list[State]:
-        ranking = Ranking(self._states, on_error)
-        for i in finishing(self._states):
-            if ranking.needs_score(i):
-                ranking.scores[i] = (key or likelihood)(self._states[i])
+        ranking = branch_choice.Ranking(self._states, on_error)
+        for i in branch_choice.finishing(self._states):
+            if not ranking.has_failed(i):
+                ranking.scores[i] = (key or branch_choice.likelihood)(self._states[i])
         return ranking.winners(k)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -30,7 +30,6 @@ from banyan.lang.expr import (
     RoleBegin,
     RoleEnd,
     SelectExpr,
-    Seq,
     checked_name,
     leaves,
 )
@@ -58,15 +57,7 @@ class StateBase:
     _instead = "append one of its variables, such as s['x']; to continue it in another program, use prog.inline(s, ...)"
 
     __slots__ = (
-        "__weakref__",
-        "_closed",
-        "_handle",
-        "_is_view",
-        "_names",
-        "_record",
-        "_refs",
-        "_seed",
-        "_transcript",
+        *("__weakref__", "_closed", "_handle", "_is_view", "_names", "_record", "_refs", "_seed", "_transcript"),
         "_values",
     )
 
@@ -135,10 +126,7 @@ class StateBase:
             raise BadProgram(f"this branch {self._closed}; it takes no more text")
 
     def _checked(self, flat: list[str | Leaf]) -> tuple[str | None, Iterator[wire.Sampling]]:
-        """(the role of the open turn after `flat`, the sampling of each gen in it).
-
-        All checks of an append are done here, before anything is recorded.
-        """
+        """Check all of an append. Returns the role of the open turn after `flat` and the sampling of each gen in it."""
         role = self._transcript.role
         samplings: list[wire.Sampling] = []
         for leaf in flat:
@@ -255,11 +243,7 @@ class StateBase:
 
     # ---- turns -------------------------------------------------------------------------------------------------------
 
-    @overload
-    def role(self, name: str, expr: None = None) -> AbstractContextManager[Self]: ...
-    @overload
-    def role(self, name: str, expr: Expression) -> Seq: ...
-    def role(self, name: str, expr: Expression | None = None) -> AbstractContextManager[Self] | Seq:
+    def role(self, name: str, expr: Expression | None = None) -> Any:
         """Append a turn with the content `expr`, or with what a `with` block appends. The turn ends even if the block
         raises."""
         if expr is None:
@@ -269,7 +253,7 @@ class StateBase:
 
     @contextmanager
     def _turn(self, name: str) -> Iterator[Self]:
-        begin, *_, end = turn(name).parts
+        begin, end = turn(name).parts
         self._append(begin)
         try:
             yield self
@@ -279,27 +263,15 @@ class StateBase:
             raise
         self._append(end)
 
-    @overload
-    def system(self, expr: None = None) -> AbstractContextManager[Self]: ...
-    @overload
-    def system(self, expr: Expression) -> Seq: ...
-    def system(self, expr: Expression | None = None) -> AbstractContextManager[Self] | Seq:
+    def system(self, expr: Expression | None = None) -> Any:
         """`role("system", expr)`."""
         return self.role("system", expr)
 
-    @overload
-    def user(self, expr: None = None) -> AbstractContextManager[Self]: ...
-    @overload
-    def user(self, expr: Expression) -> Seq: ...
-    def user(self, expr: Expression | None = None) -> AbstractContextManager[Self] | Seq:
+    def user(self, expr: Expression | None = None) -> Any:
         """`role("user", expr)`."""
         return self.role("user", expr)
 
-    @overload
-    def assistant(self, expr: None = None) -> AbstractContextManager[Self]: ...
-    @overload
-    def assistant(self, expr: Expression) -> Seq: ...
-    def assistant(self, expr: Expression | None = None) -> AbstractContextManager[Self] | Seq:
+    def assistant(self, expr: Expression | None = None) -> Any:
         """`role("assistant", expr)`."""
         return self.role("assistant", expr)
 
@@ -424,20 +396,11 @@ class StateBase:
         """For notebooks: what is known by now. Never waits."""
         return snippet(self._record, self._handle.number)
 
-    @overload
-    def text_async_iter(
-        self, var_name: str | None = None, return_meta_data: Literal[False] = False
-    ) -> AsyncIterator[str]: ...
-    @overload
-    def text_async_iter(
-        self, var_name: str | None = None, *, return_meta_data: Literal[True]
-    ) -> AsyncIterator[tuple[str, Any]]: ...
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """`text_iter` for an event loop. With `return_meta_data`: pairs of a text and its meta info.
 
-        The meta info of a streaming gen's text is what is known by then: id, completion_tokens, log-probabilities so
-        far, and None as finish_reason. The gen ends with "" and what `get_meta_info` returns. The meta info of text
-        that was not generated is None.
+        That of a streaming gen's text is what is known by then, with None as finish_reason; the gen ends with "" and
+        what `get_meta_info` returns. That of text that was not generated is None.
         """
         async for text, meta in self._text_and_meta(var_name):
             if return_meta_data:
@@ -496,10 +459,9 @@ class StateBase:
         return child
 
     def adopt(self, branch: Self) -> None:
-        """Continue as `branch`, with its text, variables and KV.
+        """Continue as `branch`, with its text, variables and KV. It takes no more text.
 
-        branch: forked from this state, or from such a branch, since the last append to this state. It takes no more
-        text. BadProgram: it is not such a branch.
+        BadProgram: it was not forked from this state, or from such a branch, since the last append here.
         """
         self._check_open()
         branch._check_open()
@@ -564,17 +526,13 @@ _END = wire.EndTurn()
 
 def _flat(refs: list[Any]) -> Iterator[int]:
     for ref in refs:
-        if isinstance(ref, list):
-            yield from _flat(ref)
-        else:
-            yield ref
+        yield from _flat(ref) if isinstance(ref, list) else (ref,)
 
 
 class StateKV:
     """The KV of a state as it is when a hint is given. Hints never change an output; other backends ignore them.
 
-    Without hints, the runtime keeps the KV of a state that waits for a tool or for its program about as long as such
-    waits usually take. Dropped branches are evicted first, then the least recently used pages.
+    Without hints, the runtime keeps the KV of a state that waits about as long as such waits usually take.
     """
 
     def __init__(self, record: ProgramRecord, state: int) -> None:
@@ -653,12 +611,10 @@ class Group(Generic[S]):
     ) -> None:
         """Merge the branches into their parent. Does not wait for them.
 
-        gather_variable: each variable that the parent does not have becomes the list of all branches' values, with None
-        for a branch that lacks it. If a branch failed, reading the list and `sync()` of the parent raise a ForkError
-        that names it; with on_error="collect" the list contains that error instead.
-
-        concat (SGLang: concate_and_append): the text that each branch added since the fork is appended to the parent,
-        in order. The branches take no more text. If one failed, the parent fails.
+        gather_variable: each variable that the parent lacks becomes the list of all branches' values; None where a
+        branch lacks it. If a branch failed, reading it and `sync()` raise a ForkError; with on_error="collect" the list
+        contains that error instead. concat (SGLang: concate_and_append): the text that each branch added since the fork
+        is appended to the parent, in order. The branches take no more text. If one failed, the parent fails.
         """
         check_on_error(on_error)
         self._parent._check_open()

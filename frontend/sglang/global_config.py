@@ -37,16 +37,13 @@ class GlobalConfig:
         return _FIXED[name][0]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _FIXED:
-            fixed, why = _FIXED[name]
-            if value != fixed:
-                raise Unsupported(f"global_config.{name} = {value!r} is not supported: {why}; leave it at {fixed}")
-            return
         if name == "verbosity" and (not isinstance(value, int) or value < 0):
             raise BadProgram(f"global_config.verbosity is {value!r}; it must be a number from 0 on")
-        if name not in ("verbosity", "default_backend"):
-            raise AttributeError(f"global_config has no option {name!r}")
-        object.__setattr__(self, name, value)
+        if name in ("verbosity", "default_backend"):
+            object.__setattr__(self, name, value)
+        elif value != getattr(self, name):
+            fixed, why = _FIXED[name]
+            raise Unsupported(f"global_config.{name} = {value!r} is not supported: {why}; leave it at {fixed}")
 
 
 global_config = GlobalConfig()

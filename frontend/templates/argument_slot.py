@@ -24,8 +24,7 @@ class ArgumentObserved(BaseException):
 class ArgumentSlot(Expr):
     """An argument without a value. It can be appended, joined to text with `+`, and used in f-strings.
 
-    Any other use raises ArgumentObserved and is remembered: a body that compares, measures or splits an argument may
-    append something else for another argument.
+    Any other use raises ArgumentObserved and is remembered: the body may append something else for another argument.
     """
 
     __slots__ = ("__weakref__", "i", "name", "observed")

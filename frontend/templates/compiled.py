@@ -44,11 +44,10 @@ def compile(program: Program) -> Compiled: ...
 def compile(program: Program) -> Compiled:
     """Compile a program to templates, which a backend gets once. A run then sends only the arguments that are text.
 
-    The first run records the body several times: with its own arguments, with slots that can only be appended, and with
-    unusual arguments. These runs must append the same, except for the arguments. If the body inspects an argument
-    (compares, measures or splits it), each value of that argument gets its own template. If it reads a generated value,
-    calls another program or awaits something, it always runs as usual. So the results are those of the program, as long
-    as what the body appends depends only on its arguments. `explain()` tells which case holds.
+    The first run records the body several times, also with unusual arguments. If the body inspects an argument
+    (compares, measures or splits it), each value of it gets its own template; if it reads a generated value, calls
+    another program or awaits something, it always runs. So the results are those of the program, as long as what the
+    body appends depends only on its arguments. `explain()` tells which case holds.
     """
     if not isinstance(program, Program):
         raise BadProgram(f"compile takes a program, which `@function` makes, not a {type(program).__name__}")
@@ -74,10 +73,7 @@ class Compiled(Program):
     """What `compile` returns. It runs like the program, mostly without running its body."""
 
     def __init__(
-        self,
-        func: Callable[..., Any],
-        bound: Mapping[str, Any] | None = None,
-        num_api_spec_tokens: int | None = None,
+        self, func: Callable[..., Any], bound: Mapping[str, Any] | None = None, num_api_spec_tokens: int | None = None
     ) -> None:
         super().__init__(func, bound, num_api_spec_tokens)
         self._templates: weakref.WeakKeyDictionary[Backend, dict[tuple[Hashable, ...], RecordedTemplate]]
@@ -94,10 +90,8 @@ class Compiled(Program):
             return f"{self.name} runs its body every time: {self._unsupported}"
         known = list(chain.from_iterable(templates.values() for templates in self._templates.values()))
         lines = [f"{self.name} has {len(known)} {'template' if len(known) == 1 else 'templates'}"]
-        for template in known:
-            lines.append(
-                f"  {template.n_bytes} bytes, sent once; a run sends {', '.join(template.names) or 'no argument'}"
-            )
+        for one in known:
+            lines.append(f"  {one.n_bytes} bytes, sent once; a run sends {', '.join(one.names) or 'no argument'}")
         lines += [f"each value of {name!r} has a template of its own: {why}" for name, why in self._observed.items()]
         return "\n".join(lines)
 
@@ -110,12 +104,9 @@ class Compiled(Program):
         if not record.options.stream and not isinstance(record.backend, Recorder):
             template, slots = self._find(arguments, record)
             if template is not None:
-                return self._returned(template.write(list(slots.values()), state))
-        return self._bind_arguments(arguments)(state)
-
-    def _returned(self, value: Any) -> Any:
-        """What the body would return; AsyncCompiled makes it awaitable."""
-        return value
+                value = template.write(list(slots.values()), state)
+                return _awaited(value) if self.is_async else value
+        return super()._body(arguments)(state)
 
     def _find(
         self, arguments: inspect.BoundArguments, record: ProgramRecord
@@ -156,7 +147,7 @@ class Compiled(Program):
 
         def recorded(**changes: Any) -> Recording:
             changed = inspect.BoundArguments(arguments.signature, arguments.arguments | changes)
-            body, options = self._bind_arguments(changed), _gen_options(record.options)
+            body, options = Program._body(self, changed), _gen_options(record.options)
             return record_body(self.name, body, options, record.backend.welcome, self._state_class)
 
         with self._make_lock:  # one at a time: other threads most likely need the same template
@@ -173,25 +164,21 @@ class Compiled(Program):
 class AsyncCompiled(Compiled, AsyncProgram):
     """What `compile` returns for an `async def` program."""
 
-    def _returned(self, value: Any) -> Any:
-        async def value_of() -> Any:
-            return value
 
-        return value_of()
+async def _awaited(value: Any) -> Any:
+    return value
 
 
 def _checked_template(
     plain: Recording, recorded: Callable[..., Recording], values: Mapping[str, Any]
 ) -> RecordedTemplate:
-    """The template of a body, compared with the body itself.
+    """The template of a body, compared with the body itself. Raises _Observed or Unsupported if there is none.
 
-    plain: the recording with the run's own arguments. recorded: records the body with some arguments changed. values:
-    the arguments that get slots. Raises _Observed or Unsupported if there is no template.
+    plain: the recording with the run's own arguments. recorded: records the body with some arguments changed.
     """
-    if plain.ended is not None and plain.ended.what == AWAITED:
-        raise Unsupported(f"in {plain.ended.line} it awaits something")
     if plain.ended is not None:
-        raise Unsupported(f"in {plain.ended.line} it reads a generated value")
+        does = "awaits something" if plain.ended.what == AWAITED else "reads a generated value"
+        raise Unsupported(f"in {plain.ended.line} it {does}")
     slots = [ArgumentSlot(i, name) for i, name in enumerate(values)]
     error: Exception | None = None
     try:

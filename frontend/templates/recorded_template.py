@@ -108,6 +108,10 @@ def _undefine(backend: weakref.ref[Any], number: int) -> None:
 # ---- checking a recording --------------------------------------------------------------------------------------------
 
 
+_OWN = {"timeout": "a timeout", "client_decides": "a choices_method", "tools": "tools", "retries": "retries"}
+"""Field of a gen or select that a template does not support -> its name for users."""
+
+
 def _is_implicit_drop(op: wire.Op) -> bool:
     """Whether the op only says that a state was freed. A run sends that itself when its own states are freed."""
     return isinstance(op, wire.Drop) and not op.tree
@@ -117,13 +121,9 @@ def _checked_op(op: wire.Op) -> wire.TemplateOp:
     if not isinstance(op, wire.TemplateOp):
         raise Unsupported(f"it uses {type(op).__name__}")
     if isinstance(op, wire.Gen | wire.Select):
-        options: dict[str, Any] = {"a timeout of its own": op.timeout}
-        if isinstance(op, wire.Gen):
-            options |= {"tools": op.tools, "retries": op.retries}
-        else:
-            options["a choices_method of its own"] = op.client_decides
-        for what in (what for what, is_set in options.items() if is_set):
-            raise Unsupported(f"gen {op.name!r} ({op.line}) has {what}, which a template does not support")
+        for field, what in _OWN.items():
+            if getattr(op, field, None):
+                raise Unsupported(f"gen {op.name!r} ({op.line}) has {what} of its own, which no template supports")
     return op
 
 
@@ -132,12 +132,11 @@ def _check_value(value: Any, state: StateBase) -> None:
     if isinstance(value, JoinedValues):
         for one in value.values:
             _check_value(one, state)
-    elif isinstance(value, str) and fstring.holds_expression(value):
+        return
+    if isinstance(value, str) and fstring.holds_expression(value):
         raise Unsupported("a string that contains an argument or a gen is stored, not appended")
-    elif (
-        not isinstance(value, str | int | float | bytes | None | LazyValue | ArgumentSlot | ReasoningText)
-        and value is not state
-    ):
+    plain = str | int | float | bytes | None | LazyValue | ArgumentSlot | ReasoningText
+    if not isinstance(value, plain) and value is not state:
         raise Unsupported(f"a {type(value).__name__} that the body created is stored, and all runs would share it")
 
 
@@ -155,20 +154,16 @@ def _results(state: StateBase, value: Any, arguments: Sequence[Any]) -> list[Any
 
 
 def _flattened(ops: Iterable[wire.Op]) -> list[Any]:
-    """The ops, with each Append as [state, part] pairs in which adjacent texts are joined."""
+    """The ops, with each Append as [state, text] and (state, other part) pairs; adjacent texts are joined."""
     flat: list[Any] = []
     for op in ops:
         if isinstance(op, wire.Append):
             for part in op.parts:
-                last = flat[-1] if flat else None
-                if (
-                    isinstance(part, str)
-                    and isinstance(last, list)
-                    and last[0] == op.state
-                    and isinstance(last[1], str)
-                ):
-                    last[1] += part
-                elif part != "":
+                if not isinstance(part, str):
+                    flat.append((op.state, part))
+                elif flat and isinstance(flat[-1], list) and flat[-1][0] == op.state:
+                    flat[-1][1] += part
+                elif part:
                     flat.append([op.state, part])
         elif not _is_implicit_drop(op):
             flat.append(op)
@@ -212,10 +207,7 @@ def _renumbered(refs: list[Any], by: int) -> list[Any]:
 
 
 def _seed_paths(ops: Sequence[wire.Op]) -> tuple[list[Path], Path]:
-    """(the path to the seed of each gen and select without one of its own, the path to the final seed of state 0).
-
-    It counts draws as StateBase does.
-    """
+    """The path to the seed of each gen and select without its own, and the final seed of state 0 (see StateBase)."""
     found: list[Path] = []
     n_draws, paths = {0: 0}, dict[int, Path]({0: ()})
     for op in ops:

@@ -9,7 +9,7 @@ from types import CoroutineType
 from typing import Any, NamedTuple, NoReturn
 
 from banyan.backends.base import ProgramDefaults, Question
-from banyan.backends.default import CURRENT
+from banyan.backends.default import using
 from banyan.execution.program_record import ProgramRecord
 from banyan.execution.source_line import source_line
 from banyan.lang.sampling import Options
@@ -89,18 +89,16 @@ def record(
     record = ProgramRecord(name, recorder, options)
     state = state_class(record, record.new_handle(), options.seed, Transcript())
     value, ended = None, None
-    token = CURRENT.set(recorder)
     try:
-        value = body(state)
-        if isinstance(value, CoroutineType):
-            if state_class is State:
-                value.close()  # as in a run: nobody awaits it
-            else:
-                value = _run_coroutine(value)
+        with using(recorder):
+            value = body(state)
+            if isinstance(value, CoroutineType):
+                if state_class is State:
+                    value.close()  # as in a run: nobody awaits it
+                else:
+                    value = _run_coroutine(value)
     except ArgumentObserved as e:
         ended = e
-    finally:
-        CURRENT.reset(token)
     with suppress(ArgumentObserved):  # the flush asks whether the values of dropped states are done
         record.flush()
     record.end()

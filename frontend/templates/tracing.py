@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -12,13 +13,13 @@ from banyan.templates.argument_slot import ArgumentObserved
 from banyan.templates.recorder import Recording
 
 
+@dataclass(repr=False, eq=False)
 class TraceNode:
     """An appended piece. before: the previous piece in its state, or in the parent of its state."""
 
-    __slots__ = ("before", "label", "number")
-
-    def __init__(self, number: int, label: str, before: TraceNode | None) -> None:
-        self.number, self.label, self.before = number, label, before
+    number: int
+    label: str
+    before: TraceNode | None
 
     def __repr__(self) -> str:
         return self.label
@@ -33,10 +34,7 @@ class TraceNode:
 
 
 class Trace:
-    """What a body appended. variables: the names that it set.
-
-    ended: the argument or value that it inspected, which ended the trace early; None if it did not.
-    """
+    """What a body appended. variables: the names that it set. ended: what it inspected, which ended the trace early."""
 
     def __init__(self, recording: Recording, names: Sequence[str]) -> None:
         self.variables: Mapping[str, Any] = dict.fromkeys(recording.state._values)

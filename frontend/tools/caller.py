@@ -1,11 +1,8 @@
 """Executes the tool calls of a model in the user's process and sends the results to the server.
 
-One thread per process runs an event loop that starts the calls, enforces their timeout and sends the results of a
-round together. Sync tools run in a bounded thread pool. Async tools run on the event loop of the program that appended
-the gen, or, for a sync program, on the event loop of this module.
-
-A tool's failure becomes text for the model, which may try again: an unknown tool, bad arguments, an exception, a
-timeout. Only an exception that is not an `Exception`, such as SystemExit, ends the program.
+One thread runs an event loop that starts the calls and sends the results of a round together. Sync tools run in a
+bounded thread pool; async tools run on the program's event loop, or, for a sync program, on the loop of this module.
+A tool's failure becomes text for the model. Only an exception such as SystemExit ends the program.
 """
 
 from __future__ import annotations
@@ -64,16 +61,10 @@ class Caller(ServerCallback):
 
     def usage_per_round(self, total: wire.TokenUsage) -> list[dict[str, int]]:
         """The token counts of each turn, the last one included. total: of all turns."""
-        turns = [turn.usage for turn in self.rounds]
-        last = wire.TokenUsage(
-            total.prompt - sum(u.prompt for u in turns),
-            total.cached - sum(u.cached for u in turns),
-            total.generated - sum(u.generated for u in turns),
-        )
-        return [
-            {"prompt_tokens": u.prompt, "cached_tokens": u.cached, "completion_tokens": u.generated}
-            for u in (*turns, last)
-        ]
+        turns = [(turn.usage.prompt, turn.usage.cached, turn.usage.generated) for turn in self.rounds]
+        sums = zip((total.prompt, total.cached, total.generated), *turns, strict=True)
+        turns.append(tuple(of_all - sum(earlier) for of_all, *earlier in sums))
+        return [dict(zip(("prompt_tokens", "cached_tokens", "completion_tokens"), turn, strict=True)) for turn in turns]
 
     # ---- callbacks on the backend's thread -------------------------------------------------------------------------
 
@@ -262,10 +253,9 @@ def _reason(error: BaseException) -> str:
 
 def _parsed(arguments: str) -> dict[str, Any]:
     try:
-        value = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
+        return msgspec.json.decode(arguments, type=dict[str, Any])
+    except msgspec.DecodeError:  # or not an object
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 # ---- the event loop and the threads of this process ----------------------------------------------------------------
@@ -282,12 +272,12 @@ def _tool_loop() -> asyncio.AbstractEventLoop:
 
 
 def _reset() -> None:
-    global _loop, _starting, _threads
-    _loop, _starting, _threads = None, threading.Lock(), ThreadPool(N_THREADS, "banyan-tool")
+    global _loop, _starting
+    _loop, _starting = None, threading.Lock()
 
 
 _loop: asyncio.AbstractEventLoop | None
 _starting: threading.Lock
-_threads: ThreadPool
 _reset()
 os.register_at_fork(after_in_child=_reset)  # a forked child has no threads of its parent
+_threads = ThreadPool(N_THREADS, "banyan-tool")

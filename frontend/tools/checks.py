@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from contextlib import suppress
 from contextvars import copy_context
@@ -11,6 +10,7 @@ from typing import Any
 from banyan.execution.program_record import ProgramRecord
 from banyan.execution.thread_pool import ThreadPool
 from banyan.lang.choices import ChoicesDecision
+from banyan.lang.meta_info import without_text
 from banyan.lang.output_types import OutputType
 from banyan.runtime.errors import BadOutput, BadProgram, ProgramError
 from banyan.runtime.protocol import wire
@@ -56,7 +56,7 @@ class _PendingCheck(ServerCallback):
         try:
             texts = self._results(called)
         except BaseException as e:  # SystemExit and the like are meant for the program
-            self._stop(self._error(e), e)
+            self._stop(self._error(f"raised {type(e).__name__}: {e}"), e)
         else:
             self._send(called.round, texts)
 
@@ -64,8 +64,8 @@ class _PendingCheck(ServerCallback):
         """The texts of the `Results` message."""
         raise NotImplementedError
 
-    def _error(self, cause: BaseException) -> ProgramError:
-        """The error that ends the program when the user's code raised `cause`."""
+    def _error(self, what: str) -> ProgramError:
+        """The error that ends the program when the user's code failed. what: "raised ..."."""
         raise NotImplementedError
 
 
@@ -83,11 +83,11 @@ class Checker(_PendingCheck):
             self._answer.parse_sample(wire.Sample(called.text, called.finish_reason))
         except BadOutput as e:
             self.n_refused += 1
-            return (self._answer.advice(e),)
+            return (f"{e.message}\nWrite the {self._answer.label} again, and nothing else.",)
         return ()
 
-    def _error(self, cause: BaseException) -> ProgramError:
-        return BadOutput(f"the check of a {self._answer.label} raised {type(cause).__name__}: {cause}")
+    def _error(self, what: str) -> ProgramError:
+        return BadOutput(f"the check of a {self._answer.label} {what}")
 
 
 class Chooser(_PendingCheck):
@@ -102,17 +102,14 @@ class Chooser(_PendingCheck):
         super().__init__(record, state, ref)
 
     def _results(self, called: wire.Called) -> tuple[str, ...]:
-        def logprobs(choices: tuple[tuple[tuple[float, int], ...], ...]) -> list[list[tuple[float, int, None]]]:
-            return [[(logprob, token, None) for logprob, token in tokens] for tokens in choices]
-
         scores = called.scores
         assert scores is not None
         decided = self._decide(
             choices=list(self._choices),
             normalized_prompt_logprobs=list(scores.normalized),
-            input_token_logprobs=logprobs(scores.tokens),
+            input_token_logprobs=without_text(scores.tokens),
             output_token_logprobs=[[] for _ in scores.tokens],
-            unconditional_token_logprobs=logprobs(scores.unconditional) or None,
+            unconditional_token_logprobs=without_text(scores.unconditional) or None,
         )
         if not isinstance(decided, ChoicesDecision):  # a plain str, or another class, such as SGLang's own
             decided = ChoicesDecision(getattr(decided, "decision", decided), getattr(decided, "meta_info", None))
@@ -121,16 +118,8 @@ class Chooser(_PendingCheck):
         self.meta_info = dict(decided.meta_info or {})
         return (decided.decision,)
 
-    def _error(self, cause: BaseException) -> ProgramError:
-        why = f"the choices_method of select {self._name!r} raised {type(cause).__name__}: {cause}"
-        return ProgramError(why, gen=self._name, line=self._line)
+    def _error(self, what: str) -> ProgramError:
+        return ProgramError(f"the choices_method of select {self._name!r} {what}", gen=self._name, line=self._line)
 
 
-def _reset() -> None:
-    global _threads
-    _threads = ThreadPool(N_THREADS, "banyan-check")
-
-
-_threads: ThreadPool
-_reset()
-os.register_at_fork(after_in_child=_reset)  # a forked child has no threads of its parent
+_threads = ThreadPool(N_THREADS, "banyan-check")

@@ -1,13 +1,6 @@
-"""Tools: functions that a model may call while it generates.
+"""Tools: functions that a model may call while it generates. `tools/caller.py` executes the calls.
 
-    @bn.tool
-    def lookup(table: str, key: Annotated[str, "what to look for"]) -> str:
-        "Find a key in a table."
-
-    s += bn.assistant(bn.gen("answer", tools=[lookup], max_rounds=4))
-
-The model reads a tool's name, its docstring and the JSON Schema of its parameters. `tools/caller.py` executes the calls
-in the user's process.
+The model reads a tool's name, its docstring and the JSON Schema of its parameters.
 """
 
 from __future__ import annotations
@@ -82,18 +75,15 @@ class Tool:
 
     @cached_property
     def _arguments(self) -> _Arguments:
-        for p in self._parameters:
-            if p.kind in _NOT_BY_NAME:
-                raise BadProgram(
-                    f"tool {self.name}: parameter {p.name!r} cannot be given by name; a tool has no *args, no **kwargs "
-                    "and no positional-only parameters"
-                )
         try:
             hints = get_type_hints(self.func, include_extras=True)
         except Exception as e:  # evaluating a hint can raise anything
             raise BadProgram(f"tool {self.name}: its type hints cannot be read: {e}") from e
         hints.pop("return", None)
         for p in self._parameters:
+            if p.kind in _NOT_BY_NAME:
+                why = "a tool has no *args, no **kwargs and no positional-only parameters"
+                raise BadProgram(f"tool {self.name}: parameter {p.name!r} cannot be given by name; {why}")
             if p.name not in hints:
                 raise BadProgram(f"tool {self.name}: parameter {p.name!r} has no type hint; the model needs its type")
         pydantic = sys.modules.get("pydantic")  # a hint with a pydantic model means that pydantic is imported already
@@ -105,19 +95,14 @@ class Tool:
 @overload
 def tool(func: Callable[..., Any], *, name: str | None = None, description: str | None = None) -> Tool: ...
 @overload
-def tool(
-    func: None = None, *, name: str | None = None, description: str | None = None
-) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(*, name: str | None = None, description: str | None = None) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     func: Callable[..., Any] | None = None, *, name: str | None = None, description: str | None = None
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function, sync or async. The decorator works with and without parentheses.
 
-    The type hints say what the model may pass for each parameter: any JSON type, also Literal, Enum, dataclasses,
-    TypedDict, msgspec.Struct and pydantic models; `Annotated[int, "in metres"]` adds a description. The docstring says
-    what the tool does. `name` and `description` replace the function's own.
-
-    BadProgram: a parameter has no hint or one without a JSON form, the function has `*args`, or no docstring.
+    Each parameter needs a type hint with a JSON form, also Literal, Enum, dataclasses, TypedDict, msgspec.Struct and
+    pydantic models; `Annotated[int, "in metres"]` adds a description. The docstring says what the tool does.
     """
     if func is None:
         return functools.partial(Tool, name=name, description=description)
@@ -125,11 +110,8 @@ def tool(
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One call by a model. round: from 0. result: the text that the model got.
-
-    arguments: the parsed JSON of the model, {} if it is not valid JSON. is_error: whether the result describes an
-    error. seconds: the duration of the call.
-    """
+    """One call by a model. round: from 0. arguments: {} if they were not valid JSON. result: the text that the model
+    got; is_error: whether it describes an error. seconds: the duration of the call."""
 
     round: int
     name: str
@@ -216,8 +198,7 @@ def _msgspec_arguments(name: str, hints: dict[str, Any], parameters: list[inspec
     decode = msgspec.json.Decoder(kind, strict=False).decode
 
     def parse(text: str) -> dict[str, Any]:
-        values = msgspec.structs.asdict(decode(text))
-        return {key: value for key, value in values.items() if value is not msgspec.UNSET}
+        return {key: value for key, value in msgspec.structs.asdict(decode(text)).items() if value is not msgspec.UNSET}
 
     return _Arguments(_simplified(msgspec.json.schema(kind), parameters), parse)
 

@@ -19,9 +19,7 @@ MAX_LABEL = 48
 
 
 class GraphNode(NamedTuple):
-    """A piece of a prompt. kind: text, gen, select, read or join. state: the number of its state. message: the index of
-    the message that carried it. after: the nodes before it in the prompt. values: the nodes whose values it contains.
-    """
+    """A piece of a prompt. message: the index of its message. after, values: the nodes that it follows and contains."""
 
     kind: str
     label: str
@@ -49,6 +47,15 @@ class SharedPrefix(NamedTuple):
     values: tuple[str, ...]
 
 
+@dataclass
+class _StateEnd:
+    """The end of a state while the graph is built. at: the nodes that the next node of the state follows."""
+
+    at: tuple[int, ...] = ()
+    n_chars: int = 0
+    values: tuple[str, ...] = ()
+
+
 class Graph:
     """The graph of one run, which a notebook draws.
 
@@ -67,17 +74,48 @@ class Graph:
             sent = [Sent(trace.sent[0].at, ops, trace.sent[-1].why)] if ops else []
         self.name = state._record.name
         self.messages = [
-            SentMessage(
-                tuple(trace.expanded(message.ops)),
-                len(wire.encode(wire.Submit(0, 0, tuple(message.ops)))),
-                message.why,
-            )
-            for message in sent
+            SentMessage(tuple(trace.expanded(ops)), len(wire.encode(wire.Submit(0, 0, tuple(ops)))), why)
+            for _, ops, why in sent
         ]
         self.waits: list[TimeSpan] = [span for span in trace.spans if span.kind == "wait" and span.start <= end]
-        self.nodes, self.shared = _GraphBuilder(self.messages).result()
+        self.nodes: list[GraphNode] = []
+        self.shared: list[SharedPrefix] = []
+        self._ends = {0: _StateEnd()}
+        self._sources: dict[int, int] = {}  # ref -> the node that gives its value
+        for k, message in enumerate(self.messages):
+            for op in message.ops:
+                self._add(k, op)
         self.ended: ArgumentObserved | None = None if recording is None else recording.ended
         self._n_others = 0 if recording is None else len(recording.programs) - 1
+
+    def _add(self, k: int, op: wire.Op) -> None:
+        end = self._ends[op.state]
+        match op:
+            case wire.Append(parts=parts) if any(not isinstance(part, wire.EndTurn) for part in parts):
+                values = [self._sources[part.ref] for part in parts if isinstance(part, wire.Ref)]
+                end.at = (self._node(k, op, "text", _label(parts), end.at, values),)
+                end.n_chars += sum(len(_text(part)) for part in parts)
+            case wire.Gen() | wire.Select():
+                label = op.name or f"#{op.ref}"
+                self._sources[op.ref] = node = self._node(k, op, type(op).__name__.lower(), label, end.at)
+                end.at, end.values = (node,), (*end.values, label)
+            case wire.Read(ref=ref, mark=mark):
+                self._sources[ref] = self._node(k, op, "read", "text" if mark is None else "text of a scope", end.at)
+            case wire.Fork(children=children):
+                self._ends |= {child: replace(end) for child in children}
+                if end.at:
+                    self.shared.append(SharedPrefix(op.state, children, end.n_chars, end.values))
+            case wire.Join(children=(child,), adopt=True):
+                self._ends[op.state] = replace(self._ends[child])
+            case wire.Join(children=children):
+                ends = dict.fromkeys([*end.at, *(i for child in children for i in self._ends[child].at)])
+                end.at = (self._node(k, op, "join", "join", tuple(ends)),)
+
+    def _node(
+        self, k: int, op: wire.Op, kind: str, label: str, after: tuple[int, ...], values: Sequence[int] = ()
+    ) -> int:
+        self.nodes.append(GraphNode(kind, label, op.state, k, getattr(op, "line", ""), after, tuple(values)))
+        return len(self.nodes) - 1
 
     def __repr__(self) -> str:
         return f"<Graph of program {self.name}: {self._size()}>"
@@ -139,60 +177,6 @@ class Graph:
 
     def _repr_markdown_(self) -> str:
         return f"```mermaid\n{self.mermaid()}```\n\n```\n{self.explain()}\n```\n"
-
-
-@dataclass
-class _StateEnd:
-    """The end of a state while the graph is built. at: the nodes that the next node of the state follows."""
-
-    at: tuple[int, ...] = ()
-    n_chars: int = 0
-    values: tuple[str, ...] = ()
-
-
-class _GraphBuilder:
-    """Converts ops to nodes."""
-
-    def __init__(self, messages: Sequence[SentMessage]) -> None:
-        self._nodes: list[GraphNode] = []
-        self._shared: list[SharedPrefix] = []
-        self._states = {0: _StateEnd()}
-        self._sources: dict[int, int] = {}  # ref -> the node that gives its value
-        for k, message in enumerate(messages):
-            for op in message.ops:
-                self._add(k, op)
-
-    def result(self) -> tuple[list[GraphNode], list[SharedPrefix]]:
-        return self._nodes, self._shared
-
-    def _add(self, k: int, op: wire.Op) -> None:
-        end = self._states[op.state]
-        match op:
-            case wire.Append(parts=parts) if any(not isinstance(part, wire.EndTurn) for part in parts):
-                values = [self._sources[part.ref] for part in parts if isinstance(part, wire.Ref)]
-                end.at = (self._node(k, op, "text", _label(parts), end.at, values),)
-                end.n_chars += sum(len(_text(part)) for part in parts)
-            case wire.Gen() | wire.Select():
-                label = op.name or f"#{op.ref}"
-                self._sources[op.ref] = node = self._node(k, op, type(op).__name__.lower(), label, end.at)
-                end.at, end.values = (node,), (*end.values, label)
-            case wire.Read(ref=ref, mark=mark):
-                self._sources[ref] = self._node(k, op, "read", "text" if mark is None else "text of a scope", end.at)
-            case wire.Fork(children=children):
-                self._states |= {child: replace(end) for child in children}
-                if end.at:
-                    self._shared.append(SharedPrefix(op.state, children, end.n_chars, end.values))
-            case wire.Join(children=(child,), adopt=True):
-                self._states[op.state] = replace(self._states[child])
-            case wire.Join(children=children):
-                ends = dict.fromkeys([*end.at, *(i for child in children for i in self._states[child].at)])
-                end.at = (self._node(k, op, "join", "join", tuple(ends)),)
-
-    def _node(
-        self, k: int, op: wire.Op, kind: str, label: str, after: tuple[int, ...], values: Sequence[int] = ()
-    ) -> int:
-        self._nodes.append(GraphNode(kind, label, op.state, k, getattr(op, "line", ""), after, tuple(values)))
-        return len(self._nodes) - 1
 
 
 def _text(part: wire.Part) -> str:

@@ -1,8 +1,4 @@
-"""A run as data: the text of each branch, its gens and their results, forks and joins.
-
-Built from the messages that were sent and the values that have arrived; never waits. run_page.py, timeline.py and
-state_views.py draw it.
-"""
+"""A run as data, for the other views: messages that were sent and values that have arrived. Never waits."""
 
 from __future__ import annotations
 
@@ -131,8 +127,7 @@ class History:
     def _apply(self, branch: BranchHistory, op: wire.Op) -> None:
         match op:
             case wire.Append(parts=parts):
-                for part in parts:
-                    branch.items.append(self._item(branch, part))
+                branch.items += [self._item(branch, part) for part in parts]
             case wire.Gen() | wire.Select():
                 gen = self._gen(op)
                 branch.items.append(PromptItem("select" if isinstance(op, wire.Select) else "gen", gen.text, gen))
@@ -144,8 +139,8 @@ class History:
                 child = self._branches[number]
                 branch.joins.append((len(branch.items), child))
                 branch.role, branch.n_turns = child.role, child.n_turns
-                for item in child.prompt[len(branch.inherited) + len(branch.items) :]:
-                    branch.items.append(item._replace(kind="adopted") if item.is_output else item)
+                new = child.prompt[len(branch.inherited) + len(branch.items) :]
+                branch.items += [item._replace(kind="adopted") if item.is_output else item for item in new]
             case wire.Join(children=children):
                 for child in map(self._branches.__getitem__, children):
                     branch.joins.append((len(branch.items), child))

@@ -1,8 +1,4 @@
-"""Splits a branch's prompt into spans by origin: cached, computed, generated and so on.
-
-Text and tokens come from the server if it still holds the branch; otherwise the text is what the language knows, and
-the tokens are unknown.
-"""
+"""Splits a branch's prompt into spans by origin. Tokens are unknown if the server no longer holds the branch."""
 
 from __future__ import annotations
 
@@ -90,8 +86,8 @@ def _token_table(branch: BranchHistory, positions: list[_PromptPosition], tokens
     prompts = _prompts(branch, positions, ends)
     origins: list[Origin] = []
     for token in range(len(ends)):
-        first = next(((n_prompt, n_cached) for n_prompt, n_cached in prompts if n_prompt > token), None)
-        origins.append("given" if first is None else "cached" if token < first[1] else "computed")
+        n_cached = next((n_cached for n_prompt, n_cached in prompts if n_prompt > token), None)
+        origins.append("given" if n_cached is None else "cached" if token < n_cached else "computed")
     return _TokenTable(ends, origins, [is_generated for n, is_generated in tokens.spans for _ in range(n)])
 
 

@@ -1,14 +1,14 @@
 """A run as a trace for https://ui.perfetto.dev or chrome://tracing (Trace Event Format, JSON).
 
-There is a track for the body of the program and one per branch. Waits and tool calls that overlap are on several
-tracks, because the slices of a track must nest. On a branch's track each gen is a slice that contains its phases:
-encode, queue, prefill, decode. Arrows connect forks to branches and branches to joins.
+There is a track for the body and one per branch, on which each gen is a slice that contains its phases. Waits and tool
+calls that overlap are on several tracks, because the slices of a track must nest. Arrows are forks and joins.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from itertools import count
 from typing import Any
 
 from banyan.execution.run_trace import TimeSpan
@@ -52,7 +52,7 @@ class _TraceWriter:
     def __init__(self, history: History, now: float) -> None:
         self._history, self._now = history, now
         self._began = history.trace.began
-        self._n_arrows = 0
+        self._arrows = count(1)
 
     def events(self) -> Iterator[dict[str, Any]]:
         trace = self._history.trace
@@ -133,8 +133,7 @@ class _TraceWriter:
         return self._event("i", name, track, args, s="t", ts=self._at(at))
 
     def _arrow(self, name: str, track: int, start: float, other: int, end: float) -> Iterator[dict[str, Any]]:
-        self._n_arrows += 1
-        arrow = {"name": name, "cat": name, "id": self._n_arrows, "pid": PID}
+        arrow = {"name": name, "cat": name, "id": next(self._arrows), "pid": PID}
         yield arrow | {"ph": "s", "tid": track, "ts": self._at(start)}
         yield arrow | {"ph": "f", "bp": "e", "tid": other, "ts": self._at(end)}
 

@@ -21,8 +21,8 @@ Item: TypeAlias = str | RawExpr | ImageExpr | RoleBegin | RoleEnd | LazyValue
 class Transcript:
     """The items of one state. A fork copies nothing: it keeps its ancestors' lists and how many items it inherits.
 
-    own: the items appended to this state itself. role: of the open turn. last: the newest lazy value. n_draws: the
-    number of gens, selects and forks so far, from which seeds are derived.
+    own: the items of this state itself. role: of the open turn. last: the newest lazy value. n_draws: gens, selects and
+    forks so far, from which seeds are derived.
     """
 
     __slots__ = ("_inherited", "last", "n_draws", "own", "role")

@@ -36,11 +36,9 @@ class GenUsage(TokenCounts, frozen=True):
 
 
 class Usage(TokenCounts, frozen=True):
-    """Tokens of all gens of a state and its branches. Usages can be added, also by `sum(...)`.
+    """Tokens of all gens of a state and its branches, each gen's whole prompt counted. computed = prompt - cached.
 
-    prompt: the sum of all prompts, each gen's whole prompt counted. cached: prompt tokens that were in the tree
-    already; computed = prompt - cached. generated: output tokens. drafted: tokens that drafters proposed; accepted:
-    those of them that became output. gens: the counts of each gen, branch by branch.
+    gens: the counts of each gen, branch by branch. Usages can be added, also by `sum(...)`.
     """
 
     gens: tuple[GenUsage, ...] = ()
@@ -62,13 +60,15 @@ class Usage(TokenCounts, frozen=True):
     def __radd__(self, other: object) -> Usage:
         return self if other == 0 else NotImplemented  # `sum` starts with 0
 
+    def _names(self) -> tuple[str, ...]:
+        return ("prompt", "cached", "computed", "generated", *(("drafted", "accepted") if self.drafted else ()))
+
     def __repr__(self) -> str:
-        names = ("prompt", "cached", "computed", "generated", *(("drafted", "accepted") if self.drafted else ()))
-        return f"Usage({', '.join(f'{name}={getattr(self, name)}' for name in names)})"
+        return f"Usage({', '.join(f'{name}={getattr(self, name)}' for name in self._names())})"
 
     def _repr_html_(self) -> str:
         """A table of the gens, for notebooks."""
-        names = ("prompt", "cached", "computed", "generated", *(("drafted", "accepted") if self.drafted else ()))
+        names = self._names()
         rows = [(gen.name or "-", gen.line, *(getattr(gen, name) for name in names)) for gen in self.gens]
         rows.append(("all", "", *(getattr(self, name) for name in names)))
         head = "".join(f"<th>{name}</th>" for name in ("gen", "line", *names))
