@@ -18,7 +18,7 @@ import itertools
 import os
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,9 +27,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import zmq
 
-from banyan.runtime.client.admission import Admission
-from banyan.runtime.client.program_futures import ProgramFutures
-from banyan.runtime.client.program_handle import ProgramHandle
+from banyan.runtime.client.program_futures import ProgramFutures, ProgramHandle
 from banyan.runtime.config import SERVER_KEY, TOKEN
 from banyan.runtime.errors import BadMessage, BanyanError, ConnectFailed, RuntimeLost
 from banyan.runtime.future import ValueFuture
@@ -88,6 +86,8 @@ class Client:
         self.address, self.path, self.lost, self._pid = address, address.path, None, os.getpid()
         self._loop, self._lock = loop, threading.Lock()
         self._programs: dict[int, ProgramFutures] = {}
+        self._admitted: dict[int, ProgramFutures] = {}  # at most welcome.max_programs; 0: any number
+        self._waiting: OrderedDict[int, ProgramFutures] = OrderedDict()  # for admission
         self._templates: dict[int, ProgramTemplate] = {}
         self._answers: dict[int, ValueFuture[wire.Answer]] = {}
         # Programs and templates of a lost connection keep their numbers here, so new numbers start above them.
@@ -103,7 +103,6 @@ class Client:
         except BaseException:
             self.close_sockets()
             raise
-        self._admission = Admission(self.welcome.max_programs)
         # Registered here and not on the I/O thread, so that the next `connect` does not make a second connection.
         loop.clients[address] = self
         loop.call(partial(loop.add, self))
@@ -152,9 +151,9 @@ class Client:
         self.check()
         number = next(self._numbers)
         n_bytes = len(wire.encode(wire.Define(number, template.ops)))
-        if n_bytes > self.max_message:
+        if n_bytes > (most := self.welcome.max_message):
             raise BadMessage(
-                f"this template takes {n_bytes} bytes, and the server takes {self.max_message} at once; "
+                f"this template takes {n_bytes} bytes, and the server takes {most} at once; "
                 "pass the large texts as arguments, or start it with a larger max_message"
             )
         self.define_as(number, template)
@@ -229,12 +228,19 @@ class Client:
 
     def admit(self, program: ProgramFutures) -> bool:
         """Whether the server has room for the program. If not, its `admitted` is called once it has."""
-        return self._admission.admit(program)
+        with self._lock:
+            if self._waiting or not self._has_room():
+                self._waiting[program.number] = program
+                return False
+            self._admitted[program.number] = program
+            return True
 
-    @property
-    def max_message(self) -> int:
-        """Size limit of a message to the server, in bytes."""
-        return self.welcome.max_message
+    def _has_room(self) -> bool:
+        """If no admitted program will end by itself, waiting is useless: send the program and let the server refuse."""
+        most = self.welcome.max_programs
+        if not most or len(self._admitted) < most:
+            return True
+        return not any(program.will_end for program in self._admitted.values())
 
     # ---- called on the I/O thread ----------------------------------------------------------------------------------
 
@@ -275,23 +281,26 @@ class Client:
                     self.forget_if_over(message.program)
 
     def forget_if_over(self, number: int) -> None:
-        """Forget the program if it has ended."""
+        """Forget the program if it has ended, and admit waiting ones in its place."""
         program = self._programs.get(number)
         if program is None or not program.is_over:
             return
         if program.has_values_to_acknowledge:
             self.send_now(wire.encode(wire.Acknowledge(number)))
         program.fail_unresolved()
-        self._admission.leave(number)
+        admitted: list[ProgramFutures] = []
         with self._lock:
             self._programs.pop(number, None)
+            self._waiting.pop(number, None)
+            if self._admitted.pop(number, None) is not None:
+                while self._waiting and self._has_room():
+                    waiting, other = self._waiting.popitem(last=False)
+                    self._admitted[waiting] = other
+                    admitted.append(other)
+        for other in admitted:
+            other.admitted()
         if self._is_for_durables and not self._programs:
             self._loop.drop(self, "its durable programs have ended")
-
-    def abandon(self, number: int) -> None:
-        """The handle of a program was garbage collected."""
-        if program := self._programs.get(number):
-            program.close()
 
     @property
     def has_durables(self) -> bool:
@@ -315,7 +324,8 @@ class Client:
         with self._lock:
             self.lost = why
             programs, self._programs = list(self._programs.values()), {}
-        self._admission.close()
+            self._admitted.clear()
+            self._waiting.clear()
         kept = [program for program in programs if keep_durable and program.is_durable and not program.is_over]
         for program in programs:
             if program not in kept:
@@ -331,7 +341,7 @@ class Client:
 
     def lose_in_forked_child(self) -> None:
         """Called in a forked child. The locks may have been held by threads of the parent, so they are replaced."""
-        self._lock, self._admission = threading.Lock(), Admission(0)
+        self._lock = threading.Lock()
         for program in self._programs.values():
             program.renew_lock()
         self.lose("the connection stayed with the parent of this forked process; connect in this process")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -19,6 +20,9 @@ from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate, ValueSource
 
+if TYPE_CHECKING:
+    from banyan.runtime.client.client import Client
+
 _PASSED = 1e-6  # seconds: stands for a deadline that has passed, as 0 would mean none
 
 MakeError = Callable[[str, str], BanyanError]
@@ -26,28 +30,65 @@ MakeError = Callable[[str, str], BanyanError]
 traceback."""
 
 
-class ClientConnection(Protocol):
-    """The methods of Client (see there) that ProgramFutures calls."""
+class ProgramHandle:
+    """The public handle of one program. Its futures outlive it. Garbage collection of the handle closes the program."""
 
-    lost: str | None
+    def __init__(self, futures: ProgramFutures) -> None:
+        self.number, self.name, self._futures = futures.number, futures.name, futures
+        # A finalizer may run while our own locks are held, so it only queues a call for the I/O thread.
+        self._finalizer = weakref.finalize(self, futures.abandon)
+        self._finalizer.atexit = False
 
     @property
-    def max_message(self) -> int: ...
-    def send(self, data: bytes) -> None: ...
-    def call(self, action: Callable[[], None]) -> None: ...
-    def check(self) -> None: ...
-    def abandon(self, number: int) -> None: ...
-    def admit(self, program: ProgramFutures) -> bool: ...
-    def template(self, number: int) -> ProgramTemplate | None: ...
-    def define_as(self, number: int, template: ProgramTemplate) -> None: ...
-    def undefine(self, number: int) -> None: ...
-    def forget_if_over(self, number: int) -> None: ...
+    def first_error(self) -> BaseException | None:
+        """The first error of one of its values, except Cancelled."""
+        return self._futures.first_error
+
+    def limit(self, limits: wire.ProgramLimits) -> None:
+        """Set the limits of the program. Call it before the first `submit`."""
+        self._futures.limits = limits
+
+    def foresee(self, n_tokens: int) -> None:
+        """Does nothing here; backends for paid APIs generate `n_tokens` tokens beyond a stop."""
+
+    def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
+        """Send `ops` to run after those sent before. last: no more ops follow. Returns at once.
+
+        RuntimeLost: the server is gone. BadProgram: the program is closed. BadMessage: larger than the server allows.
+        """
+        self._futures.submit(tuple(ops), last)
+
+    def future(self, ref: int) -> ValueFuture[wire.Value]:
+        """The future of value `ref`, before or after the op that makes it was submitted."""
+        return self._futures.future(ref)
+
+    def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
+        """Call `callback` on the I/O thread with each piece of text of the streaming gen `ref`, from the first one on.
+
+        It must not block. An exception in it fails the future of `ref`.
+        """
+        self._futures.on_delta(ref, callback)
+
+    def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
+        """Call `callback` on the I/O thread with each Called of `ref`. Call it before `ref` is submitted.
+
+        It must not block. An exception in it fails the future of `ref`.
+        """
+        self._futures.on_call(ref, callback)
+
+    def cancel(self) -> None:
+        """Stop the program on the server. Everything unfinished fails with Cancelled at once. Idempotent."""
+        self._futures.cancel()
+
+    def close(self) -> None:
+        """Submit no more ops. The server frees the program once it has finished. Idempotent."""
+        self._futures.close()
 
 
 class ProgramFutures:
     """The futures of one program, and the messages it sends."""
 
-    def __init__(self, connection: ClientConnection, number: int, name: str) -> None:
+    def __init__(self, connection: Client, number: int, name: str) -> None:
         self._connection, self.number, self.name = connection, number, name
         self._lock = threading.Lock()
         self._futures: dict[int, ValueFuture[wire.Value]] = {}
@@ -98,10 +139,10 @@ class ProgramFutures:
             if self._failure is not None or self._is_cancelled:
                 return  # its futures raise the reason
             data = self._encode(ops, last)
-            if len(data) > self._connection.max_message:
+            if len(data) > (most := self._connection.welcome.max_message):
                 raise BadMessage(
                     f"this part of program {self.name!r} takes {len(data)} bytes, and the server takes "
-                    f"{self._connection.max_message} at once; send less text, or start it with a larger max_message"
+                    f"{most} at once; send less text, or start it with a larger max_message"
                 )
             templates = {op.template: self._template(op.template) for op in ops if isinstance(op, wire.Use)}
             for ref, name, line in _values(ops, templates):
@@ -148,7 +189,7 @@ class ProgramFutures:
     def close(self) -> None:
         """Send the last message, unless that was done before."""
         with self._lock:
-            if self._is_closed or (self._connection.lost is not None and not self.is_durable):
+            if self._is_closed or self.is_over or (self._connection.lost is not None and not self.is_durable):
                 return
             self._is_closed = True
             if self._n_sent:
@@ -198,7 +239,7 @@ class ProgramFutures:
 
     def abandon(self) -> None:
         """The handle was garbage collected. Safe in a finalizer."""
-        self._connection.call(lambda: self._connection.abandon(self.number))
+        self._connection.call(self.close)
 
     def renew_lock(self) -> None:
         """In a forked child: a thread of the parent may have held the lock."""
@@ -225,7 +266,7 @@ class ProgramFutures:
             for number in () if self.is_durable else deleted:
                 self._connection.undefine(number)
 
-    def resume(self, connection: ClientConnection) -> None:
+    def resume(self, connection: Client) -> None:
         """The server was lost. Send the whole program to the restarted one."""
         with self._lock:
             self._connection = connection

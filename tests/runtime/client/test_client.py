@@ -468,7 +468,7 @@ def test_a_gap_is_an_error_and_stops_the_program(stub: Callable[..., Stub]) -> N
     program.submit([wire.Gen(0, 9)])
     with pytest.raises(RuntimeLost, match="got message 3"):
         program.future(9).result(5)
-    wait_until(lambda: wire.Cancel(0, 1) in server.heard)
+    wait_until(lambda: wire.Cancel(0, 1) in server.heard, "the Cancel")
 
 
 def test_a_server_that_throws_the_client_out(stub: Callable[..., Stub]) -> None:

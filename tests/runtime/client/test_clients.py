@@ -112,7 +112,7 @@ def test_programs_wait_for_credit_with_the_client_and_none_is_refused(
         for program in programs:
             assert program.future(0).result(60).samples[0].text == "1 2 3"
         assert 1 <= max(seen) <= 3
-        wait_until(lambda: not c._admission and not c._programs, "the admission slots to be free")
+        wait_until(lambda: not c._admitted and not c._programs, "the admission slots to be free")
 
 
 def test_who_waits_for_credit_can_be_cancelled_and_nobody_waits_for_what_never_ends(

@@ -205,6 +205,7 @@ def test_a_template_that_nobody_holds_is_taken_back(endpoint: bn.RuntimeEndpoint
 def test_a_template_that_is_too_large_says_so(
     endpoint: bn.RuntimeEndpoint, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(endpoint.client), "max_message", 300)
+    small = msgspec.structs.replace(endpoint.welcome, max_message=300)
+    monkeypatch.setattr(endpoint.client, "welcome", small)
     with pytest.raises(bn.BadMessage, match=r"this template takes \d+ bytes"):
         compile(review).run(*ITEMS[0], backend=endpoint)
