@@ -21,7 +21,7 @@ _rank = attrgetter("key")
 
 
 class QueueOrder(ABC):
-    """Waiting requests, and which of them is first. See `Queue` for the methods."""
+    """Waiting requests, and which of them is first."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Request]: ...
@@ -33,10 +33,11 @@ class QueueOrder(ABC):
     def first(self) -> Request: ...
 
     def is_still_first(self, request: Request, n_cached: int) -> bool:
+        """Whether the first stays first, now that n_cached tokens of it were found in the tree."""
         return True
 
     def published(self, request: Request) -> None:  # noqa: B027 (only one order depends on the tree)
-        pass
+        """The request's prompt is in the tree now."""
 
 
 class ArrivalOrder(QueueOrder):

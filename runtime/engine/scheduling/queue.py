@@ -39,12 +39,13 @@ class Queue:
     def __init__(self, schedule: Schedule, n_matched: Callable[[Request], int]) -> None:
         """n_matched: how many tokens of a request are in the tree."""
         self._is_by_program = schedule in ("dfs", "fair")
-        self._order: QueueOrder
+        self.order: QueueOrder
         if schedule == "lpm":
-            self._order = PrefixOrder(n_matched)
+            self.order = PrefixOrder(n_matched)
         else:
-            self._order = ProgramOrder(is_fair=schedule == "fair") if self._is_by_program else ArrivalOrder()
-        self._accounts = _Accounts()
+            self.order = ProgramOrder(is_fair=schedule == "fair") if self._is_by_program else ArrivalOrder()
+        self._clients: dict[int, ServiceAccount] = {}  # of those with requests here
+        self._programs: OrderedDict[tuple[int, int], ServiceAccount] = OrderedDict()  # of recent ones too
         self._arrivals: deque[tuple[float, Request]] = deque()  # start of each wait, oldest first; some are over
         self._unstamped: list[Request] = []  # whose wait starts at the next `start_waits`
         self._usual_wait = 0.0
@@ -56,23 +57,37 @@ class Queue:
         return self._n
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._order)
+        return iter(self.order)
 
     def register(self, request: Request, arrival: int) -> None:
         """Give a new request its accounts and its rank."""
-        self._accounts.register(request)
         run = request.run
+        client = self._clients.get(run.client)
+        if client is None:
+            least = min((account.n_served for account in self._clients.values()), default=0)
+            client = self._clients[run.client] = ServiceAccount(least)
+        key = run.client, serial(request)
+        program = self._programs.setdefault(key, ServiceAccount(0))
+        self._programs.move_to_end(key)
+        for account in (client, program):
+            account.n_requests += 1
+        request.client, request.program = client, program
+        while len(self._programs) > N_KNOWN and not next(iter(self._programs.values())).n_requests:
+            self._programs.popitem(last=False)
         request.key = -run.priority, run.deadline or inf, run.order if self._is_by_program else (), arrival
 
     def unregister(self, request: Request) -> None:
         """The request has ended."""
-        self._accounts.unregister(request)
+        request.program.n_requests -= 1
+        request.client.n_requests -= 1
+        if not request.client.n_requests:
+            del self._clients[request.run.client]
 
     def add(self, request: Request) -> None:
         """The request waits, counted from the next `start_waits`, or from before where `set_aside` removed it."""
         self._n += 1
         request.is_waiting = True
-        self._order.add(request)
+        self.order.add(request)
         if isnan(request.waiting_since):
             self._unstamped.append(request)
 
@@ -80,7 +95,7 @@ class Queue:
         """Take the request out until it is added again. Its wait goes on."""
         self._n -= 1
         request.is_waiting = False
-        self._order.remove(request)
+        self.order.remove(request)
 
     def remove(self, request: Request) -> None:
         """The request waits no longer."""
@@ -118,41 +133,4 @@ class Queue:
                     self.aged = request
                     return request
         self.aged = None
-        return self._order.first()
-
-    def is_still_first(self, request: Request, n_cached: int) -> bool:
-        """Whether the first stays first, now that n_cached tokens of it were found in the tree. If not, call `first`
-        again."""
-        return self._order.is_still_first(request, n_cached)
-
-    def published(self, request: Request) -> None:
-        """The request's prompt is in the tree now."""
-        self._order.published(request)
-
-
-class _Accounts:
-    """Accounts of all clients with requests here, and of recent programs."""
-
-    def __init__(self) -> None:
-        self._clients: dict[int, ServiceAccount] = {}
-        self._programs: OrderedDict[tuple[int, int], ServiceAccount] = OrderedDict()
-
-    def register(self, request: Request) -> None:
-        client = self._clients.get(request.run.client)
-        if client is None:
-            least = min((account.n_served for account in self._clients.values()), default=0)
-            client = self._clients[request.run.client] = ServiceAccount(least)
-        key = request.run.client, serial(request)
-        program = self._programs.setdefault(key, ServiceAccount(0))
-        self._programs.move_to_end(key)
-        for account in (client, program):
-            account.n_requests += 1
-        request.client, request.program = client, program
-        while len(self._programs) > N_KNOWN and not next(iter(self._programs.values())).n_requests:
-            self._programs.popitem(last=False)
-
-    def unregister(self, request: Request) -> None:
-        request.program.n_requests -= 1
-        request.client.n_requests -= 1
-        if not request.client.n_requests:
-            del self._clients[request.run.client]
+        return self.order.first()

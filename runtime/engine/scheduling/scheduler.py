@@ -105,7 +105,7 @@ class Scheduler:
                 raise BadMessage(f"request {order.rid} exists already")
             return admit(order, self.limits, self.cache.n_pages, self.cache.page)
         except BanyanError as e:
-            self._report.fail(order.rid, e.code, e.message)
+            self._report.failed.append(Failed(order.rid, 0, e.code, e.message))
             return 0
 
     # ---- plan ------------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class Scheduler:
                 break
             run, owner = request.run, (request.run.client, *request.run.order[:1])
             lease = self.cache.open(request.ids.tobytes(), run.namespace, request.n_reusable, run.priority, owner)
-            if not waiting.is_still_first(request, lease.n_cached):
+            if not waiting.order.is_still_first(request, lease.n_cached):
                 lease.close()
                 continue
             if self._is_being_computed(request, lease.n_cached):
@@ -297,8 +297,7 @@ class Scheduler:
         """
         if not self.cache.enabled or n_cached >= request.n_reusable:
             return False
-        found = self.cache.in_flight.find(request.run.ids, request.run.namespace)
-        if found is None:
+        if (found := self.cache.in_flight.find(request.run.ids, request.run.namespace)) is None:
             return False
         owner: Request = found[0]
         n, lease = min(found[1], request.n_reusable), owner.lease
@@ -410,7 +409,8 @@ class Scheduler:
 
     def report(self) -> tuple[Step, Sequence[Failed]]:
         """What happened since the last report."""
-        step, failed = self._report.take()
+        step, failed = self._report.step(), self._report.failed
+        self._report = StepReport()
         self.counts["generated_tokens"] += len(step.ids) // 4
         return step, failed
 
@@ -425,7 +425,7 @@ class Scheduler:
             request.n_published = n
             if is_prompt and n >= request.n_submitted:
                 self.cache.in_flight.release(request)
-                self.waiting.published(request)
+                self.waiting.order.published(request)
 
     # ---- the end of a request --------------------------------------------------------------------------------------
 
@@ -444,7 +444,7 @@ class Scheduler:
         self._release(request)
         self.waiting.unregister(request)
         self.drafting.end(request)
-        self._report.fail(request.rid, code, message)
+        self._report.failed.append(Failed(request.rid, 0, code, message))
 
     def _retract(self, request: Request) -> None:
         self.counts["retractions"] += 1

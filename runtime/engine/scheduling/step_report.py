@@ -10,17 +10,14 @@ from banyan.runtime.protocol.wire import Failed, Finish, FinishReason, Step, Top
 
 
 class StepReport:
-    """New tokens, finished and failed requests since the last `take`."""
+    """New tokens, finished and failed requests of one report."""
 
     def __init__(self) -> None:
-        self._clear()
-
-    def _clear(self) -> None:
         self._rids, self._n_new, self._ids = array("q"), array("i"), array("i")
         self._logprobs: dict[int, tuple[TopLogprobs, ...]] = {}
         self._cached: dict[int, int] = {}
         self._finished: list[Finish] = []
-        self._failed: list[Failed] = []
+        self.failed: list[Failed] = []
 
     def tokens(self, request: Request, tokens: Sequence[int]) -> None:
         """Add output tokens, which the request already has."""
@@ -49,13 +46,6 @@ class StepReport:
                    n_drafted, n_accepted, r.drafted.tobytes(), tuple(r.tops), drafts)
         )  # fmt: skip
 
-    def fail(self, rid: int, code: str, message: str) -> None:
-        self._failed.append(Failed(rid, 0, code, message))
-
-    def take(self) -> tuple[Step, Sequence[Failed]]:
-        """Return everything collected, and start over."""
+    def step(self) -> Step:
         ids = self._rids.tobytes(), self._n_new.tobytes(), self._ids.tobytes()
-        step = Step(*ids, self._logprobs, tuple(self._finished), self._cached)
-        failed = self._failed
-        self._clear()
-        return step, failed
+        return Step(*ids, self._logprobs, tuple(self._finished), self._cached)

@@ -324,14 +324,14 @@ def test_books_that_do_not_balance_are_mended_beside_a_step(
 ) -> None:
     """Who begins anew may be started while the step that it was in is still computed, on other pages."""
     e = fake.engine(page=4)
-    answer = e.inspector.answer
+    answer = e.answer
 
     def spoiled(ask: Any) -> Any:
         if ask.what == "check":
             spoil(e)
         return answer(ask)
 
-    e.inspector.answer = spoiled
+    e.answer = spoiled
     prompts = {rid: [rid, *range(9)] for rid in range(3)}
     runs = [fake.run(rid, prompt, LONG) for rid, prompt in prompts.items()]
     box = late.play(e, {0: runs, 9: [Ask(1, "check")]})

@@ -280,5 +280,5 @@ def test_one_step_gives_each_of_two_clients_half_of_what_is_computed(simulate: M
     m.on_step = lambda plan, step, seconds: served.update({w.request.run.client: w.n_new for w in plan.works})
     for _ in range(1500):
         m.step()
-    shares = [account.n_served for account in m.scheduler.waiting._accounts._clients.values()]
+    shares = [account.n_served for account in m.scheduler.waiting._clients.values()]
     assert 0.9 < shares[0] / shares[1] < 1.1

@@ -115,7 +115,7 @@ def test_a_client_that_left_is_forgotten() -> None:
     one = d.add(0, client=7)
     d.queue.remove(one)
     d.queue.unregister(one)
-    assert not d.queue._accounts._clients
+    assert not d.queue._clients
 
 
 def test_accounts_of_programs_are_kept_between_requests_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,11 +140,11 @@ def test_lpm_takes_the_longest_prefix_and_is_told_what_changes() -> None:
     short, long, other = d.add(ids=text[:50], cached=20), d.add(ids=text, cached=40), d.add(ids=[7] * 90, cached=30)
     assert d.queue.first(0.0) is long
     published = Request(Run(99, array("i", [7] * 80).tobytes()), max_total=99)
-    d.queue.published(published)
+    d.queue.order.published(published)
     assert d.queue.first(0.0) is other, "its prefix is in the tree now, 80 tokens of it"
-    assert not d.queue.is_still_first(other, 10), "meanwhile it was evicted"
+    assert not d.queue.order.is_still_first(other, 10), "meanwhile it was evicted"
     assert d.queue.first(0.0) is long
-    assert d.queue.is_still_first(long, 30), "a little less is no reason to turn"
+    assert d.queue.order.is_still_first(long, 30), "a little less is no reason to turn"
     d.queue.start(long, 0.0)
     assert d.starts() == [short.rid, other.rid]
 
@@ -153,7 +153,7 @@ def test_lpm_does_not_mix_namespaces() -> None:
     d = Desk("lpm")
     d.add(ids=[1] * 50, namespace=b"a")
     d.add(ids=[1] * 50, namespace=b"b")
-    d.queue.published(Request(Run(9, array("i", [1] * 50).tobytes(), namespace=b"b"), max_total=60))
+    d.queue.order.published(Request(Run(9, array("i", [1] * 50).tobytes(), namespace=b"b"), max_total=60))
     assert d.starts() == [1, 0]
 
 
@@ -220,11 +220,11 @@ def test_all_that_come_are_started_or_leave_and_nothing_stays(schedule: Schedule
                 waiting[new.rid] = new
             case 2 if waiting:
                 first = d.queue.first(now)
-                if d.queue.is_still_first(first, chance.randrange(60)):
+                if d.queue.order.is_still_first(first, chance.randrange(60)):
                     d.queue.start(waiting.pop(first.rid), now)
                     first.program.n_served += chance.randrange(2 * policies.QUANTUM)
                     first.client.n_served += chance.randrange(2 * policies.QUANTUM)
-                    d.queue.published(first)
+                    d.queue.order.published(first)
                     d.queue.unregister(first)
             case 3 if waiting:
                 gone = waiting.pop(chance.choice(list(waiting)))
@@ -242,7 +242,7 @@ def test_all_that_come_are_started_or_leave_and_nothing_stays(schedule: Schedule
     for request in aside:
         d.queue.add(request)
     d.starts()
-    order: Any = d.queue._order
+    order: Any = d.queue.order
     left = [getattr(order, name, ()) for name in ("_requests", "_priorities", "_sorted", "_n_cached")]
     assert not any(map(len, left))
     assert len(getattr(order, "_heap", ())) < 1000
