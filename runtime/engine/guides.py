@@ -1,8 +1,6 @@
 """The engine's guides: compiles constraints on threads, caches them, and makes the masks of a step.
 
-A Run with a constraint reaches the scheduler when its guide is compiled. Until then it holds no place in a batch and no
-page, and the loop never compiles.
-"""
+A Run with a constraint reaches the scheduler when its guide is compiled, and holds no place and no page until then."""
 
 from __future__ import annotations
 

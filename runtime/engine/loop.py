@@ -1,8 +1,5 @@
-"""The engine: the loop, and the parts that it drives. Its process is in process.py.
-
-The engine owns pages and nothing that cannot be computed again. It may be killed at any time; the server has all token
-ids and continues in another engine.
-"""
+"""The engine: the loop, and the parts that it drives. It owns pages and nothing that cannot be computed again, so it
+may be killed at any time: the server has all token ids and continues in another engine."""
 
 from __future__ import annotations
 
@@ -115,7 +112,8 @@ class EngineLoop:
         before = time.monotonic()
         self.model.warm_up(n_rows, self.config.max_running)
         self.step_seconds = time.monotonic() - before
-        self.drafting.warm_up(n_rows)
+        for drafter in self.drafting.drafters:
+            drafter.warm_up(n_rows)
         if self.config.deterministic:
             check_determinism(self.model, self.resolved.context - 1)
 
@@ -257,7 +255,8 @@ class EngineLoop:
                 self.answers.append(self.answer(order))
             case wire.SetVocabulary():
                 if vocabulary := self.guides.set_vocabulary(order):
-                    self.drafting.set_vocabulary(vocabulary.spelling, vocabulary.control)
+                    for drafter in self.drafting.drafters:
+                        drafter.set_vocabulary(vocabulary.spelling, vocabulary.control)
             case wire.Run() if order.sampling.constraint is not None:
                 if self.scheduler.admit(order):
                     self.guides.submit(order)

@@ -1,10 +1,8 @@
 """Limits how many programs run side by side: only as many as fit into the cache together, the oldest first.
 
-An admitted program has text in the tree and needs it again when its tool has answered. If more programs are admitted
-than fit, each evicts what another needs next, and most of what is computed was computed before: thrashing (Denning, The
-working set model for program behavior, 1968). So a request that would evict the texts of older programs is held back,
-unless that costs more because the batch gets too small, or it has waited too long.
-"""
+An admitted program needs its text in the tree again when its tool has answered; if more are admitted than fit, each
+evicts what another needs next (Denning, The working set model for program behavior, 1968). So a request that would
+evict the texts of older programs is held back, unless the batch gets too small or it has waited too long."""
 
 from __future__ import annotations
 

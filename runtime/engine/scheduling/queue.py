@@ -8,14 +8,13 @@
     fcfs   first come, first served
 
 In all of them a higher priority goes first, and among equals an earlier deadline. dfs and fair also divide tokens
-evenly among clients that have work: a client keeps its turn for a quantum of tokens, so that its shared prefixes are
-used while they are cached, then the client that has received the fewest tokens gets the turn. A client that returns
-after a pause has saved up nothing. (Counters: Sheng et al., Fairness in serving large language models, 2024; quanta of
-locality: Cao et al., Locality-aware fair scheduling, 2025.)
+evenly among clients that have work: a client keeps its turn for a quantum of tokens, so that its prefixes are used
+while they are cached, then the one with the fewest tokens gets it. A client that returns after a pause has saved up
+nothing. (Sheng et al., Fairness in serving large language models, 2024; Cao et al., Locality-aware fair scheduling,
+2025.)
 
-To prevent starvation, every AGED_TURN-th start goes to the request that has waited longest, if it has waited longer
-than PATIENCE and much longer than is usual now. Where all wait long, the order is kept.
-"""
+Every AGED_TURN-th start goes to the request that has waited longest, if it has waited longer than PATIENCE and much
+longer than is usual now, so none starves."""
 
 from __future__ import annotations
 

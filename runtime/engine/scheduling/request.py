@@ -2,11 +2,7 @@
 
 A request has no phase, only counts: of its `n_total` tokens, `n_computed` have their keys and values in its pages, and
 a step computes `n_new` more. Prefill, a chunk of it, decode and a prefix found in the tree are this one case. A step
-that reaches the last token also samples the next one.
-
-A step may be planned while the one before it is still computed. `n_inflight` and `n_pending` then say by how much that
-step will have advanced the counts.
-"""
+that reaches the last token also samples the next one."""
 
 from __future__ import annotations
 

@@ -1,16 +1,14 @@
 """Decides how many tokens of each request the next step computes. No torch, no clock, no chance: the same messages
 give the same plans.
 
-Waiting requests are in one queue by (Run.order, arrival), running ones in a list by rank. A plan first gives each
-decode its token, then gives chunks of prompts what is left of the token budget, then starts waiting requests with the
-rest. A request whose prefix is being computed by another one right now holds nothing and waits until that prefix is in
-the tree, so n requests with the same new prefix cost one prefill. A step is planned while the one before it is computed
-where counts alone suffice (`plan_ahead`).
+A plan first gives each decode its token, then gives chunks of prompts what is left of the token budget, then starts
+waiting requests with the rest. A request whose prefix is being computed by another one right now waits until that
+prefix is in the tree, so n requests with the same new prefix cost one prefill. A step is planned while the one before
+it is computed where counts alone suffice (`plan_ahead`).
 
-When pages run out, the running request of the last rank is retracted: its lease is closed (what it computed stays in
-the tree until it is evicted) and it queues again with all its tokens. The first in rank always makes progress, and a
-request alone always fits (`take` refuses others), so there is no deadlock and only time is lost.
-"""
+When pages run out, the running request of the last rank is retracted: its lease is closed and it queues again with all
+its tokens. The first in rank always makes progress, and a request alone always fits (`take` refuses others), so there
+is no deadlock and only time is lost."""
 
 from __future__ import annotations
 

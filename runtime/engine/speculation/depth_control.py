@@ -6,34 +6,28 @@ drafts by the same drafter, and from all requests' drafts of the same kind (how 
     chance = (own.n_right + TRUST * kind.rate) / (own.n_judged + TRUST)
 
 A token is accepted with p = the product of the chances along its path, and then adds one token to the step's output.
-The chains of all drafters are merged into one tree per request (`draft_tree`).
 
-Cost. A step with R requests that sample and E draft tokens takes, in seconds, with coefficients fitted to measured
-steps (`step_cost`):
+Cost. A step with R requests that sample and E draft tokens takes T(R, E) = a + b R + c E seconds, with coefficients
+fitted to measured steps (`step_cost`).
 
-    T(R, E) = a + b R + c E
-
-Choice. The drafts of all requests end at one probability: the threshold out of LEVELS that maximizes tokens per second,
+Choice. The chains of all drafters are merged into one tree per request (`draft_tree`). All trees end at one
+probability: the threshold out of LEVELS that maximizes tokens per second,
 
     (R + sum of p over the E draft tokens with p >= threshold) / T(R, E)
 
-If that is not MIN_SPEEDUP times R / T(R, 0), nothing is drafted. So drafts are deep where outputs are predictable and
-rows are cheap, wide where no chain is certain, and absent where neither holds.
+If that is not MIN_SPEEDUP times R / T(R, 0), nothing is drafted. A drafter that runs a model is asked after the others,
+for the depth out of DEPTHS that maximizes the same quotient with its passes and the rows it must catch up with added to
+the seconds, if that is MIN_MODEL_SPEEDUP times the quotient without it. Otherwise it may use SHARE of the time for a
+short draft of one request, so that its acceptance rate stays known. For the same reason, proposals of the others are
+judged even when they are not computed; a request whose proposals are never worth it is asked about less and less often.
 
-A drafter that runs a model of its own is asked after the others, for the depth d out of DEPTHS that maximizes the same
-quotient with its d passes and the rows it must catch up with added to the seconds, if that is MIN_MODEL_SPEEDUP times
-the quotient without it. Where it does not pay, it may use SHARE of the time for a short draft of one request, so that
-its acceptance rate stays known. Proposals of the other drafters are judged even when they are not computed, for the
-same reason; a request whose proposals are never worth computing is asked about less and less often.
-
-Drafts only use what is left: the token budget after all prompts, and pages that are free or can be evicted.
-"""
+Drafts only use what is left: the token budget after all prompts, and pages that are free or can be evicted."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from operator import mul
+from operator import attrgetter, mul
 
 from banyan.runtime.engine.scheduling.request import MAX_TREE, Plan, Request, Work
 from banyan.runtime.engine.speculation.draft import Drafter
@@ -114,22 +108,14 @@ class DepthController:
         self.proposed: dict[int, _DraftHistory] = {}  # by rid: those with proposals to be judged after this step
         self._n_steps = 0  # planned
         self._next_ask: dict[int, int] = {}  # by rid: the first step in which to ask again
-        self._kind_rates = [[AcceptanceRate(TRUST, TRUST * FIRST_RATE) for _ in range(d.n_kinds)] for d in drafters]
-        self._other_rates = [
-            [AcceptanceRate(TRUST, TRUST * FIRST_OTHER_RATE) for _ in range(d.n_kinds)] for d in drafters
-        ]
+        self._kind_rates, self._other_rates = (  # by drafter and kind
+            [[AcceptanceRate(TRUST, TRUST * first) for _ in range(d.n_kinds)] for d in drafters]
+            for first in (FIRST_RATE, FIRST_OTHER_RATE)
+        )
         self._hit_rate = 1.0  # the share of asks that led to a draft; fades
         self._mean_length = 0.0  # draft tokens per request that samples, in steps with room for them; fades
         self._allowance = [0.0] * len(self.drafters)  # seconds that each may spend where it does not pay
         self.counts = {d.name: [0, 0] for d in self.drafters}  # drafted, accepted
-
-    def warm_up(self, n_rows: int) -> None:
-        for drafter in self.drafters:
-            drafter.warm_up(n_rows)
-
-    def set_vocabulary(self, spelling: Sequence[bytes], control: Collection[int]) -> None:
-        for drafter in self.drafters:
-            drafter.set_vocabulary(spelling, control)
 
     # ---- plan ------------------------------------------------------------------------------------------------------
 
@@ -159,7 +145,7 @@ class DepthController:
                 self._ask(d, asks)
         asked = [turn for turn in turns if turn[1].chains]
         for i, history, _ in asked:
-            history.chains.sort(key=_minus_chance)
+            history.chains.sort(key=attrgetter("chance"), reverse=True)
             history.branches = merge(history.chains)
             self.proposed[works[i].request.rid] = history
         threshold = self._threshold([history.branches for _, history, _ in asked], n_draws, seconds)
@@ -360,7 +346,3 @@ class DepthController:
         """Raises AssertionError where something is kept of a request that has ended."""
         kept = self._histories.keys() | self._next_ask.keys() | self.proposed.keys()
         assert kept <= alive, "drafts of a request that has ended"
-
-
-def _minus_chance(chain: Chain) -> float:
-    return -chain.chance

@@ -1,8 +1,6 @@
 """A hash table from n-grams to where they last occurred, for the drafters that copy.
 
-The table has a fixed size and no chains: a later n-gram overwrites an earlier one with the same hash, so memory is
-bounded and recent text is found. Its answers are hints; the caller compares the tokens.
-"""
+A later n-gram overwrites an earlier one with the same hash. The answers are hints; the caller compares the tokens."""
 
 from __future__ import annotations
 
