@@ -128,11 +128,11 @@ def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVE
     private = not config.socket
     path = configs.private_socket() if private else Path(config.socket).absolute()
     config = msgspec.structs.replace(config, socket=str(path))
-    ready, write_end = os.pipe()
-    # The output of a quiet server is shown only if it does not start.
-    log = tempfile.TemporaryFile() if config.log == "quiet" else None  # noqa: SIM115
-    server: ServerProcess | None = None
-    try:
+    with contextlib.ExitStack() as stack:
+        ready, write_end = os.pipe()
+        stack.callback(os.close, ready)
+        # The output of a quiet server is shown only if it does not start.
+        log = stack.enter_context(tempfile.TemporaryFile()) if config.log == "quiet" else None
         try:
             options = ["--config", msgspec.json.encode(config).decode(), "--ready-fd", str(write_end)]
             options += ["--private"] if private else []
@@ -140,16 +140,11 @@ def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVE
             server = ServerProcess([*command, *options], pass_fds=(write_end,), stderr=log, directory=directory)
         finally:
             os.close(write_end)
-        server.socket = path
-        server.report = _await_report(server, ready, time.monotonic() + timeout, log).lines
-    except BaseException:
-        if server is not None:
+        try:
+            server.socket, server.report = path, _await_report(server, ready, time.monotonic() + timeout, log).lines
+        except BaseException:
             server.close()
-        raise
-    finally:
-        os.close(ready)
-        if log is not None:
-            log.close()
+            raise
     return server
 
 

@@ -307,9 +307,7 @@ class ProgramFutures:
             self._expected.discard(ref)
             self._delta_callbacks.pop(ref, None)
             self._call_callbacks.pop(ref, None)
-            future = self._futures.get(ref)
-            if future is None:
-                future = self._futures[ref] = ValueFuture()
+            future = self._futures.get(ref) or self._futures.setdefault(ref, ValueFuture())
         if future.done():
             return
         if isinstance(outcome, BaseException):

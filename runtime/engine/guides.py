@@ -126,15 +126,12 @@ class Guides:
     def abort(self, rid: int) -> Run | None:
         """Remove a Run that waits here and return it; None if there is none."""
         for runs in self._waiting.values():
-            for run in runs:
-                if run.rid == rid:
-                    runs.remove(run)
-                    return run
-        for guided in self._ready:
-            if guided.run.rid == rid:
-                self._ready.remove(guided)
-                return guided.run
-        return None
+            if run := next((run for run in runs if run.rid == rid), None):
+                runs.remove(run)
+                return run
+        run = next((guided.run for guided in self._ready if guided.run.rid == rid), None)
+        self._ready = [guided for guided in self._ready if guided.run is not run]
+        return run
 
     def ready(self) -> list[Guided]:
         """The Runs whose guides have become ready since the last call."""
@@ -233,10 +230,8 @@ class Guides:
                 which[i] = len(out)
                 out.append(_mask(request, self._n_vocab))
             if timer.lap() > SLOW and self._gives_up(request, slow):
-                if which[i] < 0:
-                    which[i] = len(out)
-                    out.append(_mask(request, self._n_vocab))
-                out[which[i]][:] = 0
+                which[i] = len(out)
+                out.append(_mask(request, self._n_vocab))  # which now allows nothing
         last.rollback(n_ahead)
         self._n_slow = slow
         if not out:  # most steps: no call into numpy

@@ -20,6 +20,9 @@ import zmq
 
 from banyan.runtime.errors import ConfigError, ConnectFailed
 
+Socket = zmq.Socket[bytes]
+Context = zmq.Context[Socket]
+
 HEARTBEAT = 1.0
 """Seconds between two Pings of a client."""
 MAX_MISSED = 5
@@ -53,10 +56,7 @@ def private_directory(path: Path) -> None:
 
 
 class Lock:
-    """An flock beside a socket. Its owner may listen there.
-
-    The kernel releases it when the process ends in any way, so a locked path has a living server.
-    """
+    """An flock beside a socket. Its owner may listen there. The kernel releases it when the process ends in any way."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -83,7 +83,7 @@ def _probe(path: Path) -> None:
         s.connect(str(path))
 
 
-def listen(context: zmq.Context[zmq.Socket[bytes]], path: Path, max_message: int) -> tuple[zmq.Socket[bytes], Lock]:
+def listen(context: Context, path: Path, max_message: int) -> tuple[Socket, Lock]:
     """A ROUTER bound to `path`, and the lock of the path.
 
     The socket file of a dead server is replaced. ConfigError: a server listens there, or others can access the path.
@@ -109,7 +109,7 @@ def listen(context: zmq.Context[zmq.Socket[bytes]], path: Path, max_message: int
     return socket, lock
 
 
-def router(context: zmq.Context[zmq.Socket[bytes]], max_message: int) -> zmq.Socket[bytes]:
+def router(context: Context, max_message: int) -> Socket:
     """A server's ROUTER with its limits, not bound yet."""
     s = _socket(context, zmq.ROUTER)
     s.setsockopt(zmq.MAXMSGSIZE, max_message)
@@ -119,7 +119,7 @@ def router(context: zmq.Context[zmq.Socket[bytes]], max_message: int) -> zmq.Soc
     return s
 
 
-def dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+def dealer(context: Context) -> Socket:
     """A client's DEALER, not connected yet. It never reconnects: a restarted server does not know the old client."""
     s = _socket(context, zmq.DEALER)
     s.setsockopt(zmq.RECONNECT_IVL, -1)
@@ -127,7 +127,7 @@ def dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     return s
 
 
-def connect(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+def connect(context: Context, path: Path) -> tuple[Socket, Socket]:
     """A DEALER connected to the server at `path`, and its `watch` socket. ConnectFailed says what to do."""
     try:
         _probe(path)
@@ -158,7 +158,7 @@ def child_path(path: Path, kind: str) -> Path:
     return path.with_name(f"{path.name}.{kind}-{secrets.token_hex(3)}")
 
 
-def pair(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> zmq.Socket[bytes]:
+def pair(context: Context, path: Path) -> Socket:
     """A PAIR bound to `path`, for one child process."""
     s = _socket(context, zmq.PAIR)
     s.setsockopt(zmq.SNDHWM, 0)  # unlimited: commands wait here while the engine is loading
@@ -167,12 +167,12 @@ def pair(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> zmq.Socket[byte
     return s
 
 
-def watch(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+def watch(socket: Socket) -> Socket:
     """A socket that becomes readable when a connection of `socket` breaks. Call it before connect or bind."""
     return socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
 
-def drain(monitor: zmq.Socket[bytes]) -> bool:
+def drain(monitor: Socket) -> bool:
     """Read all events of a `watch` socket. Returns whether there was one."""
     seen = False
     with contextlib.suppress(zmq.Again):
@@ -182,7 +182,7 @@ def drain(monitor: zmq.Socket[bytes]) -> bool:
     return seen
 
 
-def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+def _socket(context: Context, kind: int) -> Socket:
     s = context.socket(kind)
     s.setsockopt(zmq.LINGER, 0)
     if kind != zmq.DEALER:

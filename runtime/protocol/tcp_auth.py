@@ -71,7 +71,7 @@ def public_key(text: str) -> bytes:
         ) from e
 
 
-def listen(context: zmq.Context[zmq.Socket[bytes]], address: str, keys: Path, max_message: int) -> zmq.Socket[bytes]:
+def listen(context: ipc.Context, address: str, keys: Path, max_message: int) -> ipc.Socket:
     """A ROUTER bound to tcp://HOST:PORT that accepts encrypted connections only. ConfigError: it cannot listen."""
     public, secret = read_keys(keys)
     router = ipc.router(context, max_message)
@@ -84,9 +84,7 @@ def listen(context: zmq.Context[zmq.Socket[bytes]], address: str, keys: Path, ma
     return router
 
 
-def connect(
-    context: zmq.Context[zmq.Socket[bytes]], address: str, server_key: str, timeout: float
-) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+def connect(context: ipc.Context, address: str, server_key: str, timeout: float) -> tuple[ipc.Socket, ipc.Socket]:
     """Like ipc.connect, for tcp://HOST:PORT. ConnectFailed also if the key is missing or invalid."""
     try:
         host, port = tcp(address)
@@ -111,7 +109,7 @@ def connect(
     return dealer, monitor
 
 
-def _set_heartbeat(socket: zmq.Socket[bytes]) -> None:
+def _set_heartbeat(socket: ipc.Socket) -> None:
     socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _TIMEOUT_MS)

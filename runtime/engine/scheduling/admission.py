@@ -11,7 +11,6 @@ from collections import Counter
 from math import inf
 from operator import attrgetter
 
-from banyan.runtime.engine.scheduling.policies import serial
 from banyan.runtime.engine.scheduling.request import Request
 
 PAUSES = 4.0
@@ -128,10 +127,10 @@ class StepTime:
 
 
 def _key(request: Request) -> tuple[int, int]:
-    return request.run.client, serial(request)
+    return request.run.client, request.serial
 
 
 def _rank(request: Request) -> tuple[float, ...]:
     """Priority, deadline and age; different for each program."""
     run = request.run
-    return -run.priority, run.deadline or inf, serial(request), run.client
+    return -run.priority, run.deadline or inf, request.serial, run.client

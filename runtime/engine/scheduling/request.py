@@ -96,6 +96,11 @@ class Request:
         return self.lease.pages[i // page] * page + i % page
 
     @property
+    def serial(self) -> int:
+        """The number of its program; -1 if it belongs to none."""
+        return self.run.order[0] if self.run.order else -1
+
+    @property
     def n_total(self) -> int:
         return len(self.ids)
 

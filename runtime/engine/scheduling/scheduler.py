@@ -12,6 +12,7 @@ is no deadlock and only time is lost."""
 
 from __future__ import annotations
 
+from array import array
 from bisect import insort
 from collections.abc import Sequence
 from itertools import pairwise
@@ -26,12 +27,11 @@ from banyan.runtime.engine.scheduling.admission import AdmissionControl, StepTim
 from banyan.runtime.engine.scheduling.output_lengths import Growth, OutputLengths, peak
 from banyan.runtime.engine.scheduling.queue import Queue
 from banyan.runtime.engine.scheduling.request import NO_TOKEN, Plan, Request, Result, Work, make_work
-from banyan.runtime.engine.scheduling.step_report import StepReport
 from banyan.runtime.engine.scheduling.validate import EngineLimits, admit
 from banyan.runtime.engine.speculation.depth_control import DepthController
 from banyan.runtime.engine.speculation.draft import accept_path, slot_moves
 from banyan.runtime.errors import BadMessage, BanyanError, ConstraintBroke
-from banyan.runtime.protocol.wire import Abort, Failed, FinishReason, ProgramEnded, Run, Step, TopLogprobs
+from banyan.runtime.protocol.wire import Abort, Failed, Finish, FinishReason, ProgramEnded, Run, Step, TopLogprobs
 
 WORTH_WAITING = 16  # tokens: requests that share a shorter new prefix all compute it, because waiting costs a step
 FORESIGHT = 1.0
@@ -502,3 +502,45 @@ class Scheduler:
             assert r.n_inflight == r.n_pending == 0, "counts of a step in flight are set outside plan_ahead"
         assert len(running) <= self.max_running
         assert len(self.cache.in_flight) == sum(r.n_computed < r.n_submitted for r in running)
+
+
+class StepReport:
+    """New tokens, finished and failed requests of one report."""
+
+    def __init__(self) -> None:
+        self._rids, self._n_new, self._ids = array("q"), array("i"), array("i")
+        self._logprobs: dict[int, tuple[TopLogprobs, ...]] = {}
+        self._cached: dict[int, int] = {}
+        self._finished: list[Finish] = []
+        self.failed: list[Failed] = []
+
+    def tokens(self, request: Request, tokens: Sequence[int]) -> None:
+        """Add output tokens, which the request already has."""
+        if not tokens:
+            return
+        if request.n_out == len(tokens):
+            self._cached[request.rid] = max(request.n_cached, 0)
+        self._ids.extend(tokens)
+        if self._rids and self._rids[-1] == request.rid:
+            self._n_new[-1] += len(tokens)
+        else:
+            self._rids.append(request.rid)
+            self._n_new.append(len(tokens))
+
+    def logprobs(self, request: Request, tops: Sequence[TopLogprobs]) -> None:
+        """Add the logprobs of a request's latest tokens; empty where they were not requested."""
+        if tops:
+            self._logprobs[request.rid] = (*self._logprobs.get(request.rid, ()), *tops)
+
+    def finish(self, request: Request, reason: FinishReason, stop_id: int, drafts: dict[str, tuple[int, int]]) -> None:
+        """Add a finished request. drafts: by drafter, how many tokens were drafted and how many accepted."""
+        n_drafted, n_accepted = (sum(n) for n in zip(*drafts.values(), strict=True)) if drafts else (0, 0)
+        r = request
+        self._finished.append(
+            Finish(r.rid, reason, stop_id, r.n_prompt, max(r.n_cached, 0), r.scores.tobytes(), r.start_time,
+                   n_drafted, n_accepted, r.drafted.tobytes(), tuple(r.tops), drafts)
+        )  # fmt: skip
+
+    def step(self) -> Step:
+        ids = self._rids.tobytes(), self._n_new.tobytes(), self._ids.tobytes()
+        return Step(*ids, self._logprobs, tuple(self._finished), self._cached)

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from banyan.runtime.config import Schedule
-from banyan.runtime.engine.scheduling import policies, queue
+from banyan.runtime.engine.scheduling import queue
 from banyan.runtime.engine.scheduling.queue import Queue
 from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.protocol.wire import Run
@@ -65,7 +65,7 @@ def test_a_program_depth_first_and_the_oldest_program_first(schedule: Schedule) 
 def test_fair_gives_to_the_program_that_was_given_least() -> None:
     d = Desk("fair")
     old = [d.add(0, k) for k in range(3)]
-    old[0].program.n_served = 2 * policies.QUANTUM
+    old[0].program.n_served = 2 * queue.QUANTUM
     d.add(1)
     d.add(2)
     assert d.starts() == [3, 4, 0, 1, 2]
@@ -76,7 +76,7 @@ def test_fair_does_not_turn_between_programs_that_were_given_about_the_same() ->
     for program in (0, 1):
         for k in range(4):
             d.add(program, k)
-    assert d.starts(serve=policies.QUANTUM // 4) == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert d.starts(serve=queue.QUANTUM // 4) == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("schedule", ["dfs", "fair"])
@@ -84,7 +84,7 @@ def test_clients_are_given_the_same(schedule: Schedule) -> None:
     d = Desk(schedule)
     for rid in range(60):
         d.add(rid, client=0 if rid < 40 else 1)  # one of them was first, and has twice as much
-    clients = [0 if rid < 40 else 1 for rid in d.starts(serve=policies.QUANTUM, least=20)]
+    clients = [0 if rid < 40 else 1 for rid in d.starts(serve=queue.QUANTUM, least=20)]
     assert 18 <= sum(clients) <= 21
     assert clients[:2] == [0, 1]
 
@@ -94,7 +94,7 @@ def test_a_client_goes_on_for_a_quantum(schedule: Schedule) -> None:
     d = Desk(schedule)
     for rid in range(16):
         d.add(rid, client=rid % 2)
-    turns = [rid % 2 for rid in d.starts(serve=policies.QUANTUM // 4)]
+    turns = [rid % 2 for rid in d.starts(serve=queue.QUANTUM // 4)]
     assert turns == [0] * 4 + [1] * 8 + [0] * 4
 
 
@@ -103,10 +103,10 @@ def test_who_comes_later_has_saved_nothing(schedule: Schedule) -> None:
     d = Desk(schedule)
     for rid in range(10):
         d.add(rid, client=0)
-    d.starts(serve=10 * policies.QUANTUM, least=5)
+    d.starts(serve=10 * queue.QUANTUM, least=5)
     for rid in range(10, 15):
         d.add(rid, client=1)
-    turns = [rid >= 10 for rid in d.starts(serve=10 * policies.QUANTUM)]
+    turns = [rid >= 10 for rid in d.starts(serve=10 * queue.QUANTUM)]
     assert sum(turns[:4]) == 2
 
 
@@ -222,8 +222,8 @@ def test_all_that_come_are_started_or_leave_and_nothing_stays(schedule: Schedule
                 first = d.queue.first(now)
                 if d.queue.order.is_still_first(first, chance.randrange(60)):
                     d.queue.start(waiting.pop(first.rid), now)
-                    first.program.n_served += chance.randrange(2 * policies.QUANTUM)
-                    first.client.n_served += chance.randrange(2 * policies.QUANTUM)
+                    first.program.n_served += chance.randrange(2 * queue.QUANTUM)
+                    first.client.n_served += chance.randrange(2 * queue.QUANTUM)
                     d.queue.order.published(first)
                     d.queue.unregister(first)
             case 3 if waiting:
