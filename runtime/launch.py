@@ -1,11 +1,8 @@
 """Starts child processes (a server of this process, an engine of that server) and ends them with their parent.
 
-A child ends with its parent in three independent ways. The alive pipe: the parent holds the only write end, so when the
-parent ends in any way (also by kill -9), the child's loop sees EOF. close(): called at the exit of the parent's
-interpreter. And PR_SET_PDEATHSIG of the kernel. Children run in their own session, so Ctrl-C in a terminal reaches only
-the user's process, which then ends them.
-
-A child reports on its ready pipe, with one line of JSON, that it is ready or why it could not start.
+A child ends with its parent in three independent ways: EOF of the alive pipe, of which the parent holds the only write
+end; close(), called at the exit of the parent's interpreter; and PR_SET_PDEATHSIG of the kernel. Children run in their
+own session, so Ctrl-C in a terminal reaches only the user's process, which then ends them.
 """
 
 from __future__ import annotations
@@ -117,12 +114,9 @@ class ServerProcess(ChildProcess):
 
 
 def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVER) -> ServerProcess:
-    """Start a server and wait until its engine is ready. With an empty `config.socket` the server is private: it gets
-    a socket in a new directory, which is removed when it ends.
-
-    Raises the server's error (ConfigError, ModelNotFound, OutOfMemory ...). RuntimeLost, with the end of its stderr: it
-    died without an error, or is not ready within `timeout` seconds.
-    """
+    """Start a server and wait until its engine is ready. With an empty `config.socket` it gets a private one in a new
+    directory, which is removed when it ends. Raises the server's error (ConfigError, ModelNotFound, OutOfMemory ...).
+    RuntimeLost: it died without an error, or is not ready within `timeout` seconds."""
     if config.socket.startswith("tcp:"):
         raise ConfigError(f"socket is {config.socket}, and must be a path; `bind` is what listens on tcp")
     private = not config.socket

@@ -1,13 +1,7 @@
 """Client side of the protocol: one connection per process and server, and one I/O thread per process.
 
-    client = connect(path)
-    program = client.program("qa")
-    program.submit([Append(0, ("Hello",)), Gen(0, ref=0)])
-    program.future(0).result()
-
 All methods may be called from any thread. Only `connect`, `ask` and a future's `result` block. Every future resolves:
-to a value, to the error of its program, or to RuntimeLost if the server is gone. A forked child has no connection and
-must make its own.
+to a value, to the error of its program, or to RuntimeLost if the server is gone. A forked child must connect itself.
 """
 
 from __future__ import annotations
@@ -43,9 +37,8 @@ def connect(path: str | Path, timeout: float = 10.0, token: str = "", server_key
     """This process's client for the server at `path`, or at tcp://HOST:PORT. The first call makes the connection.
 
     token: the access token, if the server asks for one. server_key: for tcp:// only, the server's public key or the
-    file that contains it. Defaults: the environment variables BANYAN_TOKEN and BANYAN_SERVER_KEY. ConnectFailed: there
-    is no such socket, nobody answers within `timeout` seconds, the token or key is wrong, or the server speaks another
-    version of the protocol.
+    file that contains it. Defaults: the environment variables BANYAN_TOKEN and BANYAN_SERVER_KEY. ConnectFailed says
+    what is wrong.
     """
     token = token or os.environ.get(TOKEN, "")
     if str(path).startswith("tcp://"):
@@ -144,10 +137,8 @@ class Client:
         return ProgramHandle(program)
 
     def define(self, template: ProgramTemplate) -> int:
-        """Define a template on the server. Returns its number, for a Use in any program of this client.
-
-        BadMessage: larger than the server allows.
-        """
+        """Define a template on the server. Returns its number, for a Use in any program of this client. BadMessage:
+        larger than the server allows."""
         self.check()
         number = next(self._numbers)
         n_bytes = len(wire.encode(wire.Define(number, template.ops)))
@@ -180,10 +171,8 @@ class Client:
         limit: int = 0,
         since: int = -1,
     ) -> Any:
-        """The server's answer to a question outside any program (see wire.Ask), decoded from JSON.
-
-        BanyanError: the server refused, with its message. RuntimeLost: no answer within `timeout` seconds.
-        """
+        """The server's answer to a question outside any program (see wire.Ask), decoded from JSON. BanyanError: the
+        server refused. RuntimeLost: no answer within `timeout` seconds."""
         self.check()
         number = next(self._ask_ids)
         future: ValueFuture[wire.Answer] = ValueFuture()
@@ -250,10 +239,8 @@ class Client:
                 self.socket.send(data, zmq.NOBLOCK)
 
     def heartbeat(self) -> bool:
-        """Send a Ping. Returns False if the server left too many of them unanswered.
-
-        Counts heartbeats, not seconds: a process that was suspended sent none and so does not miss any.
-        """
+        """Send a Ping. Returns False if the server left too many of them unanswered: heartbeats are counted, not
+        seconds, because a process that was suspended sent none."""
         self._n_unanswered += 1
         self.send_now(wire.encode(wire.Ping()))
         return self._n_unanswered <= ipc.MAX_MISSED

@@ -1,8 +1,5 @@
-"""Client state of one program: what it sent, and the futures of its values.
-
-Any thread may submit ops and ask for futures. Messages arrive on the client's I/O thread, and only that thread resolves
-futures. The lock is held for dictionary operations only, never while callbacks of a future run.
-"""
+"""Client state of one program: what it sent, and the futures of its values, which only the client's I/O thread
+resolves. The lock is held for dictionary operations only, never while callbacks of a future run."""
 
 from __future__ import annotations
 
@@ -52,10 +49,8 @@ class ProgramHandle:
         """Does nothing here; backends for paid APIs generate `n_tokens` tokens beyond a stop."""
 
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
-        """Send `ops` to run after those sent before. last: no more ops follow. Returns at once.
-
-        RuntimeLost: the server is gone. BadProgram: the program is closed. BadMessage: larger than the server allows.
-        """
+        """Send `ops` to run after those sent before. last: no more ops follow. RuntimeLost: the server is gone.
+        BadProgram: the program is closed. BadMessage: larger than the server allows."""
         self._futures.submit(tuple(ops), last)
 
     def future(self, ref: int) -> ValueFuture[wire.Value]:
@@ -63,17 +58,12 @@ class ProgramHandle:
         return self._futures.future(ref)
 
     def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
-        """Call `callback` on the I/O thread with each piece of text of the streaming gen `ref`, from the first one on.
-
-        It must not block. An exception in it fails the future of `ref`.
-        """
+        """Call `callback`, which must not block, on the I/O thread with each piece of text of the streaming gen `ref`,
+        from the first one on. An exception in it fails the future of `ref`."""
         self._futures.on_delta(ref, callback)
 
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
-        """Call `callback` on the I/O thread with each Called of `ref`. Call it before `ref` is submitted.
-
-        It must not block. An exception in it fails the future of `ref`.
-        """
+        """The same for each Called of `ref`. Call it before `ref` is submitted."""
         self._futures.on_call(ref, callback)
 
     def cancel(self) -> None:

@@ -54,11 +54,8 @@ class Guided(NamedTuple):
 
 
 class LapTimer:
-    """CPU seconds of this thread between laps, accurate to SLOW / 4.
-
-    The CPU clock is a system call, at which a busy machine tends to switch processes. So it is read only when the wall
-    clock, which needs no call, shows that enough time has passed.
-    """
+    """CPU seconds of this thread between laps, accurate to SLOW / 4. The CPU clock is a system call, at which a busy
+    machine tends to switch processes, so it is read only when enough time has passed on the wall clock."""
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.perf_counter(), time.thread_time()
@@ -182,11 +179,8 @@ class Guides:
     def masks(self, requests: Sequence[Request | DraftPosition], logits: Tensor | None = None) -> Masks | None:
         """The masks of the rows that sample for `requests`; None where no row needs one. Asynchronous on a GPU.
 
-        logits: of these rows, where the host has them. A row that takes the best token, and whose best token is
-        allowed, needs no mask: checking one token costs a fifth of a mask.
-
-        A guide follows its request's draft and is rolled back at the end. Where it is known what a row samples, the
-        rows below all other tokens are unreachable and get no mask.
+        logits: of these rows, where the host has them. A row whose best token is taken, and allowed, needs no mask:
+        checking one token costs a fifth of a mask. Neither do rows below tokens that are known not to be sampled.
         """
         guided = [i for i, r in enumerate(requests) if r.guide is not None]
         if not guided:

@@ -51,11 +51,8 @@ class InFlightStep(NamedTuple):
 
 
 class EngineLoop:
-    """One model, its pages, and the requests that run on them.
-
-    `take` orders, then `step` until the scheduler is idle; or call `run`. If the model fails in a step, the requests of
-    that step fail together and the others go on.
-    """
+    """One model, its pages, and the requests that run on them. `take` orders, then `step` until the scheduler is idle;
+    or call `run`. If the model fails in a step, the requests of that step fail together and the others go on."""
 
     def __init__(
         self, config: Config, model: Model, resolved: Resolved, clock: Callable[[], float] = time.monotonic,
@@ -127,12 +124,9 @@ class EngineLoop:
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     def run(self, link: ServerLink) -> None:
-        """THE loop, until the link ends.
-
-        With a GPU, the next step is launched before the present one is complete, where it can be planned without the
-        tokens that the present one samples (`Scheduler.plan_ahead`). While the GPU computes, the last report is sent
-        and new requests are taken; orders that concern running requests are deferred to the end of the step.
-        """
+        """THE loop, until the link ends. With a GPU, the next step is launched before the present one is complete,
+        where `Scheduler.plan_ahead` allows. While the GPU computes, the last report is sent and new requests are taken;
+        other orders are deferred to the end of the step."""
         link.watch(self.guides.wake)
         link.send([self.ready])
         deferred: list[wire.EngineCommand] = []

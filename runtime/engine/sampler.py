@@ -32,11 +32,8 @@ _MAX_TOP_K = 2**31 - 1  # no vocabulary is larger
 
 
 class PendingSample(NamedTuple):
-    """What a step samples, perhaps before the device has computed it.
-
-    ids: int64 [n_sampled] on the device; None where the host knows them already, or there are none. read: wait for the
-    result.
-    """
+    """What a step samples, perhaps before the device has computed it. ids: int64 [n_sampled] on the device; None where
+    the host knows them already, or there are none. read: wait for the result."""
 
     ids: Tensor | None
     read: Callable[[], Result]

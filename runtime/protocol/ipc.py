@@ -1,8 +1,8 @@
 """Local ZeroMQ sockets, and their limits.
 
 A server listens with one ROUTER on ipc://<path>, each client has one DEALER, and an engine is connected by a PAIR. Only
-the user who started the server can connect: the directory of the socket has mode 0700, and libzmq rejects peers of
-other users (IPC_FILTER_UID). libzmq also disconnects a peer whose message is larger than `max_message`.
+the user who started the server can connect: the directory has mode 0700, and libzmq rejects peers of other users. It
+also disconnects a peer whose message is larger than `max_message`.
 """
 
 from __future__ import annotations
@@ -84,10 +84,8 @@ def _probe(path: Path) -> None:
 
 
 def listen(context: Context, path: Path, max_message: int) -> tuple[Socket, Lock]:
-    """A ROUTER bound to `path`, and the lock of the path.
-
-    The socket file of a dead server is replaced. ConfigError: a server listens there, or others can access the path.
-    """
+    """A ROUTER bound to `path`, and the lock of the path. The socket file of a dead server is replaced. ConfigError: a
+    server listens there, or others can access the path."""
     where = address(path)
     private_directory(path.parent)
     lock = Lock(path)
@@ -150,11 +148,8 @@ def connect(context: Context, path: Path) -> tuple[Socket, Socket]:
 
 
 def child_path(path: Path, kind: str) -> Path:
-    """A new path beside the server's socket, for the socket of a child process. kind: "e" engine, "c" preflight.
-
-    The path is random: a child of a killed server may still try to connect for a while, and a PAIR that it reached
-    would accept no other peer, not even after the child is gone (libzmq 4.3).
-    """
+    """A new path beside the server's socket, for the socket of a child process. kind: "e" engine, "c" preflight. It is
+    random, because a PAIR that a killed server's child reached would accept no other peer (libzmq 4.3)."""
     return path.with_name(f"{path.name}.{kind}-{secrets.token_hex(3)}")
 
 

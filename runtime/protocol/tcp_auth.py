@@ -1,8 +1,7 @@
 """Encrypted tcp:// sockets for clients on other machines, with CURVE.
 
-The server has a key pair (`banyan keys DIR`). A client must know the public key, so nobody can impersonate the server.
-Clients are identified by the access token that they send over the encrypted connection; their own keys are made for one
-connection. In all else the sockets are those of ipc.py.
+The server has a key pair (`banyan keys DIR`), whose public key clients must know. They are identified by the access
+token that they send encrypted. In all else the sockets are those of ipc.py.
 """
 
 from __future__ import annotations

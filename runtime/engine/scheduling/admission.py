@@ -21,11 +21,8 @@ FIRST_ROWS = 16.0  # initial value of StepTime.free_rows
 
 
 class AdmittedProgram:
-    """A program that has run.
-
-    shared    the prefix that was in the tree before it came: length in whole pages' tokens, and a hash
-    n_own     its tokens beyond that prefix, if all of them are in the tree
-    """
+    """A program that has run. shared: the prefix that was in the tree before it came: length in whole pages' tokens,
+    and a hash. n_own: its tokens beyond that prefix, if all of them are in the tree."""
 
     def __init__(self, rank: tuple[float, ...], shared: tuple[int, int]) -> None:
         self.rank, self.shared = rank, shared

@@ -193,11 +193,8 @@ class ProgramOrder(QueueOrder):
 
 
 class PrefixOrder(QueueOrder):
-    """The longest prefix in the tree first.
-
-    Each request is matched once. When a prompt is published, the requests whose prompts are its neighbors in sorted
-    order are updated. An eviction is noticed when its request comes first.
-    """
+    """The longest prefix in the tree first. Each request is matched once. When a prompt is published, its neighbors in
+    sorted order are updated. An eviction is noticed when its request comes first."""
 
     def __init__(self, n_matched: Callable[[Request], int]) -> None:
         self._n_matched = n_matched

@@ -123,12 +123,10 @@ class Request:
 
 
 class Work(NamedTuple):
-    """What one request does in one step: compute tokens start .. start + n_new into the pages of its lease.
-
-    draws: the last row samples the next token. n_scored: number of tokens from `score_at` on that get their logprob.
-    draft: tokens computed after the last one, each of whose rows samples too. parents: for each draft token the index
-    of the draft token it follows, always a lower one, or -1 for the text; () where each follows the one before it.
-    """
+    """What one request does in one step: compute tokens start .. start + n_new into the pages of its lease. draws: the
+    last row samples the next token. n_scored: number of tokens from `score_at` on that get their logprob. draft: tokens
+    computed after the last one, each of whose rows samples too. parents: for each draft token the index of the draft
+    token it follows, always a lower one, or -1 for the text; () where each follows the one before it."""
 
     request: Request
     lease: Lease
@@ -165,9 +163,8 @@ def make_work(request: Request, n_new: int) -> Work:
 
 
 class Plan(NamedTuple):
-    """One step. It first does the moves between device and host memory, in order, then the copies (source page,
-    destination page, n_slots), then computes the works. is_ahead: it was planned while the step before it was computed,
-    so a work may start with a token that is not known yet."""
+    """One step: moves between device and host memory, in order, then copies (source page, destination page, n_slots),
+    then works. is_ahead: planned while the step before it was computed, so a work may start with an unknown token."""
 
     works: tuple[Work, ...]
     copies: tuple[tuple[int, int, int], ...] = ()
@@ -181,12 +178,9 @@ class Plan(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What the model gave for a plan.
-
-    ids: for each work that samples, in order, one token, and one more per token of its draft. logprobs: by rid, one
-    entry per such token, where requested. scores: by rid, the logprobs of the step's scored tokens; tops: the same with
-    alternatives, where requested.
-    """
+    """What the model gave for a plan. ids: for each work that samples, in order, one token, and one more per token of
+    its draft. logprobs: by rid, one entry per such token, where requested. scores: by rid, the logprobs of the step's
+    scored tokens; tops: the same with alternatives, where requested."""
 
     ids: list[int]
     logprobs: dict[int, list[TopLogprobs]]

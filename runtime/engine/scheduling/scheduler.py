@@ -109,10 +109,8 @@ class Scheduler:
     # ---- plan ------------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> Plan | None:
-        """The next step, or None where there is nothing to do. now: seconds; only differences count.
-
-        Claims pages through leases, evicts and retracts. Counts move in `commit`.
-        """
+        """The next step, or None where there is nothing to do. now: seconds; only differences count. Claims pages,
+        evicts and retracts. Counts move in `commit`."""
         if self.cache.quarantined and not self.running:
             self.cache.readmit()  # otherwise a request alone might not fit
         n_decoding = sum(request.n_computed >= request.n_submitted for request in self.running)
@@ -125,11 +123,8 @@ class Scheduler:
 
     def plan_ahead(self, inflight: Plan, now: float) -> Plan | None:
         """The step after one that is still being computed, planned by counts alone. None where counts do not suffice or
-        there is nothing to do; then call `plan` once `inflight` is committed.
-
-        A request that ends with the token being sampled has one row too many in this step, and `commit` ignores it. Its
-        KV goes into a slot behind the text, which the slot's next owner overwrites before reading it.
-        """
+        there is nothing to do. A request that ends with the token being sampled has one row too many in this step,
+        which `commit` ignores; its KV goes into a slot behind the text."""
         if inflight.is_ahead:
             self._step_time.note(now, inflight.n_rows)  # the step before it has been committed, so it starts now
         current = [work for work in inflight.works if work.is_current]
@@ -147,8 +142,7 @@ class Scheduler:
 
     def _can_plan_ahead(self, work: Work) -> bool:
         """Whether the request's next work is independent of the token being sampled: of how much of a draft is
-        accepted, of what a constraint then forces, and of what a drafter would propose. It also needs its pages; if
-        there are none, a request may end with this step and free some."""
+        accepted, what a constraint then forces, and what a drafter would propose. It also needs its pages."""
         request, n_pending = work.request, work.n_pending
         if work.draft or work.n_scored:
             return False
@@ -288,11 +282,8 @@ class Scheduler:
         return self.cache.tree.match(root, request.ids.tobytes(), request.n_reusable)[1] if root else 0
 
     def _is_being_computed(self, request: Request, n_cached: int) -> bool:
-        """Whether this step computes more of the request's prefix than the tree has.
-
-        A running request that still prefills when waiting ones are considered ends its prefill in this step: the budget
-        has tokens left, so it got all it needed. The wait is therefore one step, whatever happens to the other request.
-        """
+        """Whether this step computes more of the request's prefix than the tree has. The wait is one step: as the
+        budget has tokens left for waiting requests, every running one ends its prefill in this step."""
         if not self.cache.enabled or n_cached >= request.n_reusable:
             return False
         if (found := self.cache.in_flight.find(request.run.ids, request.run.namespace)) is None:

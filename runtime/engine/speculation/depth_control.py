@@ -43,9 +43,7 @@ MEMORY, LONG_MEMORY = 0.9, 0.998
 MAX_CREDIT = 4
 """Most right tokens counted for one draft whose tokens are all uncertain, so that a long one does not dominate."""
 LEVELS = 0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05  # thresholds that are tried
-MIN_SPEEDUP, MIN_MODEL_SPEEDUP = 1.03, 1.1
-"""See the module. The second is larger because a model's passes certainly take their time, whereas gains are
-guesses."""
+MIN_SPEEDUP, MIN_MODEL_SPEEDUP = 1.03, 1.1  # see the module; a model's passes certainly cost, and gains are guesses
 MAX_MISSES = 4  # proposals in a row that were not worth computing, after which drafters are asked less often
 MAX_PAUSE = 32
 """Most steps without asking for a request; and as many more where that lets steps be planned ahead (`can_skip`)."""
@@ -187,10 +185,8 @@ class DepthController:
         return n
 
     def can_skip(self, request: Request) -> bool:
-        """Whether the next step may have no draft for the request, so that it can be planned ahead.
-
-        A request that is asked about less often waits up to MAX_PAUSE steps longer. In a large batch it would otherwise
-        be some request's turn in every step; so they are asked about together."""
+        """Whether the next step may have no draft for the request, so that it can be planned ahead. A request that is
+        asked about less often waits up to MAX_PAUSE steps longer, so that many are asked about in one step."""
         return not self.drafters or self._n_steps + 1 < self._next_ask.get(request.rid, -MAX_PAUSE) + MAX_PAUSE
 
     def skip_step(self) -> None:
@@ -266,8 +262,7 @@ class DepthController:
 
     def _lengths(self, branches: Sequence[DraftBranch], threshold: float, n: int, share: float) -> list[int]:
         """How many tokens of each branch to compute. The most likely branch is computed to its end where the drafter
-        knew no more (it could have proposed n) and the expected cost of the rest is below that of the step it may
-        spare. share: one request's share of a step, in seconds."""
+        knew no more (it could have proposed n) and that may spare a step of `share` seconds for less."""
         lengths = [branch.length(threshold) for branch in branches]
         first = branches[0]
         n_left = len(first.tokens) - lengths[0]

@@ -30,11 +30,8 @@ class Proposal(NamedTuple):
 
 
 class Drafter:
-    """Proposes continuations of outputs. Forgets a request at `end`.
-
-    cost: of a drafter that runs a model: seconds of one pass, by requests and by rows to catch up with. It is asked
-    only where that pays. None: a proposal costs next to nothing.
-    """
+    """Proposes continuations of outputs. cost: of one pass of a drafter that runs a model, in seconds by requests and
+    by rows to catch up with; it is asked only where that pays. None: a proposal costs next to nothing."""
 
     name: str
     n_kinds: int

@@ -60,12 +60,9 @@ class NgramIndex:
                 yield numbers[(value + salt * factor & _WORD) >> shift] - 1
 
     def put(self, pieces: Sequence[Piece]) -> None:
-        """Index all pieces, later ones over earlier ones. All have the same number of salts. One call for many pieces
-        costs little more than for one.
-
-        The n-grams that begin before a piece's first token are hashed over whatever comes before it in the joined
-        array. Leaving them out would cost more than a lookup that finds one, as the caller compares the tokens.
-        """
+        """Index all pieces, later ones over earlier ones. All have the same number of salts. The n-grams that begin
+        before a piece's first token are hashed over whatever comes before it in the joined array: leaving them out
+        would cost more than a lookup that finds one."""
         longest = self.orders[0]
         joined, lengths, numbers = array("i", bytes(longest * array("i").itemsize)), list[int](), list[int]()
         for ids, start, stop, _, base in pieces:

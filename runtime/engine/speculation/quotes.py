@@ -46,8 +46,7 @@ FORESEEN = 0.8
 class _QuoteRule(NamedTuple):
     """lead: tokens between the key and the quote. left, right: plain context in the prompt. is_plain: the quote is
     copied in its plain form. following: tokens that came after the quote, the latest first. weight: words in left and
-    right. last: the last quote, plain. has_right: a quote may itself contain `right`. is_shared: learned from several
-    texts."""
+    right. last: the last quote, plain. has_right: a quote may contain `right`. is_shared: from several texts."""
 
     lead: array[int]
     left: str
