@@ -72,11 +72,8 @@ class ChildProcess:
             raise
         finally:
             os.close(alive)
+        self.pid = self.process.pid
         self._end = weakref.finalize(self, _end, self.process, write_end, directory)  # also runs at exit
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
 
     @property
     def is_alive(self) -> bool:

@@ -81,7 +81,7 @@ class Client:
         self._programs: dict[int, ProgramFutures] = {}
         self._admitted: dict[int, ProgramFutures] = {}  # at most welcome.max_programs; 0: any number
         self._waiting: OrderedDict[int, ProgramFutures] = OrderedDict()  # for admission
-        self._templates: dict[int, ProgramTemplate] = {}
+        self.templates: dict[int, ProgramTemplate] = {}  # by number
         self._answers: dict[int, ValueFuture[wire.Answer]] = {}
         # Programs and templates of a lost connection keep their numbers here, so new numbers start above them.
         self._numbers, self._ask_ids = itertools.count(loop.n_lost << 32), itertools.count()
@@ -152,17 +152,13 @@ class Client:
 
     def define_as(self, number: int, template: ProgramTemplate) -> None:
         """Define a template under a number of a lost connection, or of a deleted template."""
-        self._templates[number] = template
+        self.templates[number] = template
         self.send(wire.encode(wire.Define(number, template.ops)))
 
     def undefine(self, number: int) -> None:
         """Delete a template. Safe in a finalizer."""
-        if self._templates.pop(number, None) is not None and self._pid == os.getpid():
+        if self.templates.pop(number, None) is not None and self._pid == os.getpid():
             self.send(wire.encode(wire.Undefine(number)))
-
-    def template(self, number: int) -> ProgramTemplate | None:
-        """The template defined under this number, if any."""
-        return self._templates.get(number)
 
     def ask(
         self,
@@ -349,8 +345,6 @@ class _ClientLoop:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.clients: dict[ServerAddress, Client] = {}
         self.n_lost = 0  # lost connections that had durable programs
-        # Held while messages are handled and during a fork, so that no future is half resolved in the child.
-        self.busy = threading.RLock()
         self._calls: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poller = zmq.Poller()
@@ -429,7 +423,7 @@ class _ClientLoop:
         while not self._is_stopping:
             timeout = int(max(0.0, next_heartbeat - time.monotonic()) * 1000) + 1 if self.clients else None
             ready = dict(self._poller.poll(timeout))
-            with self.busy:
+            with _busy:
                 self._serve(ready)
                 if time.monotonic() >= next_heartbeat:
                     next_heartbeat = time.monotonic() + ipc.HEARTBEAT
@@ -462,6 +456,8 @@ class _ClientLoop:
 
 
 _connecting = threading.Lock()
+_busy = threading.RLock()
+"""Held while messages are handled and during a fork, so that no future is half resolved in the child."""
 
 
 def _reset_in_forked_child() -> None:
@@ -469,16 +465,7 @@ def _reset_in_forked_child() -> None:
     loop, _ClientLoop.current, _connecting = _ClientLoop.current, None, threading.Lock()
     for client in () if loop is None else loop.clients.values():
         client.lose_in_forked_child()
-
-
-def _before_fork() -> None:
-    if _ClientLoop.current is not None:
-        _ClientLoop.current.busy.acquire()
-
-
-def _after_fork() -> None:
-    if _ClientLoop.current is not None:
-        _ClientLoop.current.busy.release()
+    _busy.release()
 
 
 def _stop_at_exit() -> None:
@@ -486,5 +473,5 @@ def _stop_at_exit() -> None:
         _ClientLoop.current.stop()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_reset_in_forked_child)
+os.register_at_fork(before=_busy.acquire, after_in_parent=_busy.release, after_in_child=_reset_in_forked_child)
 atexit.register(_stop_at_exit)

@@ -147,8 +147,7 @@ class ProgramFutures:
             self._connection.call(partial(self._connection.forget_if_over, self.number))
 
     def _template(self, number: int) -> ProgramTemplate:
-        template = self._connection.template(number)
-        if template is None:
+        if (template := self._connection.templates.get(number)) is None:
             raise BadProgram(f"template {number} is not defined", program=self.name)
         return template
 
@@ -212,8 +211,7 @@ class ProgramFutures:
 
     def future(self, ref: int) -> ValueFuture[wire.Value]:
         with self._lock:
-            future = self._futures.get(ref)
-            if future is None:
+            if (future := self._futures.get(ref)) is None:
                 future = self._futures[ref] = ValueFuture()
                 if self._failure is not None:
                     future.set_exception(self._failure(*self._sources.get(ref, ("", ""))))
@@ -247,7 +245,7 @@ class ProgramFutures:
         with self._lock:
             self._is_admitted = True
             # Templates that were deleted while the program waited are defined again for its messages.
-            deleted = [number for number in self._templates if self._connection.template(number) is None]
+            deleted = [number for number in self._templates if number not in self._connection.templates]
             for number in deleted:
                 self._connection.define_as(number, self._templates[number])
             for data in self._queued:

@@ -210,7 +210,7 @@ def test_a_message_on_its_way_does_not_hide_that_a_program_was_cancelled(join: J
     c = join(step_ms=5)
     program = c.program()
     asked = program.future(7)  # of what was never submitted
-    with c._loop.busy:  # the I/O thread is between two messages
+    with clients._busy:  # the I/O thread is between two messages
         program.cancel()
         c.forget_if_over(program.number)  # what it does with the next one
     with pytest.raises(Cancelled):
