@@ -1,8 +1,5 @@
-"""The options of a runtime: one frozen, typed struct. An unknown option is an error; `resolve` replaces each "auto".
-
-`Runtime(...)`, `banyan serve` and the processes all use this struct. A command-line flag is a field here (`--kv-memory`
-is `Config.kv_memory`) with its help text; there is no other list of options.
-"""
+"""The options of a runtime: one frozen, typed struct for `Runtime(...)`, `banyan serve` and the processes. A
+command-line flag is a field here (`--kv-memory` is `Config.kv_memory`) with its help text."""
 
 from __future__ import annotations
 
@@ -129,11 +126,9 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What `resolve` needs to know about the model.
-
-    kv_elements: numbers stored per token in all layers, K and V. kv_beside: how many of them belong to draft models,
-    which keep them in dtype. kv_heads: heads of the model itself, K and V, all layers; 8-bit KV has a scale for each.
-    """
+    """What `resolve` needs to know about the model. kv_elements: numbers stored per token in all layers, K and V.
+    kv_beside: how many of them belong to draft models, which keep them in dtype. kv_heads: heads of the model itself,
+    K and V, all layers; 8-bit KV has a scale for each."""
 
     name: str
     max_context: int
@@ -263,11 +258,8 @@ def parse_bytes(text: str) -> int:
 
 
 def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
-    """Replace each "auto". A pure function. OutOfMemory: the KV memory does not hold one context.
-
-    The default KV memory is 80 % (GPU) or 40 % (CPU) of what is free after the weights, but at most 64 full contexts:
-    a larger pool only makes the start slower.
-    """
+    """Replace each "auto". OutOfMemory: the KV memory does not hold one context. Its default is 80 % (GPU) or 40 %
+    (CPU) of what is free after the weights, but at most 64 full contexts: more only makes the start slower."""
     device: Literal["cpu", "cuda"] = ("cuda" if hardware.gpu else "cpu") if config.device == "auto" else config.device
     if device == "cuda" and not hardware.gpu:
         raise ConfigError("device is 'cuda', but torch sees no GPU here; use device='cpu' or install a CUDA build")

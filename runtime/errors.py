@@ -86,13 +86,9 @@ class BadMessage(BanyanError, code="bad_message"): ...
 
 
 class ProgramError(BanyanError, code="program"):
-    """A program failed.
-
-    program: its name. line: "file.py:12", where the failed piece was appended. gen: the variable of the failed gen.
-    prompt_tail: the last characters of the prompt at that point. All are "" if unknown. attempts: how often the gen was
-    tried. usage: the tokens of the program so far, a `wire.TokenUsage`; None if unknown. The `__cause__` is the error
-    behind it, if any.
-    """
+    """A program failed. program: its name. line: "file.py:12", where the failed piece was appended. gen: the variable
+    of the failed gen. prompt_tail: the last characters of the prompt at that point. All are "" if unknown. attempts:
+    how often the gen was tried. usage: the tokens of the program so far, a `wire.TokenUsage`; None if unknown."""
 
     attempts = 1
     usage: Any = None
@@ -193,10 +189,8 @@ class ReplayMismatch(ProgramError, code="replay_mismatch"): ...
 
 
 class BatchError(ProgramError, code="batch_error"):
-    """Some items of a batch failed. Raised in the user's process only, after all have ended.
-
-    errors: index of the item -> its error. results: the states of all items in order, failed ones included.
-    """
+    """Some items of a batch failed. Raised in the user's process only, after all have ended. errors: index of the item
+    -> its error. results: the states of all items in order, failed ones included."""
 
     def __init__(
         self, message: str, *, errors: dict[int, BaseException] | None = None, results: Sequence[Any] = (), **where: str
@@ -206,10 +200,8 @@ class BatchError(ProgramError, code="batch_error"):
 
 
 def from_code(code: str, message: str, **where: Any) -> BanyanError:
-    """The error with this code. An unknown code, from a newer peer, gives a BanyanError with the code in its message.
-
-    where: program, line, gen, prompt_tail; only for ProgramErrors.
-    """
+    """The error with this code; for an unknown one, from a newer peer, a BanyanError. where: program, line, gen,
+    prompt_tail; only for ProgramErrors."""
     classes: list[type[BanyanError]] = [BanyanError]
     for cls in classes:
         if cls.code == code:
@@ -220,11 +212,8 @@ def from_code(code: str, message: str, **where: Any) -> BanyanError:
 
 @contextmanager
 def rust_panics_as(error: type[BanyanError], what: str) -> Iterator[None]:
-    """Raise a panic of a library written in Rust as `error`. what: the start of its message.
-
-    pyo3 raises a panic as PanicException. Each library has its own class of that name, and it derives from
-    BaseException: without this, a panic passes all handlers and ends the process.
-    """
+    """Raise a panic of a library written in Rust as `error`. what: the start of its message. pyo3 raises a class of the
+    library's own, derived from BaseException, which would pass all handlers and end the process."""
     try:
         yield
     except BaseException as e:

@@ -1,9 +1,5 @@
-"""A small future.
-
-A `concurrent.futures.Future` consists of eleven objects, one of them a lock. A batch of programs holds a future for
-each generation, and they were half of what the garbage collector traversed. A ValueFuture consists of two objects and
-takes no lock.
-"""
+"""A small future: two objects and no lock, where a `concurrent.futures.Future` has eleven. A batch of programs holds a
+future for each generation, and they were half of what the garbage collector traversed."""
 
 from __future__ import annotations
 
@@ -20,11 +16,8 @@ _log = logging.getLogger("banyan")
 
 
 class ValueFuture(Generic[T]):
-    """Set once, by `set_result` or `set_exception`, from any thread. Used like a concurrent.futures.Future.
-
-    It needs no lock: the setter stores the outcome and then looks for callbacks, and `add_done_callback` adds the
-    callback and then looks for the outcome. So at least one of them sees the other.
-    """
+    """Set once, from any thread. Used like a concurrent.futures.Future. It needs no lock: the setter stores the outcome
+    and then looks for callbacks; `add_done_callback` adds the callback and then looks for the outcome."""
 
     __slots__ = ("_callbacks", "_error", "_is_done", "_value")
 

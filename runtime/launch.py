@@ -1,11 +1,8 @@
 """Starts child processes (a server of this process, an engine of that server) and ends them with their parent.
 
-A child ends with its parent in three independent ways. The alive pipe: the parent holds the only write end, so when the
-parent ends in any way (also by kill -9), the child's loop sees EOF. close(): called at the exit of the parent's
-interpreter. And PR_SET_PDEATHSIG of the kernel. Children run in their own session, so Ctrl-C in a terminal reaches only
-the user's process, which then ends them.
-
-A child reports on its ready pipe, with one line of JSON, that it is ready or why it could not start.
+A child ends with its parent in three independent ways: EOF of the alive pipe, of which the parent holds the only write
+end; close(), called at the exit of the parent's interpreter; and PR_SET_PDEATHSIG of the kernel. Children run in their
+own session, so Ctrl-C in a terminal reaches only the user's process, which then ends them.
 """
 
 from __future__ import annotations
@@ -75,11 +72,8 @@ class ChildProcess:
             raise
         finally:
             os.close(alive)
+        self.pid = self.process.pid
         self._end = weakref.finalize(self, _end, self.process, write_end, directory)  # also runs at exit
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
 
     @property
     def is_alive(self) -> bool:
@@ -117,22 +111,19 @@ class ServerProcess(ChildProcess):
 
 
 def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVER) -> ServerProcess:
-    """Start a server and wait until its engine is ready. With an empty `config.socket` the server is private: it gets
-    a socket in a new directory, which is removed when it ends.
-
-    Raises the server's error (ConfigError, ModelNotFound, OutOfMemory ...). RuntimeLost, with the end of its stderr: it
-    died without an error, or is not ready within `timeout` seconds.
-    """
+    """Start a server and wait until its engine is ready. With an empty `config.socket` it gets a private one in a new
+    directory, which is removed when it ends. Raises the server's error (ConfigError, ModelNotFound, OutOfMemory ...).
+    RuntimeLost: it died without an error, or is not ready within `timeout` seconds."""
     if config.socket.startswith("tcp:"):
         raise ConfigError(f"socket is {config.socket}, and must be a path; `bind` is what listens on tcp")
     private = not config.socket
     path = configs.private_socket() if private else Path(config.socket).absolute()
     config = msgspec.structs.replace(config, socket=str(path))
-    ready, write_end = os.pipe()
-    # The output of a quiet server is shown only if it does not start.
-    log = tempfile.TemporaryFile() if config.log == "quiet" else None  # noqa: SIM115
-    server: ServerProcess | None = None
-    try:
+    with contextlib.ExitStack() as stack:
+        ready, write_end = os.pipe()
+        stack.callback(os.close, ready)
+        # The output of a quiet server is shown only if it does not start.
+        log = stack.enter_context(tempfile.TemporaryFile()) if config.log == "quiet" else None
         try:
             options = ["--config", msgspec.json.encode(config).decode(), "--ready-fd", str(write_end)]
             options += ["--private"] if private else []
@@ -140,16 +131,11 @@ def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVE
             server = ServerProcess([*command, *options], pass_fds=(write_end,), stderr=log, directory=directory)
         finally:
             os.close(write_end)
-        server.socket = path
-        server.report = _await_report(server, ready, time.monotonic() + timeout, log).lines
-    except BaseException:
-        if server is not None:
+        try:
+            server.socket, server.report = path, _await_report(server, ready, time.monotonic() + timeout, log).lines
+        except BaseException:
             server.close()
-        raise
-    finally:
-        os.close(ready)
-        if log is not None:
-            log.close()
+            raise
     return server
 
 

@@ -1,9 +1,7 @@
 """Waits that Ctrl-C interrupts.
 
-A signal wakes a sleeping thread. But if it arrives just before the main thread sleeps, Python only records it, and its
-handler runs after the sleep, which may be when everything is done (5 of 105 interrupts of a batch on a busy machine).
-The gap cannot be closed from within one sleep, so the main thread sleeps in short slices. asyncio loops do not need
-this: a signal writes to a socket that they poll.
+A signal that arrives just before the main thread sleeps is only recorded, and its handler runs after the sleep (5 of
+105 interrupts of a batch on a busy machine). So the main thread sleeps in short slices. asyncio loops do not need this.
 """
 
 from __future__ import annotations
@@ -17,10 +15,8 @@ NAP = 0.2
 
 
 def naps(timeout: float | None = None) -> Iterator[float | None]:
-    """Durations to sleep, one after another, until `timeout` seconds have passed; None: forever. At least one.
-
-    On threads other than the main thread, which get no signals, it is one duration: `timeout`.
-    """
+    """Durations to sleep, one after another, until `timeout` seconds have passed; None: forever. On threads other than
+    the main thread, which get no signals, it is one duration."""
     if threading.current_thread() is not threading.main_thread():
         yield timeout
         return

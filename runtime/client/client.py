@@ -1,13 +1,7 @@
 """Client side of the protocol: one connection per process and server, and one I/O thread per process.
 
-    client = connect(path)
-    program = client.program("qa")
-    program.submit([Append(0, ("Hello",)), Gen(0, ref=0)])
-    program.future(0).result()
-
 All methods may be called from any thread. Only `connect`, `ask` and a future's `result` block. Every future resolves:
-to a value, to the error of its program, or to RuntimeLost if the server is gone. A forked child has no connection and
-must make its own.
+to a value, to the error of its program, or to RuntimeLost if the server is gone. A forked child must connect itself.
 """
 
 from __future__ import annotations
@@ -18,7 +12,7 @@ import itertools
 import os
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,9 +21,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import zmq
 
-from banyan.runtime.client.admission import Admission
-from banyan.runtime.client.program_futures import ProgramFutures
-from banyan.runtime.client.program_handle import ProgramHandle
+from banyan.runtime.client.program_futures import ProgramFutures, ProgramHandle
 from banyan.runtime.config import SERVER_KEY, TOKEN
 from banyan.runtime.errors import BadMessage, BanyanError, ConnectFailed, RuntimeLost
 from banyan.runtime.future import ValueFuture
@@ -45,9 +37,8 @@ def connect(path: str | Path, timeout: float = 10.0, token: str = "", server_key
     """This process's client for the server at `path`, or at tcp://HOST:PORT. The first call makes the connection.
 
     token: the access token, if the server asks for one. server_key: for tcp:// only, the server's public key or the
-    file that contains it. Defaults: the environment variables BANYAN_TOKEN and BANYAN_SERVER_KEY. ConnectFailed: there
-    is no such socket, nobody answers within `timeout` seconds, the token or key is wrong, or the server speaks another
-    version of the protocol.
+    file that contains it. Defaults: the environment variables BANYAN_TOKEN and BANYAN_SERVER_KEY. ConnectFailed says
+    what is wrong.
     """
     token = token or os.environ.get(TOKEN, "")
     if str(path).startswith("tcp://"):
@@ -88,7 +79,9 @@ class Client:
         self.address, self.path, self.lost, self._pid = address, address.path, None, os.getpid()
         self._loop, self._lock = loop, threading.Lock()
         self._programs: dict[int, ProgramFutures] = {}
-        self._templates: dict[int, ProgramTemplate] = {}
+        self._admitted: dict[int, ProgramFutures] = {}  # at most welcome.max_programs; 0: any number
+        self._waiting: OrderedDict[int, ProgramFutures] = OrderedDict()  # for admission
+        self.templates: dict[int, ProgramTemplate] = {}  # by number
         self._answers: dict[int, ValueFuture[wire.Answer]] = {}
         # Programs and templates of a lost connection keep their numbers here, so new numbers start above them.
         self._numbers, self._ask_ids = itertools.count(loop.n_lost << 32), itertools.count()
@@ -103,7 +96,6 @@ class Client:
         except BaseException:
             self.close_sockets()
             raise
-        self._admission = Admission(self.welcome.max_programs)
         # Registered here and not on the I/O thread, so that the next `connect` does not make a second connection.
         loop.clients[address] = self
         loop.call(partial(loop.add, self))
@@ -145,16 +137,14 @@ class Client:
         return ProgramHandle(program)
 
     def define(self, template: ProgramTemplate) -> int:
-        """Define a template on the server. Returns its number, for a Use in any program of this client.
-
-        BadMessage: larger than the server allows.
-        """
+        """Define a template on the server. Returns its number, for a Use in any program of this client. BadMessage:
+        larger than the server allows."""
         self.check()
         number = next(self._numbers)
         n_bytes = len(wire.encode(wire.Define(number, template.ops)))
-        if n_bytes > self.max_message:
+        if n_bytes > (most := self.welcome.max_message):
             raise BadMessage(
-                f"this template takes {n_bytes} bytes, and the server takes {self.max_message} at once; "
+                f"this template takes {n_bytes} bytes, and the server takes {most} at once; "
                 "pass the large texts as arguments, or start it with a larger max_message"
             )
         self.define_as(number, template)
@@ -162,17 +152,13 @@ class Client:
 
     def define_as(self, number: int, template: ProgramTemplate) -> None:
         """Define a template under a number of a lost connection, or of a deleted template."""
-        self._templates[number] = template
+        self.templates[number] = template
         self.send(wire.encode(wire.Define(number, template.ops)))
 
     def undefine(self, number: int) -> None:
         """Delete a template. Safe in a finalizer."""
-        if self._templates.pop(number, None) is not None and self._pid == os.getpid():
+        if self.templates.pop(number, None) is not None and self._pid == os.getpid():
             self.send(wire.encode(wire.Undefine(number)))
-
-    def template(self, number: int) -> ProgramTemplate | None:
-        """The template defined under this number, if any."""
-        return self._templates.get(number)
 
     def ask(
         self,
@@ -181,10 +167,8 @@ class Client:
         limit: int = 0,
         since: int = -1,
     ) -> Any:
-        """The server's answer to a question outside any program (see wire.Ask), decoded from JSON.
-
-        BanyanError: the server refused, with its message. RuntimeLost: no answer within `timeout` seconds.
-        """
+        """The server's answer to a question outside any program (see wire.Ask), decoded from JSON. BanyanError: the
+        server refused. RuntimeLost: no answer within `timeout` seconds."""
         self.check()
         number = next(self._ask_ids)
         future: ValueFuture[wire.Answer] = ValueFuture()
@@ -229,12 +213,19 @@ class Client:
 
     def admit(self, program: ProgramFutures) -> bool:
         """Whether the server has room for the program. If not, its `admitted` is called once it has."""
-        return self._admission.admit(program)
+        with self._lock:
+            if self._waiting or not self._has_room():
+                self._waiting[program.number] = program
+                return False
+            self._admitted[program.number] = program
+            return True
 
-    @property
-    def max_message(self) -> int:
-        """Size limit of a message to the server, in bytes."""
-        return self.welcome.max_message
+    def _has_room(self) -> bool:
+        """If no admitted program will end by itself, waiting is useless: send the program and let the server refuse."""
+        most = self.welcome.max_programs
+        if not most or len(self._admitted) < most:
+            return True
+        return not any(program.will_end for program in self._admitted.values())
 
     # ---- called on the I/O thread ----------------------------------------------------------------------------------
 
@@ -244,10 +235,8 @@ class Client:
                 self.socket.send(data, zmq.NOBLOCK)
 
     def heartbeat(self) -> bool:
-        """Send a Ping. Returns False if the server left too many of them unanswered.
-
-        Counts heartbeats, not seconds: a process that was suspended sent none and so does not miss any.
-        """
+        """Send a Ping. Returns False if the server left too many of them unanswered: heartbeats are counted, not
+        seconds, because a process that was suspended sent none."""
         self._n_unanswered += 1
         self.send_now(wire.encode(wire.Ping()))
         return self._n_unanswered <= ipc.MAX_MISSED
@@ -275,23 +264,26 @@ class Client:
                     self.forget_if_over(message.program)
 
     def forget_if_over(self, number: int) -> None:
-        """Forget the program if it has ended."""
+        """Forget the program if it has ended, and admit waiting ones in its place."""
         program = self._programs.get(number)
         if program is None or not program.is_over:
             return
         if program.has_values_to_acknowledge:
             self.send_now(wire.encode(wire.Acknowledge(number)))
         program.fail_unresolved()
-        self._admission.leave(number)
+        admitted: list[ProgramFutures] = []
         with self._lock:
             self._programs.pop(number, None)
+            self._waiting.pop(number, None)
+            if self._admitted.pop(number, None) is not None:
+                while self._waiting and self._has_room():
+                    waiting, other = self._waiting.popitem(last=False)
+                    self._admitted[waiting] = other
+                    admitted.append(other)
+        for other in admitted:
+            other.admitted()
         if self._is_for_durables and not self._programs:
             self._loop.drop(self, "its durable programs have ended")
-
-    def abandon(self, number: int) -> None:
-        """The handle of a program was garbage collected."""
-        if program := self._programs.get(number):
-            program.close()
 
     @property
     def has_durables(self) -> bool:
@@ -315,7 +307,8 @@ class Client:
         with self._lock:
             self.lost = why
             programs, self._programs = list(self._programs.values()), {}
-        self._admission.close()
+            self._admitted.clear()
+            self._waiting.clear()
         kept = [program for program in programs if keep_durable and program.is_durable and not program.is_over]
         for program in programs:
             if program not in kept:
@@ -331,7 +324,7 @@ class Client:
 
     def lose_in_forked_child(self) -> None:
         """Called in a forked child. The locks may have been held by threads of the parent, so they are replaced."""
-        self._lock, self._admission = threading.Lock(), Admission(0)
+        self._lock = threading.Lock()
         for program in self._programs.values():
             program.renew_lock()
         self.lose("the connection stayed with the parent of this forked process; connect in this process")
@@ -352,8 +345,6 @@ class _ClientLoop:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.clients: dict[ServerAddress, Client] = {}
         self.n_lost = 0  # lost connections that had durable programs
-        # Held while messages are handled and during a fork, so that no future is half resolved in the child.
-        self.busy = threading.RLock()
         self._calls: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poller = zmq.Poller()
@@ -432,7 +423,7 @@ class _ClientLoop:
         while not self._is_stopping:
             timeout = int(max(0.0, next_heartbeat - time.monotonic()) * 1000) + 1 if self.clients else None
             ready = dict(self._poller.poll(timeout))
-            with self.busy:
+            with _busy:
                 self._serve(ready)
                 if time.monotonic() >= next_heartbeat:
                     next_heartbeat = time.monotonic() + ipc.HEARTBEAT
@@ -465,6 +456,8 @@ class _ClientLoop:
 
 
 _connecting = threading.Lock()
+_busy = threading.RLock()
+"""Held while messages are handled and during a fork, so that no future is half resolved in the child."""
 
 
 def _reset_in_forked_child() -> None:
@@ -472,16 +465,7 @@ def _reset_in_forked_child() -> None:
     loop, _ClientLoop.current, _connecting = _ClientLoop.current, None, threading.Lock()
     for client in () if loop is None else loop.clients.values():
         client.lose_in_forked_child()
-
-
-def _before_fork() -> None:
-    if _ClientLoop.current is not None:
-        _ClientLoop.current.busy.acquire()
-
-
-def _after_fork() -> None:
-    if _ClientLoop.current is not None:
-        _ClientLoop.current.busy.release()
+    _busy.release()
 
 
 def _stop_at_exit() -> None:
@@ -489,5 +473,5 @@ def _stop_at_exit() -> None:
         _ClientLoop.current.stop()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_reset_in_forked_child)
+os.register_at_fork(before=_busy.acquire, after_in_parent=_busy.release, after_in_child=_reset_in_forked_child)
 atexit.register(_stop_at_exit)

@@ -1,16 +1,14 @@
-"""Client state of one program: what it sent, and the futures of its values.
-
-Any thread may submit ops and ask for futures. Messages arrive on the client's I/O thread, and only that thread resolves
-futures. The lock is held for dictionary operations only, never while callbacks of a future run.
-"""
+"""Client state of one program: what it sent, and the futures of its values, which only the client's I/O thread
+resolves. The lock is held for dictionary operations only, never while callbacks of a future run."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -19,6 +17,9 @@ from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate, ValueSource
 
+if TYPE_CHECKING:
+    from banyan.runtime.client.client import Client
+
 _PASSED = 1e-6  # seconds: stands for a deadline that has passed, as 0 would mean none
 
 MakeError = Callable[[str, str], BanyanError]
@@ -26,28 +27,58 @@ MakeError = Callable[[str, str], BanyanError]
 traceback."""
 
 
-class ClientConnection(Protocol):
-    """The methods of Client (see there) that ProgramFutures calls."""
+class ProgramHandle:
+    """The public handle of one program. Its futures outlive it. Garbage collection of the handle closes the program."""
 
-    lost: str | None
+    def __init__(self, futures: ProgramFutures) -> None:
+        self.number, self.name, self._futures = futures.number, futures.name, futures
+        # A finalizer may run while our own locks are held, so it only queues a call for the I/O thread.
+        self._finalizer = weakref.finalize(self, futures.abandon)
+        self._finalizer.atexit = False
 
     @property
-    def max_message(self) -> int: ...
-    def send(self, data: bytes) -> None: ...
-    def call(self, action: Callable[[], None]) -> None: ...
-    def check(self) -> None: ...
-    def abandon(self, number: int) -> None: ...
-    def admit(self, program: ProgramFutures) -> bool: ...
-    def template(self, number: int) -> ProgramTemplate | None: ...
-    def define_as(self, number: int, template: ProgramTemplate) -> None: ...
-    def undefine(self, number: int) -> None: ...
-    def forget_if_over(self, number: int) -> None: ...
+    def first_error(self) -> BaseException | None:
+        """The first error of one of its values, except Cancelled."""
+        return self._futures.first_error
+
+    def limit(self, limits: wire.ProgramLimits) -> None:
+        """Set the limits of the program. Call it before the first `submit`."""
+        self._futures.limits = limits
+
+    def generate_ahead(self, n_tokens: int) -> None:
+        """Does nothing here; backends for paid APIs generate `n_tokens` tokens beyond a stop."""
+
+    def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
+        """Send `ops` to run after those sent before. last: no more ops follow. RuntimeLost: the server is gone.
+        BadProgram: the program is closed. BadMessage: larger than the server allows."""
+        self._futures.submit(tuple(ops), last)
+
+    def future(self, ref: int) -> ValueFuture[wire.Value]:
+        """The future of value `ref`, before or after the op that makes it was submitted."""
+        return self._futures.future(ref)
+
+    def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
+        """Call `callback`, which must not block, on the I/O thread with each piece of text of the streaming gen `ref`,
+        from the first one on. An exception in it fails the future of `ref`."""
+        self._futures.on_delta(ref, callback)
+
+    def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
+        """The same for each Called of `ref`. Call it before `ref` is submitted."""
+        self._futures.on_call(ref, callback)
+
+    def cancel(self) -> None:
+        """Stop the program on the server. Everything unfinished fails with Cancelled at once. Idempotent."""
+        self._futures.cancel()
+
+    def close(self) -> None:
+        """Submit no more ops. The server frees the program once it has finished. Idempotent."""
+        self._futures.close()
 
 
 class ProgramFutures:
     """The futures of one program, and the messages it sends."""
 
-    def __init__(self, connection: ClientConnection, number: int, name: str) -> None:
+    def __init__(self, connection: Client, number: int, name: str) -> None:
         self._connection, self.number, self.name = connection, number, name
         self._lock = threading.Lock()
         self._futures: dict[int, ValueFuture[wire.Value]] = {}
@@ -98,10 +129,10 @@ class ProgramFutures:
             if self._failure is not None or self._is_cancelled:
                 return  # its futures raise the reason
             data = self._encode(ops, last)
-            if len(data) > self._connection.max_message:
+            if len(data) > (most := self._connection.welcome.max_message):
                 raise BadMessage(
                     f"this part of program {self.name!r} takes {len(data)} bytes, and the server takes "
-                    f"{self._connection.max_message} at once; send less text, or start it with a larger max_message"
+                    f"{most} at once; send less text, or start it with a larger max_message"
                 )
             templates = {op.template: self._template(op.template) for op in ops if isinstance(op, wire.Use)}
             for ref, name, line in _values(ops, templates):
@@ -116,8 +147,7 @@ class ProgramFutures:
             self._connection.call(partial(self._connection.forget_if_over, self.number))
 
     def _template(self, number: int) -> ProgramTemplate:
-        template = self._connection.template(number)
-        if template is None:
+        if (template := self._connection.templates.get(number)) is None:
             raise BadProgram(f"template {number} is not defined", program=self.name)
         return template
 
@@ -148,7 +178,7 @@ class ProgramFutures:
     def close(self) -> None:
         """Send the last message, unless that was done before."""
         with self._lock:
-            if self._is_closed or (self._connection.lost is not None and not self.is_durable):
+            if self._is_closed or self.is_over or (self._connection.lost is not None and not self.is_durable):
                 return
             self._is_closed = True
             if self._n_sent:
@@ -181,8 +211,7 @@ class ProgramFutures:
 
     def future(self, ref: int) -> ValueFuture[wire.Value]:
         with self._lock:
-            future = self._futures.get(ref)
-            if future is None:
+            if (future := self._futures.get(ref)) is None:
                 future = self._futures[ref] = ValueFuture()
                 if self._failure is not None:
                     future.set_exception(self._failure(*self._sources.get(ref, ("", ""))))
@@ -198,7 +227,7 @@ class ProgramFutures:
 
     def abandon(self) -> None:
         """The handle was garbage collected. Safe in a finalizer."""
-        self._connection.call(lambda: self._connection.abandon(self.number))
+        self._connection.call(self.close)
 
     def renew_lock(self) -> None:
         """In a forked child: a thread of the parent may have held the lock."""
@@ -216,7 +245,7 @@ class ProgramFutures:
         with self._lock:
             self._is_admitted = True
             # Templates that were deleted while the program waited are defined again for its messages.
-            deleted = [number for number in self._templates if self._connection.template(number) is None]
+            deleted = [number for number in self._templates if number not in self._connection.templates]
             for number in deleted:
                 self._connection.define_as(number, self._templates[number])
             for data in self._queued:
@@ -225,7 +254,7 @@ class ProgramFutures:
             for number in () if self.is_durable else deleted:
                 self._connection.undefine(number)
 
-    def resume(self, connection: ClientConnection) -> None:
+    def resume(self, connection: Client) -> None:
         """The server was lost. Send the whole program to the restarted one."""
         with self._lock:
             self._connection = connection
@@ -266,9 +295,7 @@ class ProgramFutures:
             self._expected.discard(ref)
             self._delta_callbacks.pop(ref, None)
             self._call_callbacks.pop(ref, None)
-            future = self._futures.get(ref)
-            if future is None:
-                future = self._futures[ref] = ValueFuture()
+            future = self._futures.get(ref) or self._futures.setdefault(ref, ValueFuture())
         if future.done():
             return
         if isinstance(outcome, BaseException):

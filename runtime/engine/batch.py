@@ -92,6 +92,12 @@ def assemble(
             targets.extend(request.ids[score_at : score_at + n_scored])
             scored.append((request.rid, n_scored, request.sampling.top_logprobs))
 
+    later = None
+    if deferred:
+        assert before is not None, "a plan made ahead needs the step before it"
+        index = {request.rid: i for i, request in enumerate(before[0])}  # without drafts, each request has one row
+        table = to_device(np.array([(row, index[rid]) for row, rid in deferred], np.int64).T, device)
+        later = DeferredTokens(table[0], table[1], before[1])
     wanted = None if scored else [work.draws + len(work.draft) for work in plan.works]
     trees = parents if any(parents) else None
     shape = ragged(q_lens, kv_lens, pages, page, device, trees, deterministic, wanted)
@@ -104,16 +110,5 @@ def assemble(
         to_device(np.array(targets, np.int64), device),
         tuple(scored),
         tuple(sampled_for),
-        _defer(deferred, before, device) if deferred else None,
+        later,
     )
-
-
-def _defer(
-    tokens: list[tuple[int, int]], before: tuple[Sequence[Request | DraftPosition], Tensor] | None, device: torch.device
-) -> DeferredTokens:
-    """tokens: row and rid of each. before: as in `assemble`."""
-    assert before is not None, "a plan made ahead needs the step before it"
-    sampled_for, sampled = before
-    index = {request.rid: i for i, request in enumerate(sampled_for)}  # without drafts, each request has one row
-    table = to_device(np.array([[row for row, _ in tokens], [index[rid] for _, rid in tokens]], np.int64), device)
-    return DeferredTokens(table[0], table[1], sampled)

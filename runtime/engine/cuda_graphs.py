@@ -1,8 +1,6 @@
 """Runs decode steps as CUDA graphs, so that a step of few rows is one launch instead of hundreds.
 
-A graph is captured for each of some batch sizes when it is first needed; a step uses the next larger size. Steps with
-prompts, drafts or scores run without a graph.
-"""
+A graph is captured for each of some batch sizes when it is first needed; other steps run without one."""
 
 from __future__ import annotations
 

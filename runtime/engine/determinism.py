@@ -1,8 +1,5 @@
 """Tests deterministic mode when an engine starts: one text is computed in several ways, which must give the same bits.
-
-The kernels are made for it (linear layers sum each row by itself, attention works in absolute chunks), but compilers
-and vendor libraries decide how they round.
-"""
+The kernels are made for it, but compilers and vendor libraries decide how they round."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """The engine's guides: compiles constraints on threads, caches them, and makes the masks of a step.
 
-A Run with a constraint reaches the scheduler when its guide is compiled. Until then it holds no place in a batch and no
-page, and the loop never compiles.
-"""
+A Run with a constraint reaches the scheduler when its guide is compiled, and holds no place and no page until then."""
 
 from __future__ import annotations
 
@@ -56,11 +54,8 @@ class Guided(NamedTuple):
 
 
 class LapTimer:
-    """CPU seconds of this thread between laps, accurate to SLOW / 4.
-
-    The CPU clock is a system call, at which a busy machine tends to switch processes. So it is read only when the wall
-    clock, which needs no call, shows that enough time has passed.
-    """
+    """CPU seconds of this thread between laps, accurate to SLOW / 4. The CPU clock is a system call, at which a busy
+    machine tends to switch processes, so it is read only when enough time has passed on the wall clock."""
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.perf_counter(), time.thread_time()
@@ -128,15 +123,12 @@ class Guides:
     def abort(self, rid: int) -> Run | None:
         """Remove a Run that waits here and return it; None if there is none."""
         for runs in self._waiting.values():
-            for run in runs:
-                if run.rid == rid:
-                    runs.remove(run)
-                    return run
-        for guided in self._ready:
-            if guided.run.rid == rid:
-                self._ready.remove(guided)
-                return guided.run
-        return None
+            if run := next((run for run in runs if run.rid == rid), None):
+                runs.remove(run)
+                return run
+        run = next((guided.run for guided in self._ready if guided.run.rid == rid), None)
+        self._ready = [guided for guided in self._ready if guided.run is not run]
+        return run
 
     def ready(self) -> list[Guided]:
         """The Runs whose guides have become ready since the last call."""
@@ -187,11 +179,8 @@ class Guides:
     def masks(self, requests: Sequence[Request | DraftPosition], logits: Tensor | None = None) -> Masks | None:
         """The masks of the rows that sample for `requests`; None where no row needs one. Asynchronous on a GPU.
 
-        logits: of these rows, where the host has them. A row that takes the best token, and whose best token is
-        allowed, needs no mask: checking one token costs a fifth of a mask.
-
-        A guide follows its request's draft and is rolled back at the end. Where it is known what a row samples, the
-        rows below all other tokens are unreachable and get no mask.
+        logits: of these rows, where the host has them. A row whose best token is taken, and allowed, needs no mask:
+        checking one token costs a fifth of a mask. Neither do rows below tokens that are known not to be sampled.
         """
         guided = [i for i, r in enumerate(requests) if r.guide is not None]
         if not guided:
@@ -235,10 +224,8 @@ class Guides:
                 which[i] = len(out)
                 out.append(_mask(request, self._n_vocab))
             if timer.lap() > SLOW and self._gives_up(request, slow):
-                if which[i] < 0:
-                    which[i] = len(out)
-                    out.append(_mask(request, self._n_vocab))
-                out[which[i]][:] = 0
+                which[i] = len(out)
+                out.append(_mask(request, self._n_vocab))  # which now allows nothing
         last.rollback(n_ahead)
         self._n_slow = slow
         if not out:  # most steps: no call into numpy

@@ -1,28 +1,26 @@
-"""The engine: the loop, and the parts that it drives. Its process is in process.py.
-
-The engine owns pages and nothing that cannot be computed again. It may be killed at any time; the server has all token
-ids and continues in another engine.
-"""
+"""The engine: the loop, and the parts that it drives. It owns pages and nothing that cannot be computed again, so it
+may be killed at any time: the server has all token ids and continues in another engine."""
 
 from __future__ import annotations
 
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
 from banyan.kernels.native import threads
 from banyan.radix_cache.cache import Cache
+from banyan.radix_cache.snapshot import snapshot
 from banyan.runtime.config import Config, Resolved, drafters
 from banyan.runtime.engine.batch import Batch, assemble
 from banyan.runtime.engine.cuda_graphs import Graphs, cuda_capture
 from banyan.runtime.engine.determinism import check_determinism
 from banyan.runtime.engine.guides import Guides
-from banyan.runtime.engine.inspection import Inspector
 from banyan.runtime.engine.kv_pool import KVPool, open_file
 from banyan.runtime.engine.model_runner import ModelRunner
 from banyan.runtime.engine.sampler import PendingSample, sample
@@ -37,17 +35,8 @@ from banyan.runtime.model.load import Model
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.flight_record import COMPILER, LOOP, FlightRecord
 
-
-class Link(Protocol):
-    """The connection to the server."""
-
-    def drain(self, block: bool) -> Iterable[wire.EngineCommand]:
-        """The orders that have arrived; with `block`, wait for one. Raises EOFError when no more will come."""
-
-    def watch(self, fd: int) -> None:
-        """End a wait also when this eventfd is written to."""
-
-    def send(self, reports: Iterable[wire.EngineReport]) -> None: ...
+if TYPE_CHECKING:
+    from banyan.runtime.engine.process import ServerLink
 
 
 class InFlightStep(NamedTuple):
@@ -62,11 +51,8 @@ class InFlightStep(NamedTuple):
 
 
 class EngineLoop:
-    """One model, its pages, and the requests that run on them.
-
-    `take` orders, then `step` until the scheduler is idle; or call `run`. If the model fails in a step, the requests of
-    that step fail together and the others go on.
-    """
+    """One model, its pages, and the requests that run on them. `take` orders, then `step` until the scheduler is idle;
+    or call `run`. If the model fails in a step, the requests of that step fail together and the others go on."""
 
     def __init__(
         self, config: Config, model: Model, resolved: Resolved, clock: Callable[[], float] = time.monotonic,
@@ -87,18 +73,15 @@ class EngineLoop:
         self.plans_ahead = self.device.type == "cuda"  # the device computes while this process plans
 
         file = open_file(config, resolved, self.spec, weights) if config.host_file else None
-        store = KVPool(
-            model.spec, resolved.n_pages, config.page, resolved.device, resolved.n_host, file, config.kv_dtype
-        )
+        sizes = resolved.n_pages, config.page
+        store = KVPool(model.spec, *sizes, resolved.device, resolved.n_host, file, config.kv_dtype)
         graphs = None
         # transformers' own code may not be capturable, and a captured step does not cut attention into absolute chunks.
         if self.device.type == "cuda" and isinstance(model, Decoder) and not config.deterministic:
             graphs = Graphs(model, store, resolved.context, cuda_capture())
         self.model = ModelRunner(model, store, graphs)
-        self.cache = Cache(resolved.n_pages, config.page, config.cache, config.eviction, resolved.n_host, file)
-        drafter = None
-        if draft_model is not None:
-            drafter = make_model_drafter(draft_model, self.model, config.page, self.stopwatch)
+        self.cache = Cache(*sizes, config.cache, config.eviction, resolved.n_host, file)
+        drafter = make_model_drafter(draft_model, self.model, config.page, self.stopwatch) if draft_model else None
         # Deterministic drafts do not branch: a branch's keys are in other slots, and summed in another order.
         max_tree = 0 if config.deterministic else min((MAX_TREE, *filter(None, model.windows)))
         self.drafting = make_controller(drafters(config.speculate, config.draft_model), drafter, max_tree)
@@ -106,7 +89,6 @@ class EngineLoop:
         self.scheduler = Scheduler(self.cache, limits, config.schedule, self.drafting)
         self.guides = Guides(model.spec.vocab_size, self.device, lambda rids: self._record(COMPILER, rids))
         self.kv_hints = KVHintReceiver(self.cache)
-        self.inspector = Inspector(self.scheduler, {"model": self.spec, "config": config, "resolved": resolved})
 
         self.step_seconds = 0.0  # of the largest step
         self._in_flight: list[Plan] = []  # what the device computes, in order
@@ -127,7 +109,8 @@ class EngineLoop:
         before = time.monotonic()
         self.model.warm_up(n_rows, self.config.max_running)
         self.step_seconds = time.monotonic() - before
-        self.drafting.warm_up(n_rows)
+        for drafter in self.drafting.drafters:
+            drafter.warm_up(n_rows)
         if self.config.deterministic:
             check_determinism(self.model, self.resolved.context - 1)
 
@@ -140,13 +123,10 @@ class EngineLoop:
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
-    def run(self, link: Link) -> None:
-        """THE loop, until the link ends.
-
-        With a GPU, the next step is launched before the present one is complete, where it can be planned without the
-        tokens that the present one samples (`Scheduler.plan_ahead`). While the GPU computes, the last report is sent
-        and new requests are taken; orders that concern running requests are deferred to the end of the step.
-        """
+    def run(self, link: ServerLink) -> None:
+        """THE loop, until the link ends. With a GPU, the next step is launched before the present one is complete,
+        where `Scheduler.plan_ahead` allows. While the GPU computes, the last report is sent and new requests are taken;
+        other orders are deferred to the end of the step."""
         link.watch(self.guides.wake)
         link.send([self.ready])
         deferred: list[wire.EngineCommand] = []
@@ -183,7 +163,7 @@ class EngineLoop:
             else:
                 self.scheduler.take(run, guide, end_ids)
         if not self.cache.conserved():
-            self.inspector.repair("the pages do not add up")
+            self._repair("the pages do not add up")
         now = self.clock()
         plan = self.scheduler.plan(now) if before is None else self.scheduler.plan_ahead(before.plan, now)
         if plan is None:
@@ -266,10 +246,11 @@ class EngineLoop:
             case wire.Ping():
                 self.answers.append(wire.Pong())
             case wire.Ask():
-                self.answers.append(self.inspector.answer(order))
+                self.answers.append(self.answer(order))
             case wire.SetVocabulary():
                 if vocabulary := self.guides.set_vocabulary(order):
-                    self.drafting.set_vocabulary(vocabulary.spelling, vocabulary.control)
+                    for drafter in self.drafting.drafters:
+                        drafter.set_vocabulary(vocabulary.spelling, vocabulary.control)
             case wire.Run() if order.sampling.constraint is not None:
                 if self.scheduler.admit(order):
                     self.guides.submit(order)
@@ -285,7 +266,46 @@ class EngineLoop:
                     self.scheduler.take(run)  # so that it is aborted there, like any other
                 self.scheduler.take(order)
 
-    def _take_new(self, link: Link) -> list[wire.EngineCommand]:
+    def answer(self, ask: wire.Ask) -> wire.Answer:
+        """See `Ask` for the questions."""
+        result: object = {}
+        match ask.what:
+            case "check":
+                try:
+                    self.scheduler.check()
+                except AssertionError as e:
+                    n_withdrawn = self._repair(str(e))
+                    message = f"an invariant did not hold: {e}; {n_withdrawn} pages were withdrawn, and it goes on"
+                    return wire.Answer(ask.id, False, message.encode())
+            case "flush":
+                self.cache.reset()
+            case "tree":
+                result = snapshot(self.cache, ask.limit)
+            case "events":
+                news = self.cache.listen(time.time_ns() // 1000).since(ask.since)
+                result = news._asdict() | {"events": [event._asdict() for event in news.events]}
+            case "stats":
+                result = {"engine": self.scheduler.stats(), "cache": self.cache.stats()._asdict()}
+            case "info":
+                result = {"model": self.spec, "config": self.config, "resolved": self.resolved}
+        return wire.Answer(ask.id, True, msgspec.json.encode(result))
+
+    def _repair(self, why: str) -> int:
+        """Withdraw the part of the tree that a bug has damaged. Returns the number of withdrawn pages. Raises
+        AssertionError, which ends the engine, where the tree cannot be used any more."""
+        before = self.cache.stats()
+        self.scheduler.repair()
+        after = self.cache.stats()
+        n = after.n_quarantined - before.n_quarantined
+        print(
+            f"banyan: the tree's counters did not balance: {why}; {n} pages are withdrawn, {after.n_cached} of "
+            f"{before.n_cached} stay cached. This is a bug; please report it",
+            file=sys.stderr,
+            flush=True,
+        )
+        return n
+
+    def _take_new(self, link: ServerLink) -> list[wire.EngineCommand]:
         """Take the orders that do not affect the step in flight. Returns the others."""
         deferred: list[wire.EngineCommand] = []
         for order in link.drain(block=False):

@@ -2,10 +2,8 @@
 
     python -m banyan.runtime.engine --socket ipc://DIR/engine --config JSON --alive-fd N [--flight-fd M]
 
-The server binds a PAIR socket and the engine connects. It first sends Ready, or one Failed with program -1 that says
-why it could not start. It ends when its parent does: the read end of a pipe that the parent holds reaches EOF
-(`--alive-fd`), and the kernel sends SIGKILL too. The server handles Ctrl-C; SIGTERM ends the process at once.
-"""
+It first sends Ready, or one Failed with program -1 that says why it could not start. It ends when its parent does, at
+EOF of `--alive-fd` or by a SIGKILL from the kernel, and at SIGTERM. The server handles Ctrl-C."""
 
 from __future__ import annotations
 

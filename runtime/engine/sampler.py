@@ -2,12 +2,9 @@
 
 The order is: repetition penalty, frequency and presence penalty, logit bias, min_tokens, the constraint's mask; then,
 with a temperature above 0: temperature, top-k, top-p (of what top-k left), min-p, and one draw. Logprobs are those of
-the model's own logits, before all of that.
-
-A draw is a function of (seed, sample, position in the text) and of the row (`kernels/draw/reference.py`): a request
-gets the same tokens in any batch, after a retraction, and in another engine. On a GPU nothing waits for the device
-before `PendingSample.read`, which waits for these draws and not for what was launched behind them.
-"""
+the model's own logits. A draw is a function of (seed, sample, position in the text) and of the row
+(`kernels/draw/reference.py`), so a request gets the same tokens in any batch, after a retraction, and in another
+engine. On a GPU nothing waits for the device before `PendingSample.read`."""
 
 from __future__ import annotations
 
@@ -35,11 +32,8 @@ _MAX_TOP_K = 2**31 - 1  # no vocabulary is larger
 
 
 class PendingSample(NamedTuple):
-    """What a step samples, perhaps before the device has computed it.
-
-    ids: int64 [n_sampled] on the device; None where the host knows them already, or there are none. read: wait for the
-    result.
-    """
+    """What a step samples, perhaps before the device has computed it. ids: int64 [n_sampled] on the device; None where
+    the host knows them already, or there are none. read: wait for the result."""
 
     ids: Tensor | None
     read: Callable[[], Result]

@@ -1,7 +1,7 @@
 """The requests an engine is working on, in shared memory that the server can read after the engine has died.
 
-It has two rows, because two threads of an engine may crash on a request: the engine loop, and the thread that compiles
-constraints. Each writes the ids of its requests before it starts to work on them.
+It has a row for each thread that may crash on a request: the engine loop, and the one that compiles constraints. They
+write the ids of their requests before they start to work on them.
 """
 
 from __future__ import annotations

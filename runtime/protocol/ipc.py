@@ -1,8 +1,8 @@
 """Local ZeroMQ sockets, and their limits.
 
 A server listens with one ROUTER on ipc://<path>, each client has one DEALER, and an engine is connected by a PAIR. Only
-the user who started the server can connect: the directory of the socket has mode 0700, and libzmq rejects peers of
-other users (IPC_FILTER_UID). libzmq also disconnects a peer whose message is larger than `max_message`.
+the user who started the server can connect: the directory has mode 0700, and libzmq rejects peers of other users. It
+also disconnects a peer whose message is larger than `max_message`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from pathlib import Path
 import zmq
 
 from banyan.runtime.errors import ConfigError, ConnectFailed
+
+Socket = zmq.Socket[bytes]
+Context = zmq.Context[Socket]
 
 HEARTBEAT = 1.0
 """Seconds between two Pings of a client."""
@@ -53,10 +56,7 @@ def private_directory(path: Path) -> None:
 
 
 class Lock:
-    """An flock beside a socket. Its owner may listen there.
-
-    The kernel releases it when the process ends in any way, so a locked path has a living server.
-    """
+    """An flock beside a socket. Its owner may listen there. The kernel releases it when the process ends in any way."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -83,11 +83,9 @@ def _probe(path: Path) -> None:
         s.connect(str(path))
 
 
-def listen(context: zmq.Context[zmq.Socket[bytes]], path: Path, max_message: int) -> tuple[zmq.Socket[bytes], Lock]:
-    """A ROUTER bound to `path`, and the lock of the path.
-
-    The socket file of a dead server is replaced. ConfigError: a server listens there, or others can access the path.
-    """
+def listen(context: Context, path: Path, max_message: int) -> tuple[Socket, Lock]:
+    """A ROUTER bound to `path`, and the lock of the path. The socket file of a dead server is replaced. ConfigError: a
+    server listens there, or others can access the path."""
     where = address(path)
     private_directory(path.parent)
     lock = Lock(path)
@@ -109,7 +107,7 @@ def listen(context: zmq.Context[zmq.Socket[bytes]], path: Path, max_message: int
     return socket, lock
 
 
-def router(context: zmq.Context[zmq.Socket[bytes]], max_message: int) -> zmq.Socket[bytes]:
+def router(context: Context, max_message: int) -> Socket:
     """A server's ROUTER with its limits, not bound yet."""
     s = _socket(context, zmq.ROUTER)
     s.setsockopt(zmq.MAXMSGSIZE, max_message)
@@ -119,7 +117,7 @@ def router(context: zmq.Context[zmq.Socket[bytes]], max_message: int) -> zmq.Soc
     return s
 
 
-def dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+def dealer(context: Context) -> Socket:
     """A client's DEALER, not connected yet. It never reconnects: a restarted server does not know the old client."""
     s = _socket(context, zmq.DEALER)
     s.setsockopt(zmq.RECONNECT_IVL, -1)
@@ -127,7 +125,7 @@ def dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     return s
 
 
-def connect(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+def connect(context: Context, path: Path) -> tuple[Socket, Socket]:
     """A DEALER connected to the server at `path`, and its `watch` socket. ConnectFailed says what to do."""
     try:
         _probe(path)
@@ -150,15 +148,12 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> tuple[zmq.So
 
 
 def child_path(path: Path, kind: str) -> Path:
-    """A new path beside the server's socket, for the socket of a child process. kind: "e" engine, "c" preflight.
-
-    The path is random: a child of a killed server may still try to connect for a while, and a PAIR that it reached
-    would accept no other peer, not even after the child is gone (libzmq 4.3).
-    """
+    """A new path beside the server's socket, for the socket of a child process. kind: "e" engine, "c" preflight. It is
+    random, because a PAIR that a killed server's child reached would accept no other peer (libzmq 4.3)."""
     return path.with_name(f"{path.name}.{kind}-{secrets.token_hex(3)}")
 
 
-def pair(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> zmq.Socket[bytes]:
+def pair(context: Context, path: Path) -> Socket:
     """A PAIR bound to `path`, for one child process."""
     s = _socket(context, zmq.PAIR)
     s.setsockopt(zmq.SNDHWM, 0)  # unlimited: commands wait here while the engine is loading
@@ -167,12 +162,12 @@ def pair(context: zmq.Context[zmq.Socket[bytes]], path: Path) -> zmq.Socket[byte
     return s
 
 
-def watch(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+def watch(socket: Socket) -> Socket:
     """A socket that becomes readable when a connection of `socket` breaks. Call it before connect or bind."""
     return socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
 
-def drain(monitor: zmq.Socket[bytes]) -> bool:
+def drain(monitor: Socket) -> bool:
     """Read all events of a `watch` socket. Returns whether there was one."""
     seen = False
     with contextlib.suppress(zmq.Again):
@@ -182,7 +177,7 @@ def drain(monitor: zmq.Socket[bytes]) -> bool:
     return seen
 
 
-def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+def _socket(context: Context, kind: int) -> Socket:
     s = context.socket(kind)
     s.setsockopt(zmq.LINGER, 0)
     if kind != zmq.DEALER:

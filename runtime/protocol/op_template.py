@@ -20,11 +20,8 @@ class ValueSource(NamedTuple):
 
 
 class ProgramTemplate:
-    """The ops of one Define, and what they contain.
-
-    n_args, n_children, n_refs, n_marks: how many numbers of each kind a Use takes. places: the sources of its values.
-    n_draws: gens and selects without a seed.
-    """
+    """The ops of one Define. n_args, n_children, n_refs, n_marks: how many numbers of each kind a Use takes. places:
+    the sources of its values. n_draws: gens and selects without a seed."""
 
     def __init__(self, ops: Sequence[wire.TemplateOp]) -> None:
         """BadProgram: a negative number, which would refer to something outside of the template."""

@@ -1,8 +1,7 @@
 """Encrypted tcp:// sockets for clients on other machines, with CURVE.
 
-The server has a key pair (`banyan keys DIR`). A client must know the public key, so nobody can impersonate the server.
-Clients are identified by the access token that they send over the encrypted connection; their own keys are made for one
-connection. In all else the sockets are those of ipc.py.
+The server has a key pair (`banyan keys DIR`), whose public key clients must know. They are identified by the access
+token that they send encrypted. In all else the sockets are those of ipc.py.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def public_key(text: str) -> bytes:
         ) from e
 
 
-def listen(context: zmq.Context[zmq.Socket[bytes]], address: str, keys: Path, max_message: int) -> zmq.Socket[bytes]:
+def listen(context: ipc.Context, address: str, keys: Path, max_message: int) -> ipc.Socket:
     """A ROUTER bound to tcp://HOST:PORT that accepts encrypted connections only. ConfigError: it cannot listen."""
     public, secret = read_keys(keys)
     router = ipc.router(context, max_message)
@@ -84,9 +83,7 @@ def listen(context: zmq.Context[zmq.Socket[bytes]], address: str, keys: Path, ma
     return router
 
 
-def connect(
-    context: zmq.Context[zmq.Socket[bytes]], address: str, server_key: str, timeout: float
-) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+def connect(context: ipc.Context, address: str, server_key: str, timeout: float) -> tuple[ipc.Socket, ipc.Socket]:
     """Like ipc.connect, for tcp://HOST:PORT. ConnectFailed also if the key is missing or invalid."""
     try:
         host, port = tcp(address)
@@ -111,7 +108,7 @@ def connect(
     return dealer, monitor
 
 
-def _set_heartbeat(socket: zmq.Socket[bytes]) -> None:
+def _set_heartbeat(socket: ipc.Socket) -> None:
     socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _TIMEOUT_MS)

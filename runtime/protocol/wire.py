@@ -1,22 +1,19 @@
 """All messages between client, server and engine, in one file.
 
-Messages are frozen msgspec structs in tagged unions, encoded as MessagePack. Nothing is pickled. New fields go at the
-end of a struct and have a default, so that peers of different releases understand each other. VERSION changes only when
-that is not possible. Token ids travel as little-endian int32 `bytes`: 8,192 ids decode in 0.5 us, and in 140 us as a
-list.
+Messages are frozen msgspec structs in tagged unions, encoded as MessagePack. New fields go at the end of a struct and
+have a default, so that peers of different releases understand each other. Token ids travel as little-endian int32
+`bytes`: 8,192 ids decode in 0.5 us, and in 140 us as a list.
 
     client -> server   Hello, Submit, Define, Undefine, Cancel, Acknowledge, Ask, Ping
     server -> client   Welcome, Delta, Called, Value, Failed, Answer, Pong
     server -> engine   SetVocabulary, Run, Abort, ProgramEnded, Hold, Release, EvictFirst, Ask, Ping
     engine -> server   Ready, Step, Failed, Answer, Pong
 
-The client numbers its programs. Within a program it also numbers states (running prompts; 0 is the first one and forks
-make more) and refs (values that a Gen, Select or Read will produce). Ops of one state run in order. Ops of different
-states run concurrently and wait only for the refs that they use. These rules define the program's DAG; no edges are
-sent.
+The client numbers its programs, and within a program states (running prompts; 0 is the first one and forks make more)
+and refs (values that a Gen, Select or Read will produce). Ops of one state run in order. Ops of different states run
+concurrently and wait only for the refs that they use.
 
-`seq` counts the messages of one program from 0, separately in each direction. The sockets deliver messages once and in
-order, so a wrong `seq` is an error that fails the program.
+`seq` counts the messages of one program from 0, separately in each direction. A wrong one fails the program.
 """
 
 from __future__ import annotations
@@ -86,21 +83,19 @@ Part = str | Raw | Ref | BeginTurn | EndTurn | Arg | Image
 
 
 class ConstraintSpec(Wire, frozen=True):
-    """What the whole output of a gen must match. The server compiles it. Only an output with finish_reason "stop" that
-    no stop string ended is guaranteed to be complete.
+    """What the whole output of a gen must match. Only an output with finish_reason "stop" that no stop string ended is
+    guaranteed to be complete.
 
     text: by `kind`, a regex in Rust's syntax (no look-around, no back-references), a JSON Schema, a context-free
-    grammar in llguidance's Lark dialect, or a JSON list of strings to choose from.
-    style: whitespace in JSON: {"a": 1, "b": 2}, {"a":1,"b":2}, or any.
-    after: trigger strings. The output is free text until it contains one of them; then the constraint applies (a little
-    whitespace may come first). (): the constraint applies from the first token. Special tokens count as the text that
-    they spell ("</think>").
-    scope: with triggers, whether the output must contain a constrained value ("must"), may contain one ("may"), or may
-    contain any number of them with free text in between ("repeat").
+    grammar in llguidance's Lark dialect, or a JSON list of strings. style: whitespace in JSON: {"a": 1, "b": 2},
+    {"a":1,"b":2}, or any.
+    after: trigger strings. The output is free text until it contains one of them, as text or as a special token; then
+    the constraint applies. (): from the first token. scope: with triggers, whether the output must contain a
+    constrained value ("must"), may contain one ("may"), or any number with free text in between ("repeat"). since: the
+    triggers have no effect before this string, which ends the model's reasoning.
     end: text that is forced directly after each value, such as "\\n</tool_call>".
-    since: with triggers, they have no effect before this string, which ends the model's reasoning.
-    engine: what compiles the constraint. "": llguidance, or the server's default for its kind. outlines_core takes
-    regexes and choices without triggers; llguidance compiles those that are too complex for it.
+    engine: "": llguidance, or the server's default for its kind. outlines_core takes regexes and choices without
+    triggers; llguidance compiles those that are too complex for it.
     """
 
     kind: Literal["regex", "json_schema", "grammar", "choices"]
@@ -114,12 +109,11 @@ class ConstraintSpec(Wire, frozen=True):
 
 
 class Sampling(Wire, frozen=True, cache_hash=True):
-    """Sampling parameters of one gen. The language builds the object and the sampler gets it unchanged.
+    """Sampling parameters of one gen, from the language to the sampler.
 
     temperature 0 is greedy. top_k -1, top_p 1.0 and min_p 0.0 are off. Frequency and presence penalties are OpenAI's
     and count output tokens; the repetition penalty is CTRL's and counts prompt and output. `stop` strings end the text
-    before them, also where they begin inside a token. A draw depends on (seed, sample, position) only; with seed None
-    the server chooses a seed.
+    before them. A draw depends on (seed, sample, position) only; with seed None the server chooses a seed.
     """
 
     max_tokens: int = 128
@@ -159,8 +153,7 @@ class WireToolCall(Wire, frozen=True):
 
 class Tools(Wire, frozen=True):
     """Tools that a gen may call. specs: one JSON document each, {"type": "function", "function": {name, description,
-    parameters}}; the chat template writes them into the prompt. max_rounds: turns with calls before the model must
-    answer."""
+    parameters}}. max_rounds: turns with calls before the model must answer."""
 
     specs: tuple[str, ...]
     max_rounds: int = 4
@@ -196,15 +189,13 @@ class Gen(Wire, frozen=True):
     line: str = ""
     """Source position, for errors: "file.py:12"."""
     tools: Tools | None = None
-    """The gen runs a tool loop and must be inside an assistant turn. When the model calls tools, the server ends the
-    turn, sends Called, appends the Results as tool turns and generates again. The value is the text of the first turn
-    without calls. Sampling applies to each turn."""
+    """The gen must be inside an assistant turn. When the model calls tools, the server ends the turn, sends Called,
+    appends the Results as tool turns and generates again. The value is the text of the first turn without calls."""
     reasoning: Reasoning | None = None
     """Separate reasoning from the answer: it goes to Sample.reasoning, and not into the value or the state."""
     retries: int = 0
-    """> 0: the client validates each output. The server sends Called (without calls); Results with an empty text
-    accepts the output, any other text is an error message for the model, which tries again up to `retries` times. Only
-    the last output becomes part of the state."""
+    """> 0: the client validates each output. The server sends Called (without calls); Results with an empty text accept
+    it, any other text is an error message for the model, which tries again. Only the last output enters the state."""
     timeout: float = 0.0
     """Seconds after which the gen fails, from when its state reaches it; 0: none."""
     budget: int = 0
@@ -222,10 +213,8 @@ ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "un
 
 class Select(Wire, frozen=True):
     """Score each choice as the continuation of a state. The chosen one becomes value `ref` and part of the state.
-
     temperature 0 takes the best score; otherwise the choice is drawn from softmax(score / temperature) with `seed`.
-    name, line, timeout, adapter: as for Gen.
-    """
+    name, line, timeout, adapter: as for Gen."""
 
     state: Number
     ref: Number
@@ -249,11 +238,8 @@ class Fork(Wire, frozen=True):
 
 
 class Join(Wire, frozen=True):
-    """Append to `state`, in order, the text that each child got since its fork.
-
-    adopt: instead, `state` becomes equal to its only child (which was forked from it, directly or not), tokens
-    included.
-    """
+    """Append to `state`, in order, the text that each child got since its fork. adopt: instead, `state` becomes
+    equal to its only child, tokens included."""
 
     state: Number
     children: tuple[Number, ...]
@@ -268,10 +254,8 @@ class Mark(Wire, frozen=True):
 
 
 class Read(Wire, frozen=True):
-    """The state's text from `mark` to here becomes value `ref`, chat markers included. mark None: the whole state.
-
-    tokens: also return its tokens, in Value.tokens. Only without a mark.
-    """
+    """The state's text from `mark` to here becomes value `ref`, chat markers included. mark None: the whole state; then
+    `tokens` also returns its tokens."""
 
     state: Number
     ref: Number
@@ -287,11 +271,9 @@ class Drop(Wire, frozen=True):
 
 
 class CacheHint(Wire, frozen=True):
-    """A hint about the KV of a state at this point, while nothing runs in it. It changes no output.
-
-    pin: evict it last for so many seconds, even after the program ended; 0 removes a pin. steps: the program will use
-    it again in about so many engine steps. prefetch: copy its pages back from host memory now.
-    """
+    """A hint about the KV of a state at this point; it changes no output. pin: evict it last for so many seconds, even
+    after the program ended; 0 removes a pin. steps: the program will use it again in about so many engine steps.
+    prefetch: copy its pages back from host memory now."""
 
     state: Number
     pin: float | None = None
@@ -300,11 +282,9 @@ class CacheHint(Wire, frozen=True):
 
 
 class Use(Wire, frozen=True):
-    """All ops of a template, in order, with `args` in place of its Args.
-
-    The template's state 0 is `state`. Its other states, its refs and its marks are numbered from `child`, `ref` and
-    `mark` on. seeds: for its gens and selects that have no seed, in order; (): the server chooses.
-    """
+    """All ops of a template, in order, with `args` in place of its Args. Its state 0 is `state`; its other states, its
+    refs and its marks are numbered from `child`, `ref` and `mark` on. seeds: for its gens and selects that have no
+    seed, in order; (): the server chooses."""
 
     state: Number
     template: Number
@@ -348,9 +328,8 @@ class ProgramLimits(Wire, frozen=True):
     timeout_of: whether a run or a batch has the timeout. budget: tokens for all gens together (0: no limit).
     batch, batch_budget: programs of one client with the same `batch` (-1: none) share a token budget.
     priority: waiting programs with a higher one go first. deadline: orders programs of equal priority, in seconds from
-    now (0: none); missing it is not an error.
-    durable: a name under which the program continues, with the tokens it had, after the server was killed and started
-    again. One tenant has one running program of a name; a later one takes over. "": not durable.
+    now (0: none); missing it is not an error. durable: a name under which the program continues after the server was
+    killed and started again; a tenant's later program of the same name takes over. "": not durable.
     """
 
     timeout: float = 0.0
@@ -403,13 +382,12 @@ class Acknowledge(Wire, frozen=True):
 
 
 class Ask(Wire, frozen=True):
-    """A question outside any program. The Answer has the same id.
+    """A question outside any program. The Answer has the same id, and JSON in its body.
 
-    "stats": counters as JSON. "flush": evict everything that no program uses. "check": verify all invariants; the
-    answer has ok False if one is violated. "info": model and options as JSON. "tree": up to `limit` nodes of the radix
-    tree with the text at their start (`radix_cache.snapshot`, as JSON). "events": prefixes that were stored and evicted
-    since event number `since`, which is the `next` of the previous answer; -1: all prefixes stored now
-    (`radix_cache.events`, as JSON).
+    "stats": counters. "flush": evict everything that no program uses. "check": verify all invariants; ok is False if
+    one is violated. "info": model and options. "tree": up to `limit` nodes of the radix tree (`radix_cache.snapshot`).
+    "events": prefixes stored and evicted since event number `since`, which is the `next` of the previous answer; -1:
+    all prefixes stored now (`radix_cache.events`).
     """
 
     id: Number
@@ -426,12 +404,9 @@ class Ping(Wire, frozen=True):
 
 
 class ChatMarkers(Wire, frozen=True):
-    """What the model's chat template writes around turns.
-
-    roles: role -> (prefix, suffix). default_system: the system prompt that the template adds if the first turn is not a
-    system turn. stop: strings that end an assistant turn. calls: how it writes a call of `f` with x = 1; "": tools are
-    not supported, and no_calls says why.
-    """
+    """What the model's chat template writes around turns. roles: role -> (prefix, suffix). default_system: the system
+    prompt that it adds if the first turn is not a system turn. stop: strings that end an assistant turn. calls: how it
+    writes a call of `f` with x = 1; "": tools are not supported, and no_calls says why."""
 
     roles: dict[str, tuple[str, str]]
     default_system: str = ""
@@ -453,8 +428,7 @@ class Welcome(Wire, frozen=True):
     images: bool = False
     """Whether prompts may contain images."""
     max_programs: int = 0
-    """Programs that the client may run at a time; 0: not known. The client queues programs above the limit. If none of
-    the running programs can end by itself, it submits the next one anyway and the server refuses it."""
+    """Programs that the client may run at a time; 0: not known. The client queues programs above the limit."""
 
 
 class TokenUsage(Wire, frozen=True):
@@ -469,11 +443,9 @@ class TokenUsage(Wire, frozen=True):
 
 
 class Times(Wire, frozen=True):
-    """When a gen or select reached each stage, on the monotonic clock that all processes of a machine share.
-
-    ready: its state reached it. sent: its prompt was tokenised and sent to the engine. started: the engine began to
-    compute it. first: its first token. ended: its last token. 0.0: unknown, or it did not happen.
-    """
+    """When a gen or select reached each stage, on the monotonic clock that all processes of a machine share. ready: its
+    state reached it. sent: to the engine. started: the engine began to compute it. first, ended: its first and last
+    token. 0.0: unknown, or it did not happen."""
 
     ready: float = 0.0
     sent: float = 0.0
@@ -505,10 +477,8 @@ FinishReason = Literal["stop", "length", "abort"]
 
 class Sample(Wire, frozen=True):
     """One finished output. matched: the stop string, pattern or token id that ended it; None if max_tokens did.
-
-    drafted: int32 `bytes`, indices of output tokens that were proposed by a draft. drafts: drafter -> (tokens proposed,
-    tokens accepted). After retries or tool rounds both describe the last output.
-    """
+    drafted: int32 `bytes`, indices of output tokens that were drafted. drafts: drafter -> (tokens proposed, tokens
+    accepted). After retries or tool rounds both describe the last output."""
 
     text: str
     finish_reason: FinishReason
@@ -551,11 +521,9 @@ class Delta(Wire, frozen=True):
 
 
 class Called(Wire, frozen=True):
-    """Gen `ref` needs Results from the client: for tool calls, for an output to validate (Gen.retries), or, for a
-    select, for a choice (Select.client_decides).
-
-    round: from 0. text: the whole turn, with the calls as the model wrote them. usage: of this turn only.
-    """
+    """Value `ref` needs Results from the client: for tool calls, for an output to validate (Gen.retries), or for a
+    choice (Select.client_decides). round: from 0. text: the whole turn, with the calls as the model wrote them. usage:
+    of this turn only."""
 
     program: int
     seq: int
@@ -585,11 +553,8 @@ class Value(Wire, frozen=True):
 
 
 class Failed(Wire, frozen=True):
-    """Value `ref` failed (ref None: the whole program failed). code and message are those of an error in errors.py.
-
-    Each ref that depends on a failed one gets a Failed of its own. From the engine, `program` is the request id.
-    program -1: the server refuses the client itself, or the engine could not start.
-    """
+    """Value `ref` failed (ref None: the whole program). code and message are those of an error in errors.py. From the
+    engine, `program` is the request id. program -1: the server refuses the client, or the engine could not start."""
 
     program: int
     seq: int
@@ -617,12 +582,11 @@ class Pong(Wire, frozen=True):
 class Run(Wire, frozen=True):
     """One generation for the engine. The engine works on token ids only.
 
-    ids: the whole prompt, int32. sample: the index among the gen's n samples.
-    stop_ids: int32 ids that end the output and are not part of it: eos, stop_token_ids, and every token that contains a
-    whole stop string. Finish.stop_id names the one that was drawn.
-    n_done: how many ids at the end of `ids` were generated before. It is > 0 when the server replays a request after an
-    engine died; penalties, min_tokens and draws continue from there.
-    score_from: if >= 0, return the logprobs of prompt tokens from this index (>= 1) on, in Finish; max_tokens may be 0.
+    ids: the whole prompt, int32. sample: the index among the gen's n samples. stop_ids: int32 ids that end the output
+    and are not part of it: eos, stop_token_ids, and every token that contains a whole stop string.
+    n_done: how many ids at the end of `ids` were generated before an engine died; penalties, min_tokens and draws
+    continue from there.
+    score_from: if >= 1, return the logprobs of prompt tokens from this index on, in Finish; max_tokens may be 0.
     namespace: root key of the KV (tenant, adapter, weights). Requests of two namespaces share nothing.
     """
 
@@ -646,12 +610,10 @@ class Run(Wire, frozen=True):
 
 
 class SetVocabulary(Wire, frozen=True):
-    """What guides need to know about the tokenizer. Sent once, before the first Run with a constraint.
-
-    text: the spelling of all ids, concatenated. ends: int32 `bytes`, the end of each spelling in `text`. special: ids
-    that are never shown in text. control: special ids and other ids that act as markers. eos: ids that end an output.
-    tokenizer: the content of tokenizer.json.
-    """
+    """What guides need to know about the tokenizer. Sent once, before the first Run with a constraint. text: the
+    spelling of all ids, concatenated. ends: int32 `bytes`, the end of each spelling in `text`. special: ids that are
+    never shown in text. control: special ids and other ids that act as markers. eos: ids that end an output. tokenizer:
+    the content of tokenizer.json."""
 
     text: bytes
     ends: bytes
@@ -675,12 +637,10 @@ class ProgramEnded(Wire, frozen=True):
 
 
 class Hold(Wire, frozen=True):
-    """Protect the cached part of a prefix from eviction. Nothing is computed for it.
-
-    hold: the server's number for this hold; a new Hold with the same number replaces the old one. steps: engine steps
-    until the prefix is needed, about; < 0: unknown. seconds: pin it for this long. prefetch: copy its pages back from
-    host memory first, as far as there are pages that nobody holds.
-    """
+    """Protect the cached part of a prefix from eviction. hold: the server's number for this hold; a new Hold with the
+    same number replaces the old one. steps: engine steps until the prefix is needed, about; < 0: unknown. seconds: pin
+    it for this long. prefetch: copy its pages back from host memory first, as far as there are pages that nobody
+    holds."""
 
     hold: int
     ids: bytes
@@ -714,12 +674,10 @@ class TopLogprobs(Wire, frozen=True):
 
 
 class Finish(Wire, frozen=True):
-    """How a request ended. stop_id: the id of Run.stop_ids that ended it (-1: none).
-
-    scores: float32 `bytes`, the logprobs that score_from asked for; tops: with them, the alternatives of each token if
-    Sampling.top_logprobs > 0. n_cached: prompt tokens found in the tree. started: when the engine began to compute it
-    (see Times). n_drafted, n_accepted: as in TokenUsage. drafted, drafts: as in Sample.
-    """
+    """How a request ended. stop_id: the id of Run.stop_ids that ended it (-1: none). scores: float32 `bytes`, the
+    logprobs that score_from asked for; tops: with them, the alternatives of each token if Sampling.top_logprobs > 0.
+    n_cached: prompt tokens found in the tree. started: as in Times. n_drafted, n_accepted: as in TokenUsage. drafted,
+    drafts: as in Sample."""
 
     rid: int
     reason: FinishReason
@@ -736,13 +694,10 @@ class Finish(Wire, frozen=True):
 
 
 class Step(Wire, frozen=True):
-    """The output of one engine step for all requests.
-
-    rids: int64 `bytes`, the requests that got tokens. counts: int32, how many each. ids: int32, the tokens of all, in
-    that order. logprobs: rid -> one entry per new token, for requests that asked for them. finished: requests that
-    ended with this step; the engine has forgotten them. cached: rid -> prompt tokens found in the tree, for requests
-    that got their first token.
-    """
+    """The output of one engine step. rids: int64 `bytes`, the requests that got tokens. counts: int32, how many each.
+    ids: int32, the tokens of all, in that order. logprobs: rid -> one entry per new token, where requested. finished:
+    requests that ended with this step. cached: rid -> prompt tokens found in the tree, for requests that got their
+    first token."""
 
     rids: bytes = b""
     counts: bytes = b""
@@ -753,11 +708,9 @@ class Step(Wire, frozen=True):
 
 
 class Ready(Wire, frozen=True):
-    """The engine has loaded its model and allocated its pages.
-
-    page: slots of a page. report: lines for a person about what was chosen (device, dtype, memory, threads).
-    step_seconds: duration of the largest step, measured at start. weights: `weights.fingerprint`, for root keys.
-    """
+    """The engine has loaded its model and allocated its pages. page: slots of a page. report: lines for a person about
+    what was chosen. step_seconds: of the largest step, measured at start. weights: `weights.fingerprint`, for root
+    keys."""
 
     n_pages: int
     page: int

@@ -1,10 +1,8 @@
 """Limits how many programs run side by side: only as many as fit into the cache together, the oldest first.
 
-An admitted program has text in the tree and needs it again when its tool has answered. If more programs are admitted
-than fit, each evicts what another needs next, and most of what is computed was computed before: thrashing (Denning, The
-working set model for program behavior, 1968). So a request that would evict the texts of older programs is held back,
-unless that costs more because the batch gets too small, or it has waited too long.
-"""
+An admitted program needs its text in the tree again when its tool has answered; if more are admitted than fit, each
+evicts what another needs next (Denning, The working set model for program behavior, 1968). So a request that would
+evict the texts of older programs is held back, unless the batch gets too small or it has waited too long."""
 
 from __future__ import annotations
 
@@ -13,7 +11,6 @@ from collections import Counter
 from math import inf
 from operator import attrgetter
 
-from banyan.runtime.engine.scheduling.policies import serial
 from banyan.runtime.engine.scheduling.request import Request
 
 PAUSES = 4.0
@@ -24,11 +21,8 @@ FIRST_ROWS = 16.0  # initial value of StepTime.free_rows
 
 
 class AdmittedProgram:
-    """A program that has run.
-
-    shared    the prefix that was in the tree before it came: length in whole pages' tokens, and a hash
-    n_own     its tokens beyond that prefix, if all of them are in the tree
-    """
+    """A program that has run. shared: the prefix that was in the tree before it came: length in whole pages' tokens,
+    and a hash. n_own: its tokens beyond that prefix, if all of them are in the tree."""
 
     def __init__(self, rank: tuple[float, ...], shared: tuple[int, int]) -> None:
         self.rank, self.shared = rank, shared
@@ -130,10 +124,10 @@ class StepTime:
 
 
 def _key(request: Request) -> tuple[int, int]:
-    return request.run.client, serial(request)
+    return request.run.client, request.serial
 
 
 def _rank(request: Request) -> tuple[float, ...]:
     """Priority, deadline and age; different for each program."""
     run = request.run
-    return -run.priority, run.deadline or inf, serial(request), run.client
+    return -run.priority, run.deadline or inf, request.serial, run.client

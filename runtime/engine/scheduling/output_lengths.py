@@ -66,10 +66,8 @@ class Growth(NamedTuple):
 
 
 def peak(requests: Iterable[Growth], page: int) -> int:
-    """The most pages that the requests will claim beyond those that ended requests have returned by then.
-
-    Each gets one token per step. So just before one with t tokens left ends, all that are left have grown by t.
-    """
+    """The most pages that the requests will claim beyond those that ended requests have returned by then. Just before
+    one with t tokens left ends, all that are left have grown by t."""
     by_end = sorted(requests)
     n, room, freed, n_pages = len(by_end), sum(g.n_room for g in by_end), 0, 0.0
     for n_left, n_room, n_own in by_end:

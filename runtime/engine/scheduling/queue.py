@@ -8,29 +8,247 @@
     fcfs   first come, first served
 
 In all of them a higher priority goes first, and among equals an earlier deadline. dfs and fair also divide tokens
-evenly among clients that have work: a client keeps its turn for a quantum of tokens, so that its shared prefixes are
-used while they are cached, then the client that has received the fewest tokens gets the turn. A client that returns
-after a pause has saved up nothing. (Counters: Sheng et al., Fairness in serving large language models, 2024; quanta of
-locality: Cao et al., Locality-aware fair scheduling, 2025.)
+evenly among clients that have work: a client keeps its turn for a quantum of tokens, so that its prefixes are used
+while they are cached, then the one with the fewest tokens gets it. A client that returns after a pause has saved up
+nothing. (Sheng et al., Fairness in serving large language models, 2024; Cao et al., Locality-aware fair scheduling,
+2025.)
 
-To prevent starvation, every AGED_TURN-th start goes to the request that has waited longest, if it has waited longer
-than PATIENCE and much longer than is usual now. Where all wait long, the order is kept.
-"""
+Every AGED_TURN-th start goes to the request that has waited longest, if it has waited longer than PATIENCE and much
+longer than is usual now, so none starves."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
 from math import inf, isnan, nan
+from operator import attrgetter
 
+from banyan.radix_cache.node import n_common
 from banyan.runtime.config import Schedule
-from banyan.runtime.engine.scheduling.policies import ArrivalOrder, PrefixOrder, ProgramOrder, QueueOrder, serial
 from banyan.runtime.engine.scheduling.request import Request, ServiceAccount
 
 PATIENCE = 10.0  # seconds
 STRETCH = 3.0  # multiple of the usual wait before the first start of a program
 AGED_TURN = 4
 N_KNOWN = 16384  # Programs whose accounts are kept while they have no request here. A forgotten one starts from zero.
+QUANTUM = 2048  # tokens by which a client or program may get ahead of the others
+WORTH_MOVING = 16  # tokens by which a waiting request's cached prefix must change before the request changes its place
+_N_NEIGHBORS = 64  # sorted prompts on each side of a published one that are compared with it
+
+_rank = attrgetter("key")
+
+
+class QueueOrder(ABC):
+    """Waiting requests, and which of them is first."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Request]: ...
+    @abstractmethod
+    def add(self, request: Request) -> None: ...
+    @abstractmethod
+    def remove(self, request: Request) -> None: ...
+    @abstractmethod
+    def first(self) -> Request: ...
+
+    def is_still_first(self, request: Request, n_cached: int) -> bool:
+        """Whether the first stays first, now that n_cached tokens of it were found in the tree."""
+        return True
+
+    def published(self, request: Request) -> None:  # noqa: B027 (only one order depends on the tree)
+        """The request's prompt is in the tree now."""
+
+
+class ArrivalOrder(QueueOrder):
+    """By rank: priority, deadline, arrival."""
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def add(self, request: Request) -> None:
+        insort(self._requests, request, key=_rank)
+
+    def remove(self, request: Request) -> None:
+        del self._requests[bisect_left(self._requests, request.key, key=_rank)]
+
+    def first(self) -> Request:
+        return self._requests[0]
+
+
+# ---- by clients and programs ---------------------------------------------------------------------------------------
+
+_Place = tuple[float, int, int]
+
+
+class _ProgramQueue:
+    """The waiting requests of one program, by rank."""
+
+    def __init__(self, request: Request, is_fair: bool) -> None:
+        self.serial, self.account = request.serial, request.program
+        self.deadline = request.run.deadline or inf
+        self.is_fair = is_fair
+        self.requests: list[Request] = []
+
+    @property
+    def place(self) -> _Place:
+        """Its place among the client's programs: deadline; with is_fair, how often its tokens have doubled, from one
+        quantum on; age. It can only move backwards."""
+        level = (self.account.n_served // QUANTUM).bit_length() if self.is_fair else 0
+        return self.deadline, level, self.serial
+
+
+class _ClientQueue:
+    """The programs of one client that have waiting requests."""
+
+    def __init__(self, account: ServiceAccount) -> None:
+        self.account = account
+        self.programs: dict[int, _ProgramQueue] = {}
+        self.heap: list[tuple[_Place, int, _ProgramQueue]] = []  # place may be outdated, and some no longer wait
+
+
+class _PriorityQueue:
+    """The clients with waiting requests of one priority. turn: the client that is served until its account reaches
+    `turn_end` tokens."""
+
+    def __init__(self) -> None:
+        self.clients: dict[int, _ClientQueue] = {}
+        self.turn: _ClientQueue | None = None
+        self.turn_end = 0
+
+    def next_client(self) -> _ClientQueue:
+        """The client whose turn it is. After a quantum the turn passes to the one with the fewest tokens."""
+        clients, turn = self.clients, self.turn
+        if len(clients) == 1:
+            return next(iter(clients.values()))
+        if turn is None or turn.account.n_served >= self.turn_end or not turn.programs:
+            by_share = sorted(clients.items(), key=lambda item: (item[1].account.n_served, item[0]))[:2]
+            self.turn = turn = by_share[0][1]
+            self.turn_end = by_share[1][1].account.n_served + QUANTUM
+        return turn
+
+
+class ProgramOrder(QueueOrder):
+    """By priority, then client, then program, and within a program depth-first."""
+
+    def __init__(self, is_fair: bool) -> None:
+        """is_fair: the client's program with the fewest tokens goes first; otherwise its oldest."""
+        self._is_fair = is_fair
+        self._priorities: dict[int, _PriorityQueue] = {}
+        self._numbers = count()  # so that a heap never compares programs
+
+    def __iter__(self) -> Iterator[Request]:
+        for priority in self._priorities.values():
+            for client in priority.clients.values():
+                for program in client.programs.values():
+                    yield from program.requests
+
+    def add(self, request: Request) -> None:
+        run = request.run
+        clients = self._priorities.setdefault(run.priority, _PriorityQueue()).clients
+        client = clients.setdefault(run.client, _ClientQueue(request.client))
+        program = client.programs.get(request.serial)
+        if program is None:
+            program = client.programs[request.serial] = _ProgramQueue(request, self._is_fair)
+            heappush(client.heap, (program.place, next(self._numbers), program))
+        insort(program.requests, request, key=_rank)
+
+    def remove(self, request: Request) -> None:
+        run = request.run
+        clients = self._priorities[run.priority].clients
+        client = clients[run.client]
+        program = client.programs[request.serial]
+        del program.requests[bisect_left(program.requests, request.key, key=_rank)]
+        if program.requests:
+            return
+        del client.programs[program.serial]
+        if len(client.heap) > 64 + 2 * len(client.programs):
+            client.heap = [(p.place, next(self._numbers), p) for p in client.programs.values()]
+            heapify(client.heap)
+        if client.programs:
+            return
+        del clients[run.client]
+        if not clients:
+            del self._priorities[run.priority]
+
+    def first(self) -> Request:
+        client = self._priorities[max(self._priorities)].next_client()
+        heap = client.heap
+        while True:
+            place, number, program = heap[0]
+            if client.programs.get(program.serial) is not program:
+                heappop(heap)
+            elif (current := program.place) != place:
+                heapreplace(heap, (current, number, program))
+            else:
+                return program.requests[0]
+
+
+# ---- by what is in the tree ----------------------------------------------------------------------------------------
+
+
+class PrefixOrder(QueueOrder):
+    """The longest prefix in the tree first. Each request is matched once. When a prompt is published, its neighbors in
+    sorted order are updated. An eviction is noticed when its request comes first."""
+
+    def __init__(self, n_matched: Callable[[Request], int]) -> None:
+        self._n_matched = n_matched
+        self._n_cached: dict[int, int] = {}  # by rid: tokens of each waiting request that were in the tree
+        self._heap: list[tuple[int, float, int, int, Request]] = []  # stale where the length is not that above
+        self._sorted: list[tuple[bytes, bytes, int, Request]] = []  # namespace, ids, rid
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for *_, request in self._sorted)
+
+    def add(self, request: Request) -> None:
+        insort(self._sorted, (request.run.namespace, request.run.ids, request.rid, request))
+        self._push(request, self._n_matched(request))
+
+    def _push(self, request: Request, n_cached: int) -> None:
+        self._n_cached[request.rid] = n_cached
+        run = request.run
+        heappush(self._heap, (-run.priority, run.deadline or inf, -n_cached, request.rid, request))
+        if len(self._heap) > 64 + 4 * len(self._n_cached):
+            self._heap = [entry for entry in self._heap if self._n_cached.get(entry[3]) == -entry[2]]
+            heapify(self._heap)
+
+    def remove(self, request: Request) -> None:
+        del self._n_cached[request.rid]
+        del self._sorted[bisect_left(self._sorted, (request.run.namespace, request.run.ids, request.rid))]
+
+    def first(self) -> Request:
+        heap = self._heap
+        while self._n_cached.get(heap[0][3]) != -heap[0][2]:
+            heappop(heap)
+        return heap[0][4]
+
+    def is_still_first(self, request: Request, n_cached: int) -> bool:
+        if n_cached > self._n_cached[request.rid] - WORTH_MOVING:
+            return True
+        self._push(request, n_cached)
+        return False
+
+    def published(self, request: Request) -> None:
+        ids, namespace = request.run.ids, request.run.namespace
+        at = bisect_left(self._sorted, (namespace, ids))
+        for neighbors in (
+            range(at, min(at + _N_NEIGHBORS, len(self._sorted))),
+            range(at - 1, max(at - 1 - _N_NEIGHBORS, -1), -1),
+        ):
+            for i in neighbors:
+                other = self._sorted[i]
+                n = n_common(ids, 0, other[1]) if other[0] == namespace else 0
+                if n < self._n_cached[other[2]] + WORTH_MOVING:
+                    break
+                self._push(other[3], n)
+
+
+# ---- the queue -------------------------------------------------------------------------------------------------------
 
 
 class Queue:
@@ -39,12 +257,13 @@ class Queue:
     def __init__(self, schedule: Schedule, n_matched: Callable[[Request], int]) -> None:
         """n_matched: how many tokens of a request are in the tree."""
         self._is_by_program = schedule in ("dfs", "fair")
-        self._order: QueueOrder
+        self.order: QueueOrder
         if schedule == "lpm":
-            self._order = PrefixOrder(n_matched)
+            self.order = PrefixOrder(n_matched)
         else:
-            self._order = ProgramOrder(is_fair=schedule == "fair") if self._is_by_program else ArrivalOrder()
-        self._accounts = _Accounts()
+            self.order = ProgramOrder(is_fair=schedule == "fair") if self._is_by_program else ArrivalOrder()
+        self._clients: dict[int, ServiceAccount] = {}  # of those with requests here
+        self._programs: OrderedDict[tuple[int, int], ServiceAccount] = OrderedDict()  # of recent ones too
         self._arrivals: deque[tuple[float, Request]] = deque()  # start of each wait, oldest first; some are over
         self._unstamped: list[Request] = []  # whose wait starts at the next `start_waits`
         self._usual_wait = 0.0
@@ -56,23 +275,37 @@ class Queue:
         return self._n
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._order)
+        return iter(self.order)
 
     def register(self, request: Request, arrival: int) -> None:
         """Give a new request its accounts and its rank."""
-        self._accounts.register(request)
         run = request.run
+        client = self._clients.get(run.client)
+        if client is None:
+            least = min((account.n_served for account in self._clients.values()), default=0)
+            client = self._clients[run.client] = ServiceAccount(least)
+        key = run.client, request.serial
+        program = self._programs.setdefault(key, ServiceAccount(0))
+        self._programs.move_to_end(key)
+        for account in (client, program):
+            account.n_requests += 1
+        request.client, request.program = client, program
+        while len(self._programs) > N_KNOWN and not next(iter(self._programs.values())).n_requests:
+            self._programs.popitem(last=False)
         request.key = -run.priority, run.deadline or inf, run.order if self._is_by_program else (), arrival
 
     def unregister(self, request: Request) -> None:
         """The request has ended."""
-        self._accounts.unregister(request)
+        request.program.n_requests -= 1
+        request.client.n_requests -= 1
+        if not request.client.n_requests:
+            del self._clients[request.run.client]
 
     def add(self, request: Request) -> None:
         """The request waits, counted from the next `start_waits`, or from before where `set_aside` removed it."""
         self._n += 1
         request.is_waiting = True
-        self._order.add(request)
+        self.order.add(request)
         if isnan(request.waiting_since):
             self._unstamped.append(request)
 
@@ -80,7 +313,7 @@ class Queue:
         """Take the request out until it is added again. Its wait goes on."""
         self._n -= 1
         request.is_waiting = False
-        self._order.remove(request)
+        self.order.remove(request)
 
     def remove(self, request: Request) -> None:
         """The request waits no longer."""
@@ -118,41 +351,4 @@ class Queue:
                     self.aged = request
                     return request
         self.aged = None
-        return self._order.first()
-
-    def is_still_first(self, request: Request, n_cached: int) -> bool:
-        """Whether the first stays first, now that n_cached tokens of it were found in the tree. If not, call `first`
-        again."""
-        return self._order.is_still_first(request, n_cached)
-
-    def published(self, request: Request) -> None:
-        """The request's prompt is in the tree now."""
-        self._order.published(request)
-
-
-class _Accounts:
-    """Accounts of all clients with requests here, and of recent programs."""
-
-    def __init__(self) -> None:
-        self._clients: dict[int, ServiceAccount] = {}
-        self._programs: OrderedDict[tuple[int, int], ServiceAccount] = OrderedDict()
-
-    def register(self, request: Request) -> None:
-        client = self._clients.get(request.run.client)
-        if client is None:
-            least = min((account.n_served for account in self._clients.values()), default=0)
-            client = self._clients[request.run.client] = ServiceAccount(least)
-        key = request.run.client, serial(request)
-        program = self._programs.setdefault(key, ServiceAccount(0))
-        self._programs.move_to_end(key)
-        for account in (client, program):
-            account.n_requests += 1
-        request.client, request.program = client, program
-        while len(self._programs) > N_KNOWN and not next(iter(self._programs.values())).n_requests:
-            self._programs.popitem(last=False)
-
-    def unregister(self, request: Request) -> None:
-        request.program.n_requests -= 1
-        request.client.n_requests -= 1
-        if not request.client.n_requests:
-            del self._clients[request.run.client]
+        return self.order.first()

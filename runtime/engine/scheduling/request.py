@@ -2,11 +2,7 @@
 
 A request has no phase, only counts: of its `n_total` tokens, `n_computed` have their keys and values in its pages, and
 a step computes `n_new` more. Prefill, a chunk of it, decode and a prefix found in the tree are this one case. A step
-that reaches the last token also samples the next one.
-
-A step may be planned while the one before it is still computed. `n_inflight` and `n_pending` then say by how much that
-step will have advanced the counts.
-"""
+that reaches the last token also samples the next one."""
 
 from __future__ import annotations
 
@@ -100,6 +96,11 @@ class Request:
         return self.lease.pages[i // page] * page + i % page
 
     @property
+    def serial(self) -> int:
+        """The number of its program; -1 if it belongs to none."""
+        return self.run.order[0] if self.run.order else -1
+
+    @property
     def n_total(self) -> int:
         return len(self.ids)
 
@@ -122,12 +123,10 @@ class Request:
 
 
 class Work(NamedTuple):
-    """What one request does in one step: compute tokens start .. start + n_new into the pages of its lease.
-
-    draws: the last row samples the next token. n_scored: number of tokens from `score_at` on that get their logprob.
-    draft: tokens computed after the last one, each of whose rows samples too. parents: for each draft token the index
-    of the draft token it follows, always a lower one, or -1 for the text; () where each follows the one before it.
-    """
+    """What one request does in one step: compute tokens start .. start + n_new into the pages of its lease. draws: the
+    last row samples the next token. n_scored: number of tokens from `score_at` on that get their logprob. draft: tokens
+    computed after the last one, each of whose rows samples too. parents: for each draft token the index of the draft
+    token it follows, always a lower one, or -1 for the text; () where each follows the one before it."""
 
     request: Request
     lease: Lease
@@ -164,9 +163,8 @@ def make_work(request: Request, n_new: int) -> Work:
 
 
 class Plan(NamedTuple):
-    """One step. It first does the moves between device and host memory, in order, then the copies (source page,
-    destination page, n_slots), then computes the works. is_ahead: it was planned while the step before it was computed,
-    so a work may start with a token that is not known yet."""
+    """One step: moves between device and host memory, in order, then copies (source page, destination page, n_slots),
+    then works. is_ahead: planned while the step before it was computed, so a work may start with an unknown token."""
 
     works: tuple[Work, ...]
     copies: tuple[tuple[int, int, int], ...] = ()
@@ -180,12 +178,9 @@ class Plan(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What the model gave for a plan.
-
-    ids: for each work that samples, in order, one token, and one more per token of its draft. logprobs: by rid, one
-    entry per such token, where requested. scores: by rid, the logprobs of the step's scored tokens; tops: the same with
-    alternatives, where requested.
-    """
+    """What the model gave for a plan. ids: for each work that samples, in order, one token, and one more per token of
+    its draft. logprobs: by rid, one entry per such token, where requested. scores: by rid, the logprobs of the step's
+    scored tokens; tops: the same with alternatives, where requested."""
 
     ids: list[int]
     logprobs: dict[int, list[TopLogprobs]]

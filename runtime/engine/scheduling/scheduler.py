@@ -1,19 +1,18 @@
 """Decides how many tokens of each request the next step computes. No torch, no clock, no chance: the same messages
 give the same plans.
 
-Waiting requests are in one queue by (Run.order, arrival), running ones in a list by rank. A plan first gives each
-decode its token, then gives chunks of prompts what is left of the token budget, then starts waiting requests with the
-rest. A request whose prefix is being computed by another one right now holds nothing and waits until that prefix is in
-the tree, so n requests with the same new prefix cost one prefill. A step is planned while the one before it is computed
-where counts alone suffice (`plan_ahead`).
+A plan first gives each decode its token, then gives chunks of prompts what is left of the token budget, then starts
+waiting requests with the rest. A request whose prefix is being computed by another one right now waits until that
+prefix is in the tree, so n requests with the same new prefix cost one prefill. A step is planned while the one before
+it is computed where counts alone suffice (`plan_ahead`).
 
-When pages run out, the running request of the last rank is retracted: its lease is closed (what it computed stays in
-the tree until it is evicted) and it queues again with all its tokens. The first in rank always makes progress, and a
-request alone always fits (`take` refuses others), so there is no deadlock and only time is lost.
-"""
+When pages run out, the running request of the last rank is retracted: its lease is closed and it queues again with all
+its tokens. The first in rank always makes progress, and a request alone always fits (`take` refuses others), so there
+is no deadlock and only time is lost."""
 
 from __future__ import annotations
 
+from array import array
 from bisect import insort
 from collections.abc import Sequence
 from itertools import pairwise
@@ -28,12 +27,11 @@ from banyan.runtime.engine.scheduling.admission import AdmissionControl, StepTim
 from banyan.runtime.engine.scheduling.output_lengths import Growth, OutputLengths, peak
 from banyan.runtime.engine.scheduling.queue import Queue
 from banyan.runtime.engine.scheduling.request import NO_TOKEN, Plan, Request, Result, Work, make_work
-from banyan.runtime.engine.scheduling.step_report import StepReport
 from banyan.runtime.engine.scheduling.validate import EngineLimits, admit
 from banyan.runtime.engine.speculation.depth_control import DepthController
 from banyan.runtime.engine.speculation.draft import accept_path, slot_moves
 from banyan.runtime.errors import BadMessage, BanyanError, ConstraintBroke
-from banyan.runtime.protocol.wire import Abort, Failed, FinishReason, ProgramEnded, Run, Step, TopLogprobs
+from banyan.runtime.protocol.wire import Abort, Failed, Finish, FinishReason, ProgramEnded, Run, Step, TopLogprobs
 
 WORTH_WAITING = 16  # tokens: requests that share a shorter new prefix all compute it, because waiting costs a step
 FORESIGHT = 1.0
@@ -105,16 +103,14 @@ class Scheduler:
                 raise BadMessage(f"request {order.rid} exists already")
             return admit(order, self.limits, self.cache.n_pages, self.cache.page)
         except BanyanError as e:
-            self._report.fail(order.rid, e.code, e.message)
+            self._report.failed.append(Failed(order.rid, 0, e.code, e.message))
             return 0
 
     # ---- plan ------------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> Plan | None:
-        """The next step, or None where there is nothing to do. now: seconds; only differences count.
-
-        Claims pages through leases, evicts and retracts. Counts move in `commit`.
-        """
+        """The next step, or None where there is nothing to do. now: seconds; only differences count. Claims pages,
+        evicts and retracts. Counts move in `commit`."""
         if self.cache.quarantined and not self.running:
             self.cache.readmit()  # otherwise a request alone might not fit
         n_decoding = sum(request.n_computed >= request.n_submitted for request in self.running)
@@ -127,11 +123,8 @@ class Scheduler:
 
     def plan_ahead(self, inflight: Plan, now: float) -> Plan | None:
         """The step after one that is still being computed, planned by counts alone. None where counts do not suffice or
-        there is nothing to do; then call `plan` once `inflight` is committed.
-
-        A request that ends with the token being sampled has one row too many in this step, and `commit` ignores it. Its
-        KV goes into a slot behind the text, which the slot's next owner overwrites before reading it.
-        """
+        there is nothing to do. A request that ends with the token being sampled has one row too many in this step,
+        which `commit` ignores; its KV goes into a slot behind the text."""
         if inflight.is_ahead:
             self._step_time.note(now, inflight.n_rows)  # the step before it has been committed, so it starts now
         current = [work for work in inflight.works if work.is_current]
@@ -149,8 +142,7 @@ class Scheduler:
 
     def _can_plan_ahead(self, work: Work) -> bool:
         """Whether the request's next work is independent of the token being sampled: of how much of a draft is
-        accepted, of what a constraint then forces, and of what a drafter would propose. It also needs its pages; if
-        there are none, a request may end with this step and free some."""
+        accepted, what a constraint then forces, and what a drafter would propose. It also needs its pages."""
         request, n_pending = work.request, work.n_pending
         if work.draft or work.n_scored:
             return False
@@ -212,7 +204,7 @@ class Scheduler:
                 break
             run, owner = request.run, (request.run.client, *request.run.order[:1])
             lease = self.cache.open(request.ids.tobytes(), run.namespace, request.n_reusable, run.priority, owner)
-            if not waiting.is_still_first(request, lease.n_cached):
+            if not waiting.order.is_still_first(request, lease.n_cached):
                 lease.close()
                 continue
             if self._is_being_computed(request, lease.n_cached):
@@ -290,15 +282,11 @@ class Scheduler:
         return self.cache.tree.match(root, request.ids.tobytes(), request.n_reusable)[1] if root else 0
 
     def _is_being_computed(self, request: Request, n_cached: int) -> bool:
-        """Whether this step computes more of the request's prefix than the tree has.
-
-        A running request that still prefills when waiting ones are considered ends its prefill in this step: the budget
-        has tokens left, so it got all it needed. The wait is therefore one step, whatever happens to the other request.
-        """
+        """Whether this step computes more of the request's prefix than the tree has. The wait is one step: as the
+        budget has tokens left for waiting requests, every running one ends its prefill in this step."""
         if not self.cache.enabled or n_cached >= request.n_reusable:
             return False
-        found = self.cache.in_flight.find(request.run.ids, request.run.namespace)
-        if found is None:
+        if (found := self.cache.in_flight.find(request.run.ids, request.run.namespace)) is None:
             return False
         owner: Request = found[0]
         n, lease = min(found[1], request.n_reusable), owner.lease
@@ -410,7 +398,8 @@ class Scheduler:
 
     def report(self) -> tuple[Step, Sequence[Failed]]:
         """What happened since the last report."""
-        step, failed = self._report.take()
+        step, failed = self._report.step(), self._report.failed
+        self._report = StepReport()
         self.counts["generated_tokens"] += len(step.ids) // 4
         return step, failed
 
@@ -425,7 +414,7 @@ class Scheduler:
             request.n_published = n
             if is_prompt and n >= request.n_submitted:
                 self.cache.in_flight.release(request)
-                self.waiting.published(request)
+                self.waiting.order.published(request)
 
     # ---- the end of a request --------------------------------------------------------------------------------------
 
@@ -444,7 +433,7 @@ class Scheduler:
         self._release(request)
         self.waiting.unregister(request)
         self.drafting.end(request)
-        self._report.fail(request.rid, code, message)
+        self._report.failed.append(Failed(request.rid, 0, code, message))
 
     def _retract(self, request: Request) -> None:
         self.counts["retractions"] += 1
@@ -504,3 +493,45 @@ class Scheduler:
             assert r.n_inflight == r.n_pending == 0, "counts of a step in flight are set outside plan_ahead"
         assert len(running) <= self.max_running
         assert len(self.cache.in_flight) == sum(r.n_computed < r.n_submitted for r in running)
+
+
+class StepReport:
+    """New tokens, finished and failed requests of one report."""
+
+    def __init__(self) -> None:
+        self._rids, self._n_new, self._ids = array("q"), array("i"), array("i")
+        self._logprobs: dict[int, tuple[TopLogprobs, ...]] = {}
+        self._cached: dict[int, int] = {}
+        self._finished: list[Finish] = []
+        self.failed: list[Failed] = []
+
+    def tokens(self, request: Request, tokens: Sequence[int]) -> None:
+        """Add output tokens, which the request already has."""
+        if not tokens:
+            return
+        if request.n_out == len(tokens):
+            self._cached[request.rid] = max(request.n_cached, 0)
+        self._ids.extend(tokens)
+        if self._rids and self._rids[-1] == request.rid:
+            self._n_new[-1] += len(tokens)
+        else:
+            self._rids.append(request.rid)
+            self._n_new.append(len(tokens))
+
+    def logprobs(self, request: Request, tops: Sequence[TopLogprobs]) -> None:
+        """Add the logprobs of a request's latest tokens; empty where they were not requested."""
+        if tops:
+            self._logprobs[request.rid] = (*self._logprobs.get(request.rid, ()), *tops)
+
+    def finish(self, request: Request, reason: FinishReason, stop_id: int, drafts: dict[str, tuple[int, int]]) -> None:
+        """Add a finished request. drafts: by drafter, how many tokens were drafted and how many accepted."""
+        n_drafted, n_accepted = (sum(n) for n in zip(*drafts.values(), strict=True)) if drafts else (0, 0)
+        r = request
+        self._finished.append(
+            Finish(r.rid, reason, stop_id, r.n_prompt, max(r.n_cached, 0), r.scores.tobytes(), r.start_time,
+                   n_drafted, n_accepted, r.drafted.tobytes(), tuple(r.tops), drafts)
+        )  # fmt: skip
+
+    def step(self) -> Step:
+        ids = self._rids.tobytes(), self._n_new.tobytes(), self._ids.tobytes()
+        return Step(*ids, self._logprobs, tuple(self._finished), self._cached)

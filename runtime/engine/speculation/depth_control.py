@@ -6,34 +6,28 @@ drafts by the same drafter, and from all requests' drafts of the same kind (how 
     chance = (own.n_right + TRUST * kind.rate) / (own.n_judged + TRUST)
 
 A token is accepted with p = the product of the chances along its path, and then adds one token to the step's output.
-The chains of all drafters are merged into one tree per request (`draft_tree`).
 
-Cost. A step with R requests that sample and E draft tokens takes, in seconds, with coefficients fitted to measured
-steps (`step_cost`):
+Cost. A step with R requests that sample and E draft tokens takes T(R, E) = a + b R + c E seconds, with coefficients
+fitted to measured steps (`step_cost`).
 
-    T(R, E) = a + b R + c E
-
-Choice. The drafts of all requests end at one probability: the threshold out of LEVELS that maximizes tokens per second,
+Choice. The chains of all drafters are merged into one tree per request (`draft_tree`). All trees end at one
+probability: the threshold out of LEVELS that maximizes tokens per second,
 
     (R + sum of p over the E draft tokens with p >= threshold) / T(R, E)
 
-If that is not MIN_SPEEDUP times R / T(R, 0), nothing is drafted. So drafts are deep where outputs are predictable and
-rows are cheap, wide where no chain is certain, and absent where neither holds.
+If that is not MIN_SPEEDUP times R / T(R, 0), nothing is drafted. A drafter that runs a model is asked after the others,
+for the depth out of DEPTHS that maximizes the same quotient with its passes and the rows it must catch up with added to
+the seconds, if that is MIN_MODEL_SPEEDUP times the quotient without it. Otherwise it may use SHARE of the time for a
+short draft of one request, so that its acceptance rate stays known. For the same reason, proposals of the others are
+judged even when they are not computed; a request whose proposals are never worth it is asked about less and less often.
 
-A drafter that runs a model of its own is asked after the others, for the depth d out of DEPTHS that maximizes the same
-quotient with its d passes and the rows it must catch up with added to the seconds, if that is MIN_MODEL_SPEEDUP times
-the quotient without it. Where it does not pay, it may use SHARE of the time for a short draft of one request, so that
-its acceptance rate stays known. Proposals of the other drafters are judged even when they are not computed, for the
-same reason; a request whose proposals are never worth computing is asked about less and less often.
-
-Drafts only use what is left: the token budget after all prompts, and pages that are free or can be evicted.
-"""
+Drafts only use what is left: the token budget after all prompts, and pages that are free or can be evicted."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from operator import mul
+from operator import attrgetter, mul
 
 from banyan.runtime.engine.scheduling.request import MAX_TREE, Plan, Request, Work
 from banyan.runtime.engine.speculation.draft import Drafter
@@ -49,9 +43,7 @@ MEMORY, LONG_MEMORY = 0.9, 0.998
 MAX_CREDIT = 4
 """Most right tokens counted for one draft whose tokens are all uncertain, so that a long one does not dominate."""
 LEVELS = 0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05  # thresholds that are tried
-MIN_SPEEDUP, MIN_MODEL_SPEEDUP = 1.03, 1.1
-"""See the module. The second is larger because a model's passes certainly take their time, whereas gains are
-guesses."""
+MIN_SPEEDUP, MIN_MODEL_SPEEDUP = 1.03, 1.1  # see the module; a model's passes certainly cost, and gains are guesses
 MAX_MISSES = 4  # proposals in a row that were not worth computing, after which drafters are asked less often
 MAX_PAUSE = 32
 """Most steps without asking for a request; and as many more where that lets steps be planned ahead (`can_skip`)."""
@@ -114,22 +106,14 @@ class DepthController:
         self.proposed: dict[int, _DraftHistory] = {}  # by rid: those with proposals to be judged after this step
         self._n_steps = 0  # planned
         self._next_ask: dict[int, int] = {}  # by rid: the first step in which to ask again
-        self._kind_rates = [[AcceptanceRate(TRUST, TRUST * FIRST_RATE) for _ in range(d.n_kinds)] for d in drafters]
-        self._other_rates = [
-            [AcceptanceRate(TRUST, TRUST * FIRST_OTHER_RATE) for _ in range(d.n_kinds)] for d in drafters
-        ]
+        self._kind_rates, self._other_rates = (  # by drafter and kind
+            [[AcceptanceRate(TRUST, TRUST * first) for _ in range(d.n_kinds)] for d in drafters]
+            for first in (FIRST_RATE, FIRST_OTHER_RATE)
+        )
         self._hit_rate = 1.0  # the share of asks that led to a draft; fades
         self._mean_length = 0.0  # draft tokens per request that samples, in steps with room for them; fades
         self._allowance = [0.0] * len(self.drafters)  # seconds that each may spend where it does not pay
         self.counts = {d.name: [0, 0] for d in self.drafters}  # drafted, accepted
-
-    def warm_up(self, n_rows: int) -> None:
-        for drafter in self.drafters:
-            drafter.warm_up(n_rows)
-
-    def set_vocabulary(self, spelling: Sequence[bytes], control: Collection[int]) -> None:
-        for drafter in self.drafters:
-            drafter.set_vocabulary(spelling, control)
 
     # ---- plan ------------------------------------------------------------------------------------------------------
 
@@ -159,7 +143,7 @@ class DepthController:
                 self._ask(d, asks)
         asked = [turn for turn in turns if turn[1].chains]
         for i, history, _ in asked:
-            history.chains.sort(key=_minus_chance)
+            history.chains.sort(key=attrgetter("chance"), reverse=True)
             history.branches = merge(history.chains)
             self.proposed[works[i].request.rid] = history
         threshold = self._threshold([history.branches for _, history, _ in asked], n_draws, seconds)
@@ -201,10 +185,8 @@ class DepthController:
         return n
 
     def can_skip(self, request: Request) -> bool:
-        """Whether the next step may have no draft for the request, so that it can be planned ahead.
-
-        A request that is asked about less often waits up to MAX_PAUSE steps longer. In a large batch it would otherwise
-        be some request's turn in every step; so they are asked about together."""
+        """Whether the next step may have no draft for the request, so that it can be planned ahead. A request that is
+        asked about less often waits up to MAX_PAUSE steps longer, so that many are asked about in one step."""
         return not self.drafters or self._n_steps + 1 < self._next_ask.get(request.rid, -MAX_PAUSE) + MAX_PAUSE
 
     def skip_step(self) -> None:
@@ -280,8 +262,7 @@ class DepthController:
 
     def _lengths(self, branches: Sequence[DraftBranch], threshold: float, n: int, share: float) -> list[int]:
         """How many tokens of each branch to compute. The most likely branch is computed to its end where the drafter
-        knew no more (it could have proposed n) and the expected cost of the rest is below that of the step it may
-        spare. share: one request's share of a step, in seconds."""
+        knew no more (it could have proposed n) and that may spare a step of `share` seconds for less."""
         lengths = [branch.length(threshold) for branch in branches]
         first = branches[0]
         n_left = len(first.tokens) - lengths[0]
@@ -360,7 +341,3 @@ class DepthController:
         """Raises AssertionError where something is kept of a request that has ended."""
         kept = self._histories.keys() | self._next_ask.keys() | self.proposed.keys()
         assert kept <= alive, "drafts of a request that has ended"
-
-
-def _minus_chance(chain: Chain) -> float:
-    return -chain.chance

@@ -1,21 +1,14 @@
 """Drafts: tokens proposed before the model has sampled them, and how they are verified.
 
 A draft is a tree: each of its tokens follows another of them, or the text. One forward pass computes the last token of
-a request and, behind it, all tokens of its draft; each draft token sees the text and its own ancestors. The sampler
-samples from every row. From the last token's row on, the draft is followed: if one of its next tokens is the one that
-was sampled, that token is accepted and its row says what comes next; otherwise the sampled token ends the draft. So
-each output token is one that the model sampled with the random number of its position. With a seed, outputs are the
-same with drafts and without.
+a request and all tokens of its draft; each draft token sees the text and its own ancestors, and the sampler samples
+from every row. A draft token is accepted where it is the one that was sampled behind its accepted parent. So each
+output token is one that the model sampled with the random number of its position: with a seed, outputs are the same
+with drafts and without.
 
 For one chain this is rejection sampling (Leviathan et al., Fast inference from transformers via speculative decoding,
-2023): token x is accepted with probability p(x), and its replacement is distributed as p without x. For a tree it is
-that of SpecInfer (Miao et al., 2024) with deterministic drafts. One uniform number per position is the coupling of
-Daliri et al., Coupling without communication and drafter-invariant speculative decoding, 2024.
-
-Reading order of this folder: here, the terms and the verification; `tree` with `ngram_index` and `quotes`, `ngram`,
-`model` and `heads`, the drafters; `drafters`, which makes them; `draft_tree` and `step_cost`, gain and cost of a
-draft; `depth_control`, which decides who gets a draft and how long.
-"""
+2023); for a tree, that of SpecInfer (Miao et al., 2024) with deterministic drafts. One uniform number per position is
+the coupling of Daliri et al., Coupling without communication and drafter-invariant speculative decoding, 2024."""
 
 from __future__ import annotations
 
@@ -37,11 +30,8 @@ class Proposal(NamedTuple):
 
 
 class Drafter:
-    """Proposes continuations of outputs. Forgets a request at `end`.
-
-    cost: of a drafter that runs a model: seconds of one pass, by requests and by rows to catch up with. It is asked
-    only where that pays. None: a proposal costs next to nothing.
-    """
+    """Proposes continuations of outputs. cost: of one pass of a drafter that runs a model, in seconds by requests and
+    by rows to catch up with; it is asked only where that pays. None: a proposal costs next to nothing."""
 
     name: str
     n_kinds: int

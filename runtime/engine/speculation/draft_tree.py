@@ -1,8 +1,6 @@
 """Merges the chains of several drafters into one tree: shared tokens occur once, and it branches where they differ.
 
-A tree is stored as branches, which are runs of tokens, because nearly all trees have one or two. Each branch knows the
-probability that the draft is right up to each of its tokens.
-"""
+A tree is stored as branches, which are runs of tokens, because nearly all trees have one or two."""
 
 from __future__ import annotations
 
@@ -160,33 +158,23 @@ def trim(request: Request, draft: DraftTokens, budget: int) -> DraftTokens:
             guide.rollback(n)
         del tokens[n:], draft.drafters[n:]
         return draft
-    is_kept = [token not in stops for token in tokens]
-    if guide is not None:
-        depth = [0] * n  # of an accepted token with its ancestors; -1: not accepted
-        n_in = 0
-        for i, token in enumerate(tokens):
-            above = depth[parents[i]] if parents[i] >= 0 else 0
-            depth[i] = -1
-            if is_kept[i] and above >= 0:
-                guide.rollback(n_in - above)
-                n_in = above
-                if guide.accept((token,)):
-                    n_in = depth[i] = above + 1
-            is_kept[i] = depth[i] >= 0
-        guide.rollback(n_in)
-    return draft if all(is_kept) else _prune(draft, is_kept)
-
-
-def _prune(draft: DraftTokens, is_kept: Sequence[bool]) -> DraftTokens:
-    """Drop the tokens that are not kept, and those below them."""
-    index: dict[int, int] = {-1: -1}
     out = DraftTokens(array("i"), [], [])
+    index, depth = {-1: -1}, {-1: 0}  # by number in `draft`, of the tokens that are kept: number in `out`, and depth
+    n_in = 0  # tokens that the guide has accepted
     for i, (token, parent, drafter) in enumerate(zip(*draft, strict=True)):
-        above = index.get(parent)
-        if is_kept[i] and above is not None:
-            index[i] = len(out.tokens)
-            out.tokens.append(token)
-            out.parents.append(above)
-            out.drafters.append(drafter)
+        if token in stops or parent not in index:
+            continue
+        if guide is not None:
+            guide.rollback(n_in - depth[parent])
+            n_in = depth[parent]
+            if not guide.accept((token,)):
+                continue
+            n_in += 1
+        index[i], depth[i] = len(out.tokens), depth[parent] + 1
+        out.tokens.append(token)
+        out.parents.append(index[parent])
+        out.drafters.append(drafter)
+    if guide is not None:
+        guide.rollback(n_in)
     is_chain = all(parent == i - 1 for i, parent in enumerate(out.parents))
     return out._replace(parents=[]) if is_chain else out

@@ -1,8 +1,6 @@
 """Drafters that read the large model's last hidden states: EAGLE and Medusa heads. See model/heads.py.
 
-The large model stores a hidden state beside each slot's KV, so a head also finds what another request computed of a
-shared page.
-"""
+The large model stores a hidden state beside each slot's KV, so heads work on shared pages too."""
 
 from __future__ import annotations
 

@@ -1,15 +1,12 @@
 """The drafter that runs a smaller model with the same tokenizer.
 
-It runs as the large model does: batched over requests, and on the same pages. A page's slots hold its tokens' KV in the
-pools of both models, so what one request computed is found by all that share the page. But the small model skips parts
-of the text, as it is asked only where that pays. So it remembers for each page which text its slots hold, as a digest
-of the text up to the page's end. Missing KV is computed as a chunk when it is needed. Wrong KV would only make a bad
-draft.
+It runs as the large model does: batched over requests, and on the same pages, whose slots hold its tokens' KV in the
+pools of both models. But the small model is asked only where that pays, so it skips parts of the text. For each page it
+remembers a digest of the text up to the page's end whose KV its slots hold. Missing KV is computed as a chunk when it
+is needed. Wrong KV would only make a bad draft.
 
-Where tokens are sampled, it samples with the random numbers of the same positions. Where both models agree on the
-distribution, they agree on the token. (Daliri et al., Coupling without communication and drafter-invariant speculative
-decoding, 2024.) For greedy requests it proposes its best tokens, and beside the first ones its second best.
-"""
+Where tokens are sampled, it uses the random numbers of the same positions: where both models agree on the distribution,
+they agree on the token. For greedy requests it proposes its best tokens, and beside the first ones its second best."""
 
 from __future__ import annotations
 

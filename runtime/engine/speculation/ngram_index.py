@@ -1,8 +1,6 @@
 """A hash table from n-grams to where they last occurred, for the drafters that copy.
 
-The table has a fixed size and no chains: a later n-gram overwrites an earlier one with the same hash, so memory is
-bounded and recent text is found. Its answers are hints; the caller compares the tokens.
-"""
+A later n-gram overwrites an earlier one with the same hash. The answers are hints; the caller compares the tokens."""
 
 from __future__ import annotations
 
@@ -62,12 +60,9 @@ class NgramIndex:
                 yield numbers[(value + salt * factor & _WORD) >> shift] - 1
 
     def put(self, pieces: Sequence[Piece]) -> None:
-        """Index all pieces, later ones over earlier ones. All have the same number of salts. One call for many pieces
-        costs little more than for one.
-
-        The n-grams that begin before a piece's first token are hashed over whatever comes before it in the joined
-        array. Leaving them out would cost more than a lookup that finds one, as the caller compares the tokens.
-        """
+        """Index all pieces, later ones over earlier ones. All have the same number of salts. The n-grams that begin
+        before a piece's first token are hashed over whatever comes before it in the joined array: leaving them out
+        would cost more than a lookup that finds one."""
         longest = self.orders[0]
         joined, lengths, numbers = array("i", bytes(longest * array("i").itemsize)), list[int](), list[int]()
         for ids, start, stop, _, base in pieces:

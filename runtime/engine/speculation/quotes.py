@@ -1,17 +1,14 @@
 """Learns which parts of a prompt an output quotes, so that a value can be drafted before its first token.
 
-A field of a record, or an argument of a call, is often a piece of the prompt. At its start n-grams do not help: behind
-`"city": "` other texts had other cities. But those texts had their cities from between "lives in" and ", is" of their
-prompts, and this prompt has its own city in that place. So for the tokens before a quote (the key), a rule keeps what
-was left and right of the quoted run in the prompt, as far as several texts agree on it, and the rule is matched against
-the prompt of each request that reaches the same key. (Induction heads do this for a run seen before: Olsson et al.,
-In-context learning and induction heads, 2022. Rules of left and right context generalized from pairs of examples:
-Califf and Mooney, Bottom-up relational learning of pattern matching rules for information extraction, 2003.)
+At the start of a field n-grams do not help: behind `"city": "` other texts had other cities. But those cities came from
+between "lives in" and ", is" of their prompts, and this prompt has its own city in that place. So for the tokens before
+a quote (the key), a rule keeps what was left and right of the quoted run in the prompt, as far as several texts agree
+on it. It is matched against the prompt of each request that reaches the same key. (Califf and Mooney, Bottom-up
+relational learning of pattern matching rules for information extraction, 2003.)
 
 A word starts with a space in prose and with none behind a quotation mark. Both are the same here: a *plain* text is a
 string with one character per token, in which a token that begins with a space is replaced by the one without it, where
-there is one.
-"""
+there is one."""
 
 from __future__ import annotations
 
@@ -49,8 +46,7 @@ FORESEEN = 0.8
 class _QuoteRule(NamedTuple):
     """lead: tokens between the key and the quote. left, right: plain context in the prompt. is_plain: the quote is
     copied in its plain form. following: tokens that came after the quote, the latest first. weight: words in left and
-    right. last: the last quote, plain. has_right: a quote may itself contain `right`. is_shared: learned from several
-    texts."""
+    right. last: the last quote, plain. has_right: a quote may contain `right`. is_shared: from several texts."""
 
     lead: array[int]
     left: str

@@ -9,9 +9,7 @@ SURPRISE = 2.0
 UPWARDS = 0.2
 """Weight of a step that took longer than expected, against one that took less. The fit is a lower curve, because other
 processes can only make a step slower."""
-WARM, SELDOM = 64, 4
-"""After WARM steps only every SELDOM-th step without extra rows is used. Most say nothing new, and a note takes 4
-us."""
+WARM, SELDOM = 64, 4  # after WARM steps only each SELDOM-th without extra rows is used, as a note takes 4 us
 
 
 class Cost:

@@ -1,14 +1,10 @@
 """The drafter that copies from other texts: from prompts in the radix tree, and from ended and running outputs.
 
-Each new token of any request is indexed once: of a prompt what the tree did not have (the rest was new in the request
-that put it there), and the output as it grows. N-grams of the same program are looked up first, because its branches
-and turns repeat each other, then those of all requests in the namespace, and of no other namespace. (Suffix decoding:
-Oliaro et al., SuffixDecoding, 2024; here with n-grams of fixed lengths in place of a suffix tree, so that memory is
-bounded and a lookup costs the same at any size.)
+Each new token of any request is indexed once. N-grams of the same program are looked up first, because its branches and
+turns repeat each other, then those of all requests in the namespace. (Oliaro et al., SuffixDecoding, 2024; here with
+n-grams of fixed lengths in place of a suffix tree, so that memory is bounded and a lookup costs the same at any size.)
 
-Of outputs under a constraint it also learns what they quoted of their prompts: see `quotes`. In free text quotes are
-few and short.
-"""
+Of outputs under a constraint it also learns what they quoted of their prompts: see `quotes`."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def test_cancel_during_message_handling_fails_pending_futures(join: Join) -> Non
     c = join(step_ms=5)
     program = c.program()
     future = program.future(7)  # never submitted
-    with c._loop.busy:  # the I/O thread is between two messages
+    with clients._busy:  # the I/O thread is between two messages
         program.cancel()
         c.forget_if_over(program.number)  # as on the next message
     with pytest.raises(Cancelled):

@@ -112,7 +112,7 @@ def test_programs_beyond_the_limit_wait_in_the_client_for_credit(
         for program in programs:
             assert program.future(0).result(60).samples[0].text == "1 2 3"
         assert 1 <= max(n_running) <= 3
-        wait_until(lambda: not c._admission and not c._programs, "the admission slots to be free")
+        wait_until(lambda: not c._admitted and not c._programs, "the admission slots to be free")
 
 
 def test_program_waiting_for_credit_can_be_cancelled(

@@ -318,14 +318,14 @@ def test_corrupted_cache_is_repaired_while_a_step_is_in_flight(
 ) -> None:
     """A restarted request may run on other pages while its previous step is still computed."""
     e = fake.engine(page=4)
-    answer = e.inspector.answer
+    answer = e.answer
 
     def answer_after_corruption(ask: Any) -> Any:
         if ask.what == "check":
             corrupt(e)
         return answer(ask)
 
-    e.inspector.answer = answer_after_corruption
+    e.answer = answer_after_corruption
     prompts = {rid: [rid, *range(9)] for rid in range(3)}
     runs = [fake.run(rid, prompt, LONG) for rid, prompt in prompts.items()]
     box = late.play(e, {0: runs, 9: [Ask(1, "check")]})

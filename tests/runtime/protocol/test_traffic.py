@@ -205,6 +205,7 @@ def test_collected_template_is_undefined_on_the_server(endpoint: bn.RuntimeEndpo
 def test_oversized_template_raises_with_its_size(
     endpoint: bn.RuntimeEndpoint, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(endpoint.client), "max_message", 300)
+    small = msgspec.structs.replace(endpoint.welcome, max_message=300)
+    monkeypatch.setattr(endpoint.client, "welcome", small)
     with pytest.raises(bn.BadMessage, match=r"this template takes \d+ bytes"):
         compile(review).run(*ITEMS[0], backend=endpoint)

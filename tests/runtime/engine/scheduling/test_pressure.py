@@ -276,5 +276,5 @@ def test_two_clients_get_equal_shares_of_computed_tokens(simulate: ModuleType) -
     m.on_step = lambda plan, step, seconds: served.update({w.request.run.client: w.n_new for w in plan.works})
     for _ in range(1500):
         m.step()
-    shares = [account.n_served for account in m.scheduler.waiting._accounts._clients.values()]
+    shares = [account.n_served for account in m.scheduler.waiting._clients.values()]
     assert 0.9 < shares[0] / shares[1] < 1.1

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from banyan.runtime.config import Schedule
-from banyan.runtime.engine.scheduling import policies, queue
+from banyan.runtime.engine.scheduling import queue
 from banyan.runtime.engine.scheduling.queue import Queue
 from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.protocol.wire import Run
@@ -65,7 +65,7 @@ def test_oldest_program_starts_first_and_depth_first(schedule: Schedule) -> None
 def test_fair_starts_the_least_served_program() -> None:
     d = Driver("fair")
     old = [d.add(0, k) for k in range(3)]
-    old[0].program.n_served = 2 * policies.QUANTUM
+    old[0].program.n_served = 2 * queue.QUANTUM
     d.add(1)
     d.add(2)
     assert d.starts() == [3, 4, 0, 1, 2]
@@ -76,7 +76,7 @@ def test_fair_does_not_alternate_between_equally_served_programs() -> None:
     for program in (0, 1):
         for k in range(4):
             d.add(program, k)
-    assert d.starts(serve=policies.QUANTUM // 4) == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert d.starts(serve=queue.QUANTUM // 4) == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("schedule", ["dfs", "fair"])
@@ -84,7 +84,7 @@ def test_clients_get_equal_shares(schedule: Schedule) -> None:
     d = Driver(schedule)
     for rid in range(60):
         d.add(rid, client=0 if rid < 40 else 1)  # client 0 arrives first and has twice as many
-    clients = [0 if rid < 40 else 1 for rid in d.starts(serve=policies.QUANTUM, least=20)]
+    clients = [0 if rid < 40 else 1 for rid in d.starts(serve=queue.QUANTUM, least=20)]
     assert 18 <= sum(clients) <= 21
     assert clients[:2] == [0, 1]
 
@@ -94,7 +94,7 @@ def test_client_keeps_its_turn_for_a_quantum(schedule: Schedule) -> None:
     d = Driver(schedule)
     for rid in range(16):
         d.add(rid, client=rid % 2)
-    turns = [rid % 2 for rid in d.starts(serve=policies.QUANTUM // 4)]
+    turns = [rid % 2 for rid in d.starts(serve=queue.QUANTUM // 4)]
     assert turns == [0] * 4 + [1] * 8 + [0] * 4
 
 
@@ -103,10 +103,10 @@ def test_late_client_gets_no_credit_for_its_absence(schedule: Schedule) -> None:
     d = Driver(schedule)
     for rid in range(10):
         d.add(rid, client=0)
-    d.starts(serve=10 * policies.QUANTUM, least=5)
+    d.starts(serve=10 * queue.QUANTUM, least=5)
     for rid in range(10, 15):
         d.add(rid, client=1)
-    turns = [rid >= 10 for rid in d.starts(serve=10 * policies.QUANTUM)]
+    turns = [rid >= 10 for rid in d.starts(serve=10 * queue.QUANTUM)]
     assert sum(turns[:4]) == 2
 
 
@@ -115,7 +115,7 @@ def test_account_of_a_departed_client_is_dropped() -> None:
     one = d.add(0, client=7)
     d.queue.remove(one)
     d.queue.unregister(one)
-    assert not d.queue._accounts._clients
+    assert not d.queue._clients
 
 
 def test_program_accounts_outlive_requests_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,11 +140,11 @@ def test_lpm_starts_the_longest_prefix_and_follows_the_cache() -> None:
     short, long, other = d.add(ids=text[:50], cached=20), d.add(ids=text, cached=40), d.add(ids=[7] * 90, cached=30)
     assert d.queue.first(0.0) is long
     published = Request(Run(99, array("i", [7] * 80).tobytes()), max_total=99)
-    d.queue.published(published)
+    d.queue.order.published(published)
     assert d.queue.first(0.0) is other, "80 tokens of its prefix are cached now"
-    assert not d.queue.is_still_first(other, 10), "its prefix was evicted"
+    assert not d.queue.order.is_still_first(other, 10), "its prefix was evicted"
     assert d.queue.first(0.0) is long
-    assert d.queue.is_still_first(long, 30), "a slightly shorter prefix keeps its place"
+    assert d.queue.order.is_still_first(long, 30), "a slightly shorter prefix keeps its place"
     d.queue.start(long, 0.0)
     assert d.starts() == [short.rid, other.rid]
 
@@ -153,7 +153,7 @@ def test_lpm_separates_namespaces() -> None:
     d = Driver("lpm")
     d.add(ids=[1] * 50, namespace=b"a")
     d.add(ids=[1] * 50, namespace=b"b")
-    d.queue.published(Request(Run(9, array("i", [1] * 50).tobytes(), namespace=b"b"), max_total=60))
+    d.queue.order.published(Request(Run(9, array("i", [1] * 50).tobytes(), namespace=b"b"), max_total=60))
     assert d.starts() == [1, 0]
 
 
@@ -220,11 +220,11 @@ def test_random_operations_leave_no_request_behind(schedule: Schedule, seed: int
                 waiting[new.rid] = new
             case 2 if waiting:
                 first = d.queue.first(now)
-                if d.queue.is_still_first(first, rng.randrange(60)):
+                if d.queue.order.is_still_first(first, rng.randrange(60)):
                     d.queue.start(waiting.pop(first.rid), now)
-                    first.program.n_served += rng.randrange(2 * policies.QUANTUM)
-                    first.client.n_served += rng.randrange(2 * policies.QUANTUM)
-                    d.queue.published(first)
+                    first.program.n_served += rng.randrange(2 * queue.QUANTUM)
+                    first.client.n_served += rng.randrange(2 * queue.QUANTUM)
+                    d.queue.order.published(first)
                     d.queue.unregister(first)
             case 3 if waiting:
                 removed = waiting.pop(rng.choice(list(waiting)))
@@ -242,7 +242,7 @@ def test_random_operations_leave_no_request_behind(schedule: Schedule, seed: int
     for request in parked:
         d.queue.add(request)
     d.starts()
-    order: Any = d.queue._order
+    order: Any = d.queue.order
     remaining = [getattr(order, name, ()) for name in ("_requests", "_priorities", "_sorted", "_n_cached")]
     assert not any(map(len, remaining))
     assert len(getattr(order, "_heap", ())) < 1000
