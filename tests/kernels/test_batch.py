@@ -50,9 +50,7 @@ def test_draft_tree_is_described_by_masks() -> None:
     batch = ragged([4, 2], [6, 9], [[1, 2], [3, 4, 5]], 4, parents=[[-1, 0, 0, -1], None])
     assert batch.ancestors is not None
     assert batch.position is not None
-    masks = [
-        f"{mask & (1 << 64) - 1:064b}"[:6][::-1] for mask in batch.ancestors.tolist()
-    ]  # the six keys of the request
+    masks = [f"{mask & (1 << 64) - 1:064b}"[:6][::-1] for mask in batch.ancestors.tolist()]  # six keys
     assert masks[:4] == ["111000", "111100", "111010", "110001"]
     assert batch.ancestors.tolist()[4:] == [-1, -1]
     assert batch.position.tolist() == [2, 3, 3, 2, 7, 8]
@@ -71,9 +69,7 @@ def test_requests_with_the_same_first_pages_share_a_subtree() -> None:
     batch = ragged([1, 1, 2, 1, 3], [13, 13, 14, 5, 7], pages, 4)
     subtrees = [(sorted(tree.requests), tree.n_keys) for tree in batch.subtrees]
     assert subtrees == [([0, 1, 2, 4], 4), ([0, 1, 2], 8), ([1, 2], 12)]
-    writes = ragged(
-        [1, 9], [13, 13], [[5, 6, 7, 8], [5, 6, 9, 3]], 4
-    )  # 9 of the 13 tokens of the second request are new
+    writes = ragged([1, 9], [13, 13], [[5, 6, 7, 8], [5, 6, 9, 3]], 4)  # 4 tokens of the second request are in KV
     assert [tree.n_keys for tree in writes.subtrees] == [4]
 
 

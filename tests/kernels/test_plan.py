@@ -87,14 +87,14 @@ def check_reads(
     row = 0
     for q_len, kv_len in zip(q_lens, kv_lens, strict=True):
         for position in range(kv_len - q_len, kv_len):
-            owner_id = sorted(reads.pop(row))
+            row_reads = sorted(reads.pop(row))
             oldest = max(0, position - window + 1) if window else 0
-            for a, b in itertools.pairwise(owner_id):
+            for a, b in itertools.pairwise(row_reads):
                 assert a[1] == b[0] or a[1] < b[0] <= oldest, "a key is read twice or not at all"
-            assert owner_id[0][0] <= oldest
-            assert owner_id[-1][1] > position
-            assert owner_id[-1][1] <= kv_len
-            parts = [part for *_, part in owner_id]  # merged in the order of their keys
+            assert row_reads[0][0] <= oldest
+            assert row_reads[-1][1] > position
+            assert row_reads[-1][1] <= kv_len
+            parts = [part for *_, part in row_reads]  # merged in the order of their keys
             assert parts == merged.pop(row, [-1])
             row += 1
     assert not reads

@@ -28,11 +28,11 @@ def slowdowns(cut: float, merge_keys: float) -> tuple[float, float]:
     shared, unshared = [0.0], [0.0]
     for n in N_ROWS:
         for n_keys in N_KEYS:
-            by_itself, shared = seconds(merge_keys, None, n, n_keys)
+            unshared_time, shared_time = seconds(merge_keys, None, n, n_keys)
             if n_keys * (n - 1) / n > cut:
-                shared.append(shared / by_itself - 1)
+                shared.append(shared_time / unshared_time - 1)
             else:
-                unshared.append(by_itself / shared - 1)
+                unshared.append(unshared_time / shared_time - 1)
     return max(shared), max(unshared)
 
 

@@ -168,14 +168,14 @@ def test_latencies_of_branches_overlap() -> None:
 
 
 def test_latency_function_receives_each_call() -> None:
-    seen: list[tuple[str, str]] = []
+    calls: list[tuple[str, str]] = []
 
     def latency(call: Any) -> float:
-        seen.append((call.prompt, call.name))
+        calls.append((call.prompt, call.name))
         return 0.01 if call.name == "a" else 0.0
 
     assert questions.run(backend=bn.Mock("x", latency=latency)).text() == "Qx|x|x"
-    assert seen == [("Q", "a"), ("Qx|", "b"), ("Qx|x|", "a")]
+    assert calls == [("Q", "a"), ("Qx|", "b"), ("Qx|x|", "a")]
     with pytest.raises(bn.ConfigError, match="latency is -1"):
         bn.Mock("x", latency=-1)
 

@@ -90,9 +90,9 @@ def server(tmp_path: Path) -> Iterator[MockServer]:
             raise OSError("failure of the backend")
         return f"<{name}> and more"
 
-    server = MockServer(tmp_path / "s", bn.Mock(script))
-    yield server
-    server.close()
+    mock_server = MockServer(tmp_path / "s", bn.Mock(script))
+    yield mock_server
+    mock_server.close()
 
 
 @bn.function

@@ -165,9 +165,9 @@ def test_deterministic_logits_are_bitwise_equal_in_every_batch(variant, dtype, t
         """The logits of each piece (ids, first, end, first page)."""
         q_lens, kv_lens = [end - first for _, first, end, _ in pieces], [end for *_, end, _ in pieces]
         batch = ragged(q_lens, kv_lens, [range(page, page + 40) for *_, page in pieces], 16, deterministic=True)
-        rows = torch.cat([text[first:end] for text, first, end, _ in pieces])
+        ids = torch.cat([text[first:end] for text, first, end, _ in pieces])
         positions = torch.cat([torch.arange(first, end) for _, first, end, _ in pieces])
-        return model.forward(rows, positions, batch, kv, torch.arange(sum(q_lens))).split(q_lens)
+        return model.forward(ids, positions, batch, kv, torch.arange(sum(q_lens))).split(q_lens)
 
     (expected,) = run(pools(), [(ids, 0, 600, 0)])
     kv, position = pools(), 0

@@ -119,7 +119,7 @@ def test_fields_without_effect_are_ignored(copy):
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"model_type": ...}, "no model_type"),
         ({"hidden_size": "64"}, r"\$.hidden_size"),
@@ -217,7 +217,7 @@ def test_hub_model_is_downloaded_without_pickles_or_code(tiny_model, tmp_path, m
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "message"),
     [
         ("RepositoryNotFoundError", "has no 'acme/tree' either"),
         ("GatedRepoError", "set HF_TOKEN"),

@@ -109,7 +109,7 @@ VALID_FILE = header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (b"", "not a whole safetensors file"),
         (b"\x01\x02", "not a whole safetensors file"),

@@ -134,7 +134,7 @@ def test_failures_are_recorded(path: Path) -> None:
     assert raised.value.gen == "bad"
 
 
-# ---- what does not fit ---------------------------------------------------------------------------------------------
+# ---- differences from the recording --------------------------------------------------------------------------------
 
 
 @pytest.fixture

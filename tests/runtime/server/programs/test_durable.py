@@ -38,8 +38,8 @@ def restart(
 
         def start(options: dict[str, Any] | None = None, command: Any = boot, **rule: Any) -> launch.ServerProcess:
             model = (options or {}).get("model") or str(fake_model(**(rule or RULE)))
-            made = config.make(**{"model": model, "socket": str(tmp_path / "private" / "s"), **(options or {})})
-            server = launch.start(made, timeout=100, command=command)
+            settings = config.make(**{"model": model, "socket": str(tmp_path / "private" / "s"), **(options or {})})
+            server = launch.start(settings, timeout=100, command=command)
             stack.callback(server.close)
             return server
 

@@ -72,10 +72,8 @@ def test_stop_string_takes_precedence_over_max_tokens(bench: Any, greedy: Sample
 
 def test_generated_tokens_are_not_encoded_again(bench: Any, words: Tokenizer, greedy: Sampler) -> None:
     b = bench()
-    unusual_ids = [
-        *words.encode([TextSpan(" ")]),
-        *words.encode([TextSpan("the")]),
-    ]  # the vocabulary has a token " the"
+    # the vocabulary has a token " the"
+    unusual_ids = [*words.encode([TextSpan(" ")]), *words.encode([TextSpan("the")])]
     assert unusual_ids != words.encode([TextSpan(" the")])
     b.engine.speak = lambda ids: unusual_ids if len(ids) == 1 else []
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()), Append(0, (" fox",)), Gen(0, 1, greedy()))
@@ -234,12 +232,12 @@ def test_turns_are_written_by_the_chat_template(bench: Any, greedy: Sampler, rol
         Read(0, 1),
     )
     b.run()
-    whole = (
+    expected = (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n"
         "<|im_start|>assistant\nhello<|im_end|>\n"
     )
-    assert b.prompts() == [whole.removesuffix("hello<|im_end|>\n")]
-    assert b.text(1) == whole
+    assert b.prompts() == [expected.removesuffix("hello<|im_end|>\n")]
+    assert b.text(1) == expected
     assert b.ids(0).count(IM_START) == 3
     assert b.ids(0).count(IM_END) == 2
 

@@ -100,8 +100,8 @@ def test_next_round_keeps_the_generated_tokens(begin: Callable[..., Any]) -> Non
     first = b.ids()
     b.submit(Results(0, 0, 0, ("one",)))
     b.run()
-    result = b.words.encode([TextSpan(turn)])
-    assert b.ids()[: len(first) + len(result)] == first + result, "the generated tokens are kept"
+    output_ids = b.words.encode([TextSpan(turn)])
+    assert b.ids()[: len(first) + len(output_ids)] == first + output_ids, "the generated tokens are kept"
 
 
 def test_usage_sums_over_all_turns(begin: Callable[..., Any]) -> None:
